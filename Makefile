@@ -1,0 +1,69 @@
+# Every command a developer needs; each sets up .venv by itself. PYTHON chooses the interpreter (3.11 or newer);
+# TPU=1, or CI in the environment, adds libtpu, with which plans are checked by the real TPU compiler.
+
+PYTHON ?= python3
+BIN := .venv/bin
+JOBS ?= 2
+
+EXTRAS := dev,examples
+STAMP := .venv/.installed
+ifneq ($(TPU)$(CI),)
+EXTRAS := dev,examples,tpu
+STAMP := .venv/.installed-tpu
+endif
+
+SOURCES := planner cost_models benchmarks tests
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo check fix format-check lint types imports test test-all conformance bench golden clean
+
+help: ## print the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+setup: $(STAMP) ## make .venv and install the project into it (TPU=1: with libtpu)
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$(PYTHON) is older than Python 3.11: say make PYTHON=/path/to/a/newer/python3" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$(EXTRAS)]"
+	@touch .venv/.installed $@
+
+demo: $(STAMP) ## plan a few programs, run them on eight virtual devices, show what was found and checked
+	PYTHONPATH=. $(BIN)/python benchmarks/demo.py
+
+check: format-check lint types imports test ## everything a change must pass
+
+format-check: $(STAMP)
+	$(BIN)/ruff format --check $(SOURCES)
+
+lint: $(STAMP)
+	$(BIN)/ruff check $(SOURCES)
+
+types: $(STAMP)
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+imports: $(STAMP)
+	$(BIN)/lint-imports --no-cache
+
+test: $(STAMP) ## the fast tests
+	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
+
+test-all: $(STAMP) ## all tests, the slow ones too
+	$(BIN)/python -m pytest -n $(JOBS)
+
+fix: $(STAMP) ## format, and mend what the linter can mend
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+conformance: $(STAMP) ## every rule against Shardy's registry and against its meaning
+	$(BIN)/python -m pytest -n $(JOBS) tests -k conformance
+
+bench: $(STAMP) ## the benchmarks: tables on the screen, JSON in benchmarks/results
+	PYTHONPATH=. $(BIN)/python benchmarks/run.py
+
+golden: $(STAMP) ## write the golden plans anew; review them as a diff
+	PYTHONPATH=. $(BIN)/python tests/golden/write.py
+
+clean: ## remove .venv and the caches
+	rm -rf .venv .pytest_cache .hypothesis .ruff_cache .import_linter_cache build dist *.egg-info

@@ -1,0 +1,26 @@
+"""The programs that the planner is tried on, each written for one device, by name.
+
+`MODELS[name](size)` builds one at size "small" (arrays; a CPU runs a step in well under a second) or "real" (shapes
+only, nothing allocated). `TEXTBOOK[name]()` builds one whose best placement is known.
+"""
+
+from collections.abc import Callable
+
+from benchmarks.models import bert, decode, gpt, llama, lstm, mlp, moe, resnet, vit
+from benchmarks.models.base import Model, Size
+from benchmarks.models.textbook import TEXTBOOK
+
+__all__ = ["MODELS", "TEXTBOOK", "Model", "Size"]
+
+MODELS: dict[str, Callable[[Size], Model]] = {
+    "bert": bert.build,
+    "decode": decode.build,
+    "gpt": gpt.build,
+    "gpt_unrolled": gpt.build_unrolled,
+    "llama": llama.build,
+    "lstm": lstm.build,
+    "mlp": mlp.build,
+    "moe": moe.build,
+    "resnet": resnet.build,
+    "vit": vit.build,
+}

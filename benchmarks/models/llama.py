@@ -1,0 +1,191 @@
+"""Llama 3 in plain JAX: stacked layers under `lax.scan`, each rematerialised; RoPE, RMSNorm, grouped-query attention,
+SwiGLU; bf16 compute over f32 master weights, trained by AdamW with f32 moments and clipping by the global norm.
+
+Architecture: "The Llama 3 Herd of Models", https://arxiv.org/abs/2407.21783, table 3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from benchmarks.models.base import Model, Size, Tree, arguments, matrices_only, train_step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaConfig:
+    """Sizes of a Llama; `query_block` is how many queries attend at a time in training (None: all at once)."""
+
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocabulary: int = 128256
+    sequence: int = 8192
+    rope_base: float = 500000.0
+    query_block: int | None = None
+
+    @property
+    def head_dim(self) -> int:
+        """Features of one head."""
+        return self.width // self.heads
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters."""
+        attention = self.width * self.head_dim * 2 * (self.heads + self.kv_heads)
+        layer = attention + 3 * self.width * self.ffn + 2 * self.width
+        return self.layers * layer + 2 * self.vocabulary * self.width + self.width
+
+
+CONFIGS = {
+    "8B": LlamaConfig(width=4096, layers=32, heads=32, kv_heads=8, ffn=14336),
+    "70B": LlamaConfig(width=8192, layers=80, heads=64, kv_heads=8, ffn=28672),
+    "405B": LlamaConfig(width=16384, layers=126, heads=128, kv_heads=8, ffn=53248),
+}
+SMALL = LlamaConfig(width=64, layers=4, heads=8, kv_heads=4, ffn=128, vocabulary=256, sequence=32)
+
+
+def init(config: LlamaConfig, key: jax.Array) -> Tree:
+    """f32 parameters; those of the layers are stacked in front."""
+    c = config
+    shapes = {
+        "embed": (c.vocabulary, c.width),
+        "layers": {
+            "wq": (c.layers, c.width, c.heads, c.head_dim),
+            "wk": (c.layers, c.width, c.kv_heads, c.head_dim),
+            "wv": (c.layers, c.width, c.kv_heads, c.head_dim),
+            "wo": (c.layers, c.heads, c.head_dim, c.width),
+            "gate": (c.layers, c.width, c.ffn),
+            "up": (c.layers, c.width, c.ffn),
+            "down": (c.layers, c.ffn, c.width),
+            "attention_norm": (c.layers, c.width),
+            "ffn_norm": (c.layers, c.width),
+        },
+        "norm": (c.width,),
+        "head": (c.width, c.vocabulary),
+    }
+    leaves, tree = jax.tree.flatten_with_path(shapes, is_leaf=lambda node: isinstance(node, tuple))
+    values = [
+        jnp.ones(shape)
+        if "norm" in jax.tree_util.keystr(path)
+        else 0.02 * jax.random.normal(jax.random.fold_in(key, n), shape)
+        for n, (path, shape) in enumerate(leaves)
+    ]
+    return jax.tree.unflatten(tree, values)
+
+
+def rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
+    """x over its root mean square along the last dim, times `scale`; computed in f32, of the type of x."""
+    y = x.astype(jnp.float32)
+    y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + 1e-5)
+    return (y * scale).astype(x.dtype)
+
+
+def rope(x: jax.Array, positions: jax.Array, base: float) -> jax.Array:
+    """x of shape (batch, sequence, heads, head_dim), its two halves rotated by position (https://arxiv.org/abs/2104.09864)."""
+    half = x.shape[-1] // 2
+    frequencies = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angles = positions[:, None, None].astype(jnp.float32) * frequencies
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    first, second = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+def attend(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array) -> jax.Array:
+    """Grouped-query attention: (b, q, h, d), (b, k, g, d), (b, k, g, d), (q, k) -> (b, q, h, d); softmax in f32."""
+    batch, length, heads, head_dim = query.shape
+    groups = key.shape[2]
+    grouped = query.reshape(batch, length, groups, heads // groups, head_dim)
+    scores = jnp.einsum("bqgrd,bkgd->bgrqk", grouped, key, preferred_element_type=jnp.float32) * head_dim**-0.5
+    weights = jax.nn.softmax(jnp.where(mask, scores, -1e30)).astype(value.dtype)
+    return jnp.einsum("bgrqk,bkgd->bqgrd", weights, value).reshape(query.shape)
+
+
+def causal_attention(query: jax.Array, key: jax.Array, value: jax.Array, block: int | None) -> jax.Array:
+    """Causal attention, `block` queries at a time in a loop that keeps no scores for the backward pass."""
+    batch, length, heads, head_dim = query.shape
+    positions = jnp.arange(length)
+    if block is None or block >= length:
+        return attend(query, key, value, positions[:, None] >= positions)
+
+    @jax.checkpoint
+    def one(start: jax.Array, part: jax.Array) -> jax.Array:
+        return attend(part, key, value, (start + jnp.arange(block))[:, None] >= positions)
+
+    parts = jnp.moveaxis(query.reshape(batch, length // block, block, heads, head_dim), 1, 0)
+    mixed = lax.map(lambda xs: one(*xs), (jnp.arange(0, length, block), parts))
+    return jnp.moveaxis(mixed, 0, 1).reshape(query.shape)
+
+
+def swiglu(x: jax.Array, layer: Tree) -> jax.Array:
+    """The gated feed-forward layer (https://arxiv.org/abs/2002.05202)."""
+    return (jax.nn.silu(x @ layer["gate"]) * (x @ layer["up"])) @ layer["down"]
+
+
+def forward(config: LlamaConfig, params: Tree, ids: jax.Array) -> jax.Array:
+    """bf16 hidden states of shape (batch, sequence, width) before the head."""
+    positions = jnp.arange(ids.shape[1])
+
+    def block(x: jax.Array, layer: Tree) -> tuple[jax.Array, None]:
+        layer = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), layer)
+        h = rms_norm(x, layer["attention_norm"])
+        query = rope(jnp.einsum("bsm,mhd->bshd", h, layer["wq"]), positions, config.rope_base)
+        key = rope(jnp.einsum("bsm,mgd->bsgd", h, layer["wk"]), positions, config.rope_base)
+        value = jnp.einsum("bsm,mgd->bsgd", h, layer["wv"])
+        mixed = checkpoint_name(causal_attention(query, key, value, config.query_block), "attention")
+        x = x + jnp.einsum("bshd,hdm->bsm", mixed, layer["wo"])
+        x = checkpoint_name(x, "residual")
+        return x + swiglu(rms_norm(x, layer["ffn_norm"]), layer), None
+
+    x = params["embed"].astype(jnp.bfloat16)[ids]
+    x, _ = lax.scan(jax.checkpoint(block, prevent_cse=False), x, params["layers"])
+    return rms_norm(x, params["norm"])
+
+
+def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """The mean of logsumexp(logits) - logits[label], picked by comparison so that the vocabulary may be split."""
+    picked = jnp.where(labels[..., None] == jnp.arange(logits.shape[-1]), logits, 0.0).sum(axis=-1)
+    return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - picked)
+
+
+def llama(config: LlamaConfig, *, batch: int, size: Size = "small", name: str = "llama") -> Model:
+    """A train step on `batch` sequences; the batch is {"ids", "labels"}, each of shape (batch, sequence)."""
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(1.0), optax.adamw(3e-4, b1=0.9, b2=0.95, weight_decay=0.1, mask=matrices_only)
+    )
+
+    def loss(params: Tree, batch: Tree) -> jax.Array:
+        hidden = forward(config, params, batch["ids"])
+        head = params["head"].astype(jnp.bfloat16)
+        return cross_entropy(jnp.dot(hidden, head, preferred_element_type=jnp.float32), batch["labels"])
+
+    def make() -> tuple[Tree, ...]:
+        key_ids, key = jax.random.split(jax.random.key(0))
+        tokens = jax.random.randint(key_ids, (batch, config.sequence + 1), 0, config.vocabulary)
+        params = init(config, key)
+        return params, optimizer.init(params), {"ids": tokens[:, :-1], "labels": tokens[:, 1:]}
+
+    return Model(
+        name=name,
+        kind="train",
+        fn=train_step(loss, optimizer),
+        args=arguments(make, size),
+        donate_argnums=(0, 1),
+        batch=batch,
+        tokens=batch * config.sequence,
+        notes=f"{config.parameters / 1e9:.1f}B parameters, sequence {config.sequence}",
+    )
+
+
+def build(size: Size = "small", *, config: str = "8B", batch: int | None = None) -> Model:
+    """Small: 4 layers, 64 wide, 16 sequences. Real: `config` of CONFIGS, by default 256 sequences of 8,192."""
+    if size == "small":
+        return llama(SMALL, batch=batch or 16, size=size)
+    return llama(CONFIGS[config], batch=batch or 256, size=size, name=f"llama_{config}")

@@ -1,0 +1,378 @@
+"""Chips: what one JAX device computes, remembers, moves and burns, each row with its source.
+
+All figures are of one *JAX device*. A TPU v4 and a TPU7x chip hold two devices (their two TensorCores), so those rows
+have half of the chip's data sheet. Units are decimal SI (1 GB/s = 1e9 bytes per second); only memory capacities come
+from figures in GiB.
+
+Two conventions on precision follow JAX's default matmul precision: on TPU a float32 matmul is one pass of the bfloat16
+matrix unit, on NVIDIA GPUs it is TF32. Programs that ask for `Precision.HIGHEST` are slower than these figures.
+
+Energy figures are estimates where no vendor publishes them, by one rule: `joules_per_hbm_byte` is 3.9 pJ/bit (HBM2,
+O'Connor et al. 2017, https://doi.org/10.1145/3123939.3124545), `joules_per_link_byte` 1.3 pJ/bit for NVLink 4 and
+Infinity Fabric (Hot Chips 34) and 10 pJ/bit for links between boards, and `joules_per_flop` shares out what is left of
+the maximal power over the peak in bfloat16: (max watts - static watts - HBM at full rate) / peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+from cost_models.errors import CostModelError
+
+Platform = Literal["tpu", "gpu", "cpu"]
+Engine = Literal["matrix", "vector"]
+
+GIB = 1024**3
+
+DTYPE_FALLBACKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "bfloat16": ("float16", "float32"),
+        "float16": ("bfloat16", "float32"),
+        "float32": (),
+        "float64": (),
+        "int8": ("bfloat16", "float32"),
+        "uint8": ("int8", "bfloat16", "float32"),
+        "int4": ("int8", "bfloat16", "float32"),
+        "uint4": ("int8", "bfloat16", "float32"),
+        "float8": ("bfloat16", "float32"),
+    }
+)
+"""What a matrix unit computes in when a dtype has no rate of its own: the first of these that has one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chip:
+    """The figures of one JAX device.
+
+    `peak_flops_per_s`: rate of the matrix unit by dtype, "float8" for all float8 kinds. `vector_flops_per_s`: float32
+    rate of the vector unit. `matrix_efficiency`: share of the peak that large matmuls reach. `hbm_bytes`: what the
+    runtime grants to one device. `link_bytes_per_s`: per direction, and per axis of a torus or per device of a switch.
+    `core_link_bytes_per_s`: between the two devices of one chip, 0 where a chip is one device. `node_size`: devices
+    that share the fast switch, 0 for a torus. `network_bytes_per_s`: per device and direction between nodes.
+    """
+
+    name: str
+    platform: Platform
+    peak_flops_per_s: Mapping[str, float] = field(hash=False)
+    vector_flops_per_s: float
+    matrix_efficiency: float
+    hbm_bytes: int
+    hbm_bytes_per_s: float
+    link_bytes_per_s: float
+    link_latency_s: float
+    core_link_bytes_per_s: float = 0.0
+    node_size: int = 0
+    network_bytes_per_s: float = 0.0
+    network_latency_s: float = 0.0
+    static_watts: float
+    joules_per_flop: float
+    joules_per_hbm_byte: float
+    joules_per_link_byte: float
+    source: str
+
+    def peak(self, dtype: str, engine: Engine = "matrix") -> float:
+        """The peak rate in FLOP/s of a unit for a dtype.
+
+        The vector unit has one rate. The matrix unit falls back by `DTYPE_FALLBACKS`; a complex product is four real
+        ones (2 FLOP of the complex count as 8 real ones, so the rate is a quarter); dtypes that no matrix unit takes
+        (float64 where it is emulated, int32, bool, keys) run at the rate of the vector unit.
+        """
+        if engine == "vector":
+            return self.vector_flops_per_s
+        if dtype in ("complex64", "complex128"):
+            return self.peak("float32" if dtype == "complex64" else "float64") / 4
+        key = "float8" if dtype.startswith("float8") else dtype
+        for candidate in (key, *DTYPE_FALLBACKS.get(key, ())):
+            if candidate in self.peak_flops_per_s:
+                return self.peak_flops_per_s[candidate]
+        return self.vector_flops_per_s
+
+
+CHIPS: Mapping[str, Chip] = MappingProxyType(
+    {
+        "v4": Chip(
+            name="v4",
+            platform="tpu",
+            peak_flops_per_s={"bfloat16": 137.5e12, "float32": 137.5e12, "int8": 137.5e12},
+            vector_flops_per_s=2.15e12,
+            matrix_efficiency=0.8,
+            hbm_bytes=int(15.25 * GIB),
+            hbm_bytes_per_s=600e9,
+            link_bytes_per_s=45e9,
+            link_latency_s=1e-6,
+            core_link_bytes_per_s=300e9,
+            static_watts=45.0,
+            joules_per_flop=0.24e-12,
+            joules_per_hbm_byte=31e-12,
+            joules_per_link_byte=80e-12,
+            source=(
+                "per core, half a chip: https://docs.cloud.google.com/tpu/docs/v4 (275 TFLOP/s, 1200 GB/s); vector"
+                " unit 128 lanes x 16 ALUs at 1.05 GHz and power 90/192 W idle/max: Jouppi et al. 2023,"
+                " https://doi.org/10.1145/3579371.3589350; HBM grant and 45 GB/s per link and direction: libtpu"
+                " 0.0.42; cores copy through the shared HBM: a quarter of its rate; 1 us per hop:"
+                " jax-ml.github.io/scaling-book"
+            ),
+        ),
+        "v5e": Chip(
+            name="v5e",
+            platform="tpu",
+            peak_flops_per_s={"bfloat16": 197e12, "float32": 197e12, "int8": 394e12},
+            vector_flops_per_s=6.1e12,
+            matrix_efficiency=0.8,
+            hbm_bytes=int(15.75 * GIB),
+            hbm_bytes_per_s=819e9,
+            link_bytes_per_s=46.7e9,
+            link_latency_s=1e-6,
+            static_watts=50.0,
+            joules_per_flop=0.31e-12,
+            joules_per_hbm_byte=31e-12,
+            joules_per_link_byte=80e-12,
+            source=(
+                "https://docs.cloud.google.com/tpu/docs/v5e (197 TFLOP/s bf16, 394 int8, 819 GB/s); vector unit 4 x 8"
+                " x 128 at 1.5 GHz: jax-ml.github.io/scaling-book; HBM grant and link: libtpu 0.0.42; power is an"
+                " estimate: 137 W maximum, from v6e's and Google's +67 % efficiency of v6e over v5e"
+            ),
+        ),
+        "v5p": Chip(
+            name="v5p",
+            platform="tpu",
+            peak_flops_per_s={"bfloat16": 459e12, "float32": 459e12, "int8": 918e12},
+            vector_flops_per_s=14.3e12,
+            matrix_efficiency=0.8,
+            hbm_bytes=int(95.74 * GIB),
+            hbm_bytes_per_s=2765e9,
+            link_bytes_per_s=93e9,
+            link_latency_s=1e-6,
+            static_watts=110.0,
+            joules_per_flop=0.27e-12,
+            joules_per_hbm_byte=31e-12,
+            joules_per_link_byte=80e-12,
+            source=(
+                "https://docs.cloud.google.com/tpu/docs/v5p (459 TFLOP/s bf16, 2765 GB/s); vector unit 2 cores x 4 x"
+                " 8 x 128 at 1.75 GHz: jax-ml.github.io/scaling-book; HBM grant and link: libtpu 0.0.42; power is an"
+                " estimate: 320 W maximum, at v5e's efficiency"
+            ),
+        ),
+        "v6e": Chip(
+            name="v6e",
+            platform="tpu",
+            peak_flops_per_s={"bfloat16": 918e12, "float32": 918e12, "float8": 918e12, "int8": 1836e12},
+            vector_flops_per_s=7.2e12,
+            matrix_efficiency=0.8,
+            hbm_bytes=int(31.25 * GIB),
+            hbm_bytes_per_s=1640e9,
+            link_bytes_per_s=93e9,
+            link_latency_s=1e-6,
+            static_watts=115.0,
+            joules_per_flop=0.23e-12,
+            joules_per_hbm_byte=31e-12,
+            joules_per_link_byte=80e-12,
+            source=(
+                "https://docs.cloud.google.com/tpu/docs/v6e (918 TFLOP/s bf16 and fp8, 1836 int8, 1640 GB/s); vector"
+                " unit as v5e's at 1.75 GHz; HBM grant and link: libtpu 0.0.42; power is an estimate: 380 W maximum,"
+                " half of TPU7x's FLOP per watt by Google's announcement of it"
+            ),
+        ),
+        "tpu7x": Chip(
+            name="tpu7x",
+            platform="tpu",
+            peak_flops_per_s={"bfloat16": 1153.5e12, "float32": 1153.5e12, "float8": 2307e12},
+            vector_flops_per_s=7.8e12,
+            matrix_efficiency=0.8,
+            hbm_bytes=int(94.75 * GIB),
+            hbm_bytes_per_s=3690e9,
+            link_bytes_per_s=93e9,
+            link_latency_s=1e-6,
+            core_link_bytes_per_s=558e9,
+            static_watts=145.0,
+            joules_per_flop=0.19e-12,
+            joules_per_hbm_byte=31e-12,
+            joules_per_link_byte=80e-12,
+            source=(
+                "per TensorCore, half a chip: https://docs.cloud.google.com/tpu/docs/tpu7x (2307 TFLOP/s bf16, 4614"
+                " fp8, 7380 GB/s, die-to-die six times one link); vector unit as v5e's at 1.9 GHz; HBM grant and link:"
+                " libtpu 0.0.42; power is an estimate: 480 W maximum per TensorCore from Google's 29.3 times TPU v2's"
+                " FLOP per watt"
+            ),
+        ),
+        "a100": Chip(
+            name="a100",
+            platform="gpu",
+            peak_flops_per_s={
+                "bfloat16": 312e12,
+                "float16": 312e12,
+                "float32": 156e12,
+                "float64": 19.5e12,
+                "int8": 624e12,
+            },
+            vector_flops_per_s=19.5e12,
+            matrix_efficiency=0.8,
+            hbm_bytes=85_100_068_864,
+            hbm_bytes_per_s=2039e9,
+            link_bytes_per_s=300e9,
+            link_latency_s=3.4e-6,
+            node_size=8,
+            network_bytes_per_s=25e9,
+            network_latency_s=9.6e-6,
+            static_watts=60.0,
+            joules_per_flop=0.89e-12,
+            joules_per_hbm_byte=31e-12,
+            joules_per_link_byte=16e-12,
+            source=(
+                "NVIDIA A100 80GB SXM data sheet (312 TFLOP/s bf16, TF32 156, 2039 GB/s, NVLink 600 GB/s both ways,"
+                " 400 W); 8 x 200 Gb/s InfiniBand per DGX A100; capacity as CUDA reports it; latency per step: NCCL"
+                " src/graph/tuning.cc, ring, simple protocol; 60 W idle is an estimate"
+            ),
+        ),
+        "h100": Chip(
+            name="h100",
+            platform="gpu",
+            peak_flops_per_s={
+                "bfloat16": 989e12,
+                "float16": 989e12,
+                "float32": 494e12,
+                "float64": 67e12,
+                "float8": 1979e12,
+                "int8": 1979e12,
+            },
+            vector_flops_per_s=67e12,
+            matrix_efficiency=0.75,
+            hbm_bytes=84_942_979_072,
+            hbm_bytes_per_s=3350e9,
+            link_bytes_per_s=450e9,
+            link_latency_s=3.4e-6,
+            node_size=8,
+            network_bytes_per_s=50e9,
+            network_latency_s=9.6e-6,
+            static_watts=75.0,
+            joules_per_flop=0.53e-12,
+            joules_per_hbm_byte=31e-12,
+            joules_per_link_byte=10e-12,
+            source=(
+                "NVIDIA H100 SXM data sheet, dense figures (989 TFLOP/s bf16, TF32 494, FP8 1979, 3350 GB/s, NVLink"
+                " 900 GB/s both ways, 700 W); 8 x 400 Gb/s InfiniBand per DGX H100; capacity as CUDA reports it;"
+                " latency per step: NCCL src/graph/tuning.cc, ring, simple protocol; 75 W idle is an estimate"
+            ),
+        ),
+        "h200": Chip(
+            name="h200",
+            platform="gpu",
+            peak_flops_per_s={
+                "bfloat16": 989e12,
+                "float16": 989e12,
+                "float32": 494e12,
+                "float64": 67e12,
+                "float8": 1979e12,
+                "int8": 1979e12,
+            },
+            vector_flops_per_s=67e12,
+            matrix_efficiency=0.75,
+            hbm_bytes=150_000_000_000,
+            hbm_bytes_per_s=4800e9,
+            link_bytes_per_s=450e9,
+            link_latency_s=3.4e-6,
+            node_size=8,
+            network_bytes_per_s=50e9,
+            network_latency_s=9.6e-6,
+            static_watts=80.0,
+            joules_per_flop=0.48e-12,
+            joules_per_hbm_byte=31e-12,
+            joules_per_link_byte=10e-12,
+            source=(
+                "NVIDIA H200 SXM data sheet, dense figures (as H100; 4800 GB/s, 141 GiB-class HBM3e, 700 W); network"
+                " and latency as H100's row; 80 W idle is an estimate"
+            ),
+        ),
+        "b200": Chip(
+            name="b200",
+            platform="gpu",
+            peak_flops_per_s={
+                "bfloat16": 2250e12,
+                "float16": 2250e12,
+                "float32": 1100e12,
+                "float64": 37e12,
+                "float8": 4500e12,
+                "int8": 4500e12,
+            },
+            vector_flops_per_s=75e12,
+            matrix_efficiency=0.75,
+            hbm_bytes=191_514_083_328,
+            hbm_bytes_per_s=7672e9,
+            link_bytes_per_s=900e9,
+            link_latency_s=3.4e-6,
+            node_size=8,
+            network_bytes_per_s=50e9,
+            network_latency_s=9.6e-6,
+            static_watts=140.0,
+            joules_per_flop=0.28e-12,
+            joules_per_hbm_byte=31e-12,
+            joules_per_link_byte=10e-12,
+            source=(
+                "NVIDIA HGX B200 data sheet, dense figures per GPU at 1000 W (2250 TFLOP/s bf16, TF32 1100, FP8 4500,"
+                " NVLink 1800 GB/s both ways); HBM rate and capacity as CUDA reports them; 8 x 400 Gb/s network per"
+                " DGX B200; latency as H100's row; 140 W idle is an estimate"
+            ),
+        ),
+        "mi300x": Chip(
+            name="mi300x",
+            platform="gpu",
+            peak_flops_per_s={
+                "bfloat16": 1307e12,
+                "float16": 1307e12,
+                "float32": 163.4e12,
+                "float64": 163.4e12,
+                "float8": 2615e12,
+                "int8": 2615e12,
+            },
+            vector_flops_per_s=163.4e12,
+            matrix_efficiency=0.6,
+            hbm_bytes=192 * GIB,
+            hbm_bytes_per_s=5300e9,
+            link_bytes_per_s=448e9,
+            link_latency_s=3.4e-6,
+            node_size=8,
+            network_bytes_per_s=50e9,
+            network_latency_s=9.6e-6,
+            static_watts=130.0,
+            joules_per_flop=0.35e-12,
+            joules_per_hbm_byte=31e-12,
+            joules_per_link_byte=10e-12,
+            source=(
+                "AMD Instinct MI300X data sheet, dense figures (1307 TFLOP/s bf16, 163.4 fp32, 5300 GB/s, 192 GiB,"
+                " 750 W); seven Infinity Fabric links of 64 GB/s per direction, to every GPU of a node; 8 x 400 Gb/s"
+                " network; latency as NCCL's (RCCL is its port); 130 W idle is an estimate"
+            ),
+        ),
+        "cpu": Chip(
+            name="cpu",
+            platform="cpu",
+            peak_flops_per_s={"float32": 10e9, "bfloat16": 5e9, "float64": 5e9},
+            vector_flops_per_s=1e9,
+            matrix_efficiency=1.0,
+            hbm_bytes=2 * GIB,
+            hbm_bytes_per_s=2e9,
+            link_bytes_per_s=1e9,
+            link_latency_s=50e-6,
+            node_size=0,
+            static_watts=2.0,
+            joules_per_flop=100e-12,
+            joules_per_hbm_byte=150e-12,
+            joules_per_link_byte=150e-12,
+            source="measured: 8 virtual devices on 2 cores, x86-64, jax 0.10.2, 2026-11",
+        ),
+    }
+)
+"""Every chip that a topology name may start with."""
+
+
+def chip(name: str) -> Chip:
+    """The row of `CHIPS` for a name.
+
+    Raises: CostModelError for a name that is not in the table.
+    """
+    if name not in CHIPS:
+        raise CostModelError(f"unknown chip {name!r}; the known ones are {', '.join(CHIPS)}")
+    return CHIPS[name]

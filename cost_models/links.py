@@ -1,0 +1,132 @@
+"""Links: the physical wires under one mesh axis, and the bandwidth that ring algorithms get out of them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+LinkKind = Literal["torus", "switch", "full"]
+"""torus: neighbours are wired, along a line or a ring; switch: everyone reaches everyone at the full rate of a device's
+port; full: a wire of its own between every two devices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """The part of one physical dim that a mesh axis runs along.
+
+    `extent`: devices along it; `wrap`: it closes to a ring; `bytes_per_s`: one direction of one wire (torus), a
+    device's port (switch), or the wire between two devices (full), already divided by `stride` on a torus, since that
+    many interleaved groups share the wires; `latency_s`: one hop between neighbours of the group; `dim` and `stride`:
+    which physical dim, and the distance between neighbours on it.
+    """
+
+    extent: int
+    wrap: bool
+    bytes_per_s: float
+    latency_s: float
+    kind: LinkKind
+    dim: int = 0
+    stride: int = 1
+
+    @property
+    def ring_bytes_per_s(self) -> float:
+        """The bytes per second into the worst placed device, all its wires of this segment used.
+
+        A ring feeds a device from both sides, a line its last device from one only.
+        """
+        if self.kind == "full":
+            return self.bytes_per_s * max(self.extent - 1, 1)
+        return 2 * self.bytes_per_s if self.kind == "torus" and self.wrap else self.bytes_per_s
+
+    @property
+    def hops(self) -> int:
+        """The steps until the farthest device is reached: half a ring, a whole line, or recursive doubling."""
+        if self.kind == "full":
+            return min(self.extent - 1, 1)
+        if self.kind == "switch":
+            return math.ceil(math.log2(self.extent))
+        return self.extent // 2 if self.wrap else self.extent - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What connects the devices along one mesh axis: its size and its physical segments, slowest first.
+
+    A mesh axis of size 1 has no segments.
+    """
+
+    size: int
+    dims: tuple[Segment, ...]
+
+    @property
+    def bytes_per_s(self) -> float:
+        """The effective rate of an all-gather along this axis: bytes received per device and second."""
+        per_byte = gather_seconds_per_byte(self.dims)
+        return math.inf if per_byte == 0 else (self.size - 1) / self.size / per_byte
+
+    @property
+    def latency_s(self) -> float:
+        """The latency of the slowest hop."""
+        return max((segment.latency_s for segment in self.dims), default=0.0)
+
+    @property
+    def hops(self) -> int:
+        """The steps until the farthest device of the axis is reached."""
+        return sum(segment.hops for segment in self.dims)
+
+
+def merged(links: tuple[Link, ...]) -> tuple[Segment, ...]:
+    """The segments of a product group of mesh axes; parts of one physical dim that fit together become one part.
+
+    Axes of 2 and 8 that share a ring of 16 are together that ring.
+    """
+    by_dim: dict[int, list[Segment]] = {}
+    for link in links:
+        for segment in link.dims:
+            if segment.extent > 1:
+                by_dim.setdefault(segment.dim, []).append(segment)
+    result: list[Segment] = []
+    for dim in sorted(by_dim):
+        parts = sorted(by_dim[dim], key=lambda s: s.stride)
+        current = parts[0]
+        for part in parts[1:]:
+            if part.stride == current.stride * current.extent:
+                current = Segment(
+                    extent=current.extent * part.extent,
+                    wrap=part.wrap,
+                    bytes_per_s=current.bytes_per_s,
+                    latency_s=current.latency_s,
+                    kind=current.kind,
+                    dim=dim,
+                    stride=current.stride,
+                )
+            else:
+                result.append(current)
+                current = part
+        result.append(current)
+    return tuple(result)
+
+
+def gather_seconds_per_byte(segments: tuple[Segment, ...]) -> float:
+    """The seconds per byte of result of an all-gather over a group with these segments.
+
+    Of B bytes of result, a block of the group that spans the whole of all dims but the set U lacks B (1 - 1/n_U), and
+    takes it in over the wires of U of all its n / n_U devices:
+
+        T >= B (n_U - 1) / (n sum over U of ring_bytes_per_s),  for every set U of dims.
+
+    The tightest of these cuts is what pipelined multi-dim ring algorithms attain: with one dim it is the ring's
+    B (n - 1) / (n w) (Chan et al. 2007, https://doi.org/10.1002/cpe.1206), with equal dims the bandwidths of all of
+    them add up (jax-ml.github.io/scaling-book/sharding), and with a slow outer and a fast inner dim it is the
+    hierarchical algorithm, bound by the outer one.
+    """
+    segments = tuple(s for s in segments if s.extent > 1)
+    size = math.prod(s.extent for s in segments)
+    worst = 0.0
+    for count in range(1, len(segments) + 1):
+        for chosen in itertools.combinations(segments, count):
+            inside = math.prod(s.extent for s in chosen)
+            worst = max(worst, (inside - 1) / (size * sum(s.ring_bytes_per_s for s in chosen)))
+    return worst

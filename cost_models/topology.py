@@ -1,0 +1,252 @@
+"""Topologies: how many devices there are and what wires connect them, under names such as "v5e:4x4" and "h100:4x8".
+
+A name is a chip and a physical shape:
+
+    v5e:4x4, v6e:16x16          chips along x and y, one JAX device each; a dim wraps around where it has all 16 chips
+    v5p:4x4x4                   chips along x, y, z, one JAX device each; all dims wrap where all are multiples of 4
+    v4:2x2x1, tpu7x:4x4x4       the same, but two JAX devices (TensorCores) per chip: 8 and 128 devices; a last physical
+                                dim of 2 joins them, and each has half of the chip's links
+    h100:8, h100:4x8            GPUs of one node; nodes x GPUs per node (nodes of 8; more GPUs than a node fill nodes)
+    cpu:8                       virtual devices of one host
+
+The figures come from `hardware.CHIPS`. Wraparound: Google's pages on v4, v5p, v5e and v6e slices, and
+https://jax-ml.github.io/scaling-book/tpus.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cost_models.errors import CostModelError
+from cost_models.hardware import CHIPS, Chip
+from cost_models.links import Link, LinkKind
+from cost_models.mapping import Dim, device_order, map_mesh
+
+_TORUS_2D_EXTENT = 16
+_LARGEST: dict[str, tuple[int, ...]] = {
+    "v4": (12, 16, 16),
+    "v5e": (16, 16),
+    "v5p": (16, 16, 24),
+    "v6e": (16, 16),
+    "tpu7x": (16, 16, 36),
+}
+EXAMPLES = "v4:2x2x1, v5e:4x4, v5p:4x4x4, v6e:16x16, tpu7x:2x2x1, a100:8, h100:4x8, h200:8, b200:8, mi300x:8, cpu:8"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """Devices in a physical shape, all of one chip, and the wires along every physical dim.
+
+    Every tuple has one entry per physical dim; `wrap`, `kind`, `link_bytes_per_s` and `link_latency_s` are those of
+    `links.Segment`.
+    """
+
+    name: str
+    chip: Chip
+    shape: tuple[int, ...]
+    wrap: tuple[bool, ...]
+    kind: tuple[LinkKind, ...]
+    link_bytes_per_s: tuple[float, ...]
+    link_latency_s: tuple[float, ...]
+
+    @property
+    def num_devices(self) -> int:
+        """The number of JAX devices."""
+        return math.prod(self.shape)
+
+    def links(self, mesh_shape: Sequence[int]) -> tuple[Link, ...] | None:
+        """The link of every axis of a mesh, or None where the mesh does not fit; `mapping` says how it is chosen.
+
+        A mesh of fewer devices than there are uses a block of them.
+        """
+        return map_mesh(self._dims(), tuple(mesh_shape))
+
+    def order(self, mesh_shape: Sequence[int]) -> npt.NDArray[np.int64] | None:
+        """The device of every position of a mesh, as an index in the row-major order of `shape`, where `links` has it.
+
+        Shape: `mesh_shape`. None where the mesh does not fit.
+        """
+        return device_order(self._dims(), tuple(mesh_shape))
+
+    def _dims(self) -> tuple[Dim, ...]:
+        rows = zip(self.shape, self.wrap, self.link_bytes_per_s, self.link_latency_s, self.kind, strict=True)
+        return tuple(Dim(extent=e, wrap=w, bytes_per_s=b, latency_s=s, kind=k) for e, w, b, s, k in rows)
+
+    @staticmethod
+    def custom(
+        *,
+        name: str,
+        shape: Sequence[int],
+        link_bytes_per_s: Sequence[float],
+        link_latency_s: Sequence[float] | None = None,
+        kind: Sequence[LinkKind] | None = None,
+        wrap: Sequence[bool] | None = None,
+        chip: Chip | None = None,
+        flops_per_s: float | None = None,
+        hbm_bytes: float | None = None,
+        hbm_bytes_per_s: float | None = None,
+    ) -> Topology:
+        """A topology of your own: `shape` physical dims, each with its bandwidth in bytes/s per direction and latency.
+
+        Parameters: `kind` defaults to "switch" for every dim, `wrap` to False, `link_latency_s` to 0. The chip is
+        either `chip`, or made of `flops_per_s` (all dtypes, both units), `hbm_bytes` and `hbm_bytes_per_s`; a figure
+        beside `chip` replaces that of the chip.
+        Raises: CostModelError when the lengths differ, a size or rate is not positive, or a figure of the chip lacks.
+        """
+        count = len(shape)
+        latencies = tuple(link_latency_s) if link_latency_s is not None else (0.0,) * count
+        kinds: tuple[LinkKind, ...] = tuple(kind) if kind is not None else ("switch",) * count
+        wraps = tuple(wrap) if wrap is not None else (False,) * count
+        for label, values in (
+            ("link_bytes_per_s", link_bytes_per_s),
+            ("link_latency_s", latencies),
+            ("kind", kinds),
+            ("wrap", wraps),
+        ):
+            if len(values) != count:
+                raise CostModelError(
+                    f"{label} has {len(values)} entries for the {count} dims of shape {tuple(shape)}; give one per dim"
+                )
+        if not shape or any(size < 1 for size in shape):
+            raise CostModelError(f"the shape of a topology needs sizes of 1 or more, got {tuple(shape)}")
+        if any(rate <= 0 for rate in link_bytes_per_s) or any(latency < 0 for latency in latencies):
+            raise CostModelError(
+                f"links need positive bytes per second and latencies of 0 or more, got {tuple(link_bytes_per_s)} and"
+                f" {latencies}"
+            )
+        return Topology(
+            name=name,
+            chip=_custom_chip(name, chip, flops_per_s, hbm_bytes, hbm_bytes_per_s),
+            shape=tuple(shape),
+            wrap=wraps,
+            kind=kinds,
+            link_bytes_per_s=tuple(float(rate) for rate in link_bytes_per_s),
+            link_latency_s=tuple(float(latency) for latency in latencies),
+        )
+
+
+def parse_topology(name: str) -> Topology:
+    """The topology that a name such as "v5e:4x4" stands for; the module says what names there are.
+
+    Raises: CostModelError for an unknown chip, a malformed shape, or one that the chip is not built in.
+    """
+    chip_name, _, shape_text = name.strip().lower().partition(":")
+    if chip_name not in CHIPS or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape_text):
+        raise CostModelError(
+            f"unknown topology {name!r}; a name is CHIP:SHAPE with a chip of {', '.join(CHIPS)}, for example {EXAMPLES}"
+        )
+    chip = CHIPS[chip_name]
+    shape = tuple(int(size) for size in shape_text.split("x"))
+    if chip.platform == "tpu":
+        return _tpu(name, chip, shape)
+    if chip.platform == "gpu":
+        return _gpu(name, chip, shape)
+    if len(shape) != 1:
+        raise CostModelError(f"a cpu topology has one number, its devices, got {name!r}; write cpu:{math.prod(shape)}")
+    return Topology(
+        name=name,
+        chip=chip,
+        shape=shape,
+        wrap=(False,),
+        kind=("switch",),
+        link_bytes_per_s=(chip.link_bytes_per_s,),
+        link_latency_s=(chip.link_latency_s,),
+    )
+
+
+def _tpu(name: str, chip: Chip, shape: tuple[int, ...]) -> Topology:
+    largest = _LARGEST[chip.name]
+    fits = all(a <= b for a, b in zip(sorted(shape), sorted(largest), strict=False))
+    if len(shape) != len(largest) or not fits:
+        raise CostModelError(
+            f"a {chip.name} slice has {len(largest)} dims and at most {'x'.join(map(str, largest))} chips, got {name!r}"
+        )
+    if len(shape) == 2:
+        wrap = tuple(size == _TORUS_2D_EXTENT for size in shape)
+    else:
+        wrap = (all(size % 4 == 0 for size in shape),) * 3
+    dims = len(shape)
+    rates = (chip.link_bytes_per_s,) * dims
+    latencies = (chip.link_latency_s,) * dims
+    if chip.core_link_bytes_per_s:
+        shape, wrap = (*shape, 2), (*wrap, False)
+        rates = (*(rate / 2 for rate in rates), chip.core_link_bytes_per_s)
+        latencies = (*latencies, chip.link_latency_s)
+    return Topology(
+        name=name,
+        chip=chip,
+        shape=shape,
+        wrap=wrap,
+        kind=("torus",) * len(shape),
+        link_bytes_per_s=rates,
+        link_latency_s=latencies,
+    )
+
+
+def _gpu(name: str, chip: Chip, shape: tuple[int, ...]) -> Topology:
+    if len(shape) == 1:
+        count = shape[0]
+        shape = (1, count) if count <= chip.node_size else (count // chip.node_size, chip.node_size)
+        if math.prod(shape) != count:
+            raise CostModelError(
+                f"{name!r} does not fill nodes of {chip.node_size}; give a multiple, or nodes x GPUs per node"
+            )
+    if len(shape) != 2 or shape[1] > chip.node_size:
+        raise CostModelError(
+            f"a {chip.name} topology is GPUs or nodes x GPUs with at most {chip.node_size} GPUs per node, got {name!r};"
+            f" for example {chip.name}:8 or {chip.name}:4x8"
+        )
+    wired = chip.name == "mi300x"
+    rate = chip.link_bytes_per_s / (chip.node_size - 1) if wired else chip.link_bytes_per_s
+    return Topology(
+        name=name,
+        chip=chip,
+        shape=shape,
+        wrap=(False, False),
+        kind=("switch", "full" if wired else "switch"),
+        link_bytes_per_s=(chip.network_bytes_per_s, rate),
+        link_latency_s=(chip.network_latency_s, chip.link_latency_s),
+    )
+
+
+def _custom_chip(
+    name: str,
+    chip: Chip | None,
+    flops_per_s: float | None,
+    hbm_bytes: float | None,
+    hbm_bytes_per_s: float | None,
+) -> Chip:
+    given = {"flops_per_s": flops_per_s, "hbm_bytes": hbm_bytes, "hbm_bytes_per_s": hbm_bytes_per_s}
+    missing = [label for label, value in given.items() if value is None]
+    if chip is None and missing:
+        raise CostModelError(
+            f"the custom topology {name!r} lacks {', '.join(missing)}; give them, or chip=cost_models.CHIPS[...]"
+        )
+    if any(value is not None and value <= 0 for value in given.values()):
+        raise CostModelError(f"the figures of a custom chip must be positive, got {given}")
+    changed = chip or dataclasses.replace(
+        CHIPS["cpu"],
+        name=name,
+        joules_per_flop=0.0,
+        joules_per_hbm_byte=0.0,
+        joules_per_link_byte=0.0,
+        static_watts=0.0,
+    )
+    if chip is None or any(value is not None for value in given.values()):
+        changed = dataclasses.replace(changed, source=f"given by the user of the topology {name!r}")
+    if flops_per_s is not None:
+        changed = dataclasses.replace(
+            changed, peak_flops_per_s={}, vector_flops_per_s=flops_per_s, matrix_efficiency=1.0
+        )
+    if hbm_bytes is not None:
+        changed = dataclasses.replace(changed, hbm_bytes=int(hbm_bytes))
+    if hbm_bytes_per_s is not None:
+        changed = dataclasses.replace(changed, hbm_bytes_per_s=hbm_bytes_per_s)
+    return changed

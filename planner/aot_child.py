@@ -1,0 +1,99 @@
+"""Compiles one program for a topology and writes what came of it: the program that `aot` runs in a child process.
+
+Run as `python -P aot_child.py DIRECTORY`. It stands alone (nothing of the planner is imported, so it starts fast and
+shadows nothing), reads `request.json` and `program.mlirbc` from the directory and writes `report.json` there, and
+`program.hlo` after a finished compile. Compilers abort on some programs: then there is no report, and the exit status
+tells.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+MEMORY_FIELDS = (
+    "argument_size_in_bytes",
+    "output_size_in_bytes",
+    "alias_size_in_bytes",
+    "temp_size_in_bytes",
+    "peak_memory_in_bytes",
+)
+
+
+def devices_of(request: dict[str, Any]) -> tuple[list[Any], str]:
+    """The devices to compile for, in the order of the mesh, and how that order was found."""
+    import jax
+
+    platform, shape = request["platform"], request["mesh_shape"]
+    if platform == "cpu":
+        jax.config.update("jax_num_cpu_devices", math.prod(shape))
+        return jax.devices("cpu")[: math.prod(shape)], "in order"
+    from jax.experimental import mesh_utils, topologies
+
+    name = request["topology"] if platform == "tpu" else "topology"
+    topology = topologies.get_topology_desc(name, platform, **request["topology_options"])
+    devices = list(topology.devices)
+    if len(devices) != math.prod(shape):
+        raise ValueError(f"topology {request['topology']} has {len(devices)} devices, the mesh needs {math.prod(shape)}")
+    for allow_split in (False, True):
+        try:
+            mesh = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=allow_split)
+            return list(mesh.flat), "split physical axes" if allow_split else "physical axes"
+        except (NotImplementedError, ValueError, AssertionError):
+            continue
+    return devices, "in order"
+
+
+def compile_program(request: dict[str, Any], directory: Path) -> dict[str, Any]:
+    """The record of a finished compile: memory, order of the devices, seconds; the text goes to `program.hlo`."""
+    import numpy as np
+    from jax.interpreters import mlir
+    from jaxlib import xla_client
+    from jaxlib.mlir import ir
+
+    devices, order = devices_of(request)
+    options = xla_client.CompileOptions()
+    options.num_replicas, options.num_partitions = 1, len(devices)
+    options.device_assignment = xla_client.DeviceAssignment.create(np.array([[d.id for d in devices]]))
+    options.parameter_is_tupled_arguments = request["tuple_arguments"]
+    options.env_option_overrides = list(request["compiler_options"].items())
+    build = options.executable_build_options
+    build.use_spmd_partitioning = True
+    build.use_shardy_partitioner = request["shardy"]
+    build.allow_spmd_sharding_propagation_to_output = request["free_outputs"]
+    client = devices[0].client
+    # A topology's client can compile only; that of real or virtual devices loads what it compiles.
+    build_executable = client.compile_and_load if request["platform"] == "cpu" else client.compile
+    started = time.perf_counter()
+    with mlir.make_ir_context():
+        module = ir.Module.parse((directory / "program.mlirbc").read_bytes())
+        executable = build_executable(module, xla_client.DeviceList(tuple(devices)), options)
+    seconds = time.perf_counter() - started
+    (directory / "program.hlo").write_text(executable.hlo_modules()[0].to_string())
+    stats = executable.get_compiled_memory_stats()
+    memory = {name: int(getattr(stats, name, 0)) for name in MEMORY_FIELDS}
+    return {"ok": True, "seconds": seconds, "device_order": order, "memory": memory}
+
+
+def main(directory: Path) -> None:
+    """Compile as the request says and leave `report.json`, written whole or not at all."""
+    request = json.loads((directory / "request.json").read_text())
+    try:
+        record = compile_program(request, directory)
+    except Exception as error:  # the parent sorts out what kind of failure it was
+        record = {"ok": False, "error": f"{type(error).__name__}: {error}"}
+    unfinished = directory / "report.json.part"
+    unfinished.write_text(json.dumps(record))
+    unfinished.rename(directory / "report.json")
+    # Interpreter shutdown waits for compiler threads and may crash in them; all that matters is on disk.
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,41 @@
+"""Every error a user of the planner can meet; each message says what was wrong, the value got and what to do."""
+
+
+class PlannerError(Exception):
+    """Base of all errors raised on purpose by the planner."""
+
+
+class ArgumentError(PlannerError):
+    """An argument of the public API, or of the planned function, is not what it must be."""
+
+
+class PinError(PlannerError):
+    """A pin names nothing, names an unknown axis, or cannot split the tensor it names."""
+
+
+class MeshError(PlannerError):
+    """A mesh or topology does not exist, or does not match the devices."""
+
+
+class TraceError(PlannerError):
+    """The function could not be traced to a jaxpr."""
+
+
+class RuleError(PlannerError):
+    """A sharding rule is malformed or does not fit the op it is given for."""
+
+
+class InfeasibleError(PlannerError):
+    """No plan fits the memory limit or the pins; says what conflicts and the least memory that would do."""
+
+
+class PlanFileError(PlannerError):
+    """A saved plan is unreadable, of a foreign format, or of another function."""
+
+
+class CompileError(PlannerError):
+    """The compiler rejected or died of every plan that was tried."""
+
+
+class SolverError(PlannerError):
+    """A problem is malformed or the solver could not finish."""

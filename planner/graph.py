@@ -1,0 +1,138 @@
+"""The op graph: flat, in program order, each op knowing its region, trip count and source line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import networkx as nx
+
+Path = tuple[int | str, ...]
+"""Where an equation stands: equation indices alternating with names of sub-programs, from the outermost inwards."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aval:
+    """Shape and element type of an array; `itemsize` in bytes (0 for values that occupy nothing, e.g. tokens)."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    itemsize: float
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        product = 1
+        for extent in self.shape:
+            product *= extent
+        return product
+
+    @property
+    def bytes(self) -> float:
+        """Bytes of the whole array."""
+        return self.size * self.itemsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """One array of the program. `producer` is an op id, or None for arguments and constants."""
+
+    id: int
+    aval: Aval
+    producer: int | None
+    name: str
+    kind: Literal["argument", "constant", "intermediate"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """A body of a loop or branch. `trips` is the product of the lengths of the loops around it, its own included."""
+
+    id: int
+    parent: int | None
+    kind: str
+    trips: float
+    length: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """One equation, or one boundary crossing of a region (kinds `loop_*`, `branch_*`, see `trace`).
+
+    `params` are those of a leaf primitive; for boundary ops they are empty. `path` names the equation for emission.
+    """
+
+    id: int
+    kind: str
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    params: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    region: int
+    path: Path
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graph:
+    """Ops in program order over tensors.
+
+    `inputs`/`outputs` are tensor ids of the flattened arguments and results; `ties` are pairs of tensors that must have
+    one spec (loop carries, branch results); `aliases` maps an output position to the donated input position it reuses;
+    `feeds` maps an output position to the input position it would be fed back to by the next call.
+    """
+
+    ops: tuple[Op, ...]
+    tensors: tuple[Tensor, ...]
+    regions: tuple[Region, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    output_names: tuple[str, ...]
+    ties: tuple[tuple[int, int], ...]
+    aliases: Mapping[int, int]
+    feeds: Mapping[int, int]
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def consumers(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """For each tensor, the (op id, operand position) pairs that read it, in program order."""
+        readers: list[list[tuple[int, int]]] = [[] for _ in self.tensors]
+        for op in self.ops:
+            for position, tensor in enumerate(op.operands):
+                if tensor >= 0:
+                    readers[tensor].append((op.id, position))
+        return tuple(map(tuple, readers))
+
+    @cached_property
+    def network(self) -> nx.MultiDiGraph:
+        """The same program as a networkx graph: a node per op (and per argument and result), an edge per read.
+
+        Nodes are op ids, ("in", position) and ("out", position); edges carry `tensor`, `bytes` and `trips`.
+        """
+        network: nx.MultiDiGraph = nx.MultiDiGraph()
+        producer: dict[int, object] = {}
+        for position, tensor in enumerate(self.inputs):
+            network.add_node(("in", position), name=self.tensors[tensor].name)
+            producer[tensor] = ("in", position)
+        for op in self.ops:
+            network.add_node(
+                op.id, kind=op.kind, region=op.region, trips=self.regions[op.region].trips, source=op.source
+            )
+            producer.update((tensor, op.id) for tensor in op.results)
+        for op in self.ops:
+            for tensor in op.operands:
+                if tensor in producer:
+                    network.add_edge(
+                        producer[tensor],
+                        op.id,
+                        tensor=tensor,
+                        bytes=self.tensors[tensor].aval.bytes,
+                        trips=self.regions[op.region].trips,
+                    )
+        for position, tensor in enumerate(self.outputs):
+            network.add_node(("out", position), name=self.output_names[position])
+            if tensor in producer:
+                network.add_edge(producer[tensor], ("out", position), tensor=tensor)
+        return network

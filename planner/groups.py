@@ -1,0 +1,312 @@
+"""Groups: ops that are placed by one decision, over one set of factors.
+
+Ops that a compiler fuses (elementwise, reshapes, reductions) only follow: those connected by tensors share their
+factors and become one group, so that a residual stream with its norms, a softmax with its gradient or an optimizer's
+update is a single choice. Every other op is a group of its own. What a reduction returns is not followed, nor is
+anything across the border of a loop, so that gathers, reduce-scatters and hoisting stay decisions.
+
+Factors of merged ops are unified dim by dim; where one side sees a product of factors (a reshape), the other side's
+factor is split to match.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from planner.boundary_rules import BOUNDARY_RULES
+from planner.factors import Combiner, Dim, Rule
+from planner.graph import Aval, Graph, Op
+from planner.rules import FUSIBLE, rule_of
+from planner.trace import BOUNDARY, ENTERING
+
+Dims = tuple[Dim, ...]
+"""Factors of every dim of one tensor, major first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """The factors of one op in terms of its group's: operand and result dims, and the factors it reduces."""
+
+    operands: tuple[Dims, ...]
+    results: tuple[Dims, ...]
+    reduced: frozenset[int]
+    combiner: Combiner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Ops placed together. `sizes` are the factors; `whole` are those that must not be split."""
+
+    id: int
+    ops: tuple[int, ...]
+    sizes: tuple[int, ...]
+    whole: frozenset[int]
+    fused: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grouping:
+    """All groups of a graph, the group and placement of every op, and the ops without a rule."""
+
+    groups: tuple[Group, ...]
+    group_of: tuple[int, ...]
+    placements: tuple[Placement, ...]
+    unruled: tuple[int, ...]
+
+
+@dataclass
+class _Factors:
+    """A forest of factors: unified ones share a root, split ones have children."""
+
+    parent: list[int] = field(default_factory=list[int])
+    size: list[int] = field(default_factory=list[int])
+    children: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
+    whole: set[int] = field(default_factory=set[int])
+
+    def new(self, size: int, *, whole: bool = False) -> int:
+        self.parent.append(len(self.parent))
+        self.size.append(size)
+        if whole:
+            self.whole.add(len(self.parent) - 1)
+        return len(self.parent) - 1
+
+    def find(self, factor: int) -> int:
+        root = factor
+        while self.parent[root] != root:
+            root = self.parent[root]
+        while self.parent[factor] != root:
+            self.parent[factor], factor = root, self.parent[factor]
+        return root
+
+    def leaves(self, dim: Sequence[int]) -> tuple[int, ...]:
+        """The factors a dim is made of today, major first."""
+        found: list[int] = []
+        for factor in dim:
+            root = self.find(factor)
+            if root in self.children:
+                found.extend(self.leaves(self.children[root]))
+            else:
+                found.append(root)
+        return tuple(found)
+
+    def is_whole(self, factor: int) -> bool:
+        return self.find(factor) in self.whole
+
+    def match(self, left: Sequence[int], right: Sequence[int]) -> list[tuple[int, int, int]] | None:
+        """How two dims align: (left leaf, right leaf, size) pieces, or None where sizes do not nest."""
+        left, right = self.leaves(left), self.leaves(right)
+        a, b = [self.size[f] for f in left], [self.size[f] for f in right]
+        pieces: list[tuple[int, int, int]] = []
+        i = j = 0
+        while i < len(a) and j < len(b):
+            if a[i] % b[j] and b[j] % a[i]:
+                return None
+            step = min(a[i], b[j])
+            pieces.append((left[i], right[j], step))
+            a[i] //= step
+            b[j] //= step
+            i += a[i] == 1
+            j += b[j] == 1
+        return pieces if i == len(a) and j == len(b) else None
+
+    def unify(self, left: Sequence[int], right: Sequence[int]) -> None:
+        """Makes two matching dims one: splits factors until they align, then joins them piece by piece."""
+        pieces = self.match(left, right)
+        if pieces is None:
+            return
+        for side in (0, 1):
+            by_factor: dict[int, list[int]] = {}
+            for piece in pieces:
+                by_factor.setdefault(piece[side], []).append(piece[2])
+            for factor, sizes in by_factor.items():
+                if len(sizes) > 1:
+                    whole = factor in self.whole
+                    self.children[factor] = tuple(self.new(size, whole=whole) for size in sizes)
+        for a, b in zip(self.leaves(left), self.leaves(right), strict=True):
+            if (root := self.find(a)) != (other := self.find(b)):
+                self.parent[other] = root
+                if other in self.whole:
+                    self.whole.add(root)
+
+
+@dataclass
+class _Merger:
+    """Merges ops into groups while walking the graph in program order."""
+
+    graph: Graph
+    factors: _Factors = field(default_factory=_Factors)
+    dims: list[tuple[tuple[Dims, ...], tuple[Dims, ...]]] = field(
+        default_factory=list[tuple[tuple[Dims, ...], tuple[Dims, ...]]]
+    )
+    reduced: list[tuple[frozenset[int], Combiner]] = field(default_factory=list[tuple[frozenset[int], Combiner]])
+    owner: list[int] = field(default_factory=list[int])
+    unruled: list[int] = field(default_factory=list[int])
+
+    def find(self, op: int) -> int:
+        while self.owner[op] != op:
+            self.owner[op] = self.owner[self.owner[op]]
+            op = self.owner[op]
+        return op
+
+    def join(self, op: int, other: int) -> None:
+        a, b = self.find(op), self.find(other)
+        self.owner[max(a, b)] = min(a, b)
+
+    def add(self, op: Op, rule: Rule | None) -> None:
+        """Registers an op with factors of its own; without a rule every dim is whole."""
+        tensors = self.graph.tensors
+        if rule is None:
+            self.unruled.append(op.id)
+            operands = tuple(self._whole(tensors[t].aval) for t in op.operands)
+            results = tuple(self._whole(tensors[t].aval) for t in op.results)
+            self.dims.append((operands, results))
+            self.reduced.append((frozenset(), "add"))
+        else:
+            ids = [
+                self.factors.new(size, whole=kind in ("replicate", "permute"))
+                for size, kind in zip(rule.sizes, rule.kinds, strict=True)
+            ]
+            rename = [tuple(tuple(tuple(ids[f] for f in dim) for dim in t) for t in side)
+                      for side in (rule.operands, rule.results)]
+            self.dims.append((rename[0], rename[1]))
+            reduced = frozenset(ids[f] for f, kind in enumerate(rule.kinds) if kind == "reduce")
+            self.reduced.append((reduced, rule.combiner))
+        self.owner.append(op.id)
+
+    def _whole(self, aval: Aval) -> Dims:
+        return tuple(() if extent == 1 else (self.factors.new(extent, whole=True),) for extent in aval.shape)
+
+    def follow(self, op: int, mine: Dims, other: int, theirs: Dims) -> None:
+        """Merges `op` into the group of `other` through a tensor both touch, if their factors nest and may be split."""
+        for a, b in zip(mine, theirs, strict=True):
+            leaves_a, leaves_b = self.factors.leaves(a), self.factors.leaves(b)
+            if any(map(self.factors.is_whole, leaves_a)) != any(map(self.factors.is_whole, leaves_b)):
+                return
+            if self.factors.match(a, b) is None:
+                return
+        for a, b in zip(mine, theirs, strict=True):
+            self.factors.unify(a, b)
+        self.join(op, other)
+
+    def tie(self, inside: int, outside: int) -> None:
+        """Makes the two ends of a loop carry one group, whatever happens: dims that do not nest are kept whole."""
+        mine, theirs = self.dims[inside][1][0], self.dims[outside][1][0]
+        for a, b in zip(mine, theirs, strict=True):
+            if self.factors.match(a, b) is None:
+                self.factors.whole.update(self.factors.leaves(a) + self.factors.leaves(b))
+            else:
+                self.factors.unify(a, b)
+        self.join(inside, outside)
+
+
+def is_fused(op: Op) -> bool:
+    """Whether a compiler folds this op into its neighbours' passes over memory."""
+    return op.kind in FUSIBLE or op.kind in BOUNDARY
+
+
+def group_ops(graph: Graph) -> Grouping:
+    """The groups of a graph (deterministic: a function of program order only)."""
+    merger = _Merger(graph=graph)
+    cache: dict[object, Rule | None] = {}
+    first_reader: dict[tuple[int, int], tuple[int, int]] = {}
+    for op in graph.ops:
+        merger.add(op, _rule(graph, op, cache))
+        if is_fused(op) and op.id not in merger.unruled[-1:]:
+            _follow_operands(graph, merger, op, first_reader)
+    for inside, outside in graph.ties:
+        first, second = graph.tensors[inside].producer, graph.tensors[outside].producer
+        if first is not None and second is not None:
+            merger.tie(first, second)
+    return _collect(graph, merger)
+
+
+def _rule(graph: Graph, op: Op, cache: dict[object, Rule | None]) -> Rule | None:
+    operands = tuple(graph.tensors[t].aval for t in op.operands)
+    results = tuple(graph.tensors[t].aval for t in op.results)
+    if op.kind in BOUNDARY_RULES:
+        return BOUNDARY_RULES[op.kind](operands, results)
+    if op.kind == "optimization_barrier":
+        return BOUNDARY_RULES["branch_out"](operands, results)
+    try:
+        key = (op.kind, operands, results, tuple(sorted(op.params.items())))
+        if key not in cache:
+            cache[key] = rule_of(op.kind, operands, results, op.params)
+        return cache[key]
+    except TypeError:  # a param that cannot be hashed or ordered
+        return rule_of(op.kind, operands, results, op.params)
+
+
+def _follow_operands(
+    graph: Graph, merger: _Merger, op: Op, first_reader: dict[tuple[int, int], tuple[int, int]]
+) -> None:
+    if op.kind in ENTERING:
+        return
+    for position, tensor in enumerate(op.operands):
+        made = graph.tensors[tensor]
+        if made.producer is None or made.aval.size <= 1 or _expands(graph, op, made.aval):
+            continue
+        producer = graph.ops[made.producer]
+        mine = merger.dims[op.id][0][position]
+        if is_fused(producer):
+            lives_here = producer.region == op.region and producer.kind not in ("loop_carry_out", "loop_stack")
+            if lives_here and not merger.reduced[producer.id][0]:
+                theirs = merger.dims[producer.id][1][producer.results.index(tensor)]
+                merger.follow(op.id, mine, producer.id, theirs)
+                continue
+        reader = first_reader.setdefault((tensor, op.region), (op.id, position))
+        if reader[0] != op.id:
+            merger.follow(op.id, mine, reader[0], merger.dims[reader[0]][0][reader[1]])
+
+
+def _expands(graph: Graph, op: Op, operand: Aval) -> bool:
+    """Whether an op broadcasts this operand; what is broadcast is small and is left to its own group."""
+    return bool(op.results) and operand.size < graph.tensors[op.results[0]].aval.size
+
+
+def _collect(graph: Graph, merger: _Merger) -> Grouping:
+    members: dict[int, list[int]] = {}
+    for op in graph.ops:
+        members.setdefault(merger.find(op.id), []).append(op.id)
+    groups: list[Group] = []
+    group_of = [0] * len(graph.ops)
+    placements: list[Placement | None] = [None] * len(graph.ops)
+    for ops in members.values():
+        index: dict[int, int] = {}
+        sizes: list[int] = []
+        whole: set[int] = set()
+
+        def number(dims: Dims, index: dict[int, int] = index, sizes: list[int] = sizes, whole: set[int] = whole) -> Dims:
+            renamed: list[Dim] = []
+            for dim in dims:
+                leaves = merger.factors.leaves(dim)
+                for leaf in leaves:
+                    if leaf not in index:
+                        index[leaf] = len(sizes)
+                        sizes.append(merger.factors.size[leaf])
+                        if merger.factors.is_whole(leaf):
+                            whole.add(index[leaf])
+                renamed.append(tuple(index[leaf] for leaf in leaves))
+            return tuple(renamed)
+
+        for op in ops:
+            operands, results = merger.dims[op]
+            factors, combiner = merger.reduced[op]
+            reduced = frozenset(f for dim in number((tuple(sorted(factors)),)) for f in dim)
+            placements[op] = Placement(
+                operands=tuple(map(number, operands)),
+                results=tuple(map(number, results)),
+                reduced=reduced,
+                combiner=combiner,
+            )
+            group_of[op] = len(groups)
+        fused = all(is_fused(graph.ops[op]) for op in ops)
+        groups.append(
+            Group(id=len(groups), ops=tuple(ops), sizes=tuple(sizes), whole=frozenset(whole), fused=fused)
+        )
+    return Grouping(
+        groups=tuple(groups),
+        group_of=tuple(group_of),
+        placements=tuple(p for p in placements if p is not None),
+        unruled=tuple(merger.unruled),
+    )

@@ -1,0 +1,212 @@
+"""An instance: one program on one mesh, as a planning problem, and back from a choice to what it means.
+
+Node costs are the values of computing (and of reshards within a group), edge costs those of transfers, all in the unit
+of the objective; memory rows are added on demand for points of the schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+from cost_models import CostModel, Objective
+
+from planner.candidates import Strategies, group_strategies, tensor_strategies
+from planner.costs import Work, group_work
+from planner.errors import InfeasibleError
+from planner.flow import Flow, Transfer
+from planner.graph import Graph
+from planner.groups import Dims, Grouping
+from planner.liveness import Liveness
+from planner.mesh import Mesh
+from planner.problem import Edge, Problem, Row
+from planner.reshard import Locations, local_bytes, reshard_values
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A program made ready for planning on any mesh: everything that does not depend on the mesh."""
+
+    graph: Graph
+    grouping: Grouping
+    flow: Flow
+    liveness: Liveness
+
+
+@dataclass(kw_only=True)
+class Instance:
+    """The strategies, costs and memory of a program on one mesh.
+
+    `pins` maps a tensor to the spec (a row of locations) its home must have.
+    """
+
+    model: Model
+    mesh: Mesh
+    cost_model: CostModel
+    objective: Objective
+    pins: Mapping[int, tuple[int, ...]]
+    strategies: list[Strategies] = field(init=False)
+    works: list[Work | None] = field(init=False)
+    _cache: dict[object, Floats] = field(init=False, default_factory=dict[object, Floats])
+
+    def __post_init__(self) -> None:
+        self.strategies = [self._strategies(node) for node in range(len(self.model.flow.nodes))]
+        self._pin()
+        self.works = [
+            None
+            if node.group is None
+            else group_work(
+                self.model.graph,
+                self.model.grouping,
+                self.model.liveness,
+                self.model.grouping.groups[node.group],
+                self.strategies[node.id],
+                self.cost_model,
+            )
+            for node in self.model.flow.nodes
+        ]
+
+    def _strategies(self, node_id: int) -> Strategies:
+        node, graph, sizes = self.model.flow.nodes[node_id], self.model.graph, self.mesh.sizes
+        if node.group is None:
+            tensor = graph.tensors[node.tensor if node.tensor is not None else 0]
+            return tensor_strategies(tensor.aval.shape, sizes)[0]
+        group, grouping = self.model.grouping.groups[node.group], self.model.grouping
+        weights = np.zeros(max(len(group.sizes), 1))
+        for op in group.ops:
+            placement = grouping.placements[op]
+            for tensor, dims in zip(graph.ops[op].results, placement.results, strict=True):
+                for dim in dims:
+                    for factor in dim:
+                        weights[factor] += graph.tensors[tensor].aval.bytes
+        return group_strategies(grouping, group, sizes, weights)
+
+    def _pin(self) -> None:
+        """Keeps, at every pinned tensor's home, the strategies that give it the pinned spec."""
+        for tensor, wanted in self.pins.items():
+            home = self.model.flow.home[tensor]
+            if home is None:
+                continue
+            node, dims = home
+            old = self.strategies[node]
+            keep = (old.locations(dims) == np.asarray(wanted, np.int8)).all(axis=1)
+            if not keep.any():
+                raise InfeasibleError(
+                    f"the pin on {self.model.graph.tensors[tensor].name} leaves {self.model.flow.nodes[node].name} no "
+                    f"strategy on the mesh {self.mesh.shape}: it conflicts with another pin or with a dim that an op "
+                    "needs whole; relax the pin"
+                )
+            self.strategies[node] = Strategies(
+                assignment=old.assignment[keep], axis_sizes=old.axis_sizes, num_factors=old.num_factors
+            )
+
+    # ------------------------------------------------------------ values
+
+    def transfer_values(self, transfer: Transfer, *, seconds: bool = False) -> Floats:
+        """The value of one transfer for every pair of strategies of its nodes: shape (n, m), trips included."""
+        aval = self.model.graph.tensors[transfer.tensor].aval
+        source, target = self.strategies[transfer.source], self.strategies[transfer.target]
+        s, p = source.locations(transfer.source_dims), source.splits(transfer.reduced)
+        t = target.locations(transfer.target_dims)
+        key = (s.tobytes(), p.tobytes(), t.tobytes(), len(aval.shape), aval.bytes, transfer.trips, seconds)
+        if key not in self._cache:
+            rows, row_of = np.unique(np.concatenate([s, p.astype(np.int8)], axis=1), axis=0, return_inverse=True)
+            columns, column_of = np.unique(t, axis=0, return_inverse=True)
+            axes = s.shape[1]
+            values = reshard_values(
+                self.mesh,
+                rows[:, :axes],
+                rows[:, axes:].astype(np.bool_),
+                columns,
+                rank=len(aval.shape),
+                whole_bytes=aval.bytes,
+                seconds=seconds,
+            )
+            self._cache[key] = transfer.trips * values[row_of.ravel()][:, column_of.ravel()]
+        return self._cache[key]
+
+    @cached_property
+    def moving(self) -> tuple[Transfer, ...]:
+        """The transfers that can cost anything: not those of scalars without partial sums."""
+        tensors = self.model.graph.tensors
+        return tuple(
+            t for t in self.model.flow.transfers if tensors[t.tensor].aval.size > 1 or (t.reduced and tensors[t.tensor].aval.bytes)
+        )
+
+    @cached_property
+    def node_values(self) -> list[Floats]:
+        """The value of every strategy of every node, reshards within it included."""
+        values: list[Floats] = []
+        for node, strategies in enumerate(self.strategies):
+            work = self.works[node]
+            if work is None:
+                values.append(np.zeros(len(strategies)))
+            else:
+                values.append(
+                    self.objective.compute(seconds=work.seconds, flops=work.flops, bytes=work.traffic_bytes)
+                )
+        for transfer in self.moving:
+            if transfer.source == transfer.target:
+                values[transfer.source] = values[transfer.source] + np.diagonal(self.transfer_values(transfer))
+        return values
+
+    def problem(self, rows: Sequence[Row] = ()) -> Problem:
+        """The planning problem of this instance with the given memory rows."""
+        edges = [
+            Edge(nodes=(t.source, t.target), costs=self.transfer_values(t)) for t in self.moving if t.source != t.target
+        ]
+        return Problem(
+            name=f"mesh {self.mesh.shape}",
+            node_costs=tuple(self.node_values),
+            edges=tuple(edges),
+            rows=tuple(rows),
+            node_names=tuple(node.name for node in self.model.flow.nodes),
+        )
+
+    # ------------------------------------------------------------ meaning of a choice
+
+    def location(self, tensor: int, choice: Sequence[int]) -> tuple[int, ...]:
+        """The spec a tensor is stored in: for every axis the dim it splits, or -1."""
+        home = self.model.flow.home[tensor]
+        if home is None:
+            return (-1,) * len(self.mesh.sizes)
+        return self.location_at(home[0], home[1], choice)
+
+    def location_at(self, node: int, dims: Dims, choice: Sequence[int]) -> tuple[int, ...]:
+        """The spec a node's choice gives a tensor with these dims."""
+        strategies = self.strategies[node]
+        one = Strategies(
+            assignment=strategies.assignment[choice[node] : choice[node] + 1],
+            axis_sizes=strategies.axis_sizes,
+            num_factors=strategies.num_factors,
+        )
+        return tuple(int(dim) for dim in one.locations(dims)[0])
+
+    def stored_bytes(self, tensor: int) -> tuple[int, Floats] | None:
+        """The node that decides how a tensor is stored, and its bytes per device under each of its strategies."""
+        home = self.model.flow.home[tensor]
+        if home is None:
+            return None
+        node, dims = home
+        aval = self.model.graph.tensors[tensor].aval
+        locations: Locations = self.strategies[node].locations(dims)
+        return node, local_bytes(locations, self.mesh.sizes, aval.bytes)
+
+    def seconds(self, choice: Sequence[int]) -> tuple[float, float]:
+        """(seconds of computing, seconds of communication) per device and call."""
+        compute = sum(float(work.seconds[choice[node]]) for node, work in enumerate(self.works) if work is not None)
+        moved = sum(
+            float(self.transfer_values(t, seconds=True)[choice[t.source], choice[t.target]]) for t in self.moving
+        )
+        return compute, moved
+
+    def total(self, attribute: str, choice: Sequence[int]) -> float:
+        """The sum over groups of one field of `Work` under a choice."""
+        return sum(
+            float(getattr(work, attribute)[choice[node]]) for node, work in enumerate(self.works) if work is not None
+        )

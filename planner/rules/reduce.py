@@ -1,0 +1,43 @@
+"""Rules of reductions over whole dims."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from planner.factors import Combiner, Rule
+from planner.graph import Aval
+from planner.rules.build import Factors
+
+
+def reduction(
+    operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, Any], *, combiner: Combiner
+) -> Rule:
+    """`i j -> i | reduce j`: shards of a reduced dim leave partial results, combined by `combiner`.
+
+    argmax and argmin combine by "arg": the partial results are pairs of a value and its index.
+    """
+    del results
+    factors = Factors()
+    reduced = frozenset(params["axes"])
+    dims = [factors.dim(size, "reduce" if d in reduced else "pass") for d, size in enumerate(operands[0].shape)]
+    return factors.rule([dims], [[dim for d, dim in enumerate(dims) if d not in reduced]], combiner)
+
+
+def reduce(operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, Any]) -> Rule:
+    """`i j, () -> i | replicate j`: n operands, then n initial values, to n results.
+
+    A reduced dim stays whole: the combining function is not known to be one that collectives offer, and the
+    compiler counts an initial value that is not the identity once per shard.
+    """
+    factors = Factors()
+    reduced = frozenset(params["dimensions"])
+    dims = [factors.dim(size, "replicate" if d in reduced else "pass") for d, size in enumerate(operands[0].shape)]
+    count = len(results)
+    kept = [dim for d, dim in enumerate(dims) if d not in reduced]
+    return factors.rule([dims] * count + [[]] * (len(operands) - count), [kept] * count)
+
+
+def reduce_xor(operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, Any]) -> Rule:
+    """`i j -> i | replicate j`: no collective combines by exclusive or."""
+    return reduce(operands, results, {"dimensions": params["axes"]})

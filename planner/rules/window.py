@@ -1,0 +1,69 @@
+"""Rules of ops that slide a window along dims, or scan one: pooling, its gradients, cumulative sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from planner.factors import Dim, Rule
+from planner.graph import Aval
+from planner.rules.build import Factors
+
+
+def reduce_window(operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, Any]) -> Rule:
+    """`i j -> i k | replicate j k`: dims whose window is a single element pass, windowed dims must stay whole.
+
+    Operands of the shape of the first come before scalars (initial values); all results have one shape.
+    """
+    factors = Factors()
+    wide, narrow = _windowed(factors, operands[0], results[0], params)
+    return factors.rule([wide if aval.shape else () for aval in operands], [narrow] * len(results))
+
+
+def select_and_scatter_add(operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, Any]) -> Rule:
+    """`i k, i j -> i j | replicate j k`: source, then operand; the gradient of a max pool."""
+    del results
+    source, operand = operands
+    factors = Factors()
+    wide, narrow = _windowed(factors, operand, source, params)
+    return factors.rule([narrow, wide], [wide])
+
+
+def select_and_scatter(operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, Any]) -> Rule:
+    """`i j, i k, () -> i j | replicate j k`: operand, source, initial value."""
+    del results
+    operand, source, _ = operands
+    factors = Factors()
+    wide, narrow = _windowed(factors, operand, source, params)
+    return factors.rule([wide, narrow, ()], [wide])
+
+
+def cumulative(operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, Any]) -> Rule:
+    """`i j -> i j | replicate j`: the scanned dim must stay whole."""
+    factors = Factors()
+    axis = params["axis"]
+    dims = [factors.dim(size, "replicate" if d == axis else "pass") for d, size in enumerate(operands[0].shape)]
+    return factors.rule([dims] * len(operands), [dims] * len(results))
+
+
+def _windowed(
+    factors: Factors, wide: Aval, narrow: Aval, params: Mapping[str, Any]
+) -> tuple[tuple[Dim, ...], tuple[Dim, ...]]:
+    """The dims of what windows slide over, and of what has one element per window."""
+    rank = len(wide.shape)
+    ones = (1,) * rank
+    still = [
+        window == stride == base == 1 and not any(padding)
+        for window, stride, base, padding in zip(
+            params["window_dimensions"],
+            params.get("window_strides") or ones,
+            params.get("base_dilation") or ones,
+            params["padding"],
+            strict=True,
+        )
+    ]
+    pairs = [
+        (factors.dim(before),) * 2 if free and before == after else factors.pair(before, after)
+        for before, after, free in zip(wide.shape, narrow.shape, still, strict=True)
+    ]
+    return tuple(left for left, _ in pairs), tuple(right for _, right in pairs)

@@ -1,0 +1,115 @@
+"""The method that composes the others, from the cheapest proof to the dearest.
+
+1. Without rows: reductions; if what is left can be eliminated, that is the optimum. Otherwise messages bound and prune,
+   local search finds, reductions and elimination are tried again on the rest, and the program (ILP) closes the gap.
+2. If that optimum violates no row it is the answer. Otherwise the violated rows, and only those, become active: prices
+   bound and prune, local search repairs, the program with the active rows closes the gap.
+3. If the optimum under the active rows violates another row, that one becomes active too, and so on.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from planner.problem import Problem
+from planner.solve import elimination
+from planner.solve.control import Control
+from planner.solve.ilp import Program
+from planner.solve.incumbent import Incumbent
+from planner.solve.lagrangian import Effort, tighten
+from planner.solve.network import Indices
+from planner.solve.prepare import Prepared
+from planner.solve.rows import RowTable
+from planner.solve.solution import RELATIVE_TOLERANCE, Solution
+
+VARIABLES_PER_SECOND = 20_000
+"""How large a program is tried: variables per second left. HiGHS solves tight ones of 1e5 variables in seconds."""
+
+
+def solve_auto(problem: Problem, control: Control) -> Solution:
+    """The best choice found and the best bound proven, by whatever the reduced problem calls for."""
+    every = RowTable.of(problem)
+    best = Incumbent(problem, every, control)
+    active: Indices = np.zeros(0, dtype=np.intp)
+    while True:
+        prepared = Prepared(problem, every.subset(active))
+        answer = minimise(prepared, best, control)
+        if best.proven or answer is None or control.left() <= 0:
+            break
+        fresh = np.setdiff1d(best.over(answer), active)
+        if not fresh.size:
+            break
+        active = np.union1d(active, fresh)
+    return best.solution("auto", prepared.detail)
+
+
+def minimise(prepared: Prepared, best: Incumbent, control: Control) -> Indices | None:
+    """The best choice found under the rows of `prepared`, None if none; bounds and feasible choices go to `best`.
+
+    The rows of `prepared` are some of those of `best`, so its bounds hold there.
+    """
+    local = Incumbent(prepared.problem, prepared.rows, control)
+    if not prepared.fit() or not prepared.reduce():
+        best.raise_bound(math.inf)
+        return None
+    answer = _eliminated(prepared, best)
+    if answer is not None:
+        return answer
+    if best.choice is not None:
+        local.offer(np.asarray(best.choice))
+    for seconds in (0.25 * control.left(), 0.1 * control.left()):
+        bound = tighten(prepared, local, control, Effort(steps=60 if seconds else 0, seconds=seconds))
+        local.raise_bound(bound)
+        if local.proven:
+            break
+        if not prepared.fit() or not prepared.reduce():
+            local.raise_bound(local.value)
+            break
+        answer = _eliminated(prepared, local)
+        if answer is not None:
+            local.offer(answer)
+            local.raise_bound(local.value)
+            break
+    if not local.proven and prepared.possible:
+        _program(prepared, local, control)
+    best.raise_bound(local.bound)
+    if local.choice is None:
+        return None
+    found = np.asarray(local.choice)
+    best.offer(found)
+    return found
+
+
+def _eliminated(prepared: Prepared, best: Incumbent) -> Indices | None:
+    """The optimum by elimination, where there are no rows and it is affordable."""
+    if prepared.rows.count:
+        return None
+    order = elimination.plan_order(prepared.network, max_entries=elimination.MAX_ENTRIES)
+    if not elimination.affordable(order):
+        return None
+    choice = np.zeros(len(prepared.network.labels), dtype=np.intp)
+    bound = elimination.eliminate(prepared.network, order, choice)
+    if math.isinf(bound):
+        return None
+    picks = {node: int(choice[node]) for node in prepared.network.live}
+    answer = prepared.complete(picks)
+    best.raise_bound(min(bound, prepared.problem.evaluate(answer.tolist())))
+    best.offer(answer)
+    return answer
+
+
+def _program(prepared: Prepared, local: Incumbent, control: Control) -> None:
+    """Closes the gap by the program, if what is left of the network is small enough for the time left."""
+    network, rows = prepared.network, prepared.rows
+    program = Program(network, rows if rows.count else None, local.value)
+    if program.size > VARIABLES_PER_SECOND * control.left():
+        return
+    result = program.solve(control.left(), local.value)
+    if result.choice is not None:
+        local.offer(prepared.complete(result.choice))
+    bound = result.bound
+    if math.isfinite(local.value) and bound >= local.value * (1 - math.copysign(RELATIVE_TOLERANCE, local.value)):
+        bound = min(bound, local.value)
+    local.raise_bound(min(bound, local.value) if local.choice is not None else bound)

@@ -1,0 +1,55 @@
+"""Edges as small as they can be written: what one end alone decides moves into the node, equal lines are kept once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.problem import Array
+from planner.solve.network import Indices, Network
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CompactEdge:
+    """A table between classes of choices: `costs[classes[0][p], classes[1][q]]` for choices p and q of its two nodes."""
+
+    nodes: tuple[int, int]
+    classes: tuple[Indices, Indices]
+    costs: Array
+
+
+def normalise(network: Network) -> tuple[dict[int, Array], list[CompactEdge]]:
+    """Unary costs and nonnegative compact edges that add up to the network's cost, less its constant.
+
+    Every choice must have a possible partner on every edge (see `Reducer.forbid`). Edges left with nothing are gone.
+    """
+    unary = {node: network.unary[node].copy() for node in sorted(network.live)}
+    edges: list[CompactEdge] = []
+    known: dict[int, tuple[Array, Array, tuple[Indices, Indices], Array]] = {}
+    for m, n, table in network.edges():
+        if id(table) not in known:
+            known[id(table)] = _compact(table)
+        row, column, ends, costs = known[id(table)]
+        unary[m] += row
+        unary[n] += column
+        if costs.any():
+            edges.append(CompactEdge(nodes=(m, n), classes=ends, costs=costs))
+    return unary, edges
+
+
+def _compact(table: Array) -> tuple[Array, Array, tuple[Indices, Indices], Array]:
+    """The least cost of every line, then of every column, the classes of both, and the table between classes."""
+    row = table.min(axis=1)
+    rest = table - row[:, None]
+    column = rest.min(axis=0)
+    rest = rest - column
+    of_rows, of_columns = classes(rest), classes(rest.T)
+    firsts = [np.unique(of, return_index=True)[1] for of in (of_rows, of_columns)]
+    return row, column, (of_rows, of_columns), rest[np.ix_(*firsts)]
+
+
+def classes(table: Array) -> Indices:
+    """For each line of a table, the number of the first-seen line equal to it."""
+    seen: dict[bytes, int] = {}
+    return np.asarray([seen.setdefault(line.tobytes(), len(seen)) for line in np.ascontiguousarray(table)])

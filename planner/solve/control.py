@@ -1,0 +1,33 @@
+"""What every method is told besides the problem: how long it may take, the seed, and whom to tell of progress."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Progress = Callable[[float, float], None]
+"""Called with the best value and the lower bound whenever one of them improves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """Time limit in seconds from `started` (a `time.perf_counter` reading), seed of all randomness, and progress."""
+
+    time_limit: float
+    started: float
+    seed: int = 0
+    progress: Progress | None = None
+
+    def left(self) -> float:
+        """Seconds left, never below zero."""
+        return max(0.0, self.started + self.time_limit - time.perf_counter())
+
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return time.perf_counter() - self.started
+
+    def tell(self, value: float, bound: float) -> None:
+        """Reports an improved value or bound."""
+        if self.progress is not None:
+            self.progress(value, bound)

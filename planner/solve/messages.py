@@ -1,0 +1,188 @@
+"""A lower bound for large networks by message passing (TRW-S), which also says which choices cannot be in a better answer.
+
+Messages move costs along edges without changing the total of any choice. For a fixed order of the nodes, a sweep visits
+every node i, sums its costs and the messages it got, shares that sum evenly (weight 1 / max(edges forward, edges backward))
+among the edges ahead, and sends along each   M_ij[x_j] = min over x_i   share_i[x_i] - M_ji[x_i] + E[x_i, x_j].
+What is left on nodes and edges is never negative, so the minima taken out on the way add up to a lower bound; on a tree
+one forward and one backward sweep reach the optimum. At a node i in the backward sweep
+
+    F_i (taken out by the forward sweep before i)  +  B_i (by the backward sweep after i)  +  sum at i of choice a
+
+bounds the cost of every answer with x_i = a: choices whose bound is above the best known value are pruned.
+Reference: Kolmogorov, "Convergent tree-reweighted message passing for energy minimization", PAMI 28 (2006).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.problem import Array
+from planner.solve.compact import normalise
+from planner.solve.network import Indices, Network
+
+
+@final
+class Wire:
+    """One edge with its two messages; `first` comes before `second` in the order of the nodes."""
+
+    __slots__ = ("backward", "costs", "ends", "first", "forward", "groups", "second")
+
+    def __init__(self, first: int, second: int, ends: tuple[Indices, Indices], costs: Array) -> None:
+        self.first, self.second = first, second
+        self.forward = np.zeros(ends[1].size)
+        self.backward = np.zeros(ends[0].size)
+        self._set(ends, costs)
+
+    def _set(self, ends: tuple[Indices, Indices], costs: Array) -> None:
+        """Takes over classes and costs, dropping classes that no choice is in."""
+        renumbered: list[Indices] = []
+        for dim, end in enumerate(ends):
+            used, numbers = np.unique(end, return_inverse=True)
+            costs = np.take(costs, used, axis=dim)
+            renumbered.append(numbers)
+        self.costs = np.ascontiguousarray(costs)
+        self.ends = (renumbered[0], renumbered[1])
+        self.groups: list[tuple[Indices, Indices] | None] = []
+        for end, count in zip(self.ends, self.costs.shape, strict=True):
+            if end.size == count and (end == np.arange(count)).all():
+                self.groups.append(None)
+            else:
+                order = np.argsort(end, kind="stable")
+                self.groups.append((order, np.searchsorted(end[order], np.arange(count))))
+
+    def prune(self, dim: int, keep: Indices) -> None:
+        """Forgets the choices of one end that are not in `keep`."""
+        ends = (self.ends[0][keep], self.ends[1]) if dim == 0 else (self.ends[0], self.ends[1][keep])
+        if dim == 0:
+            self.backward = self.backward[keep]
+        else:
+            self.forward = self.forward[keep]
+        self._set(ends, self.costs)
+
+    def send(self, dim: int, offer: Array) -> Array:
+        """min over the choices of end `dim` of offer + costs, for every choice of the other end."""
+        group = self.groups[dim]
+        if group is not None:
+            offer = np.minimum.reduceat(offer[group[0]], group[1])
+        if dim == 0:
+            message = (self.costs + offer[:, None]).min(axis=0)
+        else:
+            message = (self.costs + offer).min(axis=1)
+        return message if self.groups[1 - dim] is None else message[self.ends[1 - dim]]
+
+    def given(self, pick: int) -> Array:
+        """Costs of every choice of the second end when the first end picks `pick`."""
+        return self.costs[self.ends[0][pick]][self.ends[1]]
+
+
+@final
+class Messages:
+    """The messages of a network. `extra` is added to the nodes' costs (prices of memory rows) and may change at any time."""
+
+    def __init__(self, network: Network) -> None:
+        self.constant = network.constant
+        self.unary, edges = normalise(network)
+        self.extra: dict[int, Array] = {}
+        self.order = sorted(self.unary)
+        self.ahead: dict[int, list[Wire]] = {node: [] for node in self.order}
+        self.behind: dict[int, list[Wire]] = {node: [] for node in self.order}
+        for edge in edges:
+            wire = Wire(*edge.nodes, edge.classes, edge.costs)
+            self.ahead[wire.first].append(wire)
+            self.behind[wire.second].append(wire)
+        self.bound = -np.inf
+        self.bounds: dict[int, Array] = {}
+
+    def _total(self, node: int) -> Array:
+        total = self.unary[node] + self.extra[node] if node in self.extra else self.unary[node].copy()
+        for wire in self.ahead[node]:
+            total += wire.backward
+        for wire in self.behind[node]:
+            total += wire.forward
+        return total
+
+    def _weight(self, node: int) -> float:
+        return 1.0 / max(len(self.ahead[node]), len(self.behind[node]), 1)
+
+    def sweep(self) -> float:
+        """One forward and one backward sweep; the lower bound they prove, also kept as `bound` (and `bounds` per choice)."""
+        taken = self.constant
+        before: dict[int, float] = {}
+        for node in self.order:
+            before[node] = taken
+            total = self._total(node)
+            least = float(total.min())
+            taken += least
+            share = (total - least) * self._weight(node)
+            for wire in self.ahead[node]:
+                message = wire.send(0, share - wire.backward)
+                low = float(message.min())
+                taken += low
+                wire.forward = message - low
+        after = 0.0
+        credit = dict.fromkeys(self.order, 0.0)
+        for node in reversed(self.order):
+            after += credit[node]
+            total = self._total(node)
+            self.bounds[node] = total + (before[node] + after)
+            least = float(total.min())
+            after += least
+            share = (total - least) * self._weight(node)
+            for wire in self.behind[node]:
+                message = wire.send(1, share - wire.forward)
+                low = float(message.min())
+                credit[wire.first] += low
+                wire.backward = message - low
+        self.bound = self.constant + after
+        return self.bound
+
+    def decode(self) -> dict[int, int]:
+        """A choice (as positions) read off the messages: each node's best, given those before it."""
+        picks: dict[int, int] = {}
+        for node in self.order:
+            total = self.unary[node] + self.extra[node] if node in self.extra else self.unary[node].copy()
+            for wire in self.ahead[node]:
+                total += wire.backward
+            for wire in self.behind[node]:
+                total += wire.given(picks[wire.first])
+            picks[node] = int(total.argmin())
+        return picks
+
+    def above(self, upper: float, offset: float) -> dict[int, Indices]:
+        """For nodes that lose some: the positions of the choices whose bound plus `offset` is not above `upper`."""
+        kept: dict[int, Indices] = {}
+        for node, bounds in self.bounds.items():
+            keep = bounds + offset <= upper
+            if not keep.all():
+                kept[node] = np.flatnonzero(keep)
+        return kept
+
+    def unsupported(self) -> dict[int, Indices]:
+        """For nodes that lose some: the positions of the choices that still have a possible partner on every edge."""
+        good: dict[int, NDArray[np.bool_]] = {}
+        for wires in self.ahead.values():
+            for wire in wires:
+                if np.isfinite(wire.costs).all():
+                    continue
+                for dim, node in enumerate((wire.first, wire.second)):
+                    lonely = np.isinf(wire.costs.min(axis=1 - dim))
+                    if lonely.any():
+                        fine = ~lonely[wire.ends[dim]]
+                        good[node] = fine & good[node] if node in good else fine
+        return {node: np.flatnonzero(fine) for node, fine in good.items()}
+
+    def prune(self, kept: Mapping[int, Indices]) -> None:
+        """Forgets choices of nodes; the bound stays valid for what is left."""
+        for node, keep in kept.items():
+            self.unary[node] = self.unary[node][keep]
+            if node in self.extra:
+                self.extra[node] = self.extra[node][keep]
+            for wire in self.ahead[node]:
+                wire.prune(0, keep)
+            for wire in self.behind[node]:
+                wire.prune(1, keep)
+            self.bounds.pop(node, None)

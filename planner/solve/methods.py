@@ -1,0 +1,44 @@
+"""The front door of the solver and the one table of its methods."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from planner.errors import SolverError
+from planner.problem import Problem
+from planner.solve.auto import solve_auto
+from planner.solve.brute import solve_brute
+from planner.solve.control import Control, Progress
+from planner.solve.lagrangian import solve_lagrangian
+from planner.solve.solution import Solution
+
+Method = Callable[[Problem, Control], Solution]
+
+METHODS: Mapping[str, Method] = {
+    "auto": solve_auto,
+    "brute": solve_brute,
+    "lagrangian": solve_lagrangian,
+}
+
+
+def solve(
+    problem: Problem,
+    *,
+    time_limit: float = 60.0,
+    seed: int = 0,
+    method: str = "auto",
+    progress: Progress | None = None,
+) -> Solution:
+    """The cheapest choice that violates no row, with a proven lower bound.
+
+    Stops after about `time_limit` seconds with the best choice and bound so far. `progress(value, bound)` hears of
+    improvements. The result depends on `seed` alone, unless the time limit cuts in.
+    Raises SolverError for an unknown method or a time limit that is not positive.
+    """
+    if method not in METHODS:
+        raise SolverError(f"there is no method {method!r}: choose one of {', '.join(sorted(METHODS))}.")
+    if not time_limit > 0:
+        raise SolverError(f"the time limit is {time_limit}: give a positive number of seconds.")
+    control = Control(time_limit=time_limit, started=time.perf_counter(), seed=seed, progress=progress)
+    return METHODS[method](problem, control)

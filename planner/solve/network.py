@@ -1,0 +1,88 @@
+"""The solver's working copy of a problem: nodes, merged edges and remaining choices, changed in place by reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.problem import Array, Problem
+
+Indices = NDArray[np.intp]
+
+
+@final
+class Network:
+    """A pairwise problem that shrinks: at most one table per pair of nodes, and only the choices still possible.
+
+    `unary[n][i]` is the cost of the i-th remaining choice of node n, `labels[n][i]` that choice in the problem's own
+    numbering (ascending), `tables[m][n]` the costs between m (rows) and n (columns); `tables[n][m]` is its transpose.
+    `live` are the nodes not yet eliminated, `constant` the cost that no longer depends on any choice.
+    """
+
+    def __init__(self, unary: list[Array], labels: list[Indices], tables: list[dict[int, Array]]) -> None:
+        self.unary = unary
+        self.labels = labels
+        self.tables = tables
+        self.live = set(range(len(unary)))
+        self.constant = 0.0
+
+    @staticmethod
+    def of(problem: Problem) -> Network:
+        """The whole problem as a network; parallel edges are merged, tables of single edges stay shared."""
+        tables: list[dict[int, Array]] = [{} for _ in problem.node_costs]
+        for edge in problem.edges:
+            m, n = edge.nodes
+            costs = edge.costs if n not in tables[m] else tables[m][n] + edge.costs
+            tables[m][n] = costs
+            tables[n][m] = costs.T
+        labels = [np.arange(costs.size) for costs in problem.node_costs]
+        return Network([costs.copy() for costs in problem.node_costs], labels, tables)
+
+    def copy(self) -> Network:
+        """An independent copy; tables are shared, because no reduction writes into a table."""
+        twin = Network([costs.copy() for costs in self.unary], list(self.labels), [dict(row) for row in self.tables])
+        twin.live = set(self.live)
+        twin.constant = self.constant
+        return twin
+
+    def keep(self, node: int, positions: Indices | NDArray[np.bool_]) -> None:
+        """Keeps only the given positions of a node's remaining choices."""
+        self.unary[node] = self.unary[node][positions]
+        self.labels[node] = self.labels[node][positions]
+        for other, table in self.tables[node].items():
+            kept = np.ascontiguousarray(table[positions])
+            self.tables[node][other] = kept
+            self.tables[other][node] = kept.T
+
+    def disconnect(self, m: int, n: int) -> None:
+        """Removes the edge between two nodes."""
+        del self.tables[m][n]
+        del self.tables[n][m]
+
+    def add_table(self, m: int, n: int, costs: Array) -> None:
+        """Adds costs between two nodes, merged with the edge that is there."""
+        if n in self.tables[m]:
+            costs = costs + self.tables[m][n]
+        self.tables[m][n] = costs
+        self.tables[n][m] = costs.T
+
+    def edges(self) -> Iterable[tuple[int, int, Array]]:
+        """The remaining edges (m, n, table) with m < n, in ascending order."""
+        for m in sorted(self.live):
+            for n in sorted(self.tables[m]):
+                if m < n:
+                    yield m, n, self.tables[m][n]
+
+    def value(self, choice: NDArray[np.intp]) -> float:
+        """Cost of a choice, given in the problem's numbering for all live nodes; `inf` if a choice is not left."""
+        picks: dict[int, int] = {}
+        for node in self.live:
+            pick = int(np.searchsorted(self.labels[node], choice[node]))
+            if pick == self.labels[node].size or self.labels[node][pick] != choice[node]:
+                return float("inf")
+            picks[node] = pick
+        total = self.constant + sum(float(self.unary[node][picks[node]]) for node in self.live)
+        return total + sum(float(table[picks[m], picks[n]]) for m, n, table in self.edges())

@@ -1,0 +1,751 @@
+"""Reading and rewriting programs: the only file that touches jaxprs.
+
+`trace` turns a function into a `Program` (its jaxpr, pytrees and names); `build_graph` flattens the program into a
+`Graph`; `rewrite` inserts sharding constraints into the jaxpr, loop bodies included. What the call-like primitives of
+the supported JAX releases carry in their params is known to `_structure` alone.
+
+Bodies of `jit`, `remat` and custom rules are expanded in place. A loop or branch body is a region of its own, entered
+and left through boundary ops that make the crossing visible to costs and to emission:
+
+    loop_const        outer tensor -> the same inside the loop
+    loop_carry_in     initial value -> carry of the body      } tied: one spec
+    loop_carry_out    carry the body returns -> outer result  }
+    loop_slice        stacked xs -> the slice of one trip
+    loop_stack        the slice of one trip -> stacked ys
+    branch_in         outer tensor -> operand of a branch
+    branch_out        the same result of every branch -> outer result
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal, Protocol
+
+import jax
+import jax.extend.core as jex_core
+import jax.extend.source_info_util as source_info_util
+import numpy as np
+
+from planner.errors import ArgumentError, TraceError
+from planner.graph import Aval, Graph, Op, Path, Region, Tensor
+
+BOUNDARY = frozenset(
+    ("loop_const", "loop_carry_in", "loop_carry_out", "loop_slice", "loop_stack", "branch_in", "branch_out")
+)
+ENTERING = frozenset(("loop_const", "loop_carry_in", "loop_slice", "branch_in"))
+"""Boundary ops whose operand lives in the parent of their region."""
+LEAVING = frozenset(("loop_carry_out", "loop_stack", "branch_out"))
+"""Boundary ops whose result lives in the parent of their region."""
+
+SlotKind = Literal["operand", "result", "invar", "outvar"]
+Slot = tuple[SlotKind, Path, int]
+"""A place where a constraint can stand: an operand or result of an equation, or an input or output of a body."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """One array of the flattened arguments or results."""
+
+    name: str
+    aval: Aval
+    weak: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A traced function: its jaxpr, the pytrees around it and the names of its leaves."""
+
+    jaxpr: Any
+    arguments: tuple[Leaf, ...]
+    results: tuple[Leaf, ...]
+    in_tree: Any
+    out_tree: Any
+    in_avals: tuple[Any, ...]
+    donated: frozenset[int]
+    dynamic_argnums: tuple[int, ...]
+    num_args: int
+    function_name: str
+
+
+# ---------------------------------------------------------------- tracing
+
+
+def trace(
+    fn: Callable[..., Any],
+    example_args: Sequence[Any],
+    *,
+    donate_argnums: Sequence[int] = (),
+    static_argnums: Sequence[int] = (),
+) -> Program:
+    """The program `fn` is for arguments like `example_args` (arrays or `jax.ShapeDtypeStruct`s; nothing is computed).
+
+    Raises: ArgumentError for arguments that are not arrays or positions that do not exist; TraceError when JAX cannot
+    trace the function.
+    """
+    if not callable(fn):
+        raise ArgumentError(f"fn must be a function, got {type(fn).__name__}; pass the function to be planned")
+    if not isinstance(example_args, (tuple, list)):
+        raise ArgumentError(
+            f"example_args must be the tuple of positional arguments, got {type(example_args).__name__}; "
+            "write plan(fn, (x,)) for one argument"
+        )
+    args = tuple(example_args)
+    static = _positions("static_argnums", static_argnums, len(args))
+    donate = _positions("donate_argnums", donate_argnums, len(args))
+    if static & donate:
+        raise ArgumentError(f"argument {min(static & donate)} is both static and donated; only arrays can be donated")
+    dynamic = tuple(i for i in range(len(args)) if i not in static)
+    parameters = _parameter_names(fn, len(args))
+
+    leaves: list[Leaf] = []
+    donated: set[int] = set()
+    for i in dynamic:
+        for path, value in jax.tree_util.tree_flatten_with_path(args[i])[0]:
+            name = _join(parameters[i], path)
+            if i in donate:
+                donated.add(len(leaves))
+            leaves.append(_argument_leaf(name, value))
+
+    def call(*dynamic_args: Any) -> Any:
+        full = list(args)
+        for i, value in zip(dynamic, dynamic_args, strict=True):
+            full[i] = value
+        return fn(*full)
+
+    abstract = jax.tree.map(_abstract, tuple(args[i] for i in dynamic))
+    try:
+        traced = jax.jit(call).trace(*abstract)
+    except Exception as error:
+        raise TraceError(
+            f"{_name_of(fn)} could not be traced: {type(error).__name__}: {error}. "
+            "The planner accepts what jax.jit accepts; make values that steer Python control flow static_argnums"
+        ) from error
+    jaxpr = traced.jaxpr
+    out_leaves, out_tree = jax.tree_util.tree_flatten_with_path(traced.out_info)
+    results = tuple(
+        Leaf(name=_join("out", path), aval=_aval(aval))
+        for (path, _), aval in zip(out_leaves, [v.aval for v in _open(jaxpr).outvars], strict=True)
+    )
+    return Program(
+        jaxpr=jaxpr,
+        arguments=tuple(leaves),
+        results=results,
+        in_tree=jax.tree.structure(tuple(args[i] for i in dynamic)),
+        out_tree=out_tree,
+        in_avals=tuple(jax.tree.leaves(abstract)),
+        donated=frozenset(donated),
+        dynamic_argnums=dynamic,
+        num_args=len(args),
+        function_name=_name_of(fn),
+    )
+
+
+def _positions(what: str, positions: Sequence[int] | int, count: int) -> frozenset[int]:
+    values = (positions,) if isinstance(positions, int) else tuple(positions)
+    for value in values:
+        if not isinstance(value, int) or not -count <= value < count:
+            raise ArgumentError(f"{what} holds {value!r}, but there are {count} arguments; use 0 to {count - 1}")
+    return frozenset(value % count for value in values)
+
+
+def _name_of(fn: Callable[..., Any]) -> str:
+    while isinstance(fn, partial):
+        fn = fn.func
+    return getattr(fn, "__name__", type(fn).__name__)
+
+
+def _parameter_names(fn: Callable[..., Any], count: int) -> tuple[str, ...]:
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    names: list[str] = []
+    for parameter in parameters:
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            names.extend(f"{parameter.name}/{i}" for i in range(count - len(names)))
+        elif parameter.kind is not inspect.Parameter.VAR_KEYWORD and parameter.kind is not parameter.KEYWORD_ONLY:
+            names.append(parameter.name)
+    names.extend(f"arg{i}" for i in range(len(names), count))
+    return tuple(names[:count])
+
+
+def _join(root: str, path: Any) -> str:
+    tail = jax.tree_util.keystr(path, simple=True, separator="/")
+    return f"{root}/{tail}" if tail else root
+
+
+def _argument_leaf(name: str, value: Any) -> Leaf:
+    if isinstance(value, (bool, int, float, complex)):
+        return Leaf(name=name, aval=_aval(jax.typeof(value)), weak=True)
+    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+        raise ArgumentError(
+            f"argument {name} is {value!r} of type {type(value).__name__}, not an array; "
+            "pass arrays or jax.ShapeDtypeStruct, and mark other values with static_argnums"
+        )
+    return Leaf(name=name, aval=_aval(value), weak=bool(getattr(value, "weak_type", False)))
+
+
+def _abstract(value: Any) -> Any:
+    if isinstance(value, (bool, int, float, complex)):
+        return value
+    return jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=bool(getattr(value, "weak_type", False)))
+
+
+def _aval(value: Any) -> Aval:
+    shape = tuple(getattr(value, "shape", ()))
+    if not all(isinstance(extent, (int, np.integer)) for extent in shape):
+        raise TraceError(f"the program has the symbolic shape {shape}; plan it for concrete shapes")
+    dtype = getattr(value, "dtype", None)
+    if dtype is None:
+        return Aval(shape=(), dtype=str(value), itemsize=0)
+    name = str(dtype)
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        # A key of the default generator is two 32-bit words; the layout of other extended types is close enough.
+        return Aval(shape=tuple(map(int, shape)), dtype=name, itemsize=8)
+    narrow = {"int4": 0.5, "uint4": 0.5, "int2": 0.25, "uint2": 0.25, "float4_e2m1fn": 0.5, "float0": 0}
+    return Aval(shape=tuple(map(int, shape)), dtype=name, itemsize=narrow.get(name, np.dtype(dtype).itemsize))
+
+
+# ---------------------------------------------------------------- what call-like primitives carry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Structure:
+    """How an equation's bodies relate to its operands and results."""
+
+    kind: Literal["inline", "scan", "while", "cond"]
+    bodies: tuple[tuple[str, int | None], ...]
+    """(param, index within the param or None) of each body."""
+    num_consts: int = 0
+    num_carry: int = 0
+    cond_consts: int = 0
+    length: float = 1
+
+
+_INLINE: Mapping[str, str] = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "composite": "jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+}
+
+
+def _structure(eqn: Any) -> _Structure | None:
+    """How to read the bodies of `eqn`, or None for a leaf (opaque kernels included)."""
+    name, params = eqn.primitive.name, eqn.params
+    if name in _INLINE:
+        return _Structure(kind="inline", bodies=((_INLINE[name], None),))
+    if name == "scan":
+        if "ft_in" in params:  # JAX 0.11 and later
+            consts, carry = (len(part) for part in params["ft_in"].unpack()[:2])
+        else:
+            consts, carry = params["num_consts"], params["num_carry"]
+        return _Structure(
+            kind="scan", bodies=(("jaxpr", None),), num_consts=consts, num_carry=carry, length=params["length"]
+        )
+    if name == "while":
+        return _Structure(
+            kind="while",
+            bodies=(("cond_jaxpr", None), ("body_jaxpr", None)),
+            cond_consts=params["cond_nconsts"],
+            num_consts=params["body_nconsts"],
+        )
+    if name == "cond":
+        return _Structure(kind="cond", bodies=tuple(("branches", i) for i in range(len(params["branches"]))))
+    return None
+
+
+def _open(jaxpr: Any) -> Any:
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def _consts(jaxpr: Any) -> Sequence[Any]:
+    return getattr(jaxpr, "consts", ())
+
+
+def _body(eqn: Any, body: tuple[str, int | None]) -> Any:
+    param, index = body
+    return eqn.params[param] if index is None else eqn.params[param][index]
+
+
+def _body_path(path: Path, body: tuple[str, int | None]) -> Path:
+    param, index = body
+    return (*path, param if index is None else f"{param}[{index}]")
+
+
+# ---------------------------------------------------------------- flattening into a graph
+
+
+@dataclass
+class _Builder:
+    """Accumulates ops and tensors while a jaxpr is walked."""
+
+    while_trips: float
+    ops: list[Op] = field(default_factory=list[Op])
+    tensors: list[Tensor] = field(default_factory=list[Tensor])
+    regions: list[Region] = field(default_factory=list[Region])
+    ties: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    notes: list[str] = field(default_factory=list[str])
+    names: dict[str, int] = field(default_factory=dict[str, int])
+    avals: dict[Any, Aval] = field(default_factory=dict[Any, Aval])
+    sources: dict[int, str] = field(default_factory=dict[int, str])
+    keep: list[Any] = field(default_factory=list[Any])
+    literals: dict[Aval, int] = field(default_factory=dict[Aval, int])
+    calls: list[str] = field(default_factory=lambda: ["(no source)"])
+
+    def tensor(self, aval: Aval, producer: int | None, name: str, kind: Any) -> int:
+        count = self.names.get(name, 0)
+        self.names[name] = count + 1
+        unique = name if count == 0 else f"{name}#{count + 1}"
+        self.tensors.append(Tensor(id=len(self.tensors), aval=aval, producer=producer, name=unique, kind=kind))
+        return len(self.tensors) - 1
+
+    def literal(self, literal: Any) -> int:
+        aval = self.aval(literal.aval)
+        if aval.shape:
+            return self.tensor(aval, None, "constant", "constant")
+        if aval not in self.literals:
+            self.literals[aval] = self.tensor(aval, None, f"literal {aval.dtype}", "constant")
+        return self.literals[aval]
+
+    def op(
+        self,
+        kind: str,
+        operands: Sequence[int],
+        avals: Sequence[Aval],
+        region: int,
+        path: Path,
+        source: str,
+        **more: Any,
+    ) -> tuple[int, ...]:
+        op_id = len(self.ops)
+        names = more.get("names") or [f"{source} {kind}"] * len(avals)
+        results = tuple(self.tensor(aval, op_id, name, "intermediate") for aval, name in zip(avals, names, strict=True))
+        self.ops.append(
+            Op(
+                id=op_id,
+                kind=kind,
+                operands=tuple(operands),
+                results=results,
+                params=more.get("params", {}),
+                region=region,
+                path=path,
+                source=source,
+            )
+        )
+        return results
+
+    def region(self, parent: int, kind: str, length: float, source: str) -> int:
+        trips = self.regions[parent].trips * length
+        self.regions.append(
+            Region(id=len(self.regions), parent=parent, kind=kind, trips=trips, length=length, source=source)
+        )
+        return len(self.regions) - 1
+
+    def aval(self, value: Any) -> Aval:
+        found = self.avals.get(value)
+        if found is None:
+            found = self.avals[value] = _aval(value)
+        return found
+
+    def source(self, eqn: Any) -> str:
+        """`file:line` of the user's code that made the equation; that of the enclosing call where it has none."""
+        key = id(eqn.source_info.traceback)
+        found = self.sources.get(key)
+        if found is None:
+            self.keep.append(eqn.source_info.traceback)
+            found = self.sources[key] = _short_source(source_info_util.summarize(eqn.source_info))
+        return found or self.calls[-1]
+
+
+def _short_source(text: str) -> str:
+    """`dir/file.py:line` of a summary such as `/path/dir/file.py:12:8 (function)`."""
+    place = text.split(" ", 1)[0]
+    pieces = place.split(":")
+    directory, _, file = pieces[0].rpartition("/")
+    short = f"{directory.rpartition('/')[2]}/{file}" if directory else file
+    return f"{short}:{pieces[1]}" if len(pieces) > 1 else short
+
+
+Env = dict[Any, int]
+
+
+def build_graph(program: Program, *, while_trips: float = 1.0) -> Graph:
+    """The flat op graph of a program; `while_trips` is the trip count assumed for `while` loops without a static one."""
+    builder = _Builder(while_trips=while_trips)
+    builder.regions.append(Region(id=0, parent=None, kind="program", trips=1, length=1, source=""))
+    jaxpr = _open(program.jaxpr)
+    env: Env = {}
+    inputs: list[int] = []
+    for var, leaf in zip(jaxpr.invars, program.arguments, strict=True):
+        env[var] = builder.tensor(leaf.aval, None, leaf.name, "argument")
+        inputs.append(env[var])
+    outputs = _walk(builder, program.jaxpr, env, (), 0)
+    ops, tensors, ties = _live(builder, outputs)
+    aliases, feeds = _pair_outputs(program)
+    return Graph(
+        ops=ops,
+        tensors=tensors,
+        regions=tuple(builder.regions),
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        output_names=tuple(leaf.name for leaf in program.results),
+        ties=ties,
+        aliases=aliases,
+        feeds=feeds,
+        notes=tuple(dict.fromkeys(builder.notes)),
+    )
+
+
+def _walk(b: _Builder, jaxpr: Any, env: Env, path: Path, region: int) -> list[int]:
+    """Adds the ops of one body; returns the tensors it returns. `env` maps the body's variables to tensors."""
+    body = _open(jaxpr)
+    for var, const in zip(body.constvars, _consts(jaxpr), strict=False):
+        env[var] = b.tensor(b.aval(jax.typeof(const)), None, "constant", "constant")
+
+    def read(atom: Any) -> int:
+        return b.literal(atom) if isinstance(atom, jex_core.Literal) else env[atom]
+
+    for index, eqn in enumerate(body.eqns):
+        here = (*path, index)
+        operands = [read(atom) for atom in eqn.invars]
+        structure = _structure(eqn)
+        if structure is None:
+            results = _leaf(b, eqn, operands, here, region)
+        elif structure.kind == "inline":
+            results = _inline(b, eqn, structure, operands, here, region)
+        elif structure.kind == "scan":
+            results = _scan(b, eqn, structure, operands, here, region)
+        elif structure.kind == "while":
+            results = _while(b, eqn, structure, operands, here, region)
+        else:
+            results = _cond(b, eqn, structure, operands, here, region)
+        env.update(zip(eqn.outvars, results, strict=True))
+    return [read(atom) for atom in body.outvars]
+
+
+def _leaf(b: _Builder, eqn: Any, operands: list[int], path: Path, region: int) -> Sequence[int]:
+    kind, source = eqn.primitive.name, b.source(eqn)
+    avals = [b.aval(v.aval) for v in eqn.outvars]
+    if kind == "optimization_barrier":
+        # One op per operand: the operands of a barrier have nothing to do with one another.
+        return [
+            b.op(kind, [operand], [aval], region, path, source, params={"position": i})[0]
+            for i, (operand, aval) in enumerate(zip(operands, avals, strict=True))
+        ]
+    names = [str(eqn.params["name"])] if kind == "name" else None
+    return b.op(kind, operands, avals, region, path, source, params=eqn.params, names=names)
+
+
+def _inline(b: _Builder, eqn: Any, s: _Structure, operands: list[int], path: Path, region: int) -> list[int]:
+    inner = _body(eqn, s.bodies[0])
+    env = dict(zip(_open(inner).invars, operands, strict=True))
+    b.calls.append(b.source(eqn))
+    results = _walk(b, inner, env, _body_path(path, s.bodies[0]), region)
+    b.calls.pop()
+    return results
+
+
+def _boundary(
+    b: _Builder,
+    kind: str,
+    operands: Sequence[int],
+    aval: Aval,
+    region: int,
+    place: tuple[Path, str, int, int],
+    source: str,
+) -> int:
+    """The result tensor of a boundary op. `place`: equation path, body, position in the equation and in the body."""
+    path, body, outer, inner = place
+    params = {"body": body, "outer": outer, "inner": inner}
+    return b.op(kind, operands, [aval], region, path, source, params=params)[0]
+
+
+def _scan(b: _Builder, eqn: Any, s: _Structure, operands: list[int], path: Path, region: int) -> list[int]:
+    body, inner = s.bodies[0], _body(eqn, s.bodies[0])
+    source, name, variables = b.source(eqn), _body_path((), s.bodies[0])[0], _open(inner).invars
+    loop = b.region(region, "scan", s.length, source)
+    env: Env = {}
+    carries: list[int] = []
+    for i, (operand, var) in enumerate(zip(operands, variables, strict=True)):
+        carry = s.num_consts <= i < s.num_consts + s.num_carry
+        kind = "loop_const" if i < s.num_consts else "loop_carry_in" if carry else "loop_slice"
+        env[var] = _boundary(b, kind, [operand], b.aval(var.aval), loop, (path, str(name), i, i), source)
+        if carry:
+            carries.append(env[var])
+    outs = _walk(b, inner, env, _body_path(path, body), loop)
+    results: list[int] = []
+    for i, (out, var) in enumerate(zip(outs, eqn.outvars, strict=True)):
+        kind = "loop_carry_out" if i < s.num_carry else "loop_stack"
+        results.append(_boundary(b, kind, [out], b.aval(var.aval), loop, (path, str(name), i, i), source))
+    b.ties.extend(zip(carries, results[: s.num_carry], strict=True))
+    return results
+
+
+def _while(b: _Builder, eqn: Any, s: _Structure, operands: list[int], path: Path, region: int) -> list[int]:
+    source = b.source(eqn)
+    b.notes.append(
+        f"{source}: the trip count of this while loop is not known; {b.while_trips:g} was assumed "
+        "(Options(while_trips=...) sets it)"
+    )
+    loop = b.region(region, "while", b.while_trips, source)
+    test, body = _body(eqn, s.bodies[0]), _body(eqn, s.bodies[1])
+    split = (s.cond_consts, s.cond_consts + s.num_consts)
+    test_env: Env = {}
+    body_env: Env = {}
+    for i, var in enumerate(_open(test).invars[: s.cond_consts]):
+        test_env[var] = _boundary(
+            b, "loop_const", [operands[i]], b.aval(var.aval), loop, (path, "cond_jaxpr", i, i), source
+        )
+    for i, var in enumerate(_open(body).invars[: s.num_consts]):
+        place = (path, "body_jaxpr", split[0] + i, i)
+        body_env[var] = _boundary(b, "loop_const", [operands[split[0] + i]], b.aval(var.aval), loop, place, source)
+    carries: list[int] = []
+    for i, var in enumerate(_open(body).invars[s.num_consts :]):
+        place = (path, "body_jaxpr", split[1] + i, s.num_consts + i)
+        carry = _boundary(b, "loop_carry_in", [operands[split[1] + i]], b.aval(var.aval), loop, place, source)
+        body_env[var] = test_env[_open(test).invars[s.cond_consts + i]] = carry
+        carries.append(carry)
+    tests = _walk(b, test, test_env, _body_path(path, s.bodies[0]), loop)
+    b.op("loop_test", tests, [], loop, path, source)
+    outs = _walk(b, body, body_env, _body_path(path, s.bodies[1]), loop)
+    results = [
+        _boundary(b, "loop_carry_out", [out], b.aval(var.aval), loop, (path, "body_jaxpr", i, i), source)
+        for i, (out, var) in enumerate(zip(outs, eqn.outvars, strict=True))
+    ]
+    b.ties.extend(zip(carries, results, strict=True))
+    return results
+
+
+def _cond(b: _Builder, eqn: Any, s: _Structure, operands: list[int], path: Path, region: int) -> list[int]:
+    source = b.source(eqn)
+    returned: list[list[int]] = []
+    for body in s.bodies:
+        inner, name = _body(eqn, body), str(_body_path((), body)[0])
+        branch = b.region(region, "cond", 1, source)
+        env = {
+            var: _boundary(b, "branch_in", [operand], b.aval(var.aval), branch, (path, name, i + 1, i), source)
+            for i, (operand, var) in enumerate(zip(operands[1:], _open(inner).invars, strict=True))
+        }
+        returned.append(_walk(b, inner, env, _body_path(path, body), branch))
+    names = [str(_body_path((), body)[0]) for body in s.bodies]
+    results: list[int] = []
+    for i, var in enumerate(eqn.outvars):
+        operands_out = [outs[i] for outs in returned]
+        params = {"bodies": names, "outer": i, "inner": i}
+        results += b.op("branch_out", operands_out, [b.aval(var.aval)], region, path, source, params=params)
+    return results
+
+
+def _live(
+    b: _Builder, outputs: Sequence[int]
+) -> tuple[tuple[Op, ...], tuple[Tensor, ...], tuple[tuple[int, int], ...]]:
+    """The ops whose results reach an output (or that have an effect), renumbered; XLA drops the rest as well."""
+    needed = [False] * len(b.tensors)
+    for tensor in outputs:
+        needed[tensor] = True
+    partner: dict[int, int] = {}
+    for inside, outside in b.ties:
+        partner[inside] = outside
+    keep = [False] * len(b.ops)
+    changed = True
+    while changed:
+        changed = False
+        for op in reversed(b.ops):
+            if keep[op.id]:
+                continue
+            effect = op.kind == "loop_test" or (not op.results) or bool(op.kind in _EFFECTS)
+            if effect or any(needed[t] for t in op.results):
+                keep[op.id] = changed = True
+                for tensor in op.operands:
+                    needed[tensor] = True
+        for inside, outside in partner.items():
+            if needed[inside] and not needed[outside]:
+                needed[outside] = changed = True
+    ids: dict[int, int] = {}
+    kept: list[Op] = []
+    for op in b.ops:
+        if keep[op.id]:
+            ids[op.id] = len(kept)
+            kept.append(replace(op, id=len(kept)))
+    tensors = tuple(replace(t, producer=ids.get(t.producer)) if t.producer is not None else t for t in b.tensors)
+    ties = tuple((i, o) for i, o in b.ties if needed[i] and needed[o])
+    return tuple(kept), tensors, ties
+
+
+_EFFECTS = frozenset(("debug_callback", "io_callback", "debug_print", "check", "swap", "addupdate", "ref_set"))
+
+
+def _pair_outputs(program: Program) -> tuple[dict[int, int], dict[int, int]]:
+    """(aliases, feeds): the donated input an output reuses, and the input an output becomes at the next call.
+
+    An output is fed back where a subtree of the results has the structure and avals of an argument (a train state, a
+    cache), or where it can reuse a donated argument's buffer.
+    """
+    arguments = _subtrees(program.in_tree, [leaf.aval for leaf in program.arguments], depth=1)
+    results = _subtrees(program.out_tree, [leaf.aval for leaf in program.results], depth=3)
+    feeds: dict[int, int] = {}
+    used: set[int] = set()
+    for start, stop, tree, avals in sorted(arguments, key=lambda part: part[0] - part[1]):
+        donated = all(i in program.donated for i in range(start, stop))
+        if stop == start or (stop - start == 1 and not donated) or used & set(range(start, stop)):
+            continue
+        for out_start, out_stop, out_tree, out_avals in results:
+            taken = any(i in feeds for i in range(out_start, out_stop))
+            if tree == out_tree and avals == out_avals and not taken:
+                feeds.update(zip(range(out_start, out_stop), range(start, stop), strict=True))
+                used.update(range(start, stop))
+                break
+    free = [i for i in sorted(program.donated) if i not in used]
+    for position, leaf in enumerate(program.results):
+        if position in feeds:
+            continue
+        match = next((i for i in free if program.arguments[i].aval == leaf.aval), None)
+        if match is not None:
+            feeds[position] = match
+            free.remove(match)
+    aliases = {out: arg for out, arg in feeds.items() if arg in program.donated}
+    return aliases, feeds
+
+
+def _subtrees(tree: Any, avals: list[Aval], *, depth: int) -> list[tuple[int, int, Any, list[Aval]]]:
+    """(start, stop, treedef, avals) of the subtrees down to `depth`, outermost first."""
+    found: list[tuple[int, int, Any, list[Aval]]] = []
+
+    def visit(node: Any, start: int, level: int) -> None:
+        stop = start + node.num_leaves
+        if level:
+            found.append((start, stop, node, avals[start:stop]))
+        if level < depth:
+            for child in node.children():
+                visit(child, start, level + 1)
+                start += child.num_leaves
+
+    visit(tree, 0, 0)
+    found.sort(key=lambda part: part[0] - part[1])
+    return found
+
+
+# ---------------------------------------------------------------- rewriting
+
+
+class Edits(Protocol):
+    """The shardings to be laid on the places of a program, one after the other; () where nothing was decided."""
+
+    def __call__(self, slot: Slot) -> Sequence[Any]: ...
+
+
+def slots(op: Op) -> tuple[tuple[tuple[Slot, ...], ...], tuple[tuple[Slot, ...], ...]]:
+    """The places of each operand and of each result of an op; a place is where emission can constrain it."""
+    if op.kind == "optimization_barrier":
+        position = op.params["position"]
+        return ((("operand", op.path, position),),), ((("result", op.path, position),),)
+    if op.kind not in BOUNDARY:
+        return (
+            tuple((("operand", op.path, i),) for i in range(len(op.operands))),
+            tuple((("result", op.path, i),) for i in range(len(op.results))),
+        )
+    outer, inner = op.params["outer"], op.params["inner"]
+    if op.kind == "branch_out":
+        return (
+            tuple((("outvar", (*op.path, body), inner),) for body in op.params["bodies"]),
+            ((("result", op.path, outer),),),
+        )
+    body = (*op.path, op.params["body"])
+    if op.kind in ENTERING:
+        return ((("operand", op.path, outer),),), ((("invar", body, inner),),)
+    return ((("outvar", body, inner),),), ((("result", op.path, outer),),)
+
+
+def constrained(program: Program, edits: Edits) -> Callable[..., list[Any]]:
+    """The program as a function of its flat arguments, with the shardings of `edits` laid on, bodies included.
+
+    The result is as differentiable as the original: constraints are inserted as equations, nothing is interpreted.
+    """
+    rewriter = _Rewriter(edits=edits)
+    jaxpr = rewriter.rewrite(program.jaxpr, ())
+    return jex_core.jaxpr_as_fun(_closed(jaxpr))
+
+
+def _closed(jaxpr: Any) -> Any:
+    return jaxpr if hasattr(jaxpr, "consts") else jex_core.ClosedJaxpr(jaxpr, ())
+
+
+@dataclass
+class _Rewriter:
+    """Copies jaxprs with constraint equations added; `templates` are constraint equations by aval and sharding."""
+
+    edits: Edits
+    templates: dict[tuple[Any, Any], Any] = field(default_factory=dict[tuple[Any, Any], Any])
+
+    def _lay(self, atom: Any, shardings: Sequence[Any], eqns: list[Any], final: Any = None) -> Any:
+        """Appends equations that lay `shardings` on `atom`, the last one defining `final` if given."""
+        for i, sharding in enumerate(shardings):
+            key = (atom.aval, sharding)
+            template = self.templates.get(key)
+            if template is None:
+                spec = jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
+                made = jax.make_jaxpr(lambda x, s=sharding: jax.lax.with_sharding_constraint(x, s))(spec)
+                template = self.templates[key] = _open(made).eqns[0]
+            var = final if final is not None and i == len(shardings) - 1 else _fresh(atom)
+            eqns.append(template.replace(invars=[atom], outvars=[var]))
+            atom = var
+        return atom
+
+    def rewrite(self, jaxpr: Any, path: Path) -> Any:
+        """`jaxpr` (open or closed) with the constraints of its places, and of those of its bodies."""
+        body = _open(jaxpr)
+        renamed: dict[Any, Any] = {}
+        eqns: list[Any] = []
+
+        def read(atom: Any) -> Any:
+            return atom if isinstance(atom, jex_core.Literal) else renamed.get(atom, atom)
+
+        for i, var in enumerate(body.invars):
+            shardings = self.edits(("invar", path, i))
+            if shardings:
+                renamed[var] = self._lay(var, shardings, eqns)
+        for index, eqn in enumerate(body.eqns):
+            here = (*path, index)
+            operands: list[Any] = []
+            for i, atom in enumerate(eqn.invars):
+                shardings = () if isinstance(atom, jex_core.Literal) else self.edits(("operand", here, i))
+                operands.append(self._lay(read(atom), shardings, eqns))
+            outvars = list(eqn.outvars)
+            after: list[tuple[Any, Any, Sequence[Any]]] = []
+            for i, var in enumerate(eqn.outvars):
+                shardings = self.edits(("result", here, i))
+                if shardings and not isinstance(var, jex_core.DropVar):
+                    outvars[i] = _fresh(var)
+                    after.append((outvars[i], var, shardings))
+            structure = _structure(eqn)
+            params = dict(eqn.params)
+            for place in structure.bodies if structure else ():
+                name, position = place
+                inner = self.rewrite(_body(eqn, place), _body_path(here, place))
+                if position is None:
+                    params[name] = inner
+                else:
+                    params[name] = tuple(inner if i == position else old for i, old in enumerate(params[name]))
+            eqns.append(eqn.replace(invars=operands, outvars=outvars, params=params))
+            for fresh, var, shardings in after:
+                self._lay(fresh, shardings, eqns, final=var)
+        outvars = []
+        for i, atom in enumerate(body.outvars):
+            shardings = () if isinstance(atom, jex_core.Literal) else self.edits(("outvar", path, i))
+            outvars.append(self._lay(read(atom), shardings, eqns))
+        new = body.replace(eqns=eqns, outvars=outvars)
+        return new if jaxpr is body else jaxpr.replace(jaxpr=new)
+
+
+def _fresh(var: Any) -> Any:
+    return jex_core.Var(var.aval)

@@ -1,0 +1,20 @@
+"""Eight virtual CPU devices for every test, set before jax is imported, and Hypothesis made deterministic."""
+
+import os
+
+import hypothesis
+
+_DEVICES = "--xla_force_host_platform_device_count"
+if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}=8".strip()
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# libtpu is used as a compiler only: without these it looks for a TPU's metadata server and refuses a second process.
+os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-16")
+os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+
+hypothesis.settings.register_profile(
+    "ci", deadline=None, derandomize=True, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("ci")

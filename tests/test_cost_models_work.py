@@ -1,0 +1,130 @@
+"""Floating-point operations: against XLA's own count, and against formulas."""
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from cost_models import engine, flops, is_known
+from cost_models.primitives import ELEMENTWISE, MOVES, SPECIAL
+from cost_models.work import FORMULAS, MATRIX_KINDS
+
+
+def counted(fn: Callable[..., Any], *shapes: tuple[int, ...]) -> tuple[float, set[str]]:
+    """The flops of a function without loops, summed over its equations, and the kinds of these."""
+    traced = jax.make_jaxpr(fn)(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes))
+    total, kinds, pending = 0.0, set[str](), [traced.jaxpr]
+    while pending:
+        for eqn in pending.pop().eqns:
+            if eqn.primitive.name == "jit":
+                pending.append(eqn.params["jaxpr"].jaxpr)
+                continue
+            operands = [v.aval.shape for v in eqn.invars]  # type: ignore[union-attr]
+            results = [v.aval.shape for v in eqn.outvars]  # type: ignore[union-attr]
+            total += flops(eqn.primitive.name, operands, results, eqn.params)
+            kinds.add(eqn.primitive.name)
+    return total, kinds
+
+
+def by_xla(fn: Callable[..., Any], *shapes: tuple[int, ...]) -> float:
+    cost = jax.jit(fn).lower(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)).cost_analysis()
+    assert cost is not None
+    return cost.get("flops", 0.0) + cost.get("transcendentals", 0.0)
+
+
+def conv(**options: Any) -> Callable[..., Any]:
+    settings: dict[str, Any] = {"window_strides": (1, 1), "padding": "SAME", **options}
+    return lambda x, k: lax.conv_general_dilated(x, k, dimension_numbers=("NHWC", "HWIO", "NHWC"), **settings)
+
+
+CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
+    "batched dot": (lambda a, b: jnp.einsum("bmk,bkn->bmn", a, b), ((3, 8, 16), (3, 16, 32))),
+    "convolution, dilated input": (conv(lhs_dilation=(2, 2), padding="VALID"), ((2, 9, 9, 3), (3, 3, 3, 5))),
+    "convolution, dilated kernel": (conv(rhs_dilation=(2, 3)), ((2, 16, 16, 3), (3, 3, 3, 5))),
+    "convolution, grouped": (conv(feature_group_count=4), ((2, 8, 8, 8), (3, 3, 2, 12))),
+    "convolution, padded": (conv(), ((2, 8, 8, 3), (5, 3, 3, 4))),
+    "convolution, strided": (conv(window_strides=(2, 2), padding=((1, 1), (0, 2))), ((2, 9, 9, 3), (3, 3, 3, 4))),
+    "dot": (lambda a, b: a @ b, ((8, 16), (16, 4))),
+    "multiply": (lambda a, b: a * b, ((8, 16), (8, 16))),
+    "sum": (lambda a: lax.reduce_sum_p.bind(a, axes=(1,), out_sharding=None), ((64, 128),)),
+    "tanh": (lambda a: lax.tanh(a), ((8, 16),)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_agrees_with_xla(name: str) -> None:
+    fn, shapes = CASES[name]
+    assert counted(fn, *shapes)[0] == pytest.approx(by_xla(fn, *shapes), rel=0.02)
+
+
+def test_the_gradients_of_a_convolution_agree_with_xla() -> None:
+    fn = conv(window_strides=(2, 2))
+    shapes = ((2, 12, 12, 3), (3, 3, 3, 4))
+    for argument in (0, 1):
+
+        def gradient(x: jax.Array, k: jax.Array, argument: int = argument) -> jax.Array:
+            return jax.vjp(fn, x, k)[1](jnp.ones((2, 6, 6, 4)))[argument]
+
+        total, kinds = counted(gradient, *shapes)
+        assert "conv_general_dilated" in kinds
+        assert total == pytest.approx(by_xla(gradient, *shapes), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes", "expected"),
+    [
+        (lambda a: lax.linalg.cholesky(a, symmetrize_input=False), ((5, 6, 6),), 5 * 6**3 / 3),
+        (lambda a: lax.fft(a, lax.FftType.FFT, (64,)), ((4, 64),), 4 * 5 * 64 * 6),
+        (lambda a: lax.fft(a, lax.FftType.RFFT, (64,)), ((4, 64),), 4 * 2.5 * 64 * 6),
+        (lambda a: lax.linalg.lu(a), ((6, 6),), 2 * 6**3 / 3),
+        (lambda a: lax.sort(a, dimension=0), ((8, 3),), 8 * 3 * 3),
+        (lambda a, b: lax.linalg.triangular_solve(a, b, left_side=True), ((6, 6), (6, 4)), 6 * 6 * 4),
+        (lambda a: lax.cumsum(a), ((8, 3),), 24),
+        (lambda a: lax.integer_pow(a, 3), ((10,),), 20),
+        (lambda a: lax.integer_pow(a, -1), ((10,),), 10),
+        (lambda a: lax.reshape(a, (24,)), ((8, 3),), 0),
+        (lambda a: lax.top_k(a, 4)[0], ((2, 16),), 64),
+    ],
+)
+def test_formulas(fn: Callable[..., Any], shapes: tuple[tuple[int, ...], ...], expected: float) -> None:
+    assert counted(fn, *shapes)[0] == pytest.approx(expected)
+
+
+def test_a_ragged_dot_multiplies_every_row_once() -> None:
+    sizes = jnp.array([3, 5], jnp.int32)
+    total, kinds = counted(lambda a, b: lax.ragged_dot(a, b, sizes), (8, 16), (2, 16, 4))
+    assert kinds & {"ragged_dot", "ragged_dot_general"}
+    assert total == 2 * 8 * 16 * 4
+
+
+def test_attention_is_two_matmuls_forward_and_five_backward() -> None:
+    shapes = [(2, 128, 4, 64), (2, 256, 4, 64), (2, 256, 4, 64)]
+    forward = flops("dot_product_attention_fwd_wrapper", shapes, [(2, 128, 4, 64)], {"layout": 0})
+    assert forward == 2 * (2 * 2 * 4 * 128 * 256 * 64)
+    assert flops("dot_product_attention_bwd_wrapper", shapes, [(2, 128, 4, 64)], {"layout": 0}) == 2.5 * forward
+
+
+def test_an_unknown_primitive_counts_its_result_and_says_so() -> None:
+    assert not is_known("nonbatchable")
+    assert flops("nonbatchable", [(3,)], [(4, 5)], {}) == 20
+    assert flops("nonbatchable", [], [], {}) == 0
+    assert engine("nonbatchable") == "vector"
+
+
+def test_tables_are_disjoint_and_name_engines() -> None:
+    tables = (ELEMENTWISE, MOVES, set(SPECIAL), set(FORMULAS))
+    assert sum(map(len, tables)) == len(set().union(*tables))
+    assert {kind for kind in FORMULAS if engine(kind) == "matrix"} == MATRIX_KINDS
+
+
+def test_the_common_primitives_of_jax_are_known() -> None:
+    names = {o.name for o in gc.get_objects() if isinstance(o, jex.Primitive)}
+    prefixes = ("reduce_", "cum", "conv", "dot", "scatter", "arg", "select_n", "sort", "fft", "exp", "log")
+    missing = {n for n in names if n.startswith(prefixes) and not is_known(n)}
+    starts = {n for n in missing if n.endswith(("_start", "_done")) or n.startswith(("log_", "dot_product_attention"))}
+    assert missing - starts == set()

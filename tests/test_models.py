@@ -1,0 +1,66 @@
+"""Every benchmark program runs a step on one device, and traces from shapes alone at its real size."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from benchmarks.models import MODELS, TEXTBOOK
+
+SLOW = {"vit"}
+"""nnx takes seconds to build the 32 layers of ViT-H as shapes."""
+
+
+def _shapes(tree):
+    return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)
+
+
+def _check_step(model):
+    results = jax.jit(model.fn)(*model.args)
+    if model.kind == "inference":
+        logits, cache = results
+        assert jnp.isfinite(logits).all()
+        assert _shapes(cache) == _shapes(model.args[1])
+        return
+    *state, loss = results
+    assert loss.shape == ()
+    assert jnp.isfinite(loss)
+    before = model.args[: len(state)]
+    assert _shapes(tuple(state)) == _shapes(before)
+    changed = jax.tree.map(lambda a, b: bool((a != b).any()), state[0], before[0])
+    assert any(jax.tree.leaves(changed))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_small_runs(name):
+    _check_step(MODELS[name]("small"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TEXTBOOK)
+def test_textbook_runs(name):
+    _check_step(TEXTBOOK[name]())
+
+
+@pytest.mark.parametrize("name", TEXTBOOK)
+def test_textbook_traces(name):
+    model = TEXTBOOK[name]()
+    assert model.name == name
+    *state, loss = jax.eval_shape(model.fn, *model.args)
+    assert loss.shape == ()
+    assert _shapes(tuple(state)) == _shapes(model.args[: len(state)])
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in MODELS])
+def test_real_traces_without_allocating(name):
+    model = MODELS[name]("real")
+    assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(model.args))
+    closed, results = jax.make_jaxpr(model.fn, return_shape=True)(*model.args)
+    assert not closed.consts
+    returned = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(results)]
+    donated = [model.args[n] for n in model.donate_argnums]
+    assert all((leaf.shape, leaf.dtype) in returned for leaf in jax.tree.leaves(donated))
+
+
+def test_unknown_size_is_an_error():
+    with pytest.raises(ValueError, match="'small' or 'real', got 'huge'"):
+        MODELS["mlp"]("huge")

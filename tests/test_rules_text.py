@@ -1,0 +1,97 @@
+"""Every rule's text is the one in the table; the tables are complete, sorted, and loud about what they do not know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import rule_cases
+from planner.factors import parse_rule
+from planner.graph import Aval
+from planner.rules import FAMILIES, FUSIBLE, RULES, family, rule_of
+from planner.rules.build import fits
+
+UNTESTED = {
+    "from_edtype": "float types of the user's own",
+    "iota_2x32_shape": "only inside the lowering of random bits",
+    "layout_constraint": "not reachable by public API",
+    "nonbatchable": "a marker of equinox",
+    "nondifferentiable_backward": "a marker of equinox",
+    "nontraceable": "a marker of equinox",
+    "philox2x32": "not reachable by public API",
+    "philox4x32": "not reachable by public API",
+    "preduced": "only inside shard_map",
+    "pvary": "only inside shard_map",
+    "relayout": "not reachable by public API",
+    "reshard": "needs a mesh with explicit axes",
+    "select_and_scatter": "made by no public function",
+    "select_if_vmap": "a marker of equinox",
+    "shard_alike": "not reachable by public API",
+    "stage": "not reachable by public API",
+    "threefry4x32": "not reachable by public API",
+    "tie": "not reachable by public API",
+    "to_edtype": "float types of the user's own",
+    "with_memory_space_constraint": "only inside kernels",
+    "xla_metadata_value": "not reachable by public API",
+    "zeros_like": "only while differentiating",
+}
+"""Primitives with a rule and without a case: why."""
+
+
+def _aval(*shape: int) -> Aval:
+    return Aval(shape=shape, dtype="float32", itemsize=4)
+
+
+@pytest.mark.parametrize(("name", "function", "arrays", "text"), rule_cases.CASES, ids=[c[0] for c in rule_cases.CASES])
+def test_text(name: str, function: Callable[..., Any], arrays: str, text: str) -> None:
+    equation = rule_cases.equation(name, function, arrays)
+    if equation is None:
+        pytest.skip("this JAX has no such primitive")
+    rule = rule_of(name.split()[0], equation.operands, equation.results, equation.params)
+    assert str(rule) == text
+    assert rule is not None
+    assert fits(rule, equation.operands, equation.results)
+    assert str(parse_rule(text)) == text, "factors are not named in order of first appearance"
+
+
+def test_cases_are_sorted_and_unique() -> None:
+    names = [name for name, *_ in rule_cases.CASES]
+    assert names == sorted(set(names))
+
+
+def test_every_rule_has_a_case_or_a_reason() -> None:
+    tested = {name.split()[0] for name, *_ in rule_cases.CASES}
+    assert tested | set(UNTESTED) == set(RULES)
+    assert not tested & set(UNTESTED)
+
+
+def test_tables_are_sorted_and_agree() -> None:
+    assert list(RULES) == sorted(RULES)
+    assert list(FAMILIES) == sorted(FAMILIES)
+    assert set(RULES) <= set(FAMILIES)
+    assert set(RULES) >= FUSIBLE
+    assert family("no such primitive") == "other"
+
+
+@pytest.mark.parametrize("kind", sorted(set(RULES) - {"empty", "iota"}))
+def test_params_of_an_unknown_form_do_not_raise(kind: str) -> None:
+    operands, results = [_aval(4, 6)] * 3, [_aval(4, 6)] * 2
+    for params in ({}, {"axes": 7, "dimension_numbers": None, "axis": 9, "dimension": "x", "padding": ()}):
+        rule = rule_of(kind, operands, results, params)
+        assert rule is None or fits(rule, operands, results)
+
+
+def test_unknown_primitive_has_no_rule() -> None:
+    assert rule_of("no such primitive", [_aval(4)], [_aval(4)], {}) is None
+
+
+def test_op_without_results_has_no_rule() -> None:
+    assert rule_of("add", [_aval(4)], [], {}) is None
+
+
+def test_sizes_of_factors_are_those_of_the_arrays() -> None:
+    rule = rule_of("reshape", [_aval(12, 5)], [_aval(4, 15)], {})
+    assert rule is not None
+    assert rule.sizes == (4, 3, 5)
