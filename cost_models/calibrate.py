@@ -139,6 +139,14 @@ class _Timer:
         return statistics.median(timings) / repeats
 
 
+def _line(units: Sequence[float], seconds: Sequence[float]) -> Fit:
+    """The fitted line; where noise hides the slope, that from the origin to the largest point: no work is free."""
+    fit = fit_line(units, seconds)
+    if fit.seconds_per_unit > 0:
+        return fit
+    return Fit(latency_s=0.0, seconds_per_unit=seconds[-1] / units[-1], residual=fit.residual)
+
+
 def _divisors(count: int) -> list[int]:
     return [size for size in range(1, count + 1) if count % size == 0]
 
@@ -159,7 +167,7 @@ def _matmul(timer: _Timer, dtype: str) -> Fit:
         work = 2.0 * size**3
         units.append(work)
         seconds.append(timer.seconds(body, (size, size), dtype, group=1, repeats=_repeats(work, 5e7)))
-    return fit_line(units, seconds)
+    return _line(units, seconds)
 
 
 def _elementwise(timer: _Timer) -> Fit:
@@ -171,7 +179,7 @@ def _elementwise(timer: _Timer) -> Fit:
     seconds = [
         timer.seconds(body, (size // 4,), "float32", group=1, repeats=_repeats(size, 1 << 24)) for size in PASS_BYTES
     ]
-    return fit_line([2.0 * size for size in PASS_BYTES], seconds)
+    return _line([2.0 * size for size in PASS_BYTES], seconds)
 
 
 def _vector(timer: _Timer) -> Fit:
@@ -184,7 +192,7 @@ def _vector(timer: _Timer) -> Fit:
         return y * 1e-3
 
     seconds = [timer.seconds(body, (size // 4,), "float32", group=1, repeats=64) for size in VECTOR_BYTES]
-    return fit_line([2.0 * VECTOR_STEPS * size / 4 for size in VECTOR_BYTES], seconds)
+    return _line([2.0 * VECTOR_STEPS * size / 4 for size in VECTOR_BYTES], seconds)
 
 
 def _collective(timer: _Timer, kind: str, group: int) -> Fit:
@@ -196,7 +204,7 @@ def _collective(timer: _Timer, kind: str, group: int) -> Fit:
         shard = elements // group if kind == "all-gather" else elements
         body = _BODIES[kind](group)
         seconds.append(timer.seconds(body, (shard,), "float32", group=group, repeats=_repeats(size, 1 << 22)))
-    return fit_line([float(size) for size in COLLECTIVE_BYTES], seconds)
+    return _line([float(size) for size in COLLECTIVE_BYTES], seconds)
 
 
 def _all_reduce(group: int) -> Body:

@@ -6,9 +6,11 @@ algorithms bring into a device (`links`), and l a hop:
 
     all-gather          bytes (n-1)/n / w    hops: half a ring, a line, log2 n of a switch
     reduce-scatter      the same, backwards
-    all-reduce          reduce-scatter, then all-gather (bandwidth optimal: Patarasu & Yuan 2009)
+    all-reduce          both, one after the other (bandwidth optimal: Patarasu & Yuan 2009)
     all-to-all          bytes n/8 / link     on a ring, n/4 on a line, (n-1)/n on a switch: what crosses the middle
     collective-permute  bytes / link         a shift to the neighbour
+
+On a torus of several dims `links.routed` says which of these use all dims at once and which one ring.
 
 References: Thakur, Rabenseifner & Gropp 2005, https://doi.org/10.1177/1094342005051521; Patarasu & Yuan 2009,
 https://doi.org/10.1016/j.jpdc.2008.09.002; https://jax-ml.github.io/scaling-book/sharding (TPU rings) and
@@ -22,7 +24,7 @@ import math
 from typing import Literal, get_args
 
 from cost_models.errors import CostModelError
-from cost_models.links import Link, Segment, gather_seconds_per_byte, merged
+from cost_models.links import Link, Segment, gather_seconds_per_byte, merged, routed
 
 CollectiveKind = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"]
 COLLECTIVE_KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
@@ -48,9 +50,11 @@ def affine(kind: str, links: tuple[Link, ...]) -> tuple[float, float]:
     if kind == "collective-permute":
         latency = sum(s.latency_s * _shift_hops(s) for s in segments)
         return latency, max((1 / s.bytes_per_s for s in segments), default=0.0)
-    latency = sum(s.latency_s * s.hops for s in segments)
     if kind == "all-to-all":
+        latency = sum(s.latency_s * s.hops for s in segments)
         return latency, max((_bisection_seconds_per_byte(s) for s in segments), default=0.0)
+    segments = routed(kind, segments)
+    latency = sum(s.latency_s * s.hops for s in segments)
     passes = 2 if kind == "all-reduce" else 1
     return passes * latency, passes * gather_seconds_per_byte(segments)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ class Segment:
     `extent`: devices along it; `wrap`: it closes to a ring; `bytes_per_s`: one direction of one wire (torus), a
     device's port (switch), or the wire between two devices (full), already divided by `stride` on a torus, since that
     many interleaved groups share the wires; `latency_s`: one hop between neighbours of the group; `dim` and `stride`:
-    which physical dim, and the distance between neighbours on it.
+    which physical dim, and the distance between neighbours on it; `dim_extent`: devices along the whole dim;
+    `torus_dims`: the dims of the topology that are a torus.
     """
 
     extent: int
@@ -29,6 +31,8 @@ class Segment:
     kind: LinkKind
     dim: int = 0
     stride: int = 1
+    dim_extent: int = 0
+    torus_dims: int = 1
 
     @property
     def ring_bytes_per_s(self) -> float:
@@ -63,7 +67,7 @@ class Link:
     @property
     def bytes_per_s(self) -> float:
         """The effective rate of an all-gather along this axis: bytes received per device and second."""
-        per_byte = gather_seconds_per_byte(self.dims)
+        per_byte = gather_seconds_per_byte(routed("all-gather", self.dims))
         return math.inf if per_byte == 0 else (self.size - 1) / self.size / per_byte
 
     @property
@@ -93,20 +97,42 @@ def merged(links: tuple[Link, ...]) -> tuple[Segment, ...]:
         current = parts[0]
         for part in parts[1:]:
             if part.stride == current.stride * current.extent:
-                current = Segment(
-                    extent=current.extent * part.extent,
-                    wrap=part.wrap,
-                    bytes_per_s=current.bytes_per_s,
-                    latency_s=current.latency_s,
-                    kind=current.kind,
-                    dim=dim,
-                    stride=current.stride,
-                )
+                current = dataclasses.replace(current, extent=current.extent * part.extent, wrap=part.wrap)
             else:
                 result.append(current)
                 current = part
         result.append(current)
     return tuple(result)
+
+
+def routed(kind: str, segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+    """The segments as the TPU compiler uses them: where it takes one ring for several torus dims, that ring.
+
+    Read off the emitters that libtpu 0.0.42 names in compiled programs for v5e, v6e and v5p slices: an all-reduce uses
+    all dims at once ("ND" strategies) where its group spans whole dims, a reduce-scatter where it is the whole slice,
+    an all-gather where that has three dims; every other group becomes one ring through all its devices. Groups that
+    interleave along one dim let their rings turn at different places of the other.
+    """
+    torus = tuple(s for s in segments if s.kind == "torus" and s.extent > 1)
+    if len(torus) < 2:
+        return segments
+    whole_dims = all(s.extent == s.dim_extent for s in torus)
+    whole_slice = whole_dims and len(torus) == torus[0].torus_dims
+    if {
+        "all-reduce": whole_dims,
+        "reduce-scatter": whole_slice,
+        "all-gather": whole_slice and len(torus) >= 3,
+    }[kind]:
+        return segments
+    ring = Segment(
+        extent=math.prod(s.extent for s in torus),
+        wrap=True,
+        bytes_per_s=min(s.bytes_per_s * s.stride for s in torus) / min(s.stride for s in torus),
+        latency_s=max(s.latency_s for s in torus),
+        kind="torus",
+        dim=torus[0].dim,
+    )
+    return (ring, *(s for s in segments if s not in torus))
 
 
 def gather_seconds_per_byte(segments: tuple[Segment, ...]) -> float:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from cost_models.links import Link, LinkKind, Segment, gather_seconds_per_byte
+from cost_models.links import Link, LinkKind, Segment, gather_seconds_per_byte, routed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ def map_mesh(dims: tuple[Dim, ...], mesh_shape: tuple[int, ...]) -> tuple[Link, 
             continue
         for orders in itertools.product(*(_orders(dim, d, parts) for d, dim in enumerate(dims))):
             links = _links(dims, mesh_shape, parts, orders)
-            cost = sum(gather_seconds_per_byte(link.dims) for link in links)
+            cost = sum(gather_seconds_per_byte(routed("all-gather", link.dims)) for link in links)
             disorder = _disorder(parts, orders)
             if best is None or (cost < best[0] * (1 - 1e-9)) or (cost <= best[0] * (1 + 1e-9) and disorder < best[1]):
                 best = (cost, disorder, links)
@@ -134,6 +134,7 @@ def _links(
     dims: tuple[Dim, ...], mesh_shape: tuple[int, ...], parts: Parts, orders: tuple[tuple[int, ...], ...]
 ) -> tuple[Link, ...]:
     of_axis: list[list[Segment]] = [[] for _ in mesh_shape]
+    torus_dims = sum(dim.kind == "torus" and dim.extent > 1 for dim in dims)
     for d, (dim, order) in enumerate(zip(dims, orders, strict=True)):
         stride = 1
         for axis in reversed(order):
@@ -150,6 +151,8 @@ def _links(
                     kind=dim.kind,
                     dim=d,
                     stride=stride,
+                    dim_extent=dim.extent,
+                    torus_dims=torus_dims,
                 )
             )
             stride *= extent

@@ -172,22 +172,24 @@ def _tpu(name: str, chip: Chip, shape: tuple[int, ...]) -> Topology:
         wrap = tuple(size == _TORUS_2D_EXTENT for size in shape)
     else:
         wrap = (all(size % 4 == 0 for size in shape),) * 3
-    dims = len(shape)
-    rates = (chip.link_bytes_per_s,) * dims
-    latencies = (chip.link_latency_s,) * dims
+    rates = (chip.link_bytes_per_s,) * len(shape)
+    kinds = _kinds("torus", len(shape))
     if chip.core_link_bytes_per_s:
-        shape, wrap = (*shape, 2), (*wrap, False)
+        shape, wrap, kinds = (*shape, 2), (*wrap, False), kinds + _kinds("switch", 1)
         rates = (*(rate / 2 for rate in rates), chip.core_link_bytes_per_s)
-        latencies = (*latencies, chip.link_latency_s)
     return Topology(
         name=name,
         chip=chip,
         shape=shape,
         wrap=wrap,
-        kind=("torus",) * len(shape),
+        kind=kinds,
         link_bytes_per_s=rates,
-        link_latency_s=latencies,
+        link_latency_s=(chip.link_latency_s,) * len(shape),
     )
+
+
+def _kinds(kind: LinkKind, count: int) -> tuple[LinkKind, ...]:
+    return (kind,) * count
 
 
 def _gpu(name: str, chip: Chip, shape: tuple[int, ...]) -> Topology:

@@ -141,12 +141,12 @@ def _attention_backward(operands: Shapes, results: Shapes, params: Params) -> fl
 
 
 def _fft(operands: Shapes, results: Shapes, params: Params) -> float:
-    """5 n log2 n per complex transform (Cooley & Tukey 1965), half of it where one side is real."""
+    """5 n log2 n per complex transform (Cooley & Tukey 1965), half of it where one side is real, the other short."""
     lengths = tuple(params["fft_lengths"])
     size = math.prod(lengths)
     widest = max(operands[0], results[0], key=math.prod)
     batch = math.prod(widest[: len(widest) - len(lengths)])
-    real = any(name in str(params.get("fft_type")).upper() for name in ("RFFT", "IRFFT"))
+    real = operands[0] != results[0]
     return (2.5 if real else 5.0) * batch * size * math.log2(max(size, 2))
 
 
@@ -272,6 +272,8 @@ FORMULAS: Mapping[str, Formula] = MappingProxyType(
         "integer_pow": _integer_pow,
         "lu": _lu,
         "ormqr": lambda operands, results, params: 4.0 * math.prod(operands[-1]) * operands[0][-1],
+        "philox2x32": _random_bits,
+        "philox4x32": _random_bits,
         "pmax": _reduction,
         "pmin": _reduction,
         "psum": _reduction,
@@ -312,6 +314,7 @@ FORMULAS: Mapping[str, Formula] = MappingProxyType(
         "svd": _svd,
         "symmetric_product": lambda operands, results, params: float(math.prod(results[-1]) * operands[0][-1]),
         "threefry2x32": _random_bits,
+        "threefry4x32": _random_bits,
         "top_k": _top_k,
         "triangular_solve": _triangular_solve,
         "tridiagonal": _tridiagonal,

@@ -12,7 +12,9 @@ How to write the jitted function: mesh axes in the order of `mesh_shape`, over a
     aot_compile(jitted, abstract_args, mesh_shape=dict(zip(names, sizes)), topology="v5e:4x4")
 
 with `jax.ShapeDtypeStruct`s as arguments and `with_sharding_constraint(x, NamedSharding(mesh, spec))` inside, loop
-bodies included. A concrete mesh of as many devices of any platform lowers the same; only its device order is ignored.
+bodies included. At least one argument or result must name the mesh (`P()` will do): constraints inside are not enough
+for JAX to know how many devices an abstract mesh stands for. A concrete mesh of as many devices of any platform lowers
+the same; only its device order is ignored.
 """
 
 from __future__ import annotations
@@ -69,8 +71,11 @@ class AotReport:
     `status` is "ok"; "oom" where the compiler says that the program does not fit; "error" where it refused the program;
     "crash" where it died (`signal` says of what); "timeout"; "unavailable" where no compiler for the platform is
     installed. `message` is the compiler's. `memory` and `collectives` are those of one device; of an "oom", `memory` is
-    None and `needed_bytes` what the compiler would have needed. `hlo` is the scheduled HLO text. `rematerialized` are
-    the compiler's "involuntary full rematerialization" warnings. `seconds` is the wall time of the child.
+    None and `needed_bytes` what the compiler would have needed; on CPU and GPU "oom" is never said: compare the peak.
+    `hlo` is the scheduled HLO text, which `hlo_schedule` prices. `rematerialized` are the compiler's "involuntary
+    full rematerialization" warnings. `device_order` says how mesh positions were given devices: "physical axes" and
+    "split physical axes" are what `mesh_utils.create_device_mesh` found, "in order" the topology's own. `seconds` is
+    the wall time of the child.
     """
 
     status: Status
@@ -100,13 +105,16 @@ def aot_compile(
     mode: Mode = "dump",
     timeout_s: float = 300.0,
     compiler_options: Mapping[str, Any] | None = None,
+    topology_options: Mapping[str, Any] | None = None,
 ) -> AotReport:
     """What the compiler of `topology` makes of a jitted function, from a child process.
 
     Parameters: `jitted` and `abstract_args` as the module's docstring says; `mesh_shape`, axis sizes in mesh order;
-    `topology`, e.g. "v5e:4x4" (for "cpu" it is ignored, for "cuda" it is "1x<nodes>x<gpus>:" followed by the target
-    config text); `mode`, "full", or "dump" to stop once the schedule and the buffers are known (seconds instead of
-    minutes; no `estimated_cycles` in the text; TPU only, else it means "full").
+    `topology`, "v5e:4x4" and the like for TPU, "1x<nodes>x<gpus per node>" for CUDA (CPU ignores it); `mode`, "full",
+    or "dump" to stop once the schedule and the buffers are known (seconds instead of minutes; no `estimated_cycles` in
+    the text; TPU only, else it means "full"); `compiler_options`, XLA flags without dashes; `topology_options`, what
+    `jax.experimental.topologies.get_topology_desc` takes besides: `{"target_config": TEXT}` is needed for CUDA,
+    `{"num_slices": N}` makes several TPU slices.
     Raises: ArgumentError when mesh, program and topology do not belong together; CompileError when lowering fails.
     """
     return run_request(
@@ -119,6 +127,7 @@ def aot_compile(
             mode=mode,
             timeout_s=timeout_s,
             compiler_options=compiler_options,
+            topology_options=topology_options,
         )
     )
 
@@ -151,6 +160,7 @@ def lower_request(
     mode: Mode = "dump",
     timeout_s: float = 300.0,
     compiler_options: Mapping[str, Any] | None = None,
+    topology_options: Mapping[str, Any] | None = None,
 ) -> AotRequest:
     """The request of `aot_compile`, lowered but not yet compiled; it may be run later or elsewhere."""
     if mode not in ("dump", "full") or platform not in ("tpu", "cpu", "cuda"):
@@ -170,15 +180,14 @@ def lower_request(
             f"{prod(mesh_shape.values())}; put a sharding over that mesh on the function's arguments or results"
         )
     main = next(op for op in module.body.operations if op.attributes["sym_name"].value == "main")
-    results = main.attributes["res_attrs"] if "res_attrs" in main.attributes else ()
+    results = main.attributes.get("res_attrs", ())
     bytecode = io.BytesIO()
     module.operation.write_bytecode(bytecode)
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = dict(topology_options or {})
     if platform == "cuda":
-        topology, _, target = topology.partition(":")
-        options = {"topology": topology, "target_config": target}
-    elif platform == "tpu" and prod(mesh_shape.values()) == 1:
-        options = {"chips_per_host_bounds": [1, 1, 1]}
+        options["topology"] = topology
+    elif platform == "tpu" and topology.endswith(":1x1"):
+        options.setdefault("chips_per_host_bounds", [1, 1, 1])
     return AotRequest(
         program=bytecode.getvalue(),
         num_arguments=len(main.regions[0].blocks[0].arguments),
@@ -246,6 +255,9 @@ def _environment(request: AotRequest) -> dict[str, str]:
         "XLA_FLAGS": kept,
         "JAX_PLATFORMS": "cpu",
         "JAX_ENABLE_COMPILATION_CACHE": "0",
+        "TF_CPP_MIN_LOG_LEVEL": "1",  # warnings, here and in libtpu: the involuntary rematerialisations are among them
+        "TPU_STDERR_LOG_LEVEL": "1",
+        "TPU_LOG_DIR": "disabled",
         "TPU_SKIP_MDS_QUERY": "1",
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "TPU_ACCELERATOR_TYPE": f"{names.get(version, version)}-{cores}",
@@ -254,7 +266,7 @@ def _environment(request: AotRequest) -> dict[str, str]:
 
 
 def _run_child(request: AotRequest, directory: Path, dump: Path) -> int | None:
-    """The child's exit status; 0 also where it was ended because all that is wanted is on disk; None after a timeout."""
+    """The child's exit status; 0 also where it was ended with all that is wanted on disk; None after a timeout."""
     child = Path(__file__).with_name("aot_child.py")
     with (directory / "stderr").open("wb") as stderr:
         process = subprocess.Popen(
@@ -290,7 +302,7 @@ def _scheduled_text(dump: Path) -> str:
 
 def _read_report(request: AotRequest, directory: Path, dump: Path, code: int | None, seconds: float) -> AotReport:
     log = (directory / "stderr").read_text(errors="replace")
-    involuntary = tuple(line for line in log.splitlines() if "Involuntary full rematerialization" in line)
+    involuntary = tuple(dict.fromkeys(re.findall(r"Involuntary full rematerialization.*", log)))
     if code is None:
         message = f"the compiler was stopped after {request.timeout_s:g} s; allow more with timeout_s"
         return AotReport(status="timeout", message=message, seconds=seconds, rematerialized=involuntary)
@@ -302,9 +314,7 @@ def _read_report(request: AotRequest, directory: Path, dump: Path, code: int | N
         died = f"signal {signal.Signals(number).name}" if number else f"exit status {code}"
         fatal = next((line for line in log.splitlines() if "Check failed" in line or line.startswith("F")), "")
         message = f"the compiler died of {died}: {fatal or log[-500:].strip()}"
-        return AotReport(
-            status="crash", message=message, seconds=seconds, signal=number, rematerialized=involuntary
-        )
+        return AotReport(status="crash", message=message, seconds=seconds, signal=number, rematerialized=involuntary)
     if record and not record["ok"]:
         error = record["error"]
         return AotReport(
@@ -322,7 +332,7 @@ def _read_report(request: AotRequest, directory: Path, dump: Path, code: int | N
         seconds=seconds,
         memory=memory or (memory_from_stats(record["memory"]) if record else None),
         collectives=read_collectives(text, num_devices=prod(request.mesh_shape.values())),
-        device_order=record.get("device_order", ""),
+        device_order=(directory / "device_order").read_text(),
         rematerialized=involuntary,
         hlo=text,
     )
@@ -333,7 +343,8 @@ def _is_out_of_memory(error: str) -> bool:
 
 
 def _needed_bytes(error: str) -> float | None:
-    match = re.search(r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm", error)
+    match = re.search(r"\(([\d.]+)([KMGT]?)\) exceeds available", error)
+    match = match or re.search(r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm", error)
     return float(match[1]) * 1024 ** " KMGT".index(match[2] or " ") if match else None
 
 

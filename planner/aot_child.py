@@ -1,9 +1,9 @@
 """Compiles one program for a topology and writes what came of it: the program that `aot` runs in a child process.
 
 Run as `python -P aot_child.py DIRECTORY`. It stands alone (nothing of the planner is imported, so it starts fast and
-shadows nothing), reads `request.json` and `program.mlirbc` from the directory and writes `report.json` there, and
-`program.hlo` after a finished compile. Compilers abort on some programs: then there is no report, and the exit status
-tells.
+shadows nothing), reads `request.json` and `program.mlirbc` from the directory and writes `device_order`, `program.hlo`
+after a finished compile, and `report.json`. Compilers abort on some programs: then there is no report, and the exit
+status tells.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def devices_of(request: dict[str, Any]) -> tuple[list[Any], str]:
     topology = topologies.get_topology_desc(name, platform, **request["topology_options"])
     devices = list(topology.devices)
     if len(devices) != math.prod(shape):
-        raise ValueError(f"topology {request['topology']} has {len(devices)} devices, the mesh needs {math.prod(shape)}")
+        raise ValueError(
+            f"topology {request['topology']} has {len(devices)} devices, the mesh needs {math.prod(shape)}"
+        )
     for allow_split in (False, True):
         try:
             mesh = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=allow_split)
@@ -50,13 +52,14 @@ def devices_of(request: dict[str, Any]) -> tuple[list[Any], str]:
 
 
 def compile_program(request: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """The record of a finished compile: memory, order of the devices, seconds; the text goes to `program.hlo`."""
+    """The record of a finished compile: memory and seconds; the text goes to `program.hlo`."""
     import numpy as np
     from jax.interpreters import mlir
     from jaxlib import xla_client
     from jaxlib.mlir import ir
 
     devices, order = devices_of(request)
+    (directory / "device_order").write_text(order)
     options = xla_client.CompileOptions()
     options.num_replicas, options.num_partitions = 1, len(devices)
     options.device_assignment = xla_client.DeviceAssignment.create(np.array([[d.id for d in devices]]))
@@ -77,7 +80,7 @@ def compile_program(request: dict[str, Any], directory: Path) -> dict[str, Any]:
     (directory / "program.hlo").write_text(executable.hlo_modules()[0].to_string())
     stats = executable.get_compiled_memory_stats()
     memory = {name: int(getattr(stats, name, 0)) for name in MEMORY_FIELDS}
-    return {"ok": True, "seconds": seconds, "device_order": order, "memory": memory}
+    return {"ok": True, "seconds": seconds, "memory": memory}
 
 
 def main(directory: Path) -> None:

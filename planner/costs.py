@@ -19,7 +19,6 @@ from planner.graph import Graph, Op
 from planner.groups import Dims, Group, Grouping
 from planner.liveness import Liveness
 from planner.reshard import local_bytes
-from planner.rules import family
 from planner.trace import BOUNDARY
 
 Floats = npt.NDArray[np.float64]
@@ -112,8 +111,3 @@ def _fused(
     dtype = graph.tensors[ops[-1].results[0] if ops[-1].results else ops[-1].operands[0]].aval.dtype
     seconds = model.compute_seconds(kind="elementwise", engine="vector", dtype=dtype, flops=flops, bytes=traffic)
     return Work(seconds=seconds, flops=flops, traffic_bytes=traffic)
-
-
-def is_index(kind: str) -> bool:
-    """Whether an op only touches the places it indexes."""
-    return family(kind) == "index"

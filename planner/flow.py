@@ -18,7 +18,7 @@ from typing import Literal
 
 from planner.graph import Graph, Op, Path
 from planner.groups import Dims, Grouping
-from planner.trace import ENTERING, LEAVING, slots
+from planner.trace import ENTERING, slots
 
 NodeKind = Literal["group", "argument", "sum", "copy", "output"]
 
@@ -52,6 +52,8 @@ class Transfer:
     trips: float
     source_line: str
     reads: tuple[tuple[int, int], ...] = ()
+    output: int | None = None
+    """The position of the result it serves, for what is returned in another form than it is stored in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,10 +91,17 @@ class _Flow:
         return len(self.nodes) - 1
 
     def transfer(
-        self, tensor: int, source: tuple[int, Dims], target: tuple[int, Dims], trips: float, line: str, **more: object
+        self,
+        tensor: int,
+        source: tuple[int, Dims],
+        target: tuple[int, Dims],
+        trips: float,
+        line: str,
+        *,
+        reduced: frozenset[int] = frozenset(),
+        reads: tuple[tuple[int, int], ...] = (),
+        output: int | None = None,
     ) -> None:
-        reads = more.get("reads", ())
-        reduced = more.get("reduced", frozenset[int]())
         if source == target and not reduced:
             return
         self.transfers.append(
@@ -101,12 +110,13 @@ class _Flow:
                 tensor=tensor,
                 source=source[0],
                 source_dims=source[1],
-                reduced=reduced,  # pyright: ignore[reportArgumentType]
+                reduced=reduced,
                 target=target[0],
                 target_dims=target[1],
                 trips=trips,
                 source_line=line,
-                reads=reads,  # pyright: ignore[reportArgumentType]
+                reads=reads,
+                output=output,
             )
         )
 
@@ -203,7 +213,9 @@ def _place_result(flow: _Flow, op: Op, position: int, tensor: int) -> None:
     else:
         node = flow.node("sum", None, tensor, graph.tensors[tensor].name)
         flow.home[tensor] = (node, own_dims(graph.tensors[tensor].aval.shape))
-        flow.transfer(tensor, made, (node, own_dims(graph.tensors[tensor].aval.shape)), trips, op.source, reduced=reduced)
+        flow.transfer(
+            tensor, made, (node, own_dims(graph.tensors[tensor].aval.shape)), trips, op.source, reduced=reduced
+        )
 
 
 def _serve_readers(flow: _Flow, tensor: int) -> None:
@@ -239,9 +251,4 @@ def _close_loop(flow: _Flow) -> None:
         if position in flow.pinned_outputs:
             target = (flow.node("output", None, tensor, line), own_dims(graph.tensors[tensor].aval.shape))
         if target is not None and target != home:
-            flow.transfer(tensor, home, target, 1.0, line)
-
-
-def is_leaving(op: Op) -> bool:
-    """Whether an op hands a value from a body to the program around it."""
-    return op.kind in LEAVING
+            flow.transfer(tensor, home, target, 1.0, line, output=position)

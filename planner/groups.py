@@ -167,8 +167,10 @@ class _Merger:
                 self.factors.new(size, whole=kind in ("replicate", "permute"))
                 for size, kind in zip(rule.sizes, rule.kinds, strict=True)
             ]
-            rename = [tuple(tuple(tuple(ids[f] for f in dim) for dim in t) for t in side)
-                      for side in (rule.operands, rule.results)]
+            rename = [
+                tuple(tuple(tuple(ids[f] for f in dim) for dim in t) for t in side)
+                for side in (rule.operands, rule.results)
+            ]
             self.dims.append((rename[0], rename[1]))
             reduced = frozenset(ids[f] for f, kind in enumerate(rule.kinds) if kind == "reduce")
             self.reduced.append((reduced, rule.combiner))
@@ -276,7 +278,9 @@ def _collect(graph: Graph, merger: _Merger) -> Grouping:
         sizes: list[int] = []
         whole: set[int] = set()
 
-        def number(dims: Dims, index: dict[int, int] = index, sizes: list[int] = sizes, whole: set[int] = whole) -> Dims:
+        def number(
+            dims: Dims, index: dict[int, int] = index, sizes: list[int] = sizes, whole: set[int] = whole
+        ) -> Dims:
             renamed: list[Dim] = []
             for dim in dims:
                 leaves = merger.factors.leaves(dim)
@@ -301,9 +305,7 @@ def _collect(graph: Graph, merger: _Merger) -> Grouping:
             )
             group_of[op] = len(groups)
         fused = all(is_fused(graph.ops[op]) for op in ops)
-        groups.append(
-            Group(id=len(groups), ops=tuple(ops), sizes=tuple(sizes), whole=frozenset(whole), fused=fused)
-        )
+        groups.append(Group(id=len(groups), ops=tuple(ops), sizes=tuple(sizes), whole=frozenset(whole), fused=fused))
     return Grouping(
         groups=tuple(groups),
         group_of=tuple(group_of),

@@ -9,10 +9,10 @@ opened by a line that ends in `{` and closed by `}`, and these attributes: `repl
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from itertools import combinations
+from itertools import combinations, pairwise
 from math import prod
 from typing import Any
 
@@ -172,7 +172,7 @@ def memory_of(compiled: Any) -> CompiledMemory:
     stats = compiled.memory_analysis()
     if stats is None:
         raise ArgumentError(
-            f"{type(compiled).__name__} has no memory analysis, got None; compile for CPU, GPU or TPU and pass the result"
+            f"{type(compiled).__name__} has no memory analysis, got None; pass a program compiled for CPU, GPU or TPU"
         )
     return memory_from_stats(
         {name: getattr(stats, name, 0) for name in (*_STATS, "peak_memory_in_bytes")},
@@ -348,7 +348,7 @@ def _groups(text: str, num_devices: int) -> Groups:
     chosen: dict[tuple[str, int], int] = {}
     for name, size in sizes.items():
         cuts = sorted({1, size, *(c for n, b, s in wanted if n == name for c in (b, b * s))})
-        for low, high in zip(cuts, cuts[1:], strict=False):
+        for low, high in pairwise(cuts):
             chosen[(name, low)] = len(dims)
             dims.append(high // low)
     last = [
@@ -520,7 +520,8 @@ def read_collectives(hlo_text: str, *, num_devices: int) -> tuple[CompiledCollec
     """The collectives of an optimized HLO text, in program order, loop bodies and called computations included.
 
     A start/done pair is one collective; TPU's `async_collective_fusion` copies of one are one; an `all-reduce-scatter`
-    fusion is a reduce-scatter. Collectives over groups of one device are left out.
+    fusion is a reduce-scatter; those of every branch of a conditional are there. Collectives over groups of one device
+    are left out.
     Parameters: `num_devices`, partitions of the program. Raises: ArgumentError when the text is not an HLO module.
     """
     return collectives_of(parse_module(hlo_text), num_devices=num_devices)

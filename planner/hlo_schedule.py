@@ -37,8 +37,21 @@ from planner.hlo import (
 )
 
 _FREE = frozenset(
-    "parameter constant tuple get-tuple-element bitcast partition-id replica-id after-all opt-barrier iota "
-    "add-dependency domain".split()
+    {
+        "parameter",
+        "constant",
+        "tuple",
+        "get-tuple-element",
+        "bitcast",
+        "partition-id",
+        "replica-id",
+        "after-all",
+        "opt-barrier",
+        "iota",
+        "add-dependency",
+        "async-update",
+        "domain",
+    }
 )
 _ON_CHIP = re.compile(r"[a-z][a-z0-9]*\[[0-9,<= ]*\]\{[^{}]*S\([1-9]\)[^{}]*\}")
 _WRAPPERS = ("fusion", "async-start", "call-start")
@@ -91,8 +104,8 @@ def estimate_seconds(
     """
     if "is_scheduled=true" not in scheduled_hlo_text[:4096]:
         raise ArgumentError(
-            f"HLO text without is_scheduled=true, got {scheduled_hlo_text[:60]!r}; pass the text of a finished compile, "
-            "or the dump taken after buffer assignment"
+            f"HLO text without is_scheduled=true, got {scheduled_hlo_text[:60]!r}; pass that of a finished compile "
+            "or that dumped after buffer assignment"
         )
     price = collective_seconds or (lambda c: ring_seconds(c, rates.link_bytes_per_s, rates.hop_seconds))
     walker = _Walker(parse_module(scheduled_hlo_text), num_devices, rates, price)
@@ -267,7 +280,9 @@ def flops_of(instruction: Instruction, computation: Computation, module: Module)
     """Floating-point operations of the matrix products in an op, those inside a fusion included."""
     if instruction.opcode == "fusion":
         callee = module.computations[instruction.called[0]]
-        return sum(flops_of(i, callee, module) for i in callee.instructions if i.opcode in ("fusion", "dot", "convolution"))
+        return sum(
+            flops_of(i, callee, module) for i in callee.instructions if i.opcode in ("fusion", "dot", "convolution")
+        )
     if instruction.opcode == "dot":
         dims = [int(d) for d in _list(instruction, "lhs_contracting_dims")]
         left = _dims(computation.by_name[instruction.operands[0]].shape)
@@ -296,9 +311,7 @@ def _convolution_flops(instruction: Instruction, computation: Computation) -> fl
 
         stride, low = int(entry("stride", "1")), int(entry("pad", "0_0").split("_")[0])
         base_dilation, window_dilation = int(entry("lhs_dilate", "1")), int(entry("rhs_dilate", "1"))
-        places = (
-            np.arange(out[label])[:, None] * stride - low + np.arange(kernel[label])[None, :] * window_dilation
-        )
+        places = np.arange(out[label])[:, None] * stride - low + np.arange(kernel[label])[None, :] * window_dilation
         inside = (places >= 0) & (places <= (base[label] - 1) * base_dilation) & (places % base_dilation == 0)
         pairs *= int(inside.sum())
     return 2.0 * out["b"] * out["f"] * kernel["i"] * pairs
@@ -324,7 +337,9 @@ def hbm_bytes_of(instruction: Instruction, computation: Computation, module: Mod
             # Updated in place: neither the buffer's read nor its write counts, only the update's write.
             total -= min(total, whole)
             owner = callee if callee is not None else computation
-            whole = sum(bytes_of(owner.by_name[user.operands[1]].shape) for user in users if user.operands[1] in owner.by_name)
+            whole = sum(
+                bytes_of(owner.by_name[user.operands[1]].shape) for user in users if user.operands[1] in owner.by_name
+            )
         total += whole
     return total
 

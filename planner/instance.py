@@ -27,6 +27,9 @@ from planner.reshard import Locations, local_bytes, reshard_values
 
 Floats = npt.NDArray[np.float64]
 
+TIE = 1e-3
+"""Weight of memory among equally good plans, as a share of the cost of reading the bytes once."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
@@ -42,14 +45,16 @@ class Model:
 class Instance:
     """The strategies, costs and memory of a program on one mesh.
 
-    `pins` maps a tensor to the spec (a row of locations) its home must have.
+    `pins` maps a tensor, `output_pins` an output position, to the spec (a row of locations) it must have.
     """
 
     model: Model
     mesh: Mesh
     cost_model: CostModel
     objective: Objective
+    hbm_bytes_per_s: float
     pins: Mapping[int, tuple[int, ...]]
+    output_pins: Mapping[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
     strategies: list[Strategies] = field(init=False)
     works: list[Work | None] = field(init=False)
     _cache: dict[object, Floats] = field(init=False, default_factory=dict[object, Floats])
@@ -88,8 +93,13 @@ class Instance:
 
     def _pin(self) -> None:
         """Keeps, at every pinned tensor's home, the strategies that give it the pinned spec."""
-        for tensor, wanted in self.pins.items():
-            home = self.model.flow.home[tensor]
+        flow, graph = self.model.flow, self.model.graph
+        wanted_at = [(graph.tensors[t].name, flow.home[t], spec) for t, spec in self.pins.items()]
+        for transfer in flow.transfers:
+            if transfer.output in self.output_pins:
+                place = (transfer.target, transfer.target_dims)
+                wanted_at.append((graph.output_names[transfer.output], place, self.output_pins[transfer.output]))
+        for name, home, wanted in wanted_at:
             if home is None:
                 continue
             node, dims = home
@@ -97,7 +107,7 @@ class Instance:
             keep = (old.locations(dims) == np.asarray(wanted, np.int8)).all(axis=1)
             if not keep.any():
                 raise InfeasibleError(
-                    f"the pin on {self.model.graph.tensors[tensor].name} leaves {self.model.flow.nodes[node].name} no "
+                    f"the pin on {name} leaves {flow.nodes[node].name} no "
                     f"strategy on the mesh {self.mesh.shape}: it conflicts with another pin or with a dim that an op "
                     "needs whole; relax the pin"
                 )
@@ -135,7 +145,9 @@ class Instance:
         """The transfers that can cost anything: not those of scalars without partial sums."""
         tensors = self.model.graph.tensors
         return tuple(
-            t for t in self.model.flow.transfers if tensors[t.tensor].aval.size > 1 or (t.reduced and tensors[t.tensor].aval.bytes)
+            t
+            for t in self.model.flow.transfers
+            if tensors[t.tensor].aval.size > 1 or (t.reduced and tensors[t.tensor].aval.bytes)
         )
 
     @cached_property
@@ -147,12 +159,11 @@ class Instance:
             if work is None:
                 values.append(np.zeros(len(strategies)))
             else:
-                values.append(
-                    self.objective.compute(seconds=work.seconds, flops=work.flops, bytes=work.traffic_bytes)
-                )
+                values.append(self.objective.compute(seconds=work.seconds, flops=work.flops, bytes=work.traffic_bytes))
         for transfer in self.moving:
             if transfer.source == transfer.target:
                 values[transfer.source] = values[transfer.source] + np.diagonal(self.transfer_values(transfer))
+        self._storage(values)
         return values
 
     def problem(self, rows: Sequence[Row] = ()) -> Problem:
@@ -167,6 +178,16 @@ class Instance:
             rows=tuple(rows),
             node_names=tuple(node.name for node in self.model.flow.nodes),
         )
+
+    def _storage(self, values: list[Floats]) -> None:
+        """Adds the price of holding an argument: a thousandth of reading it once, so that ties go to the smaller."""
+        hbm = self.hbm_bytes_per_s
+        for tensor in self.model.graph.tensors:
+            stored = self.stored_bytes(tensor.id) if tensor.producer is None and tensor.aval.size > 1 else None
+            if stored is not None:
+                node, size = stored
+                tiny = TIE * size
+                values[node] = values[node] + self.objective.compute(seconds=tiny / hbm, flops=0 * tiny, bytes=tiny)
 
     # ------------------------------------------------------------ meaning of a choice
 

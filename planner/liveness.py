@@ -38,7 +38,7 @@ class Liveness:
 def analyse(graph: Graph, grouping: Grouping) -> Liveness:
     """The materialised tensors and buffers of a graph."""
     materialised = _materialised(graph, grouping)
-    ends = _region_ends(graph)
+    ends = region_ends(graph)
     starts = _region_starts(graph)
     last = _last_uses(graph, materialised, ends)
     aliased = {graph.outputs[out] for out in graph.aliases}
@@ -77,8 +77,8 @@ def _materialised(graph: Graph, grouping: Grouping) -> list[bool]:
     return kept
 
 
-def _region_ends(graph: Graph) -> list[int]:
-    """For every region the id after its last op, inner regions included."""
+def region_ends(graph: Graph) -> list[int]:
+    """For every region the id after its last op, inner regions included; indexed by region."""
     ends = [0] * len(graph.regions)
     for op in graph.ops:
         region: int | None = op.region

@@ -18,6 +18,7 @@ and left through boundary ops that make the crossing visible to costs and to emi
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -687,9 +688,17 @@ class _Rewriter:
     edits: Edits
     templates: dict[tuple[Any, Any], Any] = field(default_factory=dict[tuple[Any, Any], Any])
 
-    def _lay(self, atom: Any, shardings: Sequence[Any], eqns: list[Any], final: Any = None) -> Any:
-        """Appends equations that lay `shardings` on `atom`, the last one defining `final` if given."""
+    def _lay(
+        self, atom: Any, shardings: Sequence[Any], eqns: list[Any], laid: dict[Any, Any], final: Any = None
+    ) -> Any:
+        """Appends equations that lay `shardings` on `atom`, the last one defining `final` if given.
+
+        `laid` remembers what was laid in this body, so that two readers of one form share it.
+        """
         for i, sharding in enumerate(shardings):
+            if final is None and (atom, sharding) in laid:
+                atom = laid[atom, sharding]
+                continue
             key = (atom.aval, sharding)
             template = self.templates.get(key)
             if template is None:
@@ -698,6 +707,7 @@ class _Rewriter:
                 template = self.templates[key] = _open(made).eqns[0]
             var = final if final is not None and i == len(shardings) - 1 else _fresh(atom)
             eqns.append(template.replace(invars=[atom], outvars=[var]))
+            laid[atom, sharding] = var
             atom = var
         return atom
 
@@ -706,6 +716,7 @@ class _Rewriter:
         body = _open(jaxpr)
         renamed: dict[Any, Any] = {}
         eqns: list[Any] = []
+        laid: dict[Any, Any] = {}
 
         def read(atom: Any) -> Any:
             return atom if isinstance(atom, jex_core.Literal) else renamed.get(atom, atom)
@@ -713,13 +724,13 @@ class _Rewriter:
         for i, var in enumerate(body.invars):
             shardings = self.edits(("invar", path, i))
             if shardings:
-                renamed[var] = self._lay(var, shardings, eqns)
+                renamed[var] = self._lay(var, shardings, eqns, laid)
         for index, eqn in enumerate(body.eqns):
             here = (*path, index)
             operands: list[Any] = []
             for i, atom in enumerate(eqn.invars):
                 shardings = () if isinstance(atom, jex_core.Literal) else self.edits(("operand", here, i))
-                operands.append(self._lay(read(atom), shardings, eqns))
+                operands.append(self._lay(read(atom), shardings, eqns, laid))
             outvars = list(eqn.outvars)
             after: list[tuple[Any, Any, Sequence[Any]]] = []
             for i, var in enumerate(eqn.outvars):
@@ -738,14 +749,56 @@ class _Rewriter:
                     params[name] = tuple(inner if i == position else old for i, old in enumerate(params[name]))
             eqns.append(eqn.replace(invars=operands, outvars=outvars, params=params))
             for fresh, var, shardings in after:
-                self._lay(fresh, shardings, eqns, final=var)
+                self._lay(fresh, shardings, eqns, laid, final=var)
         outvars = []
         for i, atom in enumerate(body.outvars):
             shardings = () if isinstance(atom, jex_core.Literal) else self.edits(("outvar", path, i))
-            outvars.append(self._lay(read(atom), shardings, eqns))
+            outvars.append(self._lay(read(atom), shardings, eqns, laid))
         new = body.replace(eqns=eqns, outvars=outvars)
         return new if jaxpr is body else jaxpr.replace(jaxpr=new)
 
 
 def _fresh(var: Any) -> Any:
     return jex_core.Var(var.aval)
+
+
+def fingerprint(program: Program) -> str:
+    """A digest of the traced program: two programs with one fingerprint have the same places to constrain."""
+    digest = hashlib.sha256()
+
+    def visit(jaxpr: Any) -> None:
+        body = _open(jaxpr)
+        for eqn in body.eqns:
+            avals = [
+                (v.aval.shape, str(v.aval.dtype)) if hasattr(v.aval, "shape") else str(v.aval) for v in eqn.outvars
+            ]
+            digest.update(f"{eqn.primitive.name}{avals}".encode())
+            structure = _structure(eqn)
+            for place in structure.bodies if structure else ():
+                visit(_body(eqn, place))
+
+    visit(program.jaxpr)
+    return digest.hexdigest()[:16]
+
+
+def plain(program: Program) -> Callable[..., list[Any]]:
+    """The traced program as a function of its flat arguments, for one device."""
+    return jex_core.jaxpr_as_fun(_closed(program.jaxpr))
+
+
+def narrowest_float(program: Program) -> str | None:
+    """The floating-point type of fewest significant bits that an op of the program makes, or None."""
+    found: set[str] = set()
+
+    def visit(jaxpr: Any) -> None:
+        for eqn in _open(jaxpr).eqns:
+            for var in eqn.outvars:
+                dtype = getattr(var.aval, "dtype", None)
+                if dtype is not None and jax.dtypes.issubdtype(dtype, np.floating):
+                    found.add(str(dtype))
+            structure = _structure(eqn)
+            for place in structure.bodies if structure else ():
+                visit(_body(eqn, place))
+
+    visit(program.jaxpr)
+    return max(found, key=lambda name: float(jax.numpy.finfo(name).eps), default=None)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
 import rule_cases
+
 from planner.factors import parse_rule
 from planner.graph import Aval
 from planner.rules import FAMILIES, FUSIBLE, RULES, family, rule_of

@@ -1,7 +1,7 @@
 """The programs that the planner is tried on, each written for one device, by name.
 
 `MODELS[name](size)` builds one at size "small" (arrays; a CPU runs a step in well under a second) or "real" (shapes
-only, nothing allocated). `TEXTBOOK[name]()` builds one whose best placement is known.
+only, nothing allocated). `TEXTBOOK[name](size)` builds one whose best placement is known, its size the same for both.
 """
 
 from collections.abc import Callable

@@ -46,6 +46,11 @@ def arguments(make: Callable[..., Any], size: Size, *given: Tree) -> Any:
     raise ValueError(f"size must be 'small' or 'real', got {size!r}")
 
 
+def seed() -> jax.Array:
+    """The key that every program's arguments are drawn from; of the generator whose use compiles fastest."""
+    return jax.random.key(0, impl="unsafe_rbg")
+
+
 def train_step(
     loss: Callable[[Tree, Tree], jax.Array], optimizer: optax.GradientTransformation
 ) -> Callable[[Tree, Tree, Tree], tuple[Tree, Tree, jax.Array]]:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from benchmarks.models.base import Model, Size, Tree, arguments, train_step
+from benchmarks.models.base import Model, Size, Tree, arguments, seed, train_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +138,7 @@ def bert_layers(config: BertConfig, *, batch: int, size: Size = "small", name: s
         return jnp.mean((network.apply(params, batch["x"], batch["mask"]) - batch["y"]) ** 2)
 
     def make() -> tuple[Tree, ...]:
-        key_x, key_y, key = jax.random.split(jax.random.key(0), 3)
+        key_x, key_y, key = jax.random.split(seed(), 3)
         shape = (batch, config.sequence, config.hidden)
         data = {
             "x": jax.random.normal(key_x, shape),
@@ -169,7 +169,7 @@ def bert_mlm(config: BertConfig, *, batch: int, size: Size = "small", name: str 
         return masked_cross_entropy(network.apply(params, batch), batch["labels"])
 
     def make() -> tuple[Tree, ...]:
-        key_data, key = jax.random.split(jax.random.key(0))
+        key_data, key = jax.random.split(seed())
         data = token_batch(key_data, batch=batch, sequence=config.sequence, vocabulary=config.vocabulary)
         params = network.init(key, jax.tree.map(lambda leaf: leaf[:1], data))
         return params, optimizer.init(params), data

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from benchmarks.models.base import Model, Size, Tree, arguments
+from benchmarks.models.base import Model, Size, Tree, arguments, seed
 
 
 class Stack(nn.Module):
@@ -64,7 +64,7 @@ def conv(
         return optax.apply_updates(params, updates), stats, opt_state, value
 
     def make() -> tuple[Tree, ...]:
-        key_x, key_y, key = jax.random.split(jax.random.key(0), 3)
+        key_x, key_y, key = jax.random.split(seed(), 3)
         data = {
             "x": jax.random.normal(key_x, (batch, image, image, channels)),
             "y": jax.random.normal(key_y, (batch, out, out, channels)),

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from benchmarks.models.base import Model, Size, Tree, arguments
+from benchmarks.models.base import Model, Size, Tree, arguments, seed
 from benchmarks.models.llama import CONFIGS, SMALL, LlamaConfig, attend, init, rms_norm, rope, swiglu
 
 
@@ -37,10 +37,11 @@ def decode(config: LlamaConfig, *, batch: int, size: Size = "small", name: str =
         return logits.astype(jnp.float32), {"keys": keys, "values": values}
 
     def make() -> tuple[Tree, ...]:
-        params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), init(config, jax.random.key(0)))
+        key_tokens, key = jax.random.split(seed())
+        params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), init(config, key))
         shape = (config.layers, batch, config.sequence, config.kv_heads, config.head_dim)
         cache = {"keys": jnp.zeros(shape, jnp.bfloat16), "values": jnp.zeros(shape, jnp.bfloat16)}
-        tokens = jax.random.randint(jax.random.key(1), (batch,), 0, config.vocabulary)
+        tokens = jax.random.randint(key_tokens, (batch,), 0, config.vocabulary)
         return params, cache, tokens, jnp.asarray(config.sequence // 2, jnp.int32)
 
     return Model(

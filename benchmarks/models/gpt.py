@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from benchmarks.models.base import Model, Size, Tree, arguments, matrices_only, train_step
+from benchmarks.models.base import Model, Size, Tree, arguments, matrices_only, seed, train_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ def gpt(
         return optax.softmax_cross_entropy_with_integer_labels(logits, ids[:, 1:]).mean()
 
     def make() -> tuple[Tree, ...]:
-        key_ids, key = jax.random.split(jax.random.key(0))
+        key_ids, key = jax.random.split(seed())
         ids = jax.random.randint(key_ids, (batch, config.sequence + 1), 0, config.vocabulary)
         params = network.init(key, ids[:1, :-1])
         return params, optimizer.init(params), ids

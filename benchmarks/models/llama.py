@@ -14,7 +14,7 @@ import optax
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from benchmarks.models.base import Model, Size, Tree, arguments, matrices_only, train_step
+from benchmarks.models.base import Model, Size, Tree, arguments, matrices_only, seed, train_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +167,7 @@ def llama(config: LlamaConfig, *, batch: int, size: Size = "small", name: str = 
         return cross_entropy(jnp.dot(hidden, head, preferred_element_type=jnp.float32), batch["labels"])
 
     def make() -> tuple[Tree, ...]:
-        key_ids, key = jax.random.split(jax.random.key(0))
+        key_ids, key = jax.random.split(seed())
         tokens = jax.random.randint(key_ids, (batch, config.sequence + 1), 0, config.vocabulary)
         params = init(config, key)
         return params, optimizer.init(params), {"ids": tokens[:, :-1], "labels": tokens[:, 1:]}

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from benchmarks.models.base import Model, Size, Tree, arguments, train_step
+from benchmarks.models.base import Model, Size, Tree, arguments, seed, train_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class LanguageModel(eqx.Module):
 def lstm(config: LSTMConfig, *, batch: int, size: Size = "small", name: str = "lstm") -> Model:
     """A train step on `batch` sequences; the parameters are the arrays of the Equinox module."""
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
-    shapes = eqx.filter_eval_shape(LanguageModel, config, jax.random.key(0))
+    shapes = eqx.filter_eval_shape(LanguageModel, config, seed())
     static = eqx.partition(shapes, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))[1]
 
     def loss(params: Tree, ids: jax.Array) -> jax.Array:
@@ -61,7 +61,7 @@ def lstm(config: LSTMConfig, *, batch: int, size: Size = "small", name: str = "l
         return optax.softmax_cross_entropy_with_integer_labels(logits, ids[:, 1:]).mean()
 
     def make() -> tuple[Tree, ...]:
-        key_ids, key = jax.random.split(jax.random.key(0))
+        key_ids, key = jax.random.split(seed())
         ids = jax.random.randint(key_ids, (batch, config.sequence + 1), 0, config.vocabulary)
         params = eqx.filter(LanguageModel(config, key), eqx.is_array)
         return params, optimizer.init(params), ids

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from benchmarks.models.base import Model, Size, Tree, arguments, train_step
+from benchmarks.models.base import Model, Size, Tree, arguments, seed, train_step
 
 
 class Perceptron(nn.Module):
@@ -41,7 +41,7 @@ def mlp(
         return jnp.mean((network.apply(params, batch["x"]) - batch["y"]) ** 2)
 
     def make() -> tuple[Tree, ...]:
-        key_x, key_y, key = jax.random.split(jax.random.key(0), 3)
+        key_x, key_y, key = jax.random.split(seed(), 3)
         data = {"x": jax.random.normal(key_x, (batch, hidden)), "y": jax.random.normal(key_y, (batch, hidden))}
         params = network.init(key, data["x"][:1])
         return params, optimizer.init(params), data

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from benchmarks.models.base import Model, Size, Tree, arguments, train_step
+from benchmarks.models.base import Model, Size, Tree, arguments, seed, train_step
 from benchmarks.models.bert import Embeddings, Layer, SelfAttention, masked_cross_entropy, token_batch
 
 
@@ -126,7 +126,7 @@ def moe_layer(config: MoEConfig, *, batch: int, size: Size = "small", name: str 
         return jnp.mean((y - batch["y"]) ** 2)
 
     def make() -> tuple[Tree, ...]:
-        key_x, key_y, key = jax.random.split(jax.random.key(0), 3)
+        key_x, key_y, key = jax.random.split(seed(), 3)
         shape = (batch, config.sequence, config.hidden)
         data = {
             "x": jax.random.normal(key_x, shape),
@@ -159,7 +159,7 @@ def moe_lm(config: MoEConfig, *, batch: int, size: Size = "small", name: str = "
         return value + config.balance * balance if config.balance else value
 
     def make() -> tuple[Tree, ...]:
-        key_data, key = jax.random.split(jax.random.key(0))
+        key_data, key = jax.random.split(seed())
         data = token_batch(key_data, batch=batch, sequence=config.sequence, vocabulary=config.vocabulary)
         del data["segments"]
         params = network.init(key, data)

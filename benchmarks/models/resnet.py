@@ -8,7 +8,7 @@ import jax
 import optax
 from flax import nnx
 
-from benchmarks.models.base import Model, Size, Tree, arguments
+from benchmarks.models.base import Model, Size, Tree, arguments, seed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ def resnet(config: ResNetConfig, *, batch: int, size: Size = "small", name: str 
     optimizer = optax.chain(optax.add_decayed_weights(1e-4), optax.sgd(0.1, momentum=0.9))
 
     def network() -> ResNet:
-        return ResNet(config, rngs=nnx.Rngs(0))
+        return ResNet(config, rngs=nnx.Rngs(seed()))
 
     built = nnx.jit(network)() if size == "small" else nnx.eval_shape(network)
     graph, params, stats = nnx.split(built, nnx.Param, nnx.BatchStat)
@@ -104,7 +104,7 @@ def resnet(config: ResNetConfig, *, batch: int, size: Size = "small", name: str 
         return optax.apply_updates(params, updates), stats, opt_state, value
 
     def make(params: Tree, stats: Tree) -> tuple[Tree, ...]:
-        key_images, key_labels = jax.random.split(jax.random.key(0))
+        key_images, key_labels = jax.random.split(seed())
         data = {
             "images": jax.random.normal(key_images, (batch, config.image, config.image, 3)),
             "labels": jax.random.randint(key_labels, (batch,), 0, config.classes),

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from benchmarks.models.base import Model, Size, Tree, arguments, train_step
+from benchmarks.models.base import Model, Size, Tree, arguments, seed, train_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ def vit(config: ViTConfig, *, batch: int, size: Size = "small", name: str = "vit
     optimizer = optax.adamw(1e-3, weight_decay=1e-4)
 
     def network() -> ViT:
-        return ViT(config, rngs=nnx.Rngs(0))
+        return ViT(config, rngs=nnx.Rngs(seed()))
 
     built = nnx.jit(network)() if size == "small" else nnx.eval_shape(network)
     graph, initial = nnx.split(built)
@@ -92,7 +92,7 @@ def vit(config: ViTConfig, *, batch: int, size: Size = "small", name: str = "vit
         return optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"]).mean()
 
     def make(params: Tree) -> tuple[Tree, ...]:
-        key_images, key_labels = jax.random.split(jax.random.key(0))
+        key_images, key_labels = jax.random.split(seed())
         data = {
             "images": jax.random.normal(key_images, (batch, config.image, config.image, 3)),
             "labels": jax.random.randint(key_labels, (batch,), 0, config.classes),

@@ -105,7 +105,13 @@ def dynamic_slice(operands: Sequence[Aval], results: Sequence[Aval], params: Map
 
 
 def dynamic_update_slice(operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, Any]) -> Rule:
-    """`i j, i k, (), () -> i j | replicate j k`: dims that the update covers whole pass."""
+    """`i j, i k, (), () -> i j | replicate j k`: dims that the update covers whole pass.
+
+    A dim along which the update is a single element could be split for nothing, the device that holds the element
+    writing it. It is not offered: split so, the compiler drops an update that starts past the end, where the whole
+    program moves it to the last place (seen with JAX 0.10.2 and 0.12.0.1 on every mesh tried). Longer updates of
+    a split dim make it gather the operand.
+    """
     del params, results
     factors = Factors()
     pairs = [_window(factors, *extents) for extents in zip(operands[0].shape, operands[1].shape, strict=True)]

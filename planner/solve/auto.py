@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,17 +19,31 @@ from planner.solve import elimination
 from planner.solve.control import Control
 from planner.solve.ilp import Program
 from planner.solve.incumbent import Incumbent
+from planner.solve.infeasible import explain
 from planner.solve.lagrangian import Effort, tighten
 from planner.solve.network import Indices
 from planner.solve.prepare import Prepared
+from planner.solve.prices import best_prices
 from planner.solve.rows import RowTable
 from planner.solve.solution import RELATIVE_TOLERANCE, Solution
 
 VARIABLES_PER_SECOND = 20_000
 """How large a program is tried: variables per second left. HiGHS solves tight ones of 1e5 variables in seconds."""
 
+ROWS_AT_ONCE = 2
+"""How many violated rows, the worst, become active at first; later as many as are active, so few rounds are needed."""
+
 
 def solve_auto(problem: Problem, control: Control) -> Solution:
+    """The best choice found and the best bound proven; where there is no choice, also why, and what would do."""
+    solution = compose(problem, control)
+    if solution.status != "infeasible" or not problem.rows:
+        return solution
+    reasons = explain(problem, control, compose)
+    return replace(solution, detail={**solution.detail, **reasons}, seconds=control.elapsed())
+
+
+def compose(problem: Problem, control: Control) -> Solution:
     """The best choice found and the best bound proven, by whatever the reduced problem calls for."""
     every = RowTable.of(problem)
     best = Incumbent(problem, every, control)
@@ -38,10 +53,14 @@ def solve_auto(problem: Problem, control: Control) -> Solution:
         answer = minimise(prepared, best, control)
         if best.proven or answer is None or control.left() <= 0:
             break
-        fresh = np.setdiff1d(best.over(answer), active)
-        if not fresh.size:
+        over = best.over(answer)
+        if not over.size:
             break
-        active = np.union1d(active, fresh)
+        excess = (every.used(answer) - every.limits)[over] / np.maximum(np.abs(every.limits[over]), 1.0)
+        worst = over[np.argsort(-excess, kind="stable")[: max(ROWS_AT_ONCE, active.size)]]
+        if np.isin(worst, active).all():
+            break
+        active = np.union1d(active, worst)
     return best.solution("auto", prepared.detail)
 
 
@@ -60,8 +79,12 @@ def minimise(prepared: Prepared, best: Incumbent, control: Control) -> Indices |
     if best.choice is not None:
         local.offer(np.asarray(best.choice))
     for seconds in (0.25 * control.left(), 0.1 * control.left()):
-        bound = tighten(prepared, local, control, Effort(steps=60 if seconds else 0, seconds=seconds))
-        local.raise_bound(bound)
+        priced = None
+        if prepared.rows.count:
+            priced = best_prices(prepared, local, control, seconds)
+            local.raise_bound(priced.bound)
+            priced = priced if math.isfinite(priced.bound) and priced.prices.any() else None
+        local.raise_bound(tighten(prepared, local, control, Effort(steps=60, seconds=seconds), priced))
         if local.proven:
             break
         if not prepared.fit() or not prepared.reduce():

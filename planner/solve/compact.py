@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.problem import Array
-from planner.solve.network import Indices, Network
+from planner.solve.network import Indices, Network, classes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,9 +47,3 @@ def _compact(table: Array) -> tuple[Array, Array, tuple[Indices, Indices], Array
     of_rows, of_columns = classes(rest), classes(rest.T)
     firsts = [np.unique(of, return_index=True)[1] for of in (of_rows, of_columns)]
     return row, column, (of_rows, of_columns), rest[np.ix_(*firsts)]
-
-
-def classes(table: Array) -> Indices:
-    """For each line of a table, the number of the first-seen line equal to it."""
-    seen: dict[bytes, int] = {}
-    return np.asarray([seen.setdefault(line.tobytes(), len(seen)) for line in np.ascontiguousarray(table)])

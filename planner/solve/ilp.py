@@ -16,11 +16,11 @@ seconds from 1e-9 to 1e3 reach HiGHS as numbers of one size; what does not fit i
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, milp
 
@@ -30,6 +30,8 @@ from planner.solve.network import Network
 from planner.solve.rows import RowTable
 from planner.solve.solution import RELATIVE_TOLERANCE
 
+ROW_MARGIN = 1e-5
+"""By which part of its room a row is tightened where HiGHS (feasibility tolerance 1e-6) overstepped it."""
 UNITS = 1e3
 """What the room between lower bound and best known value measures in the program: HiGHS's tolerances are 1e-7 absolute."""
 
@@ -71,7 +73,9 @@ class Program:
         sides: list[Array] = []
         lines = 0
         for node, values in unary.items():
-            triplets.append((np.full(values.size, lines), self.offsets[node] + np.arange(values.size), np.ones(values.size)))
+            triplets.append(
+                (np.full(values.size, lines), self.offsets[node] + np.arange(values.size), np.ones(values.size))
+            )
             sides.append(np.ones(1))
             lines += 1
         for edge in edges:
@@ -98,13 +102,26 @@ class Program:
         return int(self.costs.size)
 
     def solve(self, time_limit: float, upper: float = math.inf) -> IlpResult:
-        """The best choice within `time_limit` seconds; `upper` sets how small a gap is small enough."""
+        """The best choice within `time_limit` seconds; `upper` sets how small a gap is small enough.
+
+        A choice that HiGHS let pass a row by its tolerance is sought again under a limit lowered by as much.
+        """
         if self.size == 0:
             return IlpResult(choice={}, bound=self.base, ended=True)
+        started = time.perf_counter()
         enough = 0.2 * RELATIVE_TOLERANCE * abs(upper) / self.room if self.room > 0 and math.isfinite(upper) else 0.0
-        constraints = [LinearConstraint(self.equalities, self.sides, self.sides)]
+        result, fits = self._attempt(time_limit, enough, 0.0)
+        if fits:
+            return result
+        left = time_limit - (time.perf_counter() - started)
+        again, _ = self._attempt(left, enough, ROW_MARGIN)
+        return IlpResult(choice=again.choice, bound=result.bound, ended=result.ended and again.ended)
+
+    def _attempt(self, time_limit: float, enough: float, margin: float) -> tuple[IlpResult, bool]:
+        """The result with row limits lowered by `margin` (in parts of their room), and whether it keeps all rows."""
+        constraints: list[Any] = [LinearConstraint(self.equalities, _any(self.sides), _any(self.sides))]
         if self.rows is not None:
-            constraints.append(self.rows)
+            constraints.append(LinearConstraint(self.rows[0], -np.inf, _any(self.rows[1] - margin)))
         answer: Any = milp(
             self.costs,
             integrality=np.arange(self.size) < self.binaries,
@@ -113,12 +130,20 @@ class Program:
             options={"time_limit": max(time_limit, 0.01), "mip_rel_gap": min(max(enough, 1e-9), 0.5)},
         )
         if answer.status == 2:
-            return IlpResult(choice=None, bound=math.inf, ended=True)
-        dual = answer.mip_dual_bound
-        known = dual is not None and math.isfinite(dual)
-        bound = self.base + float(dual) / self.scale if known else self.base
-        choice = None if answer.x is None else self._read(np.asarray(answer.x))
-        return IlpResult(choice=choice, bound=bound, ended=answer.status == 0)
+            return IlpResult(choice=None, bound=math.inf, ended=True), True
+        dual = 0.0 if answer.mip_dual_bound is None else float(answer.mip_dual_bound)
+        bound = self.base + max(0.0, dual / self.scale)
+        if answer.x is None:
+            return IlpResult(choice=None, bound=bound, ended=False), True
+        values = np.asarray(answer.x)
+        choice = self._read(values)
+        fits = True
+        if self.rows is not None:
+            picked = np.zeros(self.size)
+            for node, offset in self.offsets.items():
+                picked[offset + int(values[offset : offset + self.network.labels[node].size].argmax())] = 1.0
+            fits = bool((self.rows[0] @ picked <= self.rows[1] + 1e-12).all())
+        return IlpResult(choice=choice, bound=bound, ended=answer.status == 0), fits
 
     def _read(self, values: Array) -> dict[int, int]:
         choice: dict[int, int] = {}
@@ -128,6 +153,11 @@ class Program:
         return choice
 
 
+def _any(value: Any) -> Any:
+    """The value itself: scipy's stubs know scalars only where arrays are meant."""
+    return value
+
+
 def _sparse(triplets: list[tuple[Any, Any, Any]], shape: tuple[int, int]) -> sparse.csr_array:
     if not triplets:
         return sparse.csr_array(shape)
@@ -135,13 +165,12 @@ def _sparse(triplets: list[tuple[Any, Any, Any]], shape: tuple[int, int]) -> spa
     return sparse.csr_array((values, (rows, columns)), shape=shape)
 
 
-def _row_constraint(rows: RowTable, network: Network, offsets: dict[int, int], count: int) -> LinearConstraint:
-    """The rows over the binaries, each divided by its room above everyone's least bytes."""
+def _row_constraint(rows: RowTable, network: Network, offsets: dict[int, int], count: int) -> tuple[Any, Array]:
+    """The rows over the binaries and their limits, in parts of the room above everyone's least bytes."""
     least = rows.least(network.labels)
     room = rows.limits - least
     unit = np.where(room > 0, room, 1.0)
     pieces = sorted({piece for node in offsets for piece in rows.pieces_of.get(node, ())})
-    heights: list[NDArray[np.float64]] = []
     where: list[tuple[Any, Any, Any]] = []
     for line, piece in enumerate(pieces):
         node = int(rows.nodes[piece])
@@ -149,7 +178,6 @@ def _row_constraint(rows: RowTable, network: Network, offsets: dict[int, int], c
         extra = extra - extra.min()
         used = np.flatnonzero(extra)
         where.append((np.full(used.size, line), offsets[node] + used, extra[used]))
-    heights.append(room / unit)
     by_choice = _sparse(where, (len(pieces), count))
     matrix = sparse.csr_array(sparse.diags_array(1.0 / unit) @ rows.incidence[:, pieces] @ by_choice)
-    return LinearConstraint(matrix, -np.inf, np.concatenate(heights))
+    return matrix, room / unit

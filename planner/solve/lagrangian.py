@@ -23,6 +23,7 @@ from planner.solve.local_search import LocalSearch
 from planner.solve.messages import Messages
 from planner.solve.network import Indices
 from planner.solve.prepare import Prepared
+from planner.solve.prices import Priced
 from planner.solve.rows import RowTable
 from planner.solve.solution import RELATIVE_TOLERANCE, Solution
 
@@ -37,8 +38,13 @@ class Effort:
     kicks: int = 20
 
 
-def tighten(prepared: Prepared, best: Incumbent, control: Control, effort: Effort) -> float:
-    """The best lower bound found; improves `best` and prunes `prepared.network` (never below one choice per node)."""
+def tighten(
+    prepared: Prepared, best: Incumbent, control: Control, effort: Effort, priced: Priced | None = None
+) -> float:
+    """The best lower bound found; improves `best` and prunes `prepared.network` (never below one choice per node).
+
+    With `priced` the prices are held there, and only the messages move.
+    """
     network, rows = prepared.network, prepared.rows
     if not network.live:
         best.offer(prepared.complete({}))
@@ -46,21 +52,24 @@ def tighten(prepared: Prepared, best: Incumbent, control: Control, effort: Effor
     stop = min(control.elapsed() + effort.seconds, control.time_limit)
     messages = Messages(network)
     units = np.maximum(np.abs(rows.limits), 1.0)
-    prices = np.zeros(rows.count)
+    prices = np.zeros(rows.count) if priced is None else priced.prices * units
     smooth: Array | None = None
-    bound, marks = -math.inf, [-math.inf]
+    _charge(messages, prepared, prices / units)
+    bound = -math.inf if priced is None else priced.bound
+    marks = [-math.inf]
+    reached = -math.inf
     agility = 1.0
     for step in range(effort.steps):
         offset = -float(prices @ (rows.limits / units))
         messages.sweep()
         lower = messages.bound + offset
+        reached = max(reached, lower)
         agility = min(1.0, agility * 1.1) if lower > bound else max(0.05, agility * 0.8)
         bound = max(bound, lower)
-        best.raise_bound(bound) if not rows.count or rows.count == best.rows.count else None
         picks = messages.decode()
         left = sum(network.unary[node].size for node in network.live)
         if step % 10 == 3 or (step < 3 and best.choice is None):
-            _search(prepared, best, picks, control, min(stop - control.elapsed(), 0.1 * effort.seconds), effort.kicks)
+            _search(prepared, best, picks, control, min(stop - control.elapsed(), 0.03 * effort.seconds), effort.kicks)
         if math.isfinite(best.value):
             slack = 1e-9 * (abs(best.value) + abs(bound))
             if not _prune(prepared, messages, messages.above(best.value + slack, offset)):
@@ -72,12 +81,14 @@ def tighten(prepared: Prepared, best: Incumbent, control: Control, effort: Effor
         if gap <= 0.2 * RELATIVE_TOLERANCE * abs(best.value) or control.elapsed() >= stop:
             break
         if all(network.unary[node].size == 1 for node in network.live):
+            best.offer(prepared.complete({node: int(network.labels[node][0]) for node in network.live}))
+            bound = max(bound, best.value)
             break
         if step % 10 == 9:
-            if bound - marks[-1] < effort.progress * (gap if math.isfinite(gap) else abs(bound)):
+            if reached - marks[-1] < effort.progress * (best.value - reached if math.isfinite(gap) else abs(bound)):
                 break
-            marks.append(bound)
-        if rows.count:
+            marks.append(reached)
+        if rows.count and priced is None:
             labels = {node: int(network.labels[node][pick]) for node, pick in picks.items()}
             over = (rows.used(_spread(prepared, labels)) - rows.limits) / units
             smooth = over if smooth is None else 0.6 * smooth + 0.4 * over
@@ -86,12 +97,16 @@ def tighten(prepared: Prepared, best: Incumbent, control: Control, effort: Effor
             target = best.value if math.isfinite(best.value) else lower + 0.1 * abs(lower)
             if norm > 0:
                 prices = np.maximum(0.0, prices + agility * max(target - lower, 0.0) / norm * smooth)
-                messages.extra = {
-                    node: extra[network.labels[node]]
-                    for node, extra in rows.price(prices / units).items()
-                    if node in network.live
-                }
+                _charge(messages, prepared, prices / units)
     return bound
+
+
+def _charge(messages: Messages, prepared: Prepared, prices: Array) -> None:
+    """Sets the prices (seconds per byte) that the messages see."""
+    network = prepared.network
+    messages.extra = {
+        node: extra[network.labels[node]] for node, extra in prepared.rows.price(prices).items() if node in network.live
+    }
 
 
 def _prune(prepared: Prepared, messages: Messages, kept: dict[int, Indices]) -> bool:
@@ -107,7 +122,7 @@ def _prune(prepared: Prepared, messages: Messages, kept: dict[int, Indices]) -> 
     return True
 
 
-def _spread(prepared: Prepared, labels: dict[int, int]) -> Array:
+def _spread(prepared: Prepared, labels: dict[int, int]) -> Indices:
     """A choice of all nodes that is right for the live ones, which are all that a row counts."""
     choice = np.zeros(len(prepared.network.labels), dtype=np.intp)
     for node, label in labels.items():

@@ -187,7 +187,9 @@ class LocalSearch:
                 return True
             best: tuple[int, float, int, int] | None = None
             worst = int((over / limits).argmax())
-            pieces = self.rows.incidence.indices[self.rows.incidence.indptr[worst] : self.rows.incidence.indptr[worst + 1]]
+            pieces = self.rows.incidence.indices[
+                self.rows.incidence.indptr[worst] : self.rows.incidence.indptr[worst + 1]
+            ]
             for piece in pieces.tolist():
                 node = int(self.rows.nodes[piece])
                 if node not in self.pick:
@@ -203,7 +205,9 @@ class LocalSearch:
                 if not helps.any():
                     continue
                 clash = self.clash[node] - self.clash[node][pick]
-                price = np.where(helps, (self.cost[node] - self.cost[node][pick]) / np.where(helps, -change, 1.0), np.inf)
+                price = np.where(
+                    helps, (self.cost[node] - self.cost[node][pick]) / np.where(helps, -change, 1.0), np.inf
+                )
                 order = np.lexsort((price, np.where(helps, clash, clash.max() + 1)))
                 first = int(order[0])
                 offer = (max(0, int(clash[first])), float(price[first]), node, first)

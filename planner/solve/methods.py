@@ -10,7 +10,9 @@ from planner.problem import Problem
 from planner.solve.auto import solve_auto
 from planner.solve.brute import solve_brute
 from planner.solve.control import Control, Progress
+from planner.solve.exact import solve_elimination, solve_ilp
 from planner.solve.lagrangian import solve_lagrangian
+from planner.solve.random_search import solve_random
 from planner.solve.solution import Solution
 
 Method = Callable[[Problem, Control], Solution]
@@ -18,7 +20,10 @@ Method = Callable[[Problem, Control], Solution]
 METHODS: Mapping[str, Method] = {
     "auto": solve_auto,
     "brute": solve_brute,
+    "elimination": solve_elimination,
+    "ilp": solve_ilp,
     "lagrangian": solve_lagrangian,
+    "random": solve_random,
 }
 
 

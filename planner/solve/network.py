@@ -86,3 +86,11 @@ class Network:
             picks[node] = pick
         total = self.constant + sum(float(self.unary[node][picks[node]]) for node in self.live)
         return total + sum(float(table[picks[m], picks[n]]) for m, n, table in self.edges())
+
+
+def classes(table: Array) -> Indices:
+    """For each line of a table, the number of the first-seen line equal to it."""
+    seen: dict[bytes, int] = {}
+    lines = np.ascontiguousarray(table)
+    keys: list[bytes] = lines.view(np.dtype((np.void, lines.strides[0]))).ravel().tolist()
+    return np.asarray([seen.setdefault(key, len(seen)) for key in keys], dtype=np.intp)

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.problem import Array
-from planner.solve.network import Indices, Network
+from planner.solve.network import Indices, Network, classes
 
 PAIR_BUDGET = 400_000
 """Largest number of (choice, choice, partner) triples looked at per edge in one dominance test."""
@@ -213,6 +213,13 @@ class Reducer:
 
 def worst_regret(table: Array, better: Indices) -> Array:
     """min over q of E[a, q] - E[b, q] for every a and every b in `better`; partners forbidden to both do not count."""
+    if table.size * better.size > 100_000:
+        table = table[:, np.unique(classes(table.T), return_index=True)[1]]
+        of = classes(table)
+        firsts = np.unique(of, return_index=True)[1]
+        if firsts.size < of.size:
+            wanted, position = np.unique(of[better], return_inverse=True)
+            return worst_regret(table[firsts], wanted)[of][:, position]
     if np.isfinite(table).all():
         return (table[:, None, :] - table[better][None, :, :]).min(axis=2)
     with np.errstate(invalid="ignore"):
@@ -221,12 +228,18 @@ def worst_regret(table: Array, better: Indices) -> Array:
 
 
 def min_plus(left: Array, right: Array) -> Array:
-    """T[x, y] = min over p of left[p, x] + right[p, y]: the matrix product in which + is min and * is +."""
+    """T[x, y] = min over p of left[p, x] + right[p, y]: the matrix product in which + is min and * is +.
+
+    Large tables are multiplied once per distinct column and spread out again.
+    """
     if left.size * right.shape[1] <= 30_000:
         return (left[:, :, None] + right[:, None, :]).min(axis=0)
+    of_left, of_right = classes(left.T), classes(right.T)
+    left = left[:, np.unique(of_left, return_index=True)[1]]
+    right = right[:, np.unique(of_right, return_index=True)[1]]
     result = left[0][:, None] + right[0]
     scratch = np.empty_like(result)
     for first, second in zip(left[1:], right[1:], strict=True):
         np.add(first[:, None], second, out=scratch)
         np.minimum(result, scratch, out=result)
-    return result
+    return result[np.ix_(of_left, of_right)]

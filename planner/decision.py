@@ -1,0 +1,84 @@
+"""The decision: all that a plan decided and promises, as plain data that can be saved and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jax.sharding import PartitionSpec
+
+from planner.predict import Predicted
+from planner.trace import Leaf, Slot
+
+OPTIMAL_GAP = 2e-6
+"""Gap below which a plan counts as optimal: that of floating-point sums and of ties between meshes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """How good the plan is among all plans of the search space, by the cost model: `lower_bound` <= any plan <= `value`.
+
+    `value` and `lower_bound` are in `unit`; `gap` is (value - lower_bound) / value.
+    """
+
+    value: float
+    lower_bound: float
+    unit: str
+    solve_seconds: float
+    meshes: int
+
+    @property
+    def gap(self) -> float:
+        """The share by which some plan could be better at most."""
+        return max(0.0, (self.value - self.lower_bound) / self.value) if self.value > 0 else 0.0
+
+    @property
+    def status(self) -> str:
+        """ "optimal", "within X %" or "not proven"."""
+        if self.gap <= OPTIMAL_GAP:
+            return "optimal"
+        return f"within {100 * self.gap:.2g} %" if self.lower_bound > 0 else "not proven"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replicated:
+    """An op that was placed whole because no rule says how to split it."""
+
+    op: str
+    source: str
+    trips: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """One check of a plan before it was handed over: `ok` is None where it was not made, and `detail` says why."""
+
+    what: str
+    ok: bool | None
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """A plan without its function: the mesh, the specs of arguments and results, and those laid on places in between.
+
+    `fingerprint` identifies the traced program the places belong to; `arguments` and `results` are its leaves, in order.
+    """
+
+    function_name: str
+    fingerprint: str
+    topology: str
+    mesh_shape: Mapping[str, int]
+    arguments: tuple[Leaf, ...]
+    results: tuple[Leaf, ...]
+    in_specs: tuple[PartitionSpec, ...]
+    out_specs: tuple[PartitionSpec, ...]
+    constraints: Mapping[Slot, tuple[PartitionSpec, ...]]
+    intermediates: Mapping[str, PartitionSpec]
+    predicted: Predicted
+    certificate: Certificate
+    replicated: tuple[Replicated, ...]
+    checked: tuple[Checked, ...]
+    notes: tuple[str, ...]
+    donate_argnums: tuple[int, ...]
+    static_argnums: tuple[int, ...]

@@ -1,0 +1,94 @@
+"""Emission: the decisions of a plan as constraints on places of the program, loop bodies included.
+
+Every result is pinned to what its op makes (after the sum of partial results, where there is one), every operand to what
+its op wants, and a reshard in between is laid as its own steps, so that the partitioner never has to find a way itself.
+Operands and results of one op always belong to one strategy of its rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from jax.sharding import PartitionSpec
+
+from planner.flow import Transfer
+from planner.instance import Instance
+from planner.reshard import Step, reshard_steps
+from planner.specs import spec_of, to_spec
+from planner.trace import Slot, slots
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """A plan in the program's own terms: specs of arguments and results, and those to lay on places in between."""
+
+    mesh_shape: Mapping[str, int]
+    in_specs: tuple[PartitionSpec, ...]
+    out_specs: tuple[PartitionSpec, ...]
+    constraints: Mapping[Slot, tuple[PartitionSpec, ...]]
+
+
+def transfer_steps(instance: Instance, transfer: Transfer, choice: Sequence[int]) -> list[Step]:
+    """The steps of one transfer under a choice."""
+    aval = instance.model.graph.tensors[transfer.tensor].aval
+    chosen = instance.strategies[transfer.source].splits(transfer.reduced)[choice[transfer.source]]
+    return reshard_steps(
+        instance.mesh,
+        instance.location_at(transfer.source, transfer.source_dims, choice),
+        [bool(p) for p in chosen],
+        instance.location_at(transfer.target, transfer.target_dims, choice),
+        rank=len(aval.shape),
+        whole_bytes=aval.bytes,
+    )
+
+
+def place(instance: Instance, choice: Sequence[int]) -> Placement:
+    """The placement that a choice of strategies stands for."""
+    graph, flow, names = instance.model.graph, instance.model.flow, instance.mesh.names
+    layouts = {
+        t.id: [to_spec(step.layout, names) for step in transfer_steps(instance, t, choice)] for t in instance.moving
+    }
+    constraints: dict[Slot, tuple[PartitionSpec, ...]] = {}
+    summed = {t.tensor: t for t in flow.transfers if t.reduced}
+    for op in graph.ops:
+        group, placement = instance.model.grouping.group_of[op.id], instance.model.grouping.placements[op.id]
+        for position, tensor in enumerate(op.results):
+            aval = graph.tensors[tensor].aval
+            if not aval.shape or not aval.itemsize:
+                continue
+            made = spec_of(instance.location_at(group, placement.results[position], choice), len(aval.shape), names)
+            steps = layouts.get(summed[tensor].id, []) if tensor in summed else []
+            for slot in slots(op)[1][position]:
+                constraints[slot] = tuple(steps) if steps else (made,)
+    through = dict(flow.fetched)
+    into = {t.target: t for t in flow.transfers if not t.reads and t.output is None and not t.reduced}
+    for transfer in flow.transfers:
+        if transfer.output is not None:
+            constraints["outvar", (), transfer.output] = tuple(layouts.get(transfer.id, ()))
+        for op_id, position in transfer.reads:
+            if not graph.tensors[transfer.tensor].aval.shape:
+                continue
+            chain: list[PartitionSpec] = []
+            if (op_id, position) in through:
+                chain += layouts.get(into[through[op_id, position]].id, [])
+            chain += layouts.get(transfer.id, [])
+            if chain:
+                for slot in slots(graph.ops[op_id])[0][position]:
+                    constraints[slot] = tuple(chain)
+    returned = {t.output: t for t in flow.transfers if t.output is not None}
+    out_specs: list[PartitionSpec] = []
+    for position, tensor in enumerate(graph.outputs):
+        location = instance.location(tensor, choice)
+        if position in returned:
+            target = returned[position]
+            location = instance.location_at(target.target, target.target_dims, choice)
+        out_specs.append(spec_of(location, len(graph.tensors[tensor].aval.shape), names))
+    return Placement(
+        mesh_shape=instance.mesh.shape,
+        in_specs=tuple(
+            spec_of(instance.location(t, choice), len(graph.tensors[t].aval.shape), names) for t in graph.inputs
+        ),
+        out_specs=tuple(out_specs),
+        constraints=constraints,
+    )

@@ -1,0 +1,219 @@
+"""Memory of a plan: bytes alive per device at every point of the schedule, and rows that limit them.
+
+    bytes alive at t = arguments and constants
+                     + buffers alive at t, each in the spec of its home
+                     + partial results being summed at t
+                     + fetched copies alive at t: a transfer whose target holds more than its source keeps both
+
+Results that reuse a donated argument's buffer add nothing. A row for a point t limits that sum; the fetched copies depend
+on two decisions, so a row brings, for each that can be large, an auxiliary node that says whether the copy exists:
+choice u < U is "a copy in spec u", choice U + u is "read in place, in spec u" (allowed where the source holds at least as
+many bytes), tied to its target's spec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.flow import Transfer
+from planner.instance import Instance
+from planner.liveness import region_ends
+from planner.problem import Edge, Problem, Row
+from planner.reshard import local_bytes
+from planner.trace import ENTERING
+
+Floats = npt.NDArray[np.float64]
+
+LARGE_COPY = 1e-3
+"""Fetched copies below this share of the limit are left out of rows (they are still counted in the peak)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Charge:
+    """Bytes per strategy of a node that a tensor keeps alive in [start, stop)."""
+
+    tensor: int
+    node: int
+    bytes: Floats
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """A fetched copy that may exist in [start, stop): bytes of the source's and of the target's spec, per strategy."""
+
+    transfer: Transfer
+    source_bytes: Floats
+    target_bytes: Floats
+    start: int
+    stop: int
+
+    def bytes(self, choice: Sequence[int]) -> float:
+        """Bytes of the copy under a choice: 0 where the source is read in place."""
+        target = float(self.target_bytes[choice[self.transfer.target]])
+        return target if target > float(self.source_bytes[choice[self.transfer.source]]) else 0.0
+
+
+@dataclass(kw_only=True)
+class MemoryModel:
+    """The memory of an instance."""
+
+    instance: Instance
+    fixed_bytes: float = field(init=False, default=0.0)
+
+    @property
+    def steps(self) -> int:
+        """The number of points of the schedule."""
+        return self.instance.model.liveness.steps + 1
+
+    @cached_property
+    def charges(self) -> tuple[Charge, ...]:
+        """What the nodes' choices keep alive, and when."""
+        model, found = self.instance.model, list[Charge]()
+        for tensor in model.graph.tensors:
+            if tensor.producer is None and tensor.aval.bytes:
+                stored = self.instance.stored_bytes(tensor.id)
+                if stored is None:
+                    continue
+                found.append(Charge(tensor=tensor.id, node=stored[0], bytes=stored[1], start=0, stop=self.steps))
+        summed: set[int] = set()
+        for transfer in model.flow.transfers:
+            producer = model.graph.tensors[transfer.tensor].producer
+            if transfer.reduced and producer is not None:
+                summed.add(transfer.tensor)
+                found.append(
+                    Charge(
+                        tensor=transfer.tensor,
+                        node=transfer.source,
+                        bytes=self._bytes(transfer.source, transfer, transfer.source_dims),
+                        start=producer,
+                        stop=producer + 1,
+                    )
+                )
+        for buffer in model.liveness.buffers:
+            stored = self.instance.stored_bytes(buffer.tensor)
+            if stored is not None:
+                start = buffer.start + (buffer.tensor in summed)
+                found.append(
+                    Charge(tensor=buffer.tensor, node=stored[0], bytes=stored[1], start=start, stop=buffer.stop)
+                )
+        return tuple(found)
+
+    def _bytes(self, node: int, transfer: Transfer, dims: tuple[tuple[int, ...], ...]) -> Floats:
+        aval = self.instance.model.graph.tensors[transfer.tensor].aval
+        return local_bytes(self.instance.strategies[node].locations(dims), self.instance.mesh.sizes, aval.bytes)
+
+    @cached_property
+    def copies(self) -> tuple[Copy, ...]:
+        """The copies that transfers may keep beside their source."""
+        model = self.instance.model
+        reads: dict[int, list[tuple[int, int]]] = {}
+        for read, node in model.flow.fetched:
+            reads.setdefault(node, []).append(read)
+        ends = region_ends(model.graph)
+        found: list[Copy] = []
+        for transfer in self.instance.moving:
+            if transfer.source == transfer.target or transfer.reduced:
+                continue
+            served = transfer.reads or tuple(reads.get(transfer.target, ()))
+            if not served:
+                continue
+            start = min(op for op, _ in served)
+            stop = max(
+                ends[model.graph.ops[op].region] if model.graph.ops[op].kind in ENTERING else op + 1 for op, _ in served
+            )
+            found.append(
+                Copy(
+                    transfer=transfer,
+                    source_bytes=self._bytes(transfer.source, transfer, transfer.source_dims),
+                    target_bytes=self._bytes(transfer.target, transfer, transfer.target_dims),
+                    start=start,
+                    stop=stop,
+                )
+            )
+        return tuple(found)
+
+    def profile(self, choice: Sequence[int]) -> Floats:
+        """Bytes alive per device at every point of the schedule: shape (steps,)."""
+        change = np.zeros(self.steps + 1)
+        for charge in self.charges:
+            size = charge.bytes[choice[charge.node]]
+            change[charge.start] += size
+            change[min(charge.stop, self.steps)] -= size
+        for copy in self.copies:
+            size = copy.bytes(choice)
+            if size:
+                change[copy.start] += size
+                change[min(copy.stop, self.steps)] -= size
+        return np.cumsum(change)[: self.steps]
+
+    def alive(self, time: int, choice: Sequence[int]) -> list[tuple[str, float]]:
+        """What is alive at a point of the schedule: (name, bytes per device), largest first."""
+        tensors = self.instance.model.graph.tensors
+        found = [
+            (tensors[charge.tensor].name, float(charge.bytes[choice[charge.node]]))
+            for charge in self.charges
+            if charge.start <= time < charge.stop
+        ]
+        found += [
+            (f"a fetched copy of {tensors[copy.transfer.tensor].name}", copy.bytes(choice))
+            for copy in self.copies
+            if copy.start <= time < copy.stop
+        ]
+        return sorted(found, key=lambda part: (-part[1], part[0]))
+
+    def limited(self, problem: Problem, times: Sequence[int], limit_bytes: float) -> Problem:
+        """`problem` with a memory row for each of these points of the schedule, and the auxiliary nodes they need."""
+        nodes, names = list(problem.node_costs), list(problem.node_names)
+        edges = list(problem.edges)
+        auxiliary: dict[int, tuple[int, Floats]] = {}
+        rows: list[Row] = []
+        for time in times:
+            usage: dict[int, Floats] = {}
+            for charge in self.charges:
+                if charge.start <= time < charge.stop:
+                    usage[charge.node] = usage.get(charge.node, np.zeros(len(charge.bytes))) + charge.bytes
+            for copy in self.copies:
+                if copy.start <= time < copy.stop and copy.target_bytes.max() > LARGE_COPY * limit_bytes:
+                    index = copy.transfer.id
+                    if index not in auxiliary:
+                        auxiliary[index] = (len(nodes), self._auxiliary(copy, nodes, names, edges))
+                    usage[auxiliary[index][0]] = auxiliary[index][1]
+            rows.append(
+                Row(
+                    name=self.describe(time),
+                    limit=limit_bytes,
+                    nodes=tuple(usage),
+                    usages=tuple(usage.values()),
+                )
+            )
+        return Problem(
+            name=problem.name, node_costs=tuple(nodes), edges=tuple(edges), rows=tuple(rows), node_names=tuple(names)
+        )
+
+    def _auxiliary(self, copy: Copy, nodes: list[Floats], names: list[str], edges: list[Edge]) -> Floats:
+        """Adds the node that says whether a copy exists; returns its bytes per choice."""
+        sizes, spec_of = np.unique(copy.target_bytes, return_inverse=True)
+        count, node = len(sizes), len(nodes)
+        nodes.append(np.zeros(2 * count))
+        names.append(f"copy of {self.instance.model.graph.tensors[copy.transfer.tensor].name}")
+        same = spec_of.ravel()[None, :] == np.arange(count)[:, None]
+        to_target = np.where(np.concatenate([same, same]), 0.0, np.inf)
+        in_place = copy.source_bytes[None, :] >= sizes[:, None]
+        to_source = np.where(np.concatenate([np.ones_like(in_place), in_place]), 0.0, np.inf)
+        edges.append(Edge(nodes=(node, copy.transfer.target), costs=to_target))
+        edges.append(Edge(nodes=(node, copy.transfer.source), costs=to_source))
+        return np.concatenate([sizes, np.zeros(count)])
+
+    def describe(self, time: int) -> str:
+        """A point of the schedule in the user's words."""
+        ops = self.instance.model.graph.ops
+        if time >= len(ops):
+            return "memory at the end of the program"
+        return f"memory at {ops[time].source} ({ops[time].kind})"

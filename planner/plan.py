@@ -1,0 +1,294 @@
+"""The plan: a decision bound to a function and to devices, ready to run, to inspect and to verify."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, final
+
+import jax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from planner.decision import Certificate, Checked, Decision, Replicated
+from planner.errors import ArgumentError, MeshError
+from planner.explain import Alternatives, Explanation, explain
+from planner.instance import Instance
+from planner.predict import Predicted
+from planner.report import describe
+from planner.store import save_decision
+from planner.target import Target
+from planner.trace import Program, Slot, constrained
+from planner.verify import Verification, verify
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconstruction:
+    """The instance and choice behind a plan, for explaining it."""
+
+    instance: Instance
+    choice: tuple[int, ...]
+
+
+@final
+class Plan:
+    """A placement of one function on one mesh, as `planner.plan` or `planner.load(...).bind` return it.
+
+    Call it like the function; `jit` is the sharded function itself, `verify` compares what it does with what was
+    promised, `explain` says why, `print` shows it, `save` keeps it.
+    """
+
+    def __init__(
+        self,
+        *,
+        decision: Decision,
+        program: Program,
+        fn: Callable[..., Any],
+        static_args: Mapping[int, Any],
+        target: Target,
+        reconstruct: Callable[[], Reconstruction],
+        seed: int = 0,
+    ) -> None:
+        self._decision = decision
+        self._program = program
+        self._fn = fn
+        self._static_args = dict(static_args)
+        self._target = target
+        self._reconstruct = reconstruct
+        self._seed = seed
+
+    # ------------------------------------------------------------ what was decided
+
+    @property
+    def mesh_is_abstract(self) -> bool:
+        """Whether the plan is for a topology without devices, so that it can be lowered but not run."""
+        return self._target.devices is None
+
+    @property
+    def decision(self) -> Decision:
+        """All that was decided, as plain data."""
+        return self._decision
+
+    @cached_property
+    def mesh(self) -> Mesh | AbstractMesh:
+        """The mesh; abstract where the plan was made for a topology without devices."""
+        return self._target.jax_mesh(self._decision.mesh_shape)
+
+    @cached_property
+    def in_specs(self) -> tuple[Any, ...]:
+        """The PartitionSpec of every argument leaf: a tuple of pytrees like the arguments (None for static ones)."""
+        return self._as_arguments(self._decision.in_specs)
+
+    @cached_property
+    def out_specs(self) -> Any:
+        """The PartitionSpec of every result leaf: a pytree like the result."""
+        return jax.tree.unflatten(self._program.out_tree, self._decision.out_specs)
+
+    @cached_property
+    def in_shardings(self) -> tuple[Any, ...]:
+        """The NamedSharding of every argument leaf: a tuple of pytrees like the arguments (None for static ones)."""
+        return self._as_arguments([NamedSharding(self.mesh, spec) for spec in self._decision.in_specs])
+
+    @cached_property
+    def out_shardings(self) -> Any:
+        """The NamedSharding of every result leaf: a pytree like the result."""
+        shardings = [NamedSharding(self.mesh, spec) for spec in self._decision.out_specs]
+        return jax.tree.unflatten(self._program.out_tree, shardings)
+
+    @property
+    def constraints(self) -> Mapping[str, PartitionSpec]:
+        """The PartitionSpec of every intermediate, by name (`checkpoint_name`, else source line and primitive)."""
+        return self._decision.intermediates
+
+    @property
+    def predicted(self) -> Predicted:
+        """What a call costs per device, and the collectives it runs."""
+        return self._decision.predicted
+
+    @property
+    def certificate(self) -> Certificate:
+        """How far from optimal the plan can be."""
+        return self._decision.certificate
+
+    @property
+    def replicated(self) -> tuple[Replicated, ...]:
+        """The ops placed whole for lack of a rule."""
+        return self._decision.replicated
+
+    @property
+    def checked(self) -> tuple[Checked, ...]:
+        """What was checked before the plan was handed over, and what not, and why."""
+        return self._decision.checked
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Assumptions, time-outs and fallbacks the user should know of."""
+        return self._decision.notes
+
+    def _as_arguments(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
+        dynamic = jax.tree.unflatten(self._program.in_tree, leaves)
+        full: list[Any] = [None] * self._program.num_args
+        for i, value in zip(self._program.dynamic_argnums, dynamic, strict=True):
+            full[i] = value
+        return tuple(full)
+
+    # ------------------------------------------------------------ running
+
+    @cached_property
+    def _run(self) -> Callable[..., list[Any]]:
+        """The constrained program as a function of its flat arguments."""
+        mesh = self.mesh
+        shardings: dict[PartitionSpec, NamedSharding] = {}
+
+        def edits(slot: Slot) -> list[NamedSharding]:
+            specs = self._decision.constraints.get(slot, ())
+            return [shardings.setdefault(spec, NamedSharding(mesh, spec)) for spec in specs]
+
+        return constrained(self._program, edits)
+
+    @cached_property
+    def _flat_jit(self) -> Any:
+        """The sharded jitted function of the flat arguments: what `__call__` runs and `verify` looks at."""
+
+        def sharded(*leaves: Any) -> list[Any]:
+            return self._run(*leaves)
+
+        sharded.__name__ = sharded.__qualname__ = self._decision.function_name
+        return jax.jit(
+            sharded,
+            in_shardings=tuple(NamedSharding(self.mesh, spec) for spec in self._decision.in_specs),
+            out_shardings=[NamedSharding(self.mesh, spec) for spec in self._decision.out_specs],
+            donate_argnums=tuple(sorted(self._program.donated)),
+        )
+
+    @cached_property
+    def jit(self) -> Any:
+        """The sharded jitted function; call it with placed arguments, differentiate it, or lower and compile it."""
+        program = self._program
+
+        def sharded(*args: Any) -> Any:
+            return jax.tree.unflatten(program.out_tree, self._run(*self._flat(args)))
+
+        sharded.__name__ = sharded.__qualname__ = self._decision.function_name
+        return jax.jit(
+            sharded,
+            in_shardings=tuple(self.in_shardings[i] for i in program.dynamic_argnums),
+            out_shardings=self.out_shardings,
+            donate_argnums=self._decision.donate_argnums,
+            static_argnums=self._decision.static_argnums,
+        )
+
+    def _flat(self, args: Sequence[Any]) -> list[Any]:
+        """The leaves of the dynamic arguments. Raises: ArgumentError where they are not what was planned for."""
+        program, name = self._program, self._decision.function_name
+        if len(args) != program.num_args:
+            raise ArgumentError(f"{name} was planned for {program.num_args} arguments, got {len(args)}")
+        for i, planned in self._static_args.items():
+            if args[i] is not planned and args[i] != planned:
+                raise ArgumentError(
+                    f"static argument {i} was planned as {planned!r}, got {args[i]!r}; make a plan for each value"
+                )
+        dynamic = tuple(args[i] for i in program.dynamic_argnums)
+        leaves, tree = jax.tree.flatten(dynamic)
+        if tree != program.in_tree:
+            raise ArgumentError(f"{name} was planned for arguments of structure {program.in_tree}, got {tree}")
+        for leaf, value in zip(program.arguments, leaves, strict=True):
+            found = jax.typeof(value) if not hasattr(value, "dtype") else value
+            shape, dtype = tuple(getattr(found, "shape", ())), str(getattr(found, "dtype", "object"))
+            scalar = leaf.weak and not hasattr(value, "dtype")
+            if shape != leaf.aval.shape or (dtype != leaf.aval.dtype and not scalar):
+                raise ArgumentError(
+                    f"argument {leaf.name} was planned as {leaf.aval.dtype}{list(leaf.aval.shape)}, got "
+                    f"{dtype}{list(shape)}; make a plan for these shapes"
+                )
+        return leaves
+
+    def place(self, *args: Any) -> tuple[Any, ...]:
+        """The arguments on their devices, sharded as planned. Raises: ArgumentError, MeshError (no devices)."""
+        self._need_devices("place arguments")
+        placed = self._as_arguments(self._placed(self._flat(args)))
+        return tuple(args[i] if i in self._static_args else value for i, value in enumerate(placed))
+
+    def _placed(self, leaves: Sequence[Any]) -> list[Any]:
+        return jax.device_put(list(leaves), [NamedSharding(self.mesh, spec) for spec in self._decision.in_specs])
+
+    def __call__(self, *args: Any) -> Any:
+        """The result of the function, computed sharded: places the arguments and calls `jit`."""
+        self._need_devices("run")
+        leaves = self._flat(args)
+        if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            leaves = self._placed(leaves)
+        return jax.tree.unflatten(self._program.out_tree, self._flat_jit(*leaves))
+
+    def _need_devices(self, what: str) -> None:
+        if self._target.devices is None:
+            raise MeshError(
+                f"this plan is for the topology {self._decision.topology} without devices, so it cannot {what}; "
+                "plan with devices=... as well (virtual CPU devices will do)"
+            )
+
+    # ------------------------------------------------------------ evidence
+
+    def verify(self, *args: Any) -> Verification:
+        """What the plan does beside what it promised: numerics, collectives and memory. Raises nothing, says all.
+
+        Without arguments, or with shapes only, the numerics are not checked. For a topology without devices the program
+        is compiled for it where its compiler is installed.
+        """
+        return verify(
+            self._decision, self._program, self._target, self._flat_jit, self._runnable(args), seed=self._seed
+        )
+
+    def _runnable(self, args: Sequence[Any]) -> tuple[Any, ...] | str:
+        """Flat arguments to run on, or the reason why there are none."""
+        if not args:
+            return "no arguments were given"
+        if self._target.devices is None:
+            return f"the topology {self._decision.topology} has no devices here"
+        try:
+            leaves = self._flat(args)
+        except ArgumentError as error:
+            return str(error)
+        if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+            return "the arguments are shapes only"
+        return tuple(leaves)
+
+    @cached_property
+    def _alternatives(self) -> Alternatives:
+        made = self._reconstruct()
+        return Alternatives(instance=made.instance, choice=made.choice)
+
+    def explain(self, path: str | None = None) -> Explanation:
+        """Why the tensor `path` (a name or pattern) is placed as it is: its alternatives and what each would cost.
+
+        Without a path: the arguments that matter most. Raises: ArgumentError for a name that is none.
+        """
+        return explain(self._alternatives, path)
+
+    def with_checks(self, checked: Sequence[Checked], notes: Sequence[str] = ()) -> Plan:
+        """The same plan with these checks and further notes on record."""
+        other = Plan(
+            decision=replace(self._decision, checked=tuple(checked), notes=(*self._decision.notes, *notes)),
+            program=self._program,
+            fn=self._fn,
+            static_args=self._static_args,
+            target=self._target,
+            reconstruct=self._reconstruct,
+            seed=self._seed,
+        )
+        # What was compiled for the checks need not be compiled again.
+        other.__dict__.update({name: self.__dict__[name] for name in ("_run", "_flat_jit") if name in self.__dict__})
+        return other
+
+    def save(self, path: str | Path) -> None:
+        """Writes the plan to a JSON file that `planner.load` reads."""
+        save_decision(self._decision, Path(path), self._program)
+
+    def __str__(self) -> str:
+        return describe(self._decision)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Plan of {self._decision.function_name} on {dict(self._decision.mesh_shape)}: {self.certificate.status}>"
+        )

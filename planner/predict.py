@@ -1,0 +1,134 @@
+"""Predictions: what a plan costs per device and call, and which collectives it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from cost_models import EnergyObjective, Topology
+
+from planner.emit import transfer_steps
+from planner.instance import Instance
+from planner.memory import MemoryModel
+
+WIDENED_ON_CPU = ("bfloat16", "float16")
+"""Element types that XLA's CPU backend computes, and moves, as float32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """One predicted collective: `bytes` is the larger of its local operand and result, `count` how often it runs."""
+
+    kind: str
+    bytes: float
+    axes: tuple[str, ...]
+    count: float
+    source: str
+    tensor: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """All per device and call. `seconds` is their sum of computing and communication, without overlap."""
+
+    seconds: float
+    compute_seconds: float
+    communication_seconds: float
+    flops: float
+    traffic_bytes: float
+    collectives: tuple[Collective, ...]
+    peak_bytes: float
+    argument_bytes: float
+    output_bytes: float
+    alias_bytes: float
+    energy_joules: float
+
+
+def predict(instance: Instance, choice: Sequence[int], topology: Topology) -> Predicted:
+    """The prediction for a choice of strategies."""
+    compute, communication = instance.seconds(choice)
+    flops, traffic = instance.total("flops", choice), instance.total("traffic_bytes", choice)
+    collectives = _collectives(instance, choice)
+    arguments, outputs, aliased = _border_bytes(instance, choice)
+    energy = EnergyObjective(chip=topology.chip)
+    joules = float(energy.compute(seconds=np.float64(compute), flops=np.float64(flops), bytes=np.float64(traffic)))
+    links = topology.links(instance.mesh.sizes) or ()
+    for collective in collectives:
+        group = tuple(link for name, link in zip(instance.mesh.names, links, strict=True) if name in collective.axes)
+        mask = sum(1 << a for a, name in enumerate(instance.mesh.names) if name in collective.axes)
+        affine = (
+            float(instance.mesh.fixed_seconds[collective.kind][mask]),
+            float(instance.mesh.seconds_per_byte[collective.kind][mask]),
+        )
+        fixed, per_byte = energy.collective(collective.kind, group, affine)
+        joules += collective.count * (fixed + per_byte * collective.bytes)
+    return Predicted(
+        seconds=compute + communication,
+        compute_seconds=compute,
+        communication_seconds=communication,
+        flops=flops,
+        traffic_bytes=traffic,
+        collectives=as_lowered(collectives, topology.chip.platform),
+        peak_bytes=float(MemoryModel(instance=instance).profile(choice).max()),
+        argument_bytes=arguments,
+        output_bytes=outputs,
+        alias_bytes=aliased,
+        energy_joules=joules,
+    )
+
+
+def _collectives(instance: Instance, choice: Sequence[int]) -> tuple[Collective, ...]:
+    found: list[Collective] = []
+    for transfer in instance.moving:
+        tensor = instance.model.graph.tensors[transfer.tensor]
+        found += [
+            Collective(
+                kind=step.kind,
+                bytes=step.bytes,
+                axes=instance.mesh.axes(step.mask),
+                count=transfer.trips,
+                source=transfer.source_line,
+                tensor=tensor.name,
+                dtype=tensor.aval.dtype,
+            )
+            for step in transfer_steps(instance, transfer, choice)
+            if step.kind is not None
+        ]
+    return tuple(found)
+
+
+def as_lowered(collectives: Sequence[Collective], platform: str) -> tuple[Collective, ...]:
+    """The collectives as a platform's compiler writes them.
+
+    XLA's CPU backend has no reduce-scatter (an all-reduce and a slice do its work) and moves 16-bit floats as float32.
+    """
+    if platform != "cpu":
+        return tuple(collectives)
+    return tuple(
+        Collective(
+            kind="all-reduce" if c.kind == "reduce-scatter" else c.kind,
+            bytes=c.bytes * (2 if c.dtype in WIDENED_ON_CPU else 1),
+            axes=c.axes,
+            count=c.count,
+            source=c.source,
+            tensor=c.tensor,
+            dtype=c.dtype,
+        )
+        for c in collectives
+    )
+
+
+def _border_bytes(instance: Instance, choice: Sequence[int]) -> tuple[float, float, float]:
+    """Bytes per device of arguments, of results, and of results that reuse a donated argument's buffer."""
+    graph = instance.model.graph
+
+    def stored(tensor: int) -> float:
+        found = instance.stored_bytes(tensor)
+        return float(found[1][choice[found[0]]]) if found else graph.tensors[tensor].aval.bytes
+
+    arguments = {t: stored(t) for t in graph.inputs}
+    fed = {out: stored(graph.inputs[position]) for out, position in graph.feeds.items()}
+    outputs = sum(fed[i] if i in fed else stored(t) for i, t in enumerate(graph.outputs))
+    return sum(arguments.values()), outputs, sum(fed[out] for out in graph.aliases)

@@ -1,0 +1,333 @@
+"""Verification: what a plan does beside what it promised.
+
+Numerics: the sharded result against the single device's. How far they may differ follows from the program itself: the
+single-device run is repeated with its floating-point arguments moved by one rounding of the narrowest float type in the
+program, and a leaf may differ by a few times what that changes, and by a few roundings of its own type besides.
+Integers, booleans and random bits must be equal (unless rounding alone changes them too).
+
+Collectives and memory: those of the compiled HLO against the prediction, as the platform lowers it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jax.sharding import NamedSharding
+
+from planner.aot import aot_compile
+from planner.decision import Decision
+from planner.hlo import CompiledCollective, CompiledMemory, memory_of, read_collectives
+from planner.predict import as_lowered
+from planner.target import Target
+from planner.trace import Program, narrowest_float, plain
+
+COLLECTIVE_TOLERANCE = 0.10
+SMALL_BYTES = 4096.0
+"""Collectives that together move no more than this are not held against a plan: scalars, counters, flags."""
+NOISE_FACTOR = 8.0
+ROUNDINGS = 64.0
+PEAK_TOLERANCE = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numerics:
+    """`ok` is None where it was not checked, for `reason`; `leaves`: (name, largest difference, allowed), worst first."""
+
+    ok: bool | None
+    reason: str
+    leaves: tuple[tuple[str, float, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collectives:
+    """Bytes and runs per (kind, axes), predicted and compiled; `surprises` name what was not predicted, and where."""
+
+    ok: bool | None
+    reason: str
+    predicted_bytes: float = 0.0
+    compiled_bytes: float = 0.0
+    by_kind: Mapping[tuple[str, tuple[str, ...]], tuple[float, float]] | None = None
+    surprises: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes per device, (predicted, compiled); `peak` is only held against a plan where the compiler's is trustworthy."""
+
+    ok: bool | None
+    reason: str
+    arguments: tuple[float, float] = (0.0, 0.0)
+    outputs: tuple[float, float] = (0.0, 0.0)
+    aliased: tuple[float, float] = (0.0, 0.0)
+    peak: tuple[float, float] = (0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """The three verdicts. `ok`: nothing that was checked failed, and something was checked."""
+
+    numerics: Numerics
+    collectives: Collectives
+    memory: Memory
+
+    @property
+    def ok(self) -> bool:
+        """Whether every check that was made passed, and at least one was made."""
+        verdicts = [part.ok for part in (self.numerics, self.collectives, self.memory)]
+        return False not in verdicts and True in verdicts
+
+    def __str__(self) -> str:
+        word = {True: "ok", False: "FAILED", None: "not checked"}
+        parts = (("numerics", self.numerics), ("collectives", self.collectives), ("memory", self.memory))
+        lines = [f"{name}: {word[part.ok]}. {part.reason}" for name, part in parts]
+        return "\n".join([*lines, *(f"  {text}" for text in self.collectives.surprises)])
+
+
+def verify(
+    decision: Decision, program: Program, target: Target, jitted: Any, args: tuple[Any, ...] | str, *, seed: int
+) -> Verification:
+    """The verification of a plan.
+
+    `jitted` is the sharded function of the flat arguments; `args` are those, or the reason why it cannot be run.
+    """
+    try:
+        if target.devices is None:
+            collectives, memory = _deviceless(decision, program, target, jitted)
+        else:
+            compiled = jitted.trace(*program.in_avals).lower().compile()
+            count = int(np.prod(list(decision.mesh_shape.values()), dtype=np.int64))
+            found = read_collectives(compiled.as_text(), num_devices=count)
+            collectives = compare_collectives(decision, found, target.devices[0].platform)
+            memory = compare_memory(decision, memory_of(compiled), target.devices[0].platform)
+    except Exception as error:
+        reason = f"the plan does not compile: {type(error).__name__}: {str(error)[:300]}"
+        failed = Collectives(ok=False, reason=reason)
+        return Verification(
+            numerics=Numerics(ok=None, reason="the plan does not compile"),
+            collectives=failed,
+            memory=Memory(ok=None, reason="the plan does not compile"),
+        )
+    numerics = (
+        Numerics(ok=None, reason=args)
+        if isinstance(args, str)
+        else _numerics(decision, program, target, jitted, args, seed)
+    )
+    return Verification(numerics=numerics, collectives=collectives, memory=memory)
+
+
+# ---------------------------------------------------------------- numerics
+
+
+def _numerics(
+    decision: Decision, program: Program, target: Target, jitted: Any, args: tuple[Any, ...], seed: int
+) -> Numerics:
+    host = [_host(value) for value in args]
+    device = (target.devices or jax.devices())[0]
+    reference = jax.jit(plain(program))
+    try:
+        with jax.default_device(device):
+            expected = [_host(v) for v in reference(*map(_single(device), host))]
+            epsilon = _epsilon(narrowest_float(program))
+            noisy = [
+                [_host(v) for v in reference(*map(_single(device), _perturbed(host, epsilon, seed + run)))]
+                for run in range(2)
+            ]
+        mesh = target.jax_mesh(decision.mesh_shape)
+        placed = jax.device_put(host, [NamedSharding(mesh, spec) for spec in decision.in_specs])
+        found = [_host(v) for v in jitted(*placed)]
+    except Exception as error:
+        return Numerics(ok=False, reason=f"running failed: {type(error).__name__}: {str(error)[:300]}")
+    rows: list[tuple[str, float, float]] = []
+    for i, leaf in enumerate(decision.results):
+        noise = max(_difference(expected[i], other[i]) for other in noisy)
+        rows.append((leaf.name, _difference(found[i], expected[i]), _allowed(expected[i], noise)))
+    rows.sort(key=lambda row: -(row[1] / row[2] if row[2] else np.inf if row[1] else 0.0))
+    wrong = [row for row in rows if not row[1] <= row[2]]
+    if wrong:
+        name, difference, allowed = wrong[0]
+        reason = (
+            f"{len(wrong)} of {len(rows)} results differ; {name} by {difference:.3g} where {allowed:.3g} is allowed"
+        )
+    elif rows:
+        reason = (
+            f"{len(rows)} results equal the single device's; closest {rows[0][0]}: {rows[0][1]:.3g} of {rows[0][2]:.3g}"
+        )
+    else:
+        reason = "the function returns nothing"
+    return Numerics(ok=not wrong, reason=reason, leaves=tuple(rows))
+
+
+def _is_key(value: Any) -> bool:
+    return jax.dtypes.issubdtype(getattr(value, "dtype", np.dtype(np.float32)), jax.dtypes.prng_key)
+
+
+def _host(value: Any) -> Any:
+    """A value with no sharding: numpy, or an uncommitted key array."""
+    if _is_key(value):
+        return jax.random.wrap_key_data(np.asarray(jax.random.key_data(value)), impl=jax.random.key_impl(value))
+    return np.asarray(value) if hasattr(value, "dtype") else value
+
+
+def _single(device: jax.Device) -> Callable[[Any], Any]:
+    return lambda value: jax.device_put(value, device) if hasattr(value, "dtype") else value
+
+
+def _float(value: Any) -> bool:
+    return hasattr(value, "dtype") and not _is_key(value) and jax.dtypes.issubdtype(value.dtype, np.inexact)
+
+
+def _epsilon(dtype: str | None) -> float:
+    return float(jax.numpy.finfo(dtype or "float32").eps)
+
+
+def _perturbed(args: Sequence[Any], epsilon: float, seed: int) -> list[Any]:
+    """The arguments with every float moved by up to half a rounding."""
+    rng = np.random.default_rng(seed)
+
+    def move(value: Any) -> Any:
+        if not _float(value):
+            return value
+        wide = np.asarray(value, np.complex128 if np.iscomplexobj(value) else np.float64)
+        return (wide * (1 + epsilon * rng.uniform(-0.5, 0.5, wide.shape))).astype(value.dtype)
+
+    return [move(value) for value in args]
+
+
+def _wide(value: Any) -> npt.NDArray[Any]:
+    if _is_key(value):
+        return np.asarray(jax.random.key_data(value))
+    array = np.asarray(value)
+    if jax.dtypes.issubdtype(array.dtype, np.complexfloating):
+        return array.astype(np.complex128)
+    return array.astype(np.float64) if _float(array) else array
+
+
+def _difference(found: Any, expected: Any) -> float:
+    """The largest absolute difference; infinite where one is finite and the other is not, 1 where integers differ."""
+    a, b = _wide(found), _wide(expected)
+    if a.shape != b.shape:
+        return float("inf")
+    if a.dtype.kind not in "fc":
+        return 0.0 if np.array_equal(a, b) else 1.0
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(invalid="ignore"):
+        gap = np.where(same, 0.0, np.abs(a - b))
+    return float(np.nan_to_num(gap, nan=np.inf, posinf=np.inf).max(initial=0.0))
+
+
+def _allowed(expected: Any, noise: float) -> float:
+    if not _float(expected):
+        return noise
+    finite = np.abs(_wide(expected))
+    scale = float(np.where(np.isfinite(finite), finite, 0.0).max(initial=0.0))
+    return NOISE_FACTOR * noise + ROUNDINGS * _epsilon(str(expected.dtype)) * scale
+
+
+# ---------------------------------------------------------------- compiled program
+
+
+def _deviceless(decision: Decision, program: Program, target: Target, jitted: Any) -> tuple[Collectives, Memory]:
+    platform = target.topology.chip.platform
+    if platform != "tpu":
+        reason = f"compiling for {target.topology.name} without devices is not supported"
+        return Collectives(ok=None, reason=reason), Memory(ok=None, reason=reason)
+    report = aot_compile(jitted, program.in_avals, mesh_shape=decision.mesh_shape, topology=target.topology.name)
+    if report.status == "unavailable":
+        return Collectives(ok=None, reason=report.message), Memory(ok=None, reason=report.message)
+    if report.memory is None:
+        reason = f"the compiler for {target.topology.name} said {report.status}: {report.message[:300]}"
+        needed = report.needed_bytes or 0.0
+        return (
+            Collectives(ok=None if report.status == "oom" else False, reason=reason),
+            Memory(ok=False, reason=reason, peak=(decision.predicted.peak_bytes, needed)),
+        )
+    return compare_collectives(decision, report.collectives, platform), compare_memory(
+        decision, report.memory, platform
+    )
+
+
+def compare_collectives(decision: Decision, compiled: Sequence[CompiledCollective], platform: str) -> Collectives:
+    """Predicted and compiled bytes per kind and axes; ok when the totals agree within `COLLECTIVE_TOLERANCE`."""
+    predicted = (
+        as_lowered(decision.predicted.collectives, platform)
+        if not _is_lowered(decision, platform)
+        else (decision.predicted.collectives)
+    )
+    promised: dict[tuple[str, tuple[str, ...]], float] = {}
+    for c in predicted:
+        key = (c.kind, _real_axes(c.axes, decision.mesh_shape))
+        promised[key] = promised.get(key, 0.0) + c.bytes * c.count
+    actual: dict[tuple[str, tuple[str, ...]], float] = {}
+    largest: dict[tuple[str, tuple[str, ...]], CompiledCollective] = {}
+    unknown: list[str] = []
+    for c in compiled:
+        axes = c.axes(decision.mesh_shape)
+        key = (c.kind, axes if axes is not None else ("?",))
+        actual[key] = actual.get(key, 0.0) + c.bytes * (c.trip_count or 1)
+        if key not in largest or c.bytes > largest[key].bytes:
+            largest[key] = c
+        if c.trip_count is None:
+            unknown.append(f"how often the {c.kind} at {c.source or c.op_name} runs is not known")
+    total, real = sum(promised.values()), sum(actual.values())
+    surprises = list(dict.fromkeys(unknown))
+    for key in sorted(actual, key=lambda k: -actual[k]):
+        extra = actual[key] - promised.get(key, 0.0)
+        if extra > max(SMALL_BYTES, COLLECTIVE_TOLERANCE * max(total, real)):
+            c = largest[key]
+            surprises.append(
+                f"{c.kind} over {','.join(key[1])}: {actual[key]:.4g} bytes, {promised.get(key, 0.0):.4g} predicted; "
+                f"the largest is at {c.source or '?'} ({c.op_name})"
+            )
+    keys = set(promised) | set(actual)
+    ok = abs(total - real) <= max(SMALL_BYTES, COLLECTIVE_TOLERANCE * max(total, real))
+    return Collectives(
+        ok=ok,
+        reason=f"{real:.6g} bytes compiled, {total:.6g} predicted",
+        predicted_bytes=total,
+        compiled_bytes=real,
+        by_kind={key: (promised.get(key, 0.0), actual.get(key, 0.0)) for key in sorted(keys)},
+        surprises=tuple(surprises),
+    )
+
+
+def _is_lowered(decision: Decision, platform: str) -> bool:
+    return decision.topology.startswith("cpu") and platform == "cpu"
+
+
+def _real_axes(axes: tuple[str, ...], mesh_shape: Mapping[str, int]) -> tuple[str, ...]:
+    return tuple(axis for axis in axes if mesh_shape[axis] > 1)
+
+
+def compare_memory(decision: Decision, compiled: CompiledMemory, platform: str) -> Memory:
+    """Predicted and compiled bytes; ok when arguments, outputs and aliases agree, and off the CPU the peak within 25 %."""
+    p = decision.predicted
+    arguments = (p.argument_bytes, float(compiled.argument_bytes))
+    outputs = (p.output_bytes, float(compiled.output_bytes))
+    aliased = (p.alias_bytes, float(compiled.alias_bytes))
+    peak = (p.peak_bytes, float(compiled.peak_bytes))
+    close = all(abs(a - b) <= max(1024.0, 0.01 * b) for a, b in (arguments, outputs, aliased))
+    if platform == "cpu":
+        ok, extra = close, "the CPU's peak is not trustworthy"
+    else:
+        fits = abs(peak[0] - peak[1]) <= PEAK_TOLERANCE * max(peak)
+        ok, extra = fits, f"peak {peak[1]:.4g} bytes compiled, {peak[0]:.4g} predicted"
+    reason = (
+        f"arguments {arguments[1]:.6g} of {arguments[0]:.6g}, results {outputs[1]:.6g} of {outputs[0]:.6g}, "
+        f"aliased {aliased[1]:.6g} of {aliased[0]:.6g} bytes; {extra}"
+    )
+    return Memory(ok=ok, reason=reason, arguments=arguments, outputs=outputs, aliased=aliased, peak=peak)
+
+
+def summary(verification: Verification) -> list[tuple[str, bool | None, str]]:
+    """(what, ok, detail) of the three parts."""
+    parts = (
+        ("numerics", verification.numerics),
+        ("collectives", verification.collectives),
+        ("memory", verification.memory),
+    )
+    return [(name, part.ok, part.reason) for name, part in parts]
