@@ -2,8 +2,8 @@
 
     python benchmarks/iopddl.py [FOLDER] [--only B,G] [--scale 1.0]
 
-Solves every instance found in FOLDER (default `../shared/iopddl` beside the repository) within the contest's time limit,
-prints a table, and writes `benchmarks/results/iopddl.json`.
+Solves every instance found in FOLDER (default `../shared/iopddl` beside the repository) within the contest's time
+limit, prints a table, and writes `benchmarks/results/iopddl.json`.
 """
 
 from __future__ import annotations

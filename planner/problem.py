@@ -101,17 +101,18 @@ class Problem:
             return _read_iopddl(json.loads(text)["problem"])
         except (KeyError, TypeError, ValueError, OSError) as error:
             raise SolverError(
-                f"{source} is not an IOPDDL problem ({type(error).__name__}: {error}). It must hold an object 'problem' "
-                "with 'name', 'nodes' (intervals, costs, usages), 'edges' (nodes, costs) and 'usage_limit'."
+                f"{source} is not an IOPDDL problem ({type(error).__name__}: {error}). It must hold an object "
+                "'problem' with 'name', 'nodes' (intervals, costs, usages), 'edges' (nodes, costs) and 'usage_limit'."
             ) from error
 
     def to_iopddl(self, path: str | Path) -> None:
         """Writes the problem as an IOPDDL file, gzipped where `path` ends in `.gz`; rows become points of time.
 
         The format knows one limit and one interval per node. So a row with a limit below the largest gets a filler node
-        with one choice, and a node whose rows do not follow one another, or that uses other bytes in other rows, becomes a
-        chain of copies, tied by edges that forbid a mismatch. The first `len(node_costs)` nodes are the problem's own.
-        Numbers that are not whole are written as decimals, which the contest's own evaluator does not read.
+        with one choice, and a node whose rows do not follow one another, or that uses other bytes in other rows,
+        becomes a chain of copies, tied by edges that forbid a mismatch. The first `len(node_costs)` nodes are the
+        problem's own. Numbers that are not whole are written as decimals, which the contest's own evaluator does not
+        read.
         """
         target = Path(path)
         text = json.dumps({"problem": _write_iopddl(self)}).encode()
@@ -123,12 +124,12 @@ def _validate(problem: Problem) -> None:
     sizes = [costs.shape for costs in problem.node_costs]
     if problem.node_names and len(problem.node_names) != len(sizes):
         raise SolverError(
-            f"problem {problem.name!r} has {len(sizes)} nodes but {len(problem.node_names)} node names: name all or none."
+            f"problem {problem.name!r} has {len(sizes)} nodes but {len(problem.node_names)} names: name all or none."
         )
     for node, costs in enumerate(problem.node_costs):
         if costs.ndim != 1 or costs.size == 0:
             raise SolverError(
-                f"the costs of {problem.node_name(node)} have shape {costs.shape}: give a vector with a cost per choice."
+                f"the costs of {problem.node_name(node)} have shape {costs.shape}: give one cost per choice."
             )
         _check_costs(costs, f"the costs of {problem.node_name(node)}")
     checked: set[int] = set()
@@ -242,7 +243,7 @@ def _plain(values: Array, what: str) -> list[float | int]:
     finite = values[np.isfinite(values)]
     if finite.size and finite.max() >= FORBIDDEN:
         raise SolverError(
-            f"{what} hold {finite.max():g}, which an IOPDDL file takes for forbidden (1e18 and more): scale the costs down."
+            f"{what} hold {finite.max():g}, which IOPDDL files take for forbidden (1e18 up): scale the costs down."
         )
     return [
         FORBIDDEN if math.isinf(value) else int(value) if value.is_integer() else value

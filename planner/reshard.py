@@ -98,10 +98,8 @@ def reshard_values(
     for a in range(axes):
         size = np.where(new[a], size / mesh.sizes[a], size)
 
-    before, after = _permutes(s, t, new, moved, gone, stays, shape)
-    permuted = (1 << axes) - 1
-    permute = fixed["collective-permute"][permuted] + per_byte["collective-permute"][permuted] * size
-    total = total + permute * (before.astype(np.float64) + after)
+    for mask in _permutes(s, t, new, moved, gone, stays, rank, shape):
+        total = total + fixed["collective-permute"][mask] + per_byte["collective-permute"][mask] * size
     for origin in range(rank):
         for goal in range(rank):
             mask = np.zeros(shape, np.int64)
@@ -126,27 +124,39 @@ def _permutes(
     moved: list[npt.NDArray[np.bool_]],
     gone: list[npt.NDArray[np.bool_]],
     stays: list[npt.NDArray[np.bool_]],
+    rank: int,
     shape: tuple[int, int],
-) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Where a permute is needed before (an axis that leaves is not minor) and after the all-to-alls (order not T's)."""
-    before = np.zeros(shape, np.bool_)
-    after = np.zeros(shape, np.bool_)
-    axes = len(s)
-    for a in range(axes):
-        for c in range(axes):
-            if a == c:
-                continue
-            # c, on the dim that a leaves, minor to a: it was there in mesh order behind a, or was sliced in.
-            behind = (s[c] == s[a]) if c > a else np.zeros(shape, np.bool_)
-            stuck = (stays[c] & behind) | (new[c] & (t[c] == s[a]))
-            before |= moved[a] & (stuck | (gone[c] & behind))
-            # A gathered axis only has to be minor at the end: the second permute can take care of it.
-            after |= gone[a] & (stuck | (moved[c] & (t[c] == s[a])))
-            # Two axes that end on one dim in the wrong order: first come those that stay, then new, then moved by dim.
-            if c < a:
-                same = (t[a] == t[c]) & (t[a] >= 0)
-                later = moved[a] & moved[c] & (s[a] < s[c])
-                after |= same & ((stays[a] & (new[c] | moved[c])) | (new[a] & moved[c]) | later)
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The axes permuted before (one that moves away is not minor) and after the all-to-alls (order not T's), as bit sets.
+
+    A permute reorders whole dims: its axes are all those of the dims whose order changes.
+    """
+    axes = range(len(s))
+    before = np.zeros(shape, np.int64)
+    after = np.zeros(shape, np.int64)
+    for dim in range(rank):
+        at_first = [((s[a] == dim) | (new[a] & (t[a] == dim))) for a in axes]
+        at_last = [((t[a] == dim) | (gone[a] & (s[a] == dim))) for a in axes]
+        stuck_now = np.zeros(shape, np.bool_)
+        stuck_late = np.zeros(shape, np.bool_)
+        for a in axes:
+            for c in axes:
+                if a == c:
+                    continue
+                # c, minor to a on the dim that a leaves: it was there in mesh order behind a, or was sliced in.
+                behind = (s[c] == dim) if c > a else np.zeros(shape, np.bool_)
+                stuck = (stays[c] & behind) | (new[c] & (t[c] == dim))
+                stuck_now |= moved[a] & (s[a] == dim) & (stuck | (gone[c] & behind))
+                # A gathered axis only has to be minor at the end: the second permute can take care of it.
+                stuck_late |= gone[a] & (s[a] == dim) & (stuck | (moved[c] & (t[c] == dim)))
+                # Two axes that end here in the wrong order: first come those that stay, then new, then moved by dim.
+                if c < a:
+                    same = (t[a] == dim) & (t[c] == dim)
+                    later = moved[a] & moved[c] & (s[a] < s[c])
+                    stuck_late |= same & ((stays[a] & (new[c] | moved[c])) | (new[a] & moved[c]) | later)
+        for a in axes:
+            before |= (stuck_now & at_first[a]).astype(np.int64) << a
+            after |= (stuck_late & at_last[a]).astype(np.int64) << a
     return before, after
 
 
@@ -184,12 +194,12 @@ def reshard_steps(
     if sliced:
         steps.append(Step(kind=None, mask=sliced, bytes=0, layout=snapshot()))
 
-    everything = (1 << len(mesh.sizes)) - 1
     moved = [a for a in axes if source[a] >= 0 and target[a] >= 0 and source[a] != target[a]]
     wanted = [sorted(dim, key=lambda a, d=d: a in moved and source[a] == d) for d, dim in enumerate(layout)]
     if any(_stuck(dim, moved, source, d) for d, dim in enumerate(layout)):
+        mask = _changed(layout, wanted)
         layout = wanted
-        steps.append(Step(kind="collective-permute", mask=everything, bytes=size, layout=snapshot()))
+        steps.append(Step(kind="collective-permute", mask=mask, bytes=size, layout=snapshot()))
     for origin, goal in sorted({(source[a], target[a]) for a in moved}):
         together = [a for a in moved if (source[a], target[a]) == (origin, goal)]
         layout[origin] = [a for a in layout[origin] if a not in together]
@@ -198,8 +208,9 @@ def reshard_steps(
     gone = [a for a in axes if source[a] >= 0 > target[a]]
     ordered = [sorted(a for a in dim if a not in gone) + [a for a in dim if a in gone] for dim in layout]
     if ordered != layout:
+        mask = _changed(layout, ordered)
         layout = ordered
-        steps.append(Step(kind="collective-permute", mask=everything, bytes=size, layout=snapshot()))
+        steps.append(Step(kind="collective-permute", mask=mask, bytes=size, layout=snapshot()))
     for dim in layout:
         leaving = [a for a in dim if a in gone]
         if leaving:
@@ -208,6 +219,11 @@ def reshard_steps(
                 size *= mesh.sizes[a]
             steps.append(Step(kind="all-gather", mask=sum(1 << a for a in leaving), bytes=size, layout=snapshot()))
     return steps
+
+
+def _changed(old: Sequence[Sequence[int]], new: Sequence[Sequence[int]]) -> int:
+    """The axes of the dims whose order differs, as a bit set."""
+    return sum(1 << a for before, after in zip(old, new, strict=True) if list(before) != list(after) for a in after)
 
 
 def _stuck(dim: Sequence[int], moved: Sequence[int], source: Sequence[int], index: int) -> bool:

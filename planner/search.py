@@ -29,7 +29,10 @@ WORTHWHILE = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What the search has seen so far: meshes tried of all, the mesh just tried, best value and bound."""
+    """What the search has seen so far: meshes finished of all, the mesh just begun or finished, best value and bound.
+
+    Told before and after every mesh.
+    """
 
     tried: int
     total: int
@@ -90,36 +93,32 @@ def search(
     notes: list[str] = []
     failures: list[_Outcome] = []
     best = math.inf
-    for tried, shape in enumerate(meshes, start=1):
-        left = time_limit_s - (time.monotonic() - start)
-        if left <= 0 and (candidates or tried > 1):
-            notes.append(
-                f"the time limit of {time_limit_s:g} s ended the search after {tried - 1} of {len(meshes)} meshes"
+
+    def tell(tried: int, shape: Mapping[str, int]) -> None:
+        if progress is not None:
+            elapsed = time.monotonic() - start
+            bound = min(bounds, default=0.0)
+            progress(
+                Progress(tried=tried, total=len(meshes), mesh=shape, incumbent=best, bound=bound, seconds=elapsed)
             )
+
+    for tried, shape in enumerate(meshes):
+        left = time_limit_s - (time.monotonic() - start)
+        if left <= 0 and tried:
+            notes.append(f"the time limit of {time_limit_s:g} s ended the search after {tried} of {len(meshes)} meshes")
             bounds.append(0.0)
             break
-        instance = make_instance(shape)
-        outcome = _solve_mesh(instance, limit_bytes, best, minimise_memory, max(left, 1.0), seed)
+        tell(tried, shape)
+        outcome = _solve_mesh(make_instance(shape), limit_bytes, best, minimise_memory, max(left, 1.0), seed)
         bounds.append(outcome.bound)
         if outcome.note:
             notes.append(outcome.note)
         if outcome.candidate is not None:
             candidates.append(outcome.candidate)
-            if outcome.candidate.value < best * (1 - WORTHWHILE):
-                best = outcome.candidate.value
+            best = min(best, outcome.candidate.value)
         elif outcome.where:
             failures.append(outcome)
-        if progress is not None:
-            progress(
-                Progress(
-                    tried=tried,
-                    total=len(meshes),
-                    mesh=shape,
-                    incumbent=best,
-                    bound=min(bounds),
-                    seconds=time.monotonic() - start,
-                )
-            )
+        tell(tried + 1, shape)
     if not candidates:
         raise _infeasible(failures, limit_bytes)
     order = sorted(range(len(candidates)), key=lambda i: (candidates[i].value, i))

@@ -55,7 +55,7 @@ def test_violations_name_rows_and_bytes() -> None:
         ({"edges": (Edge(nodes=(0, 9), costs=np.zeros((3, 3))),)}, "does not exist"),
         ({"edges": (Edge(nodes=(0, 1), costs=np.zeros((2, 2))),)}, r"shape \(2, 2\)"),
         ({"edges": (Edge(nodes=(0, 1), costs=np.full((3, 2), np.nan)),)}, "nan"),
-        ({"node_costs": (np.zeros(3), np.zeros((2, 1)), np.zeros(1))}, "cost per choice"),
+        ({"node_costs": (np.zeros(3), np.zeros((2, 1)), np.zeros(1))}, "one cost per choice"),
         ({"node_costs": (np.zeros(3), np.asarray([-np.inf, 0.0]), np.zeros(1))}, "-inf"),
         ({"node_costs": (np.zeros(3), np.zeros(2, dtype=np.float32), np.zeros(1))}, "float64"),
         ({"node_names": ("a",)}, "name all or none"),

@@ -69,7 +69,7 @@ def minimise(prepared: Prepared, best: Incumbent, control: Control) -> Indices |
 
     The rows of `prepared` are some of those of `best`, so its bounds hold there.
     """
-    local = Incumbent(prepared.problem, prepared.rows, control)
+    local = Incumbent(prepared.problem, prepared.rows, replace(control, progress=None))
     if not prepared.fit() or not prepared.reduce():
         best.raise_bound(math.inf)
         return None

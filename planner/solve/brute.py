@@ -22,7 +22,7 @@ def solve_brute(problem: Problem, control: Control) -> Solution:
     sizes = [costs.size for costs in problem.node_costs]
     if math.prod(sizes) > MAX_CHOICES:
         raise SolverError(
-            f"problem {problem.name!r} has {math.prod(sizes):.3g} combinations of choices, the brute method tries at most "
+            f"problem {problem.name!r} has {math.prod(sizes):.3g} combinations of choices, brute tries at most "
             f"{MAX_CHOICES}: use method='auto'."
         )
     best: tuple[int, ...] | None = None

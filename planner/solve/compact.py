@@ -12,7 +12,7 @@ from planner.solve.network import Indices, Network, classes
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CompactEdge:
-    """A table between classes of choices: `costs[classes[0][p], classes[1][q]]` for choices p and q of its two nodes."""
+    """A table between classes of choices: `costs[classes[0][p], classes[1][q]]` for choices p, q of its nodes."""
 
     nodes: tuple[int, int]
     classes: tuple[Indices, Indices]

@@ -3,9 +3,9 @@
     T[x_N(n)] = min over x_n of   unary[n][x_n] + sum of the tables that n is in
     choice of n = argmin of the same sum, once the choices of its neighbours N(n) are known
 
-The order is greedy by the size of the table an elimination leaves (ties: least fill, then the smaller node), so nodes of
-few neighbours go first and hubs stay last. Cost: one table over N(n) per node, so the method is exact whatever the costs are,
-but only affordable where every table stays under `max_entries` numbers.
+The order is greedy by the size of the table an elimination leaves (ties: least fill, then the smaller node), so nodes
+of few neighbours go first and hubs stay last. Cost: one table over N(n) per node, so the method is exact whatever the
+costs are, but only affordable where every table stays under `max_entries` numbers.
 Reference: Dechter, "Bucket elimination: a unifying framework for reasoning", Artificial Intelligence 113 (1999).
 """
 

@@ -20,8 +20,8 @@ from planner.solve.solution import Solution
 def solve_elimination(problem: Problem, control: Control) -> Solution:
     """The optimum by reductions and elimination; rows are only checked afterwards.
 
-    "unknown" where the elimination is too dear (see `elimination.MAX_ENTRIES`), or where the optimum without rows violates a
-    row: then `bound` is that optimum.
+    "unknown" where the elimination is too dear (see `elimination.MAX_ENTRIES`), or where the optimum without rows
+    violates a row: then `bound` is that optimum.
     """
     rows = RowTable.of(problem)
     best = Incumbent(problem, rows, control)

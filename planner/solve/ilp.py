@@ -7,10 +7,11 @@
                 sum over n, p   usage[r, n, p] s[n, p] <= limit[r]         every row r
                 s in {0, 1},  e >= 0 and continuous
 
-P and Q are classes of choices that an edge cannot tell apart once the least cost of every choice has moved into its node,
-which shrinks a table of 216 x 216 choices to the few specs they differ in without weakening the relaxation. A forbidden
-pair has no variable. Costs are measured from a lower bound and in units of the room up to the best known value, so
-seconds from 1e-9 to 1e3 reach HiGHS as numbers of one size; what does not fit in the room is left out as well.
+P and Q are classes of choices that an edge cannot tell apart once the least cost of every choice has moved into its
+node, which shrinks a table of 216 x 216 choices to the few specs they differ in without weakening the relaxation. A
+forbidden pair has no variable. Costs are measured from a lower bound and in units of the room up to the best known
+value, so seconds from 1e-9 to 1e3 reach HiGHS as numbers of one size; what does not fit in the room is left out as
+well.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from planner.solve.solution import RELATIVE_TOLERANCE
 ROW_MARGIN = 1e-5
 """By which part of its room a row is tightened where HiGHS (feasibility tolerance 1e-6) overstepped it."""
 UNITS = 1e3
-"""What the room between lower bound and best known value measures in the program: HiGHS's tolerances are 1e-7 absolute."""
+"""The room between lower bound and best value, in the program's units: HiGHS's tolerances are 1e-7 absolute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IlpResult:
-    """`choice` of the live nodes (problem's numbering; None if none was found), a lower `bound`, and whether it `ended`."""
+    """`choice` of the live nodes (None if none was found), a lower `bound`, and whether HiGHS `ended`."""
 
     choice: dict[int, int] | None
     bound: float

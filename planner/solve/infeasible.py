@@ -1,9 +1,9 @@
 """Why no choice satisfies the rows, and how much memory would do.
 
-The least bytes of a row, over all choices that take nothing forbidden, is a pairwise problem with bytes as costs. A row whose
-least bytes are over its limit cannot hold by itself; where every row can, the rows only conflict together. One limit for
-all rows must be at least the largest of the least bytes (proven), and the largest row of any choice would do (found);
-halving the interval between the two with the solver brings them together.
+The least bytes of a row, over all choices that take nothing forbidden, is a pairwise problem with bytes as costs. A
+row whose least bytes are over its limit cannot hold by itself; where every row can, the rows only conflict together.
+One limit for all rows must be at least the largest of the least bytes (proven), and the largest row of any choice
+would do (found); halving the interval between the two with the solver brings them together.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Solver = Callable[[Problem, Control], Solution]
 def explain(problem: Problem, control: Control, solver: Solver) -> Detail:
     """`conflict` (names of rows), `reason`, and where memory is the reason `least_limit` and how sure it is, in bytes.
 
-    `least_limit` is one limit for all rows that is enough; `least_limit_bound` one that is certainly needed. They are equal,
-    and `least_limit_is` says "proven", where the halving came to an end, else it says "found".
+    `least_limit` is one limit for all rows that is enough; `least_limit_bound` one that is certainly needed. They are
+    equal, and `least_limit_is` says "proven", where the halving came to an end, else it says "found".
     """
     allowed = _bytes_only(problem, ())
     plain = solver(allowed, _slice(control))

@@ -1,11 +1,11 @@
-"""Bounds and good choices for problems with rows: every row gets a price, and the priced problem is bounded by messages.
+"""Bounds and good choices under rows: each row gets a price, and messages bound the priced problem.
 
     L(price)  =  min over x   cost(x) + sum over rows   price[r] (usage_r(x) - limit[r])      for price >= 0
 
 is at most the optimum, whatever the prices. The prices climb along the (smoothed) overuse of the choices the messages
-decode to, by Polyak's step   (best value - L) / |overuse|^2; messages are kept between steps, so one step costs a sweep or
-two. Every few steps a decoded choice is repaired and improved by local search, and choices that the bound rules out are
-pruned from the network for good. Without rows the same loop is plain message passing.
+decode to, by Polyak's step   (best value - L) / |overuse|^2; messages are kept between steps, so one step costs a
+sweep or two. Every few steps a decoded choice is repaired and improved by local search, and choices that the bound
+rules out are pruned from the network for good. Without rows the same loop is plain message passing.
 Reference: Barahona and Anbil, "The volume algorithm", Mathematical Programming 87 (2000), for the smoothing.
 """
 

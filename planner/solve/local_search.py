@@ -1,10 +1,10 @@
 """Good choices, not proofs: descent over single nodes and over pairs of neighbours, with random kicks between descents.
 
-For every live node n the search keeps the vector   cost_n[p] = unary[n][p] + sum over neighbours m  E[p, x_m]   and a count of
-the forbidden pairs each p would be in, so the gain of a move is a difference of two numbers, and a move updates only
-its neighbours' vectors. Rows are kept as bytes used; a move must leave every row within its limit, or, where it already is
-over, bring the sum of relative overflows down. A search that starts beyond a limit first repairs: it takes the moves
-with the least cost per relative overflow removed.
+For every live node n the search keeps the vector   cost_n[p] = unary[n][p] + sum over neighbours m  E[p, x_m]   and a
+count of the forbidden pairs each p would be in, so the gain of a move is a difference of two numbers, and a move
+updates only its neighbours' vectors. Rows are kept as bytes used; a move must leave every row within its limit, or,
+where it already is over, bring the sum of relative overflows down. A search that starts beyond a limit first repairs:
+it takes the moves with the least cost per relative overflow removed.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class LocalSearch:
         joint[clash_m > 0] = np.inf
         joint[:, clash_n > 0] = np.inf
         before = self.cost[m][now_m] + self.cost[n][now_n] - table[now_m, now_n]
-        if ban is not None and ban[now_m, now_n] or clash_m[now_m] > 0 or clash_n[now_n] > 0:
+        if (ban is not None and ban[now_m, now_n]) or clash_m[now_m] > 0 or clash_n[now_n] > 0:
             before = np.inf
         flat = joint.ravel()
         count = min(PAIR_CANDIDATES, flat.size)

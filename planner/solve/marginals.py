@@ -20,9 +20,9 @@ from planner.solve.reductions import Reducer
 def min_marginals(problem: Problem, node: int, *, time_limit: float = 10.0, seed: int = 0) -> Array:
     """For each choice of `node`, the least total cost with that choice forced; `inf` where it is forbidden.
 
-    Rows are ignored: the figures say what a choice costs in time, not whether it fits. Exact where elimination is affordable;
-    otherwise each choice is solved on its own within its share of `time_limit` seconds, and the figure is the best value
-    found. Raises SolverError for a node that does not exist.
+    Rows are ignored: the figures say what a choice costs in time, not whether it fits. Exact where elimination is
+    affordable; otherwise each choice is solved on its own within its share of `time_limit` seconds, and the figure is
+    the best value found. Raises SolverError for a node that does not exist.
     """
     if not 0 <= node < len(problem.node_costs):
         raise SolverError(f"node {node} does not exist: nodes are 0 .. {len(problem.node_costs) - 1}.")
@@ -30,7 +30,7 @@ def min_marginals(problem: Problem, node: int, *, time_limit: float = 10.0, seed
     network = Network.of(problem)
 
     def incomparable(other: int) -> Array:
-        """Bytes that make every choice of the node smaller in one row and larger in another, so that none is dominated."""
+        """Bytes by which every choice beats every other in one of two rows, so that none is dominated."""
         labels = network.labels[node].astype(np.float64)
         return np.stack([labels, -labels]) if other == node else np.zeros((0, network.labels[other].size))
 

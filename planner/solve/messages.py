@@ -1,10 +1,10 @@
-"""A lower bound for large networks by message passing (TRW-S), which also says which choices cannot be in a better answer.
+"""A lower bound for large networks by message passing (TRW-S), and the choices it rules out.
 
 Messages move costs along edges without changing the total of any choice. For a fixed order of the nodes, a sweep visits
-every node i, sums its costs and the messages it got, shares that sum evenly (weight 1 / max(edges forward, edges backward))
-among the edges ahead, and sends along each   M_ij[x_j] = min over x_i   share_i[x_i] - M_ji[x_i] + E[x_i, x_j].
-What is left on nodes and edges is never negative, so the minima taken out on the way add up to a lower bound; on a tree
-one forward and one backward sweep reach the optimum. At a node i in the backward sweep
+every node i, sums its costs and the messages it got, shares that sum evenly (weight 1 / max(edges forward, edges
+backward)) among the edges ahead, and sends along each   M_ij[x_j] = min over x_i   share_i[x_i] - M_ji[x_i] + E[x_i,
+x_j]. What is left on nodes and edges is never negative, so the minima taken out on the way add up to a lower bound; on
+a tree one forward and one backward sweep reach the optimum. At a node i in the backward sweep
 
     F_i (taken out by the forward sweep before i)  +  B_i (by the backward sweep after i)  +  sum at i of choice a
 
@@ -81,7 +81,7 @@ class Wire:
 
 @final
 class Messages:
-    """The messages of a network. `extra` is added to the nodes' costs (prices of memory rows) and may change at any time."""
+    """The messages of a network; `extra`, the prices of memory rows, adds to its costs and may change at any time."""
 
     def __init__(self, network: Network) -> None:
         self.constant = network.constant
@@ -109,7 +109,7 @@ class Messages:
         return 1.0 / max(len(self.ahead[node]), len(self.behind[node]), 1)
 
     def sweep(self) -> float:
-        """One forward and one backward sweep; the lower bound they prove, also kept as `bound` (and `bounds` per choice)."""
+        """The lower bound of one forward and one backward sweep; kept as `bound`, per choice as `bounds`."""
         taken = self.constant
         before: dict[int, float] = {}
         for node in self.order:

@@ -3,9 +3,9 @@
     maximise z   subject to   z <= cost(x_k) + sum over rows   price[r] (usage_r(x_k) - limit[r])   for every x_k seen,
                               price >= 0
 
-Each x_k is the exact optimum at the prices that the program above proposed, found by reductions and elimination, so z and
-the priced optimum close in on the Lagrangian bound from both sides. A choice that violates no row must be among the first
-x_k: it keeps z, and in effect the prices, from running away.
+Each x_k is the exact optimum at the prices that the program above proposed, found by reductions and elimination, so z
+and the priced optimum close in on the Lagrangian bound from both sides. A choice that violates no row must be among
+the first x_k: it keeps z, and in effect the prices, from running away.
 Reference: Kelley, "The cutting-plane method for solving convex programs", SIAM Journal 8 (1960).
 """
 

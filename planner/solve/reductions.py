@@ -6,8 +6,8 @@
     separable    an edge with E[p, q] = f[p] + g[q] moves into its nodes; a node with one choice is the usual case
     R0, R1, R2   a node with at most two neighbours is minimised out:  T[x, y] = min_p c[p] + E[p, x] + F[p, y]
 
-`keep` names nodes that must stay, because a row counts them. Every step but R0-R2 only removes choices or moves costs, so
-only R0-R2 have to be undone: the trail holds the eliminated node's costs, and `undo` picks its best choice given its
+`keep` names nodes that must stay, because a row counts them. Every step but R0-R2 only removes choices or moves costs,
+so only R0-R2 have to be undone: the trail holds the eliminated node's costs, and `undo` picks its best choice given its
 neighbours'. References: Scholz and Eckstein, "Register allocation for irregular architectures" (2002), for R0-R2;
 Goldstein, Biophysical Journal 66 (1994), for dominance.
 """

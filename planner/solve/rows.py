@@ -17,8 +17,8 @@ class RowTable:
     """The rows that some choice can violate.
 
     A piece is a vector of bytes per choice of one node that one or more rows count: `nodes[p]` is its node, `usages[p]`
-    the bytes. `incidence[r, p]` is 1 where row r counts piece p; a row counts at most one piece of a node. `origin[r]` is
-    the row's position in the problem and `limits[r]` its limit in bytes.
+    the bytes. `incidence[r, p]` is 1 where row r counts piece p; a row counts at most one piece of a node. `origin[r]`
+    is the row's position in the problem and `limits[r]` its limit in bytes.
     """
 
     origin: NDArray[np.intp]

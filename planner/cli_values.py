@@ -1,0 +1,85 @@
+"""Values of the command line in text: sizes, meshes, pins, specs, argument positions.
+
+Each function is an argparse `type`: it raises argparse.ArgumentTypeError, whose text argparse prints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+from jax.sharding import PartitionSpec
+
+BYTE_UNITS = {
+    "": 1.0,
+    "B": 1.0,
+    "kB": 1e3,
+    "MB": 1e6,
+    "GB": 1e9,
+    "TB": 1e12,
+    "KiB": 2.0**10,
+    "MiB": 2.0**20,
+    "GiB": 2.0**30,
+    "TiB": 2.0**40,
+}
+
+def parse_bytes(text: str) -> float:
+    """Bytes of "14GB", "15.75GiB", "500 MB" or "1.4e10". Raises: argparse.ArgumentTypeError."""
+    match = re.fullmatch(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*", text)
+    units = {unit.lower(): factor for unit, factor in BYTE_UNITS.items()}
+    try:
+        if match is None:
+            raise ValueError
+        value = float(match[1]) * units[match[2].lower()]
+    except (ValueError, KeyError):
+        known = ", ".join(unit for unit in BYTE_UNITS if unit)
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write a number and a unit of {known}: 14GB") from None
+    return value
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """The mesh of "data=16,model=16". Raises: argparse.ArgumentTypeError."""
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*([0-9]+)\s*", part)
+        if match is None:
+            raise argparse.ArgumentTypeError(f"{text!r} is no mesh; write AXIS=SIZE,... such as data=16,model=16")
+        if match[1] in found:
+            raise argparse.ArgumentTypeError(f"{text!r} names the axis {match[1]!r} twice; name each axis once")
+        found[match[1]] = int(match[2])
+    return found
+
+
+def parse_pin(text: str) -> tuple[str, PartitionSpec]:
+    """(pattern, spec) of "params/*/kernel=None,(data,model)". Raises: argparse.ArgumentTypeError."""
+    pattern, sign, spec = text.rpartition("=")
+    if not sign or not pattern:
+        raise argparse.ArgumentTypeError(f"{text!r} is no pin; write PATTERN=SPEC such as 'params/*=None,(x,y)'")
+    return pattern.strip(), parse_spec(spec)
+
+
+def parse_spec(text: str) -> PartitionSpec:
+    """The PartitionSpec of "x,None,(y,z)"; of the empty text, P(). Raises: argparse.ArgumentTypeError."""
+    entry = re.compile(r"\s*(?:\(([^()]*)\)|([A-Za-z_]\w*))\s*(,|$)")
+    entries: list[str | tuple[str, ...] | None] = []
+    position, more = 0, bool(text.strip())
+    while more:
+        match = entry.match(text, position)
+        if match is None:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is no spec; write an axis, several in brackets or None per dim, such as x,None,(y,z)"
+            )
+        if match[1] is not None:
+            axes = tuple(axis.strip() for axis in match[1].split(",") if axis.strip())
+            entries.append(axes or None)
+        else:
+            entries.append(None if match[2] == "None" else match[2])
+        position, more = match.end(), match[3] == "," and bool(text[match.end() :].strip())
+    return PartitionSpec(*entries)
+
+
+def parse_positions(text: str) -> tuple[int, ...]:
+    """The argument positions of "0,1". Raises: argparse.ArgumentTypeError."""
+    if not re.fullmatch(r"\s*([0-9]+\s*(,\s*[0-9]+\s*)*)?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} are no argument positions; write numbers from 0, such as 0,1")
+    return tuple(int(part) for part in text.split(",") if part.strip())

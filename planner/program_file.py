@@ -1,0 +1,100 @@
+"""Programs to plan, out of files: `FILE.py:FUNCTION`."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from planner.api import plan
+from planner.errors import ArgumentError
+
+KEYWORDS = tuple(
+    name
+    for name, parameter in inspect.signature(plan).parameters.items()
+    if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+)
+"""What a file may give for `planner.plan` beside the function and its arguments."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A function, the tuple of its example arguments, and keywords for `planner.plan`."""
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+
+
+def load_program(text: str) -> Planned:
+    """What FUNCTION of FILE.py returns; the file's folder is on `sys.path` while it runs and after.
+
+    Raises: ArgumentError when the file or the function is missing, fails, or returns something else.
+    """
+    path_text, _, name = text.rpartition(":")
+    if not path_text or not name:
+        raise ArgumentError(f"the program is {text!r}; write FILE.py:FUNCTION")
+    path = Path(path_text).absolute()
+    if not path.is_file():
+        raise ArgumentError(f"there is no file {path_text!r}; give the path of a Python file")
+    module = _load(path)
+    function = getattr(module, name, None)
+    if not callable(function):
+        offered = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
+        raise ArgumentError(
+            f"{path_text} has no function {name!r}; it has {', '.join(map(repr, offered)) or 'none'}, and the one to "
+            "name takes nothing and returns (fn, example_args)"
+        )
+    try:
+        returned = function()
+    except Exception as error:
+        raise ArgumentError(f"{name} of {path_text} failed {_where(error, path)}; it is called with nothing") from error
+    return _planned(returned, f"{name} of {path_text}")
+
+
+def _planned(returned: Any, what: str) -> Planned:
+    if not isinstance(returned, tuple) or len(returned) not in (2, 3):
+        raise ArgumentError(
+            f"{what} returned {type(returned).__name__}; return (fn, example_args) or (fn, example_args, keywords)"
+        )
+    fn, args, keywords = (*returned, {})[:3]
+    if not callable(fn) or not isinstance(args, (tuple, list)):
+        raise ArgumentError(
+            f"{what} returned ({type(fn).__name__}, {type(args).__name__}); the first must be a function and the second "
+            "the tuple of its arguments"
+        )
+    if not isinstance(keywords, Mapping) or not all(key in KEYWORDS for key in keywords):
+        raise ArgumentError(f"{what} returned the keywords {keywords!r}; use a dict of {', '.join(KEYWORDS)}")
+    return Planned(fn=fn, args=tuple(args), keywords=keywords)
+
+
+def _load(path: Path) -> ModuleType:
+    """The module of a file, importable under its own name as long as nothing else has that name."""
+    folder = str(path.parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    name = path.stem if path.stem not in sys.modules else f"{path.stem}_to_plan"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ArgumentError(f"{path.name} is no Python file; its name must end in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise ArgumentError(f"{path.name} cannot be loaded: it failed {_where(error, path)}") from error
+    return module
+
+
+def _where(error: Exception, path: Path) -> str:
+    """Where in the user's file an error came from, and what it is."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+    at = f"at line {lines[-1]} " if lines else ""
+    return f"{at}with {type(error).__name__}: {error}"
