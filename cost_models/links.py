@@ -150,9 +150,12 @@ def gather_seconds_per_byte(segments: tuple[Segment, ...]) -> float:
     """
     segments = tuple(s for s in segments if s.extent > 1)
     size = math.prod(s.extent for s in segments)
+    switched = all(s.kind == "switch" for s in segments)
     worst = 0.0
     for count in range(1, len(segments) + 1):
         for chosen in itertools.combinations(segments, count):
             inside = math.prod(s.extent for s in chosen)
-            worst = max(worst, (inside - 1) / (size * sum(s.ring_bytes_per_s for s in chosen)))
+            wires = sum(s.ring_bytes_per_s for s in chosen)
+            crossing = (size - 1) * inside / size if switched else inside - 1
+            worst = max(worst, crossing / (size * wires))
     return worst

@@ -1,7 +1,6 @@
 """Meshwright: automatic placement of JAX programs on many devices, with evidence."""
 
 from cost_models import Topology as Topology
-
 from planner import errors as errors
 from planner.api import LoadedPlan as LoadedPlan
 from planner.api import load as load

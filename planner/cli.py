@@ -11,14 +11,15 @@ error. Exit codes: 0 done; 1 `--verify` found a difference; 2 an error, told in 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-from cost_models import OBJECTIVES, CostModelError, Profile, calibrate, save_profile
 
+from cost_models import OBJECTIVES, CostModelError, Profile, calibrate, save_profile
 from planner.api import load, plan
 from planner.cli_values import parse_bytes, parse_mesh, parse_pin, parse_positions
 from planner.errors import ArgumentError, PlannerError
@@ -30,10 +31,10 @@ from planner.progress import show_progress, status
 from planner.report import describe, describe_profile
 
 PIN_HELP = (
-    "place the tensors whose names match the shell-style PATTERN as SPEC, one entry per dim, separated by commas: an axis, "
-    "several axes in brackets, or None for a dim that is not split; e.g. 'params/*/kernel=None,(data,model)'; 'PATTERN=' "
-    "alone pins them whole. Names are those of the printed plan; axes are those of --mesh, or x, y, z of a searched mesh. "
-    "May be given many times; a later pin wins"
+    "place the tensors whose names match the shell-style PATTERN as SPEC: one entry per dim, separated by commas, each "
+    "an axis, several axes in brackets, or None for a dim that is not split, as in 'x,None,(y,z)' or "
+    "'params/*/kernel=None,(data,model)'; 'PATTERN=' alone pins them whole. Names are those of the printed plan, axes "
+    "those of --mesh, or x, y, z of a searched mesh. May be given many times; a later pin wins"
 )
 
 
@@ -46,6 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (PlannerError, CostModelError) as error:
         print(f"meshwright: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # Whoever read the output (`head`, a pager) has gone; the interpreter must not try to flush what is left.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except KeyboardInterrupt:
         print("meshwright: interrupted; nothing was written", file=sys.stderr)
         return 130
@@ -291,6 +296,6 @@ def _add_calibrate(commands: Any) -> None:
         "--output",
         type=Path,
         metavar="PATH",
-        help="write the profile there as JSON. Default: under ~/.cache/meshwright, where Options(cost_model='measured') "
-        "looks for it",
+        help="write the profile there as JSON. Default: under ~/.cache/meshwright, where the measured cost model looks "
+        "for it",
     )

@@ -23,6 +23,7 @@ BYTE_UNITS = {
     "TiB": 2.0**40,
 }
 
+
 def parse_bytes(text: str) -> float:
     """Bytes of "14GB", "15.75GiB", "500 MB" or "1.4e10". Raises: argparse.ArgumentTypeError."""
     match = re.fullmatch(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*", text)

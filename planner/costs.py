@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import cost_models
 import numpy as np
 import numpy.typing as npt
-from cost_models import CostModel
 
+import cost_models
+from cost_models import CostModel
 from planner.candidates import Strategies
 from planner.graph import Graph, Op
 from planner.groups import Dims, Group, Grouping

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from jax.sharding import PartitionSpec
 
+from cost_models import Topology
 from planner.predict import Predicted
 from planner.trace import Leaf, Slot
 
@@ -16,7 +18,7 @@ OPTIMAL_GAP = 2e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """How good the plan is among all plans of the search space, by the cost model: `lower_bound` <= any plan <= `value`.
+    """How good the plan is among all of the search space, by the cost model: `lower_bound` <= any plan <= `value`.
 
     `value` and `lower_bound` are in `unit`; `gap` is (value - lower_bound) / value.
     """
@@ -58,16 +60,35 @@ class Checked:
     detail: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What was planned for beside the function: with it, the problem that the plan solves can be stated again.
+
+    `platform` is that of the devices the plan was made to run on, None where there were none.
+    """
+
+    topology: Topology
+    platform: str | None
+    objective: str
+    pins: Mapping[str, PartitionSpec]
+    cost_model: Literal["analytic", "measured"]
+    profile: str | None
+    while_trips: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Decision:
     """A plan without its function: the mesh, the specs of arguments and results, and those laid on places in between.
 
-    `fingerprint` identifies the traced program the places belong to; `arguments` and `results` are its leaves, in order.
+    `fingerprint` identifies the traced program the places belong to; `arguments` and `results` are its leaves.
+    `choice` is the strategy chosen for every node of the problem that `request` states on this mesh.
     """
 
     function_name: str
     fingerprint: str
     topology: str
+    request: Request
+    choice: tuple[int, ...]
     mesh_shape: Mapping[str, int]
     arguments: tuple[Leaf, ...]
     results: tuple[Leaf, ...]

@@ -43,12 +43,16 @@ def transfer_steps(instance: Instance, transfer: Transfer, choice: Sequence[int]
     )
 
 
-def place(instance: Instance, choice: Sequence[int]) -> Placement:
-    """The placement that a choice of strategies stands for."""
+def place(instance: Instance, choice: Sequence[int], *, sum_whole: bool) -> Placement:
+    """The placement that a choice of strategies stands for.
+
+    `sum_whole` lays a sum that is wanted scattered down whole first. XLA then always adds up partial results, which its
+    GPU compiler merges with the slice into a reduce-scatter; left to itself it may gather the operands instead. Its TPU
+    compiler overlaps the direct form better (as a loop of small dots and permutes).
+    """
     graph, flow, names = instance.model.graph, instance.model.flow, instance.mesh.names
-    layouts = {
-        t.id: [to_spec(step.layout, names) for step in transfer_steps(instance, t, choice)] for t in instance.moving
-    }
+    steps_of = {t.id: transfer_steps(instance, t, choice) for t in instance.moving}
+    layouts = {transfer: [to_spec(step.layout, names) for step in steps] for transfer, steps in steps_of.items()}
     constraints: dict[Slot, tuple[PartitionSpec, ...]] = {}
     summed = {t.tensor: t for t in flow.transfers if t.reduced}
     for op in graph.ops:
@@ -58,9 +62,13 @@ def place(instance: Instance, choice: Sequence[int]) -> Placement:
             if not aval.shape or not aval.itemsize:
                 continue
             made = spec_of(instance.location_at(group, placement.results[position], choice), len(aval.shape), names)
-            steps = layouts.get(summed[tensor].id, []) if tensor in summed else []
+            chain = [made]
+            if tensor in summed and steps_of.get(summed[tensor].id):
+                first, laid = steps_of[summed[tensor].id][0], layouts[summed[tensor].id]
+                at_once = first.kind == "all-reduce" or (first.kind == "reduce-scatter" and not sum_whole)
+                chain = laid if at_once else [made, *laid]
             for slot in slots(op)[1][position]:
-                constraints[slot] = tuple(steps) if steps else (made,)
+                constraints[slot] = tuple(chain)
     through = dict(flow.fetched)
     into = {t.target: t for t in flow.transfers if not t.reads and t.output is None and not t.reduced}
     for transfer in flow.transfers:

@@ -26,7 +26,14 @@ class RuleError(PlannerError):
 
 
 class InfeasibleError(PlannerError):
-    """No plan fits the memory limit or the pins; says what conflicts and the least memory that would do."""
+    """No plan fits the memory limit or the pins; says what conflicts and the least memory that would do.
+
+    `least_bytes` is that memory per device, None where it is not memory that conflicts or it was not found in time.
+    """
+
+    def __init__(self, message: str, *, least_bytes: float | None = None) -> None:
+        super().__init__(message)
+        self.least_bytes = least_bytes
 
 
 class PlanFileError(PlannerError):

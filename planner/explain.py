@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import translate
 from functools import cached_property
 
 import numpy as np
 from jax.sharding import PartitionSpec
 
 from planner.errors import ArgumentError
+from planner.graph import Aval
+from planner.groups import Dims
 from planner.instance import Instance
+from planner.pins import base_name, close_names, matcher
 from planner.problem import Problem
+from planner.reshard import local_bytes
 from planner.solve import min_marginals
 from planner.specs import spec_of
 
 MOST_TENSORS = 12
+CHEAPER = 1e-6
+"""An alternative counts as cheaper than the plan when it is so by this share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,16 +36,24 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorExplanation:
-    """A tensor's spec among its alternatives, best first."""
+    """A tensor's spec among its alternatives, best first; `pinned` where the user left no alternative."""
 
     name: str
     shape: tuple[int, ...]
     decided_by: str
+    pinned: bool
     alternatives: tuple[Alternative, ...]
 
+    @property
+    def cheaper(self) -> bool:
+        """Whether an alternative costs less than what was chosen."""
+        mine = min((a.value for a in self.alternatives if a.chosen), default=-np.inf)
+        return any(a.value < mine * (1 - CHEAPER) for a in self.alternatives)
+
     def __str__(self) -> str:
-        best = min(a.value for a in self.alternatives)
-        lines = [f"{self.name} {list(self.shape)}, decided at {self.decided_by}"]
+        best = min((a.value for a in self.alternatives), default=0.0)
+        place = "pinned" if self.pinned else f"decided at {self.decided_by}"
+        lines = [f"{self.name} {list(self.shape)}, {place}"]
         for a in self.alternatives:
             mark = "->" if a.chosen else "  "
             extra = "" if a.value == best else f"  (+{100 * (a.value - best) / best if best else 0:.2g} %)"
@@ -50,50 +63,89 @@ class TensorExplanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Why tensors are placed as they are. Values are those of plans without a memory limit."""
+    """Why tensors are placed as they are.
+
+    Values are in `unit` per call, of plans on this mesh without a memory limit; `minimised` is the plan's objective.
+    """
 
     tensors: tuple[TensorExplanation, ...]
-    limited: bool
+    unit: str
+    minimised: str
+
+    @property
+    def limited(self) -> bool:
+        """Whether an alternative costs less than the plan: something else than its cost ruled it out."""
+        return any(tensor.cheaper for tensor in self.tensors)
 
     def __str__(self) -> str:
-        text = "\n".join(str(tensor) for tensor in self.tensors)
-        if self.limited:
-            text += "\nThe memory limit rules out the cheapest alternatives: values are without the limit."
-        return text
+        lines = [f"Each spec with the best plan that has it, in {self.unit} per call, and its bytes per device:"]
+        lines += map(str, self.tensors)
+        if self.minimised == "memory":
+            lines.append("The plan has the least memory, not the least of these values.")
+        elif self.limited:
+            lines.append("The memory limit rules out the cheapest alternatives: values are without the limit.")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where the spec of a named tensor is decided: a node, and the tensor's dims in the node's factors."""
+
+    name: str
+    aval: Aval
+    node: int
+    dims: Dims
+    pinned: bool
 
 
 @dataclass(kw_only=True)
 class Alternatives:
-    """The problem behind a plan, kept for several explanations."""
+    """The problem behind a plan and what was chosen, kept for several explanations; `minimised` is its objective."""
 
     instance: Instance
-    choice: tuple[int, ...]
+    choice: Sequence[int]
+    minimised: str
 
     @cached_property
     def problem(self) -> Problem:
         """The problem without memory rows."""
         return self.instance.problem()
 
-    def of(self, tensor: int) -> TensorExplanation | None:
-        """The alternatives of one tensor, or None where it has no decision."""
-        model = self.instance.model
-        home = model.flow.home[tensor]
-        if home is None:
-            return None
-        node, dims = home
-        aval = model.graph.tensors[tensor].aval
-        values = min_marginals(self.problem, node)
-        locations = self.instance.strategies[node].locations(dims)
-        _, bytes_of = self.instance.stored_bytes(tensor) or (node, np.zeros(len(locations)))
-        mine = tuple(int(a) for a in locations[self.choice[node]])
+    @cached_property
+    def places(self) -> dict[str, _Place]:
+        """Every named tensor whose spec is decided somewhere, arguments first, results last."""
+        graph, flow, instance = self.instance.model.graph, self.instance.model.flow, self.instance
+        found: dict[str, _Place] = {}
+
+        def add(name: str, tensor: int, home: tuple[int, Dims] | None, *, pinned: bool) -> None:
+            if home is not None:
+                aval = graph.tensors[tensor].aval
+                found.setdefault(name, _Place(name=name, aval=aval, node=home[0], dims=home[1], pinned=pinned))
+
+        for tensor in graph.tensors:
+            if tensor.kind != "constant":
+                add(tensor.name, tensor.id, flow.home[tensor.id], pinned=tensor.id in instance.pins)
+        returned = {t.output: (t.target, t.target_dims) for t in flow.transfers if t.output is not None}
+        for position, (name, tensor) in enumerate(zip(graph.output_names, graph.outputs, strict=True)):
+            home = returned.get(position, flow.home[tensor])
+            add(name, tensor, home, pinned=position in instance.output_pins or tensor in instance.pins)
+        return found
+
+    def of(self, place: _Place) -> TensorExplanation:
+        """The alternatives of one tensor."""
+        instance = self.instance
+        values = min_marginals(self.problem, place.node)
+        locations = instance.strategies[place.node].locations(place.dims)
+        sizes = local_bytes(locations, instance.mesh.sizes, place.aval.bytes)
+        mine = tuple(int(a) for a in locations[self.choice[place.node]])
         best: dict[tuple[int, ...], tuple[float, float]] = {}
-        for row, value, size in zip(locations, values, bytes_of, strict=True):
+        for row, value, size in zip(locations, values, sizes, strict=True):
             key = tuple(int(a) for a in row)
             if np.isfinite(value) and (key not in best or value < best[key][0]):
                 best[key] = (float(value), float(size))
         alternatives = [
             Alternative(
-                spec=spec_of(key, len(aval.shape), self.instance.mesh.names),
+                spec=spec_of(key, len(place.aval.shape), instance.mesh.names),
                 value=value,
                 bytes=size,
                 chosen=key == mine,
@@ -102,36 +154,30 @@ class Alternatives:
         ]
         alternatives.sort(key=lambda a: (a.value, a.bytes, str(a.spec)))
         return TensorExplanation(
-            name=model.graph.tensors[tensor].name,
-            shape=aval.shape,
-            decided_by=model.flow.nodes[node].name,
+            name=place.name,
+            shape=place.aval.shape,
+            decided_by=instance.model.flow.nodes[place.node].name,
+            pinned=place.pinned,
             alternatives=tuple(alternatives),
         )
 
 
 def explain(alternatives: Alternatives, path: str | None) -> Explanation:
     """The explanation of the tensors `path` names, or of the largest arguments. Raises: ArgumentError."""
-    graph = alternatives.instance.model.graph
-    by_name: dict[str, int] = {}
-    for tensor in graph.tensors:
-        if tensor.kind != "constant":
-            by_name.setdefault(tensor.name, tensor.id)
-    for name, tensor in zip(graph.output_names, graph.outputs, strict=True):
-        by_name.setdefault(name, tensor)
+    graph, places = alternatives.instance.model.graph, alternatives.places
     if path is None:
-        chosen = sorted(graph.inputs, key=lambda t: -graph.tensors[t].aval.bytes)[:MOST_TENSORS]
+        largest = sorted(graph.inputs, key=lambda t: -graph.tensors[t].aval.bytes)
+        names = [graph.tensors[t].name for t in largest]
+    elif isinstance(path, str):
+        matches = matcher(path)
+        names = [name for name in places if matches(name) or matches(base_name(name))]
+        if not names:
+            raise ArgumentError(f"no tensor is named {path!r}; names look like {close_names(path, places)}")
     else:
-        matches = re.compile(translate(path)).match
-        chosen = [tensor for name, tensor in by_name.items() if matches(name)][:MOST_TENSORS]
-        if not chosen:
-            some = ", ".join(repr(graph.tensors[t].name) for t in graph.inputs[:3])
-            raise ArgumentError(f"no tensor is named {path!r}; names look like {some}")
-    found = [e for e in map(alternatives.of, dict.fromkeys(chosen)) if e is not None]
-    cheaper = any(
-        not a.chosen and a.value < mine.value * (1 - 1e-6)
-        for e in found
-        for mine in e.alternatives
-        if mine.chosen
-        for a in e.alternatives
+        raise ArgumentError(f"path is {path!r}; give a tensor's name or a pattern over names")
+    chosen = [places[name] for name in names if name in places][:MOST_TENSORS]
+    return Explanation(
+        tensors=tuple(map(alternatives.of, chosen)),
+        unit=alternatives.instance.objective.unit,
+        minimised=alternatives.minimised,
     )
-    return Explanation(tensors=tuple(found), limited=cheaper)

@@ -555,10 +555,11 @@ def collectives_of(module: Module, *, num_devices: int) -> tuple[CompiledCollect
                     pass
 
     visit(module.computations[module.entry], 1, "", None)
-    # A copy inside an asynchronous fusion counts only where its start was not seen.
-    seen = {(c.kind, c.channel_id, c.bytes, c.trip_count) for c in found}
-    for collective in echoes:
-        key = (collective.kind, collective.channel_id, collective.bytes, collective.trip_count)
+    # A copy inside an asynchronous fusion counts only where its start was not seen. It may stand in an inner loop, whose
+    # passes the transfer goes on beside: of several copies the one that runs the least often is the transfer itself.
+    seen = {(c.kind, c.channel_id, c.bytes) for c in found}
+    for collective in sorted(echoes, key=lambda c: (c.trip_count is None, c.trip_count or 0)):
+        key = (collective.kind, collective.channel_id, collective.bytes)
         if key not in seen:
             seen.add(key)
             found.append(collective)

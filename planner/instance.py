@@ -12,8 +12,8 @@ from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
-from cost_models import CostModel, Objective
 
+from cost_models import CostModel, Objective
 from planner.candidates import Strategies, group_strategies, tensor_strategies
 from planner.costs import Work, group_work
 from planner.errors import InfeasibleError
@@ -23,7 +23,7 @@ from planner.groups import Dims, Grouping
 from planner.liveness import Liveness
 from planner.mesh import Mesh
 from planner.problem import Edge, Problem, Row
-from planner.reshard import Locations, local_bytes, reshard_values
+from planner.reshard import Locations, Patterns, local_bytes, reshard_values
 
 Floats = npt.NDArray[np.float64]
 
@@ -33,12 +33,16 @@ TIE = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A program made ready for planning on any mesh: everything that does not depend on the mesh."""
+    """A program made ready for planning on any mesh: everything that does not depend on the mesh.
+
+    `patterns` are the reshards met so far, by number of mesh axes.
+    """
 
     graph: Graph
     grouping: Grouping
     flow: Flow
     liveness: Liveness
+    patterns: dict[int, Patterns] = field(default_factory=dict[int, Patterns])
 
 
 @dataclass(kw_only=True)
@@ -117,12 +121,18 @@ class Instance:
 
     # ------------------------------------------------------------ values
 
+    @property
+    def weight(self) -> float:
+        """How many devices' values count: all of them for energy, that of one (they run side by side) for time."""
+        return float(self.mesh.num_devices) if self.objective.name == "energy" else 1.0
+
     def transfer_values(self, transfer: Transfer, *, seconds: bool = False) -> Floats:
         """The value of one transfer for every pair of strategies of its nodes: shape (n, m), trips included."""
         aval = self.model.graph.tensors[transfer.tensor].aval
         source, target = self.strategies[transfer.source], self.strategies[transfer.target]
         s, p = source.locations(transfer.source_dims), source.splits(transfer.reduced)
         t = target.locations(transfer.target_dims)
+        weight = 1.0 if seconds else self.weight
         key = (s.tobytes(), p.tobytes(), t.tobytes(), len(aval.shape), aval.bytes, transfer.trips, seconds)
         if key not in self._cache:
             rows, row_of = np.unique(np.concatenate([s, p.astype(np.int8)], axis=1), axis=0, return_inverse=True)
@@ -135,9 +145,10 @@ class Instance:
                 columns,
                 rank=len(aval.shape),
                 whole_bytes=aval.bytes,
+                patterns=self.model.patterns.setdefault(axes, Patterns()),
                 seconds=seconds,
             )
-            self._cache[key] = transfer.trips * values[row_of.ravel()][:, column_of.ravel()]
+            self._cache[key] = weight * transfer.trips * values[row_of.ravel()][:, column_of.ravel()]
         return self._cache[key]
 
     @cached_property
@@ -159,7 +170,8 @@ class Instance:
             if work is None:
                 values.append(np.zeros(len(strategies)))
             else:
-                values.append(self.objective.compute(seconds=work.seconds, flops=work.flops, bytes=work.traffic_bytes))
+                value = self.objective.compute(seconds=work.seconds, flops=work.flops, bytes=work.traffic_bytes)
+                values.append(self.weight * value)
         for transfer in self.moving:
             if transfer.source == transfer.target:
                 values[transfer.source] = values[transfer.source] + np.diagonal(self.transfer_values(transfer))
@@ -187,7 +199,9 @@ class Instance:
             if stored is not None:
                 node, size = stored
                 tiny = TIE * size
-                values[node] = values[node] + self.objective.compute(seconds=tiny / hbm, flops=0 * tiny, bytes=tiny)
+                values[node] = values[node] + self.weight * self.objective.compute(
+                    seconds=tiny / hbm, flops=0 * tiny, bytes=tiny
+                )
 
     # ------------------------------------------------------------ meaning of a choice
 

@@ -14,7 +14,7 @@ many bytes), tied to its target's spec.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -65,7 +65,6 @@ class MemoryModel:
     """The memory of an instance."""
 
     instance: Instance
-    fixed_bytes: float = field(init=False, default=0.0)
 
     @property
     def steps(self) -> int:
@@ -152,6 +151,10 @@ class MemoryModel:
                 change[copy.start] += size
                 change[min(copy.stop, self.steps)] -= size
         return np.cumsum(change)[: self.steps]
+
+    def floor_bytes(self) -> float:
+        """Bytes per device that no choice goes below: every argument in its most split form."""
+        return sum(float(charge.bytes.min()) for charge in self.charges if charge.stop - charge.start == self.steps)
 
     def alive(self, time: int, choice: Sequence[int]) -> list[tuple[str, float]]:
         """What is alive at a point of the schedule: (name, bytes per device), largest first."""

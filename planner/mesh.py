@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from cost_models import CostModel, Objective, Topology
 
+from cost_models import CostModel, Objective, Topology
 from planner.errors import MeshError
 
 AXIS_NAMES = ("x", "y", "z")
@@ -121,8 +121,11 @@ def check_mesh(shape: Mapping[str, int], devices: int) -> dict[str, int]:
     if not isinstance(shape, Mapping) or not shape:
         raise MeshError(f"mesh must map axis names to sizes, got {shape!r}; write e.g. {{'data': 4, 'model': 2}}")
     for name, size in shape.items():
-        if not isinstance(name, str) or not isinstance(size, (int, np.integer)) or size < 1:
-            raise MeshError(f"mesh axis {name!r} has size {size!r}; names are strings and sizes positive integers")
+        whole = isinstance(size, (int, np.integer)) and not isinstance(size, bool)
+        if not isinstance(name, str) or not whole or size < 1:
+            raise MeshError(
+                f"mesh axis {name!r} has size {size!r}; give strings as names and positive integers as sizes"
+            )
     product = int(np.prod(list(shape.values()), dtype=np.int64))
     if product > devices:
         raise MeshError(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from planner.errors import ArgumentError
+from planner.search import Progress
 
 Check = Literal["auto", "always", "never"]
+CHECKS = ("auto", "always", "never")
+COST_MODELS = ("analytic", "measured")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,13 +20,16 @@ class Options:
 
     `time_limit_s`: seconds for the whole search; what was found by then is returned with its bound.
     `check`: "auto" compiles the plan where its devices are present, and runs it beside the single device where the
-    arguments are concrete and that is affordable; "always" insists on both; "never" trusts the prediction.
+    arguments are concrete and that is affordable; "always" does so at any price, and for a topology without devices
+    compiles where its compiler is installed; "never" trusts the prediction. `Plan.checked` says what was not checked.
     `cost_model`: "analytic" (roofline and collective algorithms) or "measured" (a profile of these devices).
     `profile`: the profile's file for "measured"; default where `python -m planner calibrate` writes it.
     `seed`: of everything random in the solver and in verification.
     `max_axes`: most mesh axes searched. `while_trips`: trip count assumed for loops without a static one.
     `affordable_flops`: "auto" runs the numeric check up to this many operations of one device.
     `progress`: called with a `search.Progress` after every mesh.
+
+    Raises: ArgumentError for a value that is none of these.
     """
 
     time_limit_s: float = 120.0
@@ -33,18 +40,26 @@ class Options:
     max_axes: int = 3
     while_trips: float = 1.0
     affordable_flops: float = 2e11
-    progress: object = None
+    progress: Callable[[Progress], object] | None = None
 
     def __post_init__(self) -> None:
-        if self.check not in ("auto", "always", "never"):
-            raise ArgumentError(f"Options(check={self.check!r}) is unknown; use 'auto', 'always' or 'never'")
-        if self.cost_model not in ("analytic", "measured"):
-            raise ArgumentError(f"Options(cost_model={self.cost_model!r}) is unknown; use 'analytic' or 'measured'")
-        if not self.time_limit_s > 0:
-            raise ArgumentError(f"Options(time_limit_s={self.time_limit_s!r}) must be positive seconds")
-        if self.max_axes not in (1, 2, 3):
-            raise ArgumentError(f"Options(max_axes={self.max_axes!r}) must be 1, 2 or 3")
-        if not self.while_trips > 0:
-            raise ArgumentError(f"Options(while_trips={self.while_trips!r}) must be a positive trip count")
-        if self.progress is not None and not callable(self.progress):
-            raise ArgumentError(f"Options(progress={self.progress!r}) must be a function of one argument, or None")
+        _require(self.check in CHECKS, "check", self.check, "'auto', 'always' or 'never'")
+        _require(self.cost_model in COST_MODELS, "cost_model", self.cost_model, "'analytic' or 'measured'")
+        _require(_number(self.time_limit_s) and self.time_limit_s > 0, "time_limit_s", self.time_limit_s, "seconds > 0")
+        _require(self.profile is None or isinstance(self.profile, str), "profile", self.profile, "a path, or None")
+        _require(type(self.seed) is int and self.seed >= 0, "seed", self.seed, "an integer of 0 or more")
+        _require(self.max_axes in (1, 2, 3), "max_axes", self.max_axes, "1, 2 or 3")
+        _require(_number(self.while_trips) and self.while_trips > 0, "while_trips", self.while_trips, "a number > 0")
+        affordable = _number(self.affordable_flops) and self.affordable_flops >= 0
+        _require(affordable, "affordable_flops", self.affordable_flops, "a number of 0 or more")
+        callable_or_none = self.progress is None or callable(self.progress)
+        _require(callable_or_none, "progress", self.progress, "a function of one argument, or None")
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _require(holds: bool, name: str, value: object, wanted: str) -> None:
+    if not holds:
+        raise ArgumentError(f"Options({name}={value!r}) is not possible; give {wanted}")

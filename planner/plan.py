@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
 import jax
+import numpy as np
+from jax.core import Tracer
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from planner.decision import Certificate, Checked, Decision, Replicated
 from planner.errors import ArgumentError, MeshError
 from planner.explain import Alternatives, Explanation, explain
-from planner.instance import Instance
 from planner.predict import Predicted
 from planner.report import describe
 from planner.store import save_decision
 from planner.target import Target
-from planner.trace import Program, Slot, constrained
+from planner.trace import Leaf, Program, Slot, canonical_dtype, constrained
 from planner.verify import Verification, verify
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reconstruction:
-    """The instance and choice behind a plan, for explaining it."""
-
-    instance: Instance
-    choice: tuple[int, ...]
 
 
 @final
@@ -44,18 +37,16 @@ class Plan:
         *,
         decision: Decision,
         program: Program,
-        fn: Callable[..., Any],
         static_args: Mapping[int, Any],
         target: Target,
-        reconstruct: Callable[[], Reconstruction],
+        alternatives: Callable[[], Alternatives],
         seed: int = 0,
     ) -> None:
         self._decision = decision
         self._program = program
-        self._fn = fn
         self._static_args = dict(static_args)
         self._target = target
-        self._reconstruct = reconstruct
+        self._state_problem = alternatives
         self._seed = seed
 
     # ------------------------------------------------------------ what was decided
@@ -163,6 +154,11 @@ class Plan:
         )
 
     @cached_property
+    def _executable(self) -> Any:
+        """The compiled program: what `verify` looked at is what `__call__` runs."""
+        return self._flat_jit.trace(*self._program.in_avals).lower().compile()
+
+    @cached_property
     def jit(self) -> Any:
         """The sharded jitted function; call it with placed arguments, differentiate it, or lower and compile it."""
         program = self._program
@@ -183,26 +179,20 @@ class Plan:
         """The leaves of the dynamic arguments. Raises: ArgumentError where they are not what was planned for."""
         program, name = self._program, self._decision.function_name
         if len(args) != program.num_args:
-            raise ArgumentError(f"{name} was planned for {program.num_args} arguments, got {len(args)}")
+            raise ArgumentError(
+                f"{name} was planned for {program.num_args} arguments, got {len(args)}; give all of them"
+            )
         for i, planned in self._static_args.items():
-            if args[i] is not planned and args[i] != planned:
+            if args[i] is not planned and not bool(args[i] == planned):
                 raise ArgumentError(
                     f"static argument {i} was planned as {planned!r}, got {args[i]!r}; make a plan for each value"
                 )
-        dynamic = tuple(args[i] for i in program.dynamic_argnums)
-        leaves, tree = jax.tree.flatten(dynamic)
+        leaves, tree = jax.tree.flatten(tuple(args[i] for i in program.dynamic_argnums))
         if tree != program.in_tree:
-            raise ArgumentError(f"{name} was planned for arguments of structure {program.in_tree}, got {tree}")
-        for leaf, value in zip(program.arguments, leaves, strict=True):
-            found = jax.typeof(value) if not hasattr(value, "dtype") else value
-            shape, dtype = tuple(getattr(found, "shape", ())), str(getattr(found, "dtype", "object"))
-            scalar = leaf.weak and not hasattr(value, "dtype")
-            if shape != leaf.aval.shape or (dtype != leaf.aval.dtype and not scalar):
-                raise ArgumentError(
-                    f"argument {leaf.name} was planned as {leaf.aval.dtype}{list(leaf.aval.shape)}, got "
-                    f"{dtype}{list(shape)}; make a plan for these shapes"
-                )
-        return leaves
+            raise ArgumentError(
+                f"{name} was planned for arguments of structure {program.in_tree}, got {tree}; make a plan for these"
+            )
+        return [_as_planned(leaf, value) for leaf, value in zip(program.arguments, leaves, strict=True)]
 
     def place(self, *args: Any) -> tuple[Any, ...]:
         """The arguments on their devices, sharded as planned. Raises: ArgumentError, MeshError (no devices)."""
@@ -214,12 +204,20 @@ class Plan:
         return jax.device_put(list(leaves), [NamedSharding(self.mesh, spec) for spec in self._decision.in_specs])
 
     def __call__(self, *args: Any) -> Any:
-        """The result of the function, computed sharded: places the arguments and calls `jit`."""
+        """The result of the function, computed sharded: places the arguments and calls `jit`.
+
+        Donated arguments are consumed, as `jax.jit` does it, wherever they lay.
+        """
         self._need_devices("run")
         leaves = self._flat(args)
-        if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            leaves = self._placed(leaves)
-        return jax.tree.unflatten(self._program.out_tree, self._flat_jit(*leaves))
+        if any(isinstance(leaf, Tracer) for leaf in leaves):
+            return jax.tree.unflatten(self._program.out_tree, self._flat_jit(*leaves))
+        results = self._executable(*self._placed(leaves))
+        for i in self._program.donated:
+            leaf = leaves[i]
+            if isinstance(leaf, jax.Array) and not leaf.is_deleted():
+                leaf.delete()
+        return jax.tree.unflatten(self._program.out_tree, results)
 
     def _need_devices(self, what: str) -> None:
         if self._target.devices is None:
@@ -237,7 +235,13 @@ class Plan:
         is compiled for it where its compiler is installed.
         """
         return verify(
-            self._decision, self._program, self._target, self._flat_jit, self._runnable(args), seed=self._seed
+            self._decision,
+            self._program,
+            self._target,
+            self._runnable(args),
+            jitted=self._flat_jit,
+            compiled=lambda: self._executable,
+            seed=self._seed,
         )
 
     def _runnable(self, args: Sequence[Any]) -> tuple[Any, ...] | str:
@@ -252,12 +256,14 @@ class Plan:
             return str(error)
         if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
             return "the arguments are shapes only"
+        for leaf, value in zip(self._program.arguments, leaves, strict=True):
+            if isinstance(value, jax.Array) and value.is_deleted():
+                return f"argument {leaf.name} was donated to an earlier call and is gone"
         return tuple(leaves)
 
     @cached_property
     def _alternatives(self) -> Alternatives:
-        made = self._reconstruct()
-        return Alternatives(instance=made.instance, choice=made.choice)
+        return self._state_problem()
 
     def explain(self, path: str | None = None) -> Explanation:
         """Why the tensor `path` (a name or pattern) is placed as it is: its alternatives and what each would cost.
@@ -271,14 +277,19 @@ class Plan:
         other = Plan(
             decision=replace(self._decision, checked=tuple(checked), notes=(*self._decision.notes, *notes)),
             program=self._program,
-            fn=self._fn,
             static_args=self._static_args,
             target=self._target,
-            reconstruct=self._reconstruct,
+            alternatives=self._state_problem,
             seed=self._seed,
         )
         # What was compiled for the checks need not be compiled again.
-        other.__dict__.update({name: self.__dict__[name] for name in ("_run", "_flat_jit") if name in self.__dict__})
+        other.__dict__.update(
+            {
+                name: self.__dict__[name]
+                for name in ("mesh", "_run", "_flat_jit", "_executable")
+                if name in self.__dict__
+            }
+        )
         return other
 
     def save(self, path: str | Path) -> None:
@@ -292,3 +303,24 @@ class Plan:
         return (
             f"<Plan of {self._decision.function_name} on {dict(self._decision.mesh_shape)}: {self.certificate.status}>"
         )
+
+
+def _as_planned(leaf: Leaf, value: Any) -> Any:
+    """An argument, checked against what was planned for. Raises: ArgumentError."""
+    if isinstance(value, (bool, int, float, complex)):
+        # The kind of a Python scalar may vary as long as the planned type holds it: 2 where 2.0 was planned.
+        if leaf.weak and leaf.aval.shape == () and np.can_cast(np.min_scalar_type(value), leaf.aval.dtype):
+            return np.asarray(value, leaf.aval.dtype)
+        value = np.asarray(value, jax.typeof(value).dtype)
+    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+        raise ArgumentError(
+            f"argument {leaf.name} was planned as {leaf.aval.dtype}{list(leaf.aval.shape)}, got {value!r} of type "
+            f"{type(value).__name__}; give an array"
+        )
+    shape, dtype = tuple(value.shape), str(canonical_dtype(value))
+    if shape != leaf.aval.shape or dtype != leaf.aval.dtype:
+        raise ArgumentError(
+            f"argument {leaf.name} was planned as {leaf.aval.dtype}{list(leaf.aval.shape)}, got {dtype}{list(shape)}; "
+            "make a plan for these shapes"
+        )
+    return value

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from cost_models import EnergyObjective, Topology
 
+from cost_models import EnergyObjective, Topology
 from planner.emit import transfer_steps
+from planner.graph import Graph
 from planner.instance import Instance
 from planner.memory import MemoryModel
 
@@ -80,11 +81,14 @@ def predict(instance: Instance, choice: Sequence[int], topology: Topology) -> Pr
 
 
 def _collectives(instance: Instance, choice: Sequence[int]) -> tuple[Collective, ...]:
+    graph, placements = instance.model.graph, instance.model.grouping.placements
     found: list[Collective] = []
     for transfer in instance.moving:
-        tensor = instance.model.graph.tensors[transfer.tensor]
-        found += [
-            Collective(
+        tensor = graph.tensors[transfer.tensor]
+        for step in transfer_steps(instance, transfer, choice):
+            if step.kind is None:
+                continue
+            collective = Collective(
                 kind=step.kind,
                 bytes=step.bytes,
                 axes=instance.mesh.axes(step.mask),
@@ -93,10 +97,23 @@ def _collectives(instance: Instance, choice: Sequence[int]) -> tuple[Collective,
                 tensor=tensor.name,
                 dtype=tensor.aval.dtype,
             )
-            for step in transfer_steps(instance, transfer, choice)
-            if step.kind is not None
-        ]
+            producer = tensor.producer
+            if step.kind == "all-reduce" and producer is not None and placements[producer].combiner == "arg":
+                found += _arg_reduced(collective, graph, producer, float(instance.mesh.mask_sizes()[step.mask]))
+            else:
+                found.append(collective)
     return tuple(found)
+
+
+def _arg_reduced(reduced: Collective, graph: Graph, producer: int, devices: float) -> list[Collective]:
+    """An argmax over shards: every device gathers the others' best values and their indices."""
+    values = graph.tensors[graph.ops[producer].operands[0]].aval
+    indices = graph.tensors[graph.ops[producer].results[0]].aval
+    elements = reduced.bytes / indices.itemsize
+    return [
+        replace(reduced, kind="all-gather", bytes=devices * elements * aval.itemsize, dtype=aval.dtype)
+        for aval in (values, indices)
+    ]
 
 
 def as_lowered(collectives: Sequence[Collective], platform: str) -> tuple[Collective, ...]:

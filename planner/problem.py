@@ -147,8 +147,9 @@ def _validate(problem: Problem) -> None:
         if id(edge.costs) not in checked:
             checked.add(id(edge.costs))
             _check_costs(edge.costs, f"the costs of {where}")
+    pieces: set[tuple[int, int]] = set()
     for row in problem.rows:
-        _check_row(problem, row, checked)
+        _check_row(problem, row, pieces)
 
 
 def _check_costs(costs: Array, what: str) -> None:
@@ -159,7 +160,8 @@ def _check_costs(costs: Array, what: str) -> None:
         raise SolverError(f"{what} hold {lowest}: every cost must be a number, or inf where the choice is forbidden.")
 
 
-def _check_row(problem: Problem, row: Row, checked: set[int]) -> None:
+def _check_row(problem: Problem, row: Row, checked: set[tuple[int, int]]) -> None:
+    """Raises SolverError where a row is malformed; `checked` are the (node, identity of usage) pairs seen before."""
     count = len(problem.node_costs)
     if math.isnan(row.limit):
         raise SolverError(f"row {row.name!r} has no limit (nan): give bytes, or inf for none.")
@@ -167,7 +169,9 @@ def _check_row(problem: Problem, row: Row, checked: set[int]) -> None:
         raise SolverError(
             f"row {row.name!r} has {len(row.nodes)} nodes but {len(row.usages)} usages: give one vector per node."
         )
-    for node, usage in zip(row.nodes, row.usages, strict=True):
+    fresh = {(node, id(usage)): usage for node, usage in zip(row.nodes, row.usages, strict=True)}
+    for key in fresh.keys() - checked:
+        node, usage = key[0], fresh[key]
         if not 0 <= node < count:
             raise SolverError(f"row {row.name!r} names node {node}, which does not exist: nodes are 0 .. {count - 1}.")
         if usage.shape != problem.node_costs[node].shape:
@@ -175,13 +179,12 @@ def _check_row(problem: Problem, row: Row, checked: set[int]) -> None:
                 f"row {row.name!r} has usages of shape {usage.shape} for {problem.node_name(node)}, which has "
                 f"{problem.node_costs[node].size} choices: give the bytes of every choice."
             )
-        if id(usage) not in checked:
-            checked.add(id(usage))
-            if not np.isfinite(usage).all():
-                raise SolverError(
-                    f"row {row.name!r} has a usage of {problem.node_name(node)} that is not a finite number: "
-                    "forbid a choice by an infinite cost, not by its bytes."
-                )
+        if not np.isfinite(usage).all():
+            raise SolverError(
+                f"row {row.name!r} has a usage of {problem.node_name(node)} that is not a finite number: "
+                "forbid a choice by an infinite cost, not by its bytes."
+            )
+        checked.add(key)
 
 
 def _check_choice(problem: Problem, choice: Sequence[int]) -> None:

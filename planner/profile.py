@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from cost_models import CostModel, CostModelError, Measured, Topology, load_profile, profile_path
-
 from planner.errors import ArgumentError
 
 CACHE = ".cache/meshwright"
@@ -17,11 +16,9 @@ def default_profile(platform: str, device_kind: str, num_devices: int) -> Path:
 
 
 def measured_model(profile: str | None, topology: Topology, device_kind: str) -> CostModel:
-    """The measured model from a profile file; without a path, from where calibration writes it. Raises: ArgumentError."""
+    """The measured model from a profile; without a path, from where calibration writes it. Raises: ArgumentError."""
     default = default_profile(topology.chip.platform, device_kind, topology.num_devices)
     try:
         return Measured(profile=load_profile(Path(profile) if profile is not None else default), topology=topology)
     except (CostModelError, OSError) as error:
-        raise ArgumentError(
-            f"Options(cost_model='measured') needs a profile of these devices: {error}. Run 'python -m planner calibrate'"
-        ) from error
+        raise ArgumentError(f"Options(cost_model='measured') needs a profile of these devices: {error}") from error

@@ -66,8 +66,8 @@ def _planned(returned: Any, what: str) -> Planned:
     fn, args, keywords = (*returned, {})[:3]
     if not callable(fn) or not isinstance(args, (tuple, list)):
         raise ArgumentError(
-            f"{what} returned ({type(fn).__name__}, {type(args).__name__}); the first must be a function and the second "
-            "the tuple of its arguments"
+            f"{what} returned ({type(fn).__name__}, {type(args).__name__}); the first must be a function and the "
+            "second the tuple of its arguments"
         )
     if not isinstance(keywords, Mapping) or not all(key in KEYWORDS for key in keywords):
         raise ArgumentError(f"{what} returned the keywords {keywords!r}; use a dict of {', '.join(KEYWORDS)}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
 from planner.report import quantity
@@ -62,14 +62,14 @@ class Moving:
     """A bar of the meshes tried, with the current mesh, the best value and the bound."""
 
     bar: Bar
-    task: int
+    task: TaskID
     unit: str
 
     def update(self, progress: Progress) -> None:
         """Nothing; moves the bar."""
         done = progress.tried >= progress.total
         self.bar.update(
-            self.bar.task_ids[self.task],
+            self.task,
             completed=progress.tried,
             total=progress.total,
             description="checking the plan" if done else f"mesh {mesh_words(progress)}",

@@ -1,85 +1,26 @@
-"""A plan as a table a person reads."""
+"""A plan, and a profile of devices, as tables a person reads."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Literal
 
 from jax.sharding import PartitionSpec
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
+from rich.text import Text
 
+from cost_models import Profile
 from planner.decision import Decision
 from planner.predict import Predicted
+from planner.rows import Row, returned_as_taken, roots, rows_of, split_into
+from planner.units import quantity
 
-MOST_ROWS = 40
 WIDTH = 118
-
-
-def quantity(value: float, unit: str) -> str:
-    """A number with a metric prefix: 1536 -> "1.54 kB"."""
-    for prefix, factor in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(value) >= factor:
-            return f"{value / factor:.3g} {prefix}{unit}"
-    if unit == "s" and 0 < abs(value) < 1:
-        return f"{value * 1e3:.3g} ms" if value >= 1e-3 else f"{value * 1e6:.3g} us"
-    return f"{value:.3g} {unit}"
-
-
-def describe(decision: Decision) -> str:
-    """The plan as text: summary, arguments and results by size, collectives, checks and notes."""
-    buffer = io.StringIO()
-    console = Console(file=buffer, width=WIDTH, no_color=True, highlight=False)
-    mesh = " x ".join(f"{name}={size}" for name, size in decision.mesh_shape.items())
-    p, c = decision.predicted, decision.certificate
-    console.print(f"Plan of {decision.function_name} for {decision.topology}: mesh {mesh}")
-    console.print(
-        f"  {quantity(p.seconds, 's')} per call (computing {quantity(p.compute_seconds, 's')}, communication "
-        f"{quantity(p.communication_seconds, 's')}), {quantity(p.flops, 'FLOP')}, peak memory "
-        f"{quantity(p.peak_bytes, 'B')}, {quantity(p.energy_joules, 'J')} per device"
-    )
-    console.print(
-        f"  {c.status}: {c.value:.6g} {c.unit}, no plan below {c.lower_bound:.6g} {c.unit} by this cost model "
-        f"({c.meshes} meshes, {c.solve_seconds:.1f} s)"
-    )
-    console.print(_leaves("argument", decision))
-    console.print(_leaves("result", decision))
-    if p.collectives:
-        console.print(_collectives(p))
-    if decision.replicated:
-        console.print("Placed whole for lack of a rule:")
-        for op in decision.replicated[:MOST_ROWS]:
-            console.print(f"  {op.op} at {op.source} ({op.trips:g} times per call)")
-    for check in decision.checked:
-        mark = {True: "ok", False: "FAILED", None: "not checked"}[check.ok]
-        console.print(f"{check.what}: {mark}. {check.detail}")
-    for note in decision.notes:
-        console.print(f"note: {note}")
-    return buffer.getvalue().rstrip()
-
-
-def _leaves(what: str, decision: Decision) -> Table:
-    leaves, specs = (
-        (decision.arguments, decision.in_specs) if what == "argument" else (decision.results, decision.out_specs)
-    )
-    table = Table(title=f"{what}s", title_justify="left", box=None, pad_edge=False)
-    for column, justify in ((what, "left"), ("type", "left"), ("spec", "left"), ("per device", "right")):
-        table.add_column(column, justify=justify, overflow="fold")  # pyright: ignore[reportArgumentType]
-    order = sorted(range(len(leaves)), key=lambda i: -leaves[i].aval.bytes)
-    for i in sorted(order[:MOST_ROWS]):
-        leaf = leaves[i]
-        parts = split_into(specs[i], decision.mesh_shape)
-        table.add_row(
-            leaf.name,
-            f"{leaf.aval.dtype}{list(leaf.aval.shape)}",
-            spec_words(specs[i]),
-            quantity(leaf.aval.bytes / parts, "B"),
-        )
-    if len(order) > MOST_ROWS:
-        rest = order[MOST_ROWS:]
-        left = sum(leaves[i].aval.bytes / split_into(specs[i], decision.mesh_shape) for i in rest)
-        table.add_row(f"... and {len(rest)} smaller", "", "", quantity(left, "B"))
-    return table
+MOST_ROWS = 40
+MOST_INTERMEDIATES = 12
+MOST_COLLECTIVES = 16
 
 
 def spec_words(spec: PartitionSpec) -> str:
@@ -87,25 +28,154 @@ def spec_words(spec: PartitionSpec) -> str:
     return f"P({', '.join(map(repr, spec))})"
 
 
-def split_into(spec: PartitionSpec, mesh_shape: Mapping[str, int]) -> int:
-    """Into how many parts a spec cuts a tensor."""
-    parts = 1
-    for entry in spec:
-        for name in () if entry is None else (entry,) if isinstance(entry, str) else entry:
-            parts *= mesh_shape[name]
-    return parts
+def describe(decision: Decision) -> str:
+    """The plan as text: what it costs, where arguments and results lie, what is communicated, what was checked."""
+    parts: list[RenderableType] = [
+        Text(f"Plan of {decision.function_name} for {decision.topology}", style="bold"),
+        _summary(decision),
+        *_arguments(decision),
+        *_results(decision),
+        *_intermediates(decision),
+        *_collectives(decision.predicted),
+        *_replicated(decision),
+        *_verdicts(decision),
+    ]
+    return _text(parts)
 
 
-def _collectives(predicted: Predicted) -> Table:
-    table = Table(title="collectives per call and device", title_justify="left", box=None, pad_edge=False)
-    for column, justify in (
-        ("kind", "left"),
-        ("axes", "left"),
-        ("count", "right"),
-        ("bytes", "right"),
-        ("largest", "left"),
-    ):
-        table.add_column(column, justify=justify, overflow="fold")  # pyright: ignore[reportArgumentType]
+def _text(parts: Sequence[RenderableType]) -> str:
+    """What rich makes of the parts on a screen of `WIDTH` columns without colours."""
+    buffer = io.StringIO()
+    console = Console(file=buffer, width=WIDTH, no_color=True, highlight=False, markup=False, force_terminal=False)
+    for part in parts:
+        console.print(part)
+    return "\n".join(line.rstrip() for line in buffer.getvalue().rstrip().splitlines())
+
+
+Justify = Literal["left", "right"]
+
+
+def _table(*columns: tuple[str, Justify], header: bool = True) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=header)
+    for name, justify in columns:
+        table.add_column(Text(name), justify=justify, overflow="fold")
+    return table
+
+
+def _row(table: Table, *cells: str) -> None:
+    """Adds a row of plain text: brackets are no markup."""
+    table.add_row(*map(Text, cells))
+
+
+# ---------------------------------------------------------------- the parts of a plan
+
+
+def _summary(decision: Decision) -> Table:
+    p, c = decision.predicted, decision.certificate
+    table = _table(("", "left"), ("", "left"), header=False)
+    mesh = " x ".join(f"{name}={size}" for name, size in decision.mesh_shape.items())
+    devices = split_into(PartitionSpec(tuple(decision.mesh_shape)), decision.mesh_shape)
+    _row(table, "mesh", f"{mesh}: {_count(devices, 'device')}")
+    _row(
+        table,
+        "time",
+        f"{quantity(p.seconds, 's')} per call: computing {quantity(p.compute_seconds, 's')}, communicating "
+        f"{quantity(p.communication_seconds, 's')}",
+    )
+    _row(
+        table,
+        "work",
+        f"{quantity(p.flops, 'FLOP')}, {quantity(p.traffic_bytes, 'B')} read and written, "
+        f"{quantity(p.energy_joules, 'J')}, per device and call",
+    )
+    limit = decision.request.topology.chip.hbm_bytes
+    share = f" of {quantity(limit, 'B')} ({100 * p.peak_bytes / limit:.3g} %)"
+    aliased = f", of which {quantity(p.alias_bytes, 'B')} reuse donated arguments" if p.alias_bytes else ""
+    _row(
+        table,
+        "memory",
+        f"peak {quantity(p.peak_bytes, 'B')}{share} per device: arguments {quantity(p.argument_bytes, 'B')}, results "
+        f"{quantity(p.output_bytes, 'B')}{aliased}",
+    )
+    _row(
+        table,
+        "certificate",
+        f"{c.status}: {c.value:.6g} {c.unit}, and no plan is below {c.lower_bound:.6g} {c.unit} by this cost model "
+        f"({_count(c.meshes, 'mesh', 'es')}, {c.solve_seconds:.1f} s)",
+    )
+    return table
+
+
+def _arguments(decision: Decision) -> list[RenderableType]:
+    rows = rows_of(decision.arguments, decision.in_specs, decision.mesh_shape)
+    return [_heading(f"arguments: {_count(len(decision.arguments), 'array')}"), *_leaf_table(rows)]
+
+
+def _results(decision: Decision) -> list[RenderableType]:
+    taken = returned_as_taken(decision.arguments, decision.in_specs, decision.results, decision.out_specs)
+    heading = f"results: {_count(len(decision.results), 'array')}"
+    if taken:
+        names = ", ".join(roots([decision.arguments[i].name for i in sorted(taken.values())]))
+        heading += f", {len(taken)} of them returned as taken, type and spec ({names})"
+    rest = [i for i in range(len(decision.results)) if i not in taken]
+    rows = rows_of([decision.results[i] for i in rest], [decision.out_specs[i] for i in rest], decision.mesh_shape)
+    return [_heading(heading), *(_leaf_table(rows) if rows else [])]
+
+
+def _leaf_table(rows: Sequence[Row]) -> list[RenderableType]:
+    """A table of rows, the largest `MOST_ROWS` of them, and a line that says what is folded."""
+    labels = _labels([root for row in rows for root in row.also])
+    columns: list[tuple[str, Justify]] = [("", "left"), ("type", "left"), ("spec", "left"), ("per device", "right")]
+    table = _table(*columns, ("with", "left")) if labels else _table(*columns)
+    order = sorted(range(len(rows)), key=lambda i: -rows[i].bytes)
+    for i in sorted(order[:MOST_ROWS]):
+        row = rows[i]
+        with_it = (", ".join(labels[root] for root in row.also),) if labels else ()
+        _row(table, row.name, row.type, spec_words(row.spec), quantity(row.bytes, "B"), *with_it)
+    rest = [rows[i] for i in order[MOST_ROWS:]]
+    if rest:
+        count = sum(row.count for row in rest)
+        left = quantity(sum(row.bytes for row in rest), "B")
+        _row(table, f"... and {count} smaller", "", "", left, *(("",) if labels else ()))
+    legend = [f"{label} = {root}/..." for root, label in labels.items()]
+    if not legend:
+        return [table]
+    return [table, Text(f"  with: counted in, of the same type and spec; {', '.join(legend)}")]
+
+
+def _labels(prefixes: Sequence[str]) -> dict[str, str]:
+    """Prefix -> its shortest end that tells it from the others: `opt_state/1/0/mu` -> `mu`."""
+    distinct = list(dict.fromkeys(prefixes))
+
+    def end(prefix: str, length: int) -> str:
+        return "/".join(prefix.split("/")[-length:])
+
+    found: dict[str, str] = {}
+    for prefix in distinct:
+        length = next(
+            n for n in range(1, len(prefix) + 2) if sum(end(other, n) == end(prefix, n) for other in distinct) == 1
+        )
+        found[prefix] = end(prefix, length)
+    return found
+
+
+def _intermediates(decision: Decision) -> list[RenderableType]:
+    """Those that the program names with `checkpoint_name`; the others have their source line for a name."""
+    named = {name: spec for name, spec in decision.intermediates.items() if ":" not in name}
+    if not named:
+        return []
+    table = _table(("", "left"), ("spec", "left"))
+    for name, spec in list(named.items())[:MOST_INTERMEDIATES]:
+        _row(table, name, spec_words(spec))
+    if len(named) > MOST_INTERMEDIATES:
+        _row(table, f"... and {len(named) - MOST_INTERMEDIATES} more", "")
+    return [_heading("intermediates named by checkpoint_name"), table]
+
+
+def _collectives(predicted: Predicted) -> list[RenderableType]:
+    """Runs and bytes by kind and axes, most bytes first, with the largest transfer of each and its source line."""
+    if not predicted.collectives:
+        return [_heading("collectives: none")]
     totals: dict[tuple[str, tuple[str, ...]], list[float]] = {}
     largest: dict[tuple[str, tuple[str, ...]], tuple[float, str]] = {}
     for c in predicted.collectives:
@@ -113,9 +183,74 @@ def _collectives(predicted: Predicted) -> Table:
         total = totals.setdefault(key, [0.0, 0.0])
         total[0] += c.count
         total[1] += c.count * c.bytes
-        if c.count * c.bytes >= largest.get(key, (-1.0, ""))[0]:
-            largest[key] = (c.count * c.bytes, f"{c.tensor} at {c.source}" if c.source not in c.tensor else c.tensor)
-    for key in sorted(totals, key=lambda k: -totals[k][1]):
-        count, size = totals[key]
-        table.add_row(key[0], ",".join(key[1]), f"{count:g}", quantity(size, "B"), largest[key][1])
-    return table
+        if c.count * c.bytes > largest.get(key, (-1.0, ""))[0]:
+            what = c.tensor if c.source in c.tensor else f"{c.tensor} at {c.source}"
+            largest[key] = (c.count * c.bytes, f"{quantity(c.count * c.bytes, 'B')}: {what}")
+    table = _table(("", "left"), ("axes", "left"), ("runs", "right"), ("bytes", "right"), ("largest", "left"))
+    order = sorted(totals, key=lambda k: (-totals[k][1], k))
+    for kind, axes in order[:MOST_COLLECTIVES]:
+        runs, size = totals[kind, axes]
+        _row(table, kind, ",".join(axes), f"{runs:g}", quantity(size, "B"), largest[kind, axes][1])
+    rest = order[MOST_COLLECTIVES:]
+    if rest:
+        runs, size = (sum(totals[key][i] for key in rest) for i in (0, 1))
+        _row(table, f"... and {len(rest)} smaller", "", f"{runs:g}", quantity(size, "B"), "")
+    size = quantity(sum(size for _, size in totals.values()), "B")
+    return [_heading(f"collectives: {size} per device and call"), table]
+
+
+def _replicated(decision: Decision) -> list[RenderableType]:
+    """The ops without a rule, those of one kind and line together."""
+    if not decision.replicated:
+        return []
+    found: dict[tuple[str, str], float] = {}
+    for op in decision.replicated:
+        found[op.op, op.source] = found.get((op.op, op.source), 0.0) + op.trips
+    table = _table(("", "left"), ("at", "left"), ("runs", "right"))
+    for (op, source), trips in list(found.items())[:MOST_ROWS]:
+        _row(table, op, source, f"{trips:g}")
+    if len(found) > MOST_ROWS:
+        _row(table, f"... and {len(found) - MOST_ROWS} more", "", "")
+    return [_heading("placed whole for lack of a rule"), table]
+
+
+def _verdicts(decision: Decision) -> list[RenderableType]:
+    lines: list[RenderableType] = []
+    if decision.checked:
+        table = _table(("", "left"), ("", "left"), ("", "left"), header=False)
+        together: dict[tuple[bool | None, str], list[str]] = {}
+        for check in decision.checked:
+            together.setdefault((check.ok, check.detail), []).append(check.what)
+        for (ok, detail), what in together.items():
+            _row(table, ", ".join(what), {True: "ok", False: "FAILED", None: "not checked"}[ok], detail)
+        lines += [_heading("checks"), table]
+    if decision.notes:
+        lines += [_heading("notes"), *(Text(f"- {note}") for note in decision.notes)]
+    return lines
+
+
+def _heading(text: str) -> Text:
+    return Text(f"\n{text}", style="bold")
+
+
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}{'' if number == 1 else plural}"
+
+
+# ---------------------------------------------------------------- profiles
+
+
+def describe_profile(profile: Profile) -> str:
+    """The profile as text: what was fitted per device, and how well the lines fit."""
+    table = _table(("", "left"), ("latency", "right"), ("throughput per device", "right"), ("residual", "right"))
+    rows = [(f"matmul {m.dtype}", m.fit, "FLOP/s") for m in profile.matmuls]
+    rows += [("elementwise pass", profile.elementwise, "B/s"), ("vector work", profile.vector, "FLOP/s")]
+    rows += [(f"{c.kind} over {c.group_size}", c.fit, "B/s") for c in profile.collectives]
+    for name, fit, unit in rows:
+        rate = quantity(1 / fit.seconds_per_unit, unit) if fit.seconds_per_unit > 0 else "not measurable"
+        _row(table, name, quantity(fit.latency_s, "s"), rate, f"{100 * fit.residual:.1f} %")
+    heading = (
+        f"{profile.num_devices} x {profile.device_kind} ({profile.platform}), {profile.machine}, jax "
+        f"{profile.jax_version}, {profile.date}"
+    )
+    return _text([Text(heading), Text(""), table])

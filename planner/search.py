@@ -1,6 +1,8 @@
 """Search: the best mesh and strategies under a memory limit, with a bound on what any plan could reach.
 
 For every mesh, most devices first:
+ 0. n devices need at least an n-th of what one device needs for computing; a mesh for which that is no better than the
+    best plan so far is done;
  1. its instance's optimum without a memory limit is a lower bound; a mesh whose bound is no better than the best plan so
     far is done (so is one whose computing alone is not);
  2. while the plan's memory peak is above the limit, a row for that point of the schedule is added and it is solved again.
@@ -20,6 +22,7 @@ from planner.errors import InfeasibleError
 from planner.instance import Instance
 from planner.memory import MemoryModel
 from planner.solve import Solution, solve
+from planner.units import quantity
 
 MAX_ROWS = 24
 """Most points of the schedule limited for one mesh before its plan is given up."""
@@ -64,11 +67,21 @@ class Found:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Failure:
+    """A mesh whose plans did not fit: its optimum without a limit, and the point of the schedule that could not be kept."""
+
+    memory: MemoryModel
+    free: Solution
+    where: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Outcome:
+    """What became of a mesh; `candidate` is None for one that is no better than the best so far, or does not fit."""
+
     candidate: Candidate | None
     bound: float
-    least_bytes: float
-    where: str
+    failure: _Failure | None = None
     note: str = ""
 
 
@@ -91,17 +104,16 @@ def search(
     candidates: list[Candidate] = []
     bounds: list[float] = []
     notes: list[str] = []
-    failures: list[_Outcome] = []
+    failures: list[_Failure] = []
     best = math.inf
 
     def tell(tried: int, shape: Mapping[str, int]) -> None:
         if progress is not None:
             elapsed = time.monotonic() - start
             bound = min(bounds, default=0.0)
-            progress(
-                Progress(tried=tried, total=len(meshes), mesh=shape, incumbent=best, bound=bound, seconds=elapsed)
-            )
+            progress(Progress(tried=tried, total=len(meshes), mesh=shape, incumbent=best, bound=bound, seconds=elapsed))
 
+    alone, divisible = _alone(meshes, make_instance) if not minimise_memory else (0.0, True)
     for tried, shape in enumerate(meshes):
         left = time_limit_s - (time.monotonic() - start)
         if left <= 0 and tried:
@@ -109,6 +121,11 @@ def search(
             bounds.append(0.0)
             break
         tell(tried, shape)
+        floor = alone / math.prod(shape.values()) if divisible else alone
+        if floor >= best:
+            bounds.append(floor)
+            tell(tried + 1, shape)
+            continue
         outcome = _solve_mesh(make_instance(shape), limit_bytes, best, minimise_memory, max(left, 1.0), seed)
         bounds.append(outcome.bound)
         if outcome.note:
@@ -116,11 +133,11 @@ def search(
         if outcome.candidate is not None:
             candidates.append(outcome.candidate)
             best = min(best, outcome.candidate.value)
-        elif outcome.where:
-            failures.append(outcome)
+        elif outcome.failure is not None:
+            failures.append(outcome.failure)
         tell(tried + 1, shape)
     if not candidates:
-        raise _infeasible(failures, limit_bytes)
+        raise _infeasible(failures, limit_bytes, seed)
     order = sorted(range(len(candidates)), key=lambda i: (candidates[i].value, i))
     first = min(i for i in order if candidates[i].value <= candidates[order[0]].value * (1 + WORTHWHILE))
     order.remove(first)
@@ -132,41 +149,58 @@ def search(
     )
 
 
+def _alone(
+    meshes: Sequence[Mapping[str, int]], make_instance: Callable[[Mapping[str, int]], Instance]
+) -> tuple[float, bool]:
+    """The least value of computing on one device, and whether n devices share it (time) or not (energy).
+
+    (0, True) where no count of devices could be pruned by it.
+    """
+    if len({math.prod(shape.values()) for shape in meshes}) < 2:
+        return 0.0, True
+    instance = make_instance(dict.fromkeys(meshes[0], 1))
+    value = sum(float(np.min(values)) for values in instance.node_values)
+    return value * (1 - WORTHWHILE), instance.objective.name != "energy"
+
+
 def _solve_mesh(
     instance: Instance, limit_bytes: float, best: float, minimise_memory: bool, time_limit_s: float, seed: int
 ) -> _Outcome:
-    nothing = _Outcome(candidate=None, bound=math.inf, least_bytes=math.inf, where="")
-    floor = sum(float(np.min(values)) for values in instance.node_values)
-    if floor >= best and not minimise_memory:
-        return _Outcome(candidate=None, bound=floor, least_bytes=math.inf, where="")
-    problem, memory = instance.problem(), MemoryModel(instance=instance)
+    memory = MemoryModel(instance=instance)
+    if minimise_memory:
+        floor = memory.floor_bytes()
+    else:
+        floor = sum(float(np.min(values)) for values in instance.node_values)
+    if floor >= best:
+        return _Outcome(candidate=None, bound=floor)
+    problem = instance.problem()
     free = solve(problem, time_limit=time_limit_s, seed=seed)
     if free.choice is None:
         if free.status == "infeasible":
-            return nothing
+            return _Outcome(candidate=None, bound=math.inf)
         note = f"mesh {instance.mesh.shape}: nothing found within {time_limit_s:.0f} s"
-        return _Outcome(candidate=None, bound=free.bound, least_bytes=math.inf, where="", note=note)
-    if free.bound >= best * (1 - WORTHWHILE) and not minimise_memory:
-        return _Outcome(candidate=None, bound=free.bound, least_bytes=math.inf, where="")
+        return _Outcome(candidate=None, bound=0.0 if minimise_memory else free.bound, note=note)
     if minimise_memory:
-        return _least_memory(memory, free, limit_bytes, time_limit_s, seed)
+        choice, peak = _least_memory(memory, free, min(best, limit_bytes), time_limit_s, seed)
+        if peak > min(best * (1 - WORTHWHILE), limit_bytes):
+            failure = _Failure(memory=memory, free=free, where="memory") if peak > limit_bytes else None
+            return _Outcome(candidate=None, bound=floor, failure=failure)
+        found = Candidate(instance=instance, choice=choice, value=peak, bound=floor, peak_bytes=peak)
+        return _Outcome(candidate=found, bound=found.bound)
+    if free.bound >= best * (1 - WORTHWHILE):
+        return _Outcome(candidate=None, bound=free.bound)
     solution, where = _within(memory, free, limit_bytes, time_limit_s, seed)
-    if solution is not None and solution.choice is not None:
-        candidate = Candidate(
-            instance=instance,
-            choice=tuple(solution.choice[: len(problem.node_costs)]),
-            value=solution.value,
-            bound=solution.bound,
-            peak_bytes=float(memory.profile(solution.choice).max()),
-        )
-        return _Outcome(candidate=candidate, bound=solution.bound, least_bytes=math.inf, where="")
-    least = _least_memory(memory, free, math.inf, time_limit_s, seed).candidate
-    return _Outcome(
-        candidate=None,
-        bound=math.inf,
-        least_bytes=least.peak_bytes if least else math.inf,
-        where=f"{where}, where {_largest(memory, least)}" if least else where,
+    if solution is None or solution.choice is None:
+        failure = _Failure(memory=memory, free=free, where=where)
+        return _Outcome(candidate=None, bound=math.inf, failure=failure)
+    candidate = Candidate(
+        instance=instance,
+        choice=tuple(solution.choice[: len(problem.node_costs)]),
+        value=solution.value,
+        bound=solution.bound,
+        peak_bytes=float(memory.profile(solution.choice).max()),
     )
+    return _Outcome(candidate=candidate, bound=solution.bound)
 
 
 def _within(
@@ -191,41 +225,47 @@ def _within(
     return None, memory.describe(times[-1]) if times else "memory"
 
 
-def _least_memory(memory: MemoryModel, free: Solution, limit_bytes: float, time_limit_s: float, seed: int) -> _Outcome:
-    """The plan with about the smallest peak: the limit is lowered by bisection until nothing is found (to 2 %)."""
+def _least_memory(
+    memory: MemoryModel, free: Solution, good_bytes: float, time_limit_s: float, seed: int
+) -> tuple[tuple[int, ...], float]:
+    """(choice, peak) of the plan with about the smallest peak, found by lowering a limit by bisection.
+
+    Ends once nothing more than 2 % smaller is left, or once the mesh cannot go below `good_bytes`.
+    """
     end = time.monotonic() + time_limit_s
-    best, low = free, 0.0
-    high = float(memory.profile(free.choice or ()).max())
-    while high - low > 0.02 * high and time.monotonic() < end:
+    best = free.choice or ()
+    high, low = float(memory.profile(best).max()), memory.floor_bytes()
+    while high - low > 0.02 * high and low < good_bytes and time.monotonic() < end:
         middle = (low + high) / 2
         found, _ = _within(memory, free, middle, max(end - time.monotonic(), 1.0), seed)
         if found is None or found.choice is None:
             low = middle
         else:
-            best, high = found, float(memory.profile(found.choice).max())
-    if best.choice is None or high > limit_bytes:
-        return _Outcome(candidate=None, bound=math.inf, least_bytes=high, where="memory")
-    count = len(memory.instance.strategies)
-    candidate = Candidate(
-        instance=memory.instance, choice=tuple(best.choice[:count]), value=high, bound=low, peak_bytes=high
-    )
-    return _Outcome(candidate=candidate, bound=low, least_bytes=high, where="")
+            best, high = found.choice, float(memory.profile(found.choice).max())
+    return tuple(best[: len(memory.instance.strategies)]), high
 
 
-def _largest(memory: MemoryModel, candidate: Candidate) -> str:
-    """The largest tensors alive at the peak of a plan, in words."""
-    profile = memory.profile(candidate.choice)
-    sizes = memory.alive(int(profile.argmax()), candidate.choice)
-    words = [f"{name} takes {size / 1e9:.3g} GB" for name, size in sizes[:3]]
-    return ", ".join(words)
+LEAST_MEMORY_SECONDS = 20.0
 
 
-def _infeasible(failures: Sequence[_Outcome], limit_bytes: float) -> InfeasibleError:
+def _infeasible(failures: Sequence[_Failure], limit_bytes: float, seed: int) -> InfeasibleError:
+    """The error for a limit that nothing fits: the least memory that would do, where, and for what."""
     if not failures:
         return InfeasibleError("no mesh has any plan: the pins conflict; relax them or fix another mesh")
-    least = min(failures, key=lambda outcome: outcome.least_bytes)
+    end = time.monotonic() + LEAST_MEMORY_SECONDS
+    least, words = math.inf, ""
+    for failure in sorted(failures, key=lambda f: f.memory.floor_bytes()):
+        if failure.memory.floor_bytes() >= least:
+            break
+        left = max(end - time.monotonic(), 0.5)
+        choice, peak = _least_memory(failure.memory, failure.free, least, left, seed)
+        if peak < least:
+            profile = failure.memory.profile(choice)
+            sizes = failure.memory.alive(int(profile.argmax()), choice)
+            largest = ", ".join(f"{name} takes {quantity(size, 'B')}" for name, size in sizes[:3])
+            least, words = peak, f"{failure.where}, where {largest}"
     return InfeasibleError(
-        f"no plan fits {limit_bytes / 1e9:.3g} GB per device; the least memory that would do is about "
-        f"{least.least_bytes / 1e9:.3g} GB ({least.where}). Raise memory_limit, use more devices, or recompute more "
-        "(jax.checkpoint)"
+        f"no plan fits {quantity(limit_bytes, 'B')} per device; the least memory that would do is about "
+        f"{quantity(least, 'B')} ({words}). Raise memory_limit, use more devices, or recompute more (jax.checkpoint)",
+        least_bytes=least,
     )

@@ -16,7 +16,7 @@ def layout_of(location: Sequence[int], rank: int) -> Layout:
 
 def to_spec(layout: Layout, names: Sequence[str]) -> PartitionSpec:
     """The PartitionSpec of a layout, without trailing Nones."""
-    entries: list[None | str | tuple[str, ...]] = []
+    entries: list[str | tuple[str, ...] | None] = []
     for axes in layout:
         words = tuple(names[a] for a in axes)
         entries.append(None if not words else words[0] if len(words) == 1 else words)

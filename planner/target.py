@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import jax
 import numpy as np
-from cost_models import CostModelError, Topology, parse_topology
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
+from cost_models import CostModelError, Topology, parse_topology
 from planner.errors import MeshError
 
 KINDS = {
@@ -46,6 +46,11 @@ class Target:
             return self.topology.num_devices
         return min(self.topology.num_devices, len(self.devices))
 
+    @property
+    def platform(self) -> str:
+        """The platform whose compiler builds the program: "cpu", "gpu" or "tpu"."""
+        return self.devices[0].platform if self.devices else self.topology.chip.platform
+
     def jax_mesh(self, shape: Mapping[str, int]) -> Mesh | AbstractMesh:
         """The mesh to emit for: of devices, or abstract where there are none. All axes are Auto."""
         sizes, names = tuple(shape.values()), tuple(shape)
@@ -69,17 +74,12 @@ def resolve(devices: Sequence[jax.Device] | None, topology: str | Topology | Non
     Raises: MeshError for an unknown topology or devices of unknown kind.
     """
     if isinstance(topology, str):
-        try:
-            topology = parse_topology(topology)
-        except CostModelError as error:
-            raise MeshError(str(error)) from error
+        topology = named(topology)
     if topology is not None and not isinstance(topology, Topology):
         raise MeshError(f"topology is {topology!r}; give a name such as 'v5e:4x4' or a cost_models.Topology")
     if devices is None and topology is not None:
         return Target(topology=topology, devices=None)
-    chosen = tuple(jax.devices() if devices is None else devices)
-    if not chosen or not all(isinstance(device, jax.Device) for device in chosen):
-        raise MeshError(f"devices is {devices!r}; give a non-empty sequence of jax.Device")
+    chosen = check_devices(jax.devices() if devices is None else devices)
     if topology is not None and topology.num_devices > len(chosen):
         raise MeshError(
             f"the topology {topology.name} has {topology.num_devices} devices, but only {len(chosen)} are given to "
@@ -88,10 +88,31 @@ def resolve(devices: Sequence[jax.Device] | None, topology: str | Topology | Non
     return Target(topology=topology or _topology_of(chosen), devices=chosen)
 
 
+def named(topology: str) -> Topology:
+    """The topology of a name. Raises: MeshError for an unknown one."""
+    try:
+        return parse_topology(topology)
+    except CostModelError as error:
+        raise MeshError(str(error)) from error
+
+
+def check_devices(devices: object) -> tuple[jax.Device, ...]:
+    """The devices a user gave, validated. Raises: MeshError."""
+    chosen = tuple(devices) if isinstance(devices, (Sequence, np.ndarray)) else ()
+    if not chosen or not all(isinstance(device, jax.Device) for device in chosen):
+        raise MeshError(f"devices is {devices!r}; give a non-empty sequence of jax.Device")
+    if len(set(chosen)) < len(chosen):
+        twice = next(device for i, device in enumerate(chosen) if device in chosen[:i])
+        raise MeshError(f"devices holds {twice} more than once; give every device once")
+    if len({device.platform for device in chosen}) > 1:
+        raise MeshError(f"devices holds several platforms, {devices!r}; give devices of one kind")
+    return chosen
+
+
 def _topology_of(devices: Sequence[jax.Device]) -> Topology:
     first = devices[0]
     if first.platform == "cpu":
-        return parse_topology(f"cpu:{len(devices)}")
+        return named(f"cpu:{len(devices)}")
     matches = [prefix for prefix in KINDS if first.device_kind.startswith(prefix)]
     if not matches:
         raise MeshError(
@@ -103,9 +124,15 @@ def _topology_of(devices: Sequence[jax.Device]) -> Topology:
         nodes = len({device.process_index for device in devices})
         per_node, rest = divmod(len(devices), nodes)
         shape = f"{nodes}x{per_node}" if nodes > 1 and not rest else str(len(devices))
-        return parse_topology(f"{chip}:{shape}")
+        return named(f"{chip}:{shape}")
     coordinates = np.array([device.coords for device in devices])
     extents = [int(e) for e in coordinates.max(axis=0) - coordinates.min(axis=0) + 1]
     while len(extents) > 2 and extents[-1] == 1 and chip in ("v5e", "v6e"):
         extents.pop()
-    return parse_topology(f"{chip}:{'x'.join(map(str, extents))}")
+    found = named(f"{chip}:{'x'.join(map(str, extents))}")
+    if found.num_devices != len(devices):
+        raise MeshError(
+            f"the {len(devices)} devices do not fill the block {found.name} that they lie in; give all devices of a "
+            "block, or name a topology for their costs"
+        )
+    return found

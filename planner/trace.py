@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, Protocol
@@ -98,6 +98,12 @@ def trace(
     donate = _positions("donate_argnums", donate_argnums, len(args))
     if static & donate:
         raise ArgumentError(f"argument {min(static & donate)} is both static and donated; only arrays can be donated")
+    for i in static:
+        if not isinstance(args[i], Hashable):
+            raise ArgumentError(
+                f"static argument {i} is {type(args[i]).__name__}, which has no hash; give a hashable value, such as a "
+                "tuple for a list, or do not make it static"
+            )
     dynamic = tuple(i for i in range(len(args)) if i not in static)
     parameters = _parameter_names(fn, len(args))
 
@@ -186,13 +192,28 @@ def _argument_leaf(name: str, value: Any) -> Leaf:
             f"argument {name} is {value!r} of type {type(value).__name__}, not an array; "
             "pass arrays or jax.ShapeDtypeStruct, and mark other values with static_argnums"
         )
-    return Leaf(name=name, aval=_aval(value), weak=bool(getattr(value, "weak_type", False)))
+    if not any(jax.dtypes.issubdtype(value.dtype, kind) for kind in _ELEMENTS):
+        raise ArgumentError(
+            f"argument {name} has elements of type {value.dtype}, which JAX does not compute with; convert it, or mark "
+            "it with static_argnums"
+        )
+    return Leaf(name=name, aval=_aval(_abstract(value)), weak=bool(getattr(value, "weak_type", False)))
+
+
+_ELEMENTS = (np.number, np.bool_, jax.dtypes.float0, jax.dtypes.extended)
 
 
 def _abstract(value: Any) -> Any:
     if isinstance(value, (bool, int, float, complex)):
         return value
-    return jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=bool(getattr(value, "weak_type", False)))
+    return jax.ShapeDtypeStruct(value.shape, canonical_dtype(value), weak_type=bool(getattr(value, "weak_type", False)))
+
+
+def canonical_dtype(value: Any) -> Any:
+    """The element type that JAX gives an array: 64-bit types of numpy become 32-bit ones unless x64 is enabled."""
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+        return value.dtype
+    return jax.dtypes.canonicalize_dtype(value.dtype)
 
 
 def _aval(value: Any) -> Aval:
@@ -689,11 +710,19 @@ class _Rewriter:
     templates: dict[tuple[Any, Any], Any] = field(default_factory=dict[tuple[Any, Any], Any])
 
     def _lay(
-        self, atom: Any, shardings: Sequence[Any], eqns: list[Any], laid: dict[Any, Any], final: Any = None
+        self,
+        atom: Any,
+        shardings: Sequence[Any],
+        eqns: list[Any],
+        laid: dict[Any, Any],
+        *,
+        like: Any = None,
+        final: Any = None,
     ) -> Any:
         """Appends equations that lay `shardings` on `atom`, the last one defining `final` if given.
 
-        `laid` remembers what was laid in this body, so that two readers of one form share it.
+        `laid` remembers what was laid in this body, so that two readers of one form share it; the equations carry the
+        source line of the equation `like`.
         """
         for i, sharding in enumerate(shardings):
             if final is None and (atom, sharding) in laid:
@@ -706,7 +735,8 @@ class _Rewriter:
                 made = jax.make_jaxpr(lambda x, s=sharding: jax.lax.with_sharding_constraint(x, s))(spec)
                 template = self.templates[key] = _open(made).eqns[0]
             var = final if final is not None and i == len(shardings) - 1 else _fresh(atom)
-            eqns.append(template.replace(invars=[atom], outvars=[var]))
+            source = template.source_info if like is None else like.source_info
+            eqns.append(template.replace(invars=[atom], outvars=[var], source_info=source))
             laid[atom, sharding] = var
             atom = var
         return atom
@@ -730,7 +760,7 @@ class _Rewriter:
             operands: list[Any] = []
             for i, atom in enumerate(eqn.invars):
                 shardings = () if isinstance(atom, jex_core.Literal) else self.edits(("operand", here, i))
-                operands.append(self._lay(read(atom), shardings, eqns, laid))
+                operands.append(self._lay(read(atom), shardings, eqns, laid, like=eqn))
             outvars = list(eqn.outvars)
             after: list[tuple[Any, Any, Sequence[Any]]] = []
             for i, var in enumerate(eqn.outvars):
@@ -749,7 +779,7 @@ class _Rewriter:
                     params[name] = tuple(inner if i == position else old for i, old in enumerate(params[name]))
             eqns.append(eqn.replace(invars=operands, outvars=outvars, params=params))
             for fresh, var, shardings in after:
-                self._lay(fresh, shardings, eqns, laid, final=var)
+                self._lay(fresh, shardings, eqns, laid, like=eqn, final=var)
         outvars = []
         for i, atom in enumerate(body.outvars):
             shardings = () if isinstance(atom, jex_core.Literal) else self.edits(("outvar", path, i))
@@ -763,22 +793,43 @@ def _fresh(var: Any) -> Any:
 
 
 def fingerprint(program: Program) -> str:
-    """A digest of the traced program: two programs with one fingerprint have the same places to constrain."""
+    """A digest of the traced program: its equations, what each reads and its plain parameters.
+
+    Two programs with one fingerprint have the same places to constrain, and the same reasons to.
+    """
     digest = hashlib.sha256()
 
     def visit(jaxpr: Any) -> None:
         body = _open(jaxpr)
+        numbers: dict[Any, int] = {}
+        for var in (*body.constvars, *body.invars):
+            numbers[var] = len(numbers)
+
+        def atom(value: Any) -> str:
+            return "literal" if isinstance(value, jex_core.Literal) else str(numbers.get(value))
+
         for eqn in body.eqns:
+            for var in eqn.outvars:
+                numbers[var] = len(numbers)
             avals = [
                 (v.aval.shape, str(v.aval.dtype)) if hasattr(v.aval, "shape") else str(v.aval) for v in eqn.outvars
             ]
-            digest.update(f"{eqn.primitive.name}{avals}".encode())
+            params = sorted((key, str(value)) for key, value in eqn.params.items() if _is_plain(value))
+            digest.update(f"{eqn.primitive.name}{list(map(atom, eqn.invars))}{avals}{params}".encode())
             structure = _structure(eqn)
             for place in structure.bodies if structure else ():
                 visit(_body(eqn, place))
+        digest.update(f"returns {list(map(atom, body.outvars))}".encode())
 
     visit(program.jaxpr)
     return digest.hexdigest()[:16]
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a parameter is numbers and words only, so that it reads the same in every process."""
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str, np.dtype))
 
 
 def plain(program: Program) -> Callable[..., list[Any]]:
@@ -802,3 +853,45 @@ def narrowest_float(program: Program) -> str | None:
 
     visit(program.jaxpr)
     return max(found, key=lambda name: float(jax.numpy.finfo(name).eps), default=None)
+
+
+WIDE_SUMS = frozenset(("reduce_sum", "cumsum", "reduce_window_sum", "scatter-add", "dot_general", "add_any"))
+
+
+def widened(program: Program) -> Callable[..., list[Any]]:
+    """The program as a function of its flat arguments, for one device, with sums of 16-bit floats taken in float32."""
+    return jex_core.jaxpr_as_fun(_closed(_widen(program.jaxpr)))
+
+
+def _widen(jaxpr: Any) -> Any:
+    body = _open(jaxpr)
+    eqns: list[Any] = []
+    for eqn in body.eqns:
+        structure = _structure(eqn)
+        params = dict(eqn.params)
+        for name, position in structure.bodies if structure else ():
+            inner = _widen(_body(eqn, (name, position)))
+            if position is None:
+                params[name] = inner
+            else:
+                params[name] = tuple(inner if i == position else old for i, old in enumerate(params[name]))
+        narrow = [str(getattr(v.aval, "dtype", "")) in ("bfloat16", "float16") for v in (*eqn.invars, *eqn.outvars)]
+        eqns.append(_in_float32(eqn) if eqn.primitive.name in WIDE_SUMS and all(narrow) else eqn.replace(params=params))
+    new = body.replace(eqns=eqns)
+    return new if jaxpr is body else jaxpr.replace(jaxpr=new)
+
+
+def _in_float32(eqn: Any) -> Any:
+    """The equation as a call that converts its operands to float32 and its results back."""
+    params = dict(eqn.params)
+    if params.get("preferred_element_type") is not None:
+        params["preferred_element_type"] = np.dtype(np.float32)
+
+    def wide(*operands: Any) -> list[Any]:
+        results = eqn.primitive.bind(*(x.astype(np.float32) for x in operands), **params)
+        values = results if eqn.primitive.multiple_results else [results]
+        return [x.astype(var.aval.dtype) for x, var in zip(values, eqn.outvars, strict=True)]
+
+    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    call = _open(jax.make_jaxpr(jax.jit(wide))(*avals)).eqns[0]
+    return call.replace(invars=list(eqn.invars), outvars=list(eqn.outvars))

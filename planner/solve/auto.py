@@ -21,6 +21,7 @@ from planner.solve.ilp import Program
 from planner.solve.incumbent import Incumbent
 from planner.solve.infeasible import explain
 from planner.solve.lagrangian import Effort, tighten
+from planner.solve.local_search import LocalSearch
 from planner.solve.network import Indices
 from planner.solve.prepare import Prepared
 from planner.solve.prices import best_prices
@@ -30,6 +31,12 @@ from planner.solve.solution import RELATIVE_TOLERANCE, Solution
 VARIABLES_PER_SECOND = 20_000
 """How large a program is tried: variables per second left. HiGHS solves tight ones of 1e5 variables in seconds."""
 
+SQUEEZES = 10
+"""Most rounds of bounding and pruning before the program."""
+WORTHWHILE = 0.9
+"""Another round follows while the last one left at most this part of the choices."""
+PARTIAL_SHARE = 0.3
+"""Part of the time left that a program with only some of the rows may take: the others may still become active."""
 ROWS_AT_ONCE = 2
 """How many violated rows, the worst, become active at first; later as many as are active, so few rounds are needed."""
 
@@ -57,6 +64,8 @@ def compose(problem: Problem, control: Control) -> Solution:
         if not over.size:
             break
         excess = (every.used(answer) - every.limits)[over] / np.maximum(np.abs(every.limits[over]), 1.0)
+        if best.choice is None:
+            _repair(problem, every, best, answer, control)
         worst = over[np.argsort(-excess, kind="stable")[: max(ROWS_AT_ONCE, active.size)]]
         if np.isin(worst, active).all():
             break
@@ -78,31 +87,48 @@ def minimise(prepared: Prepared, best: Incumbent, control: Control) -> Indices |
         return answer
     if best.choice is not None:
         local.offer(np.asarray(best.choice))
-    for seconds in (0.25 * control.left(), 0.1 * control.left()):
-        priced = None
-        if prepared.rows.count:
-            priced = best_prices(prepared, local, control, seconds)
-            local.raise_bound(priced.bound)
-            priced = priced if math.isfinite(priced.bound) and priced.prices.any() else None
-        local.raise_bound(tighten(prepared, local, control, Effort(steps=60, seconds=seconds), priced))
-        if local.proven:
-            break
-        if not prepared.fit() or not prepared.reduce():
-            local.raise_bound(local.value)
-            break
-        answer = _eliminated(prepared, local)
-        if answer is not None:
-            local.offer(answer)
-            local.raise_bound(local.value)
-            break
+    squeeze(prepared, local, control)
     if not local.proven and prepared.possible:
-        _program(prepared, local, control)
-    best.raise_bound(local.bound)
+        share = 1.0 if prepared.rows.count == best.rows.count else PARTIAL_SHARE
+        _program(prepared, local, control, share * control.left())
+    best.raise_bound(min(local.bound, local.value))
     if local.choice is None:
         return None
     found = np.asarray(local.choice)
     best.offer(found)
     return found
+
+
+def squeeze(prepared: Prepared, local: Incumbent, control: Control) -> None:
+    """Bounds, prunes and reduces in turn: every round starts from a smaller network, whose bounds are higher.
+
+    Ends when the optimum is proven, when a round prunes little, or with half of the time.
+    """
+    network, rows = prepared.network, prepared.rows
+    stop = control.elapsed() + 0.5 * control.left()
+    for turn in range(SQUEEZES):
+        before = sum(network.unary[node].size - 1 for node in network.live)
+        seconds = 0.5 * (stop - control.elapsed())
+        priced = best_prices(prepared, local, control, seconds) if rows.count else None
+        if priced is not None:
+            local.raise_bound(min(priced.bound, local.value))
+            if not math.isfinite(priced.bound) or not priced.prices.any():
+                priced = None
+        bound = tighten(prepared, local, control, Effort(steps=60, seconds=seconds), priced)
+        local.raise_bound(min(bound, local.value))
+        if local.proven:
+            return
+        if not prepared.fit() or not prepared.reduce():
+            local.raise_bound(local.value)
+            return
+        answer = _eliminated(prepared, local)
+        if answer is not None:
+            local.offer(answer)
+            local.raise_bound(local.value)
+            return
+        after = sum(network.unary[node].size - 1 for node in network.live)
+        if control.elapsed() >= stop or (turn > 0 and after > WORTHWHILE * before):
+            return
 
 
 def _eliminated(prepared: Prepared, best: Incumbent) -> Indices | None:
@@ -123,13 +149,23 @@ def _eliminated(prepared: Prepared, best: Incumbent) -> Indices | None:
     return answer
 
 
-def _program(prepared: Prepared, local: Incumbent, control: Control) -> None:
-    """Closes the gap by the program, if what is left of the network is small enough for the time left."""
+def _repair(problem: Problem, every: RowTable, best: Incumbent, answer: Indices, control: Control) -> None:
+    """Local search under all rows from an answer that some of them forbid, so that there is some choice early on."""
+    prepared = Prepared(problem, every)
+    if prepared.fit() and prepared.reduce(dominance=False, eliminate=False):
+        start = {node: int(answer[node]) for node in prepared.network.live}
+        found = LocalSearch(prepared.network, every, start).run(control, 0.1 * control.left(), 0)
+        if found is not None:
+            best.offer(prepared.complete(found[1]))
+
+
+def _program(prepared: Prepared, local: Incumbent, control: Control, seconds: float) -> None:
+    """Closes the gap by the program, if what is left of the network is small enough for the time given."""
     network, rows = prepared.network, prepared.rows
     program = Program(network, rows if rows.count else None, local.value)
-    if program.size > VARIABLES_PER_SECOND * control.left():
+    if program.size > VARIABLES_PER_SECOND * seconds:
         return
-    result = program.solve(control.left(), local.value)
+    result = program.solve(seconds, local.value)
     if result.choice is not None:
         local.offer(prepared.complete(result.choice))
     bound = result.bound

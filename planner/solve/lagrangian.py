@@ -27,6 +27,9 @@ from planner.solve.prices import Priced
 from planner.solve.rows import RowTable
 from planner.solve.solution import RELATIVE_TOLERANCE, Solution
 
+PAIR_STEPS = 5
+"""Pairs of choices are pruned every so many steps, single choices at each."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
@@ -35,7 +38,7 @@ class Effort:
     steps: int
     seconds: float
     progress: float = 0.03
-    kicks: int = 20
+    kicks: int = 5
 
 
 def tighten(
@@ -69,10 +72,15 @@ def tighten(
         picks = messages.decode()
         left = sum(network.unary[node].size for node in network.live)
         if step % 10 == 3 or (step < 3 and best.choice is None):
-            _search(prepared, best, picks, control, min(stop - control.elapsed(), 0.03 * effort.seconds), effort.kicks)
+            _search(prepared, best, picks, control, stop - control.elapsed(), effort.kicks)
         if math.isfinite(best.value):
             slack = 1e-9 * (abs(best.value) + abs(bound))
-            if not _prune(prepared, messages, messages.above(best.value + slack, offset)):
+            if step % PAIR_STEPS == PAIR_STEPS - 1:
+                for m, n, gone in messages.forbid_pairs(best.value + slack, offset):
+                    prepared.count("pruned_pairs", int(gone.sum()))
+                    network.forbid_pairs(m, n, gone)
+            kept = messages.above(best.value + slack, offset) or messages.unsupported()
+            if not _prune(prepared, messages, kept):
                 bound = max(bound, best.value)
                 break
         if left != sum(network.unary[node].size for node in network.live):
@@ -150,6 +158,6 @@ def solve_lagrangian(problem: Problem, control: Control) -> Solution:
     if not prepared.fit() or not prepared.reduce():
         best.raise_bound(math.inf)
         return best.solution("lagrangian", prepared.detail)
-    effort = Effort(steps=100_000, seconds=control.left(), progress=1e-4, kicks=100)
+    effort = Effort(steps=100_000, seconds=control.left(), progress=1e-4, kicks=50)
     best.raise_bound(tighten(prepared, best, control, effort))
     return best.solution("lagrangian", prepared.detail)

@@ -29,12 +29,14 @@ from planner.solve.network import Indices, Network
 class Wire:
     """One edge with its two messages; `first` comes before `second` in the order of the nodes."""
 
-    __slots__ = ("backward", "costs", "ends", "first", "forward", "groups", "second")
+    __slots__ = ("backward", "costs", "ends", "first", "forward", "groups", "low", "offer", "second")
 
     def __init__(self, first: int, second: int, ends: tuple[Indices, Indices], costs: Array) -> None:
         self.first, self.second = first, second
         self.forward = np.zeros(ends[1].size)
         self.backward = np.zeros(ends[0].size)
+        self.offer = np.zeros(ends[0].size)
+        self.low = 0.0
         self._set(ends, costs)
 
     def _set(self, ends: tuple[Indices, Indices], costs: Array) -> None:
@@ -59,15 +61,19 @@ class Wire:
         ends = (self.ends[0][keep], self.ends[1]) if dim == 0 else (self.ends[0], self.ends[1][keep])
         if dim == 0:
             self.backward = self.backward[keep]
+            self.offer = self.offer[keep]
         else:
             self.forward = self.forward[keep]
         self._set(ends, self.costs)
 
+    def per_class(self, dim: int, values: Array) -> Array:
+        """The least value within each class of one end's choices."""
+        group = self.groups[dim]
+        return values if group is None else np.minimum.reduceat(values[group[0]], group[1])
+
     def send(self, dim: int, offer: Array) -> Array:
         """min over the choices of end `dim` of offer + costs, for every choice of the other end."""
-        group = self.groups[dim]
-        if group is not None:
-            offer = np.minimum.reduceat(offer[group[0]], group[1])
+        offer = self.per_class(dim, offer)
         if dim == 0:
             message = (self.costs + offer[:, None]).min(axis=0)
         else:
@@ -119,10 +125,11 @@ class Messages:
             taken += least
             share = (total - least) * self._weight(node)
             for wire in self.ahead[node]:
-                message = wire.send(0, share - wire.backward)
-                low = float(message.min())
-                taken += low
-                wire.forward = message - low
+                wire.offer = share - wire.backward
+                message = wire.send(0, wire.offer)
+                wire.low = float(message.min())
+                taken += wire.low
+                wire.forward = message - wire.low
         after = 0.0
         credit = dict.fromkeys(self.order, 0.0)
         for node in reversed(self.order):
@@ -160,6 +167,22 @@ class Messages:
             if not keep.all():
                 kept[node] = np.flatnonzero(keep)
         return kept
+
+    def forbid_pairs(self, upper: float, offset: float) -> list[tuple[int, int, NDArray[np.bool_]]]:
+        """Forbids pairs of choices whose bound is above `upper`: for edges (m, n) that lose some, which they now lack.
+
+        Right after a sweep, a pair's bound is that of its second choice, plus what the forward sweep left on the pair.
+        """
+        lost: list[tuple[int, int, NDArray[np.bool_]]] = []
+        for node in self.order:
+            for wire in self.behind[node]:
+                ahead = wire.per_class(1, self.bounds[node] - wire.forward) - wire.low
+                bounds = wire.costs + ahead + wire.per_class(0, wire.offer)[:, None]
+                gone = (bounds + offset > upper) & np.isfinite(wire.costs)
+                if gone.any():
+                    wire.costs = np.where(gone, np.inf, wire.costs)
+                    lost.append((wire.first, node, gone[np.ix_(*wire.ends)]))
+        return lost
 
     def unsupported(self) -> dict[int, Indices]:
         """For nodes that lose some: the positions of the choices that still have a possible partner on every edge."""

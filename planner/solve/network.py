@@ -69,6 +69,12 @@ class Network:
         self.tables[m][n] = costs
         self.tables[n][m] = costs.T
 
+    def forbid_pairs(self, m: int, n: int, pairs: NDArray[np.bool_]) -> None:
+        """Makes pairs of remaining choices of two neighbours impossible."""
+        costs = np.where(pairs, np.inf, self.tables[m][n])
+        self.tables[m][n] = costs
+        self.tables[n][m] = costs.T
+
     def edges(self) -> Iterable[tuple[int, int, Array]]:
         """The remaining edges (m, n, table) with m < n, in ascending order."""
         for m in sorted(self.live):

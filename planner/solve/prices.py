@@ -29,6 +29,10 @@ from planner.solve.prepare import Prepared
 from planner.solve.reductions import Reducer, undo
 from planner.solve.solution import RELATIVE_TOLERANCE
 
+THRIFT = 1e4
+"""Price of a whole limit, in costs of the free optimum, at which the cheapest choice takes next to the least bytes."""
+KICKS = 3
+"""Kicks of the local search that repairs each priced optimum."""
 ROUNDS = 25
 """Most exact priced problems solved."""
 
@@ -77,8 +81,14 @@ def best_prices(prepared: Prepared, best: Incumbent, control: Control, seconds: 
         cuts.append((cost, over))
         if lower > result.bound:
             result = Priced(prices=prices / units, bound=lower)
-        for found in _repaired(prepared, best, picks, control, min(0.5, 0.1 * seconds)):
-            cuts.append(_cut(prepared, found))
+        cuts += [_cut(prepared, found) for found in _repaired(prepared, best, picks, control)]
+        if not any((over <= 0).all() for _, over in cuts):
+            thrifty = minimise_exactly(network, rows.price(np.full(rows.count, THRIFT * abs(cost)) / units))
+            if thrifty is None:
+                break
+            cuts.append(_cut(prepared, thrifty))
+            found = _repaired(prepared, best, thrifty, control)
+            cuts += [_cut(prepared, choice) for choice in found]
         if control.elapsed() >= stop or not any((over <= 0).all() for _, over in cuts):
             break
         height, prices = _propose(cuts)
@@ -98,11 +108,9 @@ def _cut(prepared: Prepared, picks: dict[int, int]) -> tuple[float, Array]:
     return prepared.network.value(choice), over
 
 
-def _repaired(
-    prepared: Prepared, best: Incumbent, picks: dict[int, int], control: Control, seconds: float
-) -> list[dict[int, int]]:
+def _repaired(prepared: Prepared, best: Incumbent, picks: dict[int, int], control: Control) -> list[dict[int, int]]:
     """A choice within the rows near `picks`, if the local search finds one."""
-    found = LocalSearch(prepared.network, prepared.rows, picks).run(control, seconds, 10)
+    found = LocalSearch(prepared.network, prepared.rows, picks).run(control, control.left(), KICKS)
     if found is None:
         return []
     best.offer(prepared.complete(found[1]))

@@ -1,0 +1,153 @@
+"""Numerics: the sharded results of a plan against those of a single device.
+
+How far they may differ follows from the program itself: the single-device run is repeated with its floating-point
+arguments moved by one rounding of the narrowest float type in the program, and a leaf may differ by a few times what that
+changes, and by a few roundings of its own type besides. Where that is not enough and the program has 16-bit floats, the
+single-device run is repeated with its sums taken in float32: a leaf may be as far from that as the single device's is.
+Integers, booleans and random bits must be equal (unless rounding alone changes them too).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jax.sharding import NamedSharding
+
+from planner.decision import Decision
+from planner.target import Target
+from planner.trace import Program, narrowest_float, plain, widened
+
+NOISE_FACTOR = 8.0
+ROUNDINGS = 64.0
+MOST_RELATIVE = 0.03
+"""Most that the roundings of a narrow type may add up to, as a share of a leaf's largest value (but one rounding)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numerics:
+    """`ok` is None where it was not checked, for `reason`; `leaves`: (name, largest difference, allowed), worst first."""
+
+    ok: bool | None
+    reason: str
+    leaves: tuple[tuple[str, float, float], ...] = ()
+
+
+def compare_numerics(
+    decision: Decision, program: Program, target: Target, executable: Any, args: tuple[Any, ...], *, seed: int
+) -> Numerics:
+    """The sharded results against the single device's; `args` are the flat arguments, concrete."""
+    host = [_host(value) for value in args]
+    device = (target.devices or jax.devices())[0]
+    reference = jax.jit(plain(program))
+    try:
+        with jax.default_device(device):
+            expected = [_host(v) for v in reference(*map(_single(device), host))]
+            narrow = _epsilon(narrowest_float(program)) > _epsilon("float32")
+            epsilon = _epsilon(narrowest_float(program))
+            noisy = [
+                [_host(v) for v in reference(*map(_single(device), _perturbed(host, epsilon, seed + run)))]
+                for run in range(2)
+            ]
+        mesh = target.jax_mesh(decision.mesh_shape)
+        placed = jax.device_put(host, [NamedSharding(mesh, spec) for spec in decision.in_specs])
+        found = [_host(v) for v in executable(*placed)]
+    except Exception as error:
+        return Numerics(ok=False, reason=f"running failed: {type(error).__name__}: {str(error)[:300]}")
+    rows: list[tuple[str, float, float]] = []
+    exact: list[Any] | None = None
+    for i, leaf in enumerate(decision.results):
+        allowed = _allowed(expected[i], max(_difference(expected[i], other[i]) for other in noisy))
+        difference = _difference(found[i], expected[i])
+        if difference > allowed and narrow:
+            # Long sums of narrow floats stagnate on one device; then the sharded result is the better one.
+            if exact is None:
+                exact = [_host(v) for v in jax.jit(widened(program))(*map(_single(device), host))]
+            difference = min(difference, _difference(found[i], exact[i]))
+            allowed = max(allowed, _difference(expected[i], exact[i]))
+        rows.append((leaf.name, difference, allowed))
+    rows.sort(key=lambda row: -(row[1] / row[2] if row[2] else np.inf if row[1] else 0.0))
+    wrong = [row for row in rows if not row[1] <= row[2]]
+    if wrong:
+        name, difference, allowed = wrong[0]
+        reason = (
+            f"{len(wrong)} of {len(rows)} results differ; {name} by {difference:.3g} where {allowed:.3g} is allowed"
+        )
+    elif rows:
+        reason = (
+            f"{len(rows)} results equal the single device's; closest {rows[0][0]}: {rows[0][1]:.3g} of {rows[0][2]:.3g}"
+        )
+    else:
+        reason = "the function returns nothing"
+    return Numerics(ok=not wrong, reason=reason, leaves=tuple(rows))
+
+
+def _is_key(value: Any) -> bool:
+    return jax.dtypes.issubdtype(getattr(value, "dtype", np.dtype(np.float32)), jax.dtypes.prng_key)
+
+
+def _host(value: Any) -> Any:
+    """A value with no sharding: numpy, or an uncommitted key array."""
+    if _is_key(value):
+        return jax.random.wrap_key_data(np.asarray(jax.random.key_data(value)), impl=jax.random.key_impl(value))
+    return np.asarray(value) if hasattr(value, "dtype") else value
+
+
+def _single(device: jax.Device) -> Callable[[Any], Any]:
+    return lambda value: jax.device_put(value, device) if hasattr(value, "dtype") else value
+
+
+def _float(value: Any) -> bool:
+    return hasattr(value, "dtype") and not _is_key(value) and jax.dtypes.issubdtype(value.dtype, np.inexact)
+
+
+def _epsilon(dtype: str | None) -> float:
+    return float(jax.numpy.finfo(dtype or "float32").eps)
+
+
+def _perturbed(args: Sequence[Any], epsilon: float, seed: int) -> list[Any]:
+    """The arguments with every float moved by up to half a rounding."""
+    rng = np.random.default_rng(seed)
+
+    def move(value: Any) -> Any:
+        if not _float(value):
+            return value
+        wide = np.asarray(value, np.complex128 if np.iscomplexobj(value) else np.float64)
+        return (wide * (1 + epsilon * rng.uniform(-0.5, 0.5, wide.shape))).astype(value.dtype)
+
+    return [move(value) for value in args]
+
+
+def _wide(value: Any) -> npt.NDArray[Any]:
+    if _is_key(value):
+        return np.asarray(jax.random.key_data(value))
+    array = np.asarray(value)
+    if jax.dtypes.issubdtype(array.dtype, np.complexfloating):
+        return array.astype(np.complex128)
+    return array.astype(np.float64) if _float(array) else array
+
+
+def _difference(found: Any, expected: Any) -> float:
+    """The largest absolute difference; infinite where one is finite and the other is not, 1 where integers differ."""
+    a, b = _wide(found), _wide(expected)
+    if a.shape != b.shape:
+        return float("inf")
+    if a.dtype.kind not in "fc":
+        return 0.0 if np.array_equal(a, b) else 1.0
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(invalid="ignore"):
+        gap = np.where(same, 0.0, np.abs(a - b))
+    return float(np.nan_to_num(gap, nan=np.inf, posinf=np.inf).max(initial=0.0))
+
+
+def _allowed(expected: Any, noise: float) -> float:
+    if not _float(expected):
+        return noise
+    finite = np.abs(_wide(expected))
+    scale = float(np.where(np.isfinite(finite), finite, 0.0).max(initial=0.0))
+    epsilon = _epsilon(str(expected.dtype))
+    return NOISE_FACTOR * noise + max(epsilon, min(ROUNDINGS * epsilon, MOST_RELATIVE)) * scale

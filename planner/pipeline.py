@@ -1,0 +1,210 @@
+"""The pipeline: a program made ready once, stated as a problem for every mesh, searched, put in its own terms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+
+from jax.sharding import PartitionSpec
+
+from cost_models import CostModel, Roofline, objective
+from planner.decision import Certificate, Decision, Replicated, Request
+from planner.emit import place
+from planner.errors import ArgumentError, InfeasibleError, MeshError, PinError
+from planner.explain import Alternatives
+from planner.flow import build_flow
+from planner.groups import group_ops
+from planner.instance import Instance, Model
+from planner.liveness import analyse
+from planner.mesh import check_mesh, factorizations, make_mesh
+from planner.options import Options
+from planner.pins import axes_named, match_pins, pinned_location
+from planner.predict import predict
+from planner.profile import measured_model
+from planner.search import Candidate, Found, search
+from planner.specs import spec_of
+from planner.target import Target
+from planner.trace import Program, build_graph, fingerprint
+
+Shape = Mapping[str, int]
+
+
+class Pipeline:
+    """A program and what is asked of it: instances of it for meshes, the search over them, decisions from choices."""
+
+    def __init__(self, *, program: Program, target: Target, request: Request) -> None:
+        self.program, self.target, self.request = program, target, request
+        self.graph = build_graph(program, while_trips=request.while_trips)
+        self.tensor_pins, self.output_pins = match_pins(request.pins, self.graph)
+        grouping = group_ops(self.graph)
+        flow = build_flow(self.graph, grouping, pinned_outputs=set(self.output_pins), kept=set(self.tensor_pins))
+        self.model = Model(graph=self.graph, grouping=grouping, flow=flow, liveness=analyse(self.graph, grouping))
+
+    @cached_property
+    def cost_model(self) -> CostModel:
+        """The cost model that was asked for. Raises: ArgumentError where there is no profile for it."""
+        if self.request.cost_model == "measured":
+            devices, topology = self.target.devices, self.request.topology
+            return measured_model(
+                self.request.profile, topology, devices[0].device_kind if devices else topology.chip.name
+            )
+        return Roofline(topology=self.request.topology)
+
+    # ------------------------------------------------------------ meshes
+
+    def meshes(self, mesh: Shape | None, max_axes: int) -> list[dict[str, int]]:
+        """The mesh a user fixed, or all that may be searched. Raises: MeshError, PinError."""
+        topology = self.request.topology
+        if mesh is not None:
+            shape = check_mesh(mesh, self.target.count)
+            if topology.links(tuple(shape.values())) is None:
+                raise MeshError(
+                    f"the mesh {shape} does not fit the topology {topology.name} of shape {topology.shape}; "
+                    "make its axes divide the physical dims"
+                )
+            return [shape]
+        found = factorizations(topology, max_axes=max_axes)
+        named = axes_named(self.request.pins)
+        fitting = [shape for shape in found if named <= set(shape) and math.prod(shape.values()) <= self.target.count]
+        if not fitting:
+            raise PinError(
+                f"the pins name the axes {sorted(named)}, but a searched mesh has up to {max_axes} of x, y, z; "
+                "fix mesh={...} with the axes the pins name"
+            )
+        return fitting
+
+    def instance(self, shape: Shape) -> Instance:
+        """The problem on one mesh. Raises: PinError, InfeasibleError where the pins do not fit it."""
+        topology, graph = self.request.topology, self.graph
+        score = objective("time" if self.request.objective == "memory" else self.request.objective, topology.chip)
+        return Instance(
+            model=self.model,
+            mesh=make_mesh(shape, topology, self.cost_model, score),
+            cost_model=self.cost_model,
+            objective=score,
+            hbm_bytes_per_s=topology.chip.hbm_bytes_per_s,
+            pins={t: self._pinned(graph.tensors[t].name, t, spec, shape) for t, spec in self.tensor_pins.items()},
+            output_pins={
+                position: self._pinned(graph.output_names[position], graph.outputs[position], spec, shape)
+                for position, spec in self.output_pins.items()
+            },
+        )
+
+    def _pinned(self, name: str, tensor: int, spec: PartitionSpec, shape: Shape) -> tuple[int, ...]:
+        return pinned_location(name, spec, self.graph.tensors[tensor].aval.shape, shape)
+
+    # ------------------------------------------------------------ search
+
+    def search(
+        self, meshes: Sequence[Shape], *, limit_bytes: float, options: Options, without: Collection[str] = ()
+    ) -> Found:
+        """The plans for these meshes, best first, but for those named in `without`.
+
+        Raises: PinError, InfeasibleError where the pins fit no mesh, or nothing fits the limit.
+        """
+        usable: list[Shape] = []
+        refused: list[PinError | InfeasibleError] = []
+        for shape in meshes:
+            if mesh_words(shape) in without:
+                continue
+            try:
+                if self.tensor_pins or self.output_pins:
+                    self.instance(shape)
+            except (PinError, InfeasibleError) as error:
+                refused.append(error)
+                continue
+            usable.append(shape)
+        if not usable:
+            raise refused[0] if refused else InfeasibleError("no other mesh is left; fix another mesh")
+        return search(
+            usable,
+            self.instance,
+            limit_bytes=limit_bytes,
+            minimise_memory=self.request.objective == "memory",
+            time_limit_s=options.time_limit_s,
+            seed=options.seed,
+            progress=options.progress,
+        )
+
+    # ------------------------------------------------------------ what a choice means
+
+    def decision(
+        self,
+        candidate: Candidate,
+        *,
+        bound: float,
+        seconds: float,
+        meshes: int,
+        notes: Sequence[str],
+        donate_argnums: tuple[int, ...],
+        static_argnums: tuple[int, ...],
+    ) -> Decision:
+        """A candidate in the program's own terms; the rest goes into its certificate and notes."""
+        graph, instance = self.graph, candidate.instance
+        placement = place(instance, candidate.choice, sum_whole=self.target.platform != "tpu")
+        intermediates = {
+            t.name: spec_of(instance.location(t.id, candidate.choice), len(t.aval.shape), instance.mesh.names)
+            for t in graph.tensors
+            if t.kind == "intermediate" and t.aval.size > 1 and self.model.liveness.materialised[t.id]
+        }
+        return Decision(
+            function_name=self.program.function_name,
+            fingerprint=fingerprint(self.program),
+            topology=self.request.topology.name,
+            request=self.request,
+            choice=tuple(map(int, candidate.choice)),
+            mesh_shape=placement.mesh_shape,
+            arguments=self.program.arguments,
+            results=self.program.results,
+            in_specs=placement.in_specs,
+            out_specs=placement.out_specs,
+            constraints=placement.constraints,
+            intermediates=intermediates,
+            predicted=predict(instance, candidate.choice, self.request.topology),
+            certificate=Certificate(
+                value=candidate.value,
+                lower_bound=min(bound, candidate.value),
+                unit="bytes" if self.request.objective == "memory" else instance.objective.unit,
+                solve_seconds=seconds,
+                meshes=meshes,
+            ),
+            replicated=tuple(
+                Replicated(
+                    op=graph.ops[op].kind,
+                    source=graph.ops[op].source,
+                    trips=graph.regions[graph.ops[op].region].trips,
+                )
+                for op in self.model.grouping.unruled
+            ),
+            checked=(),
+            notes=(*graph.notes, *notes),
+            donate_argnums=donate_argnums,
+            static_argnums=static_argnums,
+        )
+
+    def _in_specs(self, instance: Instance, choice: Sequence[int]) -> tuple[PartitionSpec, ...]:
+        tensors, names = self.graph.tensors, instance.mesh.names
+        return tuple(
+            spec_of(instance.location(t, choice), len(tensors[t].aval.shape), names) for t in self.graph.inputs
+        )
+
+    def alternatives(self, decision: Decision) -> Alternatives:
+        """The problem that a decision solves, stated again, with what was chosen.
+
+        Raises: ArgumentError where this planner states another problem for the program than the one that made the plan.
+        """
+        instance, choice = self.instance(decision.mesh_shape), decision.choice
+        counts = [len(strategies) for strategies in instance.strategies]
+        fits = len(choice) == len(counts) and all(pick < count for pick, count in zip(choice, counts, strict=True))
+        if not fits or self._in_specs(instance, choice) != decision.in_specs:
+            raise ArgumentError(
+                f"the plan of {decision.function_name} was made by another release of this planner, and cannot be "
+                "explained by this one; plan again"
+            )
+        return Alternatives(instance=instance, choice=choice, minimised=self.request.objective)
+
+
+def mesh_words(shape: Shape) -> str:
+    """A mesh as a person writes it: "data=4,model=2"."""
+    return ",".join(f"{name}={size}" for name, size in shape.items())

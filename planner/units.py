@@ -1,0 +1,20 @@
+"""Numbers with units, for people."""
+
+from __future__ import annotations
+
+PREFIXES = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
+
+
+def _three(value: float) -> str:
+    """Three digits, and no exponent for what has more before the point."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def quantity(value: float, unit: str) -> str:
+    """A number with a metric prefix: 1536 -> "1.54 kB"."""
+    for prefix, factor in PREFIXES if unit != "s" else ():
+        if abs(value) >= factor:
+            return f"{_three(value / factor)} {prefix}{unit}"
+    if unit == "s" and 0 < abs(value) < 1:
+        return f"{value * 1e3:.3g} ms" if value >= 1e-3 else f"{value * 1e6:.3g} us"
+    return f"{_three(value)} {unit}"
