@@ -67,8 +67,8 @@ def _search(arguments: argparse.Namespace) -> int:
     planned = load_program(arguments.program)
     keywords = _keywords(arguments, planned)
     with show_progress(unit=_unit(keywords)) as progress:
-        options = _options(arguments, planned, progress.update)
-        made = plan(planned.fn, planned.args, **{**keywords, "options": options})
+        keywords["options"] = _options(arguments, planned, progress.update)
+        made = plan(planned.fn, planned.args, **keywords)
     print(made)
     if output is not None:
         made.save(output)

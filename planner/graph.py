@@ -106,12 +106,12 @@ class Graph:
         return tuple(map(tuple, readers))
 
     @cached_property
-    def network(self) -> nx.MultiDiGraph:
+    def network(self) -> nx.MultiDiGraph[Any]:
         """The same program as a networkx graph: a node per op (and per argument and result), an edge per read.
 
         Nodes are op ids, ("in", position) and ("out", position); edges carry `tensor`, `bytes` and `trips`.
         """
-        network: nx.MultiDiGraph = nx.MultiDiGraph()
+        network: nx.MultiDiGraph[Any] = nx.MultiDiGraph()
         producer: dict[int, object] = {}
         for position, tensor in enumerate(self.inputs):
             network.add_node(("in", position), name=self.tensors[tensor].name)

@@ -24,6 +24,7 @@ from planner.liveness import Liveness
 from planner.mesh import Mesh
 from planner.problem import Edge, Problem, Row
 from planner.reshard import Locations, Patterns, local_bytes, reshard_values
+from planner.tiling import tiled_bytes
 
 Floats = npt.NDArray[np.float64]
 
@@ -49,7 +50,7 @@ class Model:
 class Instance:
     """The strategies, costs and memory of a program on one mesh.
 
-    `pins` maps a tensor, `output_pins` an output position, to the spec (a row of locations) it must have.
+    `tiled`: arrays are stored in tiles, as on TPUs (see `tiling`). `pins` maps a tensor, `output_pins` an output position, to the spec (a row of locations) it must have.
     """
 
     model: Model
@@ -57,6 +58,7 @@ class Instance:
     cost_model: CostModel
     objective: Objective
     hbm_bytes_per_s: float
+    tiled: bool
     pins: Mapping[int, tuple[int, ...]]
     output_pins: Mapping[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
     strategies: list[Strategies] = field(init=False)
@@ -227,10 +229,23 @@ class Instance:
         home = self.model.flow.home[tensor]
         if home is None:
             return None
-        node, dims = home
+        return home[0], self.resident_bytes(tensor, home[0], home[1])
+
+    def resident_bytes(self, tensor: int, node: int, dims: Dims) -> Floats:
+        """Bytes per device of a tensor in the spec each strategy of a node gives it, padding included."""
         aval = self.model.graph.tensors[tensor].aval
         locations: Locations = self.strategies[node].locations(dims)
-        return node, local_bytes(locations, self.mesh.sizes, aval.bytes)
+        if not self.tiled:
+            return local_bytes(locations, self.mesh.sizes, aval.bytes)
+        rows, row_of = np.unique(locations, axis=0, return_inverse=True)
+        sizes = np.zeros(len(rows))
+        for i, row in enumerate(rows):
+            shape = list(aval.shape)
+            for axis, dim in enumerate(row):
+                if dim >= 0:
+                    shape[dim] //= self.mesh.sizes[axis]
+            sizes[i] = tiled_bytes(tuple(shape), aval.itemsize)
+        return sizes[row_of.ravel()]
 
     def seconds(self, choice: Sequence[int]) -> tuple[float, float]:
         """(seconds of computing, seconds of communication) per device and call."""

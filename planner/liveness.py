@@ -1,8 +1,9 @@
 """Liveness: which tensors occupy memory, and from when to when, in program order.
 
-A compiler keeps in memory what its fused passes read and write: arguments, results of ops that are not fused, what such
-ops read, what reductions return, what crosses a loop's border, and the results of the program. The rest lives in
-registers, and extends the life of what it is computed from.
+A compiler keeps in memory what its fused passes read and write: arguments, results of ops that are not fused, what
+reductions return, what crosses a loop's border, the results of the program, and what an op reads that cannot compute it
+itself. The rest lives in registers, and extends the life of what it is computed from. The rules are those seen in the
+buffer assignments of XLA's TPU compiler.
 
 Times are op ids; a buffer is alive in [start, stop). A loop body stands in program order once; what a loop reads from
 outside lives until the loop ends, a carry as long as the loop, and a stack from the loop's start to its last reader.
@@ -11,6 +12,7 @@ outside lives until the loop ends, a carry as long as the loop, and a stack from
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from planner.graph import Graph, Op
 from planner.groups import Grouping, is_fused
@@ -35,12 +37,47 @@ class Liveness:
     steps: int
 
 
+STREAMED = frozenset(("gather", "dynamic_slice", "split", "dynamic_update_slice"))
+"""Besides scatters: ops that are no part of a pass, but read their operands as those are computed."""
+COSTLY = frozenset(("erf", "erfc", "erf_inv", "tanh", "logistic"))
+"""Functions that compilers rather store the result of than compute it again inside a matmul."""
+
+
+SIDE_BY_SIDE = 16
+"""Ops between two matmuls that a compiler still schedules one after the other."""
+
+
+def _is_scatter(op: Op) -> bool:
+    return op.kind.startswith("scatter")
+
+
+def _overwrites(op: Op) -> bool:
+    """Whether an op may write its result over its first operand."""
+    return op.kind == "dynamic_update_slice" or _is_scatter(op)
+
+
+def _is_pass(graph: Graph, grouping: Grouping, op: Op) -> bool:
+    """Whether a compiler makes an op part of a fused pass.
+
+    Besides what is fused by kind: a product without contraction, and the scatter of single elements into a constant
+    (the gradient of picking one element per row), which becomes a comparison with an iota.
+    """
+    if is_fused(op):
+        return True
+    if op.kind == "dot_general":
+        return not grouping.placements[op.id].reduced
+    if op.kind == "scatter-add" and not op.params["dimension_numbers"].update_window_dims:
+        producer = graph.tensors[op.operands[0]].producer
+        return producer is not None and graph.ops[producer].kind == "broadcast_in_dim"
+    return False
+
+
 def analyse(graph: Graph, grouping: Grouping) -> Liveness:
     """The materialised tensors and buffers of a graph."""
     materialised = _materialised(graph, grouping)
     ends = region_ends(graph)
     starts = _region_starts(graph)
-    last = _last_uses(graph, materialised, ends)
+    last = _last_uses(graph, grouping, materialised, ends)
     aliased = {graph.outputs[out] for out in graph.aliases}
     buffers: list[Buffer] = []
     for op in graph.ops:
@@ -65,16 +102,36 @@ def _is_view(graph: Graph, op: Op) -> bool:
 
 def _materialised(graph: Graph, grouping: Grouping) -> list[bool]:
     kept = [tensor.producer is None for tensor in graph.tensors]
-    for tensor in graph.outputs:
-        kept[tensor] = True
+    costly = [False] * len(graph.tensors)
+    returned = set(graph.outputs)
     for op in graph.ops:
-        if not is_fused(op) or grouping.placements[op.id].reduced or op.kind in ENTERING or op.kind in LEAVING:
-            for tensor in op.results:
-                kept[tensor] = True
-        if not is_fused(op) or op.kind in LEAVING:
-            for tensor in op.operands:
-                kept[tensor] = True
+        border = op.kind in ENTERING or op.kind in LEAVING
+        passing = _is_pass(graph, grouping, op) and not border and not grouping.placements[op.id].reduced
+        hard = op.kind in COSTLY or any(costly[t] for t in op.operands if not kept[t])
+        for tensor in op.results:
+            costly[tensor] = hard
+            kept[tensor] = not passing or tensor in returned or _must_stand(graph, grouping, tensor, hard)
     return kept
+
+
+def _must_stand(graph: Graph, grouping: Grouping, tensor: int, hard: bool) -> bool:
+    """Whether the readers of what a pass computes need it in memory.
+
+    A matmul or convolution computes its operand itself, unless that is costly or another one next to it reads it too
+    (the two products of a backward pass).
+    """
+    matmuls: list[int] = []
+    for reader, _ in graph.consumers[tensor]:
+        op = graph.ops[reader]
+        if op.kind in LEAVING:
+            return True
+        if _is_pass(graph, grouping, op) or op.kind in STREAMED or _is_scatter(op):
+            continue
+        if op.kind not in ("dot_general", "conv_general_dilated"):
+            return True
+        matmuls.append(reader)
+    beside = any(later - earlier <= SIDE_BY_SIDE for earlier, later in pairwise(matmuls))
+    return beside or (bool(matmuls) and hard)
 
 
 def region_ends(graph: Graph) -> list[int]:
@@ -98,7 +155,7 @@ def _region_starts(graph: Graph) -> list[int]:
     return starts
 
 
-def _last_uses(graph: Graph, materialised: list[bool], ends: list[int]) -> list[int]:
+def _last_uses(graph: Graph, grouping: Grouping, materialised: list[bool], ends: list[int]) -> list[int]:
     """The time until which every tensor is needed, through whatever is computed from it in passing."""
     last = [0] * len(graph.tensors)
     for tensor in graph.outputs:
@@ -106,7 +163,7 @@ def _last_uses(graph: Graph, materialised: list[bool], ends: list[int]) -> list[
     for op in reversed(graph.ops):
         if op.kind in ("loop_const", "loop_slice", "branch_in"):
             need = ends[op.region]
-        elif is_fused(op):
+        elif _is_pass(graph, grouping, op):
             # A fused pass writes over what it was the last to read.
             need = op.id
         else:
@@ -114,6 +171,7 @@ def _last_uses(graph: Graph, materialised: list[bool], ends: list[int]) -> list[
         for tensor in op.results:
             if not materialised[tensor] or op.kind in ("optimization_barrier", "name"):
                 need = max(need, last[tensor])
-        for tensor in op.operands:
-            last[tensor] = max(last[tensor], need)
+        for position, tensor in enumerate(op.operands):
+            reused = position == 0 and _overwrites(op)
+            last[tensor] = max(last[tensor], op.id if reused else need)
     return last

@@ -24,7 +24,6 @@ from planner.flow import Transfer
 from planner.instance import Instance
 from planner.liveness import region_ends
 from planner.problem import Edge, Problem, Row
-from planner.reshard import local_bytes
 from planner.trace import ENTERING
 
 Floats = npt.NDArray[np.float64]
@@ -105,8 +104,7 @@ class MemoryModel:
         return tuple(found)
 
     def _bytes(self, node: int, transfer: Transfer, dims: tuple[tuple[int, ...], ...]) -> Floats:
-        aval = self.instance.model.graph.tensors[transfer.tensor].aval
-        return local_bytes(self.instance.strategies[node].locations(dims), self.instance.mesh.sizes, aval.bytes)
+        return self.instance.resident_bytes(transfer.tensor, node, dims)
 
     @cached_property
     def copies(self) -> tuple[Copy, ...]:

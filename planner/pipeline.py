@@ -84,6 +84,7 @@ class Pipeline:
             cost_model=self.cost_model,
             objective=score,
             hbm_bytes_per_s=topology.chip.hbm_bytes_per_s,
+            tiled=topology.chip.platform == "tpu",
             pins={t: self._pinned(graph.tensors[t].name, t, spec, shape) for t, spec in self.tensor_pins.items()},
             output_pins={
                 position: self._pinned(graph.output_names[position], graph.outputs[position], spec, shape)

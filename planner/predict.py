@@ -52,7 +52,7 @@ def predict(instance: Instance, choice: Sequence[int], topology: Topology) -> Pr
     compute, communication = instance.seconds(choice)
     flops, traffic = instance.total("flops", choice), instance.total("traffic_bytes", choice)
     collectives = _collectives(instance, choice)
-    arguments, outputs, aliased = _border_bytes(instance, choice)
+    arguments, outputs, aliased = _border_bytes(instance, choice, topology.chip.platform)
     energy = EnergyObjective(chip=topology.chip)
     joules = float(energy.compute(seconds=np.float64(compute), flops=np.float64(flops), bytes=np.float64(traffic)))
     links = topology.links(instance.mesh.sizes) or ()
@@ -137,15 +137,25 @@ def as_lowered(collectives: Sequence[Collective], platform: str) -> tuple[Collec
     )
 
 
-def _border_bytes(instance: Instance, choice: Sequence[int]) -> tuple[float, float, float]:
-    """Bytes per device of arguments, of results, and of results that reuse a donated argument's buffer."""
+TABLE_BYTES = 8.0
+"""XLA's CPU backend counts a pointer per result among the results."""
+
+
+def _border_bytes(instance: Instance, choice: Sequence[int], platform: str) -> tuple[float, float, float]:
+    """Bytes per device of arguments, of results, and of results that reuse a donated argument's buffer.
+
+    As `jax.jit` compiles them: arguments that nothing reads are left out, and so are results that are arguments.
+    """
     graph = instance.model.graph
 
     def stored(tensor: int) -> float:
         found = instance.stored_bytes(tensor)
         return float(found[1][choice[found[0]]]) if found else graph.tensors[tensor].aval.bytes
 
-    arguments = {t: stored(t) for t in graph.inputs}
+    arguments = sum(stored(t) for t in graph.inputs if graph.consumers[t])
     fed = {out: stored(graph.inputs[position]) for out, position in graph.feeds.items()}
-    outputs = sum(fed[i] if i in fed else stored(t) for i, t in enumerate(graph.outputs))
-    return sum(arguments.values()), outputs, sum(fed[out] for out in graph.aliases)
+    made = [i for i, tensor in enumerate(graph.outputs) if tensor not in graph.inputs]
+    outputs = sum(fed[i] if i in fed else stored(graph.outputs[i]) for i in made)
+    if platform == "cpu":
+        outputs += TABLE_BYTES * len(made)
+    return arguments, outputs, sum(fed[out] for out in graph.aliases if out in made)

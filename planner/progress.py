@@ -104,5 +104,5 @@ def mesh_words(progress: Progress) -> str:
 
 def _values(progress: Progress, unit: str) -> str:
     if not math.isfinite(progress.incumbent):
-        return "nothing fits yet"
+        return "no plan yet"
     return f"best {quantity(progress.incumbent, unit)}, bound {quantity(max(progress.bound, 0.0), unit)}"

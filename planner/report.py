@@ -97,11 +97,15 @@ def _summary(decision: Decision) -> Table:
         f"peak {quantity(p.peak_bytes, 'B')}{share} per device: arguments {quantity(p.argument_bytes, 'B')}, results "
         f"{quantity(p.output_bytes, 'B')}{aliased}",
     )
+    bound = (
+        f"and no plan is below {c.lower_bound:.6g} {c.unit} by this cost model"
+        if c.lower_bound > 0
+        else "the search ended before it had a bound for every mesh"
+    )
     _row(
         table,
         "certificate",
-        f"{c.status}: {c.value:.6g} {c.unit}, and no plan is below {c.lower_bound:.6g} {c.unit} by this cost model "
-        f"({_count(c.meshes, 'mesh', 'es')}, {c.solve_seconds:.1f} s)",
+        f"{c.status}: {c.value:.6g} {c.unit}, {bound} ({_count(c.meshes, 'mesh', 'es')}, {c.solve_seconds:.1f} s)",
     )
     return table
 

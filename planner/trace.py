@@ -12,7 +12,7 @@ and left through boundary ops that make the crossing visible to costs and to emi
     loop_carry_out    carry the body returns -> outer result  }
     loop_slice        stacked xs -> the slice of one trip
     loop_stack        the slice of one trip -> stacked ys
-    branch_in         outer tensor -> operand of a branch
+    branch_in         outer tensor -> operand of a branch; tied over the branches
     branch_out        the same result of every branch -> outer result
 """
 
@@ -23,6 +23,7 @@ import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, Literal, Protocol
 
 import jax
@@ -551,14 +552,21 @@ def _while(b: _Builder, eqn: Any, s: _Structure, operands: list[int], path: Path
 def _cond(b: _Builder, eqn: Any, s: _Structure, operands: list[int], path: Path, region: int) -> list[int]:
     source = b.source(eqn)
     returned: list[list[int]] = []
+    entered: list[list[int]] = []
     for body in s.bodies:
         inner, name = _body(eqn, body), str(_body_path((), body)[0])
         branch = b.region(region, "cond", 1, source)
-        env = {
-            var: _boundary(b, "branch_in", [operand], b.aval(var.aval), branch, (path, name, i + 1, i), source)
-            for i, (operand, var) in enumerate(zip(operands[1:], _open(inner).invars, strict=True))
-        }
+        entered.append(
+            [
+                _boundary(b, "branch_in", [operand], b.aval(var.aval), branch, (path, name, i + 1, i), source)
+                for i, (operand, var) in enumerate(zip(operands[1:], _open(inner).invars, strict=True))
+            ]
+        )
+        env = dict(zip(_open(inner).invars, entered[-1], strict=True))
         returned.append(_walk(b, inner, env, _body_path(path, body), branch))
+    # The equation has one operand for all branches, so it has one spec.
+    for here, there in pairwise(entered):
+        b.ties.extend(zip(here, there, strict=True))
     names = [str(_body_path((), body)[0]) for body in s.bodies]
     results: list[int] = []
     for i, var in enumerate(eqn.outvars):

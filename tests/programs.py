@@ -1,9 +1,9 @@
 """Random JAX programs for property tests: a program is a list of op descriptions, interpreted by a builder.
 
 A description is data: an op's name, four small numbers and, for control flow, the descriptions of a body. The numbers
-choose among what fits (the values made so far, dims, windows), the most recent first, modulo how many there are. So every
-description means something in every program, an op for which nothing fits is left out, and Hypothesis shrinks a failing
-program by deleting ops and lowering numbers.
+choose among what fits (the values made so far, dims, windows), the most recent first, modulo how many there are. So
+every description means something in every program, an op for which nothing fits is left out, and Hypothesis shrinks a
+failing program by deleting ops and lowering numbers.
 """
 
 from __future__ import annotations
@@ -61,6 +61,11 @@ class Description:
     arguments: tuple[tuple[tuple[int, ...], str], ...]
     ops: tuple[Do, ...]
     grad: bool = False
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The names of its ops, those of bodies included."""
+        return frozenset(do.op for outer in self.ops for do in (outer, *outer.body))
 
     def function(self) -> Callable[..., Any]:
         """The program as a function of its arguments (a key, then arrays); `arguments` makes such."""
@@ -295,7 +300,9 @@ def _take(b: _Builder, do: Do, pool: Pool) -> Any:
     indices = b.pick(pool, do.b, lambda v: v.dtype == jnp.int32 and v.ndim <= 2) if do.c % 2 else None
     if indices is None:
         indices = _indices(((8,), (4, 8))[do.b % 2], table.shape[0], do.c)
-    return jnp.take(table, indices % table.shape[0], axis=(0, table.ndim - 1)[do.d % 2], mode=("clip", "fill")[do.c % 2])
+    return jnp.take(
+        table, indices % table.shape[0], axis=(0, table.ndim - 1)[do.d % 2], mode=("clip", "fill")[do.c % 2]
+    )
 
 
 def _along(b: _Builder, do: Do, pool: Pool) -> Any:
@@ -309,7 +316,11 @@ def _along(b: _Builder, do: Do, pool: Pool) -> Any:
 
 def _scatter(b: _Builder, do: Do, pool: Pool) -> Any:
     x = b.pick(pool, do.a, _rank(1, 3))
-    y = None if x is None else b.pick(pool, do.b, lambda v: v.dtype == x.dtype and v.shape[1:] == x.shape[1:] and v.ndim)
+    y = (
+        None
+        if x is None
+        else b.pick(pool, do.b, lambda v: v.dtype == x.dtype and v.shape[1:] == x.shape[1:] and v.ndim)
+    )
     if y is None:
         return None
     place = x.at[_indices(y.shape[:1], x.shape[0], do.c)]

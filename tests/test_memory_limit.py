@@ -41,14 +41,14 @@ def test_parameters_and_optimizer_state_are_sharded_to_fit(whole_bytes: float) -
     assert p.verify(*ARGS).memory.ok
 
 
-def test_a_tighter_limit_costs_more_and_shards_more(whole_bytes: float) -> None:
-    shares = (4.0, 0.75, 0.68)
+def test_a_tighter_limit_costs_more(whole_bytes: float) -> None:
+    shares = (2.0, 0.8, 0.7)
     plans = [_plan(share * whole_bytes) for share in shares]
     peaks = [p.predicted.peak_bytes for p in plans]
     assert all(peak <= share * whole_bytes for peak, share in zip(peaks, shares, strict=True))
     values = [p.certificate.value for p in plans]
-    assert values == sorted(values)
-    assert _state_bytes(plans[2]) <= _state_bytes(plans[0])
+    assert values[0] < values[1] < values[2]
+    assert plans[0].predicted.peak_bytes > whole_bytes
 
 
 def test_an_impossible_limit_names_what_does_not_fit_and_what_would_do() -> None:

@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cost_models import Roofline, Topology, objective
 from hypothesis import given, settings
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from cost_models import Roofline, Topology, objective
 from planner.hlo import read_collectives
 from planner.mesh import Mesh, make_mesh
 from planner.reshard import Layout, Patterns, Step, reshard_steps, reshard_values
@@ -158,7 +159,9 @@ def compiled_and_named(
     return sorted(found), sorted(named)
 
 
-def sample(count: int, seed: int) -> list[tuple[Mapping[str, int], int, tuple[int, ...], tuple[bool, ...], tuple[int, ...]]]:
+def sample(
+    count: int, seed: int
+) -> list[tuple[Mapping[str, int], int, tuple[int, ...], tuple[bool, ...], tuple[int, ...]]]:
     """Reshards drawn with a fixed seed."""
     rng = random.Random(seed)
     cases = []

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping
 
 import jax
 import pytest
-from cost_models import collectives
 
 import planner
+from cost_models import collectives
 from planner.hlo import CompiledCollective, read_collectives
-from tests.textbook import ALPA_MIXED, CASES, SCALAR_BYTES, SLOW_FAST, Case, Key
+from tests.textbook import ALTERNATIVES, CASES, SCALAR_BYTES, SLOW_FAST, Case, Key
 
 QUICK = {"xla_backend_optimization_level": 0}
 """Compiles in half the time; the passes that make and combine collectives run before."""
@@ -75,6 +75,8 @@ def test_the_best_placement_is_found(name: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_its_collectives_are_compiled(name: str) -> None:
     case = BY_ID[name]
+    if case.compiled is None:
+        pytest.skip(case.reason)
     counts = _summed(
         ((c.kind, c.axes(case.mesh) or ("?",)), c.trip_count or 1) for c in compiled(name) if c.bytes > SCALAR_BYTES
     )
@@ -97,18 +99,11 @@ def test_it_verifies(name: str) -> None:
     assert verification.ok, verification
 
 
-@pytest.mark.parametrize("name", ["mlp_batch_heavy", pytest.param("bert_width_heavy", marks=pytest.mark.slow)])
-def test_no_worse_than_data_parallel_beside_megatron(name: str) -> None:
+@pytest.mark.parametrize("name", ALTERNATIVES)
+def test_no_worse_than_plans_made_by_hand(name: str) -> None:
     slow, fast = SLOW_FAST.links((2, 2)) or ()
-    link = {"slow": (slow,), "fast": (fast,)}
-    alpa = sum(count * collectives.seconds("all-reduce", size, link[axis]) for axis, count, size in ALPA_MIXED[name])
-    assert planned(f"{name}-{SLOW_FAST.name}").predicted.communication_seconds < alpa
-
-
-def test_axes_priced_one_after_the_other_would_turn_the_order() -> None:
-    slow, fast = SLOW_FAST.links((2, 2)) or ()
-    plan = planned(f"mlp_batch_heavy-{SLOW_FAST.name}")
-    total = sum(c.bytes * c.count for c in plan.predicted.collectives)
-    in_turn = sum(collectives.seconds("all-reduce", total, (link,)) for link in (slow, fast))
-    mixed = planned(f"mlp_odd_batch-{SLOW_FAST.name}").predicted.communication_seconds
-    assert plan.predicted.communication_seconds < mixed < in_turn
+    links = {("slow",): (slow,), ("fast",): (fast,), ("slow", "fast"): (slow, fast)}
+    found = planned(f"{name}-{SLOW_FAST.name}").predicted.communication_seconds
+    for plan, summed in ALTERNATIVES[name].items():
+        by_hand = sum(count * collectives.seconds("all-reduce", size, links[axes]) for axes, count, size in summed)
+        assert found < by_hand, plan

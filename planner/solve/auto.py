@@ -90,7 +90,7 @@ def minimise(prepared: Prepared, best: Incumbent, control: Control) -> Indices |
     squeeze(prepared, local, control)
     if not local.proven and prepared.possible:
         share = 1.0 if prepared.rows.count == best.rows.count else PARTIAL_SHARE
-        _program(prepared, local, control, share * control.left())
+        _program(prepared, local, share * control.left())
     best.raise_bound(min(local.bound, local.value))
     if local.choice is None:
         return None
@@ -159,7 +159,7 @@ def _repair(problem: Problem, every: RowTable, best: Incumbent, answer: Indices,
             best.offer(prepared.complete(found[1]))
 
 
-def _program(prepared: Prepared, local: Incumbent, control: Control, seconds: float) -> None:
+def _program(prepared: Prepared, local: Incumbent, seconds: float) -> None:
     """Closes the gap by the program, if what is left of the network is small enough for the time given."""
     network, rows = prepared.network, prepared.rows
     program = Program(network, rows if rows.count else None, local.value)

@@ -1,0 +1,45 @@
+"""Tiling: the bytes an array really takes in a TPU's memory, which stores arrays in tiles of 8 x 128 elements.
+
+The rules reproduce the argument sizes that XLA's TPU compiler states (libtpu 0.0.42); its layout is the one with the least
+padding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import permutations
+
+LANES = 128
+SUBLANES = 8
+SCALAR_BYTES = 512.0
+
+
+def tiled_bytes(shape: Sequence[int], itemsize: float) -> float:
+    """Bytes of an array of this (local) shape on a TPU, padding included."""
+    if 0 in shape or not itemsize:
+        return 0.0
+    if not shape:
+        return SCALAR_BYTES
+    if len(shape) == 1:
+        unit = min(max(_power_of_2(shape[0]), LANES), SUBLANES * LANES)
+        return _round(shape[0], unit) * itemsize
+    size = math.prod(shape)
+    least = min(
+        _round(minor, LANES) * _round(second, min(SUBLANES, _power_of_2(second))) * (size // (minor * second))
+        for minor, second in permutations(_distinct(shape), 2)
+    )
+    return least * itemsize
+
+
+def _distinct(shape: Sequence[int]) -> list[int]:
+    """The extents, each at most twice: enough for every pair of dims."""
+    return sorted(extent for i, extent in enumerate(shape) if shape[:i].count(extent) < 2)
+
+
+def _round(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+def _power_of_2(value: int) -> int:
+    return 1 << max(value - 1, 0).bit_length()
