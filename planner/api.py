@@ -69,12 +69,12 @@ def plan(
         topology=target.topology,
         platform=target.devices[0].platform if target.devices else None,
         objective=_objective(objective),
+        memory_limit=_limit(memory_limit, target),
         pins=check_pins(pins),
         cost_model=options.cost_model,
         profile=options.profile,
         while_trips=options.while_trips,
     )
-    limit_bytes = _limit(memory_limit, target)
     donate, static = _positions("donate_argnums", donate_argnums), _positions("static_argnums", static_argnums)
     program = trace(fn, example_args, donate_argnums=donate, static_argnums=static)
     pipeline = Pipeline(program=program, target=target, request=request)
@@ -92,7 +92,7 @@ def plan(
         )
 
     start, dropped = time.monotonic(), dict[str, str]()
-    first = found = pipeline.search(meshes, limit_bytes=limit_bytes, options=options)
+    first = found = pipeline.search(meshes, limit_bytes=request.memory_limit, options=options)
     decisions: list[Decision] = []
     while found is not None and len(decisions) <= FALLBACKS:
         best = found.candidates[0]
@@ -113,7 +113,7 @@ def plan(
         dropped[mesh_words(best.instance.mesh.shape)] = f"the plan on the mesh {best.instance.mesh.shape} failed: {why}"
         left = replace(options, time_limit_s=max(options.time_limit_s - (time.monotonic() - start), 1.0))
         try:
-            found = pipeline.search(meshes, limit_bytes=limit_bytes, options=left, without=dropped)
+            found = pipeline.search(meshes, limit_bytes=request.memory_limit, options=left, without=dropped)
         except (InfeasibleError, PinError):
             found = None
     # What a compiler gets wrong is mostly one constraint: the best plan's borders alone leave the rest to it.

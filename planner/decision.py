@@ -64,12 +64,14 @@ class Checked:
 class Request:
     """What was planned for beside the function: with it, the problem that the plan solves can be stated again.
 
-    `platform` is that of the devices the plan was made to run on, None where there were none.
+    `platform` is that of the devices the plan was made to run on, None where there were none; `memory_limit` is in bytes
+    per device.
     """
 
     topology: Topology
     platform: str | None
     objective: str
+    memory_limit: float
     pins: Mapping[str, PartitionSpec]
     cost_model: Literal["analytic", "measured"]
     profile: str | None

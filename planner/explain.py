@@ -16,20 +16,27 @@ from planner.instance import Instance
 from planner.pins import base_name, close_names, matcher
 from planner.problem import Problem
 from planner.reshard import local_bytes
-from planner.solve import min_marginals
+from planner.solve.marginals import marginals
 from planner.specs import spec_of
 
-MOST_TENSORS = 12
+MOST_TENSORS = 8
+"""Most tensors in one explanation: the largest, or the first that a pattern names."""
 CHEAPER = 1e-6
 """An alternative counts as cheaper than the plan when it is so by this share."""
+TIME_LIMIT_S = 40.0
+"""Seconds for one explanation, shared by its tensors, where the problem is too large for exact figures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """One spec a tensor could have: the best value of any plan that has it, and the bytes per device it takes."""
+    """One spec a tensor could have: the best value of any plan that has it, and the bytes per device it takes.
+
+    Where `exact` is False, `value` is that of the best plan found around the chosen one.
+    """
 
     spec: PartitionSpec
     value: float
+    exact: bool
     bytes: float
     chosen: bool
 
@@ -57,7 +64,8 @@ class TensorExplanation:
         for a in self.alternatives:
             mark = "->" if a.chosen else "  "
             extra = "" if a.value == best else f"  (+{100 * (a.value - best) / best if best else 0:.2g} %)"
-            lines.append(f"  {mark} {a.spec!s:<40} {a.value:.6g} {a.bytes / 1e6:>12.3f} MB{extra}")
+            value = f"{'' if a.exact else '~'}{a.value:.6g}"
+            lines.append(f"  {mark} {a.spec!s:<40} {value:>12} {a.bytes / 1e6:>12.3f} MB{extra}")
         return "\n".join(lines)
 
 
@@ -80,10 +88,12 @@ class Explanation:
     def __str__(self) -> str:
         lines = [f"Each spec with the best plan that has it, in {self.unit} per call, and its bytes per device:"]
         lines += map(str, self.tensors)
+        if not all(a.exact for tensor in self.tensors for a in tensor.alternatives):
+            lines.append("~ the best plan found, not proven to be the best with that spec.")
         if self.minimised == "memory":
             lines.append("The plan has the least memory, not the least of these values.")
         elif self.limited:
-            lines.append("The memory limit rules out the cheapest alternatives: values are without the limit.")
+            lines.append("What costs less than the plan breaks its memory limit, or the search ended before finding it.")
         return "\n".join(lines)
 
 
@@ -131,26 +141,33 @@ class Alternatives:
             add(name, tensor, home, pinned=position in instance.output_pins or tensor in instance.pins)
         return found
 
-    def of(self, place: _Place) -> TensorExplanation:
+    @cached_property
+    def value(self) -> float:
+        """What the plan itself costs."""
+        return self.problem.evaluate(self.choice)
+
+    def of(self, place: _Place, time_limit_s: float) -> TensorExplanation:
         """The alternatives of one tensor."""
-        instance = self.instance
-        values = min_marginals(self.problem, place.node)
+        instance, mine = self.instance, self.choice[place.node]
+        found = marginals(self.problem, place.node, start=self.choice, time_limit=time_limit_s)
+        values = found.values.copy()
+        values[mine] = min(values[mine], self.value)
         locations = instance.strategies[place.node].locations(place.dims)
         sizes = local_bytes(locations, instance.mesh.sizes, place.aval.bytes)
-        mine = tuple(int(a) for a in locations[self.choice[place.node]])
-        best: dict[tuple[int, ...], tuple[float, float]] = {}
-        for row, value, size in zip(locations, values, sizes, strict=True):
-            key = tuple(int(a) for a in row)
-            if np.isfinite(value) and (key not in best or value < best[key][0]):
-                best[key] = (float(value), float(size))
+        keys = [tuple(int(a) for a in row) for row in locations]
+        best: dict[tuple[int, ...], int] = {}
+        for pick in np.argsort(values, kind="stable").tolist():
+            if np.isfinite(values[pick]):
+                best.setdefault(keys[pick], pick)
         alternatives = [
             Alternative(
                 spec=spec_of(key, len(place.aval.shape), instance.mesh.names),
-                value=value,
-                bytes=size,
-                chosen=key == mine,
+                value=float(values[pick]),
+                exact=bool(found.exact[pick]),
+                bytes=float(sizes[pick]),
+                chosen=key == keys[mine],
             )
-            for key, (value, size) in best.items()
+            for key, pick in best.items()
         ]
         alternatives.sort(key=lambda a: (a.value, a.bytes, str(a.spec)))
         return TensorExplanation(
@@ -177,7 +194,7 @@ def explain(alternatives: Alternatives, path: str | None) -> Explanation:
         raise ArgumentError(f"path is {path!r}; give a tensor's name or a pattern over names")
     chosen = [places[name] for name in names if name in places][:MOST_TENSORS]
     return Explanation(
-        tensors=tuple(map(alternatives.of, chosen)),
+        tensors=tuple(alternatives.of(place, TIME_LIMIT_S / len(chosen)) for place in chosen),
         unit=alternatives.instance.objective.unit,
         minimised=alternatives.minimised,
     )

@@ -20,6 +20,7 @@ from planner.errors import InfeasibleError
 from planner.flow import Flow, Transfer
 from planner.graph import Graph
 from planner.groups import Dims, Grouping
+from planner.hazards import safe
 from planner.liveness import Liveness
 from planner.mesh import Mesh
 from planner.problem import Edge, Problem, Row
@@ -95,7 +96,8 @@ class Instance:
                 for dim in dims:
                     for factor in dim:
                         weights[factor] += graph.tensors[tensor].aval.bytes
-        return group_strategies(grouping, group, sizes, weights)
+        strategies = group_strategies(grouping, group, sizes, weights)
+        return strategies if group.fused else strategies.keep(safe(graph.ops[group.ops[0]], strategies))
 
     def _pin(self) -> None:
         """Keeps, at every pinned tensor's home, the strategies that give it the pinned spec."""
@@ -117,9 +119,7 @@ class Instance:
                     f"strategy on the mesh {self.mesh.shape}: it conflicts with another pin or with a dim that an op "
                     "needs whole; relax the pin"
                 )
-            self.strategies[node] = Strategies(
-                assignment=old.assignment[keep], axis_sizes=old.axis_sizes, num_factors=old.num_factors
-            )
+            self.strategies[node] = old.keep(keep)
 
     # ------------------------------------------------------------ values
 
@@ -217,11 +217,7 @@ class Instance:
     def location_at(self, node: int, dims: Dims, choice: Sequence[int]) -> tuple[int, ...]:
         """The spec a node's choice gives a tensor with these dims."""
         strategies = self.strategies[node]
-        one = Strategies(
-            assignment=strategies.assignment[choice[node] : choice[node] + 1],
-            axis_sizes=strategies.axis_sizes,
-            num_factors=strategies.num_factors,
-        )
+        one = strategies.keep(np.arange(len(strategies)) == choice[node])
         return tuple(int(dim) for dim in one.locations(dims)[0])
 
     def stored_bytes(self, tensor: int) -> tuple[int, Floats] | None:

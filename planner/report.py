@@ -88,7 +88,7 @@ def _summary(decision: Decision) -> Table:
         f"{quantity(p.flops, 'FLOP')}, {quantity(p.traffic_bytes, 'B')} read and written, "
         f"{quantity(p.energy_joules, 'J')}, per device and call",
     )
-    limit = decision.request.topology.chip.hbm_bytes
+    limit = decision.request.memory_limit
     share = f" of {quantity(limit, 'B')} ({100 * p.peak_bytes / limit:.3g} %)"
     aliased = f", of which {quantity(p.alias_bytes, 'B')} reuse donated arguments" if p.alias_bytes else ""
     _row(

@@ -83,7 +83,7 @@ def save_decision(decision: Decision, path: Path, program: Program) -> None:
             temporary.unlink(missing_ok=True)
 
 
-_PLAIN_REQUEST = ("platform", "objective", "cost_model", "profile", "while_trips")
+_PLAIN_REQUEST = ("platform", "objective", "memory_limit", "cost_model", "profile", "while_trips")
 
 
 def _leaf_records(leaves: Sequence[Leaf], specs: Sequence[PartitionSpec]) -> list[dict[str, Any]]:

@@ -403,7 +403,7 @@ Env = dict[Any, int]
 
 
 def build_graph(program: Program, *, while_trips: float = 1.0) -> Graph:
-    """The flat op graph of a program; `while_trips` is the trip count assumed for `while` loops without a static one."""
+    """The flat op graph of a program; `while_trips` is assumed of `while` loops without a static trip count."""
     builder = _Builder(while_trips=while_trips)
     builder.regions.append(Region(id=0, parent=None, kind="program", trips=1, length=1, source=""))
     jaxpr = _open(program.jaxpr)
@@ -749,8 +749,11 @@ class _Rewriter:
             atom = var
         return atom
 
-    def rewrite(self, jaxpr: Any, path: Path) -> Any:
-        """`jaxpr` (open or closed) with the constraints of its places, and of those of its bodies."""
+    def rewrite(self, jaxpr: Any, path: Path, entering: Sequence[Sequence[Any]] | None = None) -> Any:
+        """`jaxpr` (open or closed) with the constraints of its places, and of those of its bodies.
+
+        `entering` are the shardings that its operands are known to have, to be laid on where nothing else is.
+        """
         body = _open(jaxpr)
         renamed: dict[Any, Any] = {}
         eqns: list[Any] = []
@@ -760,7 +763,7 @@ class _Rewriter:
             return atom if isinstance(atom, jex_core.Literal) else renamed.get(atom, atom)
 
         for i, var in enumerate(body.invars):
-            shardings = self.edits(("invar", path, i))
+            shardings = self.edits(("invar", path, i)) or (entering[i] if entering else ())
             if shardings:
                 renamed[var] = self._lay(var, shardings, eqns, laid)
         for index, eqn in enumerate(body.eqns):
@@ -780,7 +783,9 @@ class _Rewriter:
             params = dict(eqn.params)
             for place in structure.bodies if structure else ():
                 name, position = place
-                inner = self.rewrite(_body(eqn, place), _body_path(here, place))
+                # A remat is lowered with a barrier around its operands, which takes the form of its first reader.
+                known = [forms.get(operand, ()) for operand in operands] if "prevent_cse" in params else None
+                inner = self.rewrite(_body(eqn, place), _body_path(here, place), known)
                 if position is None:
                     params[name] = inner
                 else:

@@ -36,6 +36,7 @@ class Collectives:
     compiled_bytes: float = 0.0
     by_kind: Mapping[tuple[str, tuple[str, ...]], tuple[float, float]] | None = None
     surprises: tuple[str, ...] = ()
+    compiled: tuple[CompiledCollective, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +176,7 @@ def compare_collectives(decision: Decision, compiled: Sequence[CompiledCollectiv
         compiled_bytes=real,
         by_kind={key: (promised.get(key, 0.0), actual.get(key, 0.0)) for key in sorted(keys)},
         surprises=tuple(surprises),
+        compiled=tuple(compiled),
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from planner.errors import SolverError
 from planner.problem import Array, Problem
@@ -23,10 +24,10 @@ KICKS = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Marginals:
-    """`values[p]`: the least total cost found with choice p, `inf` where it is forbidden; `exact[p]`: it is the least."""
+    """`values[p]`: the least total cost found with choice p, `inf` where it is forbidden; `exact[p]`: none is less."""
 
     values: Array
-    exact: np.typing.NDArray[np.bool_]
+    exact: npt.NDArray[np.bool_]
 
 
 def min_marginals(problem: Problem, node: int, *, time_limit: float = 10.0, seed: int = 0) -> Array:
