@@ -31,12 +31,12 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import jaxlib
-from cost_models import save_profile
-from cost_models.calibrate import calibrate
 from jax.sharding import PartitionSpec
 
 import planner
 from benchmarks.models import MODELS, Model
+from cost_models import save_profile
+from cost_models.calibrate import calibrate
 
 RESULTS = Path(__file__).resolve().parent / "results"
 TRAINED = ("bert", "gpt", "lstm", "mlp", "moe", "resnet", "vit")

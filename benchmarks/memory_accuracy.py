@@ -33,9 +33,7 @@ RESULTS = Path(__file__).resolve().parent / "results" / "memory_accuracy.json"
 _GPT = GPTConfig(width=1024, layers=8, heads=16, vocabulary=32000, sequence=512)
 _LLAMA = LlamaConfig(width=1024, layers=8, heads=16, kv_heads=8, ffn=4096, vocabulary=32000, sequence=1024)
 _BERT = BertConfig(layers=4, hidden=768, heads=12, sequence=256, vocabulary=30522)
-_VIT = ViTConfig(
-    width=768, layers=4, heads=12, ffn=3072, patch=16, image=224, classes=1000, dtype="bfloat16"
-)
+_VIT = ViTConfig(width=768, layers=4, heads=12, ffn=3072, patch=16, image=224, classes=1000, dtype="bfloat16")
 _MOE = MoEConfig(layers=4, hidden=512, heads=8, sequence=512, group=1024, experts=16, vocabulary=32000, balance=0.01)
 
 BUILDERS: Mapping[str, Callable[[], Model]] = {
@@ -116,7 +114,9 @@ def main() -> None:
         off = peak[0] / peak[1] - 1 if peak[1] else float("nan")
         far = moved[0] / moved[1] - 1 if moved[1] else float("nan")
         borders = [row[key] for key in ("argument_bytes", "output_bytes", "alias_bytes")]
-        same = ", ".join("equal" if abs(a - b) <= 1024 + 1e-3 * b else f"{100 * (a / b - 1):+.1f} %" for a, b in borders)
+        same = ", ".join(
+            "equal" if abs(a - b) <= 1024 + 1e-3 * b else f"{100 * (a / b - 1):+.1f} %" for a, b in borders
+        )
         mesh = "x".join(map(str, row["mesh"].values()))
         print(f"{name:<14}{mesh:<10}{peak[0] / 1e9:>13.3f}{peak[1] / 1e9:>10.3f}{off:>+8.0%}   {same:<28}{far:>+16.1%}")
     options.out.parent.mkdir(exist_ok=True)

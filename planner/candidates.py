@@ -31,9 +31,7 @@ class Strategies:
 
     def keep(self, mask: npt.NDArray[np.bool_]) -> Strategies:
         """The strategies where `mask` holds."""
-        return Strategies(
-            assignment=self.assignment[mask], axis_sizes=self.axis_sizes, num_factors=self.num_factors
-        )
+        return Strategies(assignment=self.assignment[mask], axis_sizes=self.axis_sizes, num_factors=self.num_factors)
 
     def __len__(self) -> int:
         return len(self.assignment)

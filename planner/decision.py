@@ -64,8 +64,8 @@ class Checked:
 class Request:
     """What was planned for beside the function: with it, the problem that the plan solves can be stated again.
 
-    `platform` is that of the devices the plan was made to run on, None where there were none; `memory_limit` is in bytes
-    per device.
+    `platform` is that of the devices the plan was made to run on, None where there were none; `memory_limit` is in
+    bytes per device.
     """
 
     topology: Topology

@@ -93,7 +93,9 @@ class Explanation:
         if self.minimised == "memory":
             lines.append("The plan has the least memory, not the least of these values.")
         elif self.limited:
-            lines.append("What costs less than the plan breaks its memory limit, or the search ended before finding it.")
+            lines.append(
+                "What costs less than the plan breaks its memory limit, or was not found in the search's time."
+            )
         return "\n".join(lines)
 
 

@@ -51,7 +51,8 @@ class Model:
 class Instance:
     """The strategies, costs and memory of a program on one mesh.
 
-    `tiled`: arrays are stored in tiles, as on TPUs (see `tiling`). `pins` maps a tensor, `output_pins` an output position, to the spec (a row of locations) it must have.
+    `tiled`: arrays are stored in tiles, as on TPUs (see `tiling`). `pins` maps a tensor, `output_pins` an output position,
+    to the spec (a row of locations) it must have.
     """
 
     model: Model
@@ -104,7 +105,7 @@ class Instance:
         flow, graph = self.model.flow, self.model.graph
         wanted_at = [(graph.tensors[t].name, flow.home[t], spec) for t, spec in self.pins.items()]
         for transfer in flow.transfers:
-            if transfer.output in self.output_pins:
+            if transfer.output is not None and transfer.output in self.output_pins:
                 place = (transfer.target, transfer.target_dims)
                 wanted_at.append((graph.output_names[transfer.output], place, self.output_pins[transfer.output]))
         for name, home, wanted in wanted_at:

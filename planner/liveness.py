@@ -26,6 +26,8 @@ class Buffer:
     tensor: int
     start: int
     stop: int
+    for_matmuls: bool = False
+    """Nothing but matmuls of default precision reads it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +39,13 @@ class Liveness:
     steps: int
 
 
-STREAMED = frozenset(("gather", "dynamic_slice", "split", "dynamic_update_slice"))
+STREAMED = frozenset(("dynamic_slice", "split", "dynamic_update_slice"))
 """Besides scatters: ops that are no part of a pass, but read their operands as those are computed."""
+MATMULS = frozenset(("dot_general", "conv_general_dilated"))
+NEIGHBOURS = 4
+"""Matmuls at most this many ops apart, with no other between them, share one stored operand."""
 COSTLY = frozenset(("erf", "erfc", "erf_inv", "tanh", "logistic"))
 """Functions that compilers rather store the result of than compute it again inside a matmul."""
-
-
-SIDE_BY_SIDE = 16
-"""Ops between two matmuls that a compiler still schedules one after the other."""
 
 
 def _is_scatter(op: Op) -> bool:
@@ -88,7 +89,9 @@ def analyse(graph: Graph, grouping: Grouping) -> Liveness:
             stop = max(last[tensor], op.id + 1)
             if op.kind == "loop_carry_in":
                 stop = max(stop, ends[op.region])
-            buffers.append(Buffer(tensor=tensor, start=start, stop=stop))
+            narrow = _only_matmuls_read(graph, tensor)
+            buffers.append(Buffer(tensor=tensor, start=start, stop=stop, for_matmuls=narrow))
+    buffers += _shared_operands(graph, grouping, materialised)
     return Liveness(materialised=tuple(materialised), buffers=tuple(buffers), steps=len(graph.ops))
 
 
@@ -117,21 +120,41 @@ def _materialised(graph: Graph, grouping: Grouping) -> list[bool]:
 def _must_stand(graph: Graph, grouping: Grouping, tensor: int, hard: bool) -> bool:
     """Whether the readers of what a pass computes need it in memory.
 
-    A matmul or convolution computes its operand itself, unless that is costly or another one next to it reads it too
-    (the two products of a backward pass).
+    A matmul or convolution computes its operand itself, unless that is costly.
     """
-    matmuls: list[int] = []
     for reader, _ in graph.consumers[tensor]:
         op = graph.ops[reader]
         if op.kind in LEAVING:
             return True
         if _is_pass(graph, grouping, op) or op.kind in STREAMED or _is_scatter(op):
             continue
-        if op.kind not in ("dot_general", "conv_general_dilated"):
+        if hard or op.kind not in MATMULS:
             return True
-        matmuls.append(reader)
-    beside = any(later - earlier <= SIDE_BY_SIDE for earlier, later in pairwise(matmuls))
-    return beside or (bool(matmuls) and hard)
+    return False
+
+
+def _only_matmuls_read(graph: Graph, tensor: int) -> bool:
+    readers = [graph.ops[reader] for reader, _ in graph.consumers[tensor]]
+    exact = any(op.params.get("precision") is not None for op in readers)
+    return bool(readers) and not exact and tensor not in graph.outputs and all(op.kind in MATMULS for op in readers)
+
+
+def _shared_operands(graph: Graph, grouping: Grouping, materialised: list[bool]) -> list[Buffer]:
+    """What a pass computes for several matmuls side by side (as for the two gradients of one): stored while they run.
+
+    Matmuls far apart (a forward and its backward one) compute it each for themselves.
+    """
+    matmuls = [op.id for op in graph.ops if op.kind in MATMULS and not _is_pass(graph, grouping, op)]
+    rank = {op: position for position, op in enumerate(matmuls)}
+    found: list[Buffer] = []
+    for tensor in graph.tensors:
+        if materialised[tensor.id]:
+            continue
+        reads = sorted({reader for reader, _ in graph.consumers[tensor.id] if reader in rank})
+        for first, second in pairwise(reads):
+            if rank[second] == rank[first] + 1 and second - first <= NEIGHBOURS:
+                found.append(Buffer(tensor=tensor.id, start=first, stop=second + 1, for_matmuls=True))
+    return found
 
 
 def region_ends(graph: Graph) -> list[int]:

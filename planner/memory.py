@@ -98,8 +98,11 @@ class MemoryModel:
             stored = self.instance.stored_bytes(buffer.tensor)
             if stored is not None:
                 start = buffer.start + (buffer.tensor in summed)
+                dtype = model.graph.tensors[buffer.tensor].aval.dtype
+                # A TPU multiplies float32 of default precision as bfloat16, and stores it so where nothing else reads it.
+                share = 0.5 if self.instance.tiled and buffer.for_matmuls and dtype == "float32" else 1.0
                 found.append(
-                    Charge(tensor=buffer.tensor, node=stored[0], bytes=stored[1], start=start, stop=buffer.stop)
+                    Charge(tensor=buffer.tensor, node=stored[0], bytes=share * stored[1], start=start, stop=buffer.stop)
                 )
         return tuple(found)
 

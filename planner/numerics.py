@@ -93,7 +93,9 @@ def _is_key(value: Any) -> bool:
 def _host(value: Any) -> Any:
     """A value with no sharding: numpy, or an uncommitted key array."""
     if _is_key(value):
-        return jax.random.wrap_key_data(np.asarray(jax.random.key_data(value)), impl=jax.random.key_impl(value))
+        return jax.random.wrap_key_data(
+            jax.numpy.asarray(np.asarray(jax.random.key_data(value))), impl=jax.random.key_impl(value)
+        )
     return np.asarray(value) if hasattr(value, "dtype") else value
 
 

@@ -54,7 +54,7 @@ def predict(instance: Instance, choice: Sequence[int], topology: Topology) -> Pr
     collectives = _collectives(instance, choice)
     arguments, outputs, aliased = _border_bytes(instance, choice, topology.chip.platform)
     energy = EnergyObjective(chip=topology.chip)
-    joules = float(energy.compute(seconds=np.float64(compute), flops=np.float64(flops), bytes=np.float64(traffic)))
+    joules = float(energy.compute(seconds=np.asarray(compute), flops=np.asarray(flops), bytes=np.asarray(traffic)))
     links = topology.links(instance.mesh.sizes) or ()
     for collective in collectives:
         group = tuple(link for name, link in zip(instance.mesh.names, links, strict=True) if name in collective.axes)

@@ -85,7 +85,8 @@ def _moves(source: Sequence[int], partial: Sequence[bool], target: Sequence[int]
         held |= sum(1 << a for a in sliced)
         add(None, sum(1 << a for a in sliced), held)
 
-    pending = sorted({(source[a], target[a]) for a in axes if source[a] >= 0 <= target[a] and source[a] != target[a]})
+    # Ordered by axis, not by dim: what a reshard costs does not depend on how dims are numbered.
+    pending = list(dict.fromkeys((source[a], target[a]) for a in axes if source[a] >= 0 <= target[a] != source[a]))
     while pending:
         groups = {pair: [a for a in axes if (source[a], target[a]) == pair] for pair in pending}
         minor = [pair for pair in pending if set(layout[pair[0]][-len(groups[pair]) :]) == set(groups[pair])]
@@ -106,13 +107,11 @@ def _moves(source: Sequence[int], partial: Sequence[bool], target: Sequence[int]
     if changed:
         layout = ordered
         add("collective-permute", changed, held)
-    for dim in layout:
-        leaving = [a for a in dim if a in gone]
-        if leaving:
-            dim[:] = [a for a in dim if a not in gone]
-            mask = sum(1 << a for a in leaving)
-            held &= ~mask
-            add("all-gather", mask, held)
+    for dim in dict.fromkeys(source[a] for a in gone):
+        mask = sum(1 << a for a in layout[dim] if a in gone)
+        layout[dim] = [a for a in layout[dim] if a not in gone]
+        held &= ~mask
+        add("all-gather", mask, held)
     return moves
 
 
@@ -126,6 +125,9 @@ class Patterns:
 
     tables: dict[tuple[int, int], npt.NDArray[np.int64]] = field(
         default_factory=dict[tuple[int, int], npt.NDArray[np.int64]]
+    )
+    known: dict[tuple[tuple[int, ...], tuple[bool, ...], tuple[int, ...]], int] = field(
+        default_factory=dict[tuple[tuple[int, ...], tuple[bool, ...], tuple[int, ...]], int]
     )
     count: int = 0
     steps: list[tuple[int, int, int, int]] = field(default_factory=list[tuple[int, int, int, int]])
@@ -147,19 +149,28 @@ class Patterns:
             self.tables[key] = np.full(((rank + 2) ** axes, (rank + 1) ** axes), -1, np.int64)
         table = self.tables[key]
         found = table[rows[:, None], columns[None, :]]
-        for i, j in np.argwhere(found < 0):
+        missing = np.argwhere(found < 0).tolist()
+        sources, partials, targets = source.tolist(), partial.tolist(), target.tolist()
+        for i, j in missing:
             if table[rows[i], columns[j]] < 0:
-                table[rows[i], columns[j]] = self._learn(
-                    source[i].tolist(), partial[i].tolist(), target[j].tolist(), rank
-                )
+                table[rows[i], columns[j]] = self._learn(sources[i], partials[i], targets[j])
         return table[rows[:, None], columns[None, :]]
 
-    def _learn(self, source: list[int], partial: list[bool], target: list[int], rank: int) -> int:
-        for move in _moves(source, partial, target, rank):
-            if move.kind is not None:
-                self.steps.append((self.count, COLLECTIVES.index(move.kind), move.mask, move.held))
-        self.count += 1
-        return self.count - 1
+    def _learn(self, source: list[int], partial: list[bool], target: list[int]) -> int:
+        """The pattern of one reshard; reshards that differ only in the numbers of their dims share it."""
+        number = {-1: -1}
+        for dims in zip(source, target, strict=True):
+            for dim in dims:
+                number.setdefault(dim, len(number) - 1)
+        s, t = tuple(number[dim] for dim in source), tuple(number[dim] for dim in target)
+        key = (s, tuple(partial), t)
+        if key not in self.known:
+            for move in _moves(s, partial, t, len(number) - 1):
+                if move.kind is not None:
+                    self.steps.append((self.count, COLLECTIVES.index(move.kind), move.mask, move.held))
+            self.known[key] = self.count
+            self.count += 1
+        return self.known[key]
 
     def price(self, mesh: Mesh, *, seconds: bool) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """The fixed value and the value per byte of the whole tensor of every pattern on a mesh."""
@@ -174,8 +185,8 @@ class Patterns:
             constant = np.stack([fixed[name] for name in COLLECTIVES])[kind, mask]
             slope = np.stack([per_byte[name] for name in COLLECTIVES])[kind, mask] / mesh.mask_sizes()[held]
             new = owner - len(constants)
-            constants = np.concatenate([constants, np.bincount(new, constant, minlength=count)])
-            slopes = np.concatenate([slopes, np.bincount(new, slope, minlength=count)])
+            constants = np.concatenate([constants, np.bincount(new, constant, minlength=count).astype(np.float64)])
+            slopes = np.concatenate([slopes, np.bincount(new, slope, minlength=count).astype(np.float64)])
             self.prices[key] = (mesh, len(self.steps), constants, slopes)
         return constants, slopes
 

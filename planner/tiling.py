@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import permutations
 
 LANES = 128
@@ -15,7 +16,8 @@ SUBLANES = 8
 SCALAR_BYTES = 512.0
 
 
-def tiled_bytes(shape: Sequence[int], itemsize: float) -> float:
+@lru_cache(maxsize=65536)
+def tiled_bytes(shape: tuple[int, ...], itemsize: float) -> float:
     """Bytes of an array of this (local) shape on a TPU, padding included."""
     if 0 in shape or not itemsize:
         return 0.0

@@ -729,8 +729,8 @@ class _Rewriter:
     ) -> Any:
         """Appends equations that lay `shardings` on `atom`, the last one defining `final` if given.
 
-        `laid` remembers what was laid in this body, so that two readers of one form share it; the equations carry the
-        source line of the equation `like`.
+        `laid` remembers what was laid in this body, so that two readers of one form share it, and the form of every
+        variable; the equations carry the source line of the equation `like`.
         """
         for i, sharding in enumerate(shardings):
             if final is None and (atom, sharding) in laid:
@@ -746,6 +746,7 @@ class _Rewriter:
             source = template.source_info if like is None else like.source_info
             eqns.append(template.replace(invars=[atom], outvars=[var], source_info=source))
             laid[atom, sharding] = var
+            laid[var] = (sharding,)
             atom = var
         return atom
 
@@ -784,7 +785,7 @@ class _Rewriter:
             for place in structure.bodies if structure else ():
                 name, position = place
                 # A remat is lowered with a barrier around its operands, which takes the form of its first reader.
-                known = [forms.get(operand, ()) for operand in operands] if "prevent_cse" in params else None
+                known = [_form(operand, laid) for operand in operands] if "prevent_cse" in params else None
                 inner = self.rewrite(_body(eqn, place), _body_path(here, place), known)
                 if position is None:
                     params[name] = inner
@@ -799,6 +800,10 @@ class _Rewriter:
             outvars.append(self._lay(read(atom), shardings, eqns, laid))
         new = body.replace(eqns=eqns, outvars=outvars)
         return new if jaxpr is body else jaxpr.replace(jaxpr=new)
+
+
+def _form(atom: Any, laid: Mapping[Any, Any]) -> Sequence[Any]:
+    return () if isinstance(atom, jex_core.Literal) else laid.get(atom, ())
 
 
 def _fresh(var: Any) -> Any:

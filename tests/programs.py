@@ -405,11 +405,13 @@ def _scan(b: _Builder, do: Do, pool: Pool) -> Any:
         return None
     const = b.pick(pool, do.c, _float)
 
-    def body(c: Array, x: Array) -> tuple[Array, Array]:
+    def body(c: Array, x: Array) -> tuple[Array, tuple[Array, Array]]:
         made = b.run(do.body, [const, x, c])
-        return b.inner((), made, c), made[-1]
+        # A stacked input that no step reads would be moved by XLA all the same, which drops it later.
+        return b.inner((), made, c), (made[-1], -x if x.dtype != jnp.bool_ else x)
 
-    return lax.scan(body, carry, xs, reverse=do.d % 2 == 1)
+    last, stacked = lax.scan(body, carry, xs, reverse=do.d % 2 == 1)
+    return last, *stacked
 
 
 def _loop(b: _Builder, do: Do, pool: Pool) -> Any:

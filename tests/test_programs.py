@@ -8,10 +8,12 @@ and `SLACK` of the total.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import hypothesis
 import jax
+import jax.numpy as jnp
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
@@ -37,11 +39,12 @@ def ideal(devices: int) -> planner.Topology:
     )
 
 
-def check(description: Description, mesh: Mapping[str, int]) -> None:
+def check(
+    fn: Callable[..., Any], args: tuple[Any, ...], mesh: Mapping[str, int], *, unpartitioned: bool = False
+) -> None:
     """Plans, compiles and runs a program; raises where the result or the collectives are not as promised."""
-    args = description.example()
     plan = planner.plan(
-        description.function(),
+        fn,
         args,
         devices=jax.devices(),
         topology=ideal(8),
@@ -50,11 +53,16 @@ def check(description: Description, mesh: Mapping[str, int]) -> None:
     )
     found = plan.verify(*args)
     assert found.numerics.ok is True, found.numerics
-    assert found.collectives.ok is not None, found.collectives
+    assert found.collectives.by_kind is not None, found.collectives
     assert found.memory.ok is not False, found.memory
-    if not description.kinds & UNPARTITIONED_ON_CPU:
+    if not unpartitioned:
         promised, compiled = found.collectives.predicted_bytes, found.collectives.compiled_bytes
         assert compiled <= promised * (1 + SLACK) + SLACK_BYTES, (found.collectives.by_kind, str(plan))
+
+
+def check_description(description: Description, mesh: Mapping[str, int]) -> None:
+    unpartitioned = bool(description.kinds & UNPARTITIONED_ON_CPU)
+    check(description.function(), description.example(), mesh, unpartitioned=unpartitioned)
 
 
 F32 = "float32"
@@ -86,18 +94,46 @@ KNOWN: Mapping[str, tuple[Description, Mapping[str, int]]] = {
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_what_once_failed(name: str) -> None:
-    check(*KNOWN[name])
+    check_description(*KNOWN[name])
+
+
+def normal(*shape: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(sum(shape)), shape)
+
+
+def rematerialised(ws: jax.Array, x: jax.Array) -> jax.Array:
+    """Its body reads the carry and the weights in several forms, and so does what is computed again."""
+    layer = jax.checkpoint(lambda w, x: jnp.tanh(x @ w) @ w.T)
+    return jax.lax.scan(lambda c, w: (layer(w, c), None), x, ws)[0].sum()
+
+
+def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / 2
+    weights = jax.nn.softmax(jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, -1e9))
+    return (jnp.einsum("bhqk,bkhd->bqhd", weights, v) ** 2).sum()
+
+
+WRITTEN: Mapping[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "attention": (jax.grad(attention, argnums=(0, 1, 2)), (normal(4, 8, 2, 4), normal(4, 8, 2, 4), normal(4, 8, 2, 4))),
+    "remat in scan": (jax.grad(rematerialised), (normal(4, 8, 8), normal(16, 8))),
+}
+
+
+@pytest.mark.parametrize("mesh", [{"x": 8}, {"x": 2, "y": 2, "z": 2}], ids=str)
+@pytest.mark.parametrize("name", WRITTEN)
+def test_programs_written_by_hand(name: str, mesh: Mapping[str, int]) -> None:
+    check(*WRITTEN[name], mesh)
 
 
 @settings(max_examples=40, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck))
 @hypothesis.seed(1)
 @given(descriptions(most=4), meshes)
 def test_a_few_small_programs(description: Description, mesh: Mapping[str, int]) -> None:
-    check(description, mesh)
+    check_description(description, mesh)
 
 
 @pytest.mark.slow
 @settings(max_examples=400, derandomize=False, suppress_health_check=list(HealthCheck))
 @given(descriptions(most=8), meshes)
 def test_many_programs(description: Description, mesh: Mapping[str, int]) -> None:
-    check(description, mesh)
+    check_description(description, mesh)
