@@ -7,7 +7,7 @@ Operands and results of one op always belong to one strategy of its rule.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jax.sharding import PartitionSpec
@@ -84,6 +84,7 @@ def place(instance: Instance, choice: Sequence[int], *, sum_whole: bool) -> Plac
             if chain:
                 for slot in slots(graph.ops[op_id])[0][position]:
                     constraints[slot] = tuple(chain)
+    _hold_readers(instance, choice, {t.tensor for t in flow.transfers if t.reads and layouts.get(t.id)}, constraints)
     returned = {t.output: t for t in flow.transfers if t.output is not None}
     out_specs: list[PartitionSpec] = []
     for position, tensor in enumerate(graph.outputs):
@@ -92,11 +93,35 @@ def place(instance: Instance, choice: Sequence[int], *, sum_whole: bool) -> Plac
             target = returned[position]
             location = instance.location_at(target.target, target.target_dims, choice)
         out_specs.append(spec_of(location, len(graph.tensors[tensor].aval.shape), names))
+    in_specs = tuple(
+        spec_of(instance.location(t, choice), len(graph.tensors[t].aval.shape), names) for t in graph.inputs
+    )
+    for position, tensor in enumerate(graph.inputs):
+        if graph.tensors[tensor].aval.shape and graph.tensors[tensor].aval.itemsize:
+            constraints["invar", (), position] = (in_specs[position],)
     return Placement(
         mesh_shape=instance.mesh.shape,
-        in_specs=tuple(
-            spec_of(instance.location(t, choice), len(graph.tensors[t].aval.shape), names) for t in graph.inputs
-        ),
+        in_specs=in_specs,
         out_specs=tuple(out_specs),
         constraints=constraints,
     )
+
+
+def _hold_readers(
+    instance: Instance,
+    choice: Sequence[int],
+    tensors: Iterable[int],
+    constraints: dict[Slot, tuple[PartitionSpec, ...]],
+) -> None:
+    """Gives every reader of these tensors a constraint of its own.
+
+    Shardy moves the later readers of a tensor onto a form that is laid on it for another reader, unless they have one.
+    """
+    model, names = instance.model, instance.mesh.names
+    for tensor in tensors:
+        rank = len(model.graph.tensors[tensor].aval.shape)
+        for op, position in model.graph.consumers[tensor] if rank else ():
+            dims = model.grouping.placements[op].operands[position]
+            wanted = spec_of(instance.location_at(model.grouping.group_of[op], dims, choice), rank, names)
+            for slot in slots(model.graph.ops[op])[0][position]:
+                constraints.setdefault(slot, (wanted,))

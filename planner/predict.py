@@ -144,7 +144,7 @@ TABLE_BYTES = 8.0
 def _border_bytes(instance: Instance, choice: Sequence[int], platform: str) -> tuple[float, float, float]:
     """Bytes per device of arguments, of results, and of results that reuse a donated argument's buffer.
 
-    As `jax.jit` compiles them: arguments that nothing reads are left out, and so are results that are arguments.
+    As `jax.jit` compiles them: arguments that nothing reads or returns are left out.
     """
     graph = instance.model.graph
 
@@ -152,10 +152,10 @@ def _border_bytes(instance: Instance, choice: Sequence[int], platform: str) -> t
         found = instance.stored_bytes(tensor)
         return float(found[1][choice[found[0]]]) if found else graph.tensors[tensor].aval.bytes
 
-    arguments = sum(stored(t) for t in graph.inputs if graph.consumers[t])
+    kept = {t for t in graph.inputs if graph.consumers[t] or t in graph.outputs}
     fed = {out: stored(graph.inputs[position]) for out, position in graph.feeds.items()}
-    made = [i for i, tensor in enumerate(graph.outputs) if tensor not in graph.inputs]
-    outputs = sum(fed[i] if i in fed else stored(graph.outputs[i]) for i in made)
+    outputs = sum(fed[i] if i in fed else stored(tensor) for i, tensor in enumerate(graph.outputs))
     if platform == "cpu":
-        outputs += TABLE_BYTES * len(made)
-    return arguments, outputs, sum(fed[out] for out in graph.aliases if out in made)
+        outputs += TABLE_BYTES * len(graph.outputs)
+    aliased = sum(fed[out] for out, position in graph.aliases.items() if graph.inputs[position] in kept)
+    return sum(stored(t) for t in graph.inputs if t in kept), outputs, aliased
