@@ -17,7 +17,7 @@ SOURCES := planner cost_models benchmarks tests
 BENCHMARKS := $(filter-out benchmarks/__init__.py benchmarks/demo.py benchmarks/iopddl.py,$(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check fix format-check lint types imports test test-all conformance bench clean
+.PHONY: help setup demo check fix format-check lint types imports test test-all conformance fuzz bench clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -60,6 +60,9 @@ fix: $(STAMP) ## format, and mend what the linter can mend
 
 conformance: $(STAMP) ## every rule against Shardy's registry and against its meaning
 	$(BIN)/python -m pytest -n $(JOBS) tests/test_rules_*.py
+
+fuzz: $(STAMP) ## generated programs, many more than in the fast tests
+	$(BIN)/python -m pytest -n $(JOBS) -m slow tests/test_programs.py tests/test_reshard.py
 
 bench: $(STAMP) ## the benchmarks: tables on the screen, JSON in benchmarks/results
 	for script in $(BENCHMARKS); do PYTHONPATH=. $(BIN)/python $$script || exit 1; done

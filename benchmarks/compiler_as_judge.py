@@ -23,7 +23,7 @@ import argparse
 import json
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -145,7 +145,7 @@ def pins_of(model: Model, hand: HandPlan) -> dict[str, P]:
 
 
 @contextmanager
-def constrained_activations(constrain: Callable[[jax.Array, str], jax.Array]) -> Iterator[None]:
+def constrained_activations(constrain: Callable[[jax.Array, str], jax.Array]) -> Generator[None]:
     """Within it, `constrain` is applied wherever the model names an activation."""
     with mock.patch.object(llama_module, "checkpoint_name", constrain):
         yield

@@ -70,7 +70,9 @@ def measure(model: Model) -> dict[str, Any]:
         "output_bytes": memory.outputs,
         "alias_bytes": memory.aliased,
         "collective_bytes": (collectives.predicted_bytes, collectives.compiled_bytes),
-        "surprises": collectives.surprises,
+        "by_kind_bytes": {
+            f"{kind} {','.join(axes)}": sizes for (kind, axes), sizes in (collectives.by_kind or {}).items()
+        },
     }
 
 

@@ -14,18 +14,28 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from planner.errors import InfeasibleError
 from planner.instance import Instance
 from planner.memory import MemoryModel
+from planner.problem import Problem
 from planner.solve import Solution, solve
 from planner.units import quantity
 
 MAX_ROWS = 24
 """Most points of the schedule limited for one mesh before its plan is given up."""
+ROWS_SECONDS = 20.0
+"""Time for the exact problem with memory rows of one mesh; then memory is priced instead."""
+FASTEST_SECONDS = 5.0
+"""Time for the problem at one price of memory."""
+PRICES = 14
+"""Prices of memory tried."""
+GAME_ROUNDS = 40
+GAME_GAP = 0.01
+GAME_RATE = 4.0
 WORTHWHILE = 1e-6
 """A mesh tried later must be better by this share; simpler meshes come first and win ties."""
 
@@ -181,26 +191,45 @@ def _solve_mesh(
         note = f"mesh {instance.mesh.shape}: nothing found within {time_limit_s:.0f} s"
         return _Outcome(candidate=None, bound=0.0 if minimise_memory else free.bound, note=note)
     if minimise_memory:
-        choice, peak = _least_memory(memory, free, min(best, limit_bytes), time_limit_s, seed)
-        if peak > min(best * (1 - WORTHWHILE), limit_bytes):
-            failure = _Failure(memory=memory, free=free, where="memory") if peak > limit_bytes else None
-            return _Outcome(candidate=None, bound=floor, failure=failure)
-        found = Candidate(instance=instance, choice=choice, value=peak, bound=floor, peak_bytes=peak)
-        return _Outcome(candidate=found, bound=found.bound)
+        least = _least_memory(memory, free.choice, min(best, limit_bytes), time_limit_s, seed)
+        if least.peak_bytes > min(best * (1 - WORTHWHILE), limit_bytes):
+            failure = _Failure(memory=memory, free=free, where="memory") if least.peak_bytes > limit_bytes else None
+            return _Outcome(candidate=None, bound=least.bound, failure=failure)
+        fast = _priced(memory, free, least, least.peak_bytes, seed)
+        choice = fast.choice if fast is not None else least.choice
+        found = Candidate(
+            instance=instance, choice=choice, value=least.peak_bytes, bound=least.bound, peak_bytes=least.peak_bytes
+        )
+        return _Outcome(candidate=found, bound=least.bound)
     if free.bound >= best * (1 - WORTHWHILE):
         return _Outcome(candidate=None, bound=free.bound)
-    solution, where = _within(memory, free, limit_bytes, time_limit_s, seed)
-    if solution is None or solution.choice is None:
+    solution, where = _within(memory, free, limit_bytes, min(time_limit_s, ROWS_SECONDS), seed)
+    if solution is not None and solution.choice is not None:
+        candidate = Candidate(
+            instance=instance,
+            choice=tuple(solution.choice[: len(problem.node_costs)]),
+            value=solution.value,
+            bound=solution.bound,
+            peak_bytes=float(memory.profile(solution.choice).max()),
+        )
+        return _Outcome(candidate=candidate, bound=solution.bound)
+    least = _least_memory(memory, free.choice, limit_bytes, time_limit_s, seed)
+    priced = _priced(memory, free, least, limit_bytes, seed)
+    if priced is None:
         failure = _Failure(memory=memory, free=free, where=where)
-        return _Outcome(candidate=None, bound=math.inf, failure=failure)
-    candidate = Candidate(
-        instance=instance,
-        choice=tuple(solution.choice[: len(problem.node_costs)]),
-        value=solution.value,
-        bound=solution.bound,
-        peak_bytes=float(memory.profile(solution.choice).max()),
-    )
-    return _Outcome(candidate=candidate, bound=solution.bound)
+        return _Outcome(candidate=None, bound=math.inf if least.bound > limit_bytes else free.bound, failure=failure)
+    return _Outcome(candidate=priced, bound=priced.bound)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Least:
+    """A plan of about the least peak memory, a bound of it, and the points of the schedule that decided, weighted."""
+
+    choice: tuple[int, ...]
+    peak_bytes: float
+    bound: float
+    times: tuple[int, ...]
+    weights: tuple[float, ...]
 
 
 def _within(
@@ -226,23 +255,96 @@ def _within(
 
 
 def _least_memory(
-    memory: MemoryModel, free: Solution, good_bytes: float, time_limit_s: float, seed: int
-) -> tuple[tuple[int, ...], float]:
-    """(choice, peak) of the plan with about the smallest peak, found by lowering a limit by bisection.
+    memory: MemoryModel, start: Sequence[int], good_bytes: float, time_limit_s: float, seed: int
+) -> _Least:
+    """The plan of about the smallest peak memory.
 
-    Ends once nothing more than 2 % smaller is left, or once the mesh cannot go below `good_bytes`.
+        minimise over choices x   max over points t   usage_t(x)
+
+    by multiplicative weights: for weights w over the points met so far, summing to 1, the least of sum_t w_t usage_t(x)
+    is a lower bound of the smallest peak, and its x is tried; points that it uses much gain weight (Arora, Hazan & Kale
+    2012, https://doi.org/10.4086/toc.2012.v008a006). Ends at a gap of 1 %, or once the bound passes `good_bytes`.
     """
     end = time.monotonic() + time_limit_s
-    best = free.choice or ()
-    high, low = float(memory.profile(best).max()), memory.floor_bytes()
-    while high - low > 0.02 * high and low < good_bytes and time.monotonic() < end:
-        middle = (low + high) / 2
-        found, _ = _within(memory, free, middle, max(end - time.monotonic(), 1.0), seed)
-        if found is None or found.choice is None:
-            low = middle
+    count = len(memory.instance.strategies)
+    best, peak, bound = tuple(start[:count]), float(memory.profile(start).max()), memory.floor_bytes()
+    bare = Problem(
+        name="least memory",
+        node_costs=tuple(np.zeros(len(strategies)) for strategies in memory.instance.strategies),
+        edges=(),
+        node_names=tuple(node.name for node in memory.instance.model.flow.nodes),
+    )
+    times: list[int] = []
+    gains: dict[int, float] = {}
+    choice: Sequence[int] = best
+    for _ in range(GAME_ROUNDS):
+        profile = memory.profile(choice)
+        top = int(profile.argmax())
+        if top not in times:
+            times.append(top)
+            gains[top] = max(gains.values(), default=0.0)
+        for point in times:
+            gains[point] += GAME_RATE * (float(profile[point]) / float(profile[top]) - 1.0)
+        if profile[top] < peak:
+            best, peak = tuple(choice[:count]), float(profile[top])
+        if peak - bound <= GAME_GAP * peak or bound >= good_bytes or time.monotonic() > end:
+            break
+        limited = memory.limited(bare, times, peak)
+        highest = max(gains.values())
+        weights = np.exp([gains[point] - highest for point in times])
+        costs = [np.array(values) for values in limited.node_costs]
+        for weight, row in zip(weights / weights.sum(), limited.rows, strict=True):
+            for node, usage in zip(row.nodes, row.usages, strict=True):
+                costs[node] = costs[node] + weight * usage
+        weighted = replace(limited, node_costs=tuple(costs), rows=())
+        solution = solve(weighted, time_limit=max(end - time.monotonic(), 0.5), seed=seed)
+        if solution.choice is None:
+            break
+        bound, choice = max(bound, solution.bound), solution.choice
+    highest = max(gains.values())
+    weights = np.exp([gains[point] - highest for point in times])
+    return _Least(
+        choice=best,
+        peak_bytes=peak,
+        bound=min(bound, peak),
+        times=tuple(times),
+        weights=tuple(float(w) for w in weights / weights.sum()),
+    )
+
+
+def _priced(memory: MemoryModel, free: Solution, least: _Least, limit_bytes: float, seed: int) -> Candidate | None:
+    """The fastest plan within the limit that one price of memory finds, starting from a plan of least memory.
+
+    With the weights w of that plan's game, time + price * sum_t w_t usage_t is minimised for prices that close in on the
+    smallest one whose plan fits; less price * limit, each minimum is a lower bound.
+    """
+    if least.peak_bytes > limit_bytes:
+        return None
+    problem = memory.instance.problem()
+    limited = memory.limited(problem, least.times, limit_bytes)
+    count = len(problem.node_costs)
+    best, value, bound = least.choice, problem.evaluate(least.choice), free.bound
+    price, low, high = free.value / limit_bytes, 0.0, math.inf
+    for _ in range(PRICES):
+        costs = [np.array(values) for values in limited.node_costs]
+        for weight, row in zip(least.weights, limited.rows, strict=True):
+            for node, usage in zip(row.nodes, row.usages, strict=True):
+                costs[node] = costs[node] + price * weight * usage
+        priced = replace(limited, node_costs=tuple(costs), rows=())
+        solution = solve(priced, time_limit=FASTEST_SECONDS, seed=seed)
+        if solution.choice is None:
+            break
+        bound = max(bound, solution.bound - price * limit_bytes)
+        choice = tuple(solution.choice[:count])
+        if float(memory.profile(choice).max()) <= limit_bytes:
+            high = price
+            if (found := problem.evaluate(choice)) < value:
+                best, value = choice, found
         else:
-            best, high = found.choice, float(memory.profile(found.choice).max())
-    return tuple(best[: len(memory.instance.strategies)]), high
+            low = price
+        price = 4 * low if math.isinf(high) else math.sqrt(max(low, high / 256) * high)
+    peak = float(memory.profile(best).max())
+    return Candidate(instance=memory.instance, choice=best, value=value, bound=min(bound, value), peak_bytes=peak)
 
 
 LEAST_MEMORY_SECONDS = 20.0
@@ -258,12 +360,12 @@ def _infeasible(failures: Sequence[_Failure], limit_bytes: float, seed: int) -> 
         if failure.memory.floor_bytes() >= least:
             break
         left = max(end - time.monotonic(), 0.5)
-        choice, peak = _least_memory(failure.memory, failure.free, least, left, seed)
-        if peak < least:
-            profile = failure.memory.profile(choice)
-            sizes = failure.memory.alive(int(profile.argmax()), choice)
+        found = _least_memory(failure.memory, failure.free.choice or (), least, left, seed)
+        if found.peak_bytes < least:
+            profile = failure.memory.profile(found.choice)
+            sizes = failure.memory.alive(int(profile.argmax()), found.choice)
             largest = ", ".join(f"{name} takes {quantity(size, 'B')}" for name, size in sizes[:3])
-            least, words = peak, f"{failure.where}, where {largest}"
+            least, words = found.peak_bytes, f"{failure.where}, where {largest}"
     return InfeasibleError(
         f"no plan fits {quantity(limit_bytes, 'B')} per device; the least memory that would do is about "
         f"{quantity(least, 'B')} ({words}). Raise memory_limit, use more devices, or recompute more (jax.checkpoint)",

@@ -194,9 +194,11 @@ class Reducer:
         widest = max((table.shape[1] for table in network.tables[node].values()), default=1)
         count = max(1, min(unary.size, PAIR_BUDGET // (unary.size * widest)))
         better = np.argsort(lows, kind="stable")[:count]
-        margin = unary[:, None] - unary[better]
-        for table in network.tables[node].values():
-            margin = margin + worst_regret(table, better)
+        # Two forbidden choices compare as NaN, and none of them dominates.
+        with np.errstate(invalid="ignore"):
+            margin = unary[:, None] - unary[better]
+            for table in network.tables[node].values():
+                margin = margin + worst_regret(table, better)
         wins = margin >= 0
         if usage is not None:
             for line in usage:
