@@ -53,9 +53,9 @@ def pins(model: Model, how: str) -> dict[str, PartitionSpec]:
         if not leaves or name not in names:
             continue
         if name == "batch":
-            found[f"{name}/*"] = PartitionSpec("x") if how == "dp" else PartitionSpec()
+            found[f"{name}*"] = PartitionSpec("x") if how == "dp" else PartitionSpec()
         elif how == "dp":
-            found[f"{name}/*"] = PartitionSpec()
+            found[f"{name}*"] = PartitionSpec()
     return found
 
 
