@@ -1,7 +1,8 @@
-"""Reading and rewriting programs: the only file that touches jaxprs.
+"""Reading and rewriting programs: the only file that touches jaxprs, and long for that: what a JAX release changes in
+them is mended here and nowhere else.
 
 `trace` turns a function into a `Program` (its jaxpr, pytrees and names); `build_graph` flattens the program into a
-`Graph`; `rewrite` inserts sharding constraints into the jaxpr, loop bodies included. What the call-like primitives of
+`Graph`; `constrained` inserts sharding constraints into the jaxpr, loop bodies included. What the call-like primitives of
 the supported JAX releases carry in their params is known to `_structure` alone.
 
 Bodies of `jit`, `remat` and custom rules are expanded in place. A loop or branch body is a region of its own, entered
