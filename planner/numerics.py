@@ -4,7 +4,8 @@ How far they may differ follows from the program itself: the single-device run i
 arguments moved by one rounding of the narrowest float type in the program, and a leaf may differ by a few times what that
 changes, and by a few roundings of its own type besides. Where that is not enough and the program has 16-bit floats, the
 single-device run is repeated with its sums taken in float32: a leaf may be as far from that as the single device's is.
-Integers, booleans and random bits must be equal (unless rounding alone changes them too).
+A leaf that is off is given more such runs before it counts as wrong. Integers, booleans and random bits must be equal
+(unless rounding alone changes them too).
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from planner.trace import Program, narrowest_float, plain, widened
 
 NOISE_FACTOR = 8.0
 ROUNDINGS = 64.0
+RUNS = 2
+MORE_RUNS = 16
 MOST_RELATIVE = 0.03
 """Most that the roundings of a narrow type may add up to, as a share of a leaf's largest value (but one rounding)."""
 
@@ -49,19 +52,25 @@ def compare_numerics(
             expected = [_host(v) for v in reference(*map(_single(device), host))]
             narrow = _epsilon(narrowest_float(program)) > _epsilon("float32")
             epsilon = _epsilon(narrowest_float(program))
-            noisy = [
-                [_host(v) for v in reference(*map(_single(device), _perturbed(host, epsilon, seed + run)))]
-                for run in range(2)
-            ]
+
+            def perturbed(run: int) -> list[Any]:
+                moved = _perturbed(host, epsilon, seed + run)
+                return [_host(v) for v in reference(*map(_single(device), moved))]
+
+            noisy = [perturbed(run) for run in range(RUNS)]
         mesh = target.jax_mesh(decision.mesh_shape)
         placed = jax.device_put(host, [NamedSharding(mesh, spec) for spec in decision.in_specs])
         found = [_host(v) for v in executable(*placed)]
+        if not all(map(_within_noise, found, expected, zip(*noisy, strict=True))):
+            # What hangs on the sign of a vanishing number (a first step of Adam) shows in few of the runs.
+            with jax.default_device(device):
+                noisy += [perturbed(run) for run in range(RUNS, MORE_RUNS)]
     except Exception as error:
         return Numerics(ok=False, reason=f"running failed: {type(error).__name__}: {str(error)[:300]}")
     rows: list[tuple[str, float, float]] = []
     exact: list[Any] | None = None
     for i, leaf in enumerate(decision.results):
-        allowed = _allowed(expected[i], max(_difference(expected[i], other[i]) for other in noisy))
+        allowed = _allowed(expected[i], [other[i] for other in noisy])
         difference = _difference(found[i], expected[i])
         if difference > allowed and narrow:
             # Long sums of narrow floats stagnate on one device; then the sharded result is the better one.
@@ -146,7 +155,13 @@ def _difference(found: Any, expected: Any) -> float:
     return float(np.nan_to_num(gap, nan=np.inf, posinf=np.inf).max(initial=0.0))
 
 
-def _allowed(expected: Any, noise: float) -> float:
+def _within_noise(found: Any, expected: Any, noisy: Sequence[Any]) -> bool:
+    return _difference(found, expected) <= _allowed(expected, noisy)
+
+
+def _allowed(expected: Any, noisy: Sequence[Any]) -> float:
+    """How far a leaf may be from the single device's, given what rounding alone made of it."""
+    noise = max(_difference(expected, other) for other in noisy)
     if not _float(expected):
         return noise
     finite = np.abs(_wide(expected))
