@@ -14,7 +14,7 @@ endif
 
 SOURCES := planner cost_models benchmarks tests
 # The demo is no benchmark; the contest's instances are not part of the repository (benchmarks/iopddl.py FOLDER).
-BENCHMARKS := $(filter-out benchmarks/__init__.py benchmarks/demo.py benchmarks/iopddl.py,$(wildcard benchmarks/*.py))
+BENCHMARKS := $(filter-out benchmarks/__init__.py benchmarks/stamp.py benchmarks/demo.py benchmarks/iopddl.py,$(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check fix format-check lint types imports test test-all conformance fuzz bench clean

@@ -21,15 +21,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from subprocess import run
 from typing import Any
 from unittest import mock
 
@@ -41,6 +37,7 @@ import planner
 from benchmarks.models import llama as llama_module
 from benchmarks.models.base import Model
 from benchmarks.models.llama import LlamaConfig, llama
+from benchmarks.stamp import stamp
 from planner.aot import AotReport, aot_compile
 from planner.hlo_schedule import Rates, estimate_seconds
 
@@ -251,26 +248,6 @@ def make_plan(model: Model, hand: HandPlan | None) -> planner.Plan:
         donate_argnums=model.donate_argnums,
         options=planner.Options(check="never"),
     )
-
-
-def stamp() -> dict[str, str]:
-    """Where, when and with what the figures were made."""
-
-    def found(package: str) -> str:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            return ""
-
-    root = Path(__file__).resolve().parent.parent
-    commit = run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False).stdout.strip()
-    return {
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        **{name: found(name) for name in ("jax", "jaxlib", "libtpu")},
-        "commit": commit,
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
 
 
 def line(row: Mapping[str, Any]) -> str:

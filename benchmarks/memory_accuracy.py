@@ -10,13 +10,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from subprocess import run
 from typing import Any
 
 import planner
@@ -26,6 +22,7 @@ from benchmarks.models.gpt import GPTConfig, gpt
 from benchmarks.models.llama import LlamaConfig, llama
 from benchmarks.models.moe import MoEConfig, moe_lm
 from benchmarks.models.vit import ViTConfig, vit
+from benchmarks.stamp import stamp
 
 TOPOLOGY = "v5e:2x4"
 RESULTS = Path(__file__).resolve().parent / "results" / "memory_accuracy.json"
@@ -73,26 +70,6 @@ def measure(model: Model) -> dict[str, Any]:
         "by_kind_bytes": {
             f"{kind} {','.join(axes)}": sizes for (kind, axes), sizes in (collectives.by_kind or {}).items()
         },
-    }
-
-
-def stamp() -> dict[str, str]:
-    """Where, when and with what the figures were made."""
-
-    def found(package: str) -> str:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            return ""
-
-    root = Path(__file__).resolve().parent.parent
-    commit = run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False).stdout.strip()
-    return {
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        **{name: found(name) for name in ("jax", "jaxlib", "libtpu")},
-        "commit": commit,
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 

@@ -121,7 +121,7 @@ class Alternatives:
     @cached_property
     def problem(self) -> Problem:
         """The problem without memory rows."""
-        return self.instance.problem()
+        return self.instance.problem
 
     @cached_property
     def places(self) -> dict[str, _Place]:

@@ -23,7 +23,7 @@ from planner.groups import Dims, Grouping
 from planner.hazards import safe
 from planner.liveness import Liveness
 from planner.mesh import Mesh
-from planner.problem import Edge, Problem, Row
+from planner.problem import Edge, Problem
 from planner.reshard import Locations, Patterns, local_bytes, reshard_values
 from planner.tiling import tiled_bytes
 
@@ -181,8 +181,9 @@ class Instance:
         self._storage(values)
         return values
 
-    def problem(self, rows: Sequence[Row] = ()) -> Problem:
-        """The planning problem of this instance with the given memory rows."""
+    @cached_property
+    def problem(self) -> Problem:
+        """The planning problem of this instance, without memory rows."""
         edges = [
             Edge(nodes=(t.source, t.target), costs=self.transfer_values(t)) for t in self.moving if t.source != t.target
         ]
@@ -190,7 +191,6 @@ class Instance:
             name=f"mesh {self.mesh.shape}",
             node_costs=tuple(self.node_values),
             edges=tuple(edges),
-            rows=tuple(rows),
             node_names=tuple(node.name for node in self.model.flow.nodes),
         )
 

@@ -76,19 +76,18 @@ def _is_pass(graph: Graph, grouping: Grouping, op: Op) -> bool:
 def analyse(graph: Graph, grouping: Grouping) -> Liveness:
     """The materialised tensors and buffers of a graph."""
     materialised = _materialised(graph, grouping)
-    ends = region_ends(graph)
-    starts = _region_starts(graph)
-    last = _last_uses(graph, grouping, materialised, ends)
+    spans = region_spans(graph)
+    last = _last_uses(graph, grouping, materialised, spans)
     aliased = {graph.outputs[out] for out in graph.aliases}
     buffers: list[Buffer] = []
     for op in graph.ops:
         for tensor in op.results:
             if not materialised[tensor] or _is_view(graph, op) or tensor in aliased:
                 continue
-            start = starts[op.region] if op.kind == "loop_stack" else op.id
+            start = spans[op.region][0] if op.kind == "loop_stack" else op.id
             stop = max(last[tensor], op.id + 1)
             if op.kind == "loop_carry_in":
-                stop = max(stop, ends[op.region])
+                stop = max(stop, spans[op.region][1])
             narrow = _only_matmuls_read(graph, tensor)
             buffers.append(Buffer(tensor=tensor, start=start, stop=stop, for_matmuls=narrow))
     buffers += _shared_operands(graph, grouping, materialised)
@@ -157,35 +156,26 @@ def _shared_operands(graph: Graph, grouping: Grouping, materialised: list[bool])
     return found
 
 
-def region_ends(graph: Graph) -> list[int]:
-    """For every region the id after its last op, inner regions included; indexed by region."""
-    ends = [0] * len(graph.regions)
+def region_spans(graph: Graph) -> list[tuple[int, int]]:
+    """For every region the ids of its first op and after its last, inner regions included; indexed by region."""
+    spans = [(len(graph.ops), 0)] * len(graph.regions)
     for op in graph.ops:
         region: int | None = op.region
         while region is not None:
-            ends[region] = max(ends[region], op.id + 1)
+            start, stop = spans[region]
+            spans[region] = (min(start, op.id), max(stop, op.id + 1))
             region = graph.regions[region].parent
-    return ends
+    return spans
 
 
-def _region_starts(graph: Graph) -> list[int]:
-    starts = [len(graph.ops)] * len(graph.regions)
-    for op in graph.ops:
-        region: int | None = op.region
-        while region is not None:
-            starts[region] = min(starts[region], op.id)
-            region = graph.regions[region].parent
-    return starts
-
-
-def _last_uses(graph: Graph, grouping: Grouping, materialised: list[bool], ends: list[int]) -> list[int]:
+def _last_uses(graph: Graph, grouping: Grouping, materialised: list[bool], spans: list[tuple[int, int]]) -> list[int]:
     """The time until which every tensor is needed, through whatever is computed from it in passing."""
     last = [0] * len(graph.tensors)
     for tensor in graph.outputs:
         last[tensor] = len(graph.ops)
     for op in reversed(graph.ops):
         if op.kind in ("loop_const", "loop_slice", "branch_in"):
-            need = ends[op.region]
+            need = spans[op.region][1]
         elif _is_pass(graph, grouping, op):
             # A fused pass writes over what it was the last to read.
             need = op.id

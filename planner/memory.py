@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from planner.flow import Transfer
 from planner.instance import Instance
-from planner.liveness import region_ends
+from planner.liveness import region_spans
 from planner.problem import Edge, Problem, Row
 from planner.trace import ENTERING
 
@@ -116,7 +116,7 @@ class MemoryModel:
         reads: dict[int, list[tuple[int, int]]] = {}
         for read, node in model.flow.fetched:
             reads.setdefault(node, []).append(read)
-        ends = region_ends(model.graph)
+        spans = region_spans(model.graph)
         found: list[Copy] = []
         for transfer in self.instance.moving:
             if transfer.source == transfer.target or transfer.reduced:
@@ -126,7 +126,8 @@ class MemoryModel:
                 continue
             start = min(op for op, _ in served)
             stop = max(
-                ends[model.graph.ops[op].region] if model.graph.ops[op].kind in ENTERING else op + 1 for op, _ in served
+                spans[model.graph.ops[op].region][1] if model.graph.ops[op].kind in ENTERING else op + 1
+                for op, _ in served
             )
             found.append(
                 Copy(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -133,9 +132,3 @@ def check_mesh(shape: Mapping[str, int], devices: int) -> dict[str, int]:
             "make its sizes multiply to at most that"
         )
     return {name: int(size) for name, size in shape.items()}
-
-
-def specs_of(rank: int, axes: int) -> npt.NDArray[np.int8]:
-    """All ways to lay `axes` axes on `rank` dims, -1 for nowhere: shape ((rank + 1) ** axes, axes)."""
-    choices = list(itertools.product(range(-1, rank), repeat=axes))
-    return np.array(choices, dtype=np.int8).reshape(len(choices), axes)

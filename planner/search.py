@@ -183,7 +183,7 @@ def _solve_mesh(
         floor = sum(float(np.min(values)) for values in instance.node_values)
     if floor >= best:
         return _Outcome(candidate=None, bound=floor)
-    problem = instance.problem()
+    problem = instance.problem
     free = solve(problem, time_limit=time_limit_s, seed=seed)
     if free.choice is None:
         if free.status == "infeasible":
@@ -237,7 +237,7 @@ def _within(
 ) -> tuple[Solution | None, str]:
     """A solution whose peak is within the limit, or None and the point of the schedule that could not be kept."""
     solution, times = free, list[int]()
-    problem = memory.instance.problem()
+    problem = memory.instance.problem
     end = time.monotonic() + time_limit_s
     for _ in range(MAX_ROWS):
         if solution.choice is None:
@@ -320,7 +320,7 @@ def _priced(memory: MemoryModel, free: Solution, least: _Least, limit_bytes: flo
     """
     if least.peak_bytes > limit_bytes:
         return None
-    problem = memory.instance.problem()
+    problem = memory.instance.problem
     limited = memory.limited(problem, least.times, limit_bytes)
     count = len(problem.node_costs)
     best, value, bound = least.choice, problem.evaluate(least.choice), free.bound
