@@ -1,8 +1,10 @@
-"""Factor rules of the boundary ops that enter and leave loop and branch bodies (see `planner.trace`)."""
+"""Factor rules of what encloses a body: boundary ops of loops and branches (see `planner.trace`), and `shard_map`."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from planner.factors import Dim, Kind, Rule
 from planner.graph import Aval
@@ -44,6 +46,34 @@ def _stacked(operands: Sequence[Aval], results: Sequence[Aval]) -> Rule:
         sizes=sizes,
         kinds=kinds,
     )
+
+
+def manual_rule(operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, Any]) -> Rule | None:
+    """The rule of a `shard_map`: a factor for each axis of its mesh, in every dim that the axis splits; the rest is whole.
+
+    Its only strategy splits every factor by the axis it stands for. None where it demands what a plan cannot say.
+    """
+    names = list(params["mesh"])
+    sizes = list(params["mesh"].values())
+    kinds: list[Kind] = ["pass"] * len(names)
+    sides: list[tuple[tuple[Dim, ...], ...]] = []
+    for avals, specs in ((operands, params["operand_specs"]), (results, params["result_specs"])):
+        side: list[tuple[Dim, ...]] = []
+        for aval, spec in zip(avals, specs, strict=True):
+            if spec is None:
+                return None
+            dims: list[Dim] = []
+            for extent, axes in zip(aval.shape, spec, strict=True):
+                factors = [names.index(axis) for axis in axes if params["mesh"][axis] > 1]
+                rest = extent // math.prod(params["mesh"][axis] for axis in axes)
+                if rest != 1:
+                    sizes.append(rest)
+                    kinds.append("replicate")
+                    factors.append(len(sizes) - 1)
+                dims.append(tuple(factors))
+            side.append(tuple(dims))
+        sides.append(tuple(side))
+    return Rule(operands=sides[0], results=sides[1], sizes=tuple(sizes), kinds=tuple(kinds))
 
 
 BOUNDARY_RULES: Mapping[str, Callable[[Sequence[Aval], Sequence[Aval]], Rule]] = {

@@ -46,6 +46,8 @@ def _why_not_run(made: Plan, args: Sequence[Any], options: Options) -> str:
         return f"the topology {made.decision.topology} has no devices here"
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(list(args))):
         return "the arguments are shapes only"
+    if options.check == "auto" and made.has_side_effects:
+        return "it has side effects that a second run would repeat; Options(check='always') runs it"
     flops = made.predicted.flops * math.prod(made.decision.mesh_shape.values())
     if options.check == "auto" and flops > options.affordable_flops:
         return f"running it on one device takes about {flops:.2g} operations; Options(check='always') does it"

@@ -75,7 +75,7 @@ class Request:
     pins: Mapping[str, PartitionSpec]
     cost_model: Literal["analytic", "measured"]
     profile: str | None
-    while_trips: float
+    while_trips: float | Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)

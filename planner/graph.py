@@ -62,7 +62,8 @@ class Region:
 class Op:
     """One equation, or one boundary crossing of a region (kinds `loop_*`, `branch_*`, see `trace`).
 
-    `params` are those of a leaf primitive; for boundary ops they are empty. `path` names the equation for emission.
+    `params` and `primitive` are those of a leaf, which can be lowered alone with them; boundary ops have params of their
+    own and no primitive. `path` names the equation for emission.
     """
 
     id: int
@@ -70,6 +71,7 @@ class Op:
     operands: tuple[int, ...]
     results: tuple[int, ...]
     params: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    primitive: Any = None
     region: int
     path: Path
     source: str

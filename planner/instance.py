@@ -103,17 +103,19 @@ class Instance:
     def _pin(self) -> None:
         """Keeps, at every pinned tensor's home, the strategies that give it the pinned spec."""
         flow, graph = self.model.flow, self.model.graph
-        wanted_at = [(graph.tensors[t].name, flow.home[t], spec) for t, spec in self.pins.items()]
+        wanted_at = [(graph.tensors[t].name, flow.home[t], spec, ()) for t, spec in self.pins.items()]
+        wanted_at += self._demanded()
         for transfer in flow.transfers:
             if transfer.output is not None and transfer.output in self.output_pins:
                 place = (transfer.target, transfer.target_dims)
-                wanted_at.append((graph.output_names[transfer.output], place, self.output_pins[transfer.output]))
-        for name, home, wanted in wanted_at:
+                wanted_at.append((graph.output_names[transfer.output], place, self.output_pins[transfer.output], ()))
+        for name, home, wanted, free in wanted_at:
             if home is None:
                 continue
             node, dims = home
             old = self.strategies[node]
-            keep = (old.locations(dims) == np.asarray(wanted, np.int8)).all(axis=1)
+            found, spec = old.locations(dims), np.asarray(wanted, np.int8)
+            keep = ((found == spec) | ((spec < 0) & np.isin(found, free))).all(axis=1)
             if not keep.any():
                 raise InfeasibleError(
                     f"the pin on {name} leaves {flow.nodes[node].name} no "
@@ -121,6 +123,31 @@ class Instance:
                     "needs whole; relax the pin"
                 )
             self.strategies[node] = old.keep(keep)
+
+    def _demanded(self) -> list[tuple[str, tuple[int, Dims] | None, tuple[int, ...], tuple[int, ...]]]:
+        """(source line, node and dims, spec, free dims) of what constraints and `shard_map`s of the program demand."""
+        found: list[tuple[str, tuple[int, Dims] | None, tuple[int, ...], tuple[int, ...]]] = []
+        graph, grouping, names = self.model.graph, self.model.grouping, self.mesh.names
+        for op in graph.ops:
+            # One that could not be read as a rule is placed whole, and told as such.
+            if op.kind not in ("sharding_constraint", "shard_map") or op.id in grouping.unruled:
+                continue
+            placement = grouping.placements[op.id]
+            for dims, spec in zip(
+                (*placement.operands, *placement.results),
+                (*op.params["operand_specs"], *op.params["result_specs"]),
+                strict=True,
+            ):
+                if spec is None or not set(op.params["mesh"]) <= set(names):
+                    continue
+                location = [-1] * len(names)
+                for dim, axes in enumerate(spec):
+                    for axis in axes or ():
+                        if self.mesh.shape[axis] > 1:
+                            location[names.index(axis)] = dim
+                free = tuple(dim for dim, axes in enumerate(spec) if axes is None)
+                found.append((f"{op.source} {op.kind}", (grouping.group_of[op.id], dims), tuple(location), free))
+        return found
 
     # ------------------------------------------------------------ values
 

@@ -104,12 +104,13 @@ class LoadedPlan:
                 f"the plan of {decision.function_name} has static arguments, or containers that its file cannot tell; "
                 "call bind(fn, example_args)"
             )
-        if tree.num_leaves != len(decision.arguments):
+        mine = [leaf for leaf in decision.arguments if not leaf.constant]
+        if tree.num_leaves != len(mine):
             raise PlanFileError(
-                f"the saved plan of {decision.function_name} names {len(decision.arguments)} arguments in a structure "
+                f"the saved plan of {decision.function_name} names {len(mine)} arguments in a structure "
                 f"of {tree.num_leaves}; its file is damaged, save the plan again"
             )
-        return tuple(jax.tree.unflatten(tree, map(_example, decision.arguments)))
+        return tuple(jax.tree.unflatten(tree, map(_example, mine)))
 
     def _target(self, devices: Sequence[jax.Device] | None) -> Target:
         """What the plan is bound to. Raises: MeshError where the given devices are too few."""

@@ -11,13 +11,14 @@ A leaf that is off is given more such runs before it counts as wrong. Integers, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 import numpy.typing as npt
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from planner.decision import Decision
 from planner.target import Target
@@ -45,10 +46,10 @@ def compare_numerics(
 ) -> Numerics:
     """The sharded results against the single device's; `args` are the flat arguments, concrete."""
     host = [_host(value) for value in args]
-    device = (target.devices or jax.devices())[0]
+    device = _reference_device(decision, program, target)
     reference = jax.jit(plain(program))
     try:
-        with jax.default_device(device):
+        with _on(device):
             expected = [_host(v) for v in reference(*map(_single(device), host))]
             narrow = _epsilon(narrowest_float(program)) > _epsilon("float32")
             epsilon = _epsilon(narrowest_float(program))
@@ -63,7 +64,7 @@ def compare_numerics(
         found = [_host(v) for v in executable(*placed)]
         if not all(map(_within_noise, found, expected, zip(*noisy, strict=True))):
             # What hangs on the sign of a vanishing number (a first step of Adam) shows in few of the runs.
-            with jax.default_device(device):
+            with _on(device):
                 noisy += [perturbed(run) for run in range(RUNS, MORE_RUNS)]
     except Exception as error:
         return Numerics(ok=False, reason=f"running failed: {type(error).__name__}: {str(error)[:300]}")
@@ -95,6 +96,18 @@ def compare_numerics(
     return Numerics(ok=not wrong, reason=reason, leaves=tuple(rows))
 
 
+def _reference_device(decision: Decision, program: Program, target: Target) -> Any:
+    """Where the unplanned program runs: one device; whole on each of its own mesh where it holds a `shard_map`."""
+    if program.parallelism is not None and program.parallelism.manual:
+        return NamedSharding(target.jax_mesh(decision.mesh_shape), PartitionSpec())
+    return (target.devices or jax.devices())[0]
+
+
+def _on(device: Any) -> AbstractContextManager[object]:
+    """Makes a device the default one; all of a mesh are, where arguments are placed on it."""
+    return jax.default_device(device) if isinstance(device, jax.Device) else nullcontext()
+
+
 def _is_key(value: Any) -> bool:
     return jax.dtypes.issubdtype(getattr(value, "dtype", np.dtype(np.float32)), jax.dtypes.prng_key)
 
@@ -108,7 +121,7 @@ def _host(value: Any) -> Any:
     return np.asarray(value) if hasattr(value, "dtype") else value
 
 
-def _single(device: jax.Device) -> Callable[[Any], Any]:
+def _single(device: Any) -> Callable[[Any], Any]:
     return lambda value: jax.device_put(value, device) if hasattr(value, "dtype") else value
 
 

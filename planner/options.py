@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,7 +25,8 @@ class Options:
     `cost_model`: "analytic" (roofline and collective algorithms) or "measured" (a profile of these devices).
     `profile`: the profile's file for "measured"; default where `python -m planner calibrate` writes it.
     `seed`: of everything random in the solver and in verification.
-    `max_axes`: most mesh axes searched. `while_trips`: trip count assumed for loops without a static one.
+    `max_axes`: most mesh axes searched. `while_trips`: trip count assumed for loops whose counter does not say it, or
+    a mapping from patterns over their source lines (`*/solve.py:12`, as the plan's notes print them) to trip counts.
     `affordable_flops`: "auto" runs the numeric check up to this many operations of one device.
     `progress`: called with a `search.Progress` after every mesh.
 
@@ -38,7 +39,7 @@ class Options:
     profile: str | None = None
     seed: int = 0
     max_axes: int = 3
-    while_trips: float = 1.0
+    while_trips: float | Mapping[str, float] = 1.0
     affordable_flops: float = 2e11
     progress: Callable[[Progress], object] | None = None
 
@@ -49,7 +50,9 @@ class Options:
         _require(self.profile is None or isinstance(self.profile, str), "profile", self.profile, "a path, or None")
         _require(type(self.seed) is int and self.seed >= 0, "seed", self.seed, "an integer of 0 or more")
         _require(self.max_axes in (1, 2, 3), "max_axes", self.max_axes, "1, 2 or 3")
-        _require(_number(self.while_trips) and self.while_trips > 0, "while_trips", self.while_trips, "a number > 0")
+        hints = self.while_trips.values() if isinstance(self.while_trips, Mapping) else (self.while_trips,)
+        positive = all(_number(trips) and trips > 0 for trips in hints)
+        _require(positive, "while_trips", self.while_trips, "a number > 0, or a mapping from patterns to such")
         affordable = _number(self.affordable_flops) and self.affordable_flops >= 0
         _require(affordable, "affordable_flops", self.affordable_flops, "a number of 0 or more")
         callable_or_none = self.progress is None or callable(self.progress)

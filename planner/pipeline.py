@@ -56,6 +56,7 @@ class Pipeline:
     def meshes(self, mesh: Shape | None, max_axes: int) -> list[dict[str, int]]:
         """The mesh a user fixed, or all that may be searched. Raises: MeshError, PinError."""
         topology = self.request.topology
+        mesh = self._demanded_mesh(mesh)
         if mesh is not None:
             shape = check_mesh(mesh, self.target.count)
             if topology.links(tuple(shape.values())) is None:
@@ -73,6 +74,30 @@ class Pipeline:
                 "fix mesh={...} with the axes the pins name"
             )
         return fitting
+
+    def _demanded_mesh(self, mesh: Shape | None) -> Shape | None:
+        """The mesh that the program allows: its own where it names one, of one device for ordered effects, else any."""
+        own, name = self.program.parallelism, self.program.function_name
+        if self.program.effects.ordered:
+            if mesh is not None and math.prod(mesh.values()) > 1:
+                raise MeshError(
+                    f"{name} has ordered side effects, which run on one device only, but mesh={dict(mesh)} was given; "
+                    "make its prints and callbacks unordered, or leave mesh out"
+                )
+            return {"x": 1}
+        if own is None:
+            return mesh
+        if mesh is not None and dict(mesh) != dict(own.shape):
+            raise MeshError(
+                f"{name} names the mesh {dict(own.shape)} itself, but mesh={dict(mesh)} was given; leave mesh out, or "
+                "give the same"
+            )
+        if math.prod(own.shape.values()) > self.target.count:
+            raise MeshError(
+                f"{name} names the mesh {dict(own.shape)} itself, but there are {self.target.count} devices; plan for "
+                "as many as it needs, or take its constraints out"
+            )
+        return own.shape
 
     def instance(self, shape: Shape) -> Instance:
         """The problem on one mesh. Raises: PinError, InfeasibleError where the pins do not fit it."""

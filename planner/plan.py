@@ -57,6 +57,11 @@ class Plan:
         return self._target.devices is None
 
     @property
+    def has_side_effects(self) -> bool:
+        """Whether a run changes or reads the world outside (io callbacks)."""
+        return self._program.effects.io
+
+    @property
     def decision(self) -> Decision:
         """All that was decided, as plain data."""
         return self._decision
@@ -64,6 +69,9 @@ class Plan:
     @cached_property
     def mesh(self) -> Mesh | AbstractMesh:
         """The mesh; abstract where the plan was made for a topology without devices."""
+        own = self._program.parallelism
+        if own is not None and own.mesh is not None and set(own.mesh.devices.flat) <= set(self._target.devices or ()):
+            return own.mesh
         return self._target.jax_mesh(self._decision.mesh_shape)
 
     @cached_property
@@ -118,7 +126,8 @@ class Plan:
         return self._decision.notes
 
     def _as_arguments(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
-        dynamic = jax.tree.unflatten(self._program.in_tree, leaves)
+        mine = leaves[: len(leaves) - len(self._program.constants)]
+        dynamic = jax.tree.unflatten(self._program.in_tree, mine)
         full: list[Any] = [None] * self._program.num_args
         for i, value in zip(self._program.dynamic_argnums, dynamic, strict=True):
             full[i] = value
@@ -160,20 +169,39 @@ class Plan:
 
     @cached_property
     def jit(self) -> Any:
-        """The sharded jitted function; call it with placed arguments, differentiate it, or lower and compile it."""
-        program = self._program
+        """The sharded jitted function; call it with placed arguments, differentiate it, or lower and compile it.
+
+        The large arrays that the function closes over are arguments of the compiled program, passed along.
+        """
+        program, count = self._program, len(self._program.constants)
 
         def sharded(*args: Any) -> Any:
-            return jax.tree.unflatten(program.out_tree, self._run(*self._flat(args)))
+            constants = args[len(args) - count :]
+            leaves = [*self._flat(args[: len(args) - count]), *constants]
+            return jax.tree.unflatten(program.out_tree, self._run(*leaves))
 
         sharded.__name__ = sharded.__qualname__ = self._decision.function_name
-        return jax.jit(
+        specs = self._decision.in_specs[len(self._decision.in_specs) - count :]
+        jitted = jax.jit(
             sharded,
-            in_shardings=tuple(self.in_shardings[i] for i in program.dynamic_argnums),
+            in_shardings=(
+                *(self.in_shardings[i] for i in program.dynamic_argnums),
+                *(NamedSharding(self.mesh, spec) for spec in specs),
+            ),
             out_shardings=self.out_shardings,
             donate_argnums=self._decision.donate_argnums,
             static_argnums=self._decision.static_argnums,
         )
+        return jitted if not count else _WithConstants(jitted, lambda: self._constants)
+
+    @cached_property
+    def _constants(self) -> tuple[Any, ...]:
+        """The large arrays that the function closes over, on their devices; shapes where there are none."""
+        constants = self._program.constants
+        if self._target.devices is None:
+            return self._program.in_avals[len(self._program.in_avals) - len(constants) :]
+        specs = self._decision.in_specs[len(self._decision.in_specs) - len(constants) :]
+        return tuple(jax.device_put(list(constants), [NamedSharding(self.mesh, spec) for spec in specs]))
 
     def _flat(self, args: Sequence[Any]) -> list[Any]:
         """The leaves of the dynamic arguments. Raises: ArgumentError where they are not what was planned for."""
@@ -192,16 +220,18 @@ class Plan:
             raise ArgumentError(
                 f"{name} was planned for arguments of structure {program.in_tree}, got {tree}; make a plan for these"
             )
-        return [_as_planned(leaf, value) for leaf, value in zip(program.arguments, leaves, strict=True)]
+        planned = program.arguments[: len(leaves)]
+        return [_as_planned(leaf, value) for leaf, value in zip(planned, leaves, strict=True)]
 
     def place(self, *args: Any) -> tuple[Any, ...]:
         """The arguments on their devices, sharded as planned. Raises: ArgumentError, MeshError (no devices)."""
         self._need_devices("place arguments")
-        placed = self._as_arguments(self._placed(self._flat(args)))
+        placed = self._as_arguments(self._placed(self._flat(args)) + list(self._constants))
         return tuple(args[i] if i in self._static_args else value for i, value in enumerate(placed))
 
     def _placed(self, leaves: Sequence[Any]) -> list[Any]:
-        return jax.device_put(list(leaves), [NamedSharding(self.mesh, spec) for spec in self._decision.in_specs])
+        specs = self._decision.in_specs[: len(leaves)]
+        return jax.device_put(list(leaves), [NamedSharding(self.mesh, spec) for spec in specs])
 
     def __call__(self, *args: Any) -> Any:
         """The result of the function, computed sharded: places the arguments and calls `jit`.
@@ -211,8 +241,8 @@ class Plan:
         self._need_devices("run")
         leaves = self._flat(args)
         if any(isinstance(leaf, Tracer) for leaf in leaves):
-            return jax.tree.unflatten(self._program.out_tree, self._flat_jit(*leaves))
-        results = self._executable(*self._placed(leaves))
+            return jax.tree.unflatten(self._program.out_tree, self._flat_jit(*leaves, *self._constants))
+        results = self._executable(*self._placed(leaves), *self._constants)
         for i in self._program.donated:
             leaf = leaves[i]
             if isinstance(leaf, jax.Array) and not leaf.is_deleted():
@@ -256,10 +286,10 @@ class Plan:
             return str(error)
         if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
             return "the arguments are shapes only"
-        for leaf, value in zip(self._program.arguments, leaves, strict=True):
+        for leaf, value in zip(self._program.arguments, leaves, strict=False):
             if isinstance(value, jax.Array) and value.is_deleted():
                 return f"argument {leaf.name} was donated to an earlier call and is gone"
-        return tuple(leaves)
+        return (*leaves, *self._program.constants)
 
     @cached_property
     def _alternatives(self) -> Alternatives:
@@ -286,7 +316,7 @@ class Plan:
         other.__dict__.update(
             {
                 name: self.__dict__[name]
-                for name in ("mesh", "_run", "_flat_jit", "_executable")
+                for name in ("mesh", "_run", "_flat_jit", "_executable", "_constants")
                 if name in self.__dict__
             }
         )
@@ -303,6 +333,29 @@ class Plan:
         return (
             f"<Plan of {self._decision.function_name} on {dict(self._decision.mesh_shape)}: {self.certificate.status}>"
         )
+
+
+class _WithConstants:
+    """A jitted function whose last arguments are given once: it is called, traced and lowered with the others alone."""
+
+    def __init__(self, jitted: Any, constants: Callable[[], tuple[Any, ...]]) -> None:
+        self._jitted, self._constants = jitted, constants
+        self.__name__: str = jitted.__name__
+
+    def __call__(self, *args: Any) -> Any:
+        return self._jitted(*args, *self._constants())
+
+    def trace(self, *args: Any) -> Any:
+        """As of a jitted function."""
+        return self._jitted.trace(*args, *self._constants())
+
+    def lower(self, *args: Any) -> Any:
+        """As of a jitted function."""
+        return self._jitted.lower(*args, *self._constants())
+
+    def eval_shape(self, *args: Any) -> Any:
+        """As of a jitted function."""
+        return self._jitted.eval_shape(*args, *self._constants())
 
 
 def _as_planned(leaf: Leaf, value: Any) -> Any:

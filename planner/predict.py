@@ -50,8 +50,10 @@ class Predicted:
 def predict(instance: Instance, choice: Sequence[int], topology: Topology) -> Predicted:
     """The prediction for a choice of strategies."""
     compute, communication = instance.seconds(choice)
+    manual = _manual(instance)
     flops, traffic = instance.total("flops", choice), instance.total("traffic_bytes", choice)
-    collectives = _collectives(instance, choice)
+    collectives = (*_collectives(instance, choice), *manual)
+    communication += sum(c.count * _seconds(instance, c) for c in manual)
     arguments, outputs, aliased = _border_bytes(instance, choice, topology.chip.platform)
     energy = EnergyObjective(chip=topology.chip)
     joules = float(energy.compute(seconds=np.asarray(compute), flops=np.asarray(flops), bytes=np.asarray(traffic)))
@@ -103,6 +105,31 @@ def _collectives(instance: Instance, choice: Sequence[int]) -> tuple[Collective,
             else:
                 found.append(collective)
     return tuple(found)
+
+
+def _manual(instance: Instance) -> tuple[Collective, ...]:
+    """The collectives that the program runs itself, in its `shard_map`s."""
+    graph = instance.model.graph
+    return tuple(
+        Collective(
+            kind=kind,
+            bytes=moved,
+            axes=tuple(name for name in instance.mesh.names if name in axes),
+            count=trips * graph.regions[op.region].trips,
+            source=op.source,
+            tensor=graph.tensors[op.results[0]].name if op.results else op.kind,
+            dtype=dtype,
+        )
+        for op in graph.ops
+        if op.kind == "shard_map"
+        for kind, moved, axes, trips, dtype in op.params["collectives"]
+    )
+
+
+def _seconds(instance: Instance, collective: Collective) -> float:
+    mask = sum(1 << a for a, name in enumerate(instance.mesh.names) if name in collective.axes)
+    fixed, per_byte = instance.mesh.fixed_seconds[collective.kind], instance.mesh.seconds_per_byte[collective.kind]
+    return float(fixed[mask] + per_byte[mask] * collective.bytes)
 
 
 def _arg_reduced(reduced: Collective, graph: Graph, producer: int, devices: float) -> list[Collective]:

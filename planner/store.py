@@ -94,6 +94,7 @@ def _leaf_records(leaves: Sequence[Leaf], specs: Sequence[PartitionSpec]) -> lis
             "dtype": leaf.aval.dtype,
             "itemsize": leaf.aval.itemsize,
             "weak": leaf.weak,
+            "constant": leaf.constant,
             "spec": entries_of(spec),
         }
         for leaf, spec in zip(leaves, specs, strict=True)
@@ -186,7 +187,7 @@ def _read(record: Mapping[str, Any]) -> Decision:
 
 def _read_leaf(record: Mapping[str, Any]) -> Leaf:
     aval = Aval(shape=tuple(record["shape"]), dtype=record["dtype"], itemsize=record["itemsize"])
-    return Leaf(name=record["name"], aval=aval, weak=record["weak"])
+    return Leaf(name=record["name"], aval=aval, weak=record["weak"], constant=record["constant"])
 
 
 def _read_topology(record: Any) -> Topology:

@@ -21,8 +21,10 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, Protocol
@@ -31,6 +33,7 @@ import jax
 import jax.extend.core as jex_core
 import jax.extend.source_info_util as source_info_util
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
 
 from planner.errors import ArgumentError, TraceError
 from planner.graph import Aval, Graph, Op, Path, Region, Tensor
@@ -55,11 +58,35 @@ class Leaf:
     name: str
     aval: Aval
     weak: bool = False
+    constant: bool = False
+    """Whether it is a large array that the function closes over, not an argument of the user's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallelism:
+    """The mesh that a program names itself, in constraints and `shard_map`s; `mesh` where it is one of devices."""
+
+    shape: Mapping[str, int]
+    mesh: Mesh | None
+    manual: bool
+    """Whether a part of it is a `shard_map`, which runs on this mesh only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effects:
+    """The side effects of a program: `ordered` ones run on one device only; `io` ones reach the world outside."""
+
+    ordered: bool = False
+    io: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A traced function: its jaxpr, the pytrees around it and the names of its leaves."""
+    """A traced function: its jaxpr, the pytrees around it and the names of its leaves.
+
+    `arguments` are the leaves of the user's arguments, then the large arrays that the function closes over, whose values
+    are `constants`; `parallelism` is the mesh it names itself, if it does.
+    """
 
     jaxpr: Any
     arguments: tuple[Leaf, ...]
@@ -67,6 +94,10 @@ class Program:
     in_tree: Any
     out_tree: Any
     in_avals: tuple[Any, ...]
+    constants: tuple[Any, ...]
+    parallelism: Parallelism | None
+    effects: Effects
+    notes: tuple[str, ...]
     donated: frozenset[int]
     dynamic_argnums: tuple[int, ...]
     num_args: int
@@ -132,7 +163,19 @@ def trace(
             f"{_name_of(fn)} could not be traced: {type(error).__name__}: {error}. "
             "The planner accepts what jax.jit accepts; make values that steer Python control flow static_argnums"
         ) from error
-    jaxpr = traced.jaxpr
+    jaxpr, notes = traced.jaxpr, list[str]()
+    if getattr(jaxpr, "is_high", False):  # JAX 0.12: primitives such as custom_root, which only their lowering can run
+        jaxpr = traced.lojax.jaxpr
+        notes.append("holds primitives with a derivative of their own that the planned function does not keep")
+    jaxpr, constants = _hoisted(jaxpr)
+    leaves += [
+        Leaf(name=f"closed_over/{i}", aval=_aval(_abstract(value)), constant=True) for i, value in enumerate(constants)
+    ]
+    parallelism, effects = _parallelism(jaxpr), _effects(jaxpr)
+    if parallelism is not None:
+        notes.append(f"the mesh {dict(parallelism.shape)} is the one that the function names itself")
+    if effects.ordered:
+        notes.append("ordered side effects run on one device only, so the plan is for one")
     out_leaves, out_tree = jax.tree_util.tree_flatten_with_path(traced.out_info)
     results = tuple(
         Leaf(name=_join("out", path), aval=_aval(aval))
@@ -144,11 +187,116 @@ def trace(
         results=results,
         in_tree=jax.tree.structure(tuple(args[i] for i in dynamic)),
         out_tree=out_tree,
-        in_avals=tuple(jax.tree.leaves(abstract)),
+        in_avals=(*jax.tree.leaves(abstract), *map(_abstract, constants)),
+        constants=constants,
+        parallelism=parallelism,
+        effects=effects,
+        notes=tuple(notes),
         donated=frozenset(donated),
         dynamic_argnums=dynamic,
         num_args=len(args),
         function_name=_name_of(fn),
+    )
+
+
+HOISTED_BYTES = 64 * 1024
+"""Least size of an array that a function closes over for it to be planned as an argument is."""
+
+
+def _hoisted(jaxpr: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The program with its large constants as trailing arguments, and their values.
+
+    JAX bakes what a function closes over into the program, whole on every device. Constants of functions jitted on
+    their own are found where they are called from outside of any loop; what a loop reads, JAX passes in from outside.
+    """
+    body = _open(jaxpr)
+    held = {id(value): (var, value) for var, value in zip(body.constvars, _consts(jaxpr), strict=True)}
+    eqns, outvars = _spliced(body, held)
+    large = [(var, value) for var, value in held.values() if _is_large(value)]
+    if not large:
+        return jaxpr, ()
+    small = [(var, value) for var, value in held.values() if not _is_large(value)]
+    new = {"eqns": eqns, "outvars": outvars, "constvars": [var for var, _ in small]}
+    new["invars"] = [*body.invars, *(var for var, _ in large)]
+    left = [value for _, value in small]
+    closed = body.replace(**new, consts=left) if jaxpr is body else jex_core.ClosedJaxpr(body.replace(**new), left)
+    return closed, tuple(value for _, value in large)
+
+
+def _is_large(value: Any) -> bool:
+    return hasattr(value, "dtype") and _aval(jax.typeof(value)).bytes >= HOISTED_BYTES
+
+
+def _spliced(body: Any, held: dict[int, tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
+    """The equations and results of a body with calls of jitted functions that hold large constants expanded.
+
+    `held` are (variable, value) of all constants so far, by identity of the value; those of expanded calls join it.
+    """
+    found: list[Any] = []
+    renamed: dict[Any, Any] = {}
+
+    def read(atom: Any) -> Any:
+        return atom if isinstance(atom, jex_core.Literal) else renamed.get(atom, atom)
+
+    for eqn in body.eqns:
+        inner = eqn.params["jaxpr"] if eqn.primitive.name in ("jit", "pjit") else None
+        if inner is None or not _holds_large(inner):
+            found.append(eqn.replace(invars=list(map(read, eqn.invars))))
+            continue
+        called = _open(inner)
+        local: dict[Any, Any] = dict(zip(called.invars, map(read, eqn.invars), strict=True))
+        for var, value in zip(called.constvars, _consts(inner), strict=True):
+            local[var] = held.setdefault(id(value), (_fresh(var), value))[0]
+
+        def look(atom: Any, local: dict[Any, Any] = local) -> Any:
+            return atom if isinstance(atom, jex_core.Literal) else local.get(atom, atom)
+
+        steps, results = _spliced(called, held)
+        for step in steps:
+            local.update((var, _fresh(var)) for var in step.outvars if not isinstance(var, jex_core.DropVar))
+            found.append(step.replace(invars=list(map(look, step.invars)), outvars=list(map(look, step.outvars))))
+        renamed.update((var, look(atom)) for var, atom in zip(eqn.outvars, results, strict=True))
+    return found, list(map(read, body.outvars))
+
+
+def _holds_large(jaxpr: Any) -> bool:
+    inner = [e.params["jaxpr"] for e in _open(jaxpr).eqns if e.primitive.name in ("jit", "pjit")]
+    return any(map(_is_large, _consts(jaxpr))) or any(map(_holds_large, inner))
+
+
+def _parallelism(jaxpr: Any) -> Parallelism | None:
+    """The mesh that constraints and `shard_map`s of a program name. Raises: TraceError where they name several."""
+    meshes: list[Any] = []
+    manual = False
+    for eqn in _equations(jaxpr):
+        if eqn.primitive.name == "shard_map":
+            meshes.append(eqn.params["mesh"])
+            manual = True
+        elif eqn.primitive.name == "sharding_constraint" and isinstance(eqn.params["sharding"], NamedSharding):
+            meshes.append(eqn.params["sharding"].mesh)
+    shapes = {tuple(mesh.shape.items()) for mesh in meshes}
+    if len(shapes) > 1:
+        words = " and ".join(str(dict(shape)) for shape in sorted(shapes))
+        raise TraceError(f"the function names several meshes itself, {words}; a plan has one mesh: use one throughout")
+    if not shapes:
+        return None
+    concrete = next((mesh for mesh in meshes if isinstance(mesh, Mesh)), None)
+    return Parallelism(shape=dict(shapes.pop()), mesh=concrete, manual=manual)
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    """All equations of a program, those of bodies that are planned included."""
+    for eqn in _open(jaxpr).eqns:
+        yield eqn
+        structure = _structure(eqn)
+        for place in structure.bodies if structure else ():
+            yield from _equations(_body(eqn, place))
+
+
+def _effects(jaxpr: Any) -> Effects:
+    names = {type(effect).__name__ for effect in jaxpr.effects}
+    return Effects(
+        ordered=any(name.startswith("Ordered") for name in names), io=any("IOEffect" in name for name in names)
     )
 
 
@@ -247,6 +395,8 @@ class _Structure:
     num_carry: int = 0
     cond_consts: int = 0
     length: float = 1
+    takes: tuple[int, ...] | None = None
+    """The operands that the body takes, where it does not take all."""
 
 
 _INLINE: Mapping[str, str] = {
@@ -254,6 +404,7 @@ _INLINE: Mapping[str, str] = {
     "pjit": "jaxpr",
     "closed_call": "call_jaxpr",
     "core_call": "call_jaxpr",
+    "eval_jaxpr": "call_jaxpr",
     "composite": "jaxpr",
     "remat2": "jaxpr",
     "checkpoint": "jaxpr",
@@ -283,6 +434,12 @@ def _structure(eqn: Any) -> _Structure | None:
             cond_consts=params["cond_nconsts"],
             num_consts=params["body_nconsts"],
         )
+    if name == "custom_linear_solve":
+        # Only the solve is computed; the other functions serve the derivatives.
+        lengths = params["const_lengths"]
+        first, last = lengths.matvec + lengths.vecmat, sum(lengths)
+        takes = (*range(first, first + lengths.solve), *range(last, len(eqn.invars)))
+        return _Structure(kind="inline", bodies=(("jaxprs", params["jaxprs"]._fields.index("solve")),), takes=takes)
     if name == "cond":
         return _Structure(kind="cond", bodies=tuple(("branches", i) for i in range(len(params["branches"]))))
     return None
@@ -301,6 +458,17 @@ def _body(eqn: Any, body: tuple[str, int | None]) -> Any:
     return eqn.params[param] if index is None else eqn.params[param][index]
 
 
+def _with_body(params: dict[str, Any], body: tuple[str, int | None], new: Any) -> None:
+    """Puts another body in the place of one, in a copy of the parameters of its equation."""
+    param, index = body
+    old = params[param]
+    if index is None:
+        params[param] = new
+    else:
+        bodies = [new if i == index else one for i, one in enumerate(old)]
+        params[param] = type(old)(*bodies) if hasattr(old, "_fields") else tuple(bodies)
+
+
 def _body_path(path: Path, body: tuple[str, int | None]) -> Path:
     param, index = body
     return (*path, param if index is None else f"{param}[{index}]")
@@ -309,11 +477,14 @@ def _body_path(path: Path, body: tuple[str, int | None]) -> Path:
 # ---------------------------------------------------------------- flattening into a graph
 
 
+WhileTrips = float | Mapping[str, float]
+
+
 @dataclass
 class _Builder:
     """Accumulates ops and tensors while a jaxpr is walked."""
 
-    while_trips: float
+    while_trips: WhileTrips
     ops: list[Op] = field(default_factory=list[Op])
     tensors: list[Tensor] = field(default_factory=list[Tensor])
     regions: list[Region] = field(default_factory=list[Region])
@@ -361,6 +532,7 @@ class _Builder:
                 operands=tuple(operands),
                 results=results,
                 params=more.get("params", {}),
+                primitive=more.get("primitive"),
                 region=region,
                 path=path,
                 source=source,
@@ -403,9 +575,12 @@ def _short_source(text: str) -> str:
 Env = dict[Any, int]
 
 
-def build_graph(program: Program, *, while_trips: float = 1.0) -> Graph:
-    """The flat op graph of a program; `while_trips` is assumed of `while` loops without a static trip count."""
-    builder = _Builder(while_trips=while_trips)
+def build_graph(program: Program, *, while_trips: WhileTrips = 1.0) -> Graph:
+    """The flat op graph of a program; `while_trips` is assumed of `while` loops whose counter does not say it.
+
+    It may be a mapping from shell-style patterns over the loops' source lines (`*/solve.py:12`) to trip counts.
+    """
+    builder = _Builder(while_trips=while_trips, notes=list(program.notes))
     builder.regions.append(Region(id=0, parent=None, kind="program", trips=1, length=1, source=""))
     jaxpr = _open(program.jaxpr)
     env: Env = {}
@@ -467,12 +642,87 @@ def _leaf(b: _Builder, eqn: Any, operands: list[int], path: Path, region: int) -
             for i, (operand, aval) in enumerate(zip(operands, avals, strict=True))
         ]
     names = [str(eqn.params["name"])] if kind == "name" else None
-    return b.op(kind, operands, avals, region, path, source, params=eqn.params, names=names)
+    params = _fixed(b, eqn, avals, source) if kind in ("sharding_constraint", "shard_map") else eqn.params
+    return b.op(kind, operands, avals, region, path, source, params=params, primitive=eqn.primitive, names=names)
+
+
+def _fixed(b: _Builder, eqn: Any, avals: Sequence[Aval], source: str) -> dict[str, Any]:
+    """What a constraint or a `shard_map` demands of its operands and results: params of its op.
+
+    `operand_specs` and `result_specs` hold, for each array, the axes of every dim (None where a dim is free), or None
+    where nothing is demanded; `mesh` is the shape of the mesh they name.
+    """
+    params = eqn.params
+    if eqn.primitive.name == "shard_map":
+        spec_of: list[tuple[Any, Collection[int]]] = [(s, ()) for s in (*params["in_specs"], *params["out_specs"])]
+        mesh, arrays = params["mesh"], [*(b.aval(v.aval) for v in eqn.invars), *avals]
+    elif isinstance(params["sharding"], NamedSharding):
+        mesh, arrays = params["sharding"].mesh, list(avals)
+        spec_of = [(params["sharding"].spec, params["unconstrained_dims"])]
+    else:
+        b.notes.append(f"{source}: the constraint {params['sharding']} names no mesh and is left to the compiler")
+        return {"operand_specs": (None,), "result_specs": (None,)}
+    shape = dict(mesh.shape)
+    found: list[tuple[tuple[str, ...] | None, ...] | None] = []
+    for (spec, free), aval in zip(spec_of, arrays, strict=True):
+        entries = [*spec, *[None] * (len(aval.shape) - len(spec))]
+        axes = [(e,) if isinstance(e, str) else e if isinstance(e, tuple) else () for e in entries]
+        parts = [math.prod(shape[name] for name in names) for names in axes]
+        ordered = all(list(names) == sorted(names, key=list(shape).index) for names in axes)
+        even = all(extent % n == 0 for extent, n in zip(aval.shape, parts, strict=True))
+        if not (ordered and even):
+            b.notes.append(
+                f"{source}: {spec} is left to the compiler: it splits {list(aval.shape)} unevenly, or by axes in another "
+                f"order than the mesh's, {tuple(shape)}"
+            )
+            found.append(None)
+        else:
+            found.append(tuple(None if dim in free else names for dim, names in enumerate(axes)))
+    count = len(eqn.invars) if eqn.primitive.name == "shard_map" else 0
+    return {
+        "operand_specs": tuple(found[:count]) if count else (None,) * len(eqn.invars),
+        "result_specs": tuple(found[count:]),
+        "mesh": shape,
+        "collectives": tuple(_collectives(b, params["jaxpr"], 1.0)) if count else (),
+    }
+
+
+_COLLECTIVES: Mapping[str, str] = {
+    "all_gather": "all-gather",
+    "all_gather_invariant": "all-gather",
+    "all_to_all": "all-to-all",
+    "pmax": "all-reduce",
+    "pmin": "all-reduce",
+    "ppermute": "collective-permute",
+    "psum": "all-reduce",
+    "psum2": "all-reduce",
+    "psum_invariant": "all-reduce",
+    "reduce_scatter": "reduce-scatter",
+}
+
+
+def _collectives(b: _Builder, jaxpr: Any, trips: float) -> Iterator[tuple[str, float, tuple[str, ...], float, str]]:
+    """(kind, bytes, axes, trips, dtype) of the collectives in the body of a `shard_map`."""
+    for eqn in _open(jaxpr).eqns:
+        kind = _COLLECTIVES.get(eqn.primitive.name)
+        if kind is not None:
+            axes = eqn.params["axes"] if "axes" in eqn.params else eqn.params["axis_name"]
+            names = tuple(name for name in (axes if isinstance(axes, tuple) else (axes,)) if isinstance(name, str))
+            for operand, result in zip(eqn.invars, eqn.outvars, strict=True):
+                sides = (b.aval(operand.aval), b.aval(result.aval))
+                yield kind, max(aval.bytes for aval in sides), names, trips, sides[0].dtype
+        structure = _structure(eqn)
+        length = structure.length if structure else 1.0
+        if structure is not None and structure.kind == "while":
+            length = _while_trips(b, eqn, structure, b.source(eqn))
+        for place in structure.bodies if structure else ():
+            yield from _collectives(b, _body(eqn, place), trips * length)
 
 
 def _inline(b: _Builder, eqn: Any, s: _Structure, operands: list[int], path: Path, region: int) -> list[int]:
     inner = _body(eqn, s.bodies[0])
-    env = dict(zip(_open(inner).invars, operands, strict=True))
+    taken = operands if s.takes is None else [operands[i] for i in s.takes]
+    env = dict(zip(_open(inner).invars, taken, strict=True))
     b.calls.append(b.source(eqn))
     results = _walk(b, inner, env, _body_path(path, s.bodies[0]), region)
     b.calls.pop()
@@ -517,11 +767,7 @@ def _scan(b: _Builder, eqn: Any, s: _Structure, operands: list[int], path: Path,
 
 def _while(b: _Builder, eqn: Any, s: _Structure, operands: list[int], path: Path, region: int) -> list[int]:
     source = b.source(eqn)
-    b.notes.append(
-        f"{source}: the trip count of this while loop is not known; {b.while_trips:g} was assumed "
-        "(Options(while_trips=...) sets it)"
-    )
-    loop = b.region(region, "while", b.while_trips, source)
+    loop = b.region(region, "while", _while_trips(b, eqn, s, source), source)
     test, body = _body(eqn, s.bodies[0]), _body(eqn, s.bodies[1])
     split = (s.cond_consts, s.cond_consts + s.num_consts)
     test_env: Env = {}
@@ -548,6 +794,76 @@ def _while(b: _Builder, eqn: Any, s: _Structure, operands: list[int], path: Path
     ]
     b.ties.extend(zip(carries, results, strict=True))
     return results
+
+
+def _while_trips(b: _Builder, eqn: Any, s: _Structure, source: str) -> float:
+    """How often a while loop is taken to run: what its counter says, else as the user hints; what is assumed is noted."""
+    limits, exact = _counter_limits(eqn, s)
+    if exact:
+        return limits[0]
+    hint, why = b.while_trips, "was assumed (Options(while_trips=...) sets it)"
+    if isinstance(hint, Mapping):
+        named = [trips for pattern, trips in hint.items() if fnmatchcase(source, pattern)]
+        hint, why = (named[0], "is hinted") if named else (1.0, "was assumed (no pattern of Options(while_trips) fits)")
+    elif limits and hint == 1.0:
+        hint, why = min(limits), "the most its counter allows, was assumed (Options(while_trips=...) sets it)"
+    b.notes.append(f"{source}: the trip count of this while loop is not known; {hint:g} {why}")
+    return hint
+
+
+def _counter_limits(eqn: Any, s: _Structure) -> tuple[list[float], bool]:
+    """The trip counts that conditions `counter < limit` of a while loop allow, and whether one is the only condition."""
+    test, body = _open(_body(eqn, s.bodies[0])), _open(_body(eqn, s.bodies[1]))
+    made = {var: step for step in test.eqns for var in step.outvars}
+    first = s.cond_consts + s.num_consts
+
+    def number(atom: Any) -> float | None:
+        """What a scalar of the condition is at every trip, or None."""
+        if not isinstance(atom, jex_core.Literal) and atom in test.invars:
+            i = test.invars.index(atom)
+            k = i - s.cond_consts
+            if k >= 0 and body.outvars[k] is not body.invars[s.num_consts + k]:
+                return None
+            atom = eqn.invars[i] if k < 0 else eqn.invars[first + k]
+        if not isinstance(atom, jex_core.Literal) or np.shape(atom.val):
+            return None
+        return float(atom.val)
+
+    def trips(counter: Any, limit: Any, extra: float) -> float | None:
+        if isinstance(counter, jex_core.Literal) or counter not in test.invars:
+            return None
+        k = test.invars.index(counter) - s.cond_consts
+        start, end = eqn.invars[first + k], number(limit)
+        step: Any = next((e for e in body.eqns if body.outvars[k] in e.outvars), None)
+        if k < 0 or end is None or not isinstance(start, jex_core.Literal) or step is None:
+            return None
+        amounts = [a.val for a in step.invars if isinstance(a, jex_core.Literal)]
+        if step.primitive.name != "add" or body.invars[s.num_consts + k] not in step.invars or len(amounts) != 1:
+            return None
+        if not float(amounts[0]) > 0:
+            return None
+        return max(math.ceil((end + extra - float(start.val)) / float(amounts[0])), 0)
+
+    def limits(atom: Any) -> list[float]:
+        if isinstance(atom, jex_core.Literal) or atom not in made:
+            return []
+        step = made[atom]
+        name = step.primitive.name
+        if name == "and":
+            return [found for operand in step.invars for found in limits(operand)]
+        if name == "convert_element_type":
+            return limits(step.invars[0])
+        if name in ("lt", "le"):
+            found = trips(step.invars[0], step.invars[1], float(name == "le"))
+        elif name in ("gt", "ge"):
+            found = trips(step.invars[1], step.invars[0], float(name == "ge"))
+        else:
+            found = None
+        return [] if found is None else [found]
+
+    found = limits(test.outvars[0])
+    only = bool(found) and not any(step.primitive.name == "and" for step in test.eqns)
+    return found, only
 
 
 def _cond(b: _Builder, eqn: Any, s: _Structure, operands: list[int], path: Path, region: int) -> list[int]:
@@ -622,7 +938,8 @@ def _pair_outputs(program: Program) -> tuple[dict[int, int], dict[int, int]]:
     An output is fed back where a subtree of the results has the structure and avals of an argument (a train state, a
     cache), or where it can reuse a donated argument's buffer.
     """
-    arguments = _subtrees(program.in_tree, [leaf.aval for leaf in program.arguments], depth=1)
+    mine = program.arguments[: len(program.arguments) - len(program.constants)]
+    arguments = _subtrees(program.in_tree, [leaf.aval for leaf in mine], depth=1)
     results = _subtrees(program.out_tree, [leaf.aval for leaf in program.results], depth=3)
     feeds: dict[int, int] = {}
     used: set[int] = set()
@@ -697,12 +1014,18 @@ def slots(op: Op) -> tuple[tuple[tuple[Slot, ...], ...], tuple[tuple[Slot, ...],
     return ((("outvar", body, inner),),), ((("result", op.path, outer),),)
 
 
-def constrained(program: Program, edits: Edits) -> Callable[..., list[Any]]:
+Replacements = Mapping[Path, Callable[..., Sequence[Any]]]
+"""For the path of an equation, a function of its operands that gives its results, to be called in its place."""
+
+
+def constrained(program: Program, edits: Edits, replacements: Replacements | None = None) -> Callable[..., list[Any]]:
     """The program as a function of its flat arguments, with the shardings of `edits` laid on, bodies included.
 
-    The result is as differentiable as the original: constraints are inserted as equations, nothing is interpreted.
+    The operands of a replaced equation are laid as those of any other before its function sees them, and so are its
+    results. The result is as differentiable as the original: constraints are inserted as equations, nothing is
+    interpreted.
     """
-    rewriter = _Rewriter(edits=edits)
+    rewriter = _Rewriter(edits=edits, replacements=replacements or {})
     jaxpr = rewriter.rewrite(program.jaxpr, ())
     return jex_core.jaxpr_as_fun(_closed(jaxpr))
 
@@ -716,6 +1039,7 @@ class _Rewriter:
     """Copies jaxprs with constraint equations added; `templates` are constraint equations by aval and sharding."""
 
     edits: Edits
+    replacements: Replacements = field(default_factory=dict[Path, Callable[..., Sequence[Any]]])
     templates: dict[tuple[Any, Any], Any] = field(default_factory=dict[tuple[Any, Any], Any])
 
     def _lay(
@@ -774,6 +1098,10 @@ class _Rewriter:
             for i, atom in enumerate(eqn.invars):
                 shardings = () if isinstance(atom, jex_core.Literal) else self.edits(("operand", here, i))
                 operands.append(self._lay(read(atom), shardings, eqns, laid, like=eqn))
+            if _is_placement(eqn):
+                # What the program demands is part of the plan, and laid on by it.
+                renamed[eqn.outvars[0]] = self._lay(operands[0], self.edits(("result", here, 0)), eqns, laid, like=eqn)
+                continue
             outvars = list(eqn.outvars)
             after: list[tuple[Any, Any, Sequence[Any]]] = []
             for i, var in enumerate(eqn.outvars):
@@ -784,15 +1112,14 @@ class _Rewriter:
             structure = _structure(eqn)
             params = dict(eqn.params)
             for place in structure.bodies if structure else ():
-                name, position = place
                 # A remat is lowered with a barrier around its operands, which takes the form of its first reader.
                 known = [_form(operand, laid) for operand in operands] if "prevent_cse" in params else None
                 inner = self.rewrite(_body(eqn, place), _body_path(here, place), known)
-                if position is None:
-                    params[name] = inner
-                else:
-                    params[name] = tuple(inner if i == position else old for i, old in enumerate(params[name]))
-            eqns.append(eqn.replace(invars=operands, outvars=outvars, params=params))
+                _with_body(params, place, inner)
+            if here in self.replacements:
+                eqns.append(_call_of(self.replacements[here], eqn).replace(invars=operands, outvars=outvars))
+            else:
+                eqns.append(eqn.replace(invars=operands, outvars=outvars, params=params))
             for fresh, var, shardings in after:
                 self._lay(fresh, shardings, eqns, laid, like=eqn, final=var)
         outvars = []
@@ -801,6 +1128,13 @@ class _Rewriter:
             outvars.append(self._lay(read(atom), shardings, eqns, laid))
         new = body.replace(eqns=eqns, outvars=outvars)
         return new if jaxpr is body else jaxpr.replace(jaxpr=new)
+
+
+def _call_of(function: Callable[..., Sequence[Any]], eqn: Any) -> Any:
+    """An equation that calls `function` on operands like those of `eqn`, at its source line."""
+    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in eqn.invars]
+    call = _open(jax.make_jaxpr(jax.jit(lambda *operands: list(function(*operands))))(*avals)).eqns[0]
+    return call.replace(source_info=eqn.source_info)
 
 
 def _form(atom: Any, laid: Mapping[Any, Any]) -> Sequence[Any]:
@@ -851,26 +1185,27 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str, np.dtype))
 
 
+def _is_placement(eqn: Any) -> bool:
+    """Whether an equation only says on which devices its operand lies."""
+    if eqn.primitive.name != "sharding_constraint":
+        return False
+    return getattr(eqn.params["sharding"], "memory_kind", None) not in ("pinned_host", "unpinned_host")
+
+
 def plain(program: Program) -> Callable[..., list[Any]]:
-    """The traced program as a function of its flat arguments, for one device."""
-    return jex_core.jaxpr_as_fun(_closed(program.jaxpr))
+    """The traced program as a function of its flat arguments, without the placements that it names itself."""
+    return constrained(program, lambda slot: ())
 
 
 def narrowest_float(program: Program) -> str | None:
     """The floating-point type of fewest significant bits that an op of the program makes, or None."""
     found: set[str] = set()
 
-    def visit(jaxpr: Any) -> None:
-        for eqn in _open(jaxpr).eqns:
-            for var in eqn.outvars:
-                dtype = getattr(var.aval, "dtype", None)
-                if dtype is not None and jax.dtypes.issubdtype(dtype, np.floating):
-                    found.add(str(dtype))
-            structure = _structure(eqn)
-            for place in structure.bodies if structure else ():
-                visit(_body(eqn, place))
-
-    visit(program.jaxpr)
+    for eqn in _equations(program.jaxpr):
+        for var in eqn.outvars:
+            dtype = getattr(var.aval, "dtype", None)
+            if dtype is not None and jax.dtypes.issubdtype(dtype, np.floating):
+                found.add(str(dtype))
     return max(found, key=lambda name: float(jax.numpy.finfo(name).eps), default=None)
 
 
@@ -879,7 +1214,7 @@ WIDE_SUMS = frozenset(("reduce_sum", "cumsum", "reduce_window_sum", "scatter-add
 
 def widened(program: Program) -> Callable[..., list[Any]]:
     """The program as a function of its flat arguments, for one device, with sums of 16-bit floats taken in float32."""
-    return jex_core.jaxpr_as_fun(_closed(_widen(program.jaxpr)))
+    return constrained(replace(program, jaxpr=_widen(program.jaxpr)), lambda slot: ())
 
 
 def _widen(jaxpr: Any) -> Any:
@@ -888,12 +1223,8 @@ def _widen(jaxpr: Any) -> Any:
     for eqn in body.eqns:
         structure = _structure(eqn)
         params = dict(eqn.params)
-        for name, position in structure.bodies if structure else ():
-            inner = _widen(_body(eqn, (name, position)))
-            if position is None:
-                params[name] = inner
-            else:
-                params[name] = tuple(inner if i == position else old for i, old in enumerate(params[name]))
+        for place in structure.bodies if structure else ():
+            _with_body(params, place, _widen(_body(eqn, place)))
         narrow = [str(getattr(v.aval, "dtype", "")) in ("bfloat16", "float16") for v in (*eqn.invars, *eqn.outvars)]
         eqns.append(_in_float32(eqn) if eqn.primitive.name in WIDE_SUMS and all(narrow) else eqn.replace(params=params))
     new = body.replace(eqns=eqns)

@@ -41,6 +41,11 @@ class Factors:
         whole = self.dim(left, "replicate")
         return whole, whole if left == right else self.dim(right, "replicate")
 
+    def shared(self, left: int, right: int, parts: int, kind: Kind) -> tuple[Dim, Dim]:
+        """Two dims whose leading factor, of size `parts`, is one of that kind; what is left of each stays whole."""
+        lead = self.dim(parts, kind)
+        return lead + self.dim(left // parts, "replicate"), lead + self.dim(right // parts, "replicate")
+
     def rule(
         self, operands: Sequence[Sequence[Dim]], results: Sequence[Sequence[Dim]], combiner: Combiner = "add"
     ) -> Rule:

@@ -317,7 +317,6 @@ FUSIBLE: frozenset[str] = frozenset(
         "rsqrt",
         "select_if_vmap",
         "select_n",
-        "sharding_constraint",
         "shift_left",
         "shift_right_arithmetic",
         "shift_right_logical",

@@ -1,0 +1,81 @@
+"""A forest of factors: how the factors of several ops become one another's as dims are found to be the same dim."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Forest:
+    """A forest of factors: unified ones share a root, split ones have children."""
+
+    parent: list[int] = field(default_factory=list[int])
+    size: list[int] = field(default_factory=list[int])
+    children: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
+    whole: set[int] = field(default_factory=set[int])
+
+    def new(self, size: int, *, whole: bool = False) -> int:
+        self.parent.append(len(self.parent))
+        self.size.append(size)
+        if whole:
+            self.whole.add(len(self.parent) - 1)
+        return len(self.parent) - 1
+
+    def find(self, factor: int) -> int:
+        root = factor
+        while self.parent[root] != root:
+            root = self.parent[root]
+        while self.parent[factor] != root:
+            self.parent[factor], factor = root, self.parent[factor]
+        return root
+
+    def leaves(self, dim: Sequence[int]) -> tuple[int, ...]:
+        """The factors a dim is made of today, major first."""
+        found: list[int] = []
+        for factor in dim:
+            root = self.find(factor)
+            if root in self.children:
+                found.extend(self.leaves(self.children[root]))
+            else:
+                found.append(root)
+        return tuple(found)
+
+    def is_whole(self, factor: int) -> bool:
+        return self.find(factor) in self.whole
+
+    def match(self, left: Sequence[int], right: Sequence[int]) -> list[tuple[int, int, int]] | None:
+        """How two dims align: (left leaf, right leaf, size) pieces, or None where sizes do not nest."""
+        left, right = self.leaves(left), self.leaves(right)
+        a, b = [self.size[f] for f in left], [self.size[f] for f in right]
+        pieces: list[tuple[int, int, int]] = []
+        i = j = 0
+        while i < len(a) and j < len(b):
+            if a[i] % b[j] and b[j] % a[i]:
+                return None
+            step = min(a[i], b[j])
+            pieces.append((left[i], right[j], step))
+            a[i] //= step
+            b[j] //= step
+            i += a[i] == 1
+            j += b[j] == 1
+        return pieces if i == len(a) and j == len(b) else None
+
+    def unify(self, left: Sequence[int], right: Sequence[int]) -> None:
+        """Makes two matching dims one: splits factors until they align, then joins them piece by piece."""
+        pieces = self.match(left, right)
+        if pieces is None:
+            return
+        for side in (0, 1):
+            by_factor: dict[int, list[int]] = {}
+            for piece in pieces:
+                by_factor.setdefault(piece[side], []).append(piece[2])
+            for factor, sizes in by_factor.items():
+                if len(sizes) > 1:
+                    whole = factor in self.whole
+                    self.children[factor] = tuple(self.new(size, whole=whole) for size in sizes)
+        for a, b in zip(self.leaves(left), self.leaves(right), strict=True):
+            if (root := self.find(a)) != (other := self.find(b)):
+                self.parent[other] = root
+                if other in self.whole:
+                    self.whole.add(root)
