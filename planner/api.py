@@ -95,14 +95,14 @@ def plan(
     first = found = pipeline.search(meshes, limit_bytes=request.memory_limit, options=options)
     decisions: list[Decision] = []
     while found is not None and len(decisions) <= FALLBACKS:
-        best = found.candidates[0]
+        best, why_alone = pipeline.without_idle_devices(found.candidates[0], meshes)
         decisions.append(
             pipeline.decision(
                 best,
                 bound=first.bound,
                 seconds=time.monotonic() - start,
                 meshes=len(meshes),
-                notes=(*found.notes, *dropped.values()),
+                notes=(*found.notes, *why_alone, *dropped.values()),
                 donate_argnums=donate,
                 static_argnums=static,
             )

@@ -111,7 +111,7 @@ class _Composer:
             operands=numbered[0],
             results=numbered[1],
             sizes=tuple(self.forest.size[leaf] for leaf in order),
-            kinds=tuple(map(kind, order)),
+            kinds=tuple([kind(leaf) for leaf in order]),
             combiner=combiner,
         )
 
@@ -122,11 +122,11 @@ class _Composer:
             for t in outputs
         ]
         every = set[tuple[int, Combiner]]().union(*partial)
-        shared = {entry for entry in every if all(entry in found for found in partial)}
         held = {leaf for t in outputs for dim in self.read(t) for leaf in self.forest.leaves(dim)}
-        shared = {(leaf, by) for leaf, by in shared if leaf not in held}
-        combiner: Combiner = min((by for _, by in shared), default="add")
-        kept = {(leaf, by) for leaf, by in shared if by == combiner}
+        shared = {entry for entry in every if entry[0] not in held and all(entry in found for found in partial)}
+        combiners: list[Combiner] = [by for _, by in sorted(shared)]
+        combiner: Combiner = combiners[0] if combiners else "add"
+        kept = {entry for entry in shared if entry[1] == combiner}
         self.keep_whole(leaf for leaf, _ in every - kept)
         return frozenset(leaf for leaf, _ in kept), combiner
 

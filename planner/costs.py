@@ -17,8 +17,10 @@ from cost_models import CostModel
 from planner.candidates import Strategies
 from planner.graph import Graph, Op
 from planner.groups import Dims, Group, Grouping
+from planner.halo import hops, image_of, margins, slides_of
 from planner.liveness import Liveness
-from planner.reshard import local_bytes
+from planner.mesh import Mesh
+from planner.reshard import Locations, local_bytes
 from planner.trace import BOUNDARY
 
 Floats = npt.NDArray[np.float64]
@@ -26,20 +28,41 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Per strategy and call: `seconds`, `flops` and bytes of memory traffic (`traffic_bytes`) of one device."""
+    """Per strategy and call: `seconds`, `flops` and bytes of memory traffic (`traffic_bytes`) of one device.
+
+    `exchange` is the value of fetching halos on the mesh, in the unit of the objective, `exchange_seconds` its seconds.
+    """
 
     seconds: Floats
     flops: Floats
     traffic_bytes: Floats
+    exchange: Floats
+    exchange_seconds: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """One collective-permute of a halo: of `bytes` over the axes in the bit set `mask`, in the strategies `rows`."""
+
+    tensor: int
+    mask: int
+    rows: npt.NDArray[np.int64]
+    bytes: Floats
 
 
 def group_work(
-    graph: Graph, grouping: Grouping, liveness: Liveness, group: Group, strategies: Strategies, model: CostModel
+    graph: Graph,
+    grouping: Grouping,
+    liveness: Liveness,
+    group: Group,
+    strategies: Strategies,
+    model: CostModel,
+    mesh: Mesh,
 ) -> Work:
     """The work of every strategy of a group; arrays of shape (len(strategies),)."""
     ops = [graph.ops[op] for op in group.ops]
     if not group.fused:
-        return _heavy(graph, grouping, ops[0], strategies, model)
+        return _heavy(graph, grouping, ops[0], strategies, model, mesh)
     return _fused(graph, grouping, liveness, group, ops, strategies, model)
 
 
@@ -60,7 +83,45 @@ def _flops(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies) -> 
     return whole / strategies.shards(factors)
 
 
-def _heavy(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies, model: CostModel) -> Work:
+def fetches(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies) -> list[Fetch]:
+    """What an op that slides a window fetches from its neighbours under each strategy, dim after dim.
+
+    The halo of a later dim includes that of the earlier ones, so that corners need no exchange of their own.
+    """
+    moving = slides_of(graph, op)
+    if not moving:
+        return []
+    placement, axis_sizes = grouping.placements[op.id], np.asarray(strategies.axis_sizes, np.int64)
+    located = [strategies.locations(dims) for dims in placement.operands]
+    extents = [
+        _local_extents(graph.tensors[t].aval.shape, where, axis_sizes)
+        for t, where in zip(op.operands, located, strict=True)
+    ]
+    found: list[Fetch] = []
+    for slide in moving:
+        masks = ((located[image_of(op.kind)] == slide.image_dim) << np.arange(len(axis_sizes))).sum(axis=1)
+        for mask in np.unique(masks[masks > 0]).tolist():
+            rows = np.flatnonzero(masks == mask)
+            parts = int(np.prod(axis_sizes[[bool(mask >> a & 1) for a in range(len(axis_sizes))]]))
+            for margin in margins(op.kind, slide, parts):
+                shape, itemsize = extents[margin.operand], graph.tensors[op.operands[margin.operand]].aval.itemsize
+                extent = int(shape[rows[0], margin.dim])
+                area = itemsize * np.prod(shape[rows], axis=1) / extent
+                for width in (*hops(margin.left, extent, parts), *hops(margin.right, extent, parts)):
+                    found.append(Fetch(tensor=op.operands[margin.operand], mask=mask, rows=rows, bytes=width * area))
+                shape[rows, margin.dim] += margin.left + margin.right
+    return found
+
+
+def _local_extents(
+    shape: tuple[int, ...], located: Locations, axis_sizes: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
+    """The extents of a device's part under each strategy: shape (n, rank)."""
+    cut = [np.prod(np.where(located == dim, axis_sizes, 1), axis=1) for dim in range(len(shape))]
+    return np.stack([extent / parts for extent, parts in zip(shape, cut, strict=True)], axis=1)
+
+
+def _heavy(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies, model: CostModel, mesh: Mesh) -> Work:
     placement = grouping.placements[op.id]
     flops = _flops(graph, grouping, op, strategies)
     operands = [_bytes(graph, strategies, t, d) for t, d in zip(op.operands, placement.operands, strict=True)]
@@ -78,7 +139,18 @@ def _heavy(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies, mod
         kind=op.kind, engine=cost_models.engine(op.kind), dtype=dtype, flops=flops, bytes=traffic
     )
     trips = graph.regions[op.region].trips
-    return Work(seconds=seconds * trips, flops=flops * trips, traffic_bytes=traffic * trips)
+    exchange, exchange_seconds = np.zeros(len(strategies)), np.zeros(len(strategies))
+    for fetch in fetches(graph, grouping, op, strategies):
+        kind, mask = "collective-permute", fetch.mask
+        exchange[fetch.rows] += mesh.fixed[kind][mask] + mesh.per_byte[kind][mask] * fetch.bytes
+        exchange_seconds[fetch.rows] += mesh.fixed_seconds[kind][mask] + mesh.seconds_per_byte[kind][mask] * fetch.bytes
+    return Work(
+        seconds=seconds * trips,
+        flops=flops * trips,
+        traffic_bytes=traffic * trips,
+        exchange=exchange * trips,
+        exchange_seconds=exchange_seconds * trips,
+    )
 
 
 def _fused(
@@ -110,4 +182,5 @@ def _fused(
                 traffic += trips * _bytes(graph, strategies, tensor, dims)
     dtype = graph.tensors[ops[-1].results[0] if ops[-1].results else ops[-1].operands[0]].aval.dtype
     seconds = model.compute_seconds(kind="elementwise", engine="vector", dtype=dtype, flops=flops, bytes=traffic)
-    return Work(seconds=seconds, flops=flops, traffic_bytes=traffic)
+    nothing = np.zeros(len(strategies))
+    return Work(seconds=seconds, flops=flops, traffic_bytes=traffic, exchange=nothing, exchange_seconds=nothing)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from jax.sharding import PartitionSpec
 
 from planner.flow import Transfer
+from planner.halo import image_of, slides_of
 from planner.instance import Instance
 from planner.reshard import Step, reshard_steps
 from planner.specs import spec_of, to_spec
@@ -85,6 +86,7 @@ def place(instance: Instance, choice: Sequence[int], *, sum_whole: bool) -> Plac
                 for slot in slots(graph.ops[op_id])[0][position]:
                     constraints[slot] = tuple(chain)
     _hold_readers(instance, choice, {t.tensor for t in flow.transfers if t.reads and layouts.get(t.id)}, constraints)
+    _hold_windows(instance, choice, constraints)
     returned = {t.output: t for t in flow.transfers if t.output is not None}
     out_specs: list[PartitionSpec] = []
     for position, tensor in enumerate(graph.outputs):
@@ -124,4 +126,21 @@ def _hold_readers(
             dims = model.grouping.placements[op].operands[position]
             wanted = spec_of(instance.location_at(model.grouping.group_of[op], dims, choice), rank, names)
             for slot in slots(model.graph.ops[op])[0][position]:
+                constraints.setdefault(slot, (wanted,))
+
+
+def _hold_windows(
+    instance: Instance, choice: Sequence[int], constraints: dict[Slot, tuple[PartitionSpec, ...]]
+) -> None:
+    """Gives every operand of an op that fetches halos a constraint: `exchange` reads from them how space is split."""
+    model, names = instance.model, instance.mesh.names
+    for op in model.graph.ops:
+        moving = {slide.image_dim for slide in slides_of(model.graph, op)}
+        group, operands = model.grouping.group_of[op.id], model.grouping.placements[op.id].operands
+        if not moving.intersection(instance.location_at(group, operands[image_of(op.kind)], choice) if moving else ()):
+            continue
+        for position, tensor in enumerate(op.operands):
+            location = instance.location_at(group, operands[position], choice)
+            wanted = spec_of(location, len(model.graph.tensors[tensor].aval.shape), names)
+            for slot in slots(op)[0][position]:
                 constraints.setdefault(slot, (wanted,))

@@ -19,7 +19,7 @@ from jax.extend.core import primitives
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from planner.graph import Graph, Op, Path
-from planner.halo import CONVOLUTION, POOLING_GRADIENT, SLIDING, Slide, hops, margins, slides
+from planner.halo import CONVOLUTION, POOLING_GRADIENT, SLIDING, Slide, hops, image_of, margins, slides_of
 from planner.specs import entries_of
 from planner.trace import Slot
 
@@ -42,22 +42,10 @@ def exchanges(
             continue
         operands = [_axes(graph, t, constraints[place][-1]) for t, place in zip(op.operands, places, strict=True)]
         made = _axes(graph, op.results[0], constraints[result][0])
-        moving = split_slides(graph, op, operands)
+        moving = [slide for slide in slides_of(graph, op) if operands[image_of(op.kind)][slide.image_dim]]
         if moving:
             found[op.path] = _exchanged(op, moving, operands, made, mesh)
     return found
-
-
-def split_slides(graph: Graph, op: Op, operands: Sequence[Spec]) -> tuple[Slide, ...]:
-    """The slides of an op whose image is split where its operands are split so."""
-    if op.kind not in SLIDING:
-        return ()
-    tensors = graph.tensors
-    found = slides(
-        op.kind, [tensors[t].aval for t in op.operands], [tensors[t].aval for t in op.results], op.params
-    )
-    image = operands[1] if op.kind == POOLING_GRADIENT else operands[0]
-    return tuple(slide for slide in found if image[slide.image_dim])
 
 
 def _axes(graph: Graph, tensor: int, spec: PartitionSpec) -> Spec:
@@ -97,7 +85,7 @@ def _convolution(
     rhs: Any,
 ) -> Any:
     """The part of a convolution, partial sums added up: scattered where the result has the axes summed over."""
-    lhs_spec, rhs_spec, out_spec = params["dimension_numbers"]
+    lhs_spec, rhs_spec, _ = params["dimension_numbers"]
     padding = list(params["padding"])
     for slide in moving:
         parts = _parts(operands[0][slide.image_dim], sizes)
@@ -199,7 +187,7 @@ def _extended(x: Any, dim: int, axes: Sequence[str], parts: int, widths: tuple[i
     missing = [width - sum(hops(width, extent, parts)) for width in widths]
     if not any(missing):
         return x
-    config = [(*missing, 0) if d == dim else (0, 0, 0) for d in range(x.ndim)]
+    config = [(missing[0], missing[1], 0) if d == dim else (0, 0, 0) for d in range(x.ndim)]
     return lax.pad(x, jnp.asarray(fill, x.dtype), config)
 
 
@@ -227,9 +215,7 @@ def _summed(partial_sum: Any, axes: Sequence[str], made: Spec) -> Any:
         return partial_sum
     for dim, held in enumerate(made):
         if set(axes) <= set(held):
-            return lax.psum_scatter(
-                partial_sum, tuple(a for a in held if a in axes), scatter_dimension=dim, tiled=True
-            )
+            return lax.psum_scatter(partial_sum, tuple(a for a in held if a in axes), scatter_dimension=dim, tiled=True)
     return lax.psum(partial_sum, tuple(axes))
 
 

@@ -11,14 +11,13 @@ factor is split to match.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from planner.boundary_rules import BOUNDARY_RULES, manual_rule
 from planner.factors import Combiner, Dim, Rule
 from planner.forest import Forest
 from planner.graph import Aval, Graph, Op
-from planner.rules import FUSIBLE, rule_of
+from planner.op_rules import OpRules
+from planner.rules import FUSIBLE
 from planner.trace import BOUNDARY, ENTERING
 
 Dims = tuple[Dim, ...]
@@ -48,12 +47,13 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Grouping:
-    """All groups of a graph, the group and placement of every op, and the ops without a rule."""
+    """All groups of a graph, the group and placement of every op, the ops without a rule, and those of Shardy's rules."""
 
     groups: tuple[Group, ...]
     group_of: tuple[int, ...]
     placements: tuple[Placement, ...]
     unruled: tuple[int, ...]
+    by_shardy: tuple[int, ...]
 
 
 @dataclass
@@ -90,7 +90,7 @@ class _Merger:
             self.reduced.append((frozenset(), "add"))
         else:
             ids = [
-                self.factors.new(size, whole=kind in ("replicate", "permute"))
+                self.factors.new(size, whole=kind == "replicate" or (kind == "permute" and is_fused(op)))
                 for size, kind in zip(rule.sizes, rule.kinds, strict=True)
             ]
             rename = [
@@ -136,35 +136,17 @@ def is_fused(op: Op) -> bool:
 def group_ops(graph: Graph) -> Grouping:
     """The groups of a graph (deterministic: a function of program order only)."""
     merger = _Merger(graph=graph)
-    cache: dict[object, Rule | None] = {}
+    rules = OpRules(graph=graph)
     first_reader: dict[tuple[int, int], tuple[int, int]] = {}
     for op in graph.ops:
-        merger.add(op, _rule(graph, op, cache))
+        merger.add(op, rules.of(op))
         if is_fused(op) and op.id not in merger.unruled[-1:]:
             _follow_operands(graph, merger, op, first_reader)
     for inside, outside in graph.ties:
         first, second = graph.tensors[inside].producer, graph.tensors[outside].producer
         if first is not None and second is not None:
             merger.tie(first, second)
-    return _collect(graph, merger)
-
-
-def _rule(graph: Graph, op: Op, cache: dict[object, Rule | None]) -> Rule | None:
-    operands = tuple(graph.tensors[t].aval for t in op.operands)
-    results = tuple(graph.tensors[t].aval for t in op.results)
-    if op.kind in BOUNDARY_RULES:
-        return BOUNDARY_RULES[op.kind](operands, results)
-    if op.kind == "optimization_barrier":
-        return BOUNDARY_RULES["branch_out"](operands, results)
-    if op.kind == "shard_map":
-        return manual_rule(operands, results, op.params)
-    try:
-        key = (op.kind, operands, results, tuple(sorted(op.params.items())))
-        if key not in cache:
-            cache[key] = rule_of(op.kind, operands, results, op.params)
-        return cache[key]
-    except TypeError:  # a param that cannot be hashed or ordered
-        return rule_of(op.kind, operands, results, op.params)
+    return _collect(graph, merger, by_shardy=tuple(rules.by_shardy))
 
 
 def _follow_operands(
@@ -194,7 +176,7 @@ def _expands(graph: Graph, op: Op, operand: Aval) -> bool:
     return bool(op.results) and operand.size < graph.tensors[op.results[0]].aval.size
 
 
-def _collect(graph: Graph, merger: _Merger) -> Grouping:
+def _collect(graph: Graph, merger: _Merger, *, by_shardy: tuple[int, ...]) -> Grouping:
     members: dict[int, list[int]] = {}
     for op in graph.ops:
         members.setdefault(merger.find(op.id), []).append(op.id)
@@ -239,4 +221,5 @@ def _collect(graph: Graph, merger: _Merger) -> Grouping:
         group_of=tuple(group_of),
         placements=tuple(p for p in placements if p is not None),
         unruled=tuple(merger.unruled),
+        by_shardy=by_shardy,
     )

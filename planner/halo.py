@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from planner.graph import Aval
+from planner.graph import Aval, Graph, Op
 
 CONVOLUTION = "conv_general_dilated"
 POOLINGS = frozenset(("reduce_window_max", "reduce_window_min", "reduce_window_sum"))
@@ -123,6 +123,19 @@ def slides(
         source, image = operands
         return tuple(slide for slide in _pooling(image, source, params) if slide.low >= 0)
     return ()
+
+
+def slides_of(graph: Graph, op: Op) -> tuple[Slide, ...]:
+    """The slides of an op of a graph."""
+    if op.kind not in SLIDING:
+        return ()
+    tensors = graph.tensors
+    return slides(op.kind, [tensors[t].aval for t in op.operands], [tensors[t].aval for t in op.results], op.params)
+
+
+def image_of(kind: str) -> int:
+    """The position of the operand that windows slide over."""
+    return 1 if kind == POOLING_GRADIENT else 0
 
 
 def margins(kind: str, slide: Slide, parts: int) -> tuple[Margin, ...]:

@@ -80,6 +80,7 @@ class Instance:
                 self.model.grouping.groups[node.group],
                 self.strategies[node.id],
                 self.cost_model,
+                self.mesh,
             )
             for node in self.model.flow.nodes
         ]
@@ -201,7 +202,7 @@ class Instance:
                 values.append(np.zeros(len(strategies)))
             else:
                 value = self.objective.compute(seconds=work.seconds, flops=work.flops, bytes=work.traffic_bytes)
-                values.append(self.weight * value)
+                values.append(self.weight * (value + work.exchange))
         for transfer in self.moving:
             if transfer.source == transfer.target:
                 values[transfer.source] = values[transfer.source] + np.diagonal(self.transfer_values(transfer))
@@ -276,6 +277,9 @@ class Instance:
         compute = sum(float(work.seconds[choice[node]]) for node, work in enumerate(self.works) if work is not None)
         moved = sum(
             float(self.transfer_values(t, seconds=True)[choice[t.source], choice[t.target]]) for t in self.moving
+        )
+        moved += sum(
+            float(work.exchange_seconds[choice[node]]) for node, work in enumerate(self.works) if work is not None
         )
         return compute, moved
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from jax.sharding import PartitionSpec
@@ -152,6 +153,24 @@ class Pipeline:
             seed=options.seed,
             progress=options.progress,
         )
+
+    def without_idle_devices(self, best: Candidate, meshes: Sequence[Shape]) -> tuple[Candidate, tuple[str, ...]]:
+        """The plan itself, or the same on one device where it splits nothing; and why a plan is for one device."""
+        most = max(meshes, key=lambda shape: math.prod(shape.values()))
+        count = math.prod(most.values())
+        if best.instance.mesh.num_devices > 1 and not best.splits_anything and {"x": 1} in meshes:
+            alone = self.instance({"x": 1})
+            choice = (0,) * len(alone.strategies)
+            best = replace(best, instance=alone, choice=choice)
+        if best.instance.mesh.num_devices > 1 or count == 1:
+            return best, ()
+        offered = any(len(strategies) > 1 for strategies in self.instance(most).strategies)
+        why = (
+            f"every split over up to {count} devices costs as much in moving data as it saves in computing"
+            if offered
+            else f"none of its arrays has a dim that an op may split and that is divisible over {count} devices"
+        )
+        return best, (f"no split helps, so the plan is for one device: {why}",)
 
     # ------------------------------------------------------------ what a choice means
 

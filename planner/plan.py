@@ -15,12 +15,13 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from planner.decision import Certificate, Checked, Decision, Replicated
 from planner.errors import ArgumentError, MeshError
+from planner.exchange import exchanges
 from planner.explain import Alternatives, Explanation, explain
 from planner.predict import Predicted
 from planner.report import describe
 from planner.store import save_decision
 from planner.target import Target
-from planner.trace import Leaf, Program, Slot, canonical_dtype, constrained
+from planner.trace import Leaf, Program, Slot, build_graph, canonical_dtype, constrained
 from planner.verify import Verification, verify
 
 
@@ -145,7 +146,9 @@ class Plan:
             specs = self._decision.constraints.get(slot, ())
             return [shardings.setdefault(spec, NamedSharding(mesh, spec)) for spec in specs]
 
-        return constrained(self._program, edits)
+        return constrained(
+            self._program, edits, exchanges(build_graph(self._program), self._decision.constraints, mesh)
+        )
 
     @cached_property
     def _flat_jit(self) -> Any:

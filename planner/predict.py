@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cost_models import EnergyObjective, Topology
+from planner.costs import fetches
 from planner.emit import transfer_steps
 from planner.graph import Graph
+from planner.halo import SLIDING
 from planner.instance import Instance
 from planner.memory import MemoryModel
 
@@ -104,7 +106,32 @@ def _collectives(instance: Instance, choice: Sequence[int]) -> tuple[Collective,
                 found += _arg_reduced(collective, graph, producer, float(instance.mesh.mask_sizes()[step.mask]))
             else:
                 found.append(collective)
-    return tuple(found)
+    return (*found, *_halos(instance, choice))
+
+
+def _halos(instance: Instance, choice: Sequence[int]) -> list[Collective]:
+    """The collectives that fetch the halos of split windows."""
+    graph, grouping = instance.model.graph, instance.model.grouping
+    found: list[Collective] = []
+    for node in instance.model.flow.nodes:
+        op = graph.ops[grouping.groups[node.group].ops[0]] if node.group is not None else None
+        if op is None or op.kind not in SLIDING:
+            continue
+        strategies = instance.strategies[node.id]
+        chosen = strategies.keep(np.arange(len(strategies)) == choice[node.id])
+        found += [
+            Collective(
+                kind="collective-permute",
+                bytes=float(fetch.bytes[0]),
+                axes=instance.mesh.axes(fetch.mask),
+                count=graph.regions[op.region].trips,
+                source=op.source,
+                tensor=graph.tensors[fetch.tensor].name,
+                dtype=graph.tensors[fetch.tensor].aval.dtype,
+            )
+            for fetch in fetches(graph, grouping, op, chosen)
+        ]
+    return found
 
 
 def _manual(instance: Instance) -> tuple[Collective, ...]:

@@ -65,6 +65,12 @@ class Candidate:
     bound: float
     peak_bytes: float
 
+    @property
+    def splits_anything(self) -> bool:
+        """Whether an axis of the mesh splits a factor anywhere."""
+        chosen = zip(self.instance.strategies, self.choice, strict=True)
+        return any(bool((strategies.assignment[pick] >= 0).any()) for strategies, pick in chosen)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Found:

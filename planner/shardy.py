@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxlib.mlir import ir, passmanager
+from jaxlib.mlir.dialects import stablehlo as hlo
 
 from planner.compose import Step, compose
 from planner.factors import Combiner, Dim, Kind, Rule
@@ -111,7 +112,7 @@ def annotated(primitive: Any, operands: Sequence[Any], params: Mapping[str, Any]
         return primitive.bind(*values, **params)
 
     lowered = jax.jit(bound, keep_unused=True).trace(*structs).lower(lowering_platforms=("tpu",))
-    module = lowered.compiler_ir("stablehlo")
+    module: Any = lowered.compiler_ir("stablehlo")
     with module.context:
         passmanager.PassManager.parse(POPULATE).run(module.operation)
     return module
@@ -193,11 +194,15 @@ def _rule(
     if "sdy.sharding_rule" not in op.attributes or kind == "stablehlo.custom_call":
         # For custom calls Shardy says what may be propagated through them; the compiler gathers their operands.
         return None
+    if kind == "stablehlo.convolution" and _grouped(op):
+        return None
     rule = parse_sharding_rule(str(op.attributes["sdy.sharding_rule"]), operands, results)
-    if "reduce" not in rule.kinds or kind in SUMS:
-        return rule
-    combiner = _combiner(op, kind, constants)
-    kinds: list[Kind] = [k if k != "reduce" or combiner else "replicate" for k in rule.kinds]
+    combiner: Combiner | None = "add" if kind in SUMS else _combiner(op, kind, constants)
+    whole = _miscompiled(op, kind, rule, operands)
+    kinds: list[Kind] = [
+        "replicate" if factor in whole or (old == "reduce" and combiner is None) else old
+        for factor, old in enumerate(rule.kinds)
+    ]
     return Rule(
         operands=rule.operands,
         results=rule.results,
@@ -205,6 +210,24 @@ def _rule(
         kinds=tuple(kinds),
         combiner=combiner or "add",
     )
+
+
+def _miscompiled(op: Any, kind: str, rule: Rule, operands: Sequence[tuple[int, ...]]) -> set[int]:
+    """Factors that Shardy would split, but the compiler computes wrongly: a convolution's space, an update's place."""
+    dims: list[Dim] = []
+    if kind == "stablehlo.convolution":
+        numbers = hlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
+        dims += [rule.operands[0][d] for d in numbers.input_spatial_dimensions]
+        dims += [rule.operands[1][d] for d in numbers.kernel_spatial_dimensions]
+        dims += [rule.results[0][d] for d in numbers.output_spatial_dimensions]
+    elif kind == "stablehlo.dynamic_update_slice":
+        dims += [dim for dim, n, part in zip(rule.operands[0], *operands[:2], strict=True) if n != part]
+    return {factor for dim in dims for factor in dim}
+
+
+def _grouped(op: Any) -> bool:
+    """Whether a convolution has groups, on which the compiler may abort."""
+    return any(ir.IntegerAttr(op.attributes[name]).value > 1 for name in ("feature_group_count", "batch_group_count"))
 
 
 def _combiner(op: Any, kind: str, constants: Mapping[Any, str]) -> Combiner | None:
@@ -217,4 +240,4 @@ def _combiner(op: Any, kind: str, constants: Mapping[Any, str]) -> Combiner | No
         return None
     if kind == "stablehlo.reduce" and constants.get(op.operands[1]) not in known[1]:
         return None
-    return cast(Combiner, known[0])
+    return known[0]
