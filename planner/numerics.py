@@ -97,8 +97,8 @@ def compare_numerics(
 
 
 def _reference_device(decision: Decision, program: Program, target: Target) -> Any:
-    """Where the unplanned program runs: one device; whole on each of its own mesh where it holds a `shard_map`."""
-    if program.parallelism is not None and program.parallelism.manual:
+    """Where the unplanned program runs: one device; whole on each of a mesh that it names itself, or that is set."""
+    if program.parallelism is not None or not jax.sharding.get_abstract_mesh().empty:
         return NamedSharding(target.jax_mesh(decision.mesh_shape), PartitionSpec())
     return (target.devices or jax.devices())[0]
 

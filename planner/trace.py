@@ -33,7 +33,7 @@ import jax
 import jax.extend.core as jex_core
 import jax.extend.source_info_util as source_info_util
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 
 from planner.errors import ArgumentError, TraceError
 from planner.graph import Aval, Graph, Op, Path, Region, Tensor
@@ -68,8 +68,6 @@ class Parallelism:
 
     shape: Mapping[str, int]
     mesh: Mesh | None
-    manual: bool
-    """Whether a part of it is a `shard_map`, which runs on this mesh only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +153,12 @@ def trace(
             full[i] = value
         return fn(*full)
 
+    explicit = [axis for axis, kind in _ambient_axes() if kind == AxisType.Explicit]
+    if explicit:
+        raise TraceError(
+            f"the mesh set around plan() has the Explicit axes {explicit}, whose shardings are part of the types; make it "
+            "with axis_types of AxisType.Auto, or plan outside of it"
+        )
     abstract = jax.tree.map(_abstract, tuple(args[i] for i in dynamic))
     try:
         traced = jax.jit(call).trace(*abstract)
@@ -167,7 +171,7 @@ def trace(
     if getattr(jaxpr, "is_high", False):  # JAX 0.12: primitives such as custom_root, which only their lowering can run
         jaxpr = traced.lojax.jaxpr
         notes.append("holds primitives with a derivative of their own that the planned function does not keep")
-    jaxpr, constants = _hoisted(jaxpr)
+    jaxpr, constants = _hoisted(_with_plain_constraints(jaxpr))
     leaves += [
         Leaf(name=f"closed_over/{i}", aval=_aval(_abstract(value)), constant=True) for i, value in enumerate(constants)
     ]
@@ -199,6 +203,68 @@ def trace(
     )
 
 
+def _ambient_axes() -> list[tuple[str, Any]]:
+    """The axes of the mesh that `jax.set_mesh` has set, and their types."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return list(zip(mesh.axis_names, mesh.axis_types, strict=True))
+
+
+def _with_plain_constraints(jaxpr: Any) -> Any:
+    """The program with the placements of inner `jit`s and `device_put`s written as constraints, as it demands them."""
+    body = _open(jaxpr)
+    eqns: list[Any] = []
+    changed = False
+    for eqn in body.eqns:
+        structure, params = _structure(eqn), dict(eqn.params)
+        for place in structure.bodies if structure else ():
+            inner = _body(eqn, place)
+            plainer = _with_plain_constraints(inner)
+            if plainer is not inner:
+                _with_body(params, place, plainer)
+                changed = True
+        if eqn.primitive.name == "device_put" and any(isinstance(d, NamedSharding) for d in params["devices"]):
+            changed = True
+            for operand, result, place in zip(eqn.invars, eqn.outvars, params["devices"], strict=True):
+                sharding = place if isinstance(place, NamedSharding) else None
+                eqns.append(_constraint(operand.aval, sharding).replace(invars=[operand], outvars=[result]))
+            continue
+        if eqn.primitive.name in ("jit", "pjit"):
+            sides = (params["in_shardings"], params["out_shardings"])
+            if any(isinstance(sharding, NamedSharding) for side in sides for sharding in side):
+                changed = True
+                params["jaxpr"] = _constrained_body(params["jaxpr"], *sides)
+                for name in ("in_shardings", "out_shardings"):
+                    params[name] = tuple(_unspecified() for _ in params[name])
+        eqns.append(eqn.replace(params=params))
+    if not changed:
+        return jaxpr
+    new = body.replace(eqns=eqns)
+    return new if jaxpr is body else jaxpr.replace(jaxpr=new)
+
+
+def _constrained_body(jaxpr: Any, entering: Sequence[Any], leaving: Sequence[Any]) -> Any:
+    """A body whose operands and results are constrained, where a sharding is given for them."""
+
+    def edits(slot: Slot) -> Sequence[Any]:
+        side = {"invar": entering, "outvar": leaving}.get(slot[0]) if not slot[1] else None
+        return [] if side is None or not isinstance(side[slot[2]], NamedSharding) else [side[slot[2]]]
+
+    return _Rewriter(edits=edits, keep_placements=True).rewrite(jaxpr, ())
+
+
+def _constraint(aval: Any, sharding: Any) -> Any:
+    """An equation that lays a sharding on an array, or copies it where there is none; its variables are to be replaced."""
+    spec = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+    if sharding is None:
+        return _open(jax.make_jaxpr(jax.numpy.copy)(spec)).eqns[0]
+    return _open(jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, sharding))(spec)).eqns[0]
+
+
+def _unspecified() -> Any:
+    """What stands in a `jit` equation for a sharding that is not given."""
+    return _open(jax.make_jaxpr(jax.jit(lambda x: x))(1.0)).eqns[0].params["in_shardings"][0]
+
+
 HOISTED_BYTES = 64 * 1024
 """Least size of an array that a function closes over for it to be planned as an argument is."""
 
@@ -209,12 +275,12 @@ def _hoisted(jaxpr: Any) -> tuple[Any, tuple[Any, ...]]:
     JAX bakes what a function closes over into the program, whole on every device. Constants of functions jitted on
     their own are found where they are called from outside of any loop; what a loop reads, JAX passes in from outside.
     """
+    if not _holds_large(jaxpr):
+        return jaxpr, ()
     body = _open(jaxpr)
     held = {id(value): (var, value) for var, value in zip(body.constvars, _consts(jaxpr), strict=True)}
     eqns, outvars = _spliced(body, held)
     large = [(var, value) for var, value in held.values() if _is_large(value)]
-    if not large:
-        return jaxpr, ()
     small = [(var, value) for var, value in held.values() if not _is_large(value)]
     new = {"eqns": eqns, "outvars": outvars, "constvars": [var for var, _ in small]}
     new["invars"] = [*body.invars, *(var for var, _ in large)]
@@ -267,11 +333,9 @@ def _holds_large(jaxpr: Any) -> bool:
 def _parallelism(jaxpr: Any) -> Parallelism | None:
     """The mesh that constraints and `shard_map`s of a program name. Raises: TraceError where they name several."""
     meshes: list[Any] = []
-    manual = False
     for eqn in _equations(jaxpr):
         if eqn.primitive.name == "shard_map":
             meshes.append(eqn.params["mesh"])
-            manual = True
         elif eqn.primitive.name == "sharding_constraint" and isinstance(eqn.params["sharding"], NamedSharding):
             meshes.append(eqn.params["sharding"].mesh)
     shapes = {tuple(mesh.shape.items()) for mesh in meshes}
@@ -281,7 +345,7 @@ def _parallelism(jaxpr: Any) -> Parallelism | None:
     if not shapes:
         return None
     concrete = next((mesh for mesh in meshes if isinstance(mesh, Mesh)), None)
-    return Parallelism(shape=dict(shapes.pop()), mesh=concrete, manual=manual)
+    return Parallelism(shape=dict(shapes.pop()), mesh=concrete)
 
 
 def _equations(jaxpr: Any) -> Iterator[Any]:
@@ -1040,6 +1104,8 @@ class _Rewriter:
 
     edits: Edits
     replacements: Replacements = field(default_factory=dict[Path, Callable[..., Sequence[Any]]])
+    keep_placements: bool = False
+    """Whether constraints that the program holds itself stay."""
     templates: dict[tuple[Any, Any], Any] = field(default_factory=dict[tuple[Any, Any], Any])
 
     def _lay(
@@ -1064,9 +1130,7 @@ class _Rewriter:
             key = (atom.aval, sharding)
             template = self.templates.get(key)
             if template is None:
-                spec = jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
-                made = jax.make_jaxpr(lambda x, s=sharding: jax.lax.with_sharding_constraint(x, s))(spec)
-                template = self.templates[key] = _open(made).eqns[0]
+                template = self.templates[key] = _constraint(atom.aval, sharding)
             var = final if final is not None and i == len(shardings) - 1 else _fresh(atom)
             source = template.source_info if like is None else like.source_info
             eqns.append(template.replace(invars=[atom], outvars=[var], source_info=source))
@@ -1098,7 +1162,7 @@ class _Rewriter:
             for i, atom in enumerate(eqn.invars):
                 shardings = () if isinstance(atom, jex_core.Literal) else self.edits(("operand", here, i))
                 operands.append(self._lay(read(atom), shardings, eqns, laid, like=eqn))
-            if _is_placement(eqn):
+            if not self.keep_placements and _is_placement(eqn):
                 # What the program demands is part of the plan, and laid on by it.
                 renamed[eqn.outvars[0]] = self._lay(operands[0], self.edits(("result", here, 0)), eqns, laid, like=eqn)
                 continue

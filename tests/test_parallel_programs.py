@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import io_callback
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -28,7 +29,8 @@ def planned(fn: Any, args: tuple[Any, ...], **more: Any) -> planner.Plan:
     """A plan that splits all it can, checked: right numbers, no collective or byte that was not predicted."""
     plan = planner.plan(fn, args, devices=jax.devices(), topology=ideal(8), options=more.pop("options", NEVER), **more)
     found = plan.verify(*args)
-    assert found.ok and found.numerics.ok, str(found)
+    assert found.ok, str(found)
+    assert found.numerics.ok, str(found)
     return plan
 
 
@@ -58,7 +60,8 @@ def test_a_dim_left_unconstrained_is_the_planners() -> None:
         return jax.lax.with_sharding_constraint(x @ w, NamedSharding(mesh, P("data", P.UNCONSTRAINED)))
 
     spec = planned(fn, (X, W)).out_specs
-    assert spec[0] in ("data", ("data", "model")) and spec != P("data")
+    assert spec[0] in ("data", ("data", "model"))
+    assert spec != P("data")
 
 
 def test_two_constraints_that_differ_are_both_kept() -> None:
@@ -175,12 +178,13 @@ def test_what_reaches_the_world_is_not_run_to_check_it() -> None:
 
     def fn(x: Any) -> Any:
         shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
-        return jax.experimental.io_callback(lambda v: (calls.append(1), np.asarray(v))[1], shape, x) + 1
+        return io_callback(lambda v: (calls.append(1), np.asarray(v))[1], shape, x) + 1
 
     plan = planner.plan(fn, (X,))
     assert not calls
     unchecked = next(check for check in plan.checked if check.what == "numerics")
-    assert unchecked.ok is None and "side effects" in unchecked.detail
+    assert unchecked.ok is None
+    assert "side effects" in unchecked.detail
     np.testing.assert_array_equal(plan(X), X + 1)
 
 
@@ -259,3 +263,32 @@ def test_solves_are_planned_inside() -> None:
     a, b = jnp.eye(16) * 4 + 0.1, jnp.arange(16.0)
     assert not planned(solve, (a, b), mesh={"x": 8}).replicated
     assert not planned(jax.grad(lambda a, b: solve(a, b).sum()), (a, b), mesh={"x": 4, "y": 2}).replicated
+
+
+def test_inner_jits_and_device_puts_are_constraints_too() -> None:
+    mesh = mesh_of(d=4, m=2)
+    rows, columns = NamedSharding(mesh, P("d")), NamedSharding(mesh, P("m"))
+    inner = jax.jit(lambda y: y + 1, in_shardings=rows, out_shardings=columns)
+
+    def fn(x: Any) -> Any:
+        looped = jax.lax.scan(lambda c, _: (inner(c), None), x, None, length=2)[0]
+        return jax.device_put(looped * 2, columns)
+
+    plan = planned(fn, (X,))
+    assert dict(plan.mesh.shape) == {"d": 4, "m": 2}
+    assert plan.out_specs == P("m")
+
+
+def test_a_mesh_that_is_set_around_the_planner() -> None:
+    with jax.set_mesh(mesh_of(d=4, m=2)):
+        planned(lambda x: x * 2 + 1, (X,), mesh={"x": 8})
+        plan = planned(lambda x: jax.lax.with_sharding_constraint(x * 2, P("d")), (X,))
+        assert plan.out_specs == P("d")
+    explicit = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(explicit), pytest.raises(planner.errors.TraceError, match="Explicit"):
+        planner.plan(lambda x: x * 2, (X,))
+
+
+def test_a_pmap_runs_on_its_mesh() -> None:
+    fn = lambda x: jax.pmap(lambda y: y / jax.lax.psum(y, "i"), axis_name="i")(x) * 2  # noqa: E731
+    assert dict(planned(fn, (jnp.abs(X) + 1,)).mesh.shape) == {"i": 8}
