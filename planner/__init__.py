@@ -10,6 +10,7 @@ from planner.plan import Plan as Plan
 from planner.problem import Problem as Problem
 from planner.solve import Solution as Solution
 from planner.solve import solve as solve
+from planner.user_rules import rule_for as rule_for
 from planner.verify import Verification as Verification
 
 __all__ = [
@@ -23,5 +24,6 @@ __all__ = [
     "errors",
     "load",
     "plan",
+    "rule_for",
     "solve",
 ]

@@ -87,6 +87,7 @@ def plan(
             program=program,
             static_args={i: args[i] for i in range(len(args)) if i not in program.dynamic_argnums},
             target=target,
+            graph=lambda: pipeline.graph,
             alternatives=lambda: pipeline.alternatives(decision),
             seed=options.seed,
         )

@@ -70,7 +70,8 @@ def group_strategies(
 def tensor_strategies(shape: Sequence[int], axis_sizes: tuple[int, ...]) -> tuple[Strategies, Dims]:
     """The strategies of a tensor that is placed on its own, one factor per dim, and its dims."""
     dims: Dims = tuple((i,) if extent > 1 else () for i, extent in enumerate(shape))
-    usable = [i for i, extent in enumerate(shape) if _splits_evenly(extent, axis_sizes)]
+    # Nothing is gained by splitting an array without elements, and JAX 0.10 cannot fetch one that is returned split.
+    usable = [i for i, extent in enumerate(shape) if _splits_evenly(extent, axis_sizes)] if 0 not in shape else []
     return _enumerate(usable, tuple(shape), axis_sizes, {dims}), dims
 
 

@@ -15,6 +15,8 @@ from planner.factors import Combiner, Dim, Kind, Rule
 from planner.forest import Forest
 
 Dims = tuple[Dim, ...]
+Partial = tuple[int, Combiner]
+"""A factor over which a tensor is only partially combined, and how it would be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +37,8 @@ class _Composer:
     shapes: Mapping[int, Sequence[int]]
     forest: Forest = field(default_factory=Forest)
     dims: dict[int, Dims] = field(default_factory=dict[int, Dims])
-    partial: dict[int, frozenset[tuple[int, Combiner]]] = field(
-        default_factory=dict[int, frozenset[tuple[int, Combiner]]]
-    )
+    partial: dict[int, frozenset[Partial]] = field(default_factory=dict[int, frozenset[Partial]])
+    made_partial: set[Partial] = field(default_factory=set[Partial])
 
     def free(self, tensor: int, *, whole: bool) -> Dims:
         """A dim of one new factor for every extent that is not 1."""
@@ -53,7 +54,7 @@ class _Composer:
         rule, arrays = step.rule, (*step.operands, *step.results)
         if rule is None:
             mine = [self.free(tensor, whole=True) for tensor in arrays]
-            reduced: frozenset[tuple[int, Combiner]] = frozenset()
+            reduced: frozenset[Partial] = frozenset()
         else:
             ids = [
                 self.forest.new(size, whole=kind in ("replicate", "permute"))
@@ -63,13 +64,14 @@ class _Composer:
             reduced = frozenset((ids[f], rule.combiner) for f, kind in enumerate(rule.kinds) if kind == "reduce")
         for tensor, dims in zip(step.operands, mine[: len(step.operands)], strict=True):
             self.join(self.read(tensor), dims)
-        arriving = frozenset[tuple[int, Combiner]]().union(*(self.partial.get(t, ()) for t in step.operands))
+        arriving = frozenset[Partial]().union(*(self.partial.get(t, ()) for t in step.operands))
         if not step.carries:
             self.keep_whole(factor for factor, _ in arriving)
             arriving = frozenset()
         for tensor, dims in zip(step.results, mine[len(step.operands) :], strict=True):
             self.dims[tensor] = dims
             self.partial[tensor] = arriving | reduced
+        self.made_partial |= reduced
 
     def join(self, left: Dims, right: Dims) -> None:
         """Makes the dims of two views of one tensor the same; those that do not nest stay whole."""
@@ -117,16 +119,17 @@ class _Composer:
 
     def reduced(self, outputs: Sequence[int]) -> tuple[frozenset[int], Combiner]:
         """The factors that the whole reduces, all by one combiner; the other partial ones are made whole."""
-        partial = [
+        partial: list[set[Partial]] = [
             {(leaf, by) for factor, by in self.partial.get(t, ()) for leaf in self.forest.leaves((factor,))}
             for t in outputs
         ]
-        every = set[tuple[int, Combiner]]().union(*partial)
+        every = {(leaf, by) for factor, by in self.made_partial for leaf in self.forest.leaves((factor,))}
         held = {leaf for t in outputs for dim in self.read(t) for leaf in self.forest.leaves(dim)}
         shared = {entry for entry in every if entry[0] not in held and all(entry in found for found in partial)}
         combiners: list[Combiner] = [by for _, by in sorted(shared)]
         combiner: Combiner = combiners[0] if combiners else "add"
         kept = {entry for entry in shared if entry[1] == combiner}
+        # What is reduced on the way, to steer a loop for instance, must be whole as well.
         self.keep_whole(leaf for leaf, _ in every - kept)
         return frozenset(leaf for leaf, _ in kept), combiner
 

@@ -7,7 +7,7 @@ its ops. Ops that index move only what they touch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from cost_models import CostModel
 from planner.candidates import Strategies
 from planner.graph import Graph, Op
 from planner.groups import Dims, Group, Grouping
-from planner.halo import hops, image_of, margins, slides_of
+from planner.halo import Margin, hops, image_of, margins, slides_of
 from planner.liveness import Liveness
 from planner.mesh import Mesh
 from planner.reshard import Locations, local_bytes
@@ -42,9 +42,15 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch:
-    """One collective-permute of a halo: of `bytes` over the axes in the bit set `mask`, in the strategies `rows`."""
+    """One collective-permute of a halo: of `bytes` over the axes in the bit set `mask`, in the strategies `rows`.
+
+    `border` says which elements of the tensor: (dim, hops away, width). Where `shared` ops of a region fetch the same,
+    the compiler does it once, and each is charged its share.
+    """
 
     tensor: int
+    border: tuple[int, int, int]
+    shared: int
     mask: int
     rows: npt.NDArray[np.int64]
     bytes: Floats
@@ -98,6 +104,7 @@ def fetches(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies) ->
         for t, where in zip(op.operands, located, strict=True)
     ]
     found: list[Fetch] = []
+    shared = [_same_halos(graph, op, position) for position in range(len(op.operands))]
     for slide in moving:
         masks = ((located[image_of(op.kind)] == slide.image_dim) << np.arange(len(axis_sizes))).sum(axis=1)
         for mask in np.unique(masks[masks > 0]).tolist():
@@ -107,10 +114,36 @@ def fetches(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies) ->
                 shape, itemsize = extents[margin.operand], graph.tensors[op.operands[margin.operand]].aval.itemsize
                 extent = int(shape[rows[0], margin.dim])
                 area = itemsize * np.prod(shape[rows], axis=1) / extent
-                for width in (*hops(margin.left, extent, parts), *hops(margin.right, extent, parts)):
-                    found.append(Fetch(tensor=op.operands[margin.operand], mask=mask, rows=rows, bytes=width * area))
+                before, behind = (enumerate(hops(n, extent, parts), 1) for n in (margin.left, margin.right))
+                for hop, width in (*((-hop, width) for hop, width in before), *behind):
+                    found.append(
+                        Fetch(
+                            tensor=op.operands[margin.operand],
+                            border=(margin.dim, hop, width),
+                            shared=shared[margin.operand],
+                            mask=mask,
+                            rows=rows,
+                            bytes=width * area,
+                        )
+                    )
                 shape[rows, margin.dim] += margin.left + margin.right
     return found
+
+
+def _same_halos(graph: Graph, op: Op, position: int) -> int:
+    """How many ops of a region need the same halo of the tensor that is this operand: a convolution and its gradient."""
+    tensor = op.operands[position]
+    wanted = _halo(graph, op, position)
+    return sum(
+        graph.ops[other].region == op.region and _halo(graph, graph.ops[other], at) == wanted
+        for other, at in graph.consumers[tensor]
+    )
+
+
+def _halo(graph: Graph, op: Op, position: int) -> list[Margin]:
+    """The halo of one operand of an op where every dim that can be is split, as often as it can."""
+    found = [margin for slide in slides_of(graph, op) for margin in margins(op.kind, slide, slide.count)]
+    return [replace(margin, operand=0) for margin in found if margin.operand == position]
 
 
 def _local_extents(
@@ -142,8 +175,10 @@ def _heavy(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies, mod
     exchange, exchange_seconds = np.zeros(len(strategies)), np.zeros(len(strategies))
     for fetch in fetches(graph, grouping, op, strategies):
         kind, mask = "collective-permute", fetch.mask
-        exchange[fetch.rows] += mesh.fixed[kind][mask] + mesh.per_byte[kind][mask] * fetch.bytes
-        exchange_seconds[fetch.rows] += mesh.fixed_seconds[kind][mask] + mesh.seconds_per_byte[kind][mask] * fetch.bytes
+        value = mesh.fixed[kind][mask] + mesh.per_byte[kind][mask] * fetch.bytes
+        duration = mesh.fixed_seconds[kind][mask] + mesh.seconds_per_byte[kind][mask] * fetch.bytes
+        exchange[fetch.rows] += value / fetch.shared
+        exchange_seconds[fetch.rows] += duration / fetch.shared
     return Work(
         seconds=seconds * trips,
         flops=flops * trips,

@@ -52,6 +52,15 @@ class Replicated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ruled:
+    """An op that has no rule of ours and was placed by that of Shardy's registry."""
+
+    op: str
+    source: str
+    trips: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
     """One check of a plan before it was handed over: `ok` is None where it was not made, and `detail` says why."""
 
@@ -101,6 +110,7 @@ class Decision:
     predicted: Predicted
     certificate: Certificate
     replicated: tuple[Replicated, ...]
+    by_shardy: tuple[Ruled, ...]
     checked: tuple[Checked, ...]
     notes: tuple[str, ...]
     donate_argnums: tuple[int, ...]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from jax.sharding import PartitionSpec
 
 from planner.flow import Transfer
-from planner.halo import image_of, slides_of
+from planner.halo import image_of, is_grouped, slides_of
 from planner.instance import Instance
 from planner.reshard import Step, reshard_steps
 from planner.specs import spec_of, to_spec
@@ -132,12 +132,15 @@ def _hold_readers(
 def _hold_windows(
     instance: Instance, choice: Sequence[int], constraints: dict[Slot, tuple[PartitionSpec, ...]]
 ) -> None:
-    """Gives every operand of an op that fetches halos a constraint: `exchange` reads from them how space is split."""
+    """Gives every operand of an op that `exchange` emits a constraint: it reads from them how the op is split."""
     model, names = instance.model, instance.mesh.names
     for op in model.graph.ops:
         moving = {slide.image_dim for slide in slides_of(model.graph, op)}
         group, operands = model.grouping.group_of[op.id], model.grouping.placements[op.id].operands
-        if not moving.intersection(instance.location_at(group, operands[image_of(op.kind)], choice) if moving else ()):
+        grouped = is_grouped(op)
+        if not grouped and not (
+            moving and moving.intersection(instance.location_at(group, operands[image_of(op.kind)], choice))
+        ):
             continue
         for position, tensor in enumerate(op.operands):
             location = instance.location_at(group, operands[position], choice)

@@ -1,5 +1,7 @@
 """Exchange: ops that slide a window over split space, emitted as `shard_map`s that fetch their halos themselves.
 
+Convolutions in groups are emitted so too, however they are split.
+
 XLA's partitioner computes some of these wrongly when it is told by constraints alone (output features on an earlier axis
 of the mesh than space, kernel gradients on a mesh with further axes), so nothing is left to it: border slices travel by
 `ppermute`, every device computes its part, and partial sums are added over the axes that split what is summed.
@@ -19,7 +21,7 @@ from jax.extend.core import primitives
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from planner.graph import Graph, Op, Path
-from planner.halo import CONVOLUTION, POOLING_GRADIENT, SLIDING, Slide, hops, image_of, margins, slides_of
+from planner.halo import CONVOLUTION, POOLING_GRADIENT, SLIDING, Slide, hops, image_of, is_grouped, margins, slides_of
 from planner.specs import entries_of
 from planner.trace import Slot
 
@@ -31,7 +33,10 @@ Spec = tuple[tuple[str, ...], ...]
 def exchanges(
     graph: Graph, constraints: Constraints, mesh: Mesh | AbstractMesh
 ) -> dict[Path, Callable[..., Sequence[Any]]]:
-    """For the path of every op whose space is split by the constraints on it: a function that computes its result."""
+    """For the path of every op whose space is split by the constraints on it: a function that computes its result.
+
+    Of every split convolution in groups as well.
+    """
     found: dict[Path, Callable[..., Sequence[Any]]] = {}
     for op in graph.ops:
         if op.kind not in SLIDING:
@@ -43,7 +48,7 @@ def exchanges(
         operands = [_axes(graph, t, constraints[place][-1]) for t, place in zip(op.operands, places, strict=True)]
         made = _axes(graph, op.results[0], constraints[result][0])
         moving = [slide for slide in slides_of(graph, op) if operands[image_of(op.kind)][slide.image_dim]]
-        if moving:
+        if moving or (is_grouped(op) and any(map(any, operands))):
             found[op.path] = _exchanged(op, moving, operands, made, mesh)
     return found
 

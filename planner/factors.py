@@ -16,6 +16,7 @@ Categories follow Shardy's op sharding rules
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +30,13 @@ Dim = tuple[int, ...]
 """The factors of one dim, major first."""
 
 FACTOR_NAMES = tuple(string.ascii_lowercase) + tuple(string.ascii_uppercase)
+_NAME = re.compile(r"[A-Za-z](?:[1-9][0-9]*)?")
+
+
+def factor_name(factor: int) -> str:
+    """The name of a factor by its number: a to z, A to Z, then a1 to Z1, a2 and so on."""
+    turn, letter = divmod(factor, len(FACTOR_NAMES))
+    return f"{FACTOR_NAMES[letter]}{turn or ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,18 +55,16 @@ class Rule:
     combiner: Combiner = "add"
 
     def __str__(self) -> str:
-        name = FACTOR_NAMES.__getitem__
-
         def tensor(dims: tuple[Dim, ...]) -> str:
             words: list[str] = []
             for dim in dims:
-                letters = " ".join(name(f) for f in dim)
+                letters = " ".join(map(factor_name, dim))
                 words.append(letters if len(dim) == 1 else f"({letters})" if dim else "1")
             return " ".join(words) or "()"
 
         text = ", ".join(map(tensor, self.operands)) + " -> " + ", ".join(map(tensor, self.results))
         for kind in ("reduce", "replicate", "permute"):
-            letters = " ".join(name(f) for f, k in enumerate(self.kinds) if k == kind)
+            letters = " ".join(factor_name(f) for f, k in enumerate(self.kinds) if k == kind)
             if letters:
                 label = f"reduce({self.combiner})" if kind == "reduce" and self.combiner != "add" else kind
                 text += f" | {label} {letters}"
@@ -91,8 +97,11 @@ def parse_rule(text: str, sizes: Mapping[str, int] | None = None) -> Rule:
             elif token == "1":
                 dims.append(())
             else:
-                if token not in FACTOR_NAMES:
-                    raise RuleError(f"factor {token!r} in the rule {text!r} is not one letter; use a-z or A-Z")
+                if not _NAME.fullmatch(token):
+                    raise RuleError(
+                        f"factor {token!r} in the rule {text!r} is no letter; use a-z or A-Z, and a number after it if "
+                        "these do not suffice (a1)"
+                    )
                 factor = index.setdefault(token, len(index))
                 if group is None:
                     dims.append((factor,))

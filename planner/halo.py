@@ -138,6 +138,14 @@ def image_of(kind: str) -> int:
     return 1 if kind == POOLING_GRADIENT else 0
 
 
+def is_grouped(op: Op) -> bool:
+    """Whether an op is a convolution in groups: whatever it is split by, XLA's partitioner may compute it wrongly.
+
+    With windows of one element it does for one axis along the groups; gradients of kernels abort it for some two axes.
+    """
+    return op.kind == CONVOLUTION and max(op.params["feature_group_count"], op.params["batch_group_count"]) > 1
+
+
 def margins(kind: str, slide: Slide, parts: int) -> tuple[Margin, ...]:
     """The halos of an op's operands where one dim is split into `parts`."""
     if kind == POOLING_GRADIENT:

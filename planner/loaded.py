@@ -15,7 +15,7 @@ from planner.plan import Plan
 from planner.report import describe
 from planner.store import Saved, tree_from_words
 from planner.target import Target, check_devices
-from planner.trace import Leaf, Program, fingerprint, trace
+from planner.trace import Leaf, Program, build_graph, fingerprint, trace
 
 KEY_TYPES = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
 """The generator of every key type that `jax.random.key` knows."""
@@ -58,6 +58,7 @@ class LoadedPlan:
             program=program,
             static_args={i: args[i] for i in range(len(args)) if i not in program.dynamic_argnums},
             target=target,
+            graph=lambda: build_graph(program),
             alternatives=lambda: Pipeline(program=program, target=target, request=decision.request).alternatives(
                 decision
             ),

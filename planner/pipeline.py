@@ -6,11 +6,12 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 from jax.sharding import PartitionSpec
 
 from cost_models import CostModel, Roofline, objective
-from planner.decision import Certificate, Decision, Replicated, Request
+from planner.decision import Certificate, Decision, Replicated, Request, Ruled
 from planner.emit import place
 from planner.errors import ArgumentError, InfeasibleError, MeshError, PinError
 from planner.explain import Alternatives
@@ -214,19 +215,18 @@ class Pipeline:
                 solve_seconds=seconds,
                 meshes=meshes,
             ),
-            replicated=tuple(
-                Replicated(
-                    op=graph.ops[op].kind,
-                    source=graph.ops[op].source,
-                    trips=graph.regions[graph.ops[op].region].trips,
-                )
-                for op in self.model.grouping.unruled
-            ),
+            replicated=tuple(Replicated(**self._told(op)) for op in self.model.grouping.unruled),
+            by_shardy=tuple(Ruled(**self._told(op)) for op in self.model.grouping.by_shardy),
             checked=(),
             notes=(*graph.notes, *notes),
             donate_argnums=donate_argnums,
             static_argnums=static_argnums,
         )
+
+    def _told(self, op_id: int) -> dict[str, Any]:
+        """What a plan says of an op: its primitive, its source line, its runs per call."""
+        op = self.graph.ops[op_id]
+        return {"op": op.kind, "source": op.source, "trips": self.graph.regions[op.region].trips}
 
     def _in_specs(self, instance: Instance, choice: Sequence[int]) -> tuple[PartitionSpec, ...]:
         tensors, names = self.graph.tensors, instance.mesh.names

@@ -13,15 +13,16 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from planner.decision import Certificate, Checked, Decision, Replicated
+from planner.decision import Certificate, Checked, Decision, Replicated, Ruled
 from planner.errors import ArgumentError, MeshError
 from planner.exchange import exchanges
 from planner.explain import Alternatives, Explanation, explain
+from planner.graph import Graph
 from planner.predict import Predicted
 from planner.report import describe
 from planner.store import save_decision
 from planner.target import Target
-from planner.trace import Leaf, Program, Slot, build_graph, canonical_dtype, constrained
+from planner.trace import Leaf, Program, Slot, canonical_dtype, constrained
 from planner.verify import Verification, verify
 
 
@@ -40,6 +41,7 @@ class Plan:
         program: Program,
         static_args: Mapping[int, Any],
         target: Target,
+        graph: Callable[[], Graph],
         alternatives: Callable[[], Alternatives],
         seed: int = 0,
     ) -> None:
@@ -47,6 +49,7 @@ class Plan:
         self._program = program
         self._static_args = dict(static_args)
         self._target = target
+        self._state_graph = graph
         self._state_problem = alternatives
         self._seed = seed
 
@@ -117,6 +120,11 @@ class Plan:
         return self._decision.replicated
 
     @property
+    def by_shardy(self) -> tuple[Ruled, ...]:
+        """The ops placed by a rule of Shardy's registry, for lack of one of ours."""
+        return self._decision.by_shardy
+
+    @property
     def checked(self) -> tuple[Checked, ...]:
         """What was checked before the plan was handed over, and what not, and why."""
         return self._decision.checked
@@ -146,9 +154,7 @@ class Plan:
             specs = self._decision.constraints.get(slot, ())
             return [shardings.setdefault(spec, NamedSharding(mesh, spec)) for spec in specs]
 
-        return constrained(
-            self._program, edits, exchanges(build_graph(self._program), self._decision.constraints, mesh)
-        )
+        return constrained(self._program, edits, exchanges(self._state_graph(), self._decision.constraints, mesh))
 
     @cached_property
     def _flat_jit(self) -> Any:
@@ -279,7 +285,7 @@ class Plan:
 
     def _runnable(self, args: Sequence[Any]) -> tuple[Any, ...] | str:
         """Flat arguments to run on, or the reason why there are none."""
-        if not args:
+        if not args and self._program.num_args:
             return "no arguments were given"
         if self._target.devices is None:
             return f"the topology {self._decision.topology} has no devices here"
@@ -312,6 +318,7 @@ class Plan:
             program=self._program,
             static_args=self._static_args,
             target=self._target,
+            graph=self._state_graph,
             alternatives=self._state_problem,
             seed=self._seed,
         )

@@ -112,26 +112,27 @@ def _collectives(instance: Instance, choice: Sequence[int]) -> tuple[Collective,
 def _halos(instance: Instance, choice: Sequence[int]) -> list[Collective]:
     """The collectives that fetch the halos of split windows."""
     graph, grouping = instance.model.graph, instance.model.grouping
-    found: list[Collective] = []
+    found: dict[tuple[object, ...], Collective] = {}
     for node in instance.model.flow.nodes:
         op = graph.ops[grouping.groups[node.group].ops[0]] if node.group is not None else None
         if op is None or op.kind not in SLIDING:
             continue
         strategies = instance.strategies[node.id]
         chosen = strategies.keep(np.arange(len(strategies)) == choice[node.id])
-        found += [
-            Collective(
+        for fetch in fetches(graph, grouping, op, chosen):
+            moved = float(fetch.bytes[0])
+            collective = Collective(
                 kind="collective-permute",
-                bytes=float(fetch.bytes[0]),
+                bytes=moved,
                 axes=instance.mesh.axes(fetch.mask),
                 count=graph.regions[op.region].trips,
                 source=op.source,
                 tensor=graph.tensors[fetch.tensor].name,
                 dtype=graph.tensors[fetch.tensor].aval.dtype,
             )
-            for fetch in fetches(graph, grouping, op, chosen)
-        ]
-    return found
+            # What a convolution fetched, the gradient by its kernel need not fetch again.
+            found.setdefault((op.region, fetch.tensor, fetch.border, fetch.mask, moved), collective)
+    return list(found.values())
 
 
 def _manual(instance: Instance) -> tuple[Collective, ...]:

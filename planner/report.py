@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cost_models import Profile
-from planner.decision import Decision
+from planner.decision import Decision, Replicated, Ruled
 from planner.predict import Predicted
 from planner.rows import Row, returned_as_taken, roots, rows_of, split_into
 from planner.units import quantity
@@ -37,7 +37,8 @@ def describe(decision: Decision) -> str:
         *_results(decision),
         *_intermediates(decision),
         *_collectives(decision.predicted),
-        *_replicated(decision),
+        *_ops("placed whole for lack of a rule", decision.replicated),
+        *_ops("placed by Shardy's rule", decision.by_shardy),
         *_verdicts(decision),
     ]
     return _text(parts)
@@ -203,19 +204,19 @@ def _collectives(predicted: Predicted) -> list[RenderableType]:
     return [_heading(f"collectives: {size} per device and call"), table]
 
 
-def _replicated(decision: Decision) -> list[RenderableType]:
-    """The ops without a rule, those of one kind and line together."""
-    if not decision.replicated:
+def _ops(heading: str, ops: Sequence[Replicated | Ruled]) -> list[RenderableType]:
+    """These ops, those of one kind and line together."""
+    if not ops:
         return []
     found: dict[tuple[str, str], float] = {}
-    for op in decision.replicated:
+    for op in ops:
         found[op.op, op.source] = found.get((op.op, op.source), 0.0) + op.trips
     table = _table(("", "left"), ("at", "left"), ("runs", "right"))
     for (op, source), trips in list(found.items())[:MOST_ROWS]:
         _row(table, op, source, f"{trips:g}")
     if len(found) > MOST_ROWS:
         _row(table, f"... and {len(found) - MOST_ROWS} more", "", "")
-    return [_heading("placed whole for lack of a rule"), table]
+    return [_heading(heading), table]
 
 
 def _verdicts(decision: Decision) -> list[RenderableType]:

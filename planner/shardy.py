@@ -20,6 +20,7 @@ from planner.compose import Step, compose
 from planner.factors import Combiner, Dim, Kind, Rule
 from planner.graph import Aval
 from planner.rules.build import Factors, fits
+from planner.rules.named import named_rule
 
 POPULATE = "builtin.module(func.func(sdy-populate-op-sharding-rules))"
 
@@ -73,30 +74,8 @@ def parse_sharding_rule(text: str, operands: Sequence[Sequence[int]], results: S
     arrays = [
         [re.findall(r"[a-z](?:_\d+)?", dim) for dim in array.split(",") if dim] for side in named for array in side
     ]
-    shapes = (*operands, *results)
-    for array, shape in zip(arrays, shapes, strict=True):
-        for names, extent in zip(array, shape, strict=True):
-            if _product(size[name] for name in names) != extent:
-                kinds.update(dict.fromkeys(names, "replicate"))
-    factors = Factors()
-    made = {name: factors.dim(extent, kinds[name]) for name, extent in size.items()}
-
-    def dim(names: Sequence[str], extent: int) -> Dim:
-        if _product(size[name] for name in names) != extent:
-            return factors.dim(extent, "replicate")
-        return tuple(factor for name in names for factor in made[name])
-
-    dims = [
-        [dim(*pair) for pair in zip(array, shape, strict=True)] for array, shape in zip(arrays, shapes, strict=True)
-    ]
-    return factors.rule(dims[: len(operands)], dims[len(operands) :])
-
-
-def _product(sizes: Any) -> int:
-    product = 1
-    for size in sizes:
-        product *= size
-    return product
+    count = len(operands)
+    return named_rule(arrays[:count], arrays[count:], (*operands, *results), size, kinds)
 
 
 def annotated(primitive: Any, operands: Sequence[Any], params: Mapping[str, Any]) -> Any:

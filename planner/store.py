@@ -16,7 +16,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from cost_models import Chip, CostModelError, Topology, parse_topology
-from planner.decision import Certificate, Checked, Decision, Replicated, Request
+from planner.decision import Certificate, Checked, Decision, Replicated, Request, Ruled
 from planner.errors import ArgumentError, PlanFileError
 from planner.graph import Aval
 from planner.predict import Collective, Predicted
@@ -64,6 +64,7 @@ def save_decision(decision: Decision, path: Path, program: Program) -> None:
         "predicted": dataclasses.asdict(decision.predicted),
         "certificate": dataclasses.asdict(decision.certificate),
         "replicated": [dataclasses.asdict(op) for op in decision.replicated],
+        "by_shardy": [dataclasses.asdict(op) for op in decision.by_shardy],
         "checked": [dataclasses.asdict(check) for check in decision.checked],
         "notes": list(decision.notes),
     }
@@ -178,6 +179,7 @@ def _read(record: Mapping[str, Any]) -> Decision:
         predicted=Predicted(**predicted),
         certificate=Certificate(**record["certificate"]),
         replicated=tuple(Replicated(**row) for row in record["replicated"]),
+        by_shardy=tuple(Ruled(**row) for row in record["by_shardy"]),
         checked=tuple(Checked(**row) for row in record["checked"]),
         notes=tuple(record["notes"]),
         donate_argnums=tuple(map(int, record["donate_argnums"])),

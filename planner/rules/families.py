@@ -48,6 +48,7 @@ FAMILIES: Mapping[str, Family] = {
     "cumprod": "scan",
     "cumsum": "scan",
     "custom_linear_solve": "linalg",
+    "custom_partitioning": "other",
     "device_put": "elementwise",
     "digamma": "elementwise",
     "div": "elementwise",

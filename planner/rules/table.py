@@ -8,12 +8,13 @@ from typing import Any
 
 from planner.factors import Rule
 from planner.graph import Aval
-from planner.rules.build import RuleFunction, fits
+from planner.rules.build import RuleFunction, fits, replicated
 from planner.rules.contract import dot_general, ragged_dot_general, scaled_dot
 from planner.rules.convolution import conv_general_dilated
 from planner.rules.elementwise import elementwise, leading, paired
 from planner.rules.index import dynamic_slice, dynamic_update_slice, gather, scatter, scatter_combined
 from planner.rules.linalg import batched, fft, triangular_solve, tridiagonal_solve
+from planner.rules.named import custom_partitioning
 from planner.rules.order import sort, top_k
 from planner.rules.random import drawn, rng_bit_generator
 from planner.rules.reduce import reduce, reduce_xor, reduction
@@ -32,7 +33,7 @@ from planner.rules.shape import (
     transpose,
     unstack,
 )
-from planner.rules.window import cumulative, reduce_window, select_and_scatter, select_and_scatter_add
+from planner.rules.window import cumulative, pooling, reduce_window, select_and_scatter, select_and_scatter_add
 
 RULES: Mapping[str, RuleFunction] = {
     "abs": elementwise,
@@ -72,6 +73,7 @@ RULES: Mapping[str, RuleFunction] = {
     "cummin": cumulative,
     "cumprod": cumulative,
     "cumsum": cumulative,
+    "custom_partitioning": custom_partitioning,
     "device_put": paired,
     "digamma": elementwise,
     "div": elementwise,
@@ -164,9 +166,9 @@ RULES: Mapping[str, RuleFunction] = {
     "reduce_prod": partial(reduction, combiner="mul"),
     "reduce_sum": partial(reduction, combiner="add"),
     "reduce_window": reduce_window,
-    "reduce_window_max": reduce_window,
-    "reduce_window_min": reduce_window,
-    "reduce_window_sum": reduce_window,
+    "reduce_window_max": partial(pooling, "reduce_window_max"),
+    "reduce_window_min": partial(pooling, "reduce_window_min"),
+    "reduce_window_sum": partial(pooling, "reduce_window_sum"),
     "reduce_xor": reduce_xor,
     "regularized_incomplete_beta": elementwise,
     "relayout": elementwise,
@@ -242,6 +244,9 @@ def rule_of(kind: str, operands: Sequence[Aval], results: Sequence[Aval], params
     function = RULES.get(kind)
     if function is None or not results:
         return None
+    if not all(aval.size for aval in results):
+        # Nothing is gained by splitting an array without elements, and JAX 0.10 cannot fetch one that a jit returned split.
+        return replicated(operands, results)
     try:
         rule = function(operands, results, params)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):

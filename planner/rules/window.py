@@ -7,6 +7,7 @@ from typing import Any
 
 from planner.factors import Dim, Rule
 from planner.graph import Aval
+from planner.halo import POOLING_GRADIENT, Slide, slides
 from planner.rules.build import Factors
 
 
@@ -16,16 +17,22 @@ def reduce_window(operands: Sequence[Aval], results: Sequence[Aval], params: Map
     Operands of the shape of the first come before scalars (initial values); all results have one shape.
     """
     factors = Factors()
-    wide, narrow = _windowed(factors, operands[0], results[0], params)
+    wide, narrow = _windowed(factors, operands[0], results[0], params, ())
     return factors.rule([wide if aval.shape else () for aval in operands], [narrow] * len(results))
 
 
+def pooling(kind: str, operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, Any]) -> Rule:
+    """`i (j p) -> i (j q) | replicate p q | permute j`: windowed dims are split where all parts see alike (`halo`)."""
+    factors = Factors()
+    wide, narrow = _windowed(factors, operands[0], results[0], params, slides(kind, operands, results, params))
+    return factors.rule([wide], [narrow])
+
+
 def select_and_scatter_add(operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, Any]) -> Rule:
-    """`i k, i j -> i j | replicate j k`: source, then operand; the gradient of a max pool."""
-    del results
+    """`i (j q), i (j p) -> i (j p) | replicate p q | permute j`: source, then operand; the gradient of a max pool."""
     source, operand = operands
     factors = Factors()
-    wide, narrow = _windowed(factors, operand, source, params)
+    wide, narrow = _windowed(factors, operand, source, params, slides(POOLING_GRADIENT, operands, results, params))
     return factors.rule([narrow, wide], [wide])
 
 
@@ -34,7 +41,7 @@ def select_and_scatter(operands: Sequence[Aval], results: Sequence[Aval], params
     del results
     operand, source, _ = operands
     factors = Factors()
-    wide, narrow = _windowed(factors, operand, source, params)
+    wide, narrow = _windowed(factors, operand, source, params, ())
     return factors.rule([wide, narrow, ()], [wide])
 
 
@@ -47,7 +54,7 @@ def cumulative(operands: Sequence[Aval], results: Sequence[Aval], params: Mappin
 
 
 def _windowed(
-    factors: Factors, wide: Aval, narrow: Aval, params: Mapping[str, Any]
+    factors: Factors, wide: Aval, narrow: Aval, params: Mapping[str, Any], moving: Sequence[Slide]
 ) -> tuple[tuple[Dim, ...], tuple[Dim, ...]]:
     """The dims of what windows slide over, and of what has one element per window."""
     rank = len(wide.shape)
@@ -62,8 +69,13 @@ def _windowed(
             strict=True,
         )
     ]
-    pairs = [
-        (factors.dim(before),) * 2 if free and before == after else factors.pair(before, after)
-        for before, after, free in zip(wide.shape, narrow.shape, still, strict=True)
-    ]
+    slide_of = {slide.image_dim: slide for slide in moving}
+    pairs: list[tuple[Dim, Dim]] = []
+    for d, (before, after, free) in enumerate(zip(wide.shape, narrow.shape, still, strict=True)):
+        if free and before == after:
+            pairs.append((factors.dim(before),) * 2)
+        elif d in slide_of:
+            pairs.append(factors.shared(before, after, slide_of[d].count, "permute"))
+        else:
+            pairs.append(factors.pair(before, after))
     return tuple(left for left, _ in pairs), tuple(right for _, right in pairs)

@@ -23,16 +23,20 @@ from numpy.typing import NDArray
 from planner.problem import Array
 from planner.solve.compact import normalise
 from planner.solve.network import Indices, Network
+from planner.solve.sharing import Sharing
 
 
 @final
 class Wire:
-    """One edge with its two messages; `first` comes before `second` in the order of the nodes."""
+    """One edge with its two messages; `first` comes before `second` in the order of the nodes.
 
-    __slots__ = ("backward", "costs", "ends", "first", "forward", "groups", "low", "offer", "second")
+    Wires that are alike share their costs and classes, by `sharing`.
+    """
 
-    def __init__(self, first: int, second: int, ends: tuple[Indices, Indices], costs: Array) -> None:
-        self.first, self.second = first, second
+    __slots__ = ("backward", "costs", "ends", "first", "forward", "groups", "low", "offer", "second", "sharing")
+
+    def __init__(self, first: int, second: int, ends: tuple[Indices, Indices], costs: Array, sharing: Sharing) -> None:
+        self.first, self.second, self.sharing = first, second, sharing
         self.forward = np.zeros(ends[1].size)
         self.backward = np.zeros(ends[0].size)
         self.offer = np.zeros(ends[0].size)
@@ -41,24 +45,13 @@ class Wire:
 
     def _set(self, ends: tuple[Indices, Indices], costs: Array) -> None:
         """Takes over classes and costs, dropping classes that no choice is in."""
-        renumbered: list[Indices] = []
-        for dim, end in enumerate(ends):
-            used, numbers = np.unique(end, return_inverse=True)
-            costs = np.take(costs, used, axis=dim)
-            renumbered.append(numbers)
-        self.costs = np.ascontiguousarray(costs)
-        self.ends = (renumbered[0], renumbered[1])
-        self.groups: list[tuple[Indices, Indices] | None] = []
-        for end, count in zip(self.ends, self.costs.shape, strict=True):
-            if end.size == count and (end == np.arange(count)).all():
-                self.groups.append(None)
-            else:
-                order = np.argsort(end, kind="stable")
-                self.groups.append((order, np.searchsorted(end[order], np.arange(count))))
+        made = self.sharing.once("wire", (*ends, costs), lambda: _renumbered(ends, costs))
+        self.ends, self.costs, self.groups = made
 
     def prune(self, dim: int, keep: Indices) -> None:
         """Forgets the choices of one end that are not in `keep`."""
-        ends = (self.ends[0][keep], self.ends[1]) if dim == 0 else (self.ends[0], self.ends[1][keep])
+        left = self.sharing.taken(self.ends[dim], keep)
+        ends = (left, self.ends[1]) if dim == 0 else (self.ends[0], left)
         if dim == 0:
             self.backward = self.backward[keep]
             self.offer = self.offer[keep]
@@ -85,6 +78,27 @@ class Wire:
         return self.costs[self.ends[0][pick]][self.ends[1]]
 
 
+Groups = tuple[Indices, Indices] | None
+"""The choices of one end in the order of their classes, and where each class starts; None for classes of one choice."""
+
+
+def _renumbered(ends: tuple[Indices, Indices], costs: Array) -> tuple[tuple[Indices, Indices], Array, list[Groups]]:
+    """Classes numbered anew without those that no choice is in, the costs between them, and the groups of both ends."""
+    renumbered: list[Indices] = []
+    for dim, end in enumerate(ends):
+        used, numbers = np.unique(end, return_inverse=True)
+        costs = np.take(costs, used, axis=dim)
+        renumbered.append(numbers)
+    groups: list[Groups] = []
+    for end, count in zip(renumbered, costs.shape, strict=True):
+        if end.size == count and (end == np.arange(count)).all():
+            groups.append(None)
+        else:
+            order = np.argsort(end, kind="stable")
+            groups.append((order, np.searchsorted(end[order], np.arange(count))))
+    return (renumbered[0], renumbered[1]), np.ascontiguousarray(costs), groups
+
+
 @final
 class Messages:
     """The messages of a network; `extra`, the prices of memory rows, adds to its costs and may change at any time."""
@@ -97,7 +111,7 @@ class Messages:
         self.ahead: dict[int, list[Wire]] = {node: [] for node in self.order}
         self.behind: dict[int, list[Wire]] = {node: [] for node in self.order}
         for edge in edges:
-            wire = Wire(*edge.nodes, edge.classes, edge.costs)
+            wire = Wire(*edge.nodes, edge.classes, edge.costs, network.sharing)
             self.ahead[wire.first].append(wire)
             self.behind[wire.second].append(wire)
         self.bound = -np.inf

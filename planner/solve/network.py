@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.problem import Array, Problem
+from planner.solve.sharing import Sharing
 
 Indices = NDArray[np.intp]
 
@@ -19,7 +20,8 @@ class Network:
 
     `unary[n][i]` is the cost of the i-th remaining choice of node n, `labels[n][i]` that choice in the problem's own
     numbering (ascending), `tables[m][n]` the costs between m (rows) and n (columns); `tables[n][m]` is its transpose.
-    `live` are the nodes not yet eliminated, `constant` the cost that no longer depends on any choice.
+    `live` are the nodes not yet eliminated, `constant` the cost that no longer depends on any choice. Edges that are alike
+    share one table, and what changes them alike keeps it so (`sharing`).
     """
 
     def __init__(self, unary: list[Array], labels: list[Indices], tables: list[dict[int, Array]]) -> None:
@@ -28,18 +30,16 @@ class Network:
         self.tables = tables
         self.live = set(range(len(unary)))
         self.constant = 0.0
+        self.sharing = Sharing()
 
     @staticmethod
     def of(problem: Problem) -> Network:
         """The whole problem as a network; parallel edges are merged, tables of single edges stay shared."""
-        tables: list[dict[int, Array]] = [{} for _ in problem.node_costs]
-        for edge in problem.edges:
-            m, n = edge.nodes
-            costs = edge.costs if n not in tables[m] else tables[m][n] + edge.costs
-            tables[m][n] = costs
-            tables[n][m] = costs.T
         labels = [np.arange(costs.size) for costs in problem.node_costs]
-        return Network([costs.copy() for costs in problem.node_costs], labels, tables)
+        network = Network([costs.copy() for costs in problem.node_costs], labels, [{} for _ in labels])
+        for edge in problem.edges:
+            network.add_table(*edge.nodes, edge.costs)
+        return network
 
     def copy(self) -> Network:
         """An independent copy; tables are shared, because no reduction writes into a table."""
@@ -50,12 +50,17 @@ class Network:
 
     def keep(self, node: int, positions: Indices | NDArray[np.bool_]) -> None:
         """Keeps only the given positions of a node's remaining choices."""
-        self.unary[node] = self.unary[node][positions]
-        self.labels[node] = self.labels[node][positions]
+        lines: Indices = (
+            np.flatnonzero(positions) if positions.dtype == np.bool_ else np.asarray(positions, dtype=np.intp)
+        )
+        self.unary[node] = self.unary[node][lines]
+        self.labels[node] = self.labels[node][lines]
         for other, table in self.tables[node].items():
-            kept = np.ascontiguousarray(table[positions])
-            self.tables[node][other] = kept
-            self.tables[other][node] = kept.T
+            self._put(node, other, self.sharing.taken(table, lines))
+
+    def _put(self, m: int, n: int, costs: Array) -> None:
+        self.tables[m][n] = costs
+        self.tables[n][m] = self.sharing.transposed(costs)
 
     def disconnect(self, m: int, n: int) -> None:
         """Removes the edge between two nodes."""
@@ -64,16 +69,11 @@ class Network:
 
     def add_table(self, m: int, n: int, costs: Array) -> None:
         """Adds costs between two nodes, merged with the edge that is there."""
-        if n in self.tables[m]:
-            costs = costs + self.tables[m][n]
-        self.tables[m][n] = costs
-        self.tables[n][m] = costs.T
+        self._put(m, n, self.sharing.added(costs, self.tables[m][n]) if n in self.tables[m] else costs)
 
     def forbid_pairs(self, m: int, n: int, pairs: NDArray[np.bool_]) -> None:
         """Makes pairs of remaining choices of two neighbours impossible."""
-        costs = np.where(pairs, np.inf, self.tables[m][n])
-        self.tables[m][n] = costs
-        self.tables[n][m] = costs.T
+        self._put(m, n, np.where(pairs, np.inf, self.tables[m][n]))
 
     def edges(self) -> Iterable[tuple[int, int, Array]]:
         """The remaining edges (m, n, table) with m < n, in ascending order."""

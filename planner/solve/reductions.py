@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import final
 
@@ -67,13 +68,13 @@ class Reducer:
         self.trail: list[Eliminated] = []
         self.counts: Counter[str] = Counter()
         self._changed: set[int] = set()
-        self._looked: dict[int, Array] = {}
 
     def run(self, *, dominance: bool = True, eliminate: bool = True) -> bool:
         """Applies every reduction until none applies; False if some node is left without a choice."""
         network = self.network
         self._changed = set(network.live)
         while self._changed:
+            network.sharing.forget()
             if not self.forbid(self._changed & network.live):
                 return False
             touched, self._changed = self._changed & network.live, set()
@@ -96,7 +97,7 @@ class Reducer:
             queued.discard(node)
             possible = np.isfinite(network.unary[node])
             for table in network.tables[node].values():
-                possible &= table.min(axis=1) < np.inf
+                possible &= network.sharing.once("possible", (table,), partial(_possible, table))
             if possible.all():
                 continue
             self.counts["forbidden"] += int(possible.size - possible.sum())
@@ -113,19 +114,11 @@ class Reducer:
         """Moves the separable edges of a node into the unary costs."""
         network = self.network
         for other, table in list(network.tables[node].items()):
-            known = self._looked.get(id(table))
-            if known is table:
+            parts = network.sharing.once("separate", (table,), partial(_separated, table))
+            if parts is None:
                 continue
-            self._looked[id(table)] = table
-            size = np.abs(table).max()
-            if not np.isfinite(size):
-                continue
-            first, second = table[:, :1], table[:1]
-            rest = table - first - (second - second[0, 0])
-            if np.abs(rest).max() > SEPARABLE_TOLERANCE * size:
-                continue
-            network.unary[node] = network.unary[node] + first[:, 0]
-            network.unary[other] = network.unary[other] + (second[0] - second[0, 0])
+            network.unary[node] = network.unary[node] + parts[0]
+            network.unary[other] = network.unary[other] + parts[1]
             network.disconnect(node, other)
             self._changed.update((node, other))
             self.counts["separable"] += 1
@@ -175,12 +168,15 @@ class Reducer:
             network.disconnect(node, other)
         network.live.discard(node)
         self.counts[f"R{len(neighbours)}"] += 1
+        step = ("minimise", unary.tobytes())
         if not neighbours:
             network.constant += float(unary.min())
         elif len(neighbours) == 1:
-            network.unary[neighbours[0]] = network.unary[neighbours[0]] + (unary[:, None] + tables[0]).min(axis=0)
+            cheapest = network.sharing.once(step, tables, lambda: (unary[:, None] + tables[0]).min(axis=0))
+            network.unary[neighbours[0]] = network.unary[neighbours[0]] + cheapest
         else:
-            network.add_table(neighbours[0], neighbours[1], min_plus(tables[0] + unary[:, None], tables[1]))
+            joined = network.sharing.once(step, tables, lambda: min_plus(tables[0] + unary[:, None], tables[1]))
+            network.add_table(neighbours[0], neighbours[1], joined)
         return neighbours
 
     def _dominate(self, node: int) -> None:
@@ -189,28 +185,52 @@ class Reducer:
         unary = network.unary[node]
         if unary.size == 1:
             return
-        usage = self.usage_of(node) if self.usage_of is not None else None
-        lows = unary + sum((table.min(axis=1) for table in network.tables[node].values()), start=np.zeros(unary.size))
-        widest = max((table.shape[1] for table in network.tables[node].values()), default=1)
-        count = max(1, min(unary.size, PAIR_BUDGET // (unary.size * widest)))
-        better = np.argsort(lows, kind="stable")[:count]
-        # Two forbidden choices compare as NaN, and none of them dominates.
-        with np.errstate(invalid="ignore"):
-            margin = unary[:, None] - unary[better]
-            for table in network.tables[node].values():
-                margin = margin + worst_regret(table, better)
-        wins = margin >= 0
-        if usage is not None:
-            for line in usage:
-                wins &= line[:, None] >= line[better]
-        wins[better, np.arange(count)] = False
-        gone = np.zeros(unary.size, dtype=bool)
-        for position in np.flatnonzero(wins.any(axis=1)).tolist():
-            gone[position] = bool((wins[position] & ~gone[better]).any())
+        usage = self.usage_of(node) if self.usage_of is not None else np.zeros((0, unary.size))
+        tables = tuple(network.tables[node].values())
+        step = ("dominate", unary.tobytes(), usage.tobytes())
+        gone = network.sharing.once(step, tables, lambda: _dominated(unary, tables, usage))
         if gone.any():
             self.counts["dominated"] += int(gone.sum())
             network.keep(node, ~gone)
             self._changed.update((node, *network.tables[node]))
+
+
+def _possible(table: Array) -> NDArray[np.bool_]:
+    """Which lines of a table hold a cost that is not forbidden."""
+    return table.min(axis=1) < np.inf
+
+
+def _separated(table: Array) -> tuple[Array, Array] | None:
+    """f and g of a table that is f[p] + g[q]; None for one that is not."""
+    size = np.abs(table).max()
+    if not np.isfinite(size):
+        return None
+    first, second = table[:, :1], table[:1]
+    rest = table - first - (second - second[0, 0])
+    if np.abs(rest).max() > SEPARABLE_TOLERANCE * size:
+        return None
+    return first[:, 0], second[0] - second[0, 0]
+
+
+def _dominated(unary: Array, tables: tuple[Array, ...], usage: Array) -> NDArray[np.bool_]:
+    """Which choices of a node with these costs and bytes, a line per row, are dominated by one that stays."""
+    lows = unary + sum((table.min(axis=1) for table in tables), start=np.zeros(unary.size))
+    widest = max((table.shape[1] for table in tables), default=1)
+    count = max(1, min(unary.size, PAIR_BUDGET // (unary.size * widest)))
+    better = np.argsort(lows, kind="stable")[:count]
+    # Two forbidden choices compare as NaN, and none of them dominates.
+    with np.errstate(invalid="ignore"):
+        margin = unary[:, None] - unary[better]
+        for table in tables:
+            margin = margin + worst_regret(table, better)
+    wins = margin >= 0
+    for line in usage:
+        wins &= line[:, None] >= line[better]
+    wins[better, np.arange(count)] = False
+    gone = np.zeros(unary.size, dtype=bool)
+    for position in np.flatnonzero(wins.any(axis=1)).tolist():
+        gone[position] = bool((wins[position] & ~gone[better]).any())
+    return gone
 
 
 def worst_regret(table: Array, better: Indices) -> Array:

@@ -1,0 +1,106 @@
+"""Rules in Shardy's terms: factors by name, of which a dim may hold less than its extent; and those of users' kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import jax.numpy as jnp
+from jax.experimental.custom_partitioning import BATCHING, SdyShardingRule
+from jax.experimental.custom_partitioning import custom_partitioning as Partitioned
+from jax.interpreters import mlir
+from jax.sharding import AbstractMesh
+from jaxlib.mlir import ir
+
+from planner.factors import Dim, Kind, Rule
+from planner.graph import Aval
+from planner.rules.build import Factors
+
+Names = Sequence[Sequence[str]]
+"""The names of the factors of every dim of one array, major first."""
+
+
+def named_rule(
+    operands: Sequence[Names],
+    results: Sequence[Names],
+    shapes: Sequence[Sequence[int]],
+    sizes: Mapping[str, int],
+    kinds: Mapping[str, Kind],
+) -> Rule:
+    """The rule that names say; `shapes` are the extents of operands and results, `sizes` and `kinds` those of factors.
+
+    A dim whose factors do not multiply to its extent stays whole, and they with it, wherever they occur.
+    """
+    arrays = (*operands, *results)
+    kept = dict(kinds)
+    for names, shape in zip(arrays, shapes, strict=True):
+        for dim, extent in zip(names, shape, strict=True):
+            if prod(sizes[name] for name in dim) != extent:
+                kept.update(dict.fromkeys(dim, "replicate"))
+    factors = Factors()
+    made = {name: factors.dim(extent, kept.get(name, "pass")) for name, extent in sizes.items()}
+
+    def dim_of(dim: Sequence[str], extent: int) -> Dim:
+        if prod(sizes[name] for name in dim) != extent:
+            return factors.dim(extent, "replicate")
+        return tuple(factor for name in dim for factor in made[name])
+
+    dims = [
+        [dim_of(dim, extent) for dim, extent in zip(names, shape, strict=True)]
+        for names, shape in zip(arrays, shapes, strict=True)
+    ]
+    return factors.rule(dims[: len(operands)], dims[len(operands) :])
+
+
+def custom_partitioning(operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, Any]) -> Rule:
+    """The rule that a kernel's author gave `jax.experimental.custom_partitioning`. Raises: ValueError where none."""
+    given = params["sharding_rule"]
+    if isinstance(given, Callable):
+        given = _called(given, operands, results, params["static_args"])
+    if not isinstance(given, SdyShardingRule):
+        raise ValueError("no sharding rule that can be read without a mesh")
+    shapes = [aval.shape for aval in (*operands, *results)]
+    names = [
+        _expanded(mapping, len(shape))
+        for mapping, shape in zip((*given.operand_mappings, *given.result_mappings), shapes, strict=True)
+    ]
+    sizes: dict[str, int] = dict(given.factor_sizes)
+    for array, shape in zip(names, shapes, strict=True):
+        for dim, extent in zip(array, shape, strict=True):
+            if len(dim) == 1:
+                # Shardy takes the smallest, too, where a factor stands for dims of different extents.
+                sizes[dim[0]] = min(extent, sizes.get(dim[0], extent))
+    kinds: dict[str, Kind] = dict.fromkeys(given.reduction_factors, "reduce")
+    kinds.update(dict.fromkeys((*given.need_replication_factors, *given.permutation_factors), "replicate"))
+    count = len(given.operand_mappings)
+    return named_rule(names[:count], names[count:], shapes, sizes, kinds)
+
+
+def _expanded(mapping: Sequence[Any], rank: int) -> list[list[str]]:
+    """The names of the factors of every dim of one array, with those that an ellipsis stands for."""
+    dims = list(mapping)
+    leading: list[list[str]] = []
+    if dims and isinstance(dims[0], str) and dims[0].startswith(BATCHING):
+        group = dims.pop(0)
+        leading = [[f"{group}_{i}"] for i in range(rank - len(dims))]
+    return leading + [[dim] if isinstance(dim, str) else list(dim) for dim in dims]
+
+
+def _called(function: Any, operands: Sequence[Aval], results: Sequence[Aval], static: Sequence[Any]) -> Any:
+    """What a function that makes the rule says of these arrays. Raises: ValueError where it fails without a mesh."""
+    with mlir.make_ir_context(), ir.Location.unknown():
+        types = [
+            [ir.RankedTensorType.get(aval.shape, mlir.dtype_to_ir_type(jnp.dtype(aval.dtype))) for aval in side]
+            for side in (operands, results)
+        ]
+        try:
+            made = function(*static, AbstractMesh((), ()), *types)
+        except Exception as error:
+            raise ValueError("the sharding rule needs a mesh") from error
+    rule, sizes = made if isinstance(made, (tuple, list)) and len(made) == 2 else (made, {})
+    if not isinstance(rule, str):
+        return rule
+    parser = Partitioned(lambda: None)
+    parser.def_partition(None, sharding_rule=rule, **sizes)
+    return parser.sharding_rule

@@ -1,0 +1,197 @@
+"""Rules of the user's own: a kernel that no compiler can look into, made one that can be partitioned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any
+
+import jax
+from jax.experimental.custom_partitioning import custom_partitioning
+
+from planner.compose import Step, compose
+from planner.errors import ArgumentError, RuleError
+from planner.factors import FACTOR_NAMES, Dim, Kind, Rule, parse_rule
+from planner.on_parts import COMBINE, partition, sharding_rule
+from planner.op_rules import OpRules
+from planner.trace import build_graph, trace
+
+Shapes = Sequence[Sequence[int]]
+
+SUMS = frozenset(
+    ("conv_general_dilated", "dot_general", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_sum")
+)
+"""Ops that give partial results when run on parts of what they reduce. Others, such as a masked gather, need help."""
+
+MOVES = frozenset(("broadcast_in_dim", "convert_element_type", "copy", "name", "reshape", "squeeze", "transpose"))
+"""Ops that do to partial results what they do to whole ones."""
+
+
+def rule_for(
+    fn: Callable[..., Any], rule: str | None = None, *, like: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
+    """A function that computes what `fn` does, and that can be partitioned, with or without a plan.
+
+    On several devices `fn` runs on the local parts of its arguments, so it must not depend on the extents of what is
+    split; partial results are combined. To be differentiated it needs `jax.custom_vjp` around it, like `fn` itself.
+
+    Parameters
+    ----------
+    fn: a function of pytrees of arrays: one around a `pallas_call`, an `ffi_call`, a `pure_callback`, ...
+    rule: its factor rule, the leaves of arguments and results in order: "b i, i j -> b j | reduce i". What may not be
+        split is named `replicate`; partial results add up unless it says `reduce(max)`, `(min)`, `(and)` or `(or)`.
+    like: instead of a rule, a plain JAX function of the same arguments and results, to take the rule from.
+
+    Raises
+    ------
+    ArgumentError: not exactly one of `rule` and `like`. RuleError: a malformed rule; when called: one that does not fit
+    the arrays, or a `like` with other results.
+    """
+    if not callable(fn):
+        raise ArgumentError(f"fn must be a function, got {fn!r}; give the function that calls the kernel")
+    if (rule is None) == (like is None):
+        raise ArgumentError("rule_for takes either a rule or like=, a JAX function to take the rule from; give one")
+    if rule is not None and not isinstance(rule, str):
+        raise ArgumentError(f"rule is {rule!r}; write it as text, such as 'b i, i j -> b j | reduce i'")
+    if like is not None and not callable(like):
+        raise ArgumentError(f"like must be a function, got {like!r}; give plain JAX code of the same arguments")
+    written = None if rule is None else _checked(rule)
+
+    @wraps(fn)
+    def partitioned(*args: Any, **kwargs: Any) -> Any:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+
+        def flat(*values: Any) -> list[Any]:
+            args, kwargs = jax.tree.unflatten(tree, values)
+            return jax.tree.leaves(fn(*args, **kwargs))
+
+        made = jax.eval_shape(fn, *args, **kwargs)
+        results = jax.tree.leaves(made)
+        shapes = [leaf.shape for leaf in map(jax.typeof, leaves)], [leaf.shape for leaf in results]
+        if written is not None:
+            found = _sized(written, str(rule), *shapes)
+        else:
+            found = _rule_like(like, args, kwargs, results)
+        # Within a function jitted on its own, arrays that it closes over are no constants of the call.
+        call = custom_partitioning(jax.jit(flat))
+        call.def_partition(partition(found, flat), sharding_rule=sharding_rule(found))
+        return jax.tree.unflatten(jax.tree.structure(made), call(*leaves))
+
+    return partitioned
+
+
+def _checked(text: str) -> Rule:
+    """The rule of a text. Raises: RuleError where a kernel cannot be run by it."""
+    rule = parse_rule(text)
+    for factor, kind in enumerate(rule.kinds):
+        name = FACTOR_NAMES[factor]
+        if kind == "permute":
+            raise RuleError(
+                f"the rule {text!r} permutes a factor, but a kernel does not exchange with its neighbours; "
+                "write replicate instead"
+            )
+        if kind == "reduce" and any(factor in dim for dims in rule.results for dim in dims):
+            raise RuleError(
+                f"the rule {text!r} reduces a factor that a result still has; name it in operands only ({name})"
+            )
+    if "reduce" in rule.kinds and rule.combiner not in COMBINE:
+        raise RuleError(
+            f"the rule {text!r} combines by {rule.combiner!r}; use reduce, reduce(max), reduce(min), reduce(and) or "
+            "reduce(or)"
+        )
+    return rule
+
+
+def _sized(rule: Rule, text: str, operands: Shapes, results: Shapes) -> Rule:
+    """The rule with the sizes of its factors. Raises: RuleError where it does not fit the arrays."""
+    arrays = [
+        (f"{what} {n}", dims, shape)
+        for what, side, shapes in (("operand", rule.operands, operands), ("result", rule.results, results))
+        for n, (dims, shape) in enumerate(_paired(text, what, side, shapes))
+    ]
+    sizes = [0] * len(rule.sizes)
+    for word, dims, shape in arrays:
+        if len(dims) != len(shape):
+            raise RuleError(f"{word} has shape {tuple(shape)}, but the rule {text!r} gives it {len(dims)} dims")
+        for dim, extent in zip(dims, shape, strict=True):
+            if len(dim) == 1 and sizes[dim[0]] not in (0, extent):
+                raise RuleError(
+                    f"factor {_letters(dim)} of the rule {text!r} is {sizes[dim[0]]}, but {word} of shape {tuple(shape)} "
+                    f"has {extent} there; name different factors"
+                )
+            if len(dim) == 1:
+                sizes[dim[0]] = extent
+    for word, dims, shape in arrays:
+        for dim, extent in zip(dims, shape, strict=True):
+            unknown = [factor for factor in dim if not sizes[factor]]
+            known = 1
+            for factor in dim:
+                known *= sizes[factor] or 1
+            if len(unknown) == 1 and extent % known == 0:
+                sizes[unknown[0]] = extent // known
+            elif unknown or known != extent:
+                raise RuleError(
+                    f"the rule {text!r} makes a dim of {word}, of shape {tuple(shape)}, of the factors "
+                    f"({_letters(dim)}), whose sizes do not multiply to {extent}; a factor of unknown size must be a dim "
+                    "of its own somewhere, or the only one in a dim"
+                )
+    return Rule(
+        operands=rule.operands, results=rule.results, sizes=tuple(sizes), kinds=rule.kinds, combiner=rule.combiner
+    )
+
+
+def _paired(text: str, what: str, side: Sequence[Any], shapes: Shapes) -> list[tuple[Any, Sequence[int]]]:
+    if len(side) != len(shapes):
+        raise RuleError(
+            f"the rule {text!r} has {len(side)} {what}s, but the function has {len(shapes)}; name each leaf"
+        )
+    return list(zip(side, shapes, strict=True))
+
+
+def _letters(dim: Dim) -> str:
+    return " ".join(FACTOR_NAMES[factor] for factor in dim)
+
+
+def _rule_like(like: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[Any]) -> Rule:
+    """The rule of a plain function of these arguments, for a kernel that is run on parts of them."""
+    leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
+
+    def flat(*values: Any) -> list[Any]:
+        args, kwargs = jax.tree.unflatten(tree, values)
+        return jax.tree.leaves(like(*args, **kwargs))
+
+    structs = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in map(jax.typeof, leaves)]
+    graph = build_graph(trace(flat, structs))
+    shapes = {tensor.id: tensor.aval.shape for tensor in graph.tensors}
+    found = [shapes[tensor] for tensor in graph.outputs]
+    if found != [tuple(leaf.shape) for leaf in results]:
+        raise RuleError(
+            f"like gives results of shapes {found}, the function itself {[tuple(leaf.shape) for leaf in results]}; "
+            "give a function of the same results"
+        )
+    rules = OpRules(graph=graph)
+    steps = [
+        Step(
+            rule=_on_parts(op.kind, rules.of(op)),
+            operands=op.operands,
+            results=op.results,
+            carries=op.kind in MOVES,
+        )
+        for op in graph.ops
+    ]
+    return compose(steps, shapes, graph.inputs[: len(leaves)], graph.outputs, graph.ties)
+
+
+def _on_parts(kind: str, rule: Rule | None) -> Rule | None:
+    """What is left of the rule of an op if it is run on parts alone, without a compiler that knows which part."""
+    if rule is None or kind == "shard_map":
+        return None
+    taken = {factor for dims in rule.operands for dim in dims for factor in dim}
+    kinds: list[Kind] = []
+    for factor, old in enumerate(rule.kinds):
+        # What is made without an operand, such as an iota, depends on where it stands; a broadcast does not.
+        placed = factor not in taken and kind != "broadcast_in_dim"
+        kinds.append("replicate" if placed or (old == "reduce" and kind not in SUMS) else old)
+    return Rule(
+        operands=rule.operands, results=rule.results, sizes=rule.sizes, kinds=tuple(kinds), combiner=rule.combiner
+    )
