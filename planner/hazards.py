@@ -1,11 +1,16 @@
-"""Hazards: strategies that XLA's partitioner computes wrongly or dies of, kept out of the candidates.
+"""Hazards: splits that XLA's partitioner computes wrongly or dies of, in one table, and what keeps plans from them.
 
-Most are kept out by the rules themselves: a factor known to be miscompiled when split is whole there (space and window
-dims of convolutions, reductions with an initial value of their own, single-element dims of a dynamic update). What
-depends on more than one factor is here, with the reason.
+Every hazard was seen with constraints on the operands and the result of a single op that all belong to one strategy of its
+rule. Three things keep a plan from one: the rule keeps the factor whole; `exchange` emits the op by hand, as a
+`shard_map` in which nothing is left to the partitioner; or `safe` does not offer the strategy. The tests hold a
+reproduction of each, which tells on every JAX whether the hazard is still there, and search for more.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,17 +18,73 @@ import numpy.typing as npt
 from planner.candidates import Strategies
 from planner.graph import Op
 
+Mask = npt.NDArray[np.bool_]
 
-def safe(op: Op, strategies: Strategies) -> npt.NDArray[np.bool_]:
-    """Which strategies of an op's group are offered; shape (len(strategies),).
 
-    A grouped convolution split over two axes: the gradient of its kernel aborts the compiler for some of them
-    (`convolution_handler.cc` Check failed: new_input_batch_size % new_output_batch_size == 0; XLA of JAX 0.10 to 0.12).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hazard:
+    """A kind of split of some primitives that the compiler gets wrong, and the `remedy` that keeps plans from it.
+
+    `seen` is what was seen, and where; `hits` tells which strategies it hits, for those that are not offered.
     """
-    if op.kind == "conv_general_dilated" and _groups(op) > 1:
-        return (strategies.assignment >= 0).sum(axis=1) <= 1
-    return np.ones(len(strategies), np.bool_)
+
+    primitives: frozenset[str]
+    effect: Literal["wrong numbers", "death"]
+    seen: str
+    remedy: Literal["rule", "by hand", "not offered"]
+    hits: Callable[[Op, Strategies], Mask] | None = None
 
 
-def _groups(op: Op) -> int:
-    return max(int(op.params.get("feature_group_count", 1)), int(op.params.get("batch_group_count", 1)))
+CONVOLUTIONS = frozenset(("conv_general_dilated",))
+
+HAZARDS: Mapping[str, Hazard] = {
+    "space and output features of a convolution": Hazard(
+        primitives=CONVOLUTIONS,
+        effect="wrong numbers",
+        seen="off by a factor wherever output features are split by an earlier axis of the mesh than a space dim; windows "
+        "of more than one element, forward and both gradients, JAX 0.10.2 and 0.12.0.1",
+        remedy="by hand",
+    ),
+    "space in the kernel gradient of a convolution": Hazard(
+        primitives=CONVOLUTIONS,
+        effect="wrong numbers",
+        seen="multiplied by the size of the axes that do not split space, wherever there are any, JAX 0.10.2 and 0.12.0.1",
+        remedy="by hand",
+    ),
+    "groups of a convolution with a window of one element": Hazard(
+        primitives=CONVOLUTIONS,
+        effect="wrong numbers",
+        seen="off by as much as the result wherever groups are split, even by the only axis of a mesh of two devices; "
+        "refused ('Expected output feature dimension to be divisible by feature_group_count') where more devices "
+        "share them; forward and both gradients, JAX 0.10.2 and 0.12.0.1",
+        remedy="by hand",
+    ),
+    "channels of a depthwise convolution with a window of one element": Hazard(
+        primitives=CONVOLUTIONS,
+        effect="death",
+        seen="'free(): invalid pointer' where one of two axes splits the channels, JAX 0.10.2",
+        remedy="by hand",
+    ),
+    "reduced dim of a reduction with an initial value of its own": Hazard(
+        primitives=frozenset(("reduce",)),
+        effect="wrong numbers",
+        seen="the initial value counts once per shard, JAX 0.10.2 and 0.12.0.1",
+        remedy="rule",
+    ),
+    "dim of a dynamic update of one element": Hazard(
+        primitives=frozenset(("dynamic_update_slice",)),
+        effect="wrong numbers",
+        seen="an update that starts past the end is dropped instead of moved to the last place, JAX 0.10.2 and 0.12.0.1",
+        remedy="rule",
+    ),
+}
+"""Every known hazard by name; the tests have a reproduction under each of these names."""
+
+
+def safe(op: Op, strategies: Strategies) -> Mask:
+    """Which strategies of an op's group are offered; shape (len(strategies),)."""
+    offered = np.ones(len(strategies), np.bool_)
+    for hazard in HAZARDS.values():
+        if hazard.hits is not None and op.kind in hazard.primitives:
+            offered &= ~hazard.hits(op, strategies)
+    return offered

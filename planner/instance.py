@@ -17,13 +17,14 @@ from cost_models import CostModel, Objective
 from planner.candidates import Strategies, group_strategies, tensor_strategies
 from planner.costs import Work, group_work
 from planner.errors import InfeasibleError
-from planner.flow import Flow, Transfer
-from planner.graph import Graph
+from planner.flow import Flow, Node, Transfer
+from planner.graph import Aval, Graph
 from planner.groups import Dims, Grouping
 from planner.hazards import safe
 from planner.liveness import Liveness
 from planner.mesh import Mesh
 from planner.problem import Edge, Problem
+from planner.repeats import alike
 from planner.reshard import Locations, Patterns, local_bytes, reshard_values
 from planner.tiling import tiled_bytes
 
@@ -46,6 +47,21 @@ class Model:
     liveness: Liveness
     patterns: dict[int, Patterns] = field(default_factory=dict[int, Patterns])
 
+    @cached_property
+    def alike(self) -> tuple[int, ...]:
+        """For every group the first group that it is like: one set of strategies and costs serves both."""
+        return alike(self.graph, self.grouping, self.liveness)
+
+    @cached_property
+    def moving(self) -> tuple[Transfer, ...]:
+        """The transfers that can cost anything: not those of scalars without partial sums."""
+        tensors = self.graph.tensors
+        return tuple(
+            t
+            for t in self.flow.transfers
+            if tensors[t.tensor].aval.size > 1 or (t.reduced and tensors[t.tensor].aval.bytes)
+        )
+
 
 @dataclass(kw_only=True)
 class Instance:
@@ -65,32 +81,46 @@ class Instance:
     output_pins: Mapping[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
     strategies: list[Strategies] = field(init=False)
     works: list[Work | None] = field(init=False)
+    _offered: dict[object, Strategies] = field(init=False, default_factory=dict[object, Strategies])
     _cache: dict[object, Floats] = field(init=False, default_factory=dict[object, Floats])
 
     def __post_init__(self) -> None:
-        self.strategies = [self._strategies(node) for node in range(len(self.model.flow.nodes))]
+        model = self.model
+        self.strategies = [self._strategies(node) for node in model.flow.nodes]
         self._pin()
-        self.works = [
-            None
-            if node.group is None
-            else group_work(
-                self.model.graph,
-                self.model.grouping,
-                self.model.liveness,
-                self.model.grouping.groups[node.group],
-                self.strategies[node.id],
-                self.cost_model,
-                self.mesh,
-            )
-            for node in self.model.flow.nodes
-        ]
+        known: dict[tuple[int, int], Work] = {}
+        self.works = []
+        for node in model.flow.nodes:
+            if node.group is None:
+                self.works.append(None)
+                continue
+            key = (model.alike[node.group], id(self.strategies[node.id]))
+            if key not in known:
+                known[key] = group_work(
+                    model.graph,
+                    model.grouping,
+                    model.liveness,
+                    model.grouping.groups[node.group],
+                    self.strategies[node.id],
+                    self.cost_model,
+                    self.mesh,
+                )
+            self.works.append(known[key])
 
-    def _strategies(self, node_id: int) -> Strategies:
-        node, graph, sizes = self.model.flow.nodes[node_id], self.model.graph, self.mesh.sizes
-        if node.group is None:
-            tensor = graph.tensors[node.tensor if node.tensor is not None else 0]
-            return tensor_strategies(tensor.aval.shape, sizes)[0]
-        group, grouping = self.model.grouping.groups[node.group], self.model.grouping
+    def _strategies(self, node: Node) -> Strategies:
+        """The strategies of a node: one object for all nodes that are alike, or have the same ones."""
+        graph = self.model.graph
+        shape = graph.tensors[node.tensor].aval.shape if node.tensor is not None else ()
+        key = ("tensor", shape) if node.group is None else ("group", self.model.alike[node.group])
+        if key not in self._offered:
+            made = tensor_strategies(shape, self.mesh.sizes)[0] if node.group is None else self._of_group(node.group)
+            content = (made.assignment.tobytes(), made.num_factors)
+            self._offered[key] = self._offered.setdefault(content, made)
+        return self._offered[key]
+
+    def _of_group(self, number: int) -> Strategies:
+        graph, grouping, sizes = self.model.graph, self.model.grouping, self.mesh.sizes
+        group = grouping.groups[number]
         weights = np.zeros(max(len(group.sizes), 1))
         for op in group.ops:
             placement = grouping.placements[op]
@@ -161,10 +191,17 @@ class Instance:
         """The value of one transfer for every pair of strategies of its nodes: shape (n, m), trips included."""
         aval = self.model.graph.tensors[transfer.tensor].aval
         source, target = self.strategies[transfer.source], self.strategies[transfer.target]
+        rank, weight = len(aval.shape), 1.0 if seconds else self.weight
+        alike = (
+            *(id(source), transfer.source_dims, transfer.reduced, id(target), transfer.target_dims),
+            *(rank, aval.bytes, transfer.trips, seconds),
+        )
+        found = self._cache.get(alike)
+        if found is not None:
+            return found
         s, p = source.locations(transfer.source_dims), source.splits(transfer.reduced)
         t = target.locations(transfer.target_dims)
-        weight = 1.0 if seconds else self.weight
-        key = (s.tobytes(), p.tobytes(), t.tobytes(), len(aval.shape), aval.bytes, transfer.trips, seconds)
+        key = (s.tobytes(), p.tobytes(), t.tobytes(), rank, aval.bytes, transfer.trips, seconds)
         if key not in self._cache:
             rows, row_of = np.unique(np.concatenate([s, p.astype(np.int8)], axis=1), axis=0, return_inverse=True)
             columns, column_of = np.unique(t, axis=0, return_inverse=True)
@@ -174,23 +211,19 @@ class Instance:
                 rows[:, :axes],
                 rows[:, axes:].astype(np.bool_),
                 columns,
-                rank=len(aval.shape),
+                rank=rank,
                 whole_bytes=aval.bytes,
                 patterns=self.model.patterns.setdefault(axes, Patterns()),
                 seconds=seconds,
             )
             self._cache[key] = weight * transfer.trips * values[row_of.ravel()][:, column_of.ravel()]
+        self._cache[alike] = self._cache[key]
         return self._cache[key]
 
-    @cached_property
+    @property
     def moving(self) -> tuple[Transfer, ...]:
-        """The transfers that can cost anything: not those of scalars without partial sums."""
-        tensors = self.model.graph.tensors
-        return tuple(
-            t
-            for t in self.model.flow.transfers
-            if tensors[t.tensor].aval.size > 1 or (t.reduced and tensors[t.tensor].aval.bytes)
-        )
+        """The transfers that can cost anything."""
+        return self.model.moving
 
     @cached_property
     def node_values(self) -> list[Floats]:
@@ -245,9 +278,8 @@ class Instance:
 
     def location_at(self, node: int, dims: Dims, choice: Sequence[int]) -> tuple[int, ...]:
         """The spec a node's choice gives a tensor with these dims."""
-        strategies = self.strategies[node]
-        one = strategies.keep(np.arange(len(strategies)) == choice[node])
-        return tuple(int(dim) for dim in one.locations(dims)[0])
+        where = {factor: dim for dim, factors in enumerate(dims) for factor in factors}
+        return tuple(where.get(factor, -1) for factor in self.strategies[node].assignment[choice[node]].tolist())
 
     def stored_bytes(self, tensor: int) -> tuple[int, Floats] | None:
         """The node that decides how a tensor is stored, and its bytes per device under each of its strategies."""
@@ -259,12 +291,17 @@ class Instance:
     def resident_bytes(self, tensor: int, node: int, dims: Dims) -> Floats:
         """Bytes per device of a tensor in the spec each strategy of a node gives it, padding included."""
         aval = self.model.graph.tensors[tensor].aval
-        locations: Locations = self.strategies[node].locations(dims)
+        key = ("resident", id(self.strategies[node]), dims, aval)
+        if key not in self._cache:
+            self._cache[key] = self._resident_bytes(aval, self.strategies[node].locations(dims))
+        return self._cache[key]
+
+    def _resident_bytes(self, aval: Aval, locations: Locations) -> Floats:
         if not self.tiled:
             return local_bytes(locations, self.mesh.sizes, aval.bytes)
         rows, row_of = np.unique(locations, axis=0, return_inverse=True)
         sizes = np.zeros(len(rows))
-        for i, row in enumerate(rows):
+        for i, row in enumerate(rows.tolist()):
             shape = list(aval.shape)
             for axis, dim in enumerate(row):
                 if dim >= 0:

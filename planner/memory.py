@@ -59,6 +59,49 @@ class Copy:
         return target if target > float(self.source_bytes[choice[self.transfer.source]]) else 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Table:
+    """Bytes that choices of nodes hold from `starts` to `stops`: of item i, `flat[offsets[i] + choice of nodes[i]]`."""
+
+    nodes: npt.NDArray[np.intp]
+    offsets: npt.NDArray[np.intp]
+    flat: Floats
+    starts: npt.NDArray[np.intp]
+    stops: npt.NDArray[np.intp]
+
+    @staticmethod
+    def of(items: Sequence[tuple[int, Floats]], spans: Sequence[tuple[int, int]], steps: int) -> _Table:
+        """The table of (node, bytes per choice) items and their spans; equal arrays are kept once."""
+        where: dict[int, int] = {}
+        pieces: list[Floats] = [np.zeros(0)]
+        count = 0
+        for _, values in items:
+            if id(values) not in where:
+                where[id(values)] = count
+                count += len(values)
+                pieces.append(values)
+        return _Table(
+            nodes=np.asarray([node for node, _ in items], np.intp),
+            offsets=np.asarray([where[id(values)] for _, values in items], np.intp),
+            flat=np.concatenate(pieces),
+            starts=np.asarray([start for start, _ in spans], np.intp),
+            stops=np.minimum(np.asarray([stop for _, stop in spans], np.intp), steps),
+        )
+
+    def bytes(self, choice: npt.NDArray[np.intp]) -> Floats:
+        """The bytes of every item under a choice."""
+        return self.flat[self.offsets + choice[self.nodes]]
+
+    def add(self, change: Floats, sizes: Floats) -> None:
+        """Adds to `change` what begins and ends at every point of the schedule."""
+        np.add.at(change, self.starts, sizes)
+        np.subtract.at(change, self.stops, sizes)
+
+    def alive(self, time: int) -> list[int]:
+        """The items that are held at a point of the schedule."""
+        return np.flatnonzero((self.starts <= time) & (time < self.stops)).tolist()
+
+
 @dataclass(kw_only=True)
 class MemoryModel:
     """The memory of an instance."""
@@ -140,18 +183,27 @@ class MemoryModel:
             )
         return tuple(found)
 
+    @cached_property
+    def _charged(self) -> _Table:
+        """The charges, for profiles: their bytes by choice."""
+        charges = self.charges
+        return _Table.of([(c.node, c.bytes) for c in charges], [(c.start, c.stop) for c in charges], self.steps)
+
+    @cached_property
+    def _copied(self) -> tuple[_Table, _Table]:
+        """The copies, for profiles: the bytes of their sources and of their targets by choice."""
+        copies, spans = self.copies, [(c.start, c.stop) for c in self.copies]
+        sources = _Table.of([(c.transfer.source, c.source_bytes) for c in copies], spans, self.steps)
+        return sources, _Table.of([(c.transfer.target, c.target_bytes) for c in copies], spans, self.steps)
+
     def profile(self, choice: Sequence[int]) -> Floats:
         """Bytes alive per device at every point of the schedule: shape (steps,)."""
+        picks = np.asarray(choice, np.intp)
         change = np.zeros(self.steps + 1)
-        for charge in self.charges:
-            size = charge.bytes[choice[charge.node]]
-            change[charge.start] += size
-            change[min(charge.stop, self.steps)] -= size
-        for copy in self.copies:
-            size = copy.bytes(choice)
-            if size:
-                change[copy.start] += size
-                change[min(copy.stop, self.steps)] -= size
+        self._charged.add(change, self._charged.bytes(picks))
+        sources, targets = self._copied
+        held = targets.bytes(picks)
+        targets.add(change, np.where(held > sources.bytes(picks), held, 0.0))
         return np.cumsum(change)[: self.steps]
 
     def floor_bytes(self) -> float:
@@ -181,11 +233,10 @@ class MemoryModel:
         rows: list[Row] = []
         for time in times:
             usage: dict[int, Floats] = {}
-            for charge in self.charges:
-                if charge.start <= time < charge.stop:
-                    usage[charge.node] = usage.get(charge.node, np.zeros(len(charge.bytes))) + charge.bytes
-            for copy in self.copies:
-                if copy.start <= time < copy.stop and copy.target_bytes.max() > LARGE_COPY * limit_bytes:
+            for charge in map(self.charges.__getitem__, self._charged.alive(time)):
+                usage[charge.node] = usage.get(charge.node, np.zeros(len(charge.bytes))) + charge.bytes
+            for copy in map(self.copies.__getitem__, self._copied[1].alive(time)):
+                if copy.target_bytes.max() > LARGE_COPY * limit_bytes:
                     index = copy.transfer.id
                     if index not in auxiliary:
                         auxiliary[index] = (len(nodes), self._auxiliary(copy, nodes, names, edges))

@@ -1155,7 +1155,7 @@ class _Rewriter:
         for i, var in enumerate(body.invars):
             shardings = self.edits(("invar", path, i)) or (entering[i] if entering else ())
             if shardings:
-                renamed[var] = self._lay(var, shardings, eqns, laid)
+                renamed[var] = self._lay(var, shardings, eqns, laid, like=next(iter(body.eqns), None))
         for index, eqn in enumerate(body.eqns):
             here = (*path, index)
             operands: list[Any] = []
@@ -1189,7 +1189,7 @@ class _Rewriter:
         outvars = []
         for i, atom in enumerate(body.outvars):
             shardings = () if isinstance(atom, jex_core.Literal) else self.edits(("outvar", path, i))
-            outvars.append(self._lay(read(atom), shardings, eqns, laid))
+            outvars.append(self._lay(read(atom), shardings, eqns, laid, like=next(reversed(body.eqns), None)))
         new = body.replace(eqns=eqns, outvars=outvars)
         return new if jaxpr is body else jaxpr.replace(jaxpr=new)
 
@@ -1198,7 +1198,18 @@ def _call_of(function: Callable[..., Sequence[Any]], eqn: Any) -> Any:
     """An equation that calls `function` on operands like those of `eqn`, at its source line."""
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in eqn.invars]
     call = _open(jax.make_jaxpr(jax.jit(lambda *operands: list(function(*operands))))(*avals)).eqns[0]
-    return call.replace(source_info=eqn.source_info)
+    return _at(call, eqn.source_info)
+
+
+def _at(eqn: Any, source_info: Any) -> Any:
+    """An equation with all that is in it at one source line."""
+    params = dict(eqn.params)
+    for name, value in params.items():
+        if hasattr(_open(value), "eqns"):
+            body = _open(value)
+            new = body.replace(eqns=[_at(step, source_info) for step in body.eqns])
+            params[name] = new if value is body else value.replace(jaxpr=new)
+    return eqn.replace(params=params, source_info=source_info)
 
 
 def _form(atom: Any, laid: Mapping[Any, Any]) -> Sequence[Any]:

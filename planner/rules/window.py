@@ -73,7 +73,8 @@ def _windowed(
     pairs: list[tuple[Dim, Dim]] = []
     for d, (before, after, free) in enumerate(zip(wide.shape, narrow.shape, still, strict=True)):
         if free and before == after:
-            pairs.append((factors.dim(before),) * 2)
+            same = factors.dim(before)
+            pairs.append((same, same))
         elif d in slide_of:
             pairs.append(factors.shared(before, after, slide_of[d].count, "permute"))
         else:
