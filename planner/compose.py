@@ -123,9 +123,11 @@ class _Composer:
             {(leaf, by) for factor, by in self.partial.get(t, ()) for leaf in self.forest.leaves((factor,))}
             for t in outputs
         ]
-        every = {(leaf, by) for factor, by in self.made_partial for leaf in self.forest.leaves((factor,))}
+        every: set[Partial] = {(leaf, by) for factor, by in self.made_partial for leaf in self.forest.leaves((factor,))}
         held = {leaf for t in outputs for dim in self.read(t) for leaf in self.forest.leaves(dim)}
-        shared = {entry for entry in every if entry[0] not in held and all(entry in found for found in partial)}
+        shared: set[Partial] = {
+            entry for entry in every if entry[0] not in held and all(entry in found for found in partial)
+        }
         combiners: list[Combiner] = [by for _, by in sorted(shared)]
         combiner: Combiner = combiners[0] if combiners else "add"
         kept = {entry for entry in shared if entry[1] == combiner}

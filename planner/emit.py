@@ -132,13 +132,13 @@ def _hold_readers(
 def _hold_windows(
     instance: Instance, choice: Sequence[int], constraints: dict[Slot, tuple[PartitionSpec, ...]]
 ) -> None:
-    """Gives every operand of an op that `exchange` emits a constraint: it reads from them how the op is split."""
+    """Gives every operand of an op that is emitted by hand a constraint: it is read from them how the op is split."""
     model, names = instance.model, instance.mesh.names
     for op in model.graph.ops:
         moving = {slide.image_dim for slide in slides_of(model.graph, op)}
         group, operands = model.grouping.group_of[op.id], model.grouping.placements[op.id].operands
-        grouped = is_grouped(op)
-        if not grouped and not (
+        by_hand = is_grouped(op) or op.kind == "custom_partitioning"
+        if not by_hand and not (
             moving and moving.intersection(instance.location_at(group, operands[image_of(op.kind)], choice))
         ):
             continue

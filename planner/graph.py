@@ -83,7 +83,8 @@ class Graph:
 
     `inputs`/`outputs` are tensor ids of the flattened arguments and results; `ties` are pairs of tensors that must have
     one spec (loop carries, branch results); `aliases` maps an output position to the donated input position it reuses;
-    `feeds` maps an output position to the input position it would be fed back to by the next call.
+    `feeds` maps an output position to the input position it would be fed back to by the next call; `kept` are the input
+    positions that stay arguments of the compiled program.
     """
 
     ops: tuple[Op, ...]
@@ -95,6 +96,7 @@ class Graph:
     ties: tuple[tuple[int, int], ...]
     aliases: Mapping[int, int]
     feeds: Mapping[int, int]
+    kept: frozenset[int]
     notes: tuple[str, ...] = ()
 
     @cached_property

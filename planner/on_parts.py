@@ -1,16 +1,27 @@
-"""A kernel run on the local parts of its arguments: what JAX's custom partitioning asks of one with a factor rule."""
+"""Kernels run on the local parts of their arguments, by a factor rule and with partial results combined.
+
+In a plan they are emitted as `shard_map`s over the axes that the plan splits them by. Elsewhere JAX's custom partitioning
+asks for the local function when it compiles.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import jax
 from jax import lax
 from jax.experimental.custom_partitioning import ArrayMapping, CompoundFactor, SdyShardingRule
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from planner.errors import RuleError
 from planner.factors import Combiner, Dim, Kind, Rule
+from planner.graph import Graph, Path
+from planner.trace import Slot, build_graph, trace
+
+CALLBACKS = frozenset(("debug_callback", "io_callback", "pure_callback"))
 
 COMBINE: Mapping[Combiner, Callable[..., Any]] = {
     "add": lax.psum,
@@ -54,59 +65,140 @@ def sharding_rule(rule: Rule) -> SdyShardingRule:
     )
 
 
-def partition(rule: Rule, flat: Callable[..., list[Any]]) -> Callable[..., Any]:
-    """The callback with which JAX asks for the local function and the shardings it works on."""
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """A function of flat arrays that can be run on parts: called by JAX with shardings, it answers with those it keeps.
 
-    def answer(mesh: Any, operands: Sequence[Any], results: Sequence[Any]) -> Any:
-        views = [*zip(rule.results, results, strict=True), *zip(rule.operands, operands, strict=True)]
-        axes = _axes(rule, [(dims, array.sharding.spec) for dims, array in views], mesh.shape)
-        summed = tuple(axis for factor, kind in enumerate(rule.kinds) if kind == "reduce" for axis in axes[factor])
+    `run` takes the operands of `rule`, whole or in parts, and gives its results.
+    """
+
+    rule: Rule
+    run: Callable[..., Sequence[Any]]
+
+    def __call__(self, mesh: Mesh, operands: Sequence[Any], results: Sequence[Any]) -> Any:
+        """The mesh, the local function, and the shardings of its results and operands. Raises: RuleError for callbacks."""
+        structs = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in operands]
+        if any(op.kind in CALLBACKS for op in build_graph(trace(self.run, structs)).ops):
+            # JAX frees the callback before the program runs, which ends the process.
+            raise RuleError(
+                "a kernel that calls back to Python cannot be split outside of a plan; give its function to planner.plan, "
+                "or run it on one device"
+            )
+        views = [*zip(self.rule.results, results, strict=True), *zip(self.rule.operands, operands, strict=True)]
+        axes = self.axes([(dims, array.sharding.spec) for dims, array in views], mesh.shape)
+        summed = self.summed(axes)
 
         def local(*values: Any) -> list[Any]:
-            made = flat(*values)
-            return [COMBINE[rule.combiner](value, summed) for value in made] if summed else made
+            made = list(self.run(*values))
+            return [COMBINE[self.rule.combiner](value, summed) for value in made] if summed else made
 
-        def lies(dims: Sequence[Dim]) -> NamedSharding:
-            entries = [tuple(axis for factor in dim for axis in axes[factor]) or None for dim in dims]
-            return NamedSharding(mesh, PartitionSpec(*entries))
+        lies = [
+            [NamedSharding(mesh, spec_on(dims, axes)) for dims in side]
+            for side in (self.rule.results, self.rule.operands)
+        ]
+        return mesh, local, lies[0], tuple(lies[1])
 
-        return mesh, local, [lies(dims) for dims in rule.results], tuple(lies(dims) for dims in rule.operands)
+    def summed(self, axes: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+        """The axes that split what is reduced."""
+        return tuple(
+            axis for kind, names in zip(self.rule.kinds, axes, strict=True) if kind == "reduce" for axis in names
+        )
 
-    return answer
+    def axes(
+        self, views: Sequence[tuple[Sequence[Dim], PartitionSpec]], sizes: Mapping[str, int]
+    ) -> list[tuple[str, ...]]:
+        """The mesh axes that split each factor, taken from how the arrays lie; the first of conflicting demands counts."""
+        split: list[tuple[str, ...]] = [()] * len(self.rule.sizes)
+        used: set[str] = set()
+
+        def left(factor: int) -> int:
+            parts = 1
+            for axis in split[factor]:
+                parts *= sizes[axis]
+            return self.rule.sizes[factor] // parts
+
+        for dims, spec in views:
+            for dim, entry in zip(dims, spec, strict=False):
+                names = (entry,) if isinstance(entry, str) else tuple(entry or ())
+                for factor in dim:
+                    if split[factor] != names[: len(split[factor])] or self.rule.kinds[factor] not in (
+                        "pass",
+                        "reduce",
+                    ):
+                        break
+                    names = names[len(split[factor]) :]
+                    while names and names[0] not in used and left(factor) % sizes[names[0]] == 0:
+                        split[factor] += (names[0],)
+                        used.add(names[0])
+                        names = names[1:]
+                    if left(factor) > 1:
+                        break
+        # The minor factor of a dim can only be split once the major ones are split up.
+        changed = True
+        while changed:
+            changed = False
+            for dims, _ in views:
+                for dim in dims:
+                    for major, minor in pairwise(dim):
+                        if split[minor] and left(major) > 1:
+                            split[minor], changed = (), True
+        return split
 
 
-def _axes(
-    rule: Rule, views: Sequence[tuple[Sequence[Dim], PartitionSpec]], sizes: Mapping[str, int]
-) -> list[tuple[str, ...]]:
-    """The mesh axes that split each factor, taken from how the arrays lie; of demands that conflict the first counts."""
-    axes: list[tuple[str, ...]] = [()] * len(rule.sizes)
-    used: set[str] = set()
+def spec_on(dims: Sequence[Dim], axes: Sequence[tuple[str, ...]]) -> PartitionSpec:
+    """The spec of an array whose factors are split by these axes."""
+    return PartitionSpec(*(tuple(axis for factor in dim for axis in axes[factor]) or None for dim in dims))
 
-    def left(factor: int) -> int:
-        parts = 1
-        for axis in axes[factor]:
-            parts *= sizes[axis]
-        return rule.sizes[factor] // parts
 
-    for dims, spec in views:
-        for dim, entry in zip(dims, spec, strict=False):
-            names = (entry,) if isinstance(entry, str) else tuple(entry or ())
-            for factor in dim:
-                if axes[factor] or rule.kinds[factor] not in ("pass", "reduce"):
-                    break
-                while names and names[0] not in used and left(factor) % sizes[names[0]] == 0:
-                    axes[factor] += (names[0],)
-                    used.add(names[0])
-                    names = names[1:]
-                if left(factor) > 1:
-                    break
-    # The minor factor of a dim can only be split once the major ones are split up.
-    changed = True
-    while changed:
-        changed = False
-        for dims, _ in views:
-            for dim in dims:
-                for major, minor in pairwise(dim):
-                    if axes[minor] and left(major) > 1:
-                        axes[minor], changed = (), True
-    return axes
+def kernels(
+    graph: Graph, constraints: Mapping[Slot, tuple[PartitionSpec, ...]], mesh: Mesh | AbstractMesh
+) -> dict[Path, Callable[..., Sequence[Any]]]:
+    """For the path of every kernel with a rule of the user's: a function that runs it on parts, as it is constrained."""
+    found: dict[Path, Callable[..., Sequence[Any]]] = {}
+    for op in graph.ops:
+        parts = op.params.get("partition") if op.kind == "custom_partitioning" else None
+        if isinstance(parts, Parts):
+            whole = (PartitionSpec(),)
+            operands = [constraints.get(("operand", op.path, i), whole)[-1] for i in range(len(op.operands))]
+            results = [constraints.get(("result", op.path, i), whole)[0] for i in range(len(op.results))]
+            found[op.path] = _mapped(parts, operands, results, mesh)
+    return found
+
+
+def _mapped(
+    parts: Parts, operands: Sequence[PartitionSpec], results: Sequence[PartitionSpec], mesh: Mesh | AbstractMesh
+) -> Callable[..., Sequence[Any]]:
+    rule = parts.rule
+    views = [*zip(rule.operands, operands, strict=True), *zip(rule.results, results, strict=True)]
+    axes = parts.axes(views, mesh.shape)
+    summed = parts.summed(axes)
+    made = [spec_on(dims, axes) for dims in rule.results]
+    scattered = [_scattered(spec, wanted, summed, rule.combiner) for spec, wanted in zip(made, results, strict=True)]
+
+    def local(*values: Any) -> list[Any]:
+        found = list(parts.run(*values))
+        if not summed:
+            return found
+        return [
+            COMBINE[rule.combiner](value, summed)
+            if dim is None
+            else lax.psum_scatter(value, summed, scatter_dimension=dim, tiled=True)
+            for value, dim in zip(found, scattered, strict=True)
+        ]
+
+    return jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=tuple(spec_on(dims, axes) for dims in rule.operands),
+        out_specs=[spec if dim is None else wanted for spec, wanted, dim in zip(made, results, scattered, strict=True)],
+        check_vma=False,  # what a kernel does with the axes is not known
+    )
+
+
+def _scattered(made: PartitionSpec, wanted: PartitionSpec, summed: tuple[str, ...], combiner: Combiner) -> int | None:
+    """The dim on which a sum is to be left scattered: the one that is wanted split by the summed axes, too."""
+    for dim, (before, after) in enumerate(zip(made, wanted, strict=False)):
+        names = (after,) if isinstance(after, str) else tuple(after or ())
+        if combiner == "add" and summed and names == (*(before or ()), *summed):
+            return dim
+    return None

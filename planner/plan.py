@@ -18,6 +18,7 @@ from planner.errors import ArgumentError, MeshError
 from planner.exchange import exchanges
 from planner.explain import Alternatives, Explanation, explain
 from planner.graph import Graph
+from planner.on_parts import kernels
 from planner.predict import Predicted
 from planner.report import describe
 from planner.store import save_decision
@@ -154,7 +155,8 @@ class Plan:
             specs = self._decision.constraints.get(slot, ())
             return [shardings.setdefault(spec, NamedSharding(mesh, spec)) for spec in specs]
 
-        return constrained(self._program, edits, exchanges(self._state_graph(), self._decision.constraints, mesh))
+        graph, laid = self._state_graph(), self._decision.constraints
+        return constrained(self._program, edits, {**exchanges(graph, laid, mesh), **kernels(graph, laid, mesh)})
 
     @cached_property
     def _flat_jit(self) -> Any:

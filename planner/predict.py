@@ -207,7 +207,7 @@ def _border_bytes(instance: Instance, choice: Sequence[int], platform: str) -> t
         found = instance.stored_bytes(tensor)
         return float(found[1][choice[found[0]]]) if found else graph.tensors[tensor].aval.bytes
 
-    kept = {t for t in graph.inputs if graph.consumers[t] or t in graph.outputs}
+    kept = {graph.inputs[position] for position in graph.kept}
     fed = {out: stored(graph.inputs[position]) for out, position in graph.feeds.items()}
     outputs = sum(fed[i] if i in fed else stored(tensor) for i, tensor in enumerate(graph.outputs))
     if platform == "cpu":

@@ -33,6 +33,7 @@ import jax
 import jax.extend.core as jex_core
 import jax.extend.source_info_util as source_info_util
 import numpy as np
+from jax.interpreters import partial_eval
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from planner.errors import ArgumentError, TraceError
@@ -665,8 +666,16 @@ def build_graph(program: Program, *, while_trips: WhileTrips = 1.0) -> Graph:
         ties=ties,
         aliases=aliases,
         feeds=feeds,
+        kept=_kept(program),
         notes=tuple(dict.fromkeys(builder.notes)),
     )
+
+
+def _kept(program: Program) -> frozenset[int]:
+    """The arguments that `jax.jit` keeps: those its own removal of dead code leaves."""
+    body = _open(program.jaxpr)
+    _, used = partial_eval.dce_jaxpr(body, [True] * len(body.outvars))
+    return frozenset(i for i, kept in enumerate(used) if kept)
 
 
 def _walk(b: _Builder, jaxpr: Any, env: Env, path: Path, region: int) -> list[int]:

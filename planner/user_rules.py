@@ -12,7 +12,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from planner.compose import Step, compose
 from planner.errors import ArgumentError, RuleError
 from planner.factors import FACTOR_NAMES, Dim, Kind, Rule, parse_rule
-from planner.on_parts import COMBINE, partition, sharding_rule
+from planner.on_parts import COMBINE, Parts, sharding_rule
 from planner.op_rules import OpRules
 from planner.trace import build_graph, trace
 
@@ -74,7 +74,7 @@ def rule_for(
             found = _rule_like(like, args, kwargs, results)
         # Within a function jitted on its own, arrays that it closes over are no constants of the call.
         call = custom_partitioning(jax.jit(flat))
-        call.def_partition(partition(found, flat), sharding_rule=sharding_rule(found))
+        call.def_partition(Parts(rule=found, run=flat), sharding_rule=sharding_rule(found))
         return jax.tree.unflatten(jax.tree.structure(made), call(*leaves))
 
     return partitioned
