@@ -167,7 +167,9 @@ def _heavy(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies, mod
         traffic = 2 * updates + sum(operands[1:], zero)
     else:
         traffic = sum(operands, zero) + sum(results, zero)
-    dtype = graph.tensors[op.operands[0] if op.operands else op.results[0]].aval.dtype
+    first = next(iter((*op.operands, *op.results)), None)
+    # An op of neither, such as a print of a word, moves nothing.
+    dtype = "float32" if first is None else graph.tensors[first].aval.dtype
     seconds = model.compute_seconds(
         kind=op.kind, engine=cost_models.engine(op.kind), dtype=dtype, flops=flops, bytes=traffic
     )

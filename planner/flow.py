@@ -16,7 +16,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
-from planner.graph import Graph, Op, Path
+from planner.graph import Graph, Op, Path, Region
 from planner.groups import Dims, Grouping
 from planner.trace import ENTERING, slots
 
@@ -51,6 +51,8 @@ class Transfer:
     target_dims: Dims
     trips: float
     source_line: str
+    assumed: float = 1.0
+    """The part of `trips` that nothing says (see `graph.Region`)."""
     reads: tuple[tuple[int, int], ...] = ()
     output: int | None = None
     """The position of the result it serves, for what is returned in another form than it is stored in."""
@@ -95,7 +97,7 @@ class _Flow:
         tensor: int,
         source: tuple[int, Dims],
         target: tuple[int, Dims],
-        trips: float,
+        region: Region,
         line: str,
         *,
         reduced: frozenset[int] = frozenset(),
@@ -113,19 +115,20 @@ class _Flow:
                 reduced=reduced,
                 target=target[0],
                 target_dims=target[1],
-                trips=trips,
+                trips=region.trips,
                 source_line=line,
+                assumed=region.assumed,
                 reads=reads,
                 output=output,
             )
         )
 
-    def read_trips(self, op: Op) -> float:
-        """How often the operands of an op are read per call: boundary ops read once, outside."""
+    def read_in(self, op: Op) -> Region:
+        """The region in which the operands of an op are read: boundary ops read once, outside."""
         region = self.graph.regions[op.region]
         if op.kind in ENTERING and region.parent is not None:
             region = self.graph.regions[region.parent]
-        return region.trips
+        return region
 
     def readers(self, tensor: int) -> dict[Path, dict[Reader, list[tuple[int, int]]]]:
         """The groups that read a tensor and how, by the body in which they read it."""
@@ -199,22 +202,22 @@ def _place_result(flow: _Flow, op: Op, position: int, tensor: int) -> None:
     flow.home[tensor] = made
     if not reduced:
         return
-    trips = graph.regions[op.region].trips
+    region = graph.regions[op.region]
     readers = flow.readers(tensor)
     outside = {reader for by_reader in readers.values() for reader in by_reader if reader[0] != group}
     inside = any(reader[0] == group for by_reader in readers.values() for reader in by_reader)
     is_output = tensor in graph.outputs
     if inside or placement.combiner != "add":
-        flow.transfer(tensor, made, made, trips, op.source, reduced=reduced)
+        flow.transfer(tensor, made, made, region, op.source, reduced=reduced)
     elif len(outside) == 1 and not is_output:
         (reader, wanted), *_ = outside
         flow.home[tensor] = (reader, wanted)
-        flow.transfer(tensor, made, (reader, wanted), trips, op.source, reduced=reduced)
+        flow.transfer(tensor, made, (reader, wanted), region, op.source, reduced=reduced)
     else:
         node = flow.node("sum", None, tensor, graph.tensors[tensor].name)
         flow.home[tensor] = (node, own_dims(graph.tensors[tensor].aval.shape))
         flow.transfer(
-            tensor, made, (node, own_dims(graph.tensors[tensor].aval.shape)), trips, op.source, reduced=reduced
+            tensor, made, (node, own_dims(graph.tensors[tensor].aval.shape)), region, op.source, reduced=reduced
         )
 
 
@@ -231,12 +234,12 @@ def _serve_readers(flow: _Flow, tensor: int) -> None:
             first = flow.graph.ops[next(iter(others.values()))[0][0]]
             node = flow.node("copy", None, tensor, f"{flow.graph.tensors[tensor].name} fetched")
             origin = (node, own_dims(aval.shape))
-            flow.transfer(tensor, home, origin, flow.read_trips(first), first.source)
+            flow.transfer(tensor, home, origin, flow.read_in(first), first.source)
             flow.fetched.extend((read, node) for reads in others.values() for read in reads)
         for reader, reads in by_reader.items():
             op = flow.graph.ops[reads[0][0]]
             start = origin if reader in others else home
-            flow.transfer(tensor, start, reader, flow.read_trips(op), op.source, reads=tuple(reads))
+            flow.transfer(tensor, start, reader, flow.read_in(op), op.source, reads=tuple(reads))
 
 
 def _close_loop(flow: _Flow) -> None:
@@ -251,4 +254,4 @@ def _close_loop(flow: _Flow) -> None:
         if position in flow.pinned_outputs:
             target = (flow.node("output", None, tensor, line), own_dims(graph.tensors[tensor].aval.shape))
         if target is not None and target != home:
-            flow.transfer(tensor, home, target, 1.0, line, output=position)
+            flow.transfer(tensor, home, target, graph.regions[0], line, output=position)

@@ -48,7 +48,10 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
-    """A body of a loop or branch. `trips` is the product of the lengths of the loops around it, its own included."""
+    """A body of a loop or branch. `trips` is the product of the lengths of the loops around it, its own included.
+
+    `assumed` is the part of that product that nothing says: the lengths of loops that end when some value does.
+    """
 
     id: int
     parent: int | None
@@ -56,6 +59,7 @@ class Region:
     trips: float
     length: float
     source: str
+    assumed: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,7 +62,7 @@ HAZARDS: Mapping[str, Hazard] = {
     "channels of a depthwise convolution with a window of one element": Hazard(
         primitives=CONVOLUTIONS,
         effect="death",
-        seen="'free(): invalid pointer' where one of two axes splits the channels, JAX 0.10.2",
+        seen="'free(): invalid pointer' where one of two axes splits the channels, JAX 0.10.2 and 0.12.0.1",
         remedy="by hand",
     ),
     "reduced dim of a reduction with an initial value of its own": Hazard(

@@ -120,9 +120,9 @@ class CompiledCollective:
     """One collective of a compiled program, as one device sees it.
 
     `bytes` is the larger of its local operand and result, once; `trip_count` how often it runs per call (None where a
-    loop around it has no bound that can be read); `promoted` whether the compiler moves a wider type than the program
-    asked for (XLA's CPU backend computes bfloat16 in float32). `groups` of a permute are its pairs and its `group_size`
-    is the length of its longest chain.
+    loop around it has no bound that can be read) and `known_trips` the same with such loops counted as one pass;
+    `promoted` whether the compiler moves a wider type than the program asked for (XLA's CPU backend computes bfloat16
+    in float32). `groups` of a permute are its pairs and its `group_size` is the length of its longest chain.
     """
 
     kind: str
@@ -131,6 +131,7 @@ class CompiledCollective:
     group_size: int
     groups: Groups
     trip_count: int | None
+    known_trips: int
     op_name: str
     source: str
     channel_id: int | None
@@ -532,7 +533,7 @@ def collectives_of(module: Module, *, num_devices: int) -> tuple[CompiledCollect
     found: list[CompiledCollective] = []
     echoes: list[CompiledCollective] = []
 
-    def visit(computation: Computation, trips: int | None, fused: str, caller: Instruction | None) -> None:
+    def visit(computation: Computation, trips: int, known: bool, fused: str, caller: Instruction | None) -> None:
         echo = fused.startswith("async_collective_fusion") or _has_target(computation, "AsyncCollectiveDone")
         for instruction in computation.instructions:
             if kind_of(instruction):
@@ -541,20 +542,22 @@ def collectives_of(module: Module, *, num_devices: int) -> tuple[CompiledCollect
                     collective = replace(collective, op_name=_op_name(caller), source=module.source(caller))
                 if collective is not None:
                     kind = "reduce-scatter" if "all-reduce-scatter" in fused else collective.kind
-                    (echoes if echo else found).append(replace(collective, kind=kind, trip_count=trips))
+                    (echoes if echo else found).append(
+                        replace(collective, kind=kind, trip_count=trips if known else None, known_trips=trips)
+                    )
             match instruction.opcode:
                 case "while":
                     count = trip_count_of(instruction, computation, module)
-                    inner = None if count is None or trips is None else trips * count
-                    visit(module.computations[instruction.attribute("body") or ""], inner, fused, instruction)
+                    inner, clear = trips * (1 if count is None else count), known and count is not None
+                    visit(module.computations[instruction.attribute("body") or ""], inner, clear, fused, instruction)
                 case "call" | "conditional" | "fusion" | "async-start" | "call-start":
                     for name in instruction.called:
                         inside = name if instruction.opcode == "fusion" else fused
-                        visit(module.computations[name], trips, inside, instruction)
+                        visit(module.computations[name], trips, known, inside, instruction)
                 case _:
                     pass
 
-    visit(module.computations[module.entry], 1, "", None)
+    visit(module.computations[module.entry], 1, True, "", None)
     # A copy inside an asynchronous fusion counts only where its start was not seen. It may stand in an inner loop, whose
     # passes the transfer goes on beside: of several copies the one that runs the least often is the transfer itself.
     seen = {(c.kind, c.channel_id, c.bytes) for c in found}
@@ -610,6 +613,7 @@ def describe(
         group_size=size,
         groups=groups,
         trip_count=1,
+        known_trips=1,
         op_name=_op_name(instruction),
         source=module.source(instruction),
         channel_id=int(channel) if channel else None,

@@ -41,6 +41,8 @@ class Charge:
     bytes: Floats
     start: int
     stop: int
+    share: float = 1.0
+    """In which part of the tensor's own size it is stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +147,14 @@ class MemoryModel:
                 # A TPU multiplies float32 of default precision as bfloat16, and stores it so where nothing else reads it.
                 share = 0.5 if self.instance.tiled and buffer.for_matmuls and dtype == "float32" else 1.0
                 found.append(
-                    Charge(tensor=buffer.tensor, node=stored[0], bytes=share * stored[1], start=start, stop=buffer.stop)
+                    Charge(
+                        tensor=buffer.tensor,
+                        node=stored[0],
+                        bytes=share * stored[1],
+                        start=start,
+                        stop=buffer.stop,
+                        share=share,
+                    )
                 )
         return tuple(found)
 
@@ -209,6 +218,18 @@ class MemoryModel:
     def floor_bytes(self) -> float:
         """Bytes per device that no choice goes below: every argument in its most split form."""
         return sum(float(charge.bytes.min()) for charge in self.charges if charge.stop - charge.start == self.steps)
+
+    def whole_bytes(self) -> float:
+        """Bytes alive at the fullest point of the schedule, paddings and copies aside, if nothing is split.
+
+        No plan on n devices needs less than an n-th of it on each.
+        """
+        tensors, change = self.instance.model.graph.tensors, np.zeros(self.steps + 1)
+        for charge in self.charges:
+            size = charge.share * tensors[charge.tensor].aval.bytes
+            change[charge.start] += size
+            change[min(charge.stop, self.steps)] -= size
+        return float(np.cumsum(change)[: self.steps].max(initial=0.0))
 
     def alive(self, time: int, choice: Sequence[int]) -> list[tuple[str, float]]:
         """What is alive at a point of the schedule: (name, bytes per device), largest first."""

@@ -18,6 +18,7 @@ from planner.errors import ArgumentError, MeshError
 from planner.exchange import exchanges
 from planner.explain import Alternatives, Explanation, explain
 from planner.graph import Graph
+from planner.local import local_calls
 from planner.on_parts import kernels
 from planner.predict import Predicted
 from planner.report import describe
@@ -156,7 +157,8 @@ class Plan:
             return [shardings.setdefault(spec, NamedSharding(mesh, spec)) for spec in specs]
 
         graph, laid = self._state_graph(), self._decision.constraints
-        return constrained(self._program, edits, {**exchanges(graph, laid, mesh), **kernels(graph, laid, mesh)})
+        by_hand = {**exchanges(graph, laid, mesh), **kernels(graph, laid, mesh), **local_calls(graph, laid, mesh)}
+        return constrained(self._program, edits, by_hand)
 
     @cached_property
     def _flat_jit(self) -> Any:

@@ -15,13 +15,18 @@ from planner.halo import SLIDING
 from planner.instance import Instance
 from planner.memory import MemoryModel
 
-WIDENED_ON_CPU = ("bfloat16", "float16")
-"""Element types that XLA's CPU backend computes, and moves, as float32."""
+
+def widened_on_cpu(dtype: str) -> int:
+    """How many times as wide XLA's CPU backend moves a type: bfloat16 as float32, 8-bit floats as float16."""
+    return 2 if dtype == "bfloat16" or dtype.startswith("float8") else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
-    """One predicted collective: `bytes` is the larger of its local operand and result, `count` how often it runs."""
+    """One predicted collective: `bytes` is the larger of its local operand and result, `count` how often it runs.
+
+    `assumed` is the part of `count` that nothing says: the passes of loops that end when some value does.
+    """
 
     kind: str
     bytes: float
@@ -30,6 +35,7 @@ class Collective:
     source: str
     tensor: str
     dtype: str
+    assumed: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +106,7 @@ def _collectives(instance: Instance, choice: Sequence[int]) -> tuple[Collective,
                 source=transfer.source_line,
                 tensor=tensor.name,
                 dtype=tensor.aval.dtype,
+                assumed=transfer.assumed,
             )
             producer = tensor.producer
             if step.kind == "all-reduce" and producer is not None and placements[producer].combiner == "arg":
@@ -129,6 +136,7 @@ def _halos(instance: Instance, choice: Sequence[int]) -> list[Collective]:
                 source=op.source,
                 tensor=graph.tensors[fetch.tensor].name,
                 dtype=graph.tensors[fetch.tensor].aval.dtype,
+                assumed=graph.regions[op.region].assumed,
             )
             # What a convolution fetched, the gradient by its kernel need not fetch again.
             found.setdefault((op.region, fetch.tensor, fetch.border, fetch.mask, moved), collective)
@@ -147,6 +155,7 @@ def _manual(instance: Instance) -> tuple[Collective, ...]:
             source=op.source,
             tensor=graph.tensors[op.results[0]].name if op.results else op.kind,
             dtype=dtype,
+            assumed=graph.regions[op.region].assumed,
         )
         for op in graph.ops
         if op.kind == "shard_map"
@@ -174,19 +183,15 @@ def _arg_reduced(reduced: Collective, graph: Graph, producer: int, devices: floa
 def as_lowered(collectives: Sequence[Collective], platform: str) -> tuple[Collective, ...]:
     """The collectives as a platform's compiler writes them.
 
-    XLA's CPU backend has no reduce-scatter (an all-reduce and a slice do its work) and moves 16-bit floats as float32.
+    XLA's CPU backend has no reduce-scatter (an all-reduce and a slice do its work) and moves narrow floats wider.
     """
     if platform != "cpu":
         return tuple(collectives)
     return tuple(
-        Collective(
+        replace(
+            c,
             kind="all-reduce" if c.kind == "reduce-scatter" else c.kind,
-            bytes=c.bytes * (2 if c.dtype in WIDENED_ON_CPU else 1),
-            axes=c.axes,
-            count=c.count,
-            source=c.source,
-            tensor=c.tensor,
-            dtype=c.dtype,
+            bytes=c.bytes * widened_on_cpu(c.dtype),
         )
         for c in collectives
     )

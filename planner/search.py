@@ -1,11 +1,12 @@
 """Search: the best mesh and strategies under a memory limit, with a bound on what any plan could reach.
 
 For every mesh, most devices first:
- 0. n devices need at least an n-th of what one device needs for computing; a mesh for which that is no better than the
-    best plan so far is done;
+ 0. n devices need at least an n-th of what one device needs, for computing and for memory; a mesh for which that is no
+    better than the best plan so far, or does not fit, is done;
  1. its instance's optimum without a memory limit is a lower bound; a mesh whose bound is no better than the best plan so
     far is done (so is one whose computing alone is not);
- 2. while the plan's memory peak is above the limit, a row for that point of the schedule is added and it is solved again.
+ 2. where that plan's memory peak is above the limit, the plan of least memory says whether anything fits (`least_memory`),
+    and what fits is searched (`under_limit`).
 The bound of the whole search is the least of the meshes' bounds.
 """
 
@@ -14,30 +15,24 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from planner.errors import InfeasibleError
 from planner.instance import Instance
+from planner.least_memory import least_memory
 from planner.memory import MemoryModel
-from planner.problem import Problem
-from planner.solve import Solution, solve
+from planner.solve import Sharing, solve
+from planner.under_limit import OVER, within
 from planner.units import quantity
 
-MAX_ROWS = 24
-"""Most points of the schedule limited for one mesh before its plan is given up."""
-ROWS_SECONDS = 20.0
-"""Time for the exact problem with memory rows of one mesh; then memory is priced instead."""
-FASTEST_SECONDS = 5.0
-"""Time for the problem at one price of memory."""
-PRICES = 14
-"""Prices of memory tried."""
-GAME_ROUNDS = 40
-GAME_GAP = 0.01
-GAME_RATE = 4.0
 WORTHWHILE = 1e-6
 """A mesh tried later must be better by this share; simpler meshes come first and win ties."""
+MESH_SHARE = 0.4
+"""Part of the time left that one mesh may take: another may be better."""
+LEAST_MEMORY_SECONDS = 20.0
+"""Time for saying how much memory would do where nothing fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,21 +78,12 @@ class Found:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Failure:
-    """A mesh whose plans did not fit: its optimum without a limit, and the point of the schedule that could not be kept."""
-
-    memory: MemoryModel
-    free: Solution
-    where: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Outcome:
-    """What became of a mesh; `candidate` is None for one that is no better than the best so far, or does not fit."""
+    """What became of a mesh; `candidate` is None where nothing is better than the best so far, or nothing `fits`."""
 
     candidate: Candidate | None
     bound: float
-    failure: _Failure | None = None
+    fits: bool = True
     note: str = ""
 
 
@@ -117,11 +103,12 @@ def search(
     least memory that would do.
     """
     start = time.monotonic()
+    end = start + time_limit_s
     candidates: list[Candidate] = []
     bounds: list[float] = []
     notes: list[str] = []
-    failures: list[_Failure] = []
-    best = math.inf
+    over: list[Mapping[str, int]] = []
+    best, stopped = math.inf, False
 
     def tell(tried: int, shape: Mapping[str, int]) -> None:
         if progress is not None:
@@ -129,31 +116,35 @@ def search(
             bound = min(bounds, default=0.0)
             progress(Progress(tried=tried, total=len(meshes), mesh=shape, incumbent=best, bound=bound, seconds=elapsed))
 
-    alone, divisible = _alone(meshes, make_instance) if not minimise_memory else (0.0, True)
+    alone = _alone(meshes, make_instance)
     for tried, shape in enumerate(meshes):
-        left = time_limit_s - (time.monotonic() - start)
+        left = end - time.monotonic()
+        floor, needed = alone.floor(shape, minimise_memory), alone.bytes / math.prod(shape.values())
         if left <= 0 and tried:
-            notes.append(f"the time limit of {time_limit_s:g} s ended the search after {tried} of {len(meshes)} meshes")
-            bounds.append(0.0)
-            break
-        tell(tried, shape)
-        floor = alone / math.prod(shape.values()) if divisible else alone
-        if floor >= best:
             bounds.append(floor)
+            late = f"the time limit of {time_limit_s:g} s ended the search after {tried} of {len(meshes)} meshes"
+            notes += [late] if not stopped else []
+            stopped = True
+            continue
+        tell(tried, shape)
+        if needed > limit_bytes or floor >= best:
+            bounds.append(math.inf if needed > limit_bytes else floor)
+            over += [shape] if needed > limit_bytes else []
             tell(tried + 1, shape)
             continue
-        outcome = _solve_mesh(make_instance(shape), limit_bytes, best, minimise_memory, max(left, 1.0), seed)
+        share = left if len(meshes) == 1 else MESH_SHARE * left
+        outcome = _solve_mesh(make_instance(shape), limit_bytes, best, minimise_memory, max(share, 1.0), seed)
         bounds.append(outcome.bound)
         if outcome.note:
             notes.append(outcome.note)
         if outcome.candidate is not None:
             candidates.append(outcome.candidate)
             best = min(best, outcome.candidate.value)
-        elif outcome.failure is not None:
-            failures.append(outcome.failure)
+        elif not outcome.fits:
+            over.append(shape)
         tell(tried + 1, shape)
     if not candidates:
-        raise _infeasible(failures, limit_bytes, seed)
+        raise _infeasible(over, make_instance, limit_bytes, seed)
     order = sorted(range(len(candidates)), key=lambda i: (candidates[i].value, i))
     first = min(i for i in order if candidates[i].value <= candidates[order[0]].value * (1 + WORTHWHILE))
     order.remove(first)
@@ -165,23 +156,39 @@ def search(
     )
 
 
-def _alone(
-    meshes: Sequence[Mapping[str, int]], make_instance: Callable[[Mapping[str, int]], Instance]
-) -> tuple[float, bool]:
-    """The least value of computing on one device, and whether n devices share it (time) or not (energy).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Alone:
+    """What one device needs: the least `value` of computing, which n devices share if it is `divisible`, and `bytes`."""
 
-    (0, True) where no count of devices could be pruned by it.
-    """
-    if len({math.prod(shape.values()) for shape in meshes}) < 2:
-        return 0.0, True
+    value: float
+    divisible: bool
+    bytes: float
+
+    def floor(self, shape: Mapping[str, int], minimise_memory: bool) -> float:
+        """A lower bound of what is minimised on a mesh."""
+        count = math.prod(shape.values())
+        if minimise_memory:
+            return self.bytes / count
+        return self.value / count if self.divisible else self.value
+
+
+def _alone(meshes: Sequence[Mapping[str, int]], make_instance: Callable[[Mapping[str, int]], Instance]) -> _Alone:
+    """What one device needs; nothing where there is one mesh only, and so nothing to be saved."""
+    if len(meshes) < 2:
+        return _Alone(value=0.0, divisible=True, bytes=0.0)
     instance = make_instance(dict.fromkeys(meshes[0], 1))
     value = sum(float(np.min(values)) for values in instance.node_values)
-    return value * (1 - WORTHWHILE), instance.objective.name != "energy"
+    return _Alone(
+        value=value * (1 - WORTHWHILE),
+        divisible=instance.objective.name != "energy",
+        bytes=MemoryModel(instance=instance).whole_bytes() * (1 - WORTHWHILE),
+    )
 
 
 def _solve_mesh(
     instance: Instance, limit_bytes: float, best: float, minimise_memory: bool, time_limit_s: float, seed: int
 ) -> _Outcome:
+    end = time.monotonic() + time_limit_s
     memory = MemoryModel(instance=instance)
     if minimise_memory:
         floor = memory.floor_bytes()
@@ -189,189 +196,67 @@ def _solve_mesh(
         floor = sum(float(np.min(values)) for values in instance.node_values)
     if floor >= best:
         return _Outcome(candidate=None, bound=floor)
-    problem = instance.problem
-    free = solve(problem, time_limit=time_limit_s, seed=seed)
+    better = best * (1 - WORTHWHILE)
+    cutoff = math.inf if minimise_memory else better
+    sharing = Sharing()
+    free = solve(instance.problem, time_limit=time_limit_s, seed=seed, cutoff=cutoff, sharing=sharing)
     if free.choice is None:
-        if free.status == "infeasible":
-            return _Outcome(candidate=None, bound=math.inf)
+        if free.bound >= cutoff:
+            return _Outcome(candidate=None, bound=free.bound)
         note = f"mesh {instance.mesh.shape}: nothing found within {time_limit_s:.0f} s"
         return _Outcome(candidate=None, bound=0.0 if minimise_memory else free.bound, note=note)
     if minimise_memory:
-        least = _least_memory(memory, free.choice, min(best, limit_bytes), time_limit_s, seed)
-        if least.peak_bytes > min(best * (1 - WORTHWHILE), limit_bytes):
-            failure = _Failure(memory=memory, free=free, where="memory") if least.peak_bytes > limit_bytes else None
-            return _Outcome(candidate=None, bound=least.bound, failure=failure)
-        fast = _priced(memory, free, least, least.peak_bytes, seed)
-        choice = fast.choice if fast is not None else least.choice
-        found = Candidate(
-            instance=instance, choice=choice, value=least.peak_bytes, bound=least.bound, peak_bytes=least.peak_bytes
-        )
-        return _Outcome(candidate=found, bound=least.bound)
-    if free.bound >= best * (1 - WORTHWHILE):
-        return _Outcome(candidate=None, bound=free.bound)
-    solution, where = _within(memory, free, limit_bytes, min(time_limit_s, ROWS_SECONDS), seed)
-    if solution is not None and solution.choice is not None:
-        candidate = Candidate(
-            instance=instance,
-            choice=tuple(solution.choice[: len(problem.node_costs)]),
-            value=solution.value,
-            bound=solution.bound,
-            peak_bytes=float(memory.profile(solution.choice).max()),
-        )
-        return _Outcome(candidate=candidate, bound=solution.bound)
-    least = _least_memory(memory, free.choice, limit_bytes, time_limit_s, seed)
-    priced = _priced(memory, free, least, limit_bytes, seed)
-    if priced is None:
-        failure = _Failure(memory=memory, free=free, where=where)
-        return _Outcome(candidate=None, bound=math.inf if least.bound > limit_bytes else free.bound, failure=failure)
-    return _Outcome(candidate=priced, bound=priced.bound)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Least:
-    """A plan of about the least peak memory, a bound of it, and the points of the schedule that decided, weighted."""
-
-    choice: tuple[int, ...]
-    peak_bytes: float
-    bound: float
-    times: tuple[int, ...]
-    weights: tuple[float, ...]
-
-
-def _within(
-    memory: MemoryModel, free: Solution, limit_bytes: float, time_limit_s: float, seed: int
-) -> tuple[Solution | None, str]:
-    """A solution whose peak is within the limit, or None and the point of the schedule that could not be kept."""
-    solution, times = free, list[int]()
-    problem = memory.instance.problem
-    end = time.monotonic() + time_limit_s
-    for _ in range(MAX_ROWS):
-        if solution.choice is None:
-            break
-        profile = memory.profile(solution.choice)
-        peak = int(profile.argmax())
-        if profile[peak] <= limit_bytes * (1 + 1e-9):
-            return solution, ""
-        if peak in times or time.monotonic() > end:
-            break
-        times.append(peak)
-        limited = memory.limited(problem, times, limit_bytes)
-        solution = solve(limited, time_limit=max(end - time.monotonic(), 1.0), seed=seed)
-    return None, memory.describe(times[-1]) if times else "memory"
-
-
-def _least_memory(
-    memory: MemoryModel, start: Sequence[int], good_bytes: float, time_limit_s: float, seed: int
-) -> _Least:
-    """The plan of about the smallest peak memory.
-
-        minimise over choices x   max over points t   usage_t(x)
-
-    by multiplicative weights: for weights w over the points met so far, summing to 1, the least of sum_t w_t usage_t(x)
-    is a lower bound of the smallest peak, and its x is tried; points that it uses much gain weight (Arora, Hazan & Kale
-    2012, https://doi.org/10.4086/toc.2012.v008a006). Ends at a gap of 1 %, or once the bound passes `good_bytes`.
-    """
-    end = time.monotonic() + time_limit_s
-    count = len(memory.instance.strategies)
-    best, peak, bound = tuple(start[:count]), float(memory.profile(start).max()), memory.floor_bytes()
-    bare = Problem(
-        name="least memory",
-        node_costs=tuple(np.zeros(len(strategies)) for strategies in memory.instance.strategies),
-        edges=(),
-        node_names=tuple(node.name for node in memory.instance.model.flow.nodes),
-    )
-    times: list[int] = []
-    gains: dict[int, float] = {}
-    choice: Sequence[int] = best
-    for _ in range(GAME_ROUNDS):
-        profile = memory.profile(choice)
-        top = int(profile.argmax())
-        if top not in times:
-            times.append(top)
-            gains[top] = max(gains.values(), default=0.0)
-        for point in times:
-            gains[point] += GAME_RATE * (float(profile[point]) / float(profile[top]) - 1.0)
-        if profile[top] < peak:
-            best, peak = tuple(choice[:count]), float(profile[top])
-        if peak - bound <= GAME_GAP * peak or bound >= good_bytes or time.monotonic() > end:
-            break
-        limited = memory.limited(bare, times, peak)
-        highest = max(gains.values())
-        weights = np.exp([gains[point] - highest for point in times])
-        costs = [np.array(values) for values in limited.node_costs]
-        for weight, row in zip(weights / weights.sum(), limited.rows, strict=True):
-            for node, usage in zip(row.nodes, row.usages, strict=True):
-                costs[node] = costs[node] + weight * usage
-        weighted = replace(limited, node_costs=tuple(costs), rows=())
-        solution = solve(weighted, time_limit=max(end - time.monotonic(), 0.5), seed=seed)
-        if solution.choice is None:
-            break
-        bound, choice = max(bound, solution.bound), solution.choice
-    highest = max(gains.values())
-    weights = np.exp([gains[point] - highest for point in times])
-    return _Least(
-        choice=best,
-        peak_bytes=peak,
-        bound=min(bound, peak),
-        times=tuple(times),
-        weights=tuple(float(w) for w in weights / weights.sum()),
-    )
-
-
-def _priced(memory: MemoryModel, free: Solution, least: _Least, limit_bytes: float, seed: int) -> Candidate | None:
-    """The fastest plan within the limit that one price of memory finds, starting from a plan of least memory.
-
-    With the weights w of that plan's game, time + price * sum_t w_t usage_t is minimised for prices that close in on the
-    smallest one whose plan fits; less price * limit, each minimum is a lower bound.
-    """
+        good = min(best, limit_bytes)
+        least = least_memory(memory, free.choice, good, end, seed)
+        if least.peak_bytes > min(better, limit_bytes):
+            return _Outcome(candidate=None, bound=least.bound, fits=least.peak_bytes <= limit_bytes)
+        found = within(memory, free, least, least.peak_bytes, cutoff=math.inf, end=end, seed=seed, sharing=sharing)
+        choice = least.choice if found.choice is None else found.choice
+        return _found(memory, choice, least.peak_bytes, least.bound)
+    if float(memory.profile(free.choice).max()) <= limit_bytes * OVER:
+        return _found(memory, free.choice, free.value, free.bound)
+    least = least_memory(memory, free.choice, limit_bytes, end, seed)
     if least.peak_bytes > limit_bytes:
-        return None
-    problem = memory.instance.problem
-    limited = memory.limited(problem, least.times, limit_bytes)
-    count = len(problem.node_costs)
-    best, value, bound = least.choice, problem.evaluate(least.choice), free.bound
-    price, low, high = free.value / limit_bytes, 0.0, math.inf
-    for _ in range(PRICES):
-        costs = [np.array(values) for values in limited.node_costs]
-        for weight, row in zip(least.weights, limited.rows, strict=True):
-            for node, usage in zip(row.nodes, row.usages, strict=True):
-                costs[node] = costs[node] + price * weight * usage
-        priced = replace(limited, node_costs=tuple(costs), rows=())
-        solution = solve(priced, time_limit=FASTEST_SECONDS, seed=seed)
-        if solution.choice is None:
-            break
-        bound = max(bound, solution.bound - price * limit_bytes)
-        choice = tuple(solution.choice[:count])
-        if float(memory.profile(choice).max()) <= limit_bytes:
-            high = price
-            if (found := problem.evaluate(choice)) < value:
-                best, value = choice, found
-        else:
-            low = price
-        price = 4 * low if math.isinf(high) else math.sqrt(max(low, high / 256) * high)
-    peak = float(memory.profile(best).max())
-    return Candidate(instance=memory.instance, choice=best, value=value, bound=min(bound, value), peak_bytes=peak)
+        bound = math.inf if least.bound > limit_bytes else free.bound
+        return _Outcome(candidate=None, bound=bound, fits=False)
+    found = within(memory, free, least, limit_bytes, cutoff=cutoff, end=end, seed=seed, sharing=sharing)
+    if found.choice is None:
+        return _Outcome(candidate=None, bound=found.bound)
+    return _found(memory, found.choice, found.value, found.bound)
 
 
-LEAST_MEMORY_SECONDS = 20.0
+def _found(memory: MemoryModel, choice: tuple[int, ...], value: float, bound: float) -> _Outcome:
+    peak = float(memory.profile(choice).max())
+    candidate = Candidate(instance=memory.instance, choice=choice, value=value, bound=bound, peak_bytes=peak)
+    return _Outcome(candidate=candidate, bound=bound)
 
 
-def _infeasible(failures: Sequence[_Failure], limit_bytes: float, seed: int) -> InfeasibleError:
+def _infeasible(
+    meshes: Sequence[Mapping[str, int]],
+    make_instance: Callable[[Mapping[str, int]], Instance],
+    limit_bytes: float,
+    seed: int,
+) -> InfeasibleError:
     """The error for a limit that nothing fits: the least memory that would do, where, and for what."""
-    if not failures:
+    if not meshes:
         return InfeasibleError("no mesh has any plan: the pins conflict; relax them or fix another mesh")
     end = time.monotonic() + LEAST_MEMORY_SECONDS
+    most = max(math.prod(shape.values()) for shape in meshes)
     least, words = math.inf, ""
-    for failure in sorted(failures, key=lambda f: f.memory.floor_bytes()):
-        if failure.memory.floor_bytes() >= least:
-            break
-        left = max(end - time.monotonic(), 0.5)
-        found = _least_memory(failure.memory, failure.free.choice or (), least, left, seed)
+    for shape in meshes:
+        if math.prod(shape.values()) < most or (words and time.monotonic() > end):
+            continue
+        memory = MemoryModel(instance=make_instance(shape))
+        if memory.floor_bytes() >= least:
+            continue
+        start = [int(np.argmin(values)) for values in memory.instance.node_values]
+        found = least_memory(memory, start, least, end, seed)
         if found.peak_bytes < least:
-            profile = failure.memory.profile(found.choice)
-            sizes = failure.memory.alive(int(profile.argmax()), found.choice)
-            largest = ", ".join(f"{name} takes {quantity(size, 'B')}" for name, size in sizes[:3])
-            least, words = found.peak_bytes, f"{failure.where}, where {largest}"
+            top = int(memory.profile(found.choice).argmax())
+            largest = ", ".join(
+                f"{name} takes {quantity(size, 'B')}" for name, size in memory.alive(top, found.choice)[:3]
+            )
+            least, words = found.peak_bytes, f"{memory.describe(top)}, where {largest}"
     return InfeasibleError(
         f"no plan fits {quantity(limit_bytes, 'B')} per device; the least memory that would do is about "
         f"{quantity(least, 'B')} ({words}). Raise memory_limit, use more devices, or recompute more (jax.checkpoint)",

@@ -605,10 +605,18 @@ class _Builder:
         )
         return results
 
-    def region(self, parent: int, kind: str, length: float, source: str) -> int:
-        trips = self.regions[parent].trips * length
+    def region(self, parent: int, kind: str, length: float, source: str, *, known: bool = True) -> int:
+        outside = self.regions[parent]
         self.regions.append(
-            Region(id=len(self.regions), parent=parent, kind=kind, trips=trips, length=length, source=source)
+            Region(
+                id=len(self.regions),
+                parent=parent,
+                kind=kind,
+                trips=outside.trips * length,
+                length=length,
+                source=source,
+                assumed=outside.assumed * (1.0 if known else length),
+            )
         )
         return len(self.regions) - 1
 
@@ -787,7 +795,7 @@ def _collectives(b: _Builder, jaxpr: Any, trips: float) -> Iterator[tuple[str, f
         structure = _structure(eqn)
         length = structure.length if structure else 1.0
         if structure is not None and structure.kind == "while":
-            length = _while_trips(b, eqn, structure, b.source(eqn))
+            length, _ = _while_trips(b, eqn, structure, b.source(eqn))
         for place in structure.bodies if structure else ():
             yield from _collectives(b, _body(eqn, place), trips * length)
 
@@ -840,7 +848,8 @@ def _scan(b: _Builder, eqn: Any, s: _Structure, operands: list[int], path: Path,
 
 def _while(b: _Builder, eqn: Any, s: _Structure, operands: list[int], path: Path, region: int) -> list[int]:
     source = b.source(eqn)
-    loop = b.region(region, "while", _while_trips(b, eqn, s, source), source)
+    length, known = _while_trips(b, eqn, s, source)
+    loop = b.region(region, "while", length, source, known=known)
     test, body = _body(eqn, s.bodies[0]), _body(eqn, s.bodies[1])
     split = (s.cond_consts, s.cond_consts + s.num_consts)
     test_env: Env = {}
@@ -869,11 +878,11 @@ def _while(b: _Builder, eqn: Any, s: _Structure, operands: list[int], path: Path
     return results
 
 
-def _while_trips(b: _Builder, eqn: Any, s: _Structure, source: str) -> float:
-    """How often a while loop is taken to run: what its counter says, else as the user hints; what is assumed is noted."""
+def _while_trips(b: _Builder, eqn: Any, s: _Structure, source: str) -> tuple[float, bool]:
+    """How often a while loop is taken to run, and whether its counter says so; what is assumed is noted."""
     limits, exact = _counter_limits(eqn, s)
     if exact:
-        return limits[0]
+        return limits[0], True
     hint, why = b.while_trips, "was assumed (Options(while_trips=...) sets it)"
     if isinstance(hint, Mapping):
         named = [trips for pattern, trips in hint.items() if fnmatchcase(source, pattern)]
@@ -881,7 +890,7 @@ def _while_trips(b: _Builder, eqn: Any, s: _Structure, source: str) -> float:
     elif limits and hint == 1.0:
         hint, why = min(limits), "the most its counter allows, was assumed (Options(while_trips=...) sets it)"
     b.notes.append(f"{source}: the trip count of this while loop is not known; {hint:g} {why}")
-    return hint
+    return hint, False
 
 
 def _counter_limits(eqn: Any, s: _Structure) -> tuple[list[float], bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any
@@ -11,7 +12,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 
 from planner.compose import Step, compose
 from planner.errors import ArgumentError, RuleError
-from planner.factors import FACTOR_NAMES, Dim, Kind, Rule, parse_rule
+from planner.factors import Dim, Kind, Rule, parse_rule
 from planner.on_parts import COMBINE, Parts, sharding_rule
 from planner.op_rules import OpRules
 from planner.trace import build_graph, trace
@@ -84,7 +85,7 @@ def _checked(text: str) -> Rule:
     """The rule of a text. Raises: RuleError where a kernel cannot be run by it."""
     rule = parse_rule(text)
     for factor, kind in enumerate(rule.kinds):
-        name = FACTOR_NAMES[factor]
+        name = _letters(text, (factor,))
         if kind == "permute":
             raise RuleError(
                 f"the rule {text!r} permutes a factor, but a kernel does not exchange with its neighbours; "
@@ -116,8 +117,8 @@ def _sized(rule: Rule, text: str, operands: Shapes, results: Shapes) -> Rule:
         for dim, extent in zip(dims, shape, strict=True):
             if len(dim) == 1 and sizes[dim[0]] not in (0, extent):
                 raise RuleError(
-                    f"factor {_letters(dim)} of the rule {text!r} is {sizes[dim[0]]}, but {word} of shape {tuple(shape)} "
-                    f"has {extent} there; name different factors"
+                    f"factor {_letters(text, dim)} of the rule {text!r} is {sizes[dim[0]]}, but {word} of shape "
+                    f"{tuple(shape)} has {extent} there; name different factors"
                 )
             if len(dim) == 1:
                 sizes[dim[0]] = extent
@@ -132,8 +133,8 @@ def _sized(rule: Rule, text: str, operands: Shapes, results: Shapes) -> Rule:
             elif unknown or known != extent:
                 raise RuleError(
                     f"the rule {text!r} makes a dim of {word}, of shape {tuple(shape)}, of the factors "
-                    f"({_letters(dim)}), whose sizes do not multiply to {extent}; a factor of unknown size must be a dim "
-                    "of its own somewhere, or the only one in a dim"
+                    f"({_letters(text, dim)}), whose sizes do not multiply to {extent}; a factor of unknown size must be a "
+                    "dim of its own somewhere, or the only one in a dim"
                 )
     return Rule(
         operands=rule.operands, results=rule.results, sizes=tuple(sizes), kinds=rule.kinds, combiner=rule.combiner
@@ -148,8 +149,10 @@ def _paired(text: str, what: str, side: Sequence[Any], shapes: Shapes) -> list[t
     return list(zip(side, shapes, strict=True))
 
 
-def _letters(dim: Dim) -> str:
-    return " ".join(FACTOR_NAMES[factor] for factor in dim)
+def _letters(text: str, dim: Dim) -> str:
+    """The names that a text gives these factors, which are numbered by first appearance."""
+    names = list(dict.fromkeys(re.findall(r"[A-Za-z]\d*", text.split("|")[0])))
+    return " ".join(names[factor] for factor in dim)
 
 
 def _rule_like(like: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[Any]) -> Rule:

@@ -136,7 +136,10 @@ def _deviceless(decision: Decision, program: Program, target: Target, jitted: An
 
 
 def compare_collectives(decision: Decision, compiled: Sequence[CompiledCollective], platform: str) -> Collectives:
-    """Predicted and compiled bytes per kind and axes; ok when the totals agree within `COLLECTIVE_TOLERANCE`."""
+    """Predicted and compiled bytes per kind and axes; ok when the totals agree within `COLLECTIVE_TOLERANCE`.
+
+    Loops that end when some value does count as one pass on both sides: how often they run is not what is compared.
+    """
     predicted = (
         as_lowered(decision.predicted.collectives, platform)
         if not _is_lowered(decision, platform)
@@ -145,18 +148,18 @@ def compare_collectives(decision: Decision, compiled: Sequence[CompiledCollectiv
     promised: dict[tuple[str, tuple[str, ...]], float] = {}
     for c in predicted:
         key = (c.kind, _real_axes(c.axes, decision.mesh_shape))
-        promised[key] = promised.get(key, 0.0) + c.bytes * c.count
+        promised[key] = promised.get(key, 0.0) + c.bytes * (c.count / c.assumed if c.assumed else 0.0)
     actual: dict[tuple[str, tuple[str, ...]], float] = {}
     largest: dict[tuple[str, tuple[str, ...]], CompiledCollective] = {}
     unknown: list[str] = []
     for c in compiled:
         axes = c.axes(decision.mesh_shape)
         key = (c.kind, axes if axes is not None else ("?",))
-        actual[key] = actual.get(key, 0.0) + c.bytes * (c.trip_count or 1)
+        actual[key] = actual.get(key, 0.0) + c.bytes * c.known_trips
         if key not in largest or c.bytes > largest[key].bytes:
             largest[key] = c
         if c.trip_count is None:
-            unknown.append(f"how often the {c.kind} at {c.source or c.op_name} runs is not known")
+            unknown.append(f"how often the {c.kind} at {c.source or c.op_name} runs is not known: one pass is compared")
     total, real = sum(promised.values()), sum(actual.values())
     surprises = list(dict.fromkeys(unknown))
     for key in sorted(actual, key=lambda k: -actual[k]):

@@ -56,7 +56,7 @@ def compose(problem: Problem, control: Control) -> Solution:
     best = Incumbent(problem, every, control)
     active: Indices = np.zeros(0, dtype=np.intp)
     while True:
-        prepared = Prepared(problem, every.subset(active))
+        prepared = Prepared(problem, every.subset(active), control.sharing)
         answer = minimise(prepared, best, control)
         if best.proven or answer is None or control.left() <= 0:
             break
@@ -151,7 +151,7 @@ def _eliminated(prepared: Prepared, best: Incumbent) -> Indices | None:
 
 def _repair(problem: Problem, every: RowTable, best: Incumbent, answer: Indices, control: Control) -> None:
     """Local search under all rows from an answer that some of them forbid, so that there is some choice early on."""
-    prepared = Prepared(problem, every)
+    prepared = Prepared(problem, every, control.sharing)
     if prepared.fit() and prepared.reduce(dominance=False, eliminate=False):
         start = {node: int(answer[node]) for node in prepared.network.live}
         found = LocalSearch(prepared.network, every, start).run(control, 0.1 * control.left(), 0)

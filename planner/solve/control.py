@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from planner.solve.sharing import Sharing
 
 Progress = Callable[[float, float], None]
 """Called with the best value and the lower bound whenever one of them improves."""
@@ -12,12 +15,18 @@ Progress = Callable[[float, float], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """Time limit in seconds from `started` (a `time.perf_counter` reading), seed of all randomness, and progress."""
+    """Time limit in seconds from `started` (a `time.perf_counter` reading), seed of all randomness, and progress.
+
+    Choices that cost at least `cutoff` are of no interest: a method may end with the proof that there is no other.
+    `sharing` knows what earlier solves made from the same tables.
+    """
 
     time_limit: float
     started: float
     seed: int = 0
     progress: Progress | None = None
+    cutoff: float = math.inf
+    sharing: Sharing = field(default_factory=Sharing)
 
     def left(self) -> float:
         """Seconds left, never below zero."""

@@ -55,5 +55,5 @@ def solve_ilp(problem: Problem, control: Control) -> Solution:
     result = program.solve(control.left(), best.value)
     if result.choice is not None:
         best.offer(prepared.complete(result.choice))
-    best.raise_bound(result.bound if best.choice is None else min(result.bound, best.value))
+    best.raise_bound(min(result.bound, best.value))
     return best.solution("ilp", {**prepared.detail, "variables": program.size})

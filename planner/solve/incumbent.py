@@ -16,14 +16,17 @@ from planner.solve.solution import Detail, Solution, Status, is_optimal
 
 @final
 class Incumbent:
-    """Keeps the cheapest choice that violates no row, and the highest bound. A bound of `inf` says: infeasible."""
+    """Keeps the cheapest choice that violates no row, and the highest bound. A bound of `inf` says: infeasible.
+
+    Without a choice, `value` is the cutoff: what is sought must cost less.
+    """
 
     def __init__(self, problem: Problem, rows: RowTable, control: Control) -> None:
         self.problem = problem
         self.rows = rows
         self.control = control
         self.choice: tuple[int, ...] | None = None
-        self.value = math.inf
+        self.value = control.cutoff
         self.bound = -math.inf
         finite = (np.abs(costs[np.isfinite(costs)]).max(initial=0.0) for costs in problem.node_costs)
         self.scale = float(sum(finite))
@@ -57,9 +60,9 @@ class Incumbent:
 
     @property
     def proven(self) -> bool:
-        """Whether nothing better can exist: the value is optimal, or the problem infeasible."""
+        """Whether nothing better can exist: the value is optimal, or there is none below the cutoff."""
         if self.choice is None:
-            return self.bound == math.inf
+            return self.bound >= self.value
         return is_optimal(self.value, self.bound, self.scale)
 
     def solution(self, method: str, detail: Detail) -> Solution:
@@ -71,8 +74,8 @@ class Incumbent:
             status = "optimal" if self.proven else "feasible"
         return Solution(
             choice=self.choice,
-            value=self.value,
-            bound=min(self.bound, self.value),
+            value=math.inf if self.choice is None else self.value,
+            bound=self.bound if self.choice is None else min(self.bound, self.value),
             status=status,
             seconds=self.control.elapsed(),
             method=method,

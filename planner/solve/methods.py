@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 
@@ -13,6 +14,7 @@ from planner.solve.control import Control, Progress
 from planner.solve.exact import solve_elimination, solve_ilp
 from planner.solve.lagrangian import solve_lagrangian
 from planner.solve.random_search import solve_random
+from planner.solve.sharing import Sharing
 from planner.solve.solution import Solution
 
 Method = Callable[[Problem, Control], Solution]
@@ -34,16 +36,27 @@ def solve(
     seed: int = 0,
     method: str = "auto",
     progress: Progress | None = None,
+    cutoff: float = math.inf,
+    sharing: Sharing | None = None,
 ) -> Solution:
     """The cheapest choice that violates no row, with a proven lower bound.
 
     Stops after about `time_limit` seconds with the best choice and bound so far. `progress(value, bound)` hears of
-    improvements. The result depends on `seed` alone, unless the time limit cuts in.
+    improvements. The result depends on `seed` alone, unless the time limit cuts in. With a `cutoff`, only choices that
+    cost less are sought; without a choice, a bound of at least the cutoff says that there is none. Solves of problems that have tables (as objects)
+    in common are faster with one `sharing`.
     Raises SolverError for an unknown method or a time limit that is not positive.
     """
     if method not in METHODS:
         raise SolverError(f"there is no method {method!r}: choose one of {', '.join(sorted(METHODS))}.")
     if not time_limit > 0:
         raise SolverError(f"the time limit is {time_limit}: give a positive number of seconds.")
-    control = Control(time_limit=time_limit, started=time.perf_counter(), seed=seed, progress=progress)
+    control = Control(
+        time_limit=time_limit,
+        started=time.perf_counter(),
+        seed=seed,
+        progress=progress,
+        cutoff=cutoff,
+        sharing=sharing or Sharing(),
+    )
     return METHODS[method](problem, control)

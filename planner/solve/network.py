@@ -24,26 +24,33 @@ class Network:
     share one table, and what changes them alike keeps it so (`sharing`).
     """
 
-    def __init__(self, unary: list[Array], labels: list[Indices], tables: list[dict[int, Array]]) -> None:
+    def __init__(
+        self,
+        unary: list[Array],
+        labels: list[Indices],
+        tables: list[dict[int, Array]],
+        sharing: Sharing | None = None,
+    ) -> None:
         self.unary = unary
         self.labels = labels
         self.tables = tables
         self.live = set(range(len(unary)))
         self.constant = 0.0
-        self.sharing = Sharing()
+        self.sharing = sharing or Sharing()
 
     @staticmethod
-    def of(problem: Problem) -> Network:
+    def of(problem: Problem, sharing: Sharing | None = None) -> Network:
         """The whole problem as a network; parallel edges are merged, tables of single edges stay shared."""
         labels = [np.arange(costs.size) for costs in problem.node_costs]
-        network = Network([costs.copy() for costs in problem.node_costs], labels, [{} for _ in labels])
+        network = Network([costs.copy() for costs in problem.node_costs], labels, [{} for _ in labels], sharing)
         for edge in problem.edges:
             network.add_table(*edge.nodes, edge.costs)
         return network
 
     def copy(self) -> Network:
         """An independent copy; tables are shared, because no reduction writes into a table."""
-        twin = Network([costs.copy() for costs in self.unary], list(self.labels), [dict(row) for row in self.tables])
+        unary, tables = [costs.copy() for costs in self.unary], [dict(row) for row in self.tables]
+        twin = Network(unary, list(self.labels), tables, self.sharing)
         twin.live = set(self.live)
         twin.constant = self.constant
         return twin

@@ -11,6 +11,7 @@ from planner.problem import Array, Problem
 from planner.solve.network import Indices, Network
 from planner.solve.reductions import Eliminated, Reducer, undo
 from planner.solve.rows import RowTable
+from planner.solve.sharing import Sharing
 from planner.solve.solution import Detail
 
 ROUNDS = 5
@@ -21,10 +22,10 @@ ROUNDS = 5
 class Prepared:
     """A reduced network under `rows`, with the trail of what was reduced. `possible` is False where nothing is left."""
 
-    def __init__(self, problem: Problem, rows: RowTable) -> None:
+    def __init__(self, problem: Problem, rows: RowTable, sharing: Sharing | None = None) -> None:
         self.problem = problem
         self.rows = rows
-        self.network = Network.of(problem)
+        self.network = Network.of(problem, sharing)
         self.trail: list[Eliminated] = []
         self.counts: dict[str, int] = {}
         self.possible = True

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from planner.problem import Array
 from planner.solve.network import Indices, Network, classes
+from planner.solve.sharing import Sharing
 
 PAIR_BUDGET = 400_000
 """Largest number of (choice, choice, partner) triples looked at per edge in one dominance test."""
@@ -74,7 +75,7 @@ class Reducer:
         network = self.network
         self._changed = set(network.live)
         while self._changed:
-            network.sharing.forget()
+            network.sharing.tidy()
             if not self.forbid(self._changed & network.live):
                 return False
             touched, self._changed = self._changed & network.live, set()
@@ -188,7 +189,7 @@ class Reducer:
         usage = self.usage_of(node) if self.usage_of is not None else np.zeros((0, unary.size))
         tables = tuple(network.tables[node].values())
         step = ("dominate", unary.tobytes(), usage.tobytes())
-        gone = network.sharing.once(step, tables, lambda: _dominated(unary, tables, usage))
+        gone = network.sharing.once(step, tables, lambda: _dominated(unary, tables, usage, network.sharing))
         if gone.any():
             self.counts["dominated"] += int(gone.sum())
             network.keep(node, ~gone)
@@ -212,7 +213,7 @@ def _separated(table: Array) -> tuple[Array, Array] | None:
     return first[:, 0], second[0] - second[0, 0]
 
 
-def _dominated(unary: Array, tables: tuple[Array, ...], usage: Array) -> NDArray[np.bool_]:
+def _dominated(unary: Array, tables: tuple[Array, ...], usage: Array, sharing: Sharing) -> NDArray[np.bool_]:
     """Which choices of a node with these costs and bytes, a line per row, are dominated by one that stays."""
     lows = unary + sum((table.min(axis=1) for table in tables), start=np.zeros(unary.size))
     widest = max((table.shape[1] for table in tables), default=1)
@@ -222,7 +223,7 @@ def _dominated(unary: Array, tables: tuple[Array, ...], usage: Array) -> NDArray
     with np.errstate(invalid="ignore"):
         margin = unary[:, None] - unary[better]
         for table in tables:
-            margin = margin + worst_regret(table, better)
+            margin = margin + worst_regret(table, better, sharing)
     wins = margin >= 0
     for line in usage:
         wins &= line[:, None] >= line[better]
@@ -233,20 +234,26 @@ def _dominated(unary: Array, tables: tuple[Array, ...], usage: Array) -> NDArray
     return gone
 
 
-def worst_regret(table: Array, better: Indices) -> Array:
+def worst_regret(table: Array, better: Indices, sharing: Sharing | None = None) -> Array:
     """min over q of E[a, q] - E[b, q] for every a and every b in `better`; partners forbidden to both do not count."""
     if table.size * better.size > 100_000:
-        table = table[:, np.unique(classes(table.T), return_index=True)[1]]
-        of = classes(table)
-        firsts = np.unique(of, return_index=True)[1]
-        if firsts.size < of.size:
+        whole = table
+        of, table = sharing.once("distinct", (whole,), lambda: _distinct(whole)) if sharing else _distinct(whole)
+        if table.shape[0] < of.size:
             wanted, position = np.unique(of[better], return_inverse=True)
-            return worst_regret(table[firsts], wanted)[of][:, position]
+            return worst_regret(table, wanted)[of][:, position]
     if np.isfinite(table).all():
         return (table[:, None, :] - table[better][None, :, :]).min(axis=2)
     with np.errstate(invalid="ignore"):
         differences = table[:, None, :] - table[better][None, :, :]
     return np.nan_to_num(np.fmin.reduce(differences, axis=2), nan=np.inf, posinf=np.inf, neginf=-np.inf)
+
+
+def _distinct(table: Array) -> tuple[Indices, Array]:
+    """The class of every line of a table, and its distinct lines and columns."""
+    table = table[:, np.unique(classes(table.T), return_index=True)[1]]
+    of = classes(table)
+    return of, table[np.unique(of, return_index=True)[1]]
 
 
 def min_plus(left: Array, right: Array) -> Array:

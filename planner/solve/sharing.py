@@ -13,16 +13,21 @@ from planner.problem import Array
 T = TypeVar("T")
 Element = TypeVar("Element", bound=np.generic)
 
+MOST_BYTES = 500_000_000
+"""What may be held beyond what is in use, in bytes."""
+
 
 @final
 class Sharing:
     """What was made from which arrays: equal steps on the same arrays give the same object, so that later steps agree.
 
-    Arrays are told apart by identity, and kept alive for as long as something made from them is known; `forget` ends that.
+    Arrays are told apart by identity, and kept alive for as long as something made from them is known; `tidy` ends that
+    once they are many.
     """
 
     def __init__(self) -> None:
         self._made: dict[Hashable, tuple[tuple[Any, ...], Any]] = {}
+        self._bytes = 0
 
     def once(self, step: Hashable, inputs: tuple[Any, ...], make: Callable[[], T]) -> T:
         """The result of `step` on `inputs`, from `make` the first time. `step` must say all but the inputs."""
@@ -30,6 +35,7 @@ class Sharing:
         found = self._made.get(key)
         if found is None:
             found = self._made[key] = (inputs, make())
+            self._bytes += getattr(found[1], "nbytes", 0)
         return found[1]
 
     def transposed(self, table: Array) -> Array:
@@ -49,6 +55,8 @@ class Sharing:
         """Some lines of a table, or entries of a vector (positions, ascending)."""
         return self.once(("take", lines.tobytes()), (table,), lambda: np.ascontiguousarray(table[lines]))
 
-    def forget(self) -> None:
-        """Lets go of everything known."""
-        self._made.clear()
+    def tidy(self) -> None:
+        """Lets go of everything known if it takes more than `MOST_BYTES`."""
+        if self._bytes > MOST_BYTES:
+            self._made.clear()
+            self._bytes = 0

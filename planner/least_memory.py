@@ -1,0 +1,94 @@
+"""Least memory: the plan of one mesh whose peak memory is about the smallest, with a bound.
+
+    minimise over choices x   max over points t   usage_t(x)
+
+by multiplicative weights: for weights w over the points met so far, summing to 1, the least of sum_t w_t usage_t(x) is a
+lower bound of the smallest peak, and its x is tried; points that it uses much gain weight (Arora, Hazan & Kale 2012,
+https://doi.org/10.4086/toc.2012.v008a006).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.memory import MemoryModel
+from planner.problem import Problem
+from planner.solve import solve
+
+ROUNDS = 40
+GAP = 0.01
+RATE = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Least:
+    """A plan of about the least peak memory, its peak and a lower bound of any in bytes per device.
+
+    `weights` are those of the points of the schedule that decided, summing to 1.
+    """
+
+    choice: tuple[int, ...]
+    peak_bytes: float
+    bound: float
+    weights: Mapping[int, float]
+
+
+def least_memory(
+    memory: MemoryModel, start: Sequence[int], good_bytes: float, end: float, seed: int, *, enough: float = 0.0
+) -> Least:
+    """The plan of about the smallest peak memory, from the choice `start`.
+
+    Ends at a gap of 1 %, once the bound passes `good_bytes`, once a plan needs no more than `enough` bytes, or at the time
+    `end` (of `time.monotonic`).
+    """
+    count = len(memory.instance.strategies)
+    best, peak, bound = tuple(start[:count]), float(memory.profile(start).max()), memory.floor_bytes()
+    bare = Problem(
+        name="least memory",
+        node_costs=tuple(np.zeros(len(strategies)) for strategies in memory.instance.strategies),
+        edges=(),
+        node_names=tuple(node.name for node in memory.instance.model.flow.nodes),
+    )
+    gains: dict[int, float] = {}
+    choice: Sequence[int] = best
+    for _ in range(ROUNDS):
+        profile = memory.profile(choice)
+        top = int(profile.argmax())
+        gains.setdefault(top, max(gains.values(), default=0.0))
+        for point in gains:
+            gains[point] += RATE * (float(profile[point]) / float(profile[top]) - 1.0)
+        if profile[top] < peak:
+            best, peak = tuple(choice[:count]), float(profile[top])
+        if peak - bound <= GAP * peak or bound >= good_bytes or peak <= enough or time.monotonic() > end:
+            break
+        priced = charged(memory.limited(bare, tuple(gains), peak), _shares(gains))
+        solution = solve(priced, time_limit=max(end - time.monotonic(), 0.5), seed=seed)
+        if solution.choice is None:
+            break
+        bound, choice = max(bound, solution.bound), solution.choice
+    shares = _shares(gains)
+    return Least(
+        choice=best,
+        peak_bytes=peak,
+        bound=min(bound, peak),
+        weights={point: float(share) for point, share in zip(gains, shares, strict=True)},
+    )
+
+
+def _shares(gains: Mapping[int, float]) -> list[float]:
+    highest = max(gains.values())
+    weights = np.exp([gain - highest for gain in gains.values()])
+    return (weights / weights.sum()).tolist()
+
+
+def charged(limited: Problem, prices: Sequence[float]) -> Problem:
+    """The problem with a price for every byte of each of its rows instead of the rows."""
+    costs = list(limited.node_costs)
+    for price, row in zip(prices, limited.rows, strict=True):
+        for node, usage in zip(row.nodes, row.usages, strict=True):
+            costs[node] = costs[node] + price * usage
+    return replace(limited, node_costs=tuple(costs), rows=())
