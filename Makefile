@@ -17,7 +17,7 @@ SOURCES := planner cost_models benchmarks tests
 BENCHMARKS := $(filter-out benchmarks/__init__.py benchmarks/stamp.py benchmarks/demo.py benchmarks/iopddl.py,$(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check fix format-check lint types imports test test-all conformance fuzz bench clean
+.PHONY: help setup demo check fix format-check lint types imports test test-all conformance fuzz hazards bench clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -58,11 +58,16 @@ fix: $(STAMP) ## format, and mend what the linter can mend
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
 
-conformance: $(STAMP) ## every rule against Shardy's registry and against its meaning
+conformance: $(STAMP) ## JAX's own primitive cases planned, run and compared; every rule against Shardy's and its meaning
 	$(BIN)/python -m pytest -n $(JOBS) tests/test_rules_*.py
+	$(BIN)/python tests/conformance.py --workers $(JOBS) --record benchmarks/results/conformance.json
 
 fuzz: $(STAMP) ## generated programs, many more than in the fast tests
 	$(BIN)/python -m pytest -n $(JOBS) -m slow tests/test_programs.py tests/test_reshard.py
+
+hazards: $(STAMP) ## every split the planner offers of every op, compiled and run: is any computed wrongly? (hours)
+	$(BIN)/python tests/hazard_known.py
+	$(BIN)/python tests/hazard_hunt.py --workers $(JOBS) --log build/hazards.jsonl --output benchmarks/results/hazards.json
 
 bench: $(STAMP) ## the benchmarks: tables on the screen, JSON in benchmarks/results
 	for script in $(BENCHMARKS); do PYTHONPATH=. $(BIN)/python $$script || exit 1; done

@@ -1,91 +1,46 @@
-"""Random programs, planned so that everything is split: right numbers, and no collective that was not predicted.
+"""Random programs, planned so that everything is split; see `programs` for what they are, `programs_check` for the check.
 
-The topology has free wires and slow devices, so the planner shards as much as it can. What is compiled may be less than
-predicted: XLA folds constants, drops what is not read, shares equal subexpressions, and takes gathers out of loops. It
-must not be more than predicted, but for `SLACK_BYTES` (scalars that the planner does not place: predicates, counters)
-and `SLACK` of the total.
+`make fuzz` runs many more of them, in processes that may die.
 """
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import hypothesis
 import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
 
-import planner
-from tests.programs import Description, Do, descriptions, meshes
+from tests.programs import BODIES, OPS, Case, Description, case, shrunk
+from tests.programs_builder import Do
+from tests.programs_check import failure, failure_of, ideal
 
-SLACK_BYTES = 64.0
-SLACK = 0.05
-UNPARTITIONED_ON_CPU = frozenset(("top_k",))
-"""Ops that XLA's CPU backend gathers, where the TPU's does not."""
-
-
-def ideal(devices: int) -> planner.Topology:
-    """Free wires, slow devices: splitting always pays."""
-    dims = devices.bit_length() - 1
-    return planner.Topology.custom(
-        name="free wires",
-        shape=(2,) * dims,
-        link_bytes_per_s=(1e18,) * dims,
-        flops_per_s=1e3,
-        hbm_bytes=1e9,
-        hbm_bytes_per_s=1e6,
-    )
-
-
-def check(
-    fn: Callable[..., Any], args: tuple[Any, ...], mesh: Mapping[str, int], *, unpartitioned: bool = False
-) -> None:
-    """Plans, compiles and runs a program; raises where the result or the collectives are not as promised."""
-    plan = planner.plan(
-        fn,
-        args,
-        devices=jax.devices(),
-        topology=ideal(8),
-        mesh=mesh,
-        options=planner.Options(check="never"),
-    )
-    found = plan.verify(*args)
-    assert found.numerics.ok is True, found.numerics
-    assert found.collectives.by_kind is not None, found.collectives
-    assert found.memory.ok is not False, found.memory
-    if not unpartitioned:
-        promised, compiled = found.collectives.predicted_bytes, found.collectives.compiled_bytes
-        assert compiled <= promised * (1 + SLACK) + SLACK_BYTES, (found.collectives.by_kind, str(plan))
-
-
-def check_description(description: Description, mesh: Mapping[str, int]) -> None:
-    unpartitioned = bool(description.kinds & UNPARTITIONED_ON_CPU)
-    check(description.function(), description.example(), mesh, unpartitioned=unpartitioned)
-
+__all__ = ["ideal"]
 
 F32 = "float32"
 ROWS = ((16, 8), F32)
 COLUMNS = ((8, 16), F32)
 IMAGE = ((8, 4, 4, 8), F32)
+CUBE = {"x": 2, "y": 2, "z": 2}
 
-KNOWN: Mapping[str, tuple[Description, Mapping[str, int]]] = {
+KNOWN: Mapping[str, Case] = {
     # The dot's result was constrained to the form after its reshard, not to that in which it is made.
     "gradient of a dot": (
-        Description((IMAGE, COLUMNS, ROWS), (Do("dot", 4, 5, 5, 2), Do("unary", 0, 1)), True),
-        {"x": 2, "y": 2, "z": 2},
+        Description((IMAGE, COLUMNS, ROWS), (Do("dot", 4, 5, 5, 2), Do("unary", 0, 1)), "grad"),
+        CUBE,
     ),
     "gradient of a strided conv": (
-        Description((ROWS, COLUMNS, ((4, 8, 8), F32)), (Do("conv", 2, 0, 4, 3), Do("unary", 0, 1)), True),
-        {"x": 2, "y": 2, "z": 2},
+        Description((ROWS, COLUMNS, ((4, 8, 8), F32)), (Do("conv", 2, 0, 4, 3), Do("unary", 0, 1)), "grad"),
+        CUBE,
     ),
     # The two branches wanted their one operand in two forms.
     "gradient of a branch": (
         Description(
             (((2, 4, 8, 4), F32), ((2, 8, 16), F32)),
             (Do("cond", 5, 5, 5, 1, (Do("broadcast", 4, 1, 3, 3),)), Do("broadcast", 4, 1, 3, 3)),
-            True,
+            "grad",
         ),
         {"x": 4, "y": 2},
     ),
@@ -94,7 +49,7 @@ KNOWN: Mapping[str, tuple[Description, Mapping[str, int]]] = {
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_what_once_failed(name: str) -> None:
-    check_description(*KNOWN[name])
+    assert failure_of(KNOWN[name]) is None
 
 
 def normal(*shape: int) -> jax.Array:
@@ -122,18 +77,43 @@ WRITTEN: Mapping[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 @pytest.mark.parametrize("mesh", [{"x": 8}, {"x": 2, "y": 2, "z": 2}], ids=str)
 @pytest.mark.parametrize("name", WRITTEN)
 def test_programs_written_by_hand(name: str, mesh: Mapping[str, int]) -> None:
-    check(*WRITTEN[name], mesh)
+    assert failure(*WRITTEN[name], mesh) is None
 
 
-@settings(max_examples=40, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck))
-@hypothesis.seed(1)
-@given(descriptions(most=4), meshes)
-def test_a_few_small_programs(description: Description, mesh: Mapping[str, int]) -> None:
-    check_description(description, mesh)
+TOGETHER = 10
+
+
+@pytest.mark.parametrize("first", range(0, 200, TOGETHER))
+def test_random_programs(first: int) -> None:
+    for seed in range(first, first + TOGETHER):
+        found = case(seed, most=4)
+        wrong = failure_of(found)
+        if wrong is not None:
+            kind = wrong.split(":")[0]
+            small = shrunk(found, lambda candidate, kind=kind: (failure_of(candidate) or "").startswith(kind))
+            pytest.fail(f"program {seed}: {wrong}\n{small!r}\nwas made smaller from {found!r}")
+    jax.clear_caches()
+
+
+def test_cases_are_the_same_everywhere() -> None:
+    assert case(7) == case(7)
+    assert eval(repr(case(7))) == case(7)
 
 
 @pytest.mark.slow
-@settings(max_examples=400, derandomize=False, suppress_health_check=list(HealthCheck))
-@given(descriptions(most=8), meshes)
-def test_many_programs(description: Description, mesh: Mapping[str, int]) -> None:
-    check_description(description, mesh)
+def test_every_op_is_made() -> None:
+    made: collections.Counter[str] = collections.Counter()
+    for seed in range(1000):
+        description, _ = case(seed, most=4)
+        names: set[str] = set()
+        jax.make_jaxpr(description.function(names))(*description.example())
+        made.update(names)
+    rare = {name for name in OPS if made[name] < (10 if name in BODIES else 3)}
+    assert not rare
+
+
+def test_a_case_is_made_smaller() -> None:
+    found = case(3)
+    small, _ = shrunk(found, lambda candidate: "transpose" in candidate[0].kinds or len(candidate[0].ops) > 2)
+    assert len(small.ops) <= 3
+    assert small.mode == "forward"

@@ -14,6 +14,7 @@ PLANNER = [
     "errors",
     "load",
     "plan",
+    "rule_for",
     "solve",
 ]
 COST_MODELS = [

@@ -18,6 +18,7 @@ import rule_cases
 from jax import lax
 
 from planner.factors import Dim, Rule
+from planner.halo import image_of, slides
 from planner.rules import RULES, family, rule_of
 from planner.rules.elementwise import elementwise
 
@@ -211,10 +212,13 @@ def test_parts_make_the_whole(name: str, function: Callable[..., Any], arrays: s
         for n, (aval, dtype) in enumerate(zip(equation.operands, equation.dtypes, strict=True))
     ]
     whole = _bind(equation, operands, equation.params)
+    # Parts that need elements of their neighbours are not to be had by cutting alone: see `test_halo`.
+    moving = slides(kind, equation.operands, equation.results, equation.params)
+    neighbourly = {f for slide in moving for f in rule.operands[image_of(kind)][slide.image_dim]}
     # One dim of an elementwise op is like any other: one of them is enough, and spares half of the compiling.
     alike = RULES[kind] is elementwise
     for factor, extent in list(enumerate(rule.sizes))[-1 if alike else 0 :]:
-        if rule.kinds[factor] not in ("pass", "reduce"):
+        if rule.kinds[factor] not in ("pass", "reduce") or factor in neighbourly:
             continue
         count = 2 if extent % 2 == 0 else extent
         size = extent // count

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import rule_cases
 
-from planner.factors import parse_rule
+from planner.factors import factor_name, parse_rule
 from planner.graph import Aval
 from planner.rules import FAMILIES, FUSIBLE, RULES, family, rule_of
 from planner.rules.build import fits
 
 UNTESTED = {
+    "custom_partitioning": "its rules are those of users, and tested as such",
     "from_edtype": "float types of the user's own",
     "iota_2x32_shape": "only inside the lowering of random bits",
     "layout_constraint": "not reachable by public API",
@@ -95,3 +96,19 @@ def test_sizes_of_factors_are_those_of_the_arrays() -> None:
     rule = rule_of("reshape", [_aval(12, 5)], [_aval(4, 15)], {})
     assert rule is not None
     assert rule.sizes == (4, 3, 5)
+
+
+def test_factors_beyond_the_letters_have_names() -> None:
+    rule = rule_of("add", [_aval(*range(2, 112))] * 2, [_aval(*range(2, 112))], {})
+    assert rule is not None
+    text = str(rule)
+    assert " Z a1 b1 " in text
+    assert text.endswith(" e2 f2")
+    sizes = {factor_name(n): size for n, size in enumerate(rule.sizes)}
+    assert parse_rule(text, sizes) == rule
+
+
+def test_results_without_elements_stay_whole() -> None:
+    assert str(rule_of("pad", [_aval(4, 6), _aval()], [_aval(4, 0)], {"padding_config": ((0, 0, 0), (0, -6, 0))})) == (
+        "a b, () -> c d | replicate a b c d"
+    )

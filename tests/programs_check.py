@@ -1,0 +1,103 @@
+"""What a program must do: planned so that everything is split, right numbers, and no collective that was not predicted.
+
+The topology has free wires and slow devices, so the planner shards as much as it can. What is compiled may be less than
+predicted: XLA folds constants, drops what is not read, shares equal subexpressions, and takes gathers out of loops. It
+must not be more than predicted, but for `SLACK_BYTES` (scalars that the planner does not place: predicates, counters)
+and `SLACK` of the total.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+import planner
+from tests.programs import Case, Description
+
+SLACK_BYTES = 64.0
+SLACK = 0.05
+UNPARTITIONED_ON_CPU = frozenset(("fft", "linalg", "ragged", "solve", "top_k"))
+"""Ops that XLA's CPU backend gathers, where the TPU's does not."""
+WIDENED_ON_CPU = ("float8", "float16")
+"""Types that XLA's CPU backend computes with, and moves, in a wider one."""
+
+
+def ideal(devices: int) -> planner.Topology:
+    """Free wires, slow devices: splitting always pays."""
+    dims = tuple(_prime_factors(devices))
+    return planner.Topology.custom(
+        name="free wires",
+        shape=dims,
+        link_bytes_per_s=(1e18,) * len(dims),
+        flops_per_s=1e3,
+        hbm_bytes=1e9,
+        hbm_bytes_per_s=1e6,
+    )
+
+
+def _prime_factors(number: int) -> list[int]:
+    factor = next((f for f in range(2, number) if number % f == 0), number)
+    return [factor] if factor == number else [*_prime_factors(number // factor), factor]
+
+
+def failure(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    mesh: Mapping[str, int],
+    *,
+    donated: Sequence[int] = (),
+    unpartitioned: bool = False,
+) -> str | None:
+    """What is wrong with a program planned, compiled and run, as "kind: details"; None where nothing is."""
+    count = math.prod(mesh.values())
+    # A mesh of fewer devices than there are is tried too, where its size divides theirs.
+    devices = jax.devices()[: 8 if 8 % count == 0 else count]
+    try:
+        plan = planner.plan(
+            fn,
+            args,
+            devices=devices,
+            topology=ideal(len(devices)),
+            mesh=mesh,
+            donate_argnums=tuple(donated),
+            options=planner.Options(check="never"),
+        )
+        found = plan.verify(*args)
+    except Exception as error:
+        return f"raised: {type(error).__name__}: {str(error)[:500]}" if runs_alone(fn, args) else None
+    if found.numerics.ok is not True and (found.numerics.leaves or runs_alone(fn, args)):
+        return f"numerics: {found.numerics.reason} {found.collectives.reason if not found.numerics.leaves else ''}"
+    if found.memory.ok is False:
+        return f"memory: {found.memory.reason}"
+    promised, compiled = found.collectives.predicted_bytes, found.collectives.compiled_bytes
+    if not unpartitioned and compiled > promised * (1 + SLACK) + SLACK_BYTES:
+        return f"collectives: {found.collectives.reason}; {found.collectives.by_kind}\n{plan}"
+    return None
+
+
+def runs_alone(fn: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether a program compiles and runs on one device, unplanned; what does not is nobody's fault here."""
+    try:
+        jax.block_until_ready(jax.jit(fn)(*args))
+    except Exception:
+        return False
+    return True
+
+
+def _widened(description: Description) -> bool:
+    return "narrow" in description.kinds or any(dtype.startswith(WIDENED_ON_CPU) for _, dtype in description.arguments)
+
+
+def failure_of(case: Case) -> str | None:
+    """What is wrong with a case; see `failure`."""
+    description, mesh = case
+    return failure(
+        description.function(),
+        description.example(),
+        mesh,
+        donated=[i + 1 for i in description.donated],
+        unpartitioned=bool(description.kinds & UNPARTITIONED_ON_CPU) or _widened(description),
+    )

@@ -1,0 +1,306 @@
+"""Kernels with rules of the user's own: placed by them, right on eight devices, with and without a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.custom_partitioning import SdyShardingRule, custom_partitioning
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import planner
+from planner.errors import ArgumentError, RuleError
+from planner.factors import Rule
+from planner.on_parts import Parts
+from planner.user_rules import rule_for
+from tests.test_programs import ideal
+
+MESH = {"x": 4, "y": 2}
+
+
+def normal(*shape: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(sum(shape)), shape)
+
+
+def planned(fn: Callable[..., Any], args: tuple[Any, ...]) -> planner.Plan:
+    """A plan that splits whatever it may, and that computes what the function does."""
+    options = planner.Options(check="never")
+    plan = planner.plan(fn, args, devices=jax.devices(), topology=ideal(8), mesh=MESH, options=options)
+    found = plan.verify(*args)
+    assert found.numerics.ok is True, found.numerics
+    assert found.collectives.ok is not False, found.collectives
+    assert plan.replicated == ()
+    return plan
+
+
+def is_split(plan: planner.Plan) -> bool:
+    return any(entry is not None for spec in jax.tree.leaves(plan.in_specs) for entry in spec)
+
+
+def pallas_dot(x: jax.Array, y: jax.Array) -> jax.Array:
+    def kernel(x: Any, y: Any, out: Any) -> None:
+        out[...] = x[...] @ y[...]
+
+    shape = jax.ShapeDtypeStruct((x.shape[0], y.shape[1]), x.dtype)
+    return pl.pallas_call(kernel, out_shape=shape, interpret=True)(x, y)
+
+
+def called_back(x: jax.Array) -> jax.Array:
+    return jax.pure_callback(lambda v: np.tanh(np.asarray(v)), jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
+DOT = "b i, i j -> b j | reduce i"
+dot = rule_for(pallas_dot, DOT)
+dot_alike = rule_for(pallas_dot, like=lambda x, y: x @ y)
+tanh = rule_for(called_back, "i j -> i j")
+softmax = rule_for(jax.nn.softmax, like=jax.nn.softmax)
+greatest = rule_for(lambda x: jnp.max(x, 1), "i j -> i | reduce(max) j")
+any_of = rule_for(lambda x: jnp.any(x, 1), "i j -> i | reduce(or) j")
+table = jnp.arange(32.0)
+beside = rule_for(lambda x: x + table, "i j -> i j | replicate j")
+flattened = rule_for(lambda x: x.reshape(-1) * 2, "i j -> (i j)")
+scaled = rule_for(lambda x, factor: {"out": x * factor}, "i j, () -> i j")
+
+
+@jax.custom_vjp
+def differentiable(x: jax.Array, y: jax.Array) -> jax.Array:
+    return dot(x, y)
+
+
+differentiable.defvjp(lambda x, y: (dot(x, y), (x, y)), lambda saved, g: (dot(g, saved[1].T), dot(saved[0].T, g)))
+
+X, Y = normal(16, 32), normal(32, 16)
+PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "pallas": (dot, (X, Y)),
+    "pallas like jnp": (dot_alike, (X, Y)),
+    "in a scan": (
+        lambda x, y: jax.lax.scan(lambda c, _: (jnp.tanh(dot(c, y) @ y.T), None), x, None, length=3)[0],
+        (X, Y),
+    ),
+    "differentiated": (jax.grad(lambda x, y: (differentiable(x, y) ** 2).sum(), argnums=(0, 1)), (X, Y)),
+    "in a jit": (jax.jit(lambda x: softmax(x) + 1), (X,)),
+    "callback": (lambda x: tanh(x * 2) + 1, (X,)),
+    "callback in a loop": (lambda x: jax.lax.fori_loop(0, 3, lambda _, c: tanh(c * 2), x), (X,)),
+    "greatest": (greatest, (normal(2, 32),)),
+    "any": (lambda x: any_of(x > 2), (normal(2, 32),)),
+    "closed over": (beside, (X,)),
+    "product of factors": (flattened, (X,)),
+    "tree and scalar": (lambda x: scaled(x, factor=3.0), (X,)),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_plans_of_kernels_are_split_and_right(name: str) -> None:
+    assert is_split(planned(*PROGRAMS[name]))
+
+
+def test_a_reduced_factor_is_summed_where_it_is_split() -> None:
+    plan = planner.plan(
+        dot,
+        (X, Y),
+        devices=jax.devices(),
+        topology=ideal(8),
+        mesh=MESH,
+        pins={"x": P("x", "y"), "y": P("y", None), "out": P("x", None)},
+        options=planner.Options(check="never"),
+    )
+    found = plan.verify(X, Y)
+    assert found.numerics.ok is True
+    assert found.collectives.by_kind == {("all-reduce", ("y",)): (256.0, 256.0)}
+
+
+def test_a_plan_with_a_kernel_is_saved_and_loaded(tmp_path: Path) -> None:
+    plan = planned(dot, (X, Y))
+    plan.save(tmp_path / "plan.json")
+    again = planner.load(tmp_path / "plan.json").bind(dot, (X, Y))
+    np.testing.assert_allclose(again(X, Y), X @ Y, rtol=1e-4, atol=1e-4)
+
+
+# ---------------------------------------------------------------- without a plan
+
+
+@pytest.mark.parametrize(
+    "specs",
+    [
+        (P("x", "y"), P("y", None), P("x", None)),
+        (P("x", None), P(None, "y"), P("x", "y")),
+        (P("x", None), P(None, "x"), P(None, None)),
+        (P(None, ("x", "y")), P(("x", "y"), None), P(None, None)),
+        (P(None, None), P(None, None), P("y", "x")),
+    ],
+    ids=str,
+)
+def test_runs_under_any_shardings(specs: tuple[P, ...]) -> None:
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    x, y, out = (NamedSharding(mesh, spec) for spec in specs)
+    np.testing.assert_allclose(jax.jit(dot, in_shardings=(x, y), out_shardings=out)(X, Y), X @ Y, rtol=1e-4, atol=1e-4)
+
+
+def test_a_callback_outside_of_a_plan_is_refused_in_words() -> None:
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    split = NamedSharding(mesh, P("x"))
+    with pytest.raises(Exception, match="calls back to Python"):
+        jax.jit(tanh, in_shardings=split, out_shardings=split)(X)
+
+
+def test_runs_on_one_device() -> None:
+    np.testing.assert_allclose(dot(X, Y), X @ Y, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(jax.jit(tanh)(X), np.tanh(X), rtol=1e-5)
+
+
+# ---------------------------------------------------------------- custom_partitioning of the user's own
+
+
+def user_dot(rule: Any, **more: Any) -> Callable[..., Any]:
+    """A dot by `jax.experimental.custom_partitioning`, rows split only."""
+
+    def partition(mesh: Any, operands: Any, result: Any) -> Any:
+        rows = operands[0].sharding.spec[0]
+        lies = [NamedSharding(mesh, P(rows, None)), NamedSharding(mesh, P(None, None))]
+        return mesh, jnp.dot, NamedSharding(mesh, P(rows, None)), tuple(lies)
+
+    made = custom_partitioning(lambda x, y: x @ y)
+    made.def_partition(partition, sharding_rule=rule, **more)
+    return made
+
+
+WHOLE = {"need_replication_factors": ("i", "j")}
+
+
+@pytest.mark.parametrize(
+    ("rule", "more"),
+    [
+        ("b i, i j -> b j", WHOLE),
+        ("... i, i j -> ... j", WHOLE),
+        (SdyShardingRule((("b", "i"), ("i", "j")), (("b", "j"),), **WHOLE), {}),
+        (lambda mesh, operands, results: ("b i, i j -> b j", WHOLE), {}),
+    ],
+    ids=["text", "ellipsis", "object", "function"],
+)
+def test_sharding_rules_of_custom_partitioning_are_read(rule: Any, more: Any) -> None:
+    plan = planned(user_dot(rule, **more), (X, Y))
+    assert plan.in_specs[0] == plan.out_specs == P(("x", "y"))
+
+
+def test_custom_partitioning_without_a_rule_is_whole_and_listed() -> None:
+    plan = planner.plan(
+        user_dot(None),
+        (X, Y),
+        devices=jax.devices(),
+        topology=ideal(8),
+        mesh=MESH,
+        options=planner.Options(check="never"),
+    )
+    assert [op.op for op in plan.replicated] == ["custom_partitioning"]
+    assert plan.verify(X, Y).numerics.ok is True
+
+
+# ---------------------------------------------------------------- rules taken from plain functions
+
+
+def while_any_positive(x: jax.Array) -> jax.Array:
+    return jax.lax.while_loop(lambda c: jnp.any(c > 0), lambda c: c - 1, x)
+
+
+LIKE: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], str]] = {
+    "dot": (lambda x, y: x @ y, ((16, 32), (32, 8)), "a b, b c -> a c | reduce b"),
+    "dot and bias": (lambda x, y, b: x @ y + b, ((16, 32), (32, 8), (8,)), "a b, b c, c -> a c | replicate b"),
+    "softmax": (jax.nn.softmax, ((16, 32),), "a b -> a b | replicate b"),
+    "sum": (lambda x: x.sum(0), ((16, 32),), "a b -> b | reduce a"),
+    "greatest": (lambda x: x.max(0), ((16, 32),), "a b -> b | reduce(max) a"),
+    # A kernel run on a part would divide by the extent of the part.
+    "mean": (lambda x: x.mean(0), ((16, 32),), "a b -> b | replicate a"),
+    "two sums": (lambda x: (x.sum(0), (x * x).sum(0)), ((16, 32),), "a b -> b, b | reduce a"),
+    # The second result would be added up as well.
+    "a sum and another": (lambda x, y: (x.sum(0), y), ((16, 4), (8,)), "a b, c -> b, c | replicate a"),
+    # A part does not know which rows it has.
+    "place": (lambda x: x + jnp.arange(16.0)[:, None], ((16, 32),), "a b -> a b | replicate a"),
+    "constant": (lambda x: x + jnp.asarray(np.arange(32.0)), ((16, 32),), "a b -> a b | replicate b"),
+    "embedding": (lambda x: x[jnp.array([1, 2])], ((16, 32),), "a b -> c b | replicate a c"),
+    "attention": (
+        lambda q, k, v: jnp.einsum("hqk,hkd->hqd", jax.nn.softmax(jnp.einsum("hqd,hkd->hqk", q, k)), v),
+        ((4, 8, 16), (4, 8, 16), (4, 8, 16)),
+        "a b c, a d c, a d e -> a b e | replicate c d",
+    ),
+    "split heads": (lambda x: x.reshape(16, 4, 8), ((16, 32),), "a (b c) -> a b c"),
+    "loop": (lambda x: jax.lax.fori_loop(0, 3, lambda _, c: jnp.sin(c), x), ((16, 32),), "a b -> a b"),
+    # The trips would differ from part to part.
+    "steered loop": (while_any_positive, ((16, 32),), "a b -> a b | replicate a b"),
+    "with itself": (lambda x: x @ x.T, ((16, 32),), "a b -> a a | replicate a | reduce b"),
+    "transpose of itself": (lambda x: x + x.T, ((16, 16),), "a a -> a a | replicate a"),
+}
+
+
+@pytest.mark.parametrize("name", LIKE)
+def test_rules_taken_from_plain_functions(name: str) -> None:
+    function, shapes, text = LIKE[name]
+    assert _canonical(rule_of_like(function, shapes)) == _canonical(planner.factors.parse_rule(text))
+
+
+def rule_of_like(function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...]) -> Rule:
+    """The rule that `rule_for(..., like=function)` uses, read from its equation."""
+    structs = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    (eqn,) = jax.make_jaxpr(rule_for(function, like=function))(*structs).jaxpr.eqns
+    parts = eqn.params["partition"]
+    assert isinstance(parts, Parts)
+    return parts.rule
+
+
+def _canonical(rule: Rule) -> Rule:
+    """The rule without sizes, which a text does not have."""
+    return planner.factors.parse_rule(str(rule))
+
+
+# ---------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("b i -> b", "has 1 operands, but the function has 2"),
+        ("b i, i j -> b j, b", "has 2 results, but the function has 1"),
+        ("b i, i -> b", "gives it 1 dims"),
+        ("b i, b j -> b j", "factor b of .* is 16, but operand 1"),
+        ("b (i k), (i k) j -> b j", "do not multiply"),
+        ("b 1, i j -> b j", "do not multiply to 32"),
+    ],
+)
+def test_a_rule_that_does_not_fit_says_why(rule: str, message: str) -> None:
+    with pytest.raises(RuleError, match=message):
+        rule_for(pallas_dot, rule)(X, Y)
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("b i, i j", "->"),
+        ("b i, i j -> b j | reduce z", "'z'"),
+        ("b i, i j -> b j | reduce b", "result still has"),
+        ("b i, i j -> b j | permute i", "permutes"),
+        ("b i, i j -> b j | reduce(mul) i", "'mul'"),
+        ("b i, i ? -> b j", "no letter"),
+    ],
+)
+def test_a_malformed_rule_is_refused_at_once(rule: str, message: str) -> None:
+    with pytest.raises(RuleError, match=message):
+        rule_for(pallas_dot, rule)
+
+
+def test_wrong_arguments_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="give one"):
+        rule_for(pallas_dot)
+    with pytest.raises(ArgumentError, match="give one"):
+        rule_for(pallas_dot, DOT, like=jnp.dot)
+    with pytest.raises(ArgumentError, match="must be a function"):
+        rule_for(3, DOT)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ArgumentError, match="write it as text"):
+        rule_for(pallas_dot, 3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(RuleError, match="results of shapes"):
+        rule_for(pallas_dot, like=lambda x, y: (x @ y).T[:2])(X, Y)
