@@ -4,6 +4,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= 2
+START ?= 0
+COUNT ?= 5000
 
 EXTRAS := dev,examples
 STAMP := .venv/.installed
@@ -60,10 +62,12 @@ fix: $(STAMP) ## format, and mend what the linter can mend
 
 conformance: $(STAMP) ## JAX's own primitive cases planned, run and compared; every rule against Shardy's and its meaning
 	$(BIN)/python -m pytest -n $(JOBS) tests/test_rules_*.py
+	$(BIN)/python tests/rule_coverage.py
 	$(BIN)/python tests/conformance.py --workers $(JOBS) --record benchmarks/results/conformance.json
 
-fuzz: $(STAMP) ## generated programs, many more than in the fast tests
+fuzz: $(STAMP) ## generated programs, many more than in the fast tests (START=0 COUNT=5000 are their numbers)
 	$(BIN)/python -m pytest -n $(JOBS) -m slow tests/test_programs.py tests/test_reshard.py
+	$(BIN)/python -m tests.fuzz --start $(START) --count $(COUNT)
 
 hazards: $(STAMP) ## every split the planner offers of every op, compiled and run: is any computed wrongly? (hours)
 	$(BIN)/python tests/hazard_known.py

@@ -39,7 +39,7 @@ def transfer_steps(instance: Instance, transfer: Transfer, choice: Sequence[int]
         instance.location_at(transfer.source, transfer.source_dims, choice),
         [bool(p) for p in chosen],
         instance.location_at(transfer.target, transfer.target_dims, choice),
-        rank=len(aval.shape),
+        shape=aval.shape,
         whole_bytes=aval.bytes,
     )
 

@@ -48,6 +48,8 @@ class Forest:
         """How two dims align: (left leaf, right leaf, size) pieces, or None where sizes do not nest."""
         left, right = self.leaves(left), self.leaves(right)
         a, b = [self.size[f] for f in left], [self.size[f] for f in right]
+        if 0 in a or 0 in b:  # an extent of nothing nests with its like only
+            return list(zip(left, right, a, strict=True)) if a == b else None
         pieces: list[tuple[int, int, int]] = []
         i = j = 0
         while i < len(a) and j < len(b):

@@ -1,7 +1,7 @@
 """Hazards: splits that XLA's partitioner computes wrongly or dies of, in one table, and what keeps plans from them.
 
 Every hazard was seen with constraints on the operands and the result of a single op that all belong to one strategy of its
-rule. Three things keep a plan from one: the rule keeps the factor whole; `exchange` emits the op by hand, as a
+rule. Three things keep a plan from one: the rule keeps the factor whole; `exchange` or `local` emits the op by hand, as a
 `shard_map` in which nothing is left to the partitioner; or `safe` does not offer the strategy. The tests hold a
 reproduction of each, which tells on every JAX whether the hazard is still there, and search for more.
 """
@@ -75,7 +75,7 @@ HAZARDS: Mapping[str, Hazard] = {
         primitives=frozenset(("dynamic_update_slice",)),
         effect="wrong numbers",
         seen="an update that starts past the end is dropped instead of moved to the last place, JAX 0.10.2 and 0.12.0.1",
-        remedy="rule",
+        remedy="by hand",
     ),
 }
 """Every known hazard by name; the tests have a reproduction under each of these names."""

@@ -191,17 +191,17 @@ class Instance:
         """The value of one transfer for every pair of strategies of its nodes: shape (n, m), trips included."""
         aval = self.model.graph.tensors[transfer.tensor].aval
         source, target = self.strategies[transfer.source], self.strategies[transfer.target]
-        rank, weight = len(aval.shape), 1.0 if seconds else self.weight
+        weight = 1.0 if seconds else self.weight
         alike = (
             *(id(source), transfer.source_dims, transfer.reduced, id(target), transfer.target_dims),
-            *(rank, aval.bytes, transfer.trips, seconds),
+            *(aval.shape, aval.bytes, transfer.trips, seconds),
         )
         found = self._cache.get(alike)
         if found is not None:
             return found
         s, p = source.locations(transfer.source_dims), source.splits(transfer.reduced)
         t = target.locations(transfer.target_dims)
-        key = (s.tobytes(), p.tobytes(), t.tobytes(), rank, aval.bytes, transfer.trips, seconds)
+        key = (s.tobytes(), p.tobytes(), t.tobytes(), aval.shape, aval.bytes, transfer.trips, seconds)
         if key not in self._cache:
             rows, row_of = np.unique(np.concatenate([s, p.astype(np.int8)], axis=1), axis=0, return_inverse=True)
             columns, column_of = np.unique(t, axis=0, return_inverse=True)
@@ -211,7 +211,7 @@ class Instance:
                 rows[:, :axes],
                 rows[:, axes:].astype(np.bool_),
                 columns,
-                rank=rank,
+                shape=aval.shape,
                 whole_bytes=aval.bytes,
                 patterns=self.model.patterns.setdefault(axes, Patterns()),
                 seconds=seconds,

@@ -42,12 +42,22 @@ class Numerics:
 
 
 def compare_numerics(
-    decision: Decision, program: Program, target: Target, executable: Any, args: tuple[Any, ...], *, seed: int
+    decision: Decision,
+    program: Program,
+    target: Target,
+    executable: Any,
+    args: tuple[Any, ...],
+    *,
+    seed: int,
+    reference: Callable[..., Any] | None = None,
 ) -> Numerics:
-    """The sharded results against the single device's; `args` are the flat arguments, concrete."""
+    """The sharded results against the single device's; `args` are the flat arguments, concrete.
+
+    `reference` is the single-device function of the flat arguments; default the traced program, jitted.
+    """
     host = [_host(value) for value in args]
     device = _reference_device(decision, program, target)
-    reference = jax.jit(plain(program))
+    reference = reference or jax.jit(plain(program))
     try:
         with _on(device):
             expected = [_host(v) for v in reference(*map(_single(device), host))]

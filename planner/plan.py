@@ -180,6 +180,13 @@ class Plan:
         """The compiled program: what `verify` looked at is what `__call__` runs."""
         return self._flat_jit.trace(*self._program.in_avals).lower().compile()
 
+    @property
+    def _runner(self) -> Any:
+        """What runs the program of the flat arguments."""
+        # JAX 0.10 does not know split arrays of elements below a byte again when it calls an executable itself.
+        narrow = any(0 < leaf.aval.itemsize < 1 for leaf in self._program.arguments)
+        return self._flat_jit if narrow else self._executable
+
     @cached_property
     def jit(self) -> Any:
         """The sharded jitted function; call it with placed arguments, differentiate it, or lower and compile it.
@@ -255,7 +262,7 @@ class Plan:
         leaves = self._flat(args)
         if any(isinstance(leaf, Tracer) for leaf in leaves):
             return jax.tree.unflatten(self._program.out_tree, self._flat_jit(*leaves, *self._constants))
-        results = self._executable(*self._placed(leaves), *self._constants)
+        results = self._runner(*self._placed(leaves), *self._constants)
         for i in self._program.donated:
             leaf = leaves[i]
             if isinstance(leaf, jax.Array) and not leaf.is_deleted():
@@ -284,6 +291,7 @@ class Plan:
             self._runnable(args),
             jitted=self._flat_jit,
             compiled=lambda: self._executable,
+            runner=lambda: self._runner,
             seed=self._seed,
         )
 

@@ -11,8 +11,10 @@ major first. A reshard from S to T, of a tensor that may also hold partial sums 
     5. all-gather axes that only S has, dim by dim
 
 the order in which Shardy lowers a reshard (https://openxla.org/shardy: all-slice, all-to-all, collective-permute,
-all-gather), with bytes smallest when they move. The sequence does not depend on sizes: `Patterns` works it out once for
-every pair of specs that is met, and `reshard_values` prices all pairs of a transfer at once from it.
+all-gather), with bytes smallest when they move. Where that could put more axes on a dim than divide it, as when 4 rows
+split over 4 devices are to be split over 2 others, axes that leave are gathered first (5, then 2 and 4): XLA would pad,
+and gather everything. The sequence does not depend on sizes otherwise: `Patterns` works it out once for every pair of
+specs that is met, and `reshard_values` prices all pairs of a transfer at once from it.
 """
 
 from __future__ import annotations
@@ -115,20 +117,66 @@ def _moves(source: Sequence[int], partial: Sequence[bool], target: Sequence[int]
     return moves
 
 
+def _moves_apart(source: Sequence[int], partial: Sequence[bool], target: Sequence[int], rank: int) -> list[_Move]:
+    """The sequence of a reshard in which axes arrive on a dim only when those that leave it are gone."""
+    axes = range(len(source))
+    layout: list[list[int]] = [[a for a in axes if source[a] == dim] for dim in range(rank)]
+    held = sum(1 << a for a in axes if source[a] >= 0)
+    moves: list[_Move] = []
+
+    def add(kind: str | None, mask: int, held: int) -> None:
+        moves.append(_Move(kind, mask, held, tuple(tuple(dim) for dim in layout)))
+
+    def arranged(order: list[list[int]]) -> None:
+        nonlocal layout
+        changed = sum(1 << a for before, after in zip(layout, order, strict=True) if before != after for a in after)
+        layout = order
+        if changed:
+            add("collective-permute", changed, held)
+
+    if any(partial):
+        add("all-reduce", sum(1 << a for a in axes if partial[a]), held)
+    leaving = [a for a in axes if source[a] >= 0 and target[a] != source[a]]
+    arranged([[a for a in dim if a not in leaving] + [a for a in dim if a in leaving] for dim in layout])
+    for dim in dict.fromkeys(source[a] for a in leaving):
+        mask = sum(1 << a for a in layout[dim] if a in leaving)
+        layout[dim] = [a for a in layout[dim] if a not in leaving]
+        add("all-gather", mask, held)
+        held &= ~mask
+    arriving = [a for a in axes if target[a] >= 0 and target[a] != source[a]]
+    for a in arriving:
+        layout[target[a]].append(a)
+    if arriving:
+        held |= sum(1 << a for a in arriving)
+        add(None, sum(1 << a for a in arriving), held)
+    arranged([sorted(dim) for dim in layout])
+    return moves
+
+
+def _crowded(source: Locations, target: Locations, sizes: Sequence[int], shape: Sequence[int]) -> npt.NDArray[np.bool_]:
+    """For every pair of specs, whether a dim may be too small for all axes that one or the other puts on it."""
+    crowded = np.zeros((len(source), len(target)), np.bool_)
+    every = int(np.prod(sizes, dtype=np.int64))
+    for dim, extent in enumerate(shape):
+        if extent % every == 0 or not ((source == dim).any() and (target == dim).any()):
+            continue
+        union = (source == dim)[:, None, :] | (target == dim)[None, :, :]
+        crowded |= extent % np.where(union, np.asarray(sizes, np.int64), 1).prod(axis=2) != 0
+    return crowded
+
+
 @dataclass
 class Patterns:
     """The reshards met so far on meshes of one number of axes, of any sizes: their sequences, worked out once each.
 
-    `tables[axes, rank][source and partial, target]` is the index of a pattern, -1 where not met; `steps` are those of all
-    patterns as (pattern, kind, mask, held); `prices` keeps what they cost on the meshes seen.
+    `tables[axes, rank][crowded, source and partial, target]` is the index of a pattern, -1 where not met; `steps` are
+    those of all patterns as (pattern, kind, mask, held); `prices` keeps what they cost on the meshes seen.
     """
 
     tables: dict[tuple[int, int], npt.NDArray[np.int64]] = field(
         default_factory=dict[tuple[int, int], npt.NDArray[np.int64]]
     )
-    known: dict[tuple[tuple[int, ...], tuple[bool, ...], tuple[int, ...]], int] = field(
-        default_factory=dict[tuple[tuple[int, ...], tuple[bool, ...], tuple[int, ...]], int]
-    )
+    known: dict[object, int] = field(default_factory=dict[object, int])
     count: int = 0
     steps: list[tuple[int, int, int, int]] = field(default_factory=list[tuple[int, int, int, int]])
     prices: dict[tuple[int, bool], tuple[Mesh, int, npt.NDArray[np.float64], npt.NDArray[np.float64]]] = field(
@@ -136,9 +184,14 @@ class Patterns:
     )
 
     def index(
-        self, source: Locations, partial: npt.NDArray[np.bool_], target: Locations, rank: int
+        self,
+        source: Locations,
+        partial: npt.NDArray[np.bool_],
+        target: Locations,
+        rank: int,
+        crowded: npt.NDArray[np.bool_],
     ) -> npt.NDArray[np.int64]:
-        """The pattern of every pair: shape (n, m)."""
+        """The pattern of every pair: shape (n, m), as `crowded`, which says where axes must not meet on a dim."""
         axes = source.shape[1]
         # An axis of the source is on a dim, nowhere, or nowhere with partial sums: rank + 2 states.
         states = np.where(partial & (source < 0), rank + 1, source + 1).astype(np.int64)
@@ -146,26 +199,28 @@ class Patterns:
         columns = (target.astype(np.int64) + 1) @ (rank + 1) ** np.arange(axes)
         key = (axes, rank)
         if key not in self.tables:
-            self.tables[key] = np.full(((rank + 2) ** axes, (rank + 1) ** axes), -1, np.int64)
+            self.tables[key] = np.full((2, (rank + 2) ** axes, (rank + 1) ** axes), -1, np.int64)
         table = self.tables[key]
-        found = table[rows[:, None], columns[None, :]]
+        place = crowded.astype(np.int64)
+        found = table[place, rows[:, None], columns[None, :]]
         missing = np.argwhere(found < 0).tolist()
         sources, partials, targets = source.tolist(), partial.tolist(), target.tolist()
         for i, j in missing:
-            if table[rows[i], columns[j]] < 0:
-                table[rows[i], columns[j]] = self._learn(sources[i], partials[i], targets[j])
-        return table[rows[:, None], columns[None, :]]
+            if table[place[i, j], rows[i], columns[j]] < 0:
+                learnt = self._learn(sources[i], partials[i], targets[j], bool(crowded[i, j]))
+                table[place[i, j], rows[i], columns[j]] = learnt
+        return table[place, rows[:, None], columns[None, :]]
 
-    def _learn(self, source: list[int], partial: list[bool], target: list[int]) -> int:
+    def _learn(self, source: list[int], partial: list[bool], target: list[int], crowded: bool) -> int:
         """The pattern of one reshard; reshards that differ only in the numbers of their dims share it."""
         number = {-1: -1}
         for dims in zip(source, target, strict=True):
             for dim in dims:
                 number.setdefault(dim, len(number) - 1)
         s, t = tuple(number[dim] for dim in source), tuple(number[dim] for dim in target)
-        key = (s, tuple(partial), t)
+        key = (s, tuple(partial), t, crowded)
         if key not in self.known:
-            for move in _moves(s, partial, t, len(number) - 1):
+            for move in (_moves_apart if crowded else _moves)(s, partial, t, len(number) - 1):
                 if move.kind is not None:
                     self.steps.append((self.count, COLLECTIVES.index(move.kind), move.mask, move.held))
             self.known[key] = self.count
@@ -197,26 +252,34 @@ def reshard_values(
     partial: npt.NDArray[np.bool_],
     target: Locations,
     *,
-    rank: int,
+    shape: Sequence[int],
     whole_bytes: float,
     patterns: Patterns,
     seconds: bool = False,
 ) -> npt.NDArray[np.float64]:
     """The value of every reshard from `source[i]` (partial over `partial[i]`) to `target[j]`: shape (n, m).
 
-    Parameters: locations of shapes (n, axes), (n, axes) and (m, axes); `rank` and `whole_bytes` of the tensor;
+    Parameters: locations of shapes (n, axes), (n, axes) and (m, axes); `shape` and `whole_bytes` of the tensor;
     `patterns`, what was met before; `seconds` prices in seconds instead of the mesh's objective.
     """
-    index = patterns.index(source, partial, target, rank)
+    crowded = _crowded(source, target, mesh.sizes, shape)
+    index = patterns.index(source, partial, target, len(shape), crowded)
     fixed, per_byte = patterns.price(mesh, seconds=seconds)
     return fixed[index] + whole_bytes * per_byte[index]
 
 
 def reshard_steps(
-    mesh: Mesh, source: Sequence[int], partial: Sequence[bool], target: Sequence[int], *, rank: int, whole_bytes: float
+    mesh: Mesh,
+    source: Sequence[int],
+    partial: Sequence[bool],
+    target: Sequence[int],
+    *,
+    shape: Sequence[int],
+    whole_bytes: float,
 ) -> list[Step]:
     """The steps of one reshard, in order; see the module for the sequence."""
     sizes = mesh.mask_sizes()
+    crowded = _crowded(np.array([source], np.int8), np.array([target], np.int8), mesh.sizes, shape)[0, 0]
     return [
         Step(
             kind=move.kind,
@@ -224,5 +287,5 @@ def reshard_steps(
             bytes=0.0 if move.kind is None else whole_bytes / float(sizes[move.held]),
             layout=move.layout,
         )
-        for move in _moves(source, partial, target, rank)
+        for move in (_moves_apart if crowded else _moves)(source, partial, target, len(shape))
     ]

@@ -249,8 +249,10 @@ def _infeasible(
         memory = MemoryModel(instance=make_instance(shape))
         if memory.floor_bytes() >= least:
             continue
-        start = [int(np.argmin(values)) for values in memory.instance.node_values]
-        found = least_memory(memory, start, least, end, seed)
+        free = solve(memory.instance.problem, time_limit=max(0.5 * (end - time.monotonic()), 0.5), seed=seed)
+        if free.choice is None:
+            continue
+        found = least_memory(memory, free.choice, least, end, seed)
         if found.peak_bytes < least:
             top = int(memory.profile(found.choice).argmax())
             largest = ", ".join(

@@ -80,12 +80,13 @@ def verify(
     *,
     jitted: Any,
     compiled: Callable[[], Any],
+    runner: Callable[[], Any],
     seed: int,
 ) -> Verification:
     """The verification of a plan.
 
-    `jitted` is the sharded function of the flat arguments and `compiled` gives its executable; `args` are the flat
-    arguments, or the reason why it cannot be run.
+    `jitted` is the sharded function of the flat arguments, `compiled` gives its executable, `runner` what runs it; `args`
+    are the flat arguments, or the reason why it cannot be run.
     """
     try:
         if target.devices is None:
@@ -107,7 +108,7 @@ def verify(
     numerics = (
         Numerics(ok=None, reason=args)
         if isinstance(args, str)
-        else compare_numerics(decision, program, target, compiled(), args, seed=seed)
+        else compare_numerics(decision, program, target, runner(), args, seed=seed)
     )
     return Verification(numerics=numerics, collectives=collectives, memory=memory)
 

@@ -23,6 +23,7 @@ from jax._src.internal_test_util import test_harnesses
 import planner
 from planner.graph import Graph, Op
 from planner.groups import Grouping, group_ops
+from planner.numerics import compare_numerics
 from planner.pipeline import Pipeline
 from planner.target import resolve
 from planner.trace import BOUNDARY, build_graph, trace
@@ -100,11 +101,13 @@ def run(name: str) -> Outcome:
     """The outcome of one case. Never raises; a compiler that aborts takes the process with it."""
     start = time.monotonic()
     harness = harnesses()[name]
-    group = str(harness.group_name)
-    function = harness.dyn_fun
+    group, function = str(harness.group_name), harness.dyn_fun
+    single = jax.jit(function)
     try:
         args = tuple(harness.dyn_args_maker(np.random.RandomState(0)))
-        expected = jax.block_until_ready(jax.jit(function)(*args))
+        leaves, tree = jax.tree.flatten(args)
+        placed = [jax.device_put(x, jax.devices()[0]) if hasattr(x, "dtype") else x for x in leaves]
+        expected = jax.block_until_ready(single(*jax.tree.unflatten(tree, placed)))
     except Exception as error:
         return Outcome(name=name, group=group, status="rejected", reason=_words(error))
     sizes: tuple[int, ...] = ()
@@ -123,24 +126,32 @@ def run(name: str) -> Outcome:
             options=planner.Options(check="never"),
         )
         found = plan(*args)
-        verdict = plan.verify(*args)
-        placed = placement(plan, program, ops)
+        numerics = compare_numerics(
+            plan.decision,
+            program,
+            resolve(jax.devices(), plan.decision.request.topology),
+            lambda *_: jax.tree.leaves(found),
+            tuple(leaves),
+            seed=0,
+            reference=lambda *flat: jax.tree.leaves(single(*jax.tree.unflatten(tree, flat))),
+        )
+        verdict = plan.verify().collectives
+        where = placement(plan, program, ops)
     except Exception as error:
         return Outcome(name=name, group=group, status="crash", reason=_words(error), mesh=sizes)
     reasons = differences(found, expected)
-    if verdict.numerics.ok is not True and (args or verdict.numerics.ok is False):
-        reasons.append(f"verify: {verdict.numerics.reason}")
-    if verdict.collectives.by_kind is None:
-        reasons.append(f"verify: {verdict.collectives.reason}")
-    promised, compiled = verdict.collectives.predicted_bytes, verdict.collectives.compiled_bytes
-    extra = compiled - promised * (1 + SLACK) - SLACK_BYTES
+    if numerics.ok is not True:
+        reasons.append(f"verify: {numerics.reason}")
+    if verdict.by_kind is None:
+        reasons.append(f"verify: {verdict.reason}")
+    extra = verdict.compiled_bytes - verdict.predicted_bytes * (1 + SLACK) - SLACK_BYTES
     return Outcome(
         name=name,
         group=group,
         status="wrong" if reasons else "ok",
         reason="; ".join(reasons),
         mesh=sizes,
-        placed=placed,
+        placed=where,
         divisible=any(any(e % s == 0 for s in sizes) for e in _extents(graph, ops)),
         extra_bytes=max(0.0, extra),
         seconds=time.monotonic() - start,

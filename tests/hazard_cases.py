@@ -593,7 +593,8 @@ def _of_rules() -> Iterator[Case]:
             types=small.types,
             ends=small.ends,
         )
-        yield large if _traces(large) else small
+        sliding = small.kind.startswith(("conv", "reduce_window", "select_and"))
+        yield small if sliding or not _traces(large) else large
 
 
 def _traces(found: Case) -> bool:

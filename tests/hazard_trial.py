@@ -93,7 +93,11 @@ class Bench:
             yield
             return
         every = patch("planner.instance.safe", lambda op, strategies: np.ones(len(strategies), np.bool_))
-        with every, patch("planner.plan.exchanges", lambda graph, constraints, mesh: {}):
+        with (
+            every,
+            patch("planner.plan.exchanges", lambda graph, constraints, mesh: {}),
+            patch("planner.plan.local_calls", lambda graph, constraints, mesh: {}),
+        ):
             yield
 
     @cached_property

@@ -12,6 +12,7 @@ from hazard_trial import Bench
 from planner.emit import place
 from planner.exchange import exchanges
 from planner.hazards import HAZARDS
+from planner.local import local_calls
 from planner.specs import spec_of
 
 SAMPLE = (
@@ -79,23 +80,20 @@ def test_known_hazards_are_not_left_to_the_compiler(name: str) -> None:
     model, names = bench.instance.model, bench.instance.mesh.names
     (op,) = [op for op in model.graph.ops if op.kind in hazard.primitives][-1:]
     group, placement = model.grouping.group_of[op.id], model.grouping.placements[op.id]
-    dims = (*placement.operands, *placement.results)
-    avals = [model.graph.tensors[t].aval for t in (*op.operands, *op.results)]
-    wanted = [str(spec) for spec in (*known.operands, known.result)]
-    hits = [
-        pick
-        for node, pick in bench.choices()
-        if node == group
-        and [
-            str(spec_of(tuple(bench.instance.strategies[node].locations(d)[pick]), len(aval.shape), names))
-            for d, aval in zip(dims, avals, strict=True)
-        ]
-        == wanted
-    ]
+    arrays = list(zip((*op.operands, *op.results), (*placement.operands, *placement.results), strict=True))
+    wanted = [str(spec) for spec, dims in zip(known.operands, known.shapes, strict=True) if dims] + [str(known.result)]
+    strategies = bench.instance.strategies[group]
+
+    def specs(pick: int) -> list[str]:
+        ranks = [len(model.graph.tensors[tensor].aval.shape) for tensor, _ in arrays]
+        found = [tuple(strategies.locations(dims)[pick]) for _, dims in arrays]
+        return [str(spec_of(location, rank, names)) for location, rank in zip(found, ranks, strict=True) if rank]
+
+    hits = [pick for node, pick in bench.choices() if node == group and specs(pick) == wanted]
     for pick in hits:
         constraints = place(bench.instance, bench.following(group, pick), sum_whole=True).constraints
         mesh = bench.target.jax_mesh(known.mesh)
-        assert op.path in exchanges(model.graph, constraints, mesh)
+        assert op.path in {**exchanges(model.graph, constraints, mesh), **local_calls(model.graph, constraints, mesh)}
     assert bool(hits) == (hazard.remedy == "by hand")
 
 

@@ -24,6 +24,14 @@ def triangular(*shape: int) -> jax.Array:
 
 
 CASES: Mapping[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "dynamic_update_slice past the end": (
+        lambda x, u: lax.dynamic_update_slice(x, u, (jnp.int32(2), jnp.int32(99), jnp.int32(1))),
+        (normal(6, 8, 4), normal(2, 1, 4)),
+    ),
+    "dynamic_update_slice in a loop": (
+        lambda x, u: lax.fori_loop(0, 5, lambda i, c: lax.dynamic_update_slice(c, u * i, (0, i - 1, i)), x),
+        (normal(2, 8, 4), normal(2, 1, 1)),
+    ),
     "fft": (lambda x: jnp.abs(jnp.fft.fft(x)), (normal(8, 4, 6),)),
     "fft2": (lambda x: jnp.abs(jnp.fft.fft2(x)), (normal(8, 4, 6, 5),)),
     "irfft": (lambda x: jnp.fft.irfft(x * (1 + 0.5j)), (normal(8, 4, 5),)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -55,20 +56,20 @@ def reshards(draw: st.DrawFn) -> tuple[Mapping[str, int], int, list[int], list[b
 
 
 @settings(max_examples=300)
-@given(reshards())
+@given(reshards(), st.sampled_from((EXTENT, 4)))
 def test_prices_are_those_of_the_steps(
-    case: tuple[Mapping[str, int], int, list[int], list[bool], list[int]],
+    case: tuple[Mapping[str, int], int, list[int], list[bool], list[int]], extent: int
 ) -> None:
     shape, rank, source, partial, target = case
     mesh = priced(shape)
-    whole = float(ITEM_BYTES * EXTENT**rank)
-    steps = reshard_steps(mesh, source, partial, target, rank=rank, whole_bytes=whole)
+    whole = float(ITEM_BYTES * extent**rank)
+    steps = reshard_steps(mesh, source, partial, target, shape=(extent,) * rank, whole_bytes=whole)
     value = reshard_values(
         mesh,
         np.array([source], np.int8),
         np.array([partial]),
         np.array([target], np.int8),
-        rank=rank,
+        shape=(extent,) * rank,
         whole_bytes=whole,
         patterns=Patterns(),
     )
@@ -79,10 +80,14 @@ def test_prices_are_those_of_the_steps(
 
 
 @settings(max_examples=300)
-@given(reshards())
-def test_steps_lead_to_the_target(case: tuple[Mapping[str, int], int, list[int], list[bool], list[int]]) -> None:
+@given(reshards(), st.sampled_from((EXTENT, 4)))
+def test_steps_lead_to_the_target(
+    case: tuple[Mapping[str, int], int, list[int], list[bool], list[int]], extent: int
+) -> None:
     shape, rank, source, partial, target = case
-    steps = reshard_steps(priced(shape), source, partial, target, rank=rank, whole_bytes=float(EXTENT**rank))
+    steps = reshard_steps(
+        priced(shape), source, partial, target, shape=(extent,) * rank, whole_bytes=float(extent**rank)
+    )
     wanted = layout_of(target, rank)
     if source == target and not any(partial):
         assert steps == []
@@ -92,6 +97,10 @@ def test_steps_lead_to_the_target(case: tuple[Mapping[str, int], int, list[int],
     for step in steps:
         assert _is_one_move(before, step, any(partial) and step is steps[0]), (before, step)
         before = step.layout
+    sizes = tuple(shape.values())
+    layouts = [layout_of(source, rank), wanted, *(step.layout for step in steps)]
+    even = [all(extent % math.prod(sizes[a] for a in dim) == 0 for dim in layout) for layout in layouts]
+    assert all(even) or not all(even[:2])
 
 
 def _is_one_move(before: Layout, step: Step, sums: bool) -> bool:
@@ -132,7 +141,9 @@ def compiled_and_named(
 ) -> tuple[list[tuple[str, float]], list[tuple[str, float]]]:
     """(kind, bytes) of the collectives that one reshard compiles to, and of its steps as the CPU lowers them."""
     mesh = priced(shape)
-    steps = reshard_steps(mesh, source, partial, target, rank=rank, whole_bytes=float(ITEM_BYTES * EXTENT**rank))
+    steps = reshard_steps(
+        mesh, source, partial, target, shape=(EXTENT,) * rank, whole_bytes=float(ITEM_BYTES * EXTENT**rank)
+    )
     sizes = tuple(shape.values())
     devices = jax.sharding.Mesh(
         np.array(jax.devices()[: mesh.num_devices]).reshape(sizes),
@@ -154,7 +165,7 @@ def compiled_and_named(
     argument = jax.ShapeDtypeStruct(extents, jnp.float32, sharding=held)
     out = _sharding(devices, layout_of(target, rank))
     text = jax.jit(run, out_shardings=out).trace(argument).lower().compile().as_text()
-    found = [(c.kind, float(c.bytes)) for c in read_collectives(text, num_devices=mesh.num_devices)]
+    found = [(c.kind, float(c.bytes)) for c in read_collectives(text or "", num_devices=mesh.num_devices)]
     named = [("all-reduce" if s.kind == "reduce-scatter" else s.kind, s.bytes) for s in steps if s.kind]
     return sorted(found), sorted(named)
 

@@ -156,6 +156,13 @@ def _part(
         batch = iter(here.shape)
         here = here.reshape([1 if d in numbers.offset_dims else next(batch) for d in range(result.ndim)])
         return [np.where(here, result, 0)]
+    if kind == "dynamic_update_slice":
+        dim = next(d for d, dims in enumerate(rule.operands[0]) if factor in dims)
+        if factor not in rule.operands[1][dim]:
+            place = int(np.clip(operands[2 + dim], 0, operands[0].shape[dim] - 1)) - start
+            if not 0 <= place < size:
+                return [parts[0]]
+            parts[2 + dim] = np.int32(place)
     if kind.startswith("scatter"):
         numbers = params["dimension_numbers"]
         column = next(

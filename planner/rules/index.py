@@ -105,16 +105,18 @@ def dynamic_slice(operands: Sequence[Aval], results: Sequence[Aval], params: Map
 
 
 def dynamic_update_slice(operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, Any]) -> Rule:
-    """`i j, i k, (), () -> i j | replicate j k`: dims that the update covers whole pass.
+    """`i j, i 1, (), () -> i j`: dims that the update covers whole pass, and so do those it has a single element of.
 
-    A dim along which the update is a single element could be split for nothing, the device that holds the element
-    writing it. It is not offered: split so, the compiler drops an update that starts past the end, where the whole
-    program moves it to the last place (seen with JAX 0.10.2 and 0.12.0.1 on every mesh tried). Longer updates of
-    a split dim make it gather the operand.
+    The device that holds the element writes it. `local` emits that by hand: left to itself, the compiler drops an
+    update that starts past the end, where the whole program moves it to the last place (seen with JAX 0.10.2 and
+    0.12.0.1 on every mesh tried). Dims of longer updates must stay whole.
     """
     del params, results
     factors = Factors()
-    pairs = [_window(factors, *extents) for extents in zip(operands[0].shape, operands[1].shape, strict=True)]
+    pairs = [
+        (factors.dim(whole), ()) if part == 1 else _window(factors, whole, part)
+        for whole, part in zip(operands[0].shape, operands[1].shape, strict=True)
+    ]
     starts = [factors.dims(aval.shape, "replicate") for aval in operands[2:]]
     whole = [dim for dim, _ in pairs]
     return factors.rule([whole, [part for _, part in pairs], *starts], [whole])

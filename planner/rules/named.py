@@ -30,27 +30,36 @@ def named_rule(
 ) -> Rule:
     """The rule that names say; `shapes` are the extents of operands and results, `sizes` and `kinds` those of factors.
 
-    A dim whose factors do not multiply to its extent stays whole, and they with it, wherever they occur.
+    Where the factors of a dim do not multiply to its extent, it is what leads before the last, and a rest that stays
+    whole, as do the factors that are left out of it, wherever they occur.
     """
     arrays = (*operands, *results)
     kept = dict(kinds)
     for names, shape in zip(arrays, shapes, strict=True):
         for dim, extent in zip(names, shape, strict=True):
-            if prod(sizes[name] for name in dim) != extent:
-                kept.update(dict.fromkeys(dim, "replicate"))
+            kept.update(dict.fromkeys(dim[len(_sound(dim, extent, sizes)) :], "replicate"))
     factors = Factors()
     made = {name: factors.dim(extent, kept.get(name, "pass")) for name, extent in sizes.items()}
 
     def dim_of(dim: Sequence[str], extent: int) -> Dim:
-        if prod(sizes[name] for name in dim) != extent:
-            return factors.dim(extent, "replicate")
-        return tuple(factor for name in dim for factor in made[name])
+        sound = _sound(dim, extent, sizes)
+        rest = extent // prod(sizes[name] for name in sound) if extent else 0
+        last = factors.dim(rest, "replicate") if len(sound) < len(dim) else ()
+        return (*(factor for name in sound for factor in made[name]), *last)
 
     dims = [
         [dim_of(dim, extent) for dim, extent in zip(names, shape, strict=True)]
         for names, shape in zip(arrays, shapes, strict=True)
     ]
     return factors.rule(dims[: len(operands)], dims[len(operands) :])
+
+
+def _sound(dim: Sequence[str], extent: int, sizes: Mapping[str, int]) -> Sequence[str]:
+    """The leading factors of a dim that its extent is a multiple of; all of them where they multiply to it."""
+    if prod(sizes[name] for name in dim) == extent:
+        return dim
+    leading = dim[:-1]
+    return leading if leading and extent % prod(sizes[name] for name in leading) == 0 else ()
 
 
 def custom_partitioning(operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, Any]) -> Rule:

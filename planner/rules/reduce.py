@@ -15,12 +15,17 @@ def reduction(
 ) -> Rule:
     """`i j -> i | reduce j`: shards of a reduced dim leave partial results, combined by `combiner`.
 
-    argmax and argmin combine by "arg": the partial results are pairs of a value and its index.
+    argmax and argmin combine by "arg": the partial results are pairs of a value and its index. No collective orders
+    complex numbers, or combines integers bit by bit: then a reduced dim must stay whole.
     """
     del results
+    dtype = operands[0].dtype
+    ordered, logical = not dtype.startswith("complex"), dtype == "bool"
+    combines = {"max": ordered, "min": ordered, "and": logical, "or": logical}.get(combiner, True)
     factors = Factors()
     reduced = frozenset(params["axes"])
-    dims = [factors.dim(size, "reduce" if d in reduced else "pass") for d, size in enumerate(operands[0].shape)]
+    kind = "reduce" if combines else "replicate"
+    dims = [factors.dim(size, kind if d in reduced else "pass") for d, size in enumerate(operands[0].shape)]
     return factors.rule([dims], [[dim for d, dim in enumerate(dims) if d not in reduced]], combiner)
 
 

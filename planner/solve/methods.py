@@ -43,8 +43,8 @@ def solve(
 
     Stops after about `time_limit` seconds with the best choice and bound so far. `progress(value, bound)` hears of
     improvements. The result depends on `seed` alone, unless the time limit cuts in. With a `cutoff`, only choices that
-    cost less are sought; without a choice, a bound of at least the cutoff says that there is none. Solves of problems that have tables (as objects)
-    in common are faster with one `sharing`.
+    cost less are sought; without a choice, a bound of at least the cutoff says that there is none. Solves of problems
+    that have tables (as objects) in common are faster with one `sharing`.
     Raises SolverError for an unknown method or a time limit that is not positive.
     """
     if method not in METHODS:
