@@ -23,10 +23,12 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 import planner
 from benchmarks.stamp import stamp
-from planner.errors import PlannerError
+from planner.errors import InfeasibleError, PlannerError
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "real_programs.json"
+NO_LIMIT = 1e15
+"""Bytes per device for programs that do not fit the chips: what planning takes is still measured."""
 COLUMNS = ("program", "seconds", "equations", "mesh", "predicted ms", "peak GB", "status")
 
 
@@ -61,7 +63,13 @@ def measure(name: str, topology: str) -> dict[str, Any]:
     started = time.perf_counter()
     fn, args = importlib.import_module(name).build(size="real")
     built = time.perf_counter()
-    plan = planner.plan(fn, args, topology=topology)
+    needed: float | None = None
+    try:
+        plan = planner.plan(fn, args, topology=topology)
+    except InfeasibleError as error:
+        needed = error.least_bytes
+        built = time.perf_counter()
+        plan = planner.plan(fn, args, topology=topology, memory_limit=NO_LIMIT)
     planned = time.perf_counter()
     certificate = plan.certificate
     return {
@@ -78,6 +86,7 @@ def measure(name: str, topology: str) -> dict[str, Any]:
         "lower_bound": certificate.lower_bound,
         "gap": certificate.gap,
         "status": certificate.status,
+        "least_bytes_that_would_do": needed,
         "replicated": sorted({op.op for op in plan.replicated}),
     }
 
@@ -88,6 +97,7 @@ def row(found: dict[str, Any]) -> str:
     return (
         f"{found['program']:32} {found['plan_seconds']:8.1f} {found['equations']:9} {mesh:8} "
         f"{1e3 * found['predicted_seconds']:12.2f} {found['peak_bytes'] / 1e9:8.2f}  {found['status']}"
+        + (", does not fit" if found["least_bytes_that_would_do"] else "")
     )
 
 

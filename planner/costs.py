@@ -175,12 +175,23 @@ def _heavy(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies, mod
     )
     trips = graph.regions[op.region].trips
     exchange, exchange_seconds = np.zeros(len(strategies)), np.zeros(len(strategies))
+    copied: dict[int, Floats] = {}
     for fetch in fetches(graph, grouping, op, strategies):
         kind, mask = "collective-permute", fetch.mask
         value = mesh.fixed[kind][mask] + mesh.per_byte[kind][mask] * fetch.bytes
         duration = mesh.fixed_seconds[kind][mask] + mesh.seconds_per_byte[kind][mask] * fetch.bytes
         exchange[fetch.rows] += value / fetch.shared
         exchange_seconds[fetch.rows] += duration / fetch.shared
+        position = op.operands.index(fetch.tensor)
+        copied.setdefault(position, np.zeros(len(strategies)))[fetch.rows] = (
+            2 * operands[position][fetch.rows] / fetch.shared
+        )
+    if copied:
+        # A part and its halo are put together in memory before the op runs.
+        moved = sum(copied.values(), zero)
+        passes = model.compute_seconds(kind="concatenate", engine="vector", dtype=dtype, flops=zero, bytes=moved)
+        seconds = seconds + np.where(moved > 0, passes, 0.0)
+        traffic = traffic + moved
     return Work(
         seconds=seconds * trips,
         flops=flops * trips,

@@ -206,7 +206,7 @@ def main() -> int:
     show(rows)
     if options.record:
         old = json.loads(options.record.read_text()) if options.record.exists() else {}
-        old[jax.__version__] = {**stamp(), "groups": rows}
+        old[jax.__version__] = {**stamp(), "cases_of_jax": len(conformance_case.harnesses()), "groups": rows}
         options.record.write_text(json.dumps(old, indent=1, sort_keys=True) + "\n")
     return int(any(rows["all"][word] for word in BAD))
 

@@ -100,7 +100,7 @@ def summary(log: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     meshes: dict[str, int] = {}
     by_primitive: dict[str, Tally] = {}
     for entry in log:
-        tally = Tally(**{what: entry[what] for what in ("tried", "wrong", "died", "failed", "found")})
+        tally = Tally(**{what: value for what, value in entry.items() if what not in ("case", "mesh")})
         kind = entry["case"].split()[0]
         whole.add(tally)
         by_primitive.setdefault(kind, Tally()).add(tally)
@@ -108,7 +108,7 @@ def summary(log: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         meshes[entry["mesh"]] = meshes.get(entry["mesh"], 0) + tally.tried
 
     def counts(tally: Tally) -> dict[str, int]:
-        return {"tried": tally.tried, "wrong": tally.wrong, "died": tally.died, "failed": tally.failed}
+        return {what: getattr(tally, what) for what in ("tried", "wrong", "died", "failed", "refused")}
 
     return {
         "all": counts(whole),

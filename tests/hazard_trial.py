@@ -105,6 +105,14 @@ class Bench:
         """The results of a single device."""
         return [_host(value) for value in jax.tree.leaves(jax.jit(self.case.function)(*self.args))]
 
+    @cached_property
+    def refused(self) -> str | None:
+        """Why JAX does not run the case on one device, or None where it does."""
+        try:
+            return None if self.expected else "returns nothing"
+        except Exception as error:
+            return f"{type(error).__name__}: {str(error)[:200]}"
+
     def choices(self) -> Iterator[tuple[int, int]]:
         """Every strategy (node, index) of every op's group that splits anything."""
         for node in self.instance.model.flow.nodes:

@@ -15,16 +15,22 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 TOGETHER = 16
 """How many strategies are compiled as one program."""
+ENDS = frozenset(("done", "error", "refused"))
+"""What the last answer to a job says."""
 
 
 @dataclass(kw_only=True)
 class Tally:
-    """What was tried, how much of it was wrong, died, or could not be compiled, and what was found."""
+    """What was tried, how much of it was wrong, died, or could not be compiled, and what was found.
+
+    `refused` counts cases that JAX does not compile for one device either.
+    """
 
     tried: int = 0
     wrong: int = 0
     died: int = 0
     failed: int = 0
+    refused: int = 0
     found: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     def add(self, other: Tally) -> None:
@@ -33,6 +39,7 @@ class Tally:
         self.wrong += other.wrong
         self.died += other.died
         self.failed += other.failed
+        self.refused += other.refused
         self.found += other.found
 
 
@@ -53,6 +60,9 @@ def work() -> None:
         job = json.loads(line)
         try:
             bench = Bench(cases[job["case"]], job["mesh"], everything=job["everything"])
+            if (why := bench.refused) is not None:
+                say(refused=why)
+                continue
             trials = bench.trials(job["most"])
         except Exception as error:
             say(error=f"{type(error).__name__}: {str(error)[:400]}")
@@ -140,7 +150,7 @@ class Worker:
             if line.startswith("{"):
                 answer = json.loads(line)
                 yield answer
-                if "done" in answer or "error" in answer:
+                if ENDS & answer.keys():
                     return
 
     def run(self, case: str, mesh: Mapping[str, int], what: Mapping[str, Any]) -> Tally:
@@ -164,7 +174,8 @@ class Worker:
                 elif "error" in answer:
                     tally.failed += 1
                     tally.found.append({"case": case, "mesh": words, "failed": answer["error"]})
-                ended = "done" in answer or "error" in answer
+                tally.refused += "refused" in answer
+                ended = bool(ENDS & answer.keys())
             if ended:
                 continue
             why = self.last_words()
