@@ -17,6 +17,7 @@ from unittest.mock import patch
 import jax
 import numpy as np
 from hazard_cases import Case
+from jax.sharding import NamedSharding, PartitionSpec
 
 from cost_models import Topology
 from planner.decision import Request
@@ -107,8 +108,10 @@ class Bench:
 
     @cached_property
     def refused(self) -> str | None:
-        """Why JAX does not run the case on one device, or None where it does."""
+        """Why JAX itself does not run the case on several devices, even with nothing split; None where it does."""
+        whole = NamedSharding(self.target.jax_mesh(self.mesh), PartitionSpec())
         try:
+            jax.jit(self.case.function, out_shardings=whole).lower(*jax.device_put(self.args, whole)).compile()
             return None if self.expected else "returns nothing"
         except Exception as error:
             return f"{type(error).__name__}: {str(error)[:200]}"

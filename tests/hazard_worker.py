@@ -23,7 +23,7 @@ ENDS = frozenset(("done", "error", "refused"))
 class Tally:
     """What was tried, how much of it was wrong, died, or could not be compiled, and what was found.
 
-    `refused` counts cases that JAX does not compile for one device either.
+    `refused` counts cases that JAX itself does not compile for several devices.
     """
 
     tried: int = 0

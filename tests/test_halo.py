@@ -182,7 +182,7 @@ def _free(devices: int) -> planner.Topology:
         link_bytes_per_s=(1e9,) * axes,
         flops_per_s=1e9,
         hbm_bytes=1e9,
-        hbm_bytes_per_s=1e9,
+        hbm_bytes_per_s=1e11,
     )
 
 

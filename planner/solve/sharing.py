@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar, cast, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,10 @@ from planner.problem import Array
 T = TypeVar("T")
 Element = TypeVar("Element", bound=np.generic)
 
-MOST_BYTES = 500_000_000
+MOST_BYTES = 300_000_000
 """What may be held beyond what is in use, in bytes."""
+OVERHEAD = 1_000
+"""Bytes that remembering one step takes beside its result."""
 
 
 @final
@@ -35,7 +37,7 @@ class Sharing:
         found = self._made.get(key)
         if found is None:
             found = self._made[key] = (inputs, make())
-            self._bytes += getattr(found[1], "nbytes", 0)
+            self._bytes += _size(found[1]) + OVERHEAD
         return found[1]
 
     def transposed(self, table: Array) -> Array:
@@ -60,3 +62,10 @@ class Sharing:
         if self._bytes > MOST_BYTES:
             self._made.clear()
             self._bytes = 0
+
+
+def _size(made: Any) -> int:
+    """Bytes of the arrays in a result."""
+    if isinstance(made, (tuple, list)):
+        return sum(map(_size, cast("tuple[Any, ...]", made)))
+    return made.nbytes if isinstance(made, np.ndarray) else 0
