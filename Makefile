@@ -70,7 +70,6 @@ fuzz: $(STAMP) ## generated programs, many more than in the fast tests (START=0 
 	$(BIN)/python -m tests.fuzz --start $(START) --count $(COUNT)
 
 hazards: $(STAMP) ## every split the planner offers of every op, compiled and run: is any computed wrongly? (hours)
-	$(BIN)/python tests/hazard_known.py
 	$(BIN)/python tests/hazard_hunt.py --workers $(JOBS) --log build/hazards.jsonl --output benchmarks/results/hazards.json
 
 bench: $(STAMP) ## the benchmarks: tables on the screen, JSON in benchmarks/results

@@ -23,7 +23,8 @@ from planner.errors import InfeasibleError
 from planner.instance import Instance
 from planner.least_memory import least_memory
 from planner.memory import MemoryModel
-from planner.solve import Sharing, solve
+from planner.solve import solve
+from planner.solve.sharing import Sharing
 from planner.under_limit import OVER, within
 from planner.units import quantity
 

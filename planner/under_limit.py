@@ -25,7 +25,8 @@ from scipy.optimize import linprog
 
 from planner.least_memory import Least, charged
 from planner.memory import MemoryModel
-from planner.solve import Sharing, Solution, solve
+from planner.solve import Solution, solve
+from planner.solve.sharing import Sharing
 
 Floats = npt.NDArray[np.float64]
 

@@ -2,8 +2,8 @@
 
 Every strategy of every case of `hazard_cases` is compiled and run on four meshes, in child processes. What comes out wrong
 or dies is printed as it is found. The log takes a line for every case and mesh; those that it holds already are not
-tried again, so that a hunt can be continued. The output counts what the log says by primitive. The exit status is 1
-where anything was found.
+tried again, so that a hunt can be continued. The output counts what the log says by primitive, and tells what this JAX
+makes of the known hazards. The exit status is 1 where anything was found.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=1)
     arguments = parser.parse_args()
     sys.path.insert(0, str(ROOT))
+    import hazard_known
     from hazard_cases import all_cases
 
     from benchmarks.stamp import stamp
@@ -86,8 +87,10 @@ def main() -> int:
         print(f"{time.monotonic() - begun:7.0f} s  {words(mesh):6} {tally.tried:5d} tried  {name}", flush=True)
         for found in tally.found:
             print(f"    {json.dumps(found)}", flush=True)
-        if arguments.output is not None:
-            arguments.output.write_text(json.dumps({"stamp": stamp(), **summary(log)}, indent=1) + "\n")
+    if arguments.output is not None:
+        known = {name: hazard_known.verdict(name) for name in hazard_known.CASES}
+        found = {"stamp": stamp(), **summary(log), "known hazards": known}
+        arguments.output.write_text(json.dumps(found, indent=1) + "\n")
     counts = summary(log)["all"]
     print(f"{len(log)} cases on meshes: {counts}")
     return int(any(counts[what] for what in ("wrong", "died", "failed")))

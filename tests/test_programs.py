@@ -44,6 +44,11 @@ KNOWN: Mapping[str, Case] = {
         ),
         {"x": 4, "y": 2},
     ),
+    # The extents of two dims without elements were divided by one another.
+    "a branch on nothing": (Description((((8, 0), F32),), (Do("cond"),)), {"y": 4}),
+    "a loop over nothing": (Description((((0,), F32),), (Do("while"),)), {"y": 2}),
+    # Partial results were to be combined bit by bit, which no collective does.
+    "a reduction of bits": (Description((((8, 8, 4), "int8"),), (Do("reduce_any", c=4, d=1),)), {"y": 2}),
 }
 
 

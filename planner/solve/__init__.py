@@ -3,5 +3,4 @@
 from planner.solve.marginals import min_marginals as min_marginals
 from planner.solve.methods import METHODS as METHODS
 from planner.solve.methods import solve as solve
-from planner.solve.sharing import Sharing as Sharing
 from planner.solve.solution import Solution as Solution
