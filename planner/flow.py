@@ -51,8 +51,8 @@ class Transfer:
     target_dims: Dims
     trips: float
     source_line: str
-    assumed: float = 1.0
-    """The part of `trips` that nothing says (see `graph.Region`)."""
+    region: int
+    """The region in which it moves."""
     reads: tuple[tuple[int, int], ...] = ()
     output: int | None = None
     """The position of the result it serves, for what is returned in another form than it is stored in."""
@@ -117,7 +117,7 @@ class _Flow:
                 target_dims=target[1],
                 trips=region.trips,
                 source_line=line,
-                assumed=region.assumed,
+                region=region.id,
                 reads=reads,
                 output=output,
             )

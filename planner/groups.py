@@ -11,6 +11,7 @@ factor is split to match.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from planner.factors import Combiner, Dim, Rule
@@ -113,9 +114,30 @@ class _Merger:
                 return
             if self.factors.match(a, b) is None:
                 return
+        if self._mirrored(mine, theirs):
+            return
         for a, b in zip(mine, theirs, strict=True):
             self.factors.unify(a, b)
         self.join(op, other)
+
+    def _mirrored(self, mine: Dims, theirs: Dims) -> bool:
+        """Whether joining the dims would make one factor of two dims of the tensor, as `x + x.T` would."""
+        parent: dict[int, int] = {}
+
+        def find(leaf: int) -> int:
+            while (up := parent.get(leaf, leaf)) != leaf:
+                leaf = up
+            return leaf
+
+        for a, b in zip(mine, theirs, strict=True):
+            for left, right, _ in self.factors.match(a, b) or ():
+                parent[find(left)] = find(right)
+        seen: dict[int, int] = {}
+        for dim, factors in enumerate(mine):
+            for leaf in self.factors.leaves(factors):
+                if seen.setdefault(find(leaf), dim) != dim:
+                    return True
+        return False
 
     def tie(self, inside: int, outside: int) -> None:
         """Makes the two ends of a loop carry one group, whatever happens: dims that do not nest are kept whole."""
@@ -138,14 +160,14 @@ def group_ops(graph: Graph) -> Grouping:
     merger = _Merger(graph=graph)
     rules = OpRules(graph=graph)
     first_reader: dict[tuple[int, int], tuple[int, int]] = {}
+    entered = {graph.tensors[outside].producer: graph.tensors[inside].producer for inside, outside in graph.ties}
     for op in graph.ops:
         merger.add(op, rules.of(op))
+        first = entered.get(op.id)
+        if first is not None:
+            merger.tie(first, op.id)
         if is_fused(op) and op.id not in merger.unruled[-1:]:
             _follow_operands(graph, merger, op, first_reader)
-    for inside, outside in graph.ties:
-        first, second = graph.tensors[inside].producer, graph.tensors[outside].producer
-        if first is not None and second is not None:
-            merger.tie(first, second)
     return _collect(graph, merger, by_shardy=tuple(rules.by_shardy))
 
 
@@ -203,6 +225,12 @@ def _collect(graph: Graph, merger: _Merger, *, by_shardy: tuple[int, ...]) -> Gr
                 renamed.append(tuple(index[leaf] for leaf in leaves))
             return tuple(renamed)
 
+        for op in ops:
+            operands, results = merger.dims[op]
+            for dims in (*operands, *results):
+                # A loop that transposes its carry ties two dims of one tensor: no spec splits both alike.
+                counts = Counter(leaf for dim in dims for leaf in set(merger.factors.leaves(dim)))
+                merger.factors.whole.update(leaf for leaf, count in counts.items() if count > 1)
         for op in ops:
             operands, results = merger.dims[op]
             factors, combiner = merger.reduced[op]

@@ -113,12 +113,13 @@ class Instance:
         shape = graph.tensors[node.tensor].aval.shape if node.tensor is not None else ()
         key = ("tensor", shape) if node.group is None else ("group", self.model.alike[node.group])
         if key not in self._offered:
-            made = tensor_strategies(shape, self.mesh.sizes)[0] if node.group is None else self._of_group(node.group)
+            made = tensor_strategies(shape, self.mesh.sizes)[0] if node.group is None else self.of_group(node.group)
             content = (made.assignment.tobytes(), made.num_factors)
             self._offered[key] = self._offered.setdefault(content, made)
         return self._offered[key]
 
-    def _of_group(self, number: int) -> Strategies:
+    def of_group(self, number: int) -> Strategies:
+        """The strategies of a group, worked out anew and without pins."""
         graph, grouping, sizes = self.model.graph, self.model.grouping, self.mesh.sizes
         group = grouping.groups[number]
         weights = np.zeros(max(len(group.sizes), 1))

@@ -10,10 +10,15 @@ import numpy as np
 from cost_models import EnergyObjective, Topology
 from planner.costs import fetches
 from planner.emit import transfer_steps
+from planner.flow import Transfer
 from planner.graph import Graph
 from planner.halo import SLIDING
 from planner.instance import Instance
+from planner.invariant import lifted, outermost
 from planner.memory import MemoryModel
+
+
+SUMS = ("all-reduce", "reduce-scatter")
 
 
 def widened_on_cpu(dtype: str) -> int:
@@ -25,7 +30,9 @@ def widened_on_cpu(dtype: str) -> int:
 class Collective:
     """One predicted collective: `bytes` is the larger of its local operand and result, `count` how often it runs.
 
-    `assumed` is the part of `count` that nothing says: the passes of loops that end when some value does.
+    `assumed` is the part of `count` that nothing says: the passes of loops that end when some value does. `lifted` are
+    both for a compiler that moves out of loops what none of their passes changes. `by_dim` are the axes of a sum by the
+    dim that they split, for one that sums over one dim after the other.
     """
 
     kind: str
@@ -35,7 +42,9 @@ class Collective:
     source: str
     tensor: str
     dtype: str
-    assumed: float = 1.0
+    assumed: float
+    lifted: tuple[float, float]
+    by_dim: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,12 +101,21 @@ def predict(instance: Instance, choice: Sequence[int], topology: Topology) -> Pr
 
 def _collectives(instance: Instance, choice: Sequence[int]) -> tuple[Collective, ...]:
     graph, placements = instance.model.graph, instance.model.grouping.placements
+    reach = outermost(graph)
     found: list[Collective] = []
+    seen: set[tuple[object, ...]] = set()
     for transfer in instance.moving:
         tensor = graph.tensors[transfer.tensor]
+        region = graph.regions[transfer.region]
+        outside = graph.regions[lifted(graph, transfer.tensor, transfer.region, reach)]
+        moves: list[object] = [instance.location_at(transfer.source, transfer.source_dims, choice)]
         for step in transfer_steps(instance, transfer, choice):
-            if step.kind is None:
+            # Of equal moves in one body the compiler keeps one.
+            moves.append((step.kind, step.mask, step.layout))
+            key = (transfer.region, transfer.tensor, *moves)
+            if step.kind is None or key in seen:
                 continue
+            seen.add(key)
             collective = Collective(
                 kind=step.kind,
                 bytes=step.bytes,
@@ -106,7 +124,9 @@ def _collectives(instance: Instance, choice: Sequence[int]) -> tuple[Collective,
                 source=transfer.source_line,
                 tensor=tensor.name,
                 dtype=tensor.aval.dtype,
-                assumed=transfer.assumed,
+                assumed=region.assumed,
+                lifted=(outside.trips, outside.assumed),
+                by_dim=_summed_dims(instance, transfer, choice, step.mask) if step.kind in SUMS else (),
             )
             producer = tensor.producer
             if step.kind == "all-reduce" and producer is not None and placements[producer].combiner == "arg":
@@ -114,6 +134,23 @@ def _collectives(instance: Instance, choice: Sequence[int]) -> tuple[Collective,
             else:
                 found.append(collective)
     return (*found, *_halos(instance, choice))
+
+
+def _summed_dims(
+    instance: Instance, transfer: Transfer, choice: Sequence[int], mask: int
+) -> tuple[tuple[str, ...], ...]:
+    """The axes of a sum, by the dim of its op's operands that they split."""
+    graph, placements = instance.model.graph, instance.model.grouping.placements
+    producer = graph.tensors[transfer.tensor].producer
+    operands = placements[producer].operands if producer is not None else ()
+    split = instance.strategies[transfer.source].assignment[choice[transfer.source]]
+    found: dict[object, list[str]] = {}
+    for axis, name in enumerate(instance.mesh.names):
+        if mask >> axis & 1:
+            factor = int(split[axis])
+            places = ((i, d) for i, dims in enumerate(operands) for d, dim in enumerate(dims) if factor in dim)
+            found.setdefault(next(places, factor), []).append(name)
+    return tuple(map(tuple, found.values()))
 
 
 def _halos(instance: Instance, choice: Sequence[int]) -> list[Collective]:
@@ -137,6 +174,7 @@ def _halos(instance: Instance, choice: Sequence[int]) -> list[Collective]:
                 tensor=graph.tensors[fetch.tensor].name,
                 dtype=graph.tensors[fetch.tensor].aval.dtype,
                 assumed=graph.regions[op.region].assumed,
+                lifted=(graph.regions[op.region].trips, graph.regions[op.region].assumed),
             )
             # What a convolution fetched, the gradient by its kernel need not fetch again.
             found.setdefault((op.region, fetch.tensor, fetch.border, fetch.mask, moved), collective)
@@ -156,6 +194,7 @@ def _manual(instance: Instance) -> tuple[Collective, ...]:
             tensor=graph.tensors[op.results[0]].name if op.results else op.kind,
             dtype=dtype,
             assumed=graph.regions[op.region].assumed,
+            lifted=(trips * graph.regions[op.region].trips, graph.regions[op.region].assumed),
         )
         for op in graph.ops
         if op.kind == "shard_map"
@@ -183,7 +222,9 @@ def _arg_reduced(reduced: Collective, graph: Graph, producer: int, devices: floa
 def as_lowered(collectives: Sequence[Collective], platform: str) -> tuple[Collective, ...]:
     """The collectives as a platform's compiler writes them.
 
-    XLA's CPU backend has no reduce-scatter (an all-reduce and a slice do its work) and moves narrow floats wider.
+    XLA's CPU backend has no reduce-scatter (an all-reduce and a slice do its work) and moves narrow floats wider;
+    it moves out of loops what none of their passes changes, and sums over split dims one after the other, which the
+    TPU's does not.
     """
     if platform != "cpu":
         return tuple(collectives)
@@ -192,8 +233,13 @@ def as_lowered(collectives: Sequence[Collective], platform: str) -> tuple[Collec
             c,
             kind="all-reduce" if c.kind == "reduce-scatter" else c.kind,
             bytes=c.bytes * widened_on_cpu(c.dtype),
+            count=c.lifted[0],
+            assumed=c.lifted[1],
+            axes=axes,
+            by_dim=(),
         )
         for c in collectives
+        for axes in (c.by_dim or (c.axes,))
     )
 
 

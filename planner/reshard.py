@@ -141,8 +141,8 @@ def _moves_apart(source: Sequence[int], partial: Sequence[bool], target: Sequenc
     for dim in dict.fromkeys(source[a] for a in leaving):
         mask = sum(1 << a for a in layout[dim] if a in leaving)
         layout[dim] = [a for a in layout[dim] if a not in leaving]
-        add("all-gather", mask, held)
         held &= ~mask
+        add("all-gather", mask, held)
     arriving = [a for a in axes if target[a] >= 0 and target[a] != source[a]]
     for a in arriving:
         layout[target[a]].append(a)

@@ -158,7 +158,12 @@ def _read(record: Mapping[str, Any]) -> Decision:
     }
     collectives: list[dict[str, Any]] = record["predicted"]["collectives"]
     predicted: dict[str, Any] = dict(record["predicted"])
-    predicted["collectives"] = tuple(replace(Collective(**c), axes=tuple(c["axes"])) for c in collectives)
+    predicted["collectives"] = tuple(
+        replace(
+            Collective(**c), axes=tuple(c["axes"]), lifted=tuple(c["lifted"]), by_dim=tuple(map(tuple, c["by_dim"]))
+        )
+        for c in collectives
+    )
     return Decision(
         function_name=record["function"],
         fingerprint=record["fingerprint"],

@@ -39,7 +39,7 @@ def test_what_alike_groups_share_is_what_each_would_get(name: str) -> None:
     for node in model.flow.nodes:
         if node.group is None:
             continue
-        strategies = shared._of_group(node.group)
+        strategies = shared.of_group(node.group)
         assert np.array_equal(strategies.assignment, shared.strategies[node.id].assignment)
         alone = group_work(
             model.graph,

@@ -21,11 +21,10 @@ from tests.test_programs import ideal
 
 Made = tuple[Callable[..., Any], tuple[Any, ...]]
 OWN: Mapping[str, Callable[[], Made]] = {**zoo_programs.PROGRAMS, **zoo_science.PROGRAMS}
-QUICK = ("implicit", "k_means", "loss_scaling", "replay_learning", "speculative_decode", "transport")
+QUICK = ("implicit", "k_means", "loss_scaling", "replay_learning", "transport", "vector_quantised")
 """A sample of them: loops of unknown length, a branch, float16, indexing, an implicit derivative."""
 
 MOVED_OTHERWISE: Mapping[str, str] = {
-    "chunked_attention": "axes change their order within a dim in the backward loop, for which XLA gathers",
     "kalman": "slices with odd ends of split sequences, which XLA moves as sums of masked parts",
     "lattice_boltzmann": "XLA finds that slices put together again are a rotation, and gathers fewer of them",
 }
