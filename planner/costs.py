@@ -20,8 +20,8 @@ from planner.groups import Dims, Group, Grouping
 from planner.halo import Margin, hops, image_of, margins, slides_of
 from planner.liveness import Liveness
 from planner.mesh import Mesh
+from planner.places import BOUNDARY
 from planner.reshard import Locations, local_bytes
-from planner.trace import BOUNDARY
 
 Floats = npt.NDArray[np.float64]
 

@@ -15,9 +15,9 @@ from jax.sharding import PartitionSpec
 from planner.flow import Transfer
 from planner.halo import image_of, is_grouped, slides_of
 from planner.instance import Instance
+from planner.places import Slot, slots
 from planner.reshard import Step, reshard_steps
 from planner.specs import spec_of, to_spec
-from planner.trace import Slot, slots
 
 
 @dataclass(frozen=True, kw_only=True)

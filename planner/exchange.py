@@ -22,8 +22,8 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from planner.graph import Graph, Op, Path
 from planner.halo import CONVOLUTION, POOLING_GRADIENT, SLIDING, Slide, hops, image_of, is_grouped, margins, slides_of
+from planner.places import Slot
 from planner.specs import entries_of
-from planner.trace import Slot
 
 Constraints = Mapping[Slot, tuple[PartitionSpec, ...]]
 Spec = tuple[tuple[str, ...], ...]

@@ -18,7 +18,7 @@ from typing import Literal
 
 from planner.graph import Graph, Op, Path, Region
 from planner.groups import Dims, Grouping
-from planner.trace import ENTERING, slots
+from planner.places import ENTERING, slots
 
 NodeKind = Literal["group", "argument", "sum", "copy", "output"]
 

@@ -18,8 +18,8 @@ from planner.factors import Combiner, Dim, Rule
 from planner.forest import Forest
 from planner.graph import Aval, Graph, Op
 from planner.op_rules import OpRules
+from planner.places import BOUNDARY, ENTERING
 from planner.rules import FUSIBLE
-from planner.trace import BOUNDARY, ENTERING
 
 Dims = tuple[Dim, ...]
 """Factors of every dim of one tensor, major first."""

@@ -16,7 +16,7 @@ from itertools import pairwise
 
 from planner.graph import Graph, Op
 from planner.groups import Grouping, is_fused
-from planner.trace import ENTERING, LEAVING
+from planner.places import ENTERING, LEAVING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,11 @@ from planner.decision import Decision
 from planner.errors import ArgumentError, MeshError, PlanFileError
 from planner.pipeline import Pipeline
 from planner.plan import Plan
+from planner.program import Leaf, Program
 from planner.report import describe
 from planner.store import Saved, tree_from_words
 from planner.target import Target, check_devices
-from planner.trace import Leaf, Program, build_graph, fingerprint, trace
+from planner.trace import build_graph, fingerprint, trace
 
 KEY_TYPES = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
 """The generator of every key type that `jax.random.key` knows."""

@@ -22,9 +22,9 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from planner.factors import Rule
 from planner.graph import Graph, Op, Path
 from planner.groups import Dims
+from planner.places import Slot
 from planner.rules import rule_of
 from planner.specs import entries_of, from_entries
-from planner.trace import Slot
 
 PRIMITIVES: Mapping[str, Any] = {
     "fft": primitives.fft_p,

@@ -23,8 +23,8 @@ import numpy.typing as npt
 from planner.flow import Transfer
 from planner.instance import Instance
 from planner.liveness import region_spans
+from planner.places import ENTERING
 from planner.problem import Edge, Problem, Row
-from planner.trace import ENTERING
 
 Floats = npt.NDArray[np.float64]
 

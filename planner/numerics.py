@@ -21,8 +21,9 @@ import numpy.typing as npt
 from jax.sharding import NamedSharding, PartitionSpec
 
 from planner.decision import Decision
+from planner.program import Program
 from planner.target import Target
-from planner.trace import Program, narrowest_float, plain, widened
+from planner.trace import narrowest_float, plain, widened
 
 NOISE_FACTOR = 8.0
 ROUNDINGS = 64.0

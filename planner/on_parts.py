@@ -19,7 +19,8 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from planner.errors import RuleError
 from planner.factors import Combiner, Dim, Kind, Rule
 from planner.graph import Graph, Path
-from planner.trace import Slot, build_graph, trace
+from planner.places import Slot
+from planner.trace import build_graph, trace
 
 CALLBACKS = frozenset(("debug_callback", "io_callback", "pure_callback"))
 

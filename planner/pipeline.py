@@ -24,10 +24,11 @@ from planner.options import Options
 from planner.pins import axes_named, match_pins, pinned_location
 from planner.predict import predict
 from planner.profile import measured_model
+from planner.program import Program
 from planner.search import Candidate, Found, search
 from planner.specs import spec_of
 from planner.target import Target
-from planner.trace import Program, build_graph, fingerprint
+from planner.trace import build_graph, fingerprint
 
 Shape = Mapping[str, int]
 

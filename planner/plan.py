@@ -13,6 +13,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from planner.arguments import canonical_dtype
 from planner.decision import Certificate, Checked, Decision, Replicated, Ruled
 from planner.errors import ArgumentError, MeshError
 from planner.exchange import exchanges
@@ -20,11 +21,13 @@ from planner.explain import Alternatives, Explanation, explain
 from planner.graph import Graph
 from planner.local import local_calls
 from planner.on_parts import kernels
+from planner.places import Slot
 from planner.predict import Predicted
+from planner.program import Leaf, Program
 from planner.report import describe
 from planner.store import save_decision
 from planner.target import Target
-from planner.trace import Leaf, Program, Slot, canonical_dtype, constrained
+from planner.trace import constrained
 from planner.verify import Verification, verify
 
 

@@ -17,7 +17,6 @@ from planner.instance import Instance
 from planner.invariant import lifted, outermost
 from planner.memory import MemoryModel
 
-
 SUMS = ("all-reduce", "reduce-scatter")
 
 

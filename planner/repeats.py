@@ -13,7 +13,7 @@ from planner.graph import Aval, Graph, Op
 from planner.groups import Group, Grouping
 from planner.halo import slides_of
 from planner.liveness import Liveness
-from planner.trace import BOUNDARY
+from planner.places import BOUNDARY
 
 
 def alike(graph: Graph, grouping: Grouping, liveness: Liveness) -> tuple[int, ...]:

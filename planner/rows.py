@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from jax.sharding import PartitionSpec
 
-from planner.trace import Leaf
+from planner.program import Leaf
 
 SHORT_DTYPES = {"bfloat16": "bf16", "float": "f", "uint": "u", "int": "i", "complex": "c"}
 """Prefixes of dtypes and how jaxprs print them."""

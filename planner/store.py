@@ -19,9 +19,10 @@ from cost_models import Chip, CostModelError, Topology, parse_topology
 from planner.decision import Certificate, Checked, Decision, Replicated, Request, Ruled
 from planner.errors import ArgumentError, PlanFileError
 from planner.graph import Aval
+from planner.places import Slot
 from planner.predict import Collective, Predicted
+from planner.program import Leaf, Program
 from planner.specs import entries_of, from_entries
-from planner.trace import Leaf, Program, Slot
 
 FORMAT = "meshwright plan"
 VERSION = 1

@@ -20,12 +20,10 @@ and left through boundary ops that make the crossing visible to costs and to emi
 from __future__ import annotations
 
 import hashlib
-import inspect
 import math
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, Protocol
 
@@ -36,72 +34,12 @@ import numpy as np
 from jax.interpreters import partial_eval
 from jax.sharding import AxisType, Mesh, NamedSharding
 
+from planner.arguments import abstracted, argument_leaf, aval_of, joined, name_of, parameter_names, positions
 from planner.errors import ArgumentError, TraceError
+from planner.feeds import pair_outputs
 from planner.graph import Aval, Graph, Op, Path, Region, Tensor
-
-BOUNDARY = frozenset(
-    ("loop_const", "loop_carry_in", "loop_carry_out", "loop_slice", "loop_stack", "branch_in", "branch_out")
-)
-ENTERING = frozenset(("loop_const", "loop_carry_in", "loop_slice", "branch_in"))
-"""Boundary ops whose operand lives in the parent of their region."""
-LEAVING = frozenset(("loop_carry_out", "loop_stack", "branch_out"))
-"""Boundary ops whose result lives in the parent of their region."""
-
-SlotKind = Literal["operand", "result", "invar", "outvar"]
-Slot = tuple[SlotKind, Path, int]
-"""A place where a constraint can stand: an operand or result of an equation, or an input or output of a body."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leaf:
-    """One array of the flattened arguments or results."""
-
-    name: str
-    aval: Aval
-    weak: bool = False
-    constant: bool = False
-    """Whether it is a large array that the function closes over, not an argument of the user's."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parallelism:
-    """The mesh that a program names itself, in constraints and `shard_map`s; `mesh` where it is one of devices."""
-
-    shape: Mapping[str, int]
-    mesh: Mesh | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Effects:
-    """The side effects of a program: `ordered` ones run on one device only; `io` ones reach the world outside."""
-
-    ordered: bool = False
-    io: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Program:
-    """A traced function: its jaxpr, the pytrees around it and the names of its leaves.
-
-    `arguments` are the leaves of the user's arguments, then the large arrays that the function closes over, whose values
-    are `constants`; `parallelism` is the mesh it names itself, if it does.
-    """
-
-    jaxpr: Any
-    arguments: tuple[Leaf, ...]
-    results: tuple[Leaf, ...]
-    in_tree: Any
-    out_tree: Any
-    in_avals: tuple[Any, ...]
-    constants: tuple[Any, ...]
-    parallelism: Parallelism | None
-    effects: Effects
-    notes: tuple[str, ...]
-    donated: frozenset[int]
-    dynamic_argnums: tuple[int, ...]
-    num_args: int
-    function_name: str
-
+from planner.places import Slot
+from planner.program import Effects, Leaf, Parallelism, Program
 
 # ---------------------------------------------------------------- tracing
 
@@ -126,8 +64,8 @@ def trace(
             "write plan(fn, (x,)) for one argument"
         )
     args = tuple(example_args)
-    static = _positions("static_argnums", static_argnums, len(args))
-    donate = _positions("donate_argnums", donate_argnums, len(args))
+    static = positions("static_argnums", static_argnums, len(args))
+    donate = positions("donate_argnums", donate_argnums, len(args))
     if static & donate:
         raise ArgumentError(f"argument {min(static & donate)} is both static and donated; only arrays can be donated")
     for i in static:
@@ -137,16 +75,16 @@ def trace(
                 "tuple for a list, or do not make it static"
             )
     dynamic = tuple(i for i in range(len(args)) if i not in static)
-    parameters = _parameter_names(fn, len(args))
+    parameters = parameter_names(fn, len(args))
 
     leaves: list[Leaf] = []
     donated: set[int] = set()
     for i in dynamic:
         for path, value in jax.tree_util.tree_flatten_with_path(args[i])[0]:
-            name = _join(parameters[i], path)
+            name = joined(parameters[i], path)
             if i in donate:
                 donated.add(len(leaves))
-            leaves.append(_argument_leaf(name, value))
+            leaves.append(argument_leaf(name, value))
 
     def call(*dynamic_args: Any) -> Any:
         full = list(args)
@@ -160,12 +98,12 @@ def trace(
             f"the mesh set around plan() has the Explicit axes {explicit}, whose shardings are part of the types; make it "
             "with axis_types of AxisType.Auto, or plan outside of it"
         )
-    abstract = jax.tree.map(_abstract, tuple(args[i] for i in dynamic))
+    abstract = jax.tree.map(abstracted, tuple(args[i] for i in dynamic))
     try:
         traced = jax.jit(call).trace(*abstract)
     except Exception as error:
         raise TraceError(
-            f"{_name_of(fn)} could not be traced: {type(error).__name__}: {error}. "
+            f"{name_of(fn)} could not be traced: {type(error).__name__}: {error}. "
             "The planner accepts what jax.jit accepts; make values that steer Python control flow static_argnums"
         ) from error
     jaxpr, notes = traced.jaxpr, list[str]()
@@ -174,7 +112,8 @@ def trace(
         notes.append("holds primitives with a derivative of their own that the planned function does not keep")
     jaxpr, constants = _hoisted(_with_plain_constraints(jaxpr))
     leaves += [
-        Leaf(name=f"closed_over/{i}", aval=_aval(_abstract(value)), constant=True) for i, value in enumerate(constants)
+        Leaf(name=f"closed_over/{i}", aval=aval_of(abstracted(value)), constant=True)
+        for i, value in enumerate(constants)
     ]
     parallelism, effects = _parallelism(jaxpr), _effects(jaxpr)
     if parallelism is not None:
@@ -183,7 +122,7 @@ def trace(
         notes.append("ordered side effects run on one device only, so the plan is for one")
     out_leaves, out_tree = jax.tree_util.tree_flatten_with_path(traced.out_info)
     results = tuple(
-        Leaf(name=_join("out", path), aval=_aval(aval))
+        Leaf(name=joined("out", path), aval=aval_of(aval))
         for (path, _), aval in zip(out_leaves, [v.aval for v in _open(jaxpr).outvars], strict=True)
     )
     return Program(
@@ -192,7 +131,7 @@ def trace(
         results=results,
         in_tree=jax.tree.structure(tuple(args[i] for i in dynamic)),
         out_tree=out_tree,
-        in_avals=(*jax.tree.leaves(abstract), *map(_abstract, constants)),
+        in_avals=(*jax.tree.leaves(abstract), *map(abstracted, constants)),
         constants=constants,
         parallelism=parallelism,
         effects=effects,
@@ -200,7 +139,7 @@ def trace(
         donated=frozenset(donated),
         dynamic_argnums=dynamic,
         num_args=len(args),
-        function_name=_name_of(fn),
+        function_name=name_of(fn),
     )
 
 
@@ -291,7 +230,7 @@ def _hoisted(jaxpr: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _is_large(value: Any) -> bool:
-    return hasattr(value, "dtype") and _aval(jax.typeof(value)).bytes >= HOISTED_BYTES
+    return hasattr(value, "dtype") and aval_of(jax.typeof(value)).bytes >= HOISTED_BYTES
 
 
 def _spliced(body: Any, held: dict[int, tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
@@ -363,87 +302,6 @@ def _effects(jaxpr: Any) -> Effects:
     return Effects(
         ordered=any(name.startswith("Ordered") for name in names), io=any("IOEffect" in name for name in names)
     )
-
-
-def _positions(what: str, positions: Sequence[int] | int, count: int) -> frozenset[int]:
-    values = (positions,) if isinstance(positions, int) else tuple(positions)
-    for value in values:
-        if not isinstance(value, int) or not -count <= value < count:
-            raise ArgumentError(f"{what} holds {value!r}, but there are {count} arguments; use 0 to {count - 1}")
-    return frozenset(value % count for value in values)
-
-
-def _name_of(fn: Callable[..., Any]) -> str:
-    while isinstance(fn, partial):
-        fn = fn.func
-    return getattr(fn, "__name__", type(fn).__name__)
-
-
-def _parameter_names(fn: Callable[..., Any], count: int) -> tuple[str, ...]:
-    try:
-        parameters = list(inspect.signature(fn).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
-    names: list[str] = []
-    for parameter in parameters:
-        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            names.extend(f"{parameter.name}/{i}" for i in range(count - len(names)))
-        elif parameter.kind is not inspect.Parameter.VAR_KEYWORD and parameter.kind is not parameter.KEYWORD_ONLY:
-            names.append(parameter.name)
-    names.extend(f"arg{i}" for i in range(len(names), count))
-    return tuple(names[:count])
-
-
-def _join(root: str, path: Any) -> str:
-    tail = jax.tree_util.keystr(path, simple=True, separator="/")
-    return f"{root}/{tail}" if tail else root
-
-
-def _argument_leaf(name: str, value: Any) -> Leaf:
-    if isinstance(value, (bool, int, float, complex)):
-        return Leaf(name=name, aval=_aval(jax.typeof(value)), weak=True)
-    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
-        raise ArgumentError(
-            f"argument {name} is {value!r} of type {type(value).__name__}, not an array; "
-            "pass arrays or jax.ShapeDtypeStruct, and mark other values with static_argnums"
-        )
-    if not any(jax.dtypes.issubdtype(value.dtype, kind) for kind in _ELEMENTS):
-        raise ArgumentError(
-            f"argument {name} has elements of type {value.dtype}, which JAX does not compute with; convert it, or mark "
-            "it with static_argnums"
-        )
-    return Leaf(name=name, aval=_aval(_abstract(value)), weak=bool(getattr(value, "weak_type", False)))
-
-
-_ELEMENTS = (np.number, np.bool_, jax.dtypes.float0, jax.dtypes.extended)
-
-
-def _abstract(value: Any) -> Any:
-    if isinstance(value, (bool, int, float, complex)):
-        return value
-    return jax.ShapeDtypeStruct(value.shape, canonical_dtype(value), weak_type=bool(getattr(value, "weak_type", False)))
-
-
-def canonical_dtype(value: Any) -> Any:
-    """The element type that JAX gives an array: 64-bit types of numpy become 32-bit ones unless x64 is enabled."""
-    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
-        return value.dtype
-    return jax.dtypes.canonicalize_dtype(value.dtype)
-
-
-def _aval(value: Any) -> Aval:
-    shape = tuple(getattr(value, "shape", ()))
-    if not all(isinstance(extent, (int, np.integer)) for extent in shape):
-        raise TraceError(f"the program has the symbolic shape {shape}; plan it for concrete shapes")
-    dtype = getattr(value, "dtype", None)
-    if dtype is None:
-        return Aval(shape=(), dtype=str(value), itemsize=0)
-    name = str(dtype)
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
-        # A key of the default generator is two 32-bit words; the layout of other extended types is close enough.
-        return Aval(shape=tuple(map(int, shape)), dtype=name, itemsize=8)
-    narrow = {"int4": 0.5, "uint4": 0.5, "int2": 0.25, "uint2": 0.25, "float4_e2m1fn": 0.5, "float0": 0}
-    return Aval(shape=tuple(map(int, shape)), dtype=name, itemsize=narrow.get(name, np.dtype(dtype).itemsize))
 
 
 # ---------------------------------------------------------------- what call-like primitives carry
@@ -623,7 +481,7 @@ class _Builder:
     def aval(self, value: Any) -> Aval:
         found = self.avals.get(value)
         if found is None:
-            found = self.avals[value] = _aval(value)
+            found = self.avals[value] = aval_of(value)
         return found
 
     def source(self, eqn: Any) -> str:
@@ -663,7 +521,7 @@ def build_graph(program: Program, *, while_trips: WhileTrips = 1.0) -> Graph:
         inputs.append(env[var])
     outputs = _walk(builder, program.jaxpr, env, (), 0)
     ops, tensors, ties = _live(builder, outputs)
-    aliases, feeds = _pair_outputs(program)
+    aliases, feeds = pair_outputs(program)
     return Graph(
         ops=ops,
         tensors=tensors,
@@ -1014,57 +872,6 @@ def _live(
 _EFFECTS = frozenset(("debug_callback", "io_callback", "debug_print", "check", "swap", "addupdate", "ref_set"))
 
 
-def _pair_outputs(program: Program) -> tuple[dict[int, int], dict[int, int]]:
-    """(aliases, feeds): the donated input an output reuses, and the input an output becomes at the next call.
-
-    An output is fed back where a subtree of the results has the structure and avals of an argument (a train state, a
-    cache), or where it can reuse a donated argument's buffer.
-    """
-    mine = program.arguments[: len(program.arguments) - len(program.constants)]
-    arguments = _subtrees(program.in_tree, [leaf.aval for leaf in mine], depth=1)
-    results = _subtrees(program.out_tree, [leaf.aval for leaf in program.results], depth=3)
-    feeds: dict[int, int] = {}
-    used: set[int] = set()
-    for start, stop, tree, avals in sorted(arguments, key=lambda part: part[0] - part[1]):
-        donated = all(i in program.donated for i in range(start, stop))
-        if stop == start or (stop - start == 1 and not donated) or used & set(range(start, stop)):
-            continue
-        for out_start, out_stop, out_tree, out_avals in results:
-            taken = any(i in feeds for i in range(out_start, out_stop))
-            if tree == out_tree and avals == out_avals and not taken:
-                feeds.update(zip(range(out_start, out_stop), range(start, stop), strict=True))
-                used.update(range(start, stop))
-                break
-    free = [i for i in sorted(program.donated) if i not in used]
-    for position, leaf in enumerate(program.results):
-        if position in feeds:
-            continue
-        match = next((i for i in free if program.arguments[i].aval == leaf.aval), None)
-        if match is not None:
-            feeds[position] = match
-            free.remove(match)
-    aliases = {out: arg for out, arg in feeds.items() if arg in program.donated}
-    return aliases, feeds
-
-
-def _subtrees(tree: Any, avals: list[Aval], *, depth: int) -> list[tuple[int, int, Any, list[Aval]]]:
-    """(start, stop, treedef, avals) of the subtrees down to `depth`, outermost first."""
-    found: list[tuple[int, int, Any, list[Aval]]] = []
-
-    def visit(node: Any, start: int, level: int) -> None:
-        stop = start + node.num_leaves
-        if level:
-            found.append((start, stop, node, avals[start:stop]))
-        if level < depth:
-            for child in node.children():
-                visit(child, start, level + 1)
-                start += child.num_leaves
-
-    visit(tree, 0, 0)
-    found.sort(key=lambda part: part[0] - part[1])
-    return found
-
-
 # ---------------------------------------------------------------- rewriting
 
 
@@ -1072,28 +879,6 @@ class Edits(Protocol):
     """The shardings to be laid on the places of a program, one after the other; () where nothing was decided."""
 
     def __call__(self, slot: Slot) -> Sequence[Any]: ...
-
-
-def slots(op: Op) -> tuple[tuple[tuple[Slot, ...], ...], tuple[tuple[Slot, ...], ...]]:
-    """The places of each operand and of each result of an op; a place is where emission can constrain it."""
-    if op.kind == "optimization_barrier":
-        position = op.params["position"]
-        return ((("operand", op.path, position),),), ((("result", op.path, position),),)
-    if op.kind not in BOUNDARY:
-        return (
-            tuple((("operand", op.path, i),) for i in range(len(op.operands))),
-            tuple((("result", op.path, i),) for i in range(len(op.results))),
-        )
-    outer, inner = op.params["outer"], op.params["inner"]
-    if op.kind == "branch_out":
-        return (
-            tuple((("outvar", (*op.path, body), inner),) for body in op.params["bodies"]),
-            ((("result", op.path, outer),),),
-        )
-    body = (*op.path, op.params["body"])
-    if op.kind in ENTERING:
-        return ((("operand", op.path, outer),),), ((("invar", body, inner),),)
-    return ((("outvar", body, inner),),), ((("result", op.path, outer),),)
 
 
 Replacements = Mapping[Path, Callable[..., Sequence[Any]]]

@@ -17,8 +17,8 @@ from planner.decision import Decision
 from planner.hlo import CompiledCollective, CompiledMemory, memory_of, read_collectives
 from planner.numerics import Numerics, compare_numerics
 from planner.predict import as_lowered
+from planner.program import Program
 from planner.target import Target
-from planner.trace import Program
 
 COLLECTIVE_TOLERANCE = 0.10
 SMALL_BYTES = 4096.0

@@ -25,8 +25,9 @@ from planner.graph import Graph, Op
 from planner.groups import Grouping, group_ops
 from planner.numerics import compare_numerics
 from planner.pipeline import Pipeline
+from planner.places import BOUNDARY
 from planner.target import resolve
-from planner.trace import BOUNDARY, build_graph, trace
+from planner.trace import build_graph, trace
 
 MESHES: Sequence[tuple[int, ...]] = (
     (4, 2),

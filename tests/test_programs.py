@@ -47,6 +47,19 @@ KNOWN: Mapping[str, Case] = {
     # The extents of two dims without elements were divided by one another.
     "a branch on nothing": (Description((((8, 0), F32),), (Do("cond"),)), {"y": 4}),
     "a loop over nothing": (Description((((0,), F32),), (Do("while"),)), {"y": 2}),
+    # Two dims of one tensor were made one factor, and what moves between them was not seen.
+    "a carry turned round": (
+        Description(
+            (((8, 8), F32), ((8, 16), F32), ((4, 8, 8), F32)),
+            (Do("scan", 3, 7, 5, 1, (Do("transpose", b=2, c=1),)),),
+        ),
+        {"x": 8},
+    ),
+    # A gather was priced by its operand.
+    "a sum of two gradients": (
+        Description((((8, 8, 4), F32), ((8, 16), "int8")), (Do("dot", d=1), Do("dot")), "grad"),
+        {"x": 2, "y": 4},
+    ),
     # Partial results were to be combined bit by bit, which no collective does.
     "a reduction of bits": (Description((((8, 8, 4), "int8"),), (Do("reduce_any", c=4, d=1),)), {"y": 2}),
 }
@@ -73,8 +86,15 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     return (jnp.einsum("bhqk,bkhd->bqhd", weights, v) ** 2).sum()
 
 
+def mirrored(x: jax.Array) -> jax.Array:
+    """A value and its transpose, which no one spec splits alike."""
+    wave = jnp.sin(x)
+    return wave + wave.T
+
+
 WRITTEN: Mapping[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "attention": (jax.grad(attention, argnums=(0, 1, 2)), (normal(4, 8, 2, 4), normal(4, 8, 2, 4), normal(4, 8, 2, 4))),
+    "a value and its transpose": (mirrored, (normal(16, 16),)),
     "remat in scan": (jax.grad(rematerialised), (normal(4, 8, 8), normal(16, 8))),
 }
 

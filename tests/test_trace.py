@@ -15,16 +15,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from planner.errors import ArgumentError, TraceError
 from planner.graph import Graph
-from planner.trace import (
-    Program,
-    build_graph,
-    constrained,
-    fingerprint,
-    narrowest_float,
-    plain,
-    slots,
-    trace,
-)
+from planner.places import slots
+from planner.program import Program
+from planner.trace import build_graph, constrained, fingerprint, narrowest_float, plain, trace
 
 X = jnp.linspace(-1.0, 1.0, 64).reshape(8, 8)
 W = jnp.linspace(0.5, -0.5, 64).reshape(8, 8)
