@@ -19,6 +19,7 @@ from planner.options import Options
 from planner.pins import Pins, check_pins
 from planner.pipeline import Pipeline, mesh_words
 from planner.plan import Plan
+from planner.search import Found
 from planner.store import load_saved
 from planner.target import Target, resolve
 from planner.trace import trace
@@ -95,7 +96,17 @@ def plan(
     start, dropped = time.monotonic(), dict[str, str]()
     first = found = pipeline.search(meshes, limit_bytes=request.memory_limit, options=options)
     decisions: list[Decision] = []
-    while found is not None and len(decisions) <= FALLBACKS:
+
+    def again(candidates: Sequence[Mapping[str, int]]) -> Found | None:
+        """The next best plans for these meshes, in the time that is left; None where there are none."""
+        left = replace(options, time_limit_s=max(options.time_limit_s - (time.monotonic() - start), 1.0))
+        try:
+            return pipeline.search(candidates, limit_bytes=request.memory_limit, options=left, without=dropped)
+        except (InfeasibleError, PinError):
+            return None
+
+    def attempt(found: Found) -> Plan | None:
+        """The best plan found, checked; None where it fails, which is recorded."""
         best, why_alone = pipeline.without_idle_devices(found.candidates[0], meshes)
         decisions.append(
             pipeline.decision(
@@ -103,7 +114,7 @@ def plan(
                 bound=first.bound,
                 seconds=time.monotonic() - start,
                 meshes=len(meshes),
-                notes=(*found.notes, *why_alone, *dropped.values()),
+                notes=(*found.notes, *(() if dropped else why_alone), *dropped.values()),
                 donate_argnums=donate,
                 static_argnums=static,
             )
@@ -112,11 +123,16 @@ def plan(
         if why is None:
             return checked
         dropped[mesh_words(best.instance.mesh.shape)] = f"the plan on the mesh {best.instance.mesh.shape} failed: {why}"
-        left = replace(options, time_limit_s=max(options.time_limit_s - (time.monotonic() - start), 1.0))
-        try:
-            found = pipeline.search(meshes, limit_bytes=request.memory_limit, options=left, without=dropped)
-        except (InfeasibleError, PinError):
-            found = None
+        return None
+
+    while found is not None and len(decisions) <= FALLBACKS:
+        if (checked := attempt(found)) is not None:
+            return checked
+        found = again(meshes)
+    # Some programs run on one device only, for no reason that could be read in them.
+    alone = again([{"x": 1}]) if {"x": 1} in meshes else None
+    if alone is not None and (checked := attempt(alone)) is not None:
+        return checked
     # What a compiler gets wrong is mostly one constraint: the best plan's borders alone leave the rest to it.
     note = "emitted without constraints inside: the compiler may place that differently from the prediction"
     bare = replace(decisions[0], constraints={}, notes=(*first.notes, *dropped.values(), note))

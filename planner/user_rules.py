@@ -13,6 +13,8 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from planner.compose import Step, compose
 from planner.errors import ArgumentError, RuleError
 from planner.factors import Dim, Kind, Rule, parse_rule
+from planner.graph import Graph, Op
+from planner.halo import image_of, slides_of
 from planner.on_parts import COMBINE, Parts, sharding_rule
 from planner.op_rules import OpRules
 from planner.trace import build_graph, trace
@@ -175,7 +177,7 @@ def _rule_like(like: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result
     rules = OpRules(graph=graph)
     steps = [
         Step(
-            rule=_on_parts(op.kind, rules.of(op)),
+            rule=_on_parts(graph, op, rules.of(op)),
             operands=op.operands,
             results=op.results,
             carries=op.kind in MOVES,
@@ -185,16 +187,24 @@ def _rule_like(like: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result
     return compose(steps, shapes, graph.inputs[: len(leaves)], graph.outputs, graph.ties)
 
 
-def _on_parts(kind: str, rule: Rule | None) -> Rule | None:
+def _on_parts(graph: Graph, op: Op, rule: Rule | None) -> Rule | None:
     """What is left of the rule of an op if it is run on parts alone, without a compiler that knows which part."""
+    kind = op.kind
     if rule is None or kind == "shard_map":
         return None
-    taken = {factor for dims in rule.operands for dim in dims for factor in dim}
+    # What is made without an operand, such as an iota, depends on where it stands; a broadcast does not. Which updates
+    # meet a part of what they are written into depends on it as well.
+    arrays = rule.operands
+    if kind == "dynamic_update_slice" or kind.startswith("scatter"):
+        arrays = rule.operands[1 if kind == "dynamic_update_slice" else 2 :]
+    free = {factor for dims in arrays for dim in dims for factor in dim}
+    if kind == "broadcast_in_dim":
+        free = set(range(len(rule.sizes)))
+    # A window that slides over a part needs what lies beyond its borders.
+    free -= {f for slide in slides_of(graph, op) for f in rule.operands[image_of(kind)][slide.image_dim]}
     kinds: list[Kind] = []
     for factor, old in enumerate(rule.kinds):
-        # What is made without an operand, such as an iota, depends on where it stands; a broadcast does not.
-        placed = factor not in taken and kind != "broadcast_in_dim"
-        kinds.append("replicate" if placed or (old == "reduce" and kind not in SUMS) else old)
+        kinds.append("replicate" if factor not in free or (old == "reduce" and kind not in SUMS) else old)
     return Rule(
         operands=rule.operands, results=rule.results, sizes=rule.sizes, kinds=tuple(kinds), combiner=rule.combiner
     )

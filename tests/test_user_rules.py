@@ -304,3 +304,29 @@ def test_wrong_arguments_are_refused() -> None:
         rule_for(pallas_dot, 3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(RuleError, match="results of shapes"):
         rule_for(pallas_dot, like=lambda x, y: (x @ y).T[:2])(X, Y)
+
+
+@pytest.mark.parametrize(
+    "like",
+    [
+        lambda x, u: jax.lax.dynamic_update_slice(x, u, (3, 0)),
+        lambda x, u: x.at[jnp.array([3])].set(u),
+        lambda x, u: x.at[jnp.array([3])].add(u),
+        lambda x, u: jax.lax.conv_general_dilated(
+            x[None], u[:, :, None] * jnp.ones((1, 8, 8)), (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")
+        )[0],
+    ],
+    ids=["update", "set", "add", "convolution"],
+)
+def test_what_depends_on_where_a_part_stands_is_not_split(like: Callable[..., Any]) -> None:
+    x, u = normal(16, 8), normal(1, 8)
+    planned_like = planner.rule_for(lambda x, u: like(x, u) + 0.0, like=like)
+    plan = planner.plan(
+        lambda x, u: planned_like(x * 2, u) + 1,
+        (x, u),
+        devices=jax.devices(),
+        topology=ideal(8),
+        mesh=MESH,
+        options=planner.Options(check="never"),
+    )
+    assert plan.verify(x, u).numerics.ok is True

@@ -83,6 +83,7 @@ RULES: Mapping[str, RuleFunction] = {
     "eig": partial(batched, core=2),
     "eigh": partial(batched, core=2),
     "empty": created,
+    "empty2": created,
     "eq": elementwise,
     "eq_to": elementwise,
     "erf": elementwise,
