@@ -26,6 +26,14 @@ IMAGE = ((8, 4, 4, 8), F32)
 CUBE = {"x": 2, "y": 2, "z": 2}
 
 KNOWN: Mapping[str, Case] = {
+    # An all-to-all onto the reduced dim is a concatenation, of which XLA loses or repeats the initial value.
+    "a reduction with an initial value of its own": (
+        Description(
+            (((8,), "key"), ((8, 16), "float32")),
+            (Do("reduce_any", c=5), Do("split", a=1, c=7), Do("attend", a=2, c=3)),
+        ),
+        {"x": 4, "y": 2},
+    ),
     # The dot's result was constrained to the form after its reshard, not to that in which it is made.
     "gradient of a dot": (
         Description((IMAGE, COLUMNS, ROWS), (Do("dot", 4, 5, 5, 2), Do("unary", 0, 1)), "grad"),

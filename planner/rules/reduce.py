@@ -30,14 +30,14 @@ def reduction(
 
 
 def reduce(operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, Any]) -> Rule:
-    """`i j, () -> i | replicate j`: n operands, then n initial values, to n results.
+    """`i j, () -> i | replicate i j`: n operands, then n initial values, to n results, all whole.
 
-    A reduced dim stays whole: the combining function is not known to be one that collectives offer, and the
-    compiler counts an initial value that is not the identity once per shard.
+    Those with an initial value or a function of their own: the compiler counts an initial value that is not the identity
+    once per shard of a reduced dim, and loses or repeats it where the operand is a concatenation, which an all-to-all is.
     """
     factors = Factors()
     reduced = frozenset(params["dimensions"])
-    dims = [factors.dim(size, "replicate" if d in reduced else "pass") for d, size in enumerate(operands[0].shape)]
+    dims = factors.dims(operands[0].shape, "replicate")
     count = len(results)
     kept = [dim for d, dim in enumerate(dims) if d not in reduced]
     return factors.rule([dims] * count + [[]] * (len(operands) - count), [kept] * count)
@@ -45,4 +45,8 @@ def reduce(operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[st
 
 def reduce_xor(operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, Any]) -> Rule:
     """`i j -> i | replicate j`: no collective combines by exclusive or."""
-    return reduce(operands, results, {"dimensions": params["axes"]})
+    del results
+    factors = Factors()
+    reduced = frozenset(params["axes"])
+    dims = [factors.dim(size, "replicate" if d in reduced else "pass") for d, size in enumerate(operands[0].shape)]
+    return factors.rule([dims], [[dim for d, dim in enumerate(dims) if d not in reduced]])
