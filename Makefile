@@ -19,7 +19,7 @@ SOURCES := planner cost_models benchmarks tests
 BENCHMARKS := $(filter-out benchmarks/__init__.py benchmarks/stamp.py benchmarks/demo.py benchmarks/iopddl.py,$(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check fix format-check lint types imports test test-all conformance fuzz hazards bench clean
+.PHONY: help setup demo check fix format-check lint types imports test samples test-all conformance fuzz hazards bench clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -36,7 +36,7 @@ $(STAMP): pyproject.toml
 demo: $(STAMP) ## plan, train and verify a transformer on eight virtual devices; plan Llama-3-8B for 256 TPUs
 	PYTHONPATH=. $(BIN)/python benchmarks/demo.py
 
-check: format-check lint types imports test ## everything a change must pass
+check: format-check lint types imports test samples ## everything a change must pass
 
 format-check: $(STAMP)
 	$(BIN)/ruff format --check $(SOURCES)
@@ -51,7 +51,10 @@ imports: $(STAMP)
 	$(BIN)/lint-imports --no-cache
 
 test: $(STAMP) ## the fast tests
-	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
+	$(BIN)/python -m pytest -n $(JOBS) -m "not slow and not sample"
+
+samples: $(STAMP) ## fixed samples of conformance, hazards and generated programs
+	$(BIN)/python -m pytest -n $(JOBS) -m sample
 
 test-all: $(STAMP) ## all tests, the slow ones too
 	$(BIN)/python -m pytest -n $(JOBS)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from jax.sharding import PartitionSpec
 
 from planner.flow import Transfer
+from planner.graph import Op
 from planner.halo import image_of, is_grouped, slides_of
 from planner.instance import Instance
 from planner.places import Slot, slots
@@ -129,19 +130,27 @@ def _hold_readers(
                 constraints.setdefault(slot, (wanted,))
 
 
+def is_by_hand(instance: Instance, op: Op, choice: Sequence[int]) -> bool:
+    """Whether an op's strategy is emitted by hand, with its partial sums added up there."""
+    if is_grouped(op) or op.kind == "custom_partitioning":
+        return True
+    model = instance.model
+    moving = {slide.image_dim for slide in slides_of(model.graph, op)}
+    if not moving:
+        return False
+    image = model.grouping.placements[op.id].operands[image_of(op.kind)]
+    return bool(moving.intersection(instance.location_at(model.grouping.group_of[op.id], image, choice)))
+
+
 def _hold_windows(
     instance: Instance, choice: Sequence[int], constraints: dict[Slot, tuple[PartitionSpec, ...]]
 ) -> None:
     """Gives every operand of an op that is emitted by hand a constraint: it is read from them how the op is split."""
     model, names = instance.model, instance.mesh.names
     for op in model.graph.ops:
-        moving = {slide.image_dim for slide in slides_of(model.graph, op)}
-        group, operands = model.grouping.group_of[op.id], model.grouping.placements[op.id].operands
-        by_hand = is_grouped(op) or op.kind == "custom_partitioning"
-        if not by_hand and not (
-            moving and moving.intersection(instance.location_at(group, operands[image_of(op.kind)], choice))
-        ):
+        if not is_by_hand(instance, op, choice):
             continue
+        group, operands = model.grouping.group_of[op.id], model.grouping.placements[op.id].operands
         for position, tensor in enumerate(op.operands):
             location = instance.location_at(group, operands[position], choice)
             wanted = spec_of(location, len(model.graph.tensors[tensor].aval.shape), names)

@@ -68,8 +68,8 @@ HAZARDS: Mapping[str, Hazard] = {
     "reduced dim of a reduction with an initial value of its own": Hazard(
         primitives=frozenset(("reduce",)),
         effect="wrong numbers",
-        seen="the initial value counts once per shard; where the operand is a concatenation, as an all-to-all makes one, it "
-        "is lost or repeated even on one device; JAX 0.10.2 and 0.12.0.1",
+        seen="the initial value counts once per shard; where the operand is a concatenation, as an all-to-all makes one, "
+        "it is lost or repeated even on one device; JAX 0.10.2 and 0.12.0.1",
         remedy="rule",
     ),
     "dim of a dynamic update of one element": Hazard(

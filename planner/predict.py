@@ -9,7 +9,7 @@ import numpy as np
 
 from cost_models import EnergyObjective, Topology
 from planner.costs import fetches
-from planner.emit import transfer_steps
+from planner.emit import is_by_hand, transfer_steps
 from planner.flow import Transfer
 from planner.graph import Graph
 from planner.halo import SLIDING
@@ -141,6 +141,8 @@ def _summed_dims(
     """The axes of a sum, by the dim of its op's operands that they split."""
     graph, placements = instance.model.graph, instance.model.grouping.placements
     producer = graph.tensors[transfer.tensor].producer
+    if producer is not None and is_by_hand(instance, graph.ops[producer], choice):
+        return ()
     operands = placements[producer].operands if producer is not None else ()
     split = instance.strategies[transfer.source].assignment[choice[transfer.source]]
     found: dict[object, list[str]] = {}

@@ -11,6 +11,7 @@ LEAST = 400
 
 
 @pytest.mark.filterwarnings("ignore")  # what the cases themselves warn of: casts, overflows, complex parts dropped
+@pytest.mark.sample
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_cases_compute_the_same_sharded(chunk: int) -> None:
     outcomes = [conformance_case.run(name) for name in conformance_case.sample()[chunk::CHUNKS]]

@@ -116,6 +116,7 @@ def test_programs_written_by_hand(name: str, mesh: Mapping[str, int]) -> None:
 TOGETHER = 10
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("first", range(0, 200, TOGETHER))
 def test_random_programs(first: int) -> None:
     for seed in range(first, first + TOGETHER):
