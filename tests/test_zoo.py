@@ -51,6 +51,7 @@ def check(fn: Callable[..., Any], args: tuple[Any, ...], *, moved_otherwise: boo
     assert found.collectives.ok is True or moved_otherwise, (str(found), found.collectives.by_kind, str(plan))
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("name", QUICK)
 def test_a_few_programs(name: str) -> None:
     check(*OWN[name]())
