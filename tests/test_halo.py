@@ -221,6 +221,7 @@ def test_a_unet_of_few_images_trains_right_split_in_space(pins: dict[str, P] | N
         np.testing.assert_allclose(planned[name], expected[name], rtol=1e-2, atol=1e-4)
 
 
+@pytest.mark.sample
 def test_a_mesh_that_splits_space_is_chosen_where_it_pays() -> None:
     step, parameters, x = halo_cases.train_step(), halo_cases.unet_parameters(4), _images(32)
     plan = planner.plan(step, (parameters, x, -x), devices=jax.devices(), topology=_free(8), options=NEVER)
@@ -267,6 +268,7 @@ def test_halos_are_predicted_byte_by_byte() -> None:
     assert found.collectives.by_kind["collective-permute", ("b",)] == (2 * columns, 2 * columns)
 
 
+@pytest.mark.sample
 def test_a_planned_function_that_exchanges_can_be_differentiated() -> None:
     forward, parameters, x = halo_cases.unet(), halo_cases.unet_parameters(4), _images(16)
     plan = planner.plan(
