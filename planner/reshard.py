@@ -19,7 +19,7 @@ specs that is met, and `reshard_values` prices all pairs of a transfer at once f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -61,33 +61,63 @@ class _Move:
     layout: Layout
 
 
+class _Sequence:
+    """The moves of one reshard while they are worked out: the layout so far, and the axes that split it."""
+
+    def __init__(self, source: Sequence[int], rank: int) -> None:
+        axes = range(len(source))
+        self.layout: list[list[int]] = [[a for a in axes if source[a] == dim] for dim in range(rank)]
+        self.held = _mask(a for a in axes if source[a] >= 0)
+        self.moves: list[_Move] = []
+
+    def add(self, kind: str | None, mask: int) -> None:
+        """Adds a move that leads to the layout as it is now."""
+        self.moves.append(_Move(kind, mask, self.held, tuple(tuple(dim) for dim in self.layout)))
+
+    def arrange(self, order: list[list[int]]) -> None:
+        """Brings the axes of every dim into this order, by a permute over those of the dims that change."""
+        pairs = zip(self.layout, order, strict=True)
+        changed = _mask(a for before, after in pairs if before != after for a in after)
+        self.layout = order
+        if changed:
+            self.add("collective-permute", changed)
+
+    def gather(self, gone: Sequence[int], source: Sequence[int]) -> None:
+        """Gathers the axes `gone`, minor on their dims, dim by dim."""
+        for dim in dict.fromkeys(source[a] for a in gone):
+            mask = _mask(a for a in self.layout[dim] if a in gone)
+            self.layout[dim] = [a for a in self.layout[dim] if a not in gone]
+            self.held &= ~mask
+            self.add("all-gather", mask)
+
+    def slice(self, arriving: Sequence[int], target: Sequence[int]) -> None:
+        """Splits by axes that split nothing yet, minor on their dims."""
+        for a in arriving:
+            self.layout[target[a]].append(a)
+        if arriving:
+            self.held |= _mask(arriving)
+            self.add(None, _mask(arriving))
+
+
+def _mask(axes: Iterable[int]) -> int:
+    return sum(1 << a for a in axes)
+
+
 def _moves(source: Sequence[int], partial: Sequence[bool], target: Sequence[int], rank: int) -> list[_Move]:
     """The sequence of one reshard; see the module."""
-    axes = range(len(source))
-    layout: list[list[int]] = [[a for a in axes if source[a] == dim] for dim in range(rank)]
-    held = sum(1 << a for a in axes if source[a] >= 0)
-    moves: list[_Move] = []
-
-    def add(kind: str | None, mask: int, held: int) -> None:
-        moves.append(_Move(kind, mask, held, tuple(tuple(dim) for dim in layout)))
-
+    axes, made = range(len(source)), _Sequence(source, rank)
     reduced = [a for a in axes if partial[a]]
     if reduced:
         dims = {target[a] for a in reduced}
         scatter = len(dims) == 1 and -1 not in dims
         for a in reduced if scatter else ():
-            layout[target[a]].append(a)
-        mask = sum(1 << a for a in reduced)
-        add("reduce-scatter" if scatter else "all-reduce", mask, held)
-        held |= mask if scatter else 0
-    sliced = [a for a in axes if source[a] < 0 <= target[a] and not held >> a & 1]
-    for a in sliced:
-        layout[target[a]].append(a)
-    if sliced:
-        held |= sum(1 << a for a in sliced)
-        add(None, sum(1 << a for a in sliced), held)
+            made.layout[target[a]].append(a)
+        made.add("reduce-scatter" if scatter else "all-reduce", _mask(reduced))
+        made.held |= _mask(reduced) if scatter else 0
+    made.slice([a for a in axes if source[a] < 0 <= target[a] and not made.held >> a & 1], target)
 
     # Ordered by axis, not by dim: what a reshard costs does not depend on how dims are numbered.
+    layout = made.layout
     pending = list(dict.fromkeys((source[a], target[a]) for a in axes if source[a] >= 0 <= target[a] != source[a]))
     while pending:
         groups = {pair: [a for a in axes if (source[a], target[a]) == pair] for pair in pending}
@@ -97,60 +127,29 @@ def _moves(source: Sequence[int], partial: Sequence[bool], target: Sequence[int]
         staying = [a for a in layout[origin] if a not in leaving]
         if not minor:
             layout[origin] = staying + leaving
-            add("collective-permute", sum(1 << a for a in layout[origin]), held)
+            made.add("collective-permute", _mask(layout[origin]))
         layout[origin] = staying
         layout[goal] = layout[goal] + leaving
-        add("all-to-all", sum(1 << a for a in leaving), held)
+        made.add("all-to-all", _mask(leaving))
         pending.remove(pair)
 
     gone = [a for a in axes if source[a] >= 0 > target[a]]
-    ordered = [sorted(a for a in dim if a not in gone) + [a for a in dim if a in gone] for dim in layout]
-    changed = sum(1 << a for before, after in zip(layout, ordered, strict=True) if before != after for a in after)
-    if changed:
-        layout = ordered
-        add("collective-permute", changed, held)
-    for dim in dict.fromkeys(source[a] for a in gone):
-        mask = sum(1 << a for a in layout[dim] if a in gone)
-        layout[dim] = [a for a in layout[dim] if a not in gone]
-        held &= ~mask
-        add("all-gather", mask, held)
-    return moves
+    made.arrange([sorted(a for a in dim if a not in gone) + [a for a in dim if a in gone] for dim in layout])
+    made.gather(gone, source)
+    return made.moves
 
 
 def _moves_apart(source: Sequence[int], partial: Sequence[bool], target: Sequence[int], rank: int) -> list[_Move]:
     """The sequence of a reshard in which axes arrive on a dim only when those that leave it are gone."""
-    axes = range(len(source))
-    layout: list[list[int]] = [[a for a in axes if source[a] == dim] for dim in range(rank)]
-    held = sum(1 << a for a in axes if source[a] >= 0)
-    moves: list[_Move] = []
-
-    def add(kind: str | None, mask: int, held: int) -> None:
-        moves.append(_Move(kind, mask, held, tuple(tuple(dim) for dim in layout)))
-
-    def arranged(order: list[list[int]]) -> None:
-        nonlocal layout
-        changed = sum(1 << a for before, after in zip(layout, order, strict=True) if before != after for a in after)
-        layout = order
-        if changed:
-            add("collective-permute", changed, held)
-
+    axes, made = range(len(source)), _Sequence(source, rank)
     if any(partial):
-        add("all-reduce", sum(1 << a for a in axes if partial[a]), held)
+        made.add("all-reduce", _mask(a for a in axes if partial[a]))
     leaving = [a for a in axes if source[a] >= 0 and target[a] != source[a]]
-    arranged([[a for a in dim if a not in leaving] + [a for a in dim if a in leaving] for dim in layout])
-    for dim in dict.fromkeys(source[a] for a in leaving):
-        mask = sum(1 << a for a in layout[dim] if a in leaving)
-        layout[dim] = [a for a in layout[dim] if a not in leaving]
-        held &= ~mask
-        add("all-gather", mask, held)
-    arriving = [a for a in axes if target[a] >= 0 and target[a] != source[a]]
-    for a in arriving:
-        layout[target[a]].append(a)
-    if arriving:
-        held |= sum(1 << a for a in arriving)
-        add(None, sum(1 << a for a in arriving), held)
-    arranged([sorted(dim) for dim in layout])
-    return moves
+    made.arrange([[a for a in dim if a not in leaving] + [a for a in dim if a in leaving] for dim in made.layout])
+    made.gather(leaving, source)
+    made.slice([a for a in axes if target[a] >= 0 and target[a] != source[a]], target)
+    made.arrange([sorted(dim) for dim in made.layout])
+    return made.moves
 
 
 def _crowded(source: Locations, target: Locations, sizes: Sequence[int], shape: Sequence[int]) -> npt.NDArray[np.bool_]:
