@@ -50,7 +50,8 @@ class Tensor:
 class Region:
     """A body of a loop or branch. `trips` is the product of the lengths of the loops around it, its own included.
 
-    `assumed` is the part of that product that nothing says: the lengths of loops that end when some value does.
+    `assumed` is the part of that product that nothing says: the lengths of loops that end when some value does. `copies`
+    is how often a body stands in the compiled program: more than once in an unrolled loop.
     """
 
     id: int
@@ -60,6 +61,7 @@ class Region:
     length: float
     source: str
     assumed: float = 1.0
+    copies: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,11 +34,16 @@ def outermost(graph: Graph) -> list[int]:
     return found
 
 
-def lifted(graph: Graph, tensor: int, region: int, outermost: Sequence[int]) -> int:
-    """The region to which the move of a tensor that is read in `region` can be lifted out of loops."""
+def lifted(graph: Graph, tensor: int, region: int, outermost: Sequence[int]) -> tuple[int, int]:
+    """The region to which the move of a tensor that is read in `region` can be lifted out of loops, and in how many copies.
+
+    Each copy of the body of an unrolled loop gives one.
+    """
+    copies = 1
     while region != outermost[tensor]:
         place = graph.regions[region]
         if place.parent is None or place.kind not in LOOPS:
             break
+        copies *= place.copies
         region = place.parent
-    return region
+    return region, copies

@@ -11,11 +11,12 @@ from cost_models import EnergyObjective, Topology
 from planner.costs import fetches
 from planner.emit import is_by_hand, transfer_steps
 from planner.flow import Transfer
-from planner.graph import Graph
+from planner.graph import Graph, Path
 from planner.halo import SLIDING
 from planner.instance import Instance
 from planner.invariant import lifted, outermost
 from planner.memory import MemoryModel
+from planner.places import slots
 
 SUMS = ("all-reduce", "reduce-scatter")
 
@@ -103,15 +104,24 @@ def _collectives(instance: Instance, choice: Sequence[int]) -> tuple[Collective,
     reach = outermost(graph)
     found: list[Collective] = []
     seen: set[tuple[object, ...]] = set()
+    served = {node: read for read, node in instance.model.flow.fetched}
+    copied: set[int] = set()
     for transfer in instance.moving:
         tensor = graph.tensors[transfer.tensor]
         region = graph.regions[transfer.region]
-        outside = graph.regions[lifted(graph, transfer.tensor, transfer.region, reach)]
+        place, copies = lifted(graph, transfer.tensor, transfer.region, reach)
+        outside = graph.regions[place]
         moves: list[object] = [instance.location_at(transfer.source, transfer.source_dims, choice)]
-        for step in transfer_steps(instance, transfer, choice):
-            # Of equal moves in one body the compiler keeps one.
+        read = next(iter(transfer.reads), served.get(transfer.target))
+        body = _body(graph, *read) if read else ()
+        steps = transfer_steps(instance, transfer, choice)
+        if steps and transfer.target in served:
+            copied.add(transfer.target)
+        for position, step in enumerate(steps):
+            # Of equal first moves of a tensor the compiler keeps one, of later ones one for each body that is called.
             moves.append((step.kind, step.mask, step.layout))
-            key = (transfer.region, transfer.tensor, *moves)
+            later = position > 0 or transfer.source in copied
+            key = (transfer.region, body if later else None, transfer.tensor, *moves)
             if step.kind is None or key in seen:
                 continue
             seen.add(key)
@@ -124,7 +134,7 @@ def _collectives(instance: Instance, choice: Sequence[int]) -> tuple[Collective,
                 tensor=tensor.name,
                 dtype=tensor.aval.dtype,
                 assumed=region.assumed,
-                lifted=(outside.trips, outside.assumed),
+                lifted=(outside.trips * copies, outside.assumed),
                 by_dim=_summed_dims(instance, transfer, choice, step.mask) if step.kind in SUMS else (),
             )
             producer = tensor.producer
@@ -133,6 +143,12 @@ def _collectives(instance: Instance, choice: Sequence[int]) -> tuple[Collective,
             else:
                 found.append(collective)
     return (*found, *_halos(instance, choice))
+
+
+def _body(graph: Graph, op: int, position: int) -> Path:
+    """The path of the body, of a loop or of a function that is called, in which an op reads an operand."""
+    kind, path, _ = slots(graph.ops[op])[0][position][0]
+    return path if kind == "outvar" else path[:-1]
 
 
 def _summed_dims(

@@ -318,6 +318,7 @@ class _Structure:
     num_carry: int = 0
     cond_consts: int = 0
     length: float = 1
+    copies: int = 1
     takes: tuple[int, ...] | None = None
     """The operands that the body takes, where it does not take all."""
 
@@ -347,8 +348,14 @@ def _structure(eqn: Any) -> _Structure | None:
             consts, carry = (len(part) for part in params["ft_in"].unpack()[:2])
         else:
             consts, carry = params["num_consts"], params["num_carry"]
+        length, unroll = params["length"], params["unroll"]
         return _Structure(
-            kind="scan", bodies=(("jaxpr", None),), num_consts=consts, num_carry=carry, length=params["length"]
+            kind="scan",
+            bodies=(("jaxpr", None),),
+            num_consts=consts,
+            num_carry=carry,
+            length=length,
+            copies=unroll + length % unroll if length > unroll else max(length, 1),
         )
     if name == "while":
         return _Structure(
@@ -463,7 +470,7 @@ class _Builder:
         )
         return results
 
-    def region(self, parent: int, kind: str, length: float, source: str, *, known: bool = True) -> int:
+    def region(self, parent: int, kind: str, length: float, source: str, *, known: bool = True, copies: int = 1) -> int:
         outside = self.regions[parent]
         self.regions.append(
             Region(
@@ -474,6 +481,7 @@ class _Builder:
                 length=length,
                 source=source,
                 assumed=outside.assumed * (1.0 if known else length),
+                copies=copies,
             )
         )
         return len(self.regions) - 1
@@ -686,7 +694,7 @@ def _boundary(
 def _scan(b: _Builder, eqn: Any, s: _Structure, operands: list[int], path: Path, region: int) -> list[int]:
     body, inner = s.bodies[0], _body(eqn, s.bodies[0])
     source, name, variables = b.source(eqn), _body_path((), s.bodies[0])[0], _open(inner).invars
-    loop = b.region(region, "scan", s.length, source)
+    loop = b.region(region, "scan", s.length, source, copies=s.copies)
     env: Env = {}
     carries: list[int] = []
     for i, (operand, var) in enumerate(zip(operands, variables, strict=True)):
@@ -840,9 +848,6 @@ def _live(
     needed = [False] * len(b.tensors)
     for tensor in outputs:
         needed[tensor] = True
-    partner: dict[int, int] = {}
-    for inside, outside in b.ties:
-        partner[inside] = outside
     keep = [False] * len(b.ops)
     changed = True
     while changed:
@@ -855,9 +860,11 @@ def _live(
                 keep[op.id] = changed = True
                 for tensor in op.operands:
                     needed[tensor] = True
-        for inside, outside in partner.items():
+        for inside, outside in b.ties:
             if needed[inside] and not needed[outside]:
                 needed[outside] = changed = True
+            if needed[outside] and not needed[inside] and _is_carried(b, inside):
+                needed[inside] = changed = True
     ids: dict[int, int] = {}
     kept: list[Op] = []
     for op in b.ops:
@@ -867,6 +874,16 @@ def _live(
     tensors = tuple(replace(t, producer=ids.get(t.producer)) if t.producer is not None else t for t in b.tensors)
     ties = tuple((i, o) for i, o in b.ties if needed[i] and needed[o])
     return tuple(kept), tensors, ties
+
+
+def _is_carried(b: _Builder, tensor: int) -> bool:
+    """Whether a tensor is the carry in a loop, which takes its initial value even where no pass reads it.
+
+    Of a loop of one pass XLA leaves the body alone.
+    """
+    producer = b.tensors[tensor].producer
+    op = b.ops[producer] if producer is not None else None
+    return op is not None and op.kind == "loop_carry_in" and b.regions[op.region].length != 1
 
 
 _EFFECTS = frozenset(("debug_callback", "io_callback", "debug_print", "check", "swap", "addupdate", "ref_set"))

@@ -68,6 +68,54 @@ KNOWN: Mapping[str, Case] = {
         Description((((8, 8, 4), F32), ((8, 16), "int8")), (Do("dot", d=1), Do("dot")), "grad"),
         {"x": 2, "y": 4},
     ),
+    # A loop takes in, and moves, the initial value of a carry that no pass reads.
+    "a carry that no pass reads": (
+        Description(
+            (((6,), "bool"), ((6, 6, 3), "uint8"), ((3, 6, 6), F32)),
+            (
+                Do("logical", a=3, b=3, c=6, d=4),
+                Do("transpose", a=7, b=6, c=5),
+                Do("binary", a=3, b=5, c=6, d=1),
+                Do(
+                    "scan",
+                    4,
+                    4,
+                    6,
+                    4,
+                    (Do("transpose", 2, 5, 4, 5), Do("outer_add", 2, 5, 0, 3), Do("outer_add", 5, 4, 1, 7)),
+                ),
+            ),
+        ),
+        {"x": 3, "y": 2},
+    ),
+    "carries that no pass of a mapped loop reads": (
+        Description(
+            (((4, 8, 8), "bool"), ((2, 4, 8, 4), F32), ((2, 4, 8, 4), F32), ((2, 4, 8, 4), "int32")),
+            (Do("scan", 1, 2, 2, 1, (Do("map", a=2, body=(Do("unary", a=4, b=6, c=2),)),)), Do("unary", 5, 3, 7, 4)),
+            "hvp",
+        ),
+        {"x": 4, "y": 2},
+    ),
+    "a donated carry that no pass reads": (
+        Description(
+            (((8,), "uint32"), ((8, 8, 4), F32)),
+            (
+                Do("scan", a=7, b=2, c=0, d=3, body=(Do("reduce", a=0, b=7),)),
+                Do("scan", a=0, b=7, c=2, d=3, body=(Do("cumulative", a=7, b=2, d=3), Do("binary", 3, 1, 1, 7))),
+            ),
+            donated=(1,),
+        ),
+        {"x": 2, "y": 4},
+    ),
+    # Out of a loop that is unrolled XLA takes what no pass changes once for each copy of the body.
+    "a constant of an unrolled loop": (
+        Description(
+            (((7,), "complex64"), ((10, 5), F32)),
+            (Do("dot", c=5, d=4), Do("complex", b=5, c=3, d=4), Do("scan", a=2, b=5, c=4, d=7, body=(Do("dot"),))),
+            "vmap",
+        ),
+        {"x": 5},
+    ),
     # Partial results were to be combined bit by bit, which no collective does.
     "a reduction of bits": (Description((((8, 8, 4), "int8"),), (Do("reduce_any", c=4, d=1),)), {"y": 2}),
 }
