@@ -15,33 +15,19 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.errors import SolverError
-
-Array = NDArray[np.float64]
+from planner.schedule import Array, Indices, Row, Schedule
 
 FORBIDDEN = 10**18
 """The contest's mark of a choice that must not be taken; costs of at least this much are read as `inf`."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Row:
-    """One memory row: `usages[i][choice of nodes[i]]` bytes, summed over i, stay within `limit` bytes."""
-
-    name: str
-    limit: float
-    nodes: tuple[int, ...]
-    usages: tuple[Array, ...]
-
-    def usage(self, choice: Sequence[int]) -> float:
-        """Bytes this row uses under `choice`, summed exactly."""
-        return math.fsum(usage[choice[node]] for node, usage in zip(self.nodes, self.usages, strict=True))
+NEAR = 1e-9
+"""Rows whose rounded sum is within this part of the limit, or over it, are summed exactly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -65,7 +51,7 @@ class Problem:
     name: str
     node_costs: tuple[Array, ...]
     edges: tuple[Edge, ...]
-    rows: tuple[Row, ...] = ()
+    rows: Sequence[Row] = ()
     node_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -88,7 +74,11 @@ class Problem:
     def violations(self, choice: Sequence[int]) -> list[tuple[Row, float]]:
         """The rows over their limit under `choice`, each with the bytes it uses."""
         _check_choice(self, choice)
-        used = ((row, row.usage(choice)) for row in self.rows)
+        suspects: Sequence[Row] = self.rows
+        if isinstance(suspects, Schedule):
+            near = suspects.used(choice) > suspects.limit - NEAR * abs(suspects.limit)
+            suspects = [suspects[position] for position in np.flatnonzero(near).tolist()]
+        used = ((row, row.usage(choice)) for row in suspects)
         return [(row, usage) for row, usage in used if usage > row.limit]
 
     @staticmethod
@@ -148,6 +138,9 @@ def _validate(problem: Problem) -> None:
             checked.add(id(edge.costs))
             _check_costs(edge.costs, f"the costs of {where}")
     pieces: set[tuple[int, int]] = set()
+    if isinstance(problem.rows, Schedule):
+        _check_schedule(problem, problem.rows)
+        return
     for row in problem.rows:
         _check_row(problem, row, pieces)
 
@@ -187,6 +180,21 @@ def _check_row(problem: Problem, row: Row, checked: set[tuple[int, int]]) -> Non
         checked.add(key)
 
 
+def _check_schedule(problem: Problem, schedule: Schedule) -> None:
+    """Raises SolverError where a schedule is malformed."""
+    inside = (schedule.begins >= 0) & (schedule.begins <= schedule.ends) & (schedule.ends <= len(schedule))
+    if not inside.all():
+        wrong = int(np.flatnonzero(~inside)[0])
+        raise SolverError(
+            f"the schedule of problem {problem.name!r} has the interval {int(schedule.begins[wrong])} .. "
+            f"{int(schedule.ends[wrong])}: give rows 0 .. {len(schedule)}, the beginning first."
+        )
+    whole = Row(
+        name="of the schedule", limit=schedule.limit, nodes=tuple(schedule.nodes.tolist()), usages=schedule.usages
+    )
+    _check_row(problem, whole, set())
+
+
 def _check_choice(problem: Problem, choice: Sequence[int]) -> None:
     if len(choice) != len(problem.node_costs):
         raise SolverError(
@@ -216,29 +224,31 @@ def _read_iopddl(data: dict[str, Any]) -> Problem:
         costs = _read_costs(values).reshape(shape)
         costs = tables.setdefault((shape, costs.tobytes()), costs)
         read.append(Edge(nodes=(pair[0], pair[1]), costs=costs))
-    rows: tuple[Row, ...] = ()
+    rows: Sequence[Row] = ()
     limit = data.get("usage_limit")
     if limit is not None and limit < FORBIDDEN:
         usages = [np.asarray(usage, dtype=np.float64) for usage in nodes["usages"]]
-        rows = _rows_of_intervals(nodes["intervals"], usages, float(limit))
+        rows = _schedule(np.asarray(nodes["intervals"], dtype=np.intp).reshape(-1, 2), usages, float(limit))
     return Problem(name=data["name"], node_costs=node_costs, edges=tuple(read), rows=rows)
 
 
-def _rows_of_intervals(intervals: Sequence[Sequence[int]], usages: list[Array], limit: float) -> tuple[Row, ...]:
+def _schedule(intervals: Indices, usages: list[Array], limit: float) -> Sequence[Row]:
     """One row per maximal set of nodes live together; those sets end where a start is followed by an end."""
-    events = [(end, 0, node) for node, (begin, end) in enumerate(intervals) if begin < end and usages[node].any()]
-    events += [(intervals[node][0], 1, node) for _, _, node in events]
-    events.sort()
-    live: dict[int, Array] = {}
-    rows: list[Row] = []
-    for (time, starts, node), (_, following_starts, _) in pairwise([*events, (0, 1, 0)]):
-        if starts:
-            live[node] = usages[node]
-            if not following_starts:
-                rows.append(Row(name=f"time {time}", limit=limit, nodes=tuple(live), usages=tuple(live.values())))
-        else:
-            del live[node]
-    return tuple(rows)
+    counts = [begin < end and bool(usages[node].any()) for node, (begin, end) in enumerate(intervals.tolist())]
+    live = np.flatnonzero(counts)
+    if not live.size:
+        return ()
+    starts, stops = np.unique(intervals[live, 0]), np.unique(intervals[live, 1])
+    next_stop = stops[np.searchsorted(stops, starts, side="right")]
+    times = starts[next_stop <= np.append(starts[1:], np.iinfo(np.intp).max)]
+    return Schedule(
+        names=tuple(f"time {time}" for time in times.tolist()),
+        limit=limit,
+        nodes=live,
+        usages=tuple(usages[node] for node in live.tolist()),
+        begins=np.searchsorted(times, intervals[live, 0]),
+        ends=np.searchsorted(times, intervals[live, 1]),
+    )
 
 
 def _plain(values: Array, what: str) -> list[float | int]:

@@ -180,5 +180,5 @@ def _row_constraint(rows: RowTable, network: Network, offsets: dict[int, int], c
         used = np.flatnonzero(extra)
         where.append((np.full(used.size, line), offsets[node] + used, extra[used]))
     by_choice = _sparse(where, (len(pieces), count))
-    matrix = sparse.csr_array(sparse.diags_array(1.0 / unit) @ rows.incidence[:, pieces] @ by_choice)
+    matrix = sparse.csr_array(sparse.diags_array(1.0 / unit) @ rows.incidence()[:, pieces] @ by_choice)
     return matrix, room / unit

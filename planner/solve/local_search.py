@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from planner.problem import Array
 from planner.solve.control import Control
-from planner.solve.network import Network
+from planner.solve.network import Indices, Network
 from planner.solve.rows import RowTable
 
 PAIR_CANDIDATES = 8
@@ -45,7 +45,7 @@ class LocalSearch:
                 clean = np.where(good, table, 0.0)
                 self.finite[m][n], self.finite[n][m] = clean, clean.T
                 self.banned[m][n], self.banned[n][m] = ~good, ~good.T
-        self.transposed = rows.incidence.T.tocsr() if rows is not None else None
+        self._lines: dict[int, Indices] = {}
         self.pick: dict[int, int] = {}
         for node in self.nodes:
             wanted = 0 if start is None else int(np.searchsorted(network.labels[node], start[node]))
@@ -99,18 +99,17 @@ class LocalSearch:
             self.cost[other] += table[pick] - table[old]
         for other, ban in self.banned[node].items():
             self.clash[other] += ban[pick].astype(np.int64) - ban[old]
-        if self.rows is not None and self.transposed is not None:
+        if self.rows is not None:
             labels = self.network.labels[node]
             for piece in self.rows.pieces_of.get(node, ()):
                 usage = self.rows.usages[piece]
                 self.used[self._rows_of(piece)] += usage[labels[pick]] - usage[labels[old]]
         self.pick[node] = pick
 
-    def _rows_of(self, piece: int) -> NDArray[np.intp]:
-        matrix = self.transposed
-        if matrix is None:
-            return np.zeros(0, dtype=np.intp)
-        return matrix.indices[matrix.indptr[piece] : matrix.indptr[piece + 1]]
+    def _rows_of(self, piece: int) -> Indices:
+        if piece not in self._lines:
+            self._lines[piece] = np.zeros(0, np.intp) if self.rows is None else self.rows.rows_of(piece)
+        return self._lines[piece]
 
     def fits(self, node: int) -> NDArray[np.bool_]:
         """Which choices of a node leave its rows within their limits, or no further beyond them than now."""
@@ -187,10 +186,7 @@ class LocalSearch:
                 return True
             best: tuple[int, float, int, int] | None = None
             worst = int((over / limits).argmax())
-            pieces = self.rows.incidence.indices[
-                self.rows.incidence.indptr[worst] : self.rows.incidence.indptr[worst + 1]
-            ]
-            for piece in pieces.tolist():
+            for piece in self.rows.counted_by(worst).tolist():
                 node = int(self.rows.nodes[piece])
                 if node not in self.pick:
                     continue
