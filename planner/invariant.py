@@ -40,7 +40,8 @@ def lifted(graph: Graph, tensor: int, region: int, outermost: Sequence[int]) -> 
     Each copy of the body of an unrolled loop gives one.
     """
     copies = 1
-    while region != outermost[tensor]:
+    # A body has a higher number than what is around it; what a branch returns is made further inside than it is read.
+    while region > outermost[tensor]:
         place = graph.regions[region]
         if place.parent is None or place.kind not in LOOPS:
             break

@@ -9,7 +9,7 @@ import numpy as np
 
 from cost_models import EnergyObjective, Topology
 from planner.costs import fetches
-from planner.emit import is_by_hand, transfer_steps
+from planner.emit import is_by_hand
 from planner.flow import Transfer
 from planner.graph import Graph, Path
 from planner.halo import SLIDING
@@ -114,7 +114,7 @@ def _collectives(instance: Instance, choice: Sequence[int]) -> tuple[Collective,
         moves: list[object] = [instance.location_at(transfer.source, transfer.source_dims, choice)]
         read = next(iter(transfer.reads), served.get(transfer.target))
         body = _body(graph, *read) if read else ()
-        steps = transfer_steps(instance, transfer, choice)
+        steps = instance.steps(transfer, choice)
         if steps and transfer.target in served:
             copied.add(transfer.target)
         for position, step in enumerate(steps):

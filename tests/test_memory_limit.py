@@ -58,6 +58,10 @@ def test_an_impossible_limit_names_what_does_not_fit_and_what_would_do() -> None
     assert "takes" in message
     assert "small.py" in message or "state/" in message
     assert least is not None
+    assert caught.value.conflict
+    assert all(
+        name in message and ("small.py" in name or "end of the program" in name) for name in caught.value.conflict
+    )
     enough = _plan(1.05 * least)
     assert enough.predicted.peak_bytes <= 1.05 * least
     with pytest.raises(InfeasibleError):

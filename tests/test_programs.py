@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from planner.invariant import lifted, outermost
+from planner.trace import build_graph, trace
 from tests.programs import BODIES, OPS, Case, Description, case, shrunk
 from tests.programs_builder import Do
 from tests.programs_check import failure, failure_of, ideal
@@ -159,6 +161,29 @@ WRITTEN: Mapping[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 @pytest.mark.parametrize("name", WRITTEN)
 def test_programs_written_by_hand(name: str, mesh: Mapping[str, int]) -> None:
     assert failure(*WRITTEN[name], mesh) is None
+
+
+@pytest.mark.parametrize("method", ["nearest", "linear", "lanczos3"])
+def test_gradient_of_resizing(method: str) -> None:
+    """Its weights, one matrix per dim, are gathered in two steps, once where it runs forward and once backward."""
+
+    def energy(x: jax.Array) -> jax.Array:
+        return (jax.image.resize(x, (8, 4, 4, 4), method) ** 2).sum()
+
+    assert failure(jax.grad(energy), (normal(8, 8, 8, 4),), {"x": 4, "y": 2}) is None
+
+
+def test_what_a_branch_returns_moves_in_every_pass() -> None:
+    """Branches hold what is in them, even where no pass of the loop around them changes it."""
+
+    def body(c: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return c + x, jax.lax.cond(x[0] > 0, jnp.sin, jnp.cos, weights)
+
+    weights = normal(4)
+    graph = build_graph(trace(lambda xs: jax.lax.scan(body, jnp.zeros(4), xs), (normal(8, 4),)))
+    (op,) = (op for op in graph.ops if op.kind == "branch_out")
+    reach = outermost(graph)
+    assert [lifted(graph, tensor, op.region, reach) for tensor in op.operands] == [(op.region, 1)] * 2
 
 
 TOGETHER = 10
