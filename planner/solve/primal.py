@@ -1,0 +1,118 @@
+"""Good choices for large networks with rows: blocks moved to their best choice, and choices of the dual fused in.
+
+A block is a tree of nodes, small or most of the network, whose best choice beside all others is found by one pass of
+dynamic programming. Memory is charged at the dual's prices; a move must lower cost plus charge (or in every third
+round the cost alone), and must not overfill a row. Large blocks find what small ones cannot, small ones fit where
+large ones overfill: all sizes take turns, for about the same time each. Where rounds bring nothing, blocks drawn at a
+temperature shake the choice, and the descent starts again.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+
+from planner.solve.arrays import Arrays
+from planner.solve.dual import Dual
+from planner.solve.kernels import Floats, Ints, build, fuse, move_blocks
+
+SIZES = (30, 100, 300, 1000, 3000, 10000)
+"""Largest blocks of the turns of a round, in nodes."""
+CHARGES = np.asarray([1.0, 1.0, 1.0, 2.0, 0.5, 0.0])
+"""Of which one is drawn for every block: by what the prices are multiplied."""
+FREE_CHARGES = np.asarray([0.0, 0.0, 0.5, 1.0])
+"""The same where moves are judged by their cost alone."""
+TURN_SECONDS = 0.1
+"""How long the blocks of one size are moved before the next size has its turn."""
+QUIET_ROUNDS = 6
+"""Rounds without a better choice before the choice is shaken."""
+HEAT = 2.0
+"""Temperature of the shaking, in the average cost of a node."""
+
+
+@final
+class Primal:
+    """One choice that moves, `pick`, and the best within the rows, `best` with its `value`; `inf` before there is one."""
+
+    def __init__(self, arrays: Arrays, dual: Dual, seed: int) -> None:
+        self.arrays, self.dual = arrays, dual
+        self._random = np.random.default_rng(seed)
+        width = 1 << max(1, int(arrays.limits.size - 1).bit_length())
+        self._tree, self._added = np.zeros(2 * width), np.zeros(width)
+        self._paid = np.zeros(arrays.unary.size)
+        self._moves = dict.fromkeys(SIZES, 1)
+        self._state = np.asarray([0.0, math.inf])
+        self._quiet = self._round = 0
+        self.best: Ints = dual.pick.copy()
+        self.pick: Ints = dual.pick.copy()
+        self.restart(dual.pick)
+
+    @property
+    def value(self) -> float:
+        """Cost of the best choice within the rows."""
+        return float(self._state[1])
+
+    @property
+    def fullest(self) -> float:
+        """Bytes of the fullest row over its limit, under the choice that moves."""
+        return float(self._tree[1])
+
+    def restart(self, pick: Ints) -> None:
+        """Goes on from a choice."""
+        self.pick = pick.copy()
+        self._resume()
+
+    def _resume(self) -> None:
+        """Sums cost and memory of the present choice anew, so that rounding does not add up."""
+        over = self.arrays.over(self.pick)
+        build(over if over.size else np.full(1, -1.0), self._tree, self._added)
+        self._state[0] = self.dual.value(self.pick)
+        if self.fullest <= 0 and self._state[0] < self._state[1]:
+            self._state[1] = self._state[0]
+            self.best = self.pick.copy()
+
+    def fuse(self, proposals: Sequence[Ints]) -> None:
+        """Takes over what helps of each proposal."""
+        self.dual.per_choice(self.dual.prices, self._paid)
+        for proposal in proposals:
+            for hot in (1.0, 0.0):
+                fuse(proposal, hot, *self._arguments())
+
+    def round(self, until: float) -> bool:
+        """One turn of every block size, until `time.perf_counter()` reaches `until`; True if the best got better."""
+        before = self.value
+        self.dual.per_choice(self.dual.prices, self._paid)
+        free = self._round % 3 == 2 and self.fullest <= 0
+        self._round += 1
+        if self._quiet >= QUIET_ROUNDS:
+            self._quiet = 0
+            if math.isfinite(self.value):
+                self.restart(self.best)
+            heat = HEAT * abs(self.value if math.isfinite(self.value) else self._state[0]) / self.arrays.size.size
+            self._turn(int(self._random.choice(SIZES)), CHARGES, 1.0, heat * self._random.random() ** 2)
+        for largest in SIZES:
+            if time.perf_counter() >= until:
+                break
+            self._turn(largest, FREE_CHARGES if free else CHARGES, 0.0 if free else 1.0, 0.0)
+            if largest >= self.arrays.size.size:
+                break
+        self._resume()
+        better = self.value < before
+        self._quiet = 0 if better else self._quiet + 1
+        return better
+
+    def _turn(self, largest: int, charges: Floats, hot: float, heat: float) -> None:
+        began = time.perf_counter()
+        seed, moves = int(self._random.integers(1 << 31)), self._moves[largest]
+        block = min(largest, int(self.arrays.size.size))
+        move_blocks(seed, moves, block, charges, hot, heat, *self._arguments())
+        spent = max(time.perf_counter() - began, 1e-6)
+        self._moves[largest] = max(1, int(moves * min(4.0, TURN_SECONDS / spent)))
+
+    def _arguments(self) -> tuple[Ints | Floats, ...]:
+        network, uses = self.arrays.network, self.arrays.uses
+        return (*network, *uses, self._paid, self._tree, self._added, self.pick, self._state, self.best)

@@ -1,0 +1,119 @@
+"""The method for large problems with rows: prices and bounds in one thread, good choices in another.
+
+The dual (`dual.py`) raises a bound and proposes choices; the primal (`primal.py`) moves blocks of nodes at the dual's
+prices and takes over the parts of the proposals that help. Both run compiled and at the same time, so two cores are
+used, and the outcome depends on the machine's timing as well as on the seed.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+
+import numpy as np
+
+from planner.problem import Problem
+from planner.solve.arrays import Arrays
+from planner.solve.control import Control
+from planner.solve.dual import Dual
+from planner.solve.incumbent import Incumbent
+from planner.solve.kernels import Ints
+from planner.solve.prepare import Prepared
+from planner.solve.primal import Primal
+from planner.solve.rows import RowTable
+from planner.solve.solution import Solution, is_optimal
+from planner.solve.ties import Tied
+
+HEAD_START = 0.12
+"""Part of the time in which only the dual runs, so that the primal starts with prices that mean something."""
+PROPOSALS = 40
+"""How many of the dual's latest choices wait to be fused."""
+TELL_SECONDS = 2.0
+"""How often a better choice is told at most."""
+LAST_SECONDS = 0.03
+"""Part of the time kept for what follows the search."""
+THRIFT = (1.0, 1.5, 3.0, 10.0, 100.0, 1e4)
+"""By what prices are multiplied in turn until a choice within the rows is found."""
+THRIFTY_STEPS = 10
+"""Sweeps at each of them."""
+
+
+def solve_primal_dual(problem: Problem, control: Control) -> Solution:
+    """The best choice found within the time and the bound proven, all rows at once."""
+    rows = RowTable.of(problem)
+    best = Incumbent(problem, rows, control)
+    prepared = Prepared(problem, rows, control.sharing)
+    if prepared.fit() and prepared.reduce(dominance=False) and prepared.fit():
+        improve(prepared, best, control, control.left() * (1 - LAST_SECONDS))
+    else:
+        best.raise_bound(math.inf)
+    return best.solution("primal_dual", prepared.detail)
+
+
+def improve(prepared: Prepared, best: Incumbent, control: Control, seconds: float) -> None:
+    """Raises the bound and improves the choice of `best` for about so many seconds, or until it is proven optimal.
+
+    The rows of `prepared` must be those of `best`.
+    """
+    until = time.perf_counter() + seconds
+    tied = Tied(prepared.network.copy(), prepared.rows)
+    arrays = Arrays.of(tied, prepared.rows)
+
+    def offer(pick: Ints) -> None:
+        choice = np.zeros(len(prepared.network.labels), dtype=np.intp)
+        for node, label in arrays.chosen(pick).items():
+            choice[node] = label
+        tied.undo(choice)
+        best.offer(prepared.complete({node: int(choice[node]) for node in prepared.network.live}))
+
+    dual = Dual(arrays)
+    head = time.perf_counter() + HEAD_START * (until - time.perf_counter())
+    while time.perf_counter() < head or dual.steps < 2:
+        over = dual.step()
+        if over.max(initial=0.0) <= 0 and is_optimal(dual.value(dual.pick), dual.bound, best.scale):
+            break
+    primal = Primal(arrays, dual, control.seed)
+    proposals: deque[Ints] = deque(maxlen=PROPOSALS)
+    stop = threading.Event()
+
+    def raise_bounds() -> None:
+        while not stop.is_set() and time.perf_counter() < until:
+            dual.step()
+            proposals.append(dual.pick)
+
+    _enter(primal, dual)
+    thread = threading.Thread(target=raise_bounds, daemon=True)
+    thread.start()
+    told, told_at = math.inf, 0.0
+    try:
+        while time.perf_counter() < until:
+            waiting = [proposals.popleft() for _ in range(len(proposals))]
+            primal.fuse(waiting)
+            primal.round(until)
+            best.raise_bound(min(dual.bound, primal.value))
+            proven = is_optimal(primal.value, dual.bound, best.scale)
+            if primal.value < told and (proven or time.perf_counter() >= told_at + TELL_SECONDS):
+                told, told_at = primal.value, time.perf_counter()
+                offer(primal.best)
+            if proven:
+                break
+    finally:
+        stop.set()
+        thread.join()
+    if math.isfinite(primal.value):
+        offer(primal.best)
+    best.raise_bound(min(dual.bound, best.value))
+
+
+def _enter(primal: Primal, dual: Dual) -> None:
+    """Starts the primal from a choice within the rows, if dearer and dearer memory leads to one."""
+    trial = Dual(dual.arrays)
+    for factor in THRIFT:
+        trial.hold(dual.prices * factor if dual.prices.any() else np.full(dual.prices.size, factor * abs(dual.bound)))
+        for _ in range(THRIFTY_STEPS):
+            trial.step()
+        primal.restart(trial.pick)
+        if primal.fullest <= 0:
+            return

@@ -1,0 +1,108 @@
+"""Ties: a node whose choice another node decides becomes part of it, memory and all.
+
+An edge decides its first node where every choice of the second has exactly one possible partner. Then the first node's
+costs, edges and bytes move to the second, choice by choice. Nothing is lost: it is the exact reduction for chains of ops
+that must have the same layout although each of them takes memory of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.problem import Array
+from planner.solve.network import Indices, Network
+from planner.solve.rows import RowTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Decided:
+    """A node that another decides: its choice (problem's numbering) for each of the other's `labels`."""
+
+    node: int
+    by: int
+    labels: Indices
+    choices: Indices
+
+
+@final
+class Tied:
+    """A network without ties, made from one in place; `carried` are the pieces of memory each node now stands for.
+
+    A piece is given by its number in the row table and its bytes per remaining choice of the node.
+    """
+
+    def __init__(self, network: Network, rows: RowTable) -> None:
+        self.network = network
+        self.trail: list[Decided] = []
+        self.carried: dict[int, list[tuple[int, Array]]] = {
+            node: [(piece, rows.usages[piece][network.labels[node]]) for piece in pieces]
+            for node, pieces in rows.pieces_of.items()
+            if node in network.live
+        }
+        waiting = [(m, n) for m, n, _ in network.edges()]
+        while waiting:
+            m, n = waiting.pop()
+            for node, by in sorted(((m, n), (n, m)), key=self._weight):
+                picks = self._decided(node, by)
+                if picks is not None:
+                    waiting += self._fold(node, by, picks)
+                    break
+        for node in sorted(network.live):
+            self._drop_forbidden(node)
+
+    def undo(self, choice: NDArray[np.intp]) -> None:
+        """Fills in the choices of the nodes that others decide."""
+        for step in reversed(self.trail):
+            choice[step.node] = step.choices[int(np.searchsorted(step.labels, choice[step.by]))]
+
+    def _weight(self, pair: tuple[int, int]) -> int:
+        """What folding the first node of a pair would have to move."""
+        return len(self.network.tables[pair[0]]) + len(self.carried.get(pair[0], ()))
+
+    def _decided(self, node: int, by: int) -> Indices | None:
+        """The one possible position of `node` for every choice of its neighbour `by`, if there is just one each."""
+        if node not in self.network.live or by not in self.network.tables[node]:
+            return None
+        table = self.network.tables[node][by]
+        return self.network.sharing.once("decides", (table,), partial(_only_partner, table))
+
+    def _fold(self, node: int, by: int, picks: Indices) -> list[tuple[int, int]]:
+        """Makes `node` part of `by`; the edges that changed."""
+        network = self.network
+        table = network.tables[node][by]
+        labels = network.labels[node]
+        self.trail.append(Decided(node=node, by=by, labels=network.labels[by], choices=labels[picks]))
+        network.unary[by] = network.unary[by] + network.unary[node][picks] + table[picks, np.arange(picks.size)]
+        network.disconnect(node, by)
+        same = picks.size == labels.size and bool((picks == np.arange(picks.size)).all())
+        changed: list[tuple[int, int]] = []
+        for other, costs in list(network.tables[node].items()):
+            network.disconnect(node, other)
+            network.add_table(by, other, costs if same else network.sharing.taken(costs, picks))
+            changed.append((by, other))
+        moved = [(piece, usage if same else usage[picks]) for piece, usage in self.carried.pop(node, [])]
+        if moved:
+            self.carried.setdefault(by, []).extend(moved)
+        network.live.discard(node)
+        return changed
+
+    def _drop_forbidden(self, node: int) -> None:
+        possible = np.isfinite(self.network.unary[node])
+        if possible.all() or not possible.any():
+            return
+        self.network.keep(node, possible)
+        if node in self.carried:
+            self.carried[node] = [(piece, usage[possible]) for piece, usage in self.carried[node]]
+
+
+def _only_partner(table: Array) -> Indices | None:
+    """For every column the one line that is possible; None where some column has several or none."""
+    possible = np.isfinite(table)
+    if not (possible.sum(axis=0) == 1).all():
+        return None
+    return possible.argmax(axis=0)
