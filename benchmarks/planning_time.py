@@ -1,11 +1,12 @@
-"""How long does planning take, where does the time go, and how does it grow with the program?
+"""How long does planning take, where does the time go, and how does it grow with program, devices and axes?
 
-    python -m benchmarks.planning_time [--only gpt,llama] [--zoo FOLDER] [--topology v5e:4x4] [--out FILE.json]
+    python -m benchmarks.planning_time [--only NAME,NAME] [--topology T,T] [--axes 2,3] [--zoo FOLDER] [--out FILE.json]
 
-Plans every program at its real size for a topology without devices, all meshes searched, each in a process of its own: the
-seconds of tracing, of making ready (graph, rules, groups, flow), of building the problems of the meshes, of solving them
-and of emission, with the processor's seconds beside the clock's, and the peak memory of the process. `--zoo` names a
-folder of program files with `build(size)`; those whose packages are missing are told as such.
+Plans every program at its real size for a topology without devices, all meshes of up to two and of up to three axes
+searched under the chip's memory limit, each in a process of its own. Told are the seconds of tracing, of making ready (graph, rules,
+groups, flow), of stating the meshes' problems, of solving them and of emission, with the processor's seconds beside the
+clock's and the peak memory of the process; and the seconds that JAX alone takes to trace the program, which are no part of
+the planner's. `--zoo` names a folder of program files with `build(size)`; those whose packages are missing are told.
 """
 
 from __future__ import annotations
@@ -17,66 +18,120 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.models import MODELS
+import jax
+
+from benchmarks.models import MODELS, gpt, llama, resnet, sparse
 from benchmarks.models.base import Model
-from benchmarks.models.gpt import CONFIGS, gpt
 from benchmarks.stamp import stamp
 from planner.decision import Request
 from planner.errors import InfeasibleError
 from planner.instance import Instance
 from planner.options import Options
 from planner.pipeline import Pipeline
-from planner.target import resolve
+from planner.target import Target, resolve
 from planner.trace import trace
 
 RESULTS = Path(__file__).resolve().parent / "results" / "planning_time.json"
 LIMIT_S = 600.0
 """Wall time after which a program's process is ended."""
+TIME_LIMIT_S = 300.0
+"""The time limit of a search."""
 
 
-def _unrolled(layers: int) -> Model:
-    config = replace(CONFIGS["1.3B"], layers=layers)
-    return gpt(config, batch=64, scan=False, tied=False, size="real", name=f"gpt unrolled x{layers}")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A program, planned for a topology over all meshes of up to so many axes."""
+
+    program: str
+    topology: str
+    axes: int
 
 
-PROGRAMS: Mapping[str, Callable[[], Model]] = {
-    **{name: lambda build=build: build("real") for name, build in MODELS.items() if name != "gpt_unrolled"},
-    **{f"gpt unrolled x{layers}": lambda layers=layers: _unrolled(layers) for layers in (2, 8, 30)},
+def _llama(name: str, *, scan: bool = True) -> Callable[[int], Model]:
+    config = replace(llama.CONFIGS[name], query_block=512, scan=scan)
+    return lambda devices: llama.llama(config, batch=devices, size="real")
+
+
+def _gpt(
+    name: str, *, layers: int | None = None, batch: int | None = None, scan: bool = True
+) -> Callable[[int], Model]:
+    config = replace(gpt.CONFIGS[name], layers=layers or gpt.CONFIGS[name].layers)
+    return lambda devices: gpt.gpt(config, batch=batch or devices, scan=scan, tied=scan, size="real")
+
+
+def _model(name: str) -> Callable[[int], Model]:
+    return lambda devices: MODELS[name]("real")
+
+
+PROGRAMS: Mapping[str, Callable[[int], Model]] = {
+    "llama 8B": _llama("8B"),
+    "llama 70B": _llama("70B"),
+    "llama 405B": _llama("405B"),
+    "llama 8B unrolled": _llama("8B", scan=False),
+    "mixtral 8x7B": lambda devices: sparse.build("real", config="8x7B", batch=devices),
+    "deepseek-like 708B": lambda devices: sparse.build("real", config="V3", batch=devices),
+    "gpt 1.3B": _gpt("1.3B"),
+    "gpt 175B": _gpt("175B"),
+    **{f"gpt unrolled x{layers}": _gpt("1.3B", layers=layers, batch=64, scan=False) for layers in (2, 8, 30)},
+    **{f"gpt deep x{layers}": _gpt("deep", layers=layers, batch=64, scan=False) for layers in (16, 128, 1024)},
+    "wide resnet 13B": lambda devices: resnet.resnet(resnet.CONFIGS["13B"], batch=devices, size="real"),
+    **{name: _model(name) for name in MODELS if name not in ("gpt", "gpt_unrolled", "llama")},
 }
-"""Programs at their real sizes; the unrolled ones grow to 25,000 equations."""
+"""Programs at their real sizes by the number of devices, of which most get one sequence each; the deepest has about 350,000
+equations."""
+
+CASES = (
+    *(Case(program="llama 8B", topology=t, axes=n) for t in ("v5e:4x4", "v5e:16x16", "v5p:16x16x16") for n in (2, 3)),
+    *(Case(program=p, topology="v5p:8x8x4", axes=n) for p in ("llama 70B", "llama 405B") for n in (2, 3)),
+    Case(program="llama 70B", topology="v5e:16x16", axes=2),
+    Case(program="llama 405B", topology="v5p:16x16x16", axes=3),
+    *(Case(program="llama 8B unrolled", topology="v5e:16x16", axes=n) for n in (2, 3)),
+    *(Case(program="mixtral 8x7B", topology="v5e:16x16", axes=n) for n in (2, 3)),
+    *(Case(program="deepseek-like 708B", topology="v5p:8x8x4", axes=n) for n in (2, 3)),
+    Case(program="deepseek-like 708B", topology="v5p:16x16x16", axes=3),
+    *(Case(program="gpt 175B", topology="v5p:8x8x4", axes=n) for n in (2, 3)),
+    *(
+        Case(program=p, topology="v5e:4x4", axes=3)
+        for p in PROGRAMS
+        if p.startswith(("gpt 1.3B", "gpt unrolled", "gpt deep"))
+    ),
+    Case(program="wide resnet 13B", topology="v5p:8x8x4", axes=2),
+    *(Case(program=p, topology="v5e:4x4", axes=3) for p in MODELS if p in PROGRAMS),
+)
+"""What is measured: 16, 256 and 4,096 chips."""
 
 
 class _Timed(Pipeline):
-    """A pipeline that keeps the seconds its instances took."""
+    """A pipeline that keeps the seconds its instances took to be stated."""
 
     building = 0.0
 
-    def instance(self, shape: Mapping[str, int]) -> Instance:
+    def instance(self, *given: Any, **more: Any) -> Instance:
         started = time.perf_counter()
-        made = super().instance(shape)
-        _ = made.node_values
+        made = super().instance(*given, **more)
         self.building += time.perf_counter() - started
         return made
 
 
-def measure(fn: Callable[..., Any], args: tuple[Any, ...], donate: tuple[int, ...], topology: str) -> dict[str, Any]:
+def measure(
+    fn: Callable[..., Any], args: tuple[Any, ...], donate: tuple[int, ...], target: Target, axes: int
+) -> dict[str, Any]:
     """The seconds and gigabytes of planning one program, and what came of it."""
     seconds: dict[str, float] = {}
 
     @contextmanager
-    def timed(part: str) -> Any:
+    def timed(part: str) -> Generator[None]:
         started = time.perf_counter()
         yield
         seconds[part] = time.perf_counter() - started
 
     began, processor = time.perf_counter(), time.process_time()
-    target = resolve(None, topology)
     request = Request(
         topology=target.topology,
         platform=None,
@@ -91,11 +146,16 @@ def measure(fn: Callable[..., Any], args: tuple[Any, ...], donate: tuple[int, ..
         program = trace(fn, args, donate_argnums=donate)
     with timed("ready"):
         pipeline = _Timed(program=program, target=target, request=request)
-    meshes = pipeline.meshes(None, 3)
-    found: dict[str, Any] = {"equations": len(pipeline.graph.ops), "decisions": len(pipeline.model.flow.nodes)}
+    meshes = pipeline.meshes(None, axes)
+    found: dict[str, Any] = {
+        "devices": target.count,
+        "equations": len(pipeline.graph.ops),
+        "decisions": len(pipeline.model.flow.nodes),
+        "meshes": len(meshes),
+    }
     with timed("solve"):
         try:
-            best = pipeline.search(meshes, limit_bytes=request.memory_limit, options=Options())
+            best = pipeline.search(meshes, limit_bytes=request.memory_limit, options=Options(time_limit_s=TIME_LIMIT_S))
         except InfeasibleError as error:
             best = None
             found |= {"status": "infeasible", "least_bytes": error.least_bytes}
@@ -115,34 +175,40 @@ def measure(fn: Callable[..., Any], args: tuple[Any, ...], donate: tuple[int, ..
         found |= {
             "status": decision.certificate.status,
             "gap": decision.certificate.gap,
+            "value": decision.certificate.value,
             "mesh": dict(decision.mesh_shape),
-            "predicted_seconds": decision.predicted.seconds,
+            "peak_bytes_of_plan": decision.predicted.peak_bytes,
         }
-    return {
-        **found,
+    found |= {
         "seconds": seconds,
         "wall_seconds": time.perf_counter() - began,
         "processor_seconds": time.process_time() - processor,
         "peak_gigabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
     }
+    # Last, so that nothing the planner's tracing needs is known to JAX already; a function of its own is traced anew.
+    started, processor = time.perf_counter(), time.process_time()
+    jax.jit(lambda *given: fn(*given)).trace(*args)
+    alone = {"wall": time.perf_counter() - started, "processor": time.process_time() - processor}
+    return {**found, "jax_alone_seconds": alone}
 
 
-def one(name: str, zoo: Path | None, topology: str) -> dict[str, Any]:
-    """The figures of one program, a model or the name of a file of the zoo."""
-    if name in PROGRAMS:
-        model = PROGRAMS[name]()
-        return measure(model.fn, model.args, model.donate_argnums, topology)
+def one(case: Case, zoo: Path | None) -> dict[str, Any]:
+    """The figures of one program, of `PROGRAMS` or the name of a file of the zoo."""
+    target = resolve(None, case.topology)
+    if case.program in PROGRAMS:
+        model = PROGRAMS[case.program](target.count)
+        return measure(model.fn, model.args, model.donate_argnums, target, case.axes)
     sys.path.insert(0, str(zoo))
     try:
-        fn, args = importlib.import_module(name).build(size="real")
+        fn, args = importlib.import_module(case.program).build(size="real")
     except ImportError as error:
         return {"status": f"not measured: {error}"}
-    return measure(fn, tuple(args), (), topology)
+    return measure(fn, tuple(args), (), target, case.axes)
 
 
-def in_child(name: str, zoo: Path | None, topology: str) -> dict[str, Any]:
+def in_child(case: Case, zoo: Path | None) -> dict[str, Any]:
     """The figures of one program, measured in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.planning_time", "--one", name, "--topology", topology]
+    command = [sys.executable, "-m", "benchmarks.planning_time", "--one", json.dumps(asdict(case))]
     command += ["--zoo", str(zoo)] if zoo else []
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
@@ -154,36 +220,53 @@ def in_child(name: str, zoo: Path | None, topology: str) -> dict[str, Any]:
     return json.loads(lines[-1])
 
 
-def _line(name: str, found: Mapping[str, Any]) -> str:
+COLUMNS = ("trace", "ready", "build", "solve", "emit")
+
+
+def _line(case: Case, found: Mapping[str, Any]) -> str:
+    name = f"{case.program:22}{case.topology:>14}{case.axes:3}"
     if "seconds" not in found:
-        return f"{name:32} {found['status']}"
-    parts = "".join(f"{found['seconds'].get(part, 0.0):8.2f}" for part in ("trace", "ready", "build", "solve", "emit"))
-    figures = f"{found['wall_seconds']:8.1f}{found['processor_seconds']:8.1f}{found['peak_gigabytes']:6.2f}"
-    return f"{name:32}{found['equations']:7}{found['decisions']:7}{parts}{figures}  {found['status']}"
+        return f"{name} {found['status']}"
+    parts = "".join(f"{found['seconds'].get(part, 0.0):8.2f}" for part in COLUMNS)
+    figures = (
+        f"{found['wall_seconds']:8.1f}{found['processor_seconds']:8.1f}{found['jax_alone_seconds']['processor']:8.1f}"
+    )
+    told = f"{found['peak_gigabytes']:6.2f} {found['status']} {found.get('gap', 0.0):.1e} {found.get('mesh', '')}"
+    return f"{name}{found['equations']:8}{found['decisions']:7}{found['meshes']:5}{parts}{figures}{told}"
 
 
 def main() -> None:
     """Measures every program, prints a table and writes the JSON."""
     parser = argparse.ArgumentParser(description="How long does planning take?")
     parser.add_argument("--only", default="", help="names of programs, separated by commas")
-    parser.add_argument("--one", default="", help="measure one program in this process and print its JSON")
+    parser.add_argument("--topology", default="", help="topologies, separated by commas; default those of each program")
+    parser.add_argument(
+        "--axes", default="", help="most axes of a mesh, separated by commas; default those of each program"
+    )
+    parser.add_argument("--one", default="", help="measure one case (JSON) in this process and print its JSON")
     parser.add_argument("--zoo", type=Path, default=None, help="a folder of program files")
-    parser.add_argument("--topology", default="v5e:4x4")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     if given.one:
-        print(json.dumps(one(given.one, given.zoo, given.topology)))
+        print(json.dumps(one(Case(**json.loads(given.one)), given.zoo)))
         return
-    names = [*PROGRAMS, *(sorted(p.stem for p in given.zoo.glob("[!_]*.py")) if given.zoo else ())]
-    if given.only:
-        names = [name for name in names if name in given.only.split(",")]
-    titles = "".join(f"{title:>8}" for title in ("trace", "ready", "build", "solve", "emit", "wall s", "cpu s"))
-    print(f"{'program':32}{'eqns':>7}{'nodes':>7}{titles}{'GB':>6}")
-    rows: dict[str, Any] = {}
-    for name in names:
-        rows[name] = in_child(name, given.zoo, given.topology)
-        print(_line(name, rows[name]), flush=True)
-        given.out.write_text(json.dumps({**stamp(), "topology": given.topology, "programs": rows}, indent=1) + "\n")
+    zoo = sorted(path.stem for path in given.zoo.glob("[!_]*.py")) if given.zoo else []
+    cases = [*CASES, *(Case(program=name, topology="v5e:4x4", axes=3) for name in zoo)]
+    only, topologies, axes = (words.split(",") if words else [] for words in (given.only, given.topology, given.axes))
+    cases = [
+        case
+        for case in cases
+        if (not only or case.program in only)
+        and (not topologies or case.topology in topologies)
+        and (not axes or str(case.axes) in axes)
+    ]
+    titles = "".join(f"{title:>8}" for title in (*COLUMNS, "wall s", "cpu s", "jax cpu"))
+    print(f"{'program':22}{'topology':>14}{'ax':>3}{'eqns':>8}{'nodes':>7}{'mesh':>5}{titles}{'GB':>6}")
+    rows: list[dict[str, Any]] = []
+    for case in cases:
+        rows.append({**asdict(case), **in_child(case, given.zoo)})
+        print(_line(case, rows[-1]), flush=True)
+        given.out.write_text(json.dumps({**stamp(), "cases": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

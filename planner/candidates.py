@@ -29,8 +29,8 @@ class Strategies:
     axis_sizes: tuple[int, ...]
     num_factors: int
 
-    def keep(self, mask: npt.NDArray[np.bool_]) -> Strategies:
-        """The strategies where `mask` holds."""
+    def keep(self, mask: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> Strategies:
+        """The strategies where `mask` holds, or at these positions."""
         return Strategies(assignment=self.assignment[mask], axis_sizes=self.axis_sizes, num_factors=self.num_factors)
 
     def __len__(self) -> int:

@@ -144,6 +144,7 @@ def _options(arguments: argparse.Namespace, planned: Planned, progress: Callable
         seed=pick("seed"),
         max_axes=pick("max_axes"),
         while_trips=pick("while_trips"),
+        share_layers=base.share_layers,
         affordable_flops=base.affordable_flops,
         progress=progress,
     )

@@ -12,12 +12,10 @@ from dataclasses import dataclass
 
 from jax.sharding import PartitionSpec
 
-from planner.flow import Transfer
 from planner.graph import Op
 from planner.halo import image_of, is_grouped, slides_of
 from planner.instance import Instance
 from planner.places import Slot, slots
-from planner.reshard import Step, reshard_steps
 from planner.specs import spec_of, to_spec
 
 
@@ -31,20 +29,6 @@ class Placement:
     constraints: Mapping[Slot, tuple[PartitionSpec, ...]]
 
 
-def transfer_steps(instance: Instance, transfer: Transfer, choice: Sequence[int]) -> list[Step]:
-    """The steps of one transfer under a choice."""
-    aval = instance.model.graph.tensors[transfer.tensor].aval
-    chosen = instance.strategies[transfer.source].splits(transfer.reduced)[choice[transfer.source]]
-    return reshard_steps(
-        instance.mesh,
-        instance.location_at(transfer.source, transfer.source_dims, choice),
-        [bool(p) for p in chosen],
-        instance.location_at(transfer.target, transfer.target_dims, choice),
-        shape=aval.shape,
-        whole_bytes=aval.bytes,
-    )
-
-
 def place(instance: Instance, choice: Sequence[int], *, sum_whole: bool) -> Placement:
     """The placement that a choice of strategies stands for.
 
@@ -53,8 +37,9 @@ def place(instance: Instance, choice: Sequence[int], *, sum_whole: bool) -> Plac
     compiler overlaps the direct form better (as a loop of small dots and permutes).
     """
     graph, flow, names = instance.model.graph, instance.model.flow, instance.mesh.names
-    steps_of = {t.id: transfer_steps(instance, t, choice) for t in instance.moving}
-    layouts = {transfer: [to_spec(step.layout, names) for step in steps] for transfer, steps in steps_of.items()}
+    steps_of = {t.id: instance.steps(t, choice) for t in instance.moving}
+    specs = {id(steps): [to_spec(step.layout, names) for step in steps] for steps in steps_of.values()}
+    layouts = {transfer: specs[id(steps)] for transfer, steps in steps_of.items()}
     constraints: dict[Slot, tuple[PartitionSpec, ...]] = {}
     summed = {t.tensor: t for t in flow.transfers if t.reduced}
     for op in graph.ops:

@@ -29,11 +29,14 @@ class InfeasibleError(PlannerError):
     """No plan fits the memory limit or the pins; says what conflicts and the least memory that would do.
 
     `least_bytes` is that memory per device, None where it is not memory that conflicts or it was not found in time.
+    `conflict` are the points of the schedule that cannot all be within the limit, in the user's names; none of them can
+    be left out. It is empty where the conflict was not found in time.
     """
 
-    def __init__(self, message: str, *, least_bytes: float | None = None) -> None:
+    def __init__(self, message: str, *, least_bytes: float | None = None, conflict: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.least_bytes = least_bytes
+        self.conflict = conflict
 
 
 class PlanFileError(PlannerError):

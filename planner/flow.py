@@ -187,7 +187,7 @@ def _place_argument(flow: _Flow, tensor: int, fed_by: int | None) -> None:
             flow.home[tensor] = (group, dims)
             return
     aval = graph.tensors[tensor]
-    if readers or tensor in graph.inputs:
+    if readers or tensor in graph.taken:
         node = flow.node("argument", None, tensor, aval.name)
         flow.home[tensor] = (node, own_dims(aval.aval.shape))
 
@@ -206,7 +206,7 @@ def _place_result(flow: _Flow, op: Op, position: int, tensor: int) -> None:
     readers = flow.readers(tensor)
     outside = {reader for by_reader in readers.values() for reader in by_reader if reader[0] != group}
     inside = any(reader[0] == group for by_reader in readers.values() for reader in by_reader)
-    is_output = tensor in graph.outputs
+    is_output = tensor in graph.returned
     if inside or placement.combiner != "add":
         flow.transfer(tensor, made, made, region, op.source, reduced=reduced)
     elif len(outside) == 1 and not is_output:

@@ -23,15 +23,17 @@ class Forest:
         return len(self.parent) - 1
 
     def find(self, factor: int) -> int:
-        root = factor
-        while self.parent[root] != root:
-            root = self.parent[root]
-        while self.parent[factor] != root:
-            self.parent[factor], factor = root, self.parent[factor]
+        parent, root = self.parent, factor
+        while (up := parent[root]) != root:
+            root = up
+        while parent[factor] != root:
+            parent[factor], factor = root, parent[factor]
         return root
 
     def leaves(self, dim: Sequence[int]) -> tuple[int, ...]:
         """The factors a dim is made of today, major first."""
+        if len(dim) == 1 and (only := self.find(dim[0])) not in self.children:
+            return (only,)
         found: list[int] = []
         for factor in dim:
             root = self.find(factor)
@@ -47,6 +49,8 @@ class Forest:
     def match(self, left: Sequence[int], right: Sequence[int]) -> list[tuple[int, int, int]] | None:
         """How two dims align: (left leaf, right leaf, size) pieces, or None where sizes do not nest."""
         left, right = self.leaves(left), self.leaves(right)
+        if len(left) == len(right) == 1 and self.size[left[0]] == self.size[right[0]]:
+            return [(left[0], right[0], self.size[left[0]])]
         a, b = [self.size[f] for f in left], [self.size[f] for f in right]
         if 0 in a or 0 in b:  # an extent of nothing nests with its like only
             return list(zip(left, right, a, strict=True)) if a == b else None
@@ -77,7 +81,11 @@ class Forest:
                     whole = factor in self.whole
                     self.children[factor] = tuple(self.new(size, whole=whole) for size in sizes)
         for a, b in zip(self.leaves(left), self.leaves(right), strict=True):
-            if (root := self.find(a)) != (other := self.find(b)):
-                self.parent[other] = root
-                if other in self.whole:
-                    self.whole.add(root)
+            self.join(a, b)
+
+    def join(self, a: int, b: int) -> None:
+        """Makes two factors of one size one."""
+        if (root := self.find(a)) != (other := self.find(b)):
+            self.parent[other] = root
+            if other in self.whole:
+                self.whole.add(root)

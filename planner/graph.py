@@ -106,6 +106,16 @@ class Graph:
     notes: tuple[str, ...] = ()
 
     @cached_property
+    def taken(self) -> frozenset[int]:
+        """The tensors that are arguments."""
+        return frozenset(self.inputs)
+
+    @cached_property
+    def returned(self) -> frozenset[int]:
+        """The tensors that are results."""
+        return frozenset(self.outputs)
+
+    @cached_property
     def consumers(self) -> tuple[tuple[tuple[int, int], ...], ...]:
         """For each tensor, the (op id, operand position) pairs that read it, in program order."""
         readers: list[list[tuple[int, int]]] = [[] for _ in self.tensors]

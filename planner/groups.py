@@ -108,6 +108,13 @@ class _Merger:
 
     def follow(self, op: int, mine: Dims, other: int, theirs: Dims) -> None:
         """Merges `op` into the group of `other` through a tensor both touch, if their factors nest and may be split."""
+        pairs = self._one_by_one(mine, theirs)
+        if pairs is not None:
+            if all(self.factors.is_whole(a) == self.factors.is_whole(b) for a, b in pairs):
+                for a, b in pairs:
+                    self.factors.join(a, b)
+                self.join(op, other)
+            return
         for a, b in zip(mine, theirs, strict=True):
             leaves_a, leaves_b = self.factors.leaves(a), self.factors.leaves(b)
             if any(map(self.factors.is_whole, leaves_a)) != any(map(self.factors.is_whole, leaves_b)):
@@ -119,6 +126,26 @@ class _Merger:
         for a, b in zip(mine, theirs, strict=True):
             self.factors.unify(a, b)
         self.join(op, other)
+
+    def _one_by_one(self, mine: Dims, theirs: Dims) -> list[tuple[int, int]] | None:
+        """The factors to be joined where every dim has one of a like size on both sides, and none is of two dims."""
+        pairs: list[tuple[int, int]] = []
+        met: set[int] = set()
+        size = self.factors.size
+        for a, b in zip(mine, theirs, strict=True):
+            if not a and not b:
+                continue
+            if len(a) != 1 or len(b) != 1:
+                return None
+            left, right = self.factors.leaves(a), self.factors.leaves(b)
+            if len(left) != 1 or len(right) != 1 or size[left[0]] != size[right[0]]:
+                return None
+            pair = left[0], right[0]
+            if pair[0] in met or pair[1] in met:
+                return None
+            met.update(pair)
+            pairs.append(pair)
+        return pairs
 
     def _mirrored(self, mine: Dims, theirs: Dims) -> bool:
         """Whether joining the dims would make one factor of two dims of the tensor, as `x + x.T` would."""
@@ -229,8 +256,9 @@ def _collect(graph: Graph, merger: _Merger, *, by_shardy: tuple[int, ...]) -> Gr
             operands, results = merger.dims[op]
             for dims in (*operands, *results):
                 # A loop that transposes its carry ties two dims of one tensor: no spec splits both alike.
-                counts = Counter(leaf for dim in dims for leaf in set(merger.factors.leaves(dim)))
-                merger.factors.whole.update(leaf for leaf, count in counts.items() if count > 1)
+                leaves = [leaf for dim in dims for leaf in set(merger.factors.leaves(dim))]
+                if len(set(leaves)) < len(leaves):
+                    merger.factors.whole.update(leaf for leaf, count in Counter(leaves).items() if count > 1)
         for op in ops:
             operands, results = merger.dims[op]
             factors, combiner = merger.reduced[op]

@@ -25,7 +25,7 @@ from planner.liveness import Liveness
 from planner.mesh import Mesh
 from planner.problem import Edge, Problem
 from planner.repeats import alike
-from planner.reshard import Locations, Patterns, local_bytes, reshard_values
+from planner.reshard import Locations, Patterns, Step, local_bytes, reshard_steps, reshard_values
 from planner.tiling import tiled_bytes
 
 Floats = npt.NDArray[np.float64]
@@ -83,6 +83,8 @@ class Instance:
     works: list[Work | None] = field(init=False)
     _offered: dict[object, Strategies] = field(init=False, default_factory=dict[object, Strategies])
     _cache: dict[object, Floats] = field(init=False, default_factory=dict[object, Floats])
+    _located: dict[object, tuple[int, ...]] = field(init=False, default_factory=dict[object, tuple[int, ...]])
+    _steps: dict[object, tuple[Step, ...]] = field(init=False, default_factory=dict[object, tuple[Step, ...]])
 
     def __post_init__(self) -> None:
         model = self.model
@@ -106,6 +108,12 @@ class Instance:
                     self.mesh,
                 )
             self.works.append(known[key])
+
+    def forget(self) -> None:
+        """Makes what is worked out from the strategies this instance's own, to be worked out anew."""
+        self.strategies, self.works, self._cache, self._located = [*self.strategies], [*self.works], {}, {}
+        for name in ("node_values", "problem"):
+            self.__dict__.pop(name, None)
 
     def _strategies(self, node: Node) -> Strategies:
         """The strategies of a node: one object for all nodes that are alike, or have the same ones."""
@@ -279,8 +287,28 @@ class Instance:
 
     def location_at(self, node: int, dims: Dims, choice: Sequence[int]) -> tuple[int, ...]:
         """The spec a node's choice gives a tensor with these dims."""
-        where = {factor: dim for dim, factors in enumerate(dims) for factor in factors}
-        return tuple(where.get(factor, -1) for factor in self.strategies[node].assignment[choice[node]].tolist())
+        strategies = self.strategies[node]
+        key = (id(strategies), choice[node], dims)
+        if key not in self._located:
+            where = {factor: dim for dim, factors in enumerate(dims) for factor in factors}
+            chosen = strategies.assignment[choice[node]].tolist()
+            self._located[key] = tuple(where.get(factor, -1) for factor in chosen)
+        return self._located[key]
+
+    def steps(self, transfer: Transfer, choice: Sequence[int]) -> tuple[Step, ...]:
+        """The steps of one transfer under a choice; equal ones are one object."""
+        aval = self.model.graph.tensors[transfer.tensor].aval
+        source = self.location_at(transfer.source, transfer.source_dims, choice)
+        target = self.location_at(transfer.target, transfer.target_dims, choice)
+        chosen = (
+            self.strategies[transfer.source].assignment[choice[transfer.source]].tolist() if transfer.reduced else ()
+        )
+        partial = tuple(factor in transfer.reduced for factor in chosen) or (False,) * len(source)
+        key = (source, partial, target, aval.shape, aval.bytes)
+        if key not in self._steps:
+            made = reshard_steps(self.mesh, source, partial, target, shape=aval.shape, whole_bytes=aval.bytes)
+            self._steps[key] = tuple(made)
+        return self._steps[key]
 
     def stored_bytes(self, tensor: int) -> tuple[int, Floats] | None:
         """The node that decides how a tensor is stored, and its bytes per device under each of its strategies."""
@@ -313,8 +341,13 @@ class Instance:
     def seconds(self, choice: Sequence[int]) -> tuple[float, float]:
         """(seconds of computing, seconds of communication) per device and call."""
         compute = sum(float(work.seconds[choice[node]]) for node, work in enumerate(self.works) if work is not None)
+        mesh = self.mesh
         moved = sum(
-            float(self.transfer_values(t, seconds=True)[choice[t.source], choice[t.target]]) for t in self.moving
+            t.trips
+            * float(mesh.fixed_seconds[step.kind][step.mask] + mesh.seconds_per_byte[step.kind][step.mask] * step.bytes)
+            for t in self.moving
+            for step in self.steps(t, choice)
+            if step.kind is not None
         )
         moved += sum(
             float(work.exchange_seconds[choice[node]]) for node, work in enumerate(self.works) if work is not None

@@ -135,7 +135,7 @@ def _must_stand(graph: Graph, grouping: Grouping, tensor: int, hard: bool) -> bo
 def _only_matmuls_read(graph: Graph, tensor: int) -> bool:
     readers = [graph.ops[reader] for reader, _ in graph.consumers[tensor]]
     exact = any(op.params.get("precision") is not None for op in readers)
-    return bool(readers) and not exact and tensor not in graph.outputs and all(op.kind in MATMULS for op in readers)
+    return bool(readers) and not exact and tensor not in graph.returned and all(op.kind in MATMULS for op in readers)
 
 
 def _shared_operands(graph: Graph, grouping: Grouping, materialised: list[bool]) -> list[Buffer]:

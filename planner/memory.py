@@ -14,7 +14,7 @@ many bytes), tied to its target's spec.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -109,6 +109,9 @@ class MemoryModel:
     """The memory of an instance."""
 
     instance: Instance
+    _ties: dict[tuple[int, int], tuple[Floats, Floats, Floats]] = field(
+        init=False, default_factory=dict[tuple[int, int], tuple[Floats, Floats, Floats]]
+    )
 
     @property
     def steps(self) -> int:
@@ -215,6 +218,14 @@ class MemoryModel:
         targets.add(change, np.where(held > sources.bytes(picks), held, 0.0))
         return np.cumsum(change)[: self.steps]
 
+    def average_bytes(self) -> list[Floats]:
+        """For every node, the bytes that its choices keep alive on average over the schedule, fetched copies aside."""
+        found = [np.zeros(len(strategies)) for strategies in self.instance.strategies]
+        for charge in self.charges:
+            time = min(charge.stop, self.steps) - charge.start
+            found[charge.node] += time / self.steps * charge.bytes
+        return found
+
     def floor_bytes(self) -> float:
         """Bytes per device that no choice goes below: every argument in its most split form."""
         return sum(float(charge.bytes.min()) for charge in self.charges if charge.stop - charge.start == self.steps)
@@ -276,17 +287,27 @@ class MemoryModel:
 
     def _auxiliary(self, copy: Copy, nodes: list[Floats], names: list[str], edges: list[Edge]) -> Floats:
         """Adds the node that says whether a copy exists; returns its bytes per choice."""
-        sizes, spec_of = np.unique(copy.target_bytes, return_inverse=True)
-        count, node = len(sizes), len(nodes)
-        nodes.append(np.zeros(2 * count))
-        names.append(f"copy of {self.instance.model.graph.tensors[copy.transfer.tensor].name}")
-        same = spec_of.ravel()[None, :] == np.arange(count)[:, None]
-        to_target = np.where(np.concatenate([same, same]), 0.0, np.inf)
-        in_place = copy.source_bytes[None, :] >= sizes[:, None]
-        to_source = np.where(np.concatenate([np.ones_like(in_place), in_place]), 0.0, np.inf)
-        edges.append(Edge(nodes=(node, copy.transfer.target), costs=to_target))
-        edges.append(Edge(nodes=(node, copy.transfer.source), costs=to_source))
-        return np.concatenate([sizes, np.zeros(count)])
+        transfer, node = copy.transfer, len(nodes)
+        usage, to_target, to_source = self._tied(copy)
+        nodes.append(np.zeros(len(usage)))
+        names.append(f"copy of {self.instance.model.graph.tensors[transfer.tensor].name}")
+        edges.append(Edge(nodes=(node, transfer.target), costs=to_target))
+        edges.append(Edge(nodes=(node, transfer.source), costs=to_source))
+        return usage
+
+    def _tied(self, copy: Copy) -> tuple[Floats, Floats, Floats]:
+        """The bytes per choice of a copy's node, and its tables to target and source; copies that are alike share them."""
+        key = (id(copy.source_bytes), id(copy.target_bytes))
+        if key not in self._ties:
+            sizes, spec_of = np.unique(copy.target_bytes, return_inverse=True)
+            same = spec_of.ravel()[None, :] == np.arange(len(sizes))[:, None]
+            in_place = copy.source_bytes[None, :] >= sizes[:, None]
+            self._ties[key] = (
+                np.concatenate([sizes, np.zeros(len(sizes))]),
+                np.where(np.concatenate([same, same]), 0.0, np.inf),
+                np.where(np.concatenate([np.ones_like(in_place), in_place]), 0.0, np.inf),
+            )
+        return self._ties[key]
 
     def describe(self, time: int) -> str:
         """A point of the schedule in the user's words."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,16 +43,19 @@ class Mesh:
 
     def mask_sizes(self) -> npt.NDArray[np.int64]:
         """The number of devices of the group of every bit set of axes."""
-        return np.array(
-            [
-                np.prod([s for a, s in enumerate(self.sizes) if mask >> a & 1], dtype=np.int64)
-                for mask in range(1 << len(self.sizes))
-            ]
-        )
+        return np.array(parts_of_masks(self.sizes))
 
     def axes(self, mask: int) -> tuple[str, ...]:
         """The names of the axes in a bit set."""
         return tuple(name for a, name in enumerate(self.names) if mask >> a & 1)
+
+
+def parts_of_masks(sizes: Sequence[int]) -> list[int]:
+    """The product of the sizes in every bit set of axes, by bit set."""
+    found = [1]
+    for size in sizes:
+        found += [size * parts for parts in found]
+    return found
 
 
 def make_mesh(shape: Mapping[str, int], topology: Topology, model: CostModel, objective: Objective) -> Mesh:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from planner.errors import ArgumentError
 from planner.search import Progress
+from planner.shared_layers import Share
 
 Check = Literal["auto", "always", "never"]
 CHECKS = ("auto", "always", "never")
@@ -27,6 +28,8 @@ class Options:
     `seed`: of everything random in the solver and in verification.
     `max_axes`: most mesh axes searched. `while_trips`: trip count assumed for loops whose counter does not say it, or
     a mapping from patterns over their source lines (`*/solve.py:12`, as the plan's notes print them) to trip counts.
+    `share_layers`: whether layers written out one after the other share their decisions: "auto" where that is proven to
+    lose nothing or the program is large, True wherever they repeat, False never. The notes say what it loses at most.
     `affordable_flops`: "auto" runs the numeric check up to this many operations of one device.
     `progress`: called with a `search.Progress` after every mesh.
 
@@ -40,6 +43,7 @@ class Options:
     seed: int = 0
     max_axes: int = 3
     while_trips: float | Mapping[str, float] = 1.0
+    share_layers: Share = "auto"
     affordable_flops: float = 2e11
     progress: Callable[[Progress], object] | None = None
 
@@ -53,6 +57,8 @@ class Options:
         hints = self.while_trips.values() if isinstance(self.while_trips, Mapping) else (self.while_trips,)
         positive = all(_number(trips) and trips > 0 for trips in hints)
         _require(positive, "while_trips", self.while_trips, "a number > 0, or a mapping from patterns to such")
+        sharing = self.share_layers == "auto" or isinstance(self.share_layers, bool)
+        _require(sharing, "share_layers", self.share_layers, "'auto', True or False")
         affordable = _number(self.affordable_flops) and self.affordable_flops >= 0
         _require(affordable, "affordable_flops", self.affordable_flops, "a number of 0 or more")
         callable_or_none = self.progress is None or callable(self.progress)

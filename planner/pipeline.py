@@ -20,12 +20,14 @@ from planner.groups import group_ops
 from planner.instance import Instance, Model
 from planner.liveness import analyse
 from planner.mesh import check_mesh, factorizations, make_mesh
+from planner.one_mesh import Candidate
 from planner.options import Options
 from planner.pins import axes_named, match_pins, pinned_location
 from planner.predict import predict
 from planner.profile import measured_model
 from planner.program import Program
-from planner.search import Candidate, Found, search
+from planner.search import Found, search
+from planner.shared_instance import Members, SharedInstance, members, shared_instance
 from planner.specs import spec_of
 from planner.target import Target
 from planner.trace import build_graph, fingerprint
@@ -102,12 +104,25 @@ class Pipeline:
             )
         return own.shape
 
+    @cached_property
+    def members(self) -> Members | None:
+        """One member of each class of nodes; None where sharing would lose something, or pins tell nodes apart."""
+        return None if self.tensor_pins or self.output_pins else members(self.model)
+
+    def shared(self, shape: Shape) -> SharedInstance | None:
+        """The problem on one mesh with one decision for all copies of a layer; None where there are no `members`."""
+        found = self.members
+        return None if found is None else shared_instance(found, lambda model: self._instance(model, shape))
+
     def instance(self, shape: Shape) -> Instance:
         """The problem on one mesh. Raises: PinError, InfeasibleError where the pins do not fit it."""
+        return self._instance(self.model, shape)
+
+    def _instance(self, model: Model, shape: Shape) -> Instance:
         topology, graph = self.request.topology, self.graph
         score = objective("time" if self.request.objective == "memory" else self.request.objective, topology.chip)
         return Instance(
-            model=self.model,
+            model=model,
             mesh=make_mesh(shape, topology, self.cost_model, score),
             cost_model=self.cost_model,
             objective=score,
@@ -154,6 +169,8 @@ class Pipeline:
             time_limit_s=options.time_limit_s,
             seed=options.seed,
             progress=options.progress,
+            share=options.share_layers,
+            make_shared=self.shared,
         )
 
     def without_idle_devices(self, best: Candidate, meshes: Sequence[Shape]) -> tuple[Candidate, tuple[str, ...]]:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from planner.mesh import COLLECTIVES, Mesh
+from planner.mesh import COLLECTIVES, Mesh, parts_of_masks
 
 Locations = npt.NDArray[np.int8]
 Layout = tuple[tuple[int, ...], ...]
@@ -156,11 +156,14 @@ def _crowded(source: Locations, target: Locations, sizes: Sequence[int], shape: 
     """For every pair of specs, whether a dim may be too small for all axes that one or the other puts on it."""
     crowded = np.zeros((len(source), len(target)), np.bool_)
     every = int(np.prod(sizes, dtype=np.int64))
+    bits = 1 << np.arange(len(sizes))
     for dim, extent in enumerate(shape):
-        if extent % every == 0 or not ((source == dim).any() and (target == dim).any()):
+        if extent % every == 0:
             continue
-        union = (source == dim)[:, None, :] | (target == dim)[None, :, :]
-        crowded |= extent % np.where(union, np.asarray(sizes, np.int64), 1).prod(axis=2) != 0
+        rows, columns = (source == dim) @ bits, (target == dim) @ bits
+        if rows.any() and columns.any():
+            indivisible = np.array([extent % parts != 0 for parts in parts_of_masks(sizes)])
+            crowded |= indivisible[rows[:, None] | columns]
     return crowded
 
 
@@ -202,29 +205,47 @@ class Patterns:
         table = self.tables[key]
         place = crowded.astype(np.int64)
         found = table[place, rows[:, None], columns[None, :]]
-        missing = np.argwhere(found < 0).tolist()
-        sources, partials, targets = source.tolist(), partial.tolist(), target.tolist()
-        for i, j in missing:
-            if table[place[i, j], rows[i], columns[j]] < 0:
-                learnt = self._learn(sources[i], partials[i], targets[j], bool(crowded[i, j]))
-                table[place[i, j], rows[i], columns[j]] = learnt
-        return table[place, rows[:, None], columns[None, :]]
+        missing = np.flatnonzero(found.ravel() < 0)
+        if missing.size:
+            i, j = np.divmod(missing, len(target))
+            table[place[i, j], rows[i], columns[j]] = self._learn(source[i], partial[i], target[j], crowded[i, j])
+            found = table[place, rows[:, None], columns[None, :]]
+        return found
 
-    def _learn(self, source: list[int], partial: list[bool], target: list[int], crowded: bool) -> int:
-        """The pattern of one reshard; reshards that differ only in the numbers of their dims share it."""
-        number = {-1: -1}
-        for dims in zip(source, target, strict=True):
-            for dim in dims:
-                number.setdefault(dim, len(number) - 1)
-        s, t = tuple(number[dim] for dim in source), tuple(number[dim] for dim in target)
-        key = (s, tuple(partial), t, crowded)
-        if key not in self.known:
-            for move in (_moves_apart if crowded else _moves)(s, partial, t, len(number) - 1):
+    def _learn(
+        self, source: Locations, partial: npt.NDArray[np.bool_], target: Locations, crowded: npt.NDArray[np.bool_]
+    ) -> npt.NDArray[np.int64]:
+        """The patterns of some reshards; those that differ only in the numbers of their dims share one."""
+        axes = source.shape[1]
+        dims = np.stack([source, target], axis=2).reshape(len(source), 2 * axes)
+        number = np.full(dims.shape, -1, np.int8)
+        met = np.zeros(len(dims), np.int8)
+        for place in range(2 * axes):
+            fresh = dims[:, place] >= 0
+            for before in range(place):
+                same = fresh & (dims[:, before] == dims[:, place])
+                number[same, place] = number[same, before]
+                fresh &= ~same
+            number[fresh, place] = met[fresh]
+            met += fresh
+        keys = np.concatenate([number, partial, crowded[:, None]], axis=1, dtype=np.int8)
+        _, firsts, of = np.unique(keys.view(np.dtype((np.void, keys.shape[1]))), return_index=True, return_inverse=True)
+        learnt = [self._pattern(keys[first].tolist(), axes) for first in firsts.tolist()]
+        return np.asarray(learnt, np.int64)[of.ravel()]
+
+    def _pattern(self, key: list[int], axes: int) -> int:
+        """The pattern of a reshard: numbers of the dims of source and target in turn, partial sums, whether crowded."""
+        known = tuple(key)
+        if known not in self.known:
+            s, t = key[0 : 2 * axes : 2], key[1 : 2 * axes : 2]
+            partial, crowded = [bool(p) for p in key[2 * axes : 3 * axes]], bool(key[-1])
+            rank = max(key[: 2 * axes]) + 1
+            for move in (_moves_apart if crowded else _moves)(s, partial, t, rank):
                 if move.kind is not None:
                     self.steps.append((self.count, COLLECTIVES.index(move.kind), move.mask, move.held))
-            self.known[key] = self.count
+            self.known[known] = self.count
             self.count += 1
-        return self.known[key]
+        return self.known[known]
 
     def price(self, mesh: Mesh, *, seconds: bool) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """The fixed value and the value per byte of the whole tensor of every pattern on a mesh."""

@@ -1,13 +1,10 @@
 """Search: the best mesh and strategies under a memory limit, with a bound on what any plan could reach.
 
-For every mesh, most devices first:
- 0. n devices need at least an n-th of what one device needs, for computing and for memory; a mesh for which that is no
-    better than the best plan so far, or does not fit, is done;
- 1. its instance's optimum without a memory limit is a lower bound; a mesh whose bound is no better than the best plan so
-    far is done (so is one whose computing alone is not);
- 2. where that plan's memory peak is above the limit, the plan of least memory says whether anything fits (`least_memory`),
-    and what fits is searched (`under_limit`).
-The bound of the whole search is the least of the meshes' bounds.
+The meshes are tried in order, most devices first. n devices need at least an n-th of what one device needs, for computing
+and for memory; a mesh for which that is no better than the best plan so far, or does not fit, is done. The rest is as in
+`one_mesh`; what is postponed there is taken up, lowest bound first, after the other meshes like it (by number of devices,
+and whether of three axes or more, whose problems are large): a plan that one of them has within the limit is mostly better
+than what the others could have. The bound of the whole search is the least of the meshes' bounds.
 """
 
 from __future__ import annotations
@@ -16,24 +13,21 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from planner.errors import InfeasibleError
 from planner.instance import Instance
-from planner.least_memory import least_memory
 from planner.memory import MemoryModel
-from planner.solve import solve
-from planner.solve.sharing import Sharing
-from planner.under_limit import OVER, within
-from planner.units import quantity
+from planner.no_fit import no_fit
+from planner.one_mesh import WORTHWHILE, Asked, Candidate, Outcome, Postponed, free_plan, least_plan, shared_plan
+from planner.shared_instance import SharedInstance
+from planner.shared_layers import Share
 
-WORTHWHILE = 1e-6
-"""A mesh tried later must be better by this share; simpler meshes come first and win ties."""
 MESH_SHARE = 0.4
 """Part of the time left that one mesh may take: another may be better."""
-LEAST_MEMORY_SECONDS = 20.0
-"""Time for saying how much memory would do where nothing fits."""
+SMALL_AXES = 2
+"""Meshes of up to so many axes have small problems."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,23 +46,6 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A feasible plan: an instance, a choice, its value and peak bytes; `bound` is that of its mesh."""
-
-    instance: Instance
-    choice: tuple[int, ...]
-    value: float
-    bound: float
-    peak_bytes: float
-
-    @property
-    def splits_anything(self) -> bool:
-        """Whether an axis of the mesh splits a factor anywhere."""
-        chosen = zip(self.instance.strategies, self.choice, strict=True)
-        return any(bool((strategies.assignment[pick] >= 0).any()) for strategies, pick in chosen)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Found:
     """All feasible plans by value, the bound over all meshes, and what was not finished."""
 
@@ -76,16 +53,6 @@ class Found:
     bound: float
     seconds: float
     notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Outcome:
-    """What became of a mesh; `candidate` is None where nothing is better than the best so far, or nothing `fits`."""
-
-    candidate: Candidate | None
-    bound: float
-    fits: bool = True
-    note: str = ""
 
 
 def search(
@@ -97,64 +64,136 @@ def search(
     time_limit_s: float,
     seed: int,
     progress: Callable[[Progress], object] | None = None,
+    share: Share = "auto",
+    make_shared: Callable[[Mapping[str, int]], SharedInstance | None] = lambda _: None,
 ) -> Found:
-    """The plans for these meshes, best first.
+    """The plans for these meshes, best first. `share`: whether layers share their decisions (see `shared_layers`).
+
+    `make_shared` states the problem of a mesh with one decision for all copies of a layer, where that loses nothing.
 
     Raises: InfeasibleError when no mesh has a plan within `limit_bytes` per device; it names what needs the most and the
     least memory that would do.
     """
-    start = time.monotonic()
-    end = start + time_limit_s
-    candidates: list[Candidate] = []
-    bounds: list[float] = []
-    notes: list[str] = []
-    over: list[Mapping[str, int]] = []
-    best, stopped = math.inf, False
-
-    def tell(tried: int, shape: Mapping[str, int]) -> None:
-        if progress is not None:
-            elapsed = time.monotonic() - start
-            bound = min(bounds, default=0.0)
-            progress(Progress(tried=tried, total=len(meshes), mesh=shape, incumbent=best, bound=bound, seconds=elapsed))
-
+    asked = Asked(limit_bytes=limit_bytes, seed=seed, share=share)
+    run = _Search(meshes, asked, time.monotonic() + time_limit_s, progress)
+    start, stopped = time.monotonic(), False
     alone = _alone(meshes, make_instance)
     for tried, shape in enumerate(meshes):
-        left = end - time.monotonic()
+        if tried and _kind(shape) != _kind(meshes[tried - 1]):
+            run.take_up()
+        left = run.end - time.monotonic()
         floor, needed = alone.floor(shape, minimise_memory), alone.bytes / math.prod(shape.values())
         if left <= 0 and tried:
-            bounds.append(floor)
+            run.bounds[tried] = floor
             late = f"the time limit of {time_limit_s:g} s ended the search after {tried} of {len(meshes)} meshes"
-            notes += [late] if not stopped else []
+            run.notes += [late] if not stopped else []
             stopped = True
             continue
-        tell(tried, shape)
-        if needed > limit_bytes or floor >= best:
-            bounds.append(math.inf if needed > limit_bytes else floor)
-            over += [shape] if needed > limit_bytes else []
-            tell(tried + 1, shape)
-            continue
-        share = left if len(meshes) == 1 else MESH_SHARE * left
-        outcome = _solve_mesh(make_instance(shape), limit_bytes, best, minimise_memory, max(share, 1.0), seed)
-        bounds.append(outcome.bound)
-        if outcome.note:
-            notes.append(outcome.note)
-        if outcome.candidate is not None:
-            candidates.append(outcome.candidate)
-            best = min(best, outcome.candidate.value)
-        elif not outcome.fits:
-            over.append(shape)
-        tell(tried + 1, shape)
-    if not candidates:
-        raise _infeasible(over, make_instance, limit_bytes, seed)
-    order = sorted(range(len(candidates)), key=lambda i: (candidates[i].value, i))
-    first = min(i for i in order if candidates[i].value <= candidates[order[0]].value * (1 + WORTHWHILE))
-    order.remove(first)
+        run.tell(tried, shape)
+        if needed > limit_bytes:
+            run.settle(tried, Outcome(candidate=None, bound=math.inf, fits=False))
+        elif floor >= run.best:
+            run.settle(tried, Outcome(candidate=None, bound=floor))
+        elif minimise_memory:
+            run.settle(tried, least_plan(make_instance(shape), asked, best=run.best, end=run.deadline()))
+        else:
+            make = partial(make_instance, shape)
+            shared = None if share is False else make_shared(shape)
+            if shared is None:
+                plan = free_plan(make(), asked, best=run.best, end=run.deadline())
+            else:
+                plan = shared_plan(shared, make, asked, best=run.best, end=run.deadline())
+            run.settle(tried, plan)
+        run.tell(tried + 1, shape)
+    run.take_up()
+    if not run.candidates:
+        raise no_fit([meshes[tried] for tried in sorted(run.over)], make_instance, limit_bytes, seed, share)
+    first = run.first
+    order = sorted(run.candidates, key=lambda tried: (tried != first, run.candidates[tried].value, tried))
+    shared = run.candidates[first].shared
     return Found(
-        candidates=tuple(candidates[i] for i in (first, *order)),
-        bound=min(bounds),
+        candidates=tuple(run.candidates[tried] for tried in order),
+        bound=min(run.bounds.values()),
         seconds=time.monotonic() - start,
-        notes=tuple(notes),
+        notes=(*run.notes, *((shared,) if shared else ())),
     )
+
+
+def _kind(shape: Mapping[str, int]) -> tuple[int, bool]:
+    """What meshes have in common that are compared before what they postponed is taken up."""
+    return math.prod(shape.values()), len(shape) > SMALL_AXES
+
+
+class _Search:
+    """What a search knows so far, by the positions of the meshes; `end` is a time of `time.monotonic`."""
+
+    def __init__(
+        self,
+        meshes: Sequence[Mapping[str, int]],
+        asked: Asked,
+        end: float,
+        progress: Callable[[Progress], object] | None,
+    ) -> None:
+        self.meshes, self.asked, self.end, self.progress = meshes, asked, end, progress
+        self.start = time.monotonic()
+        self.candidates: dict[int, Candidate] = {}
+        self.bounds: dict[int, float] = {}
+        self.notes: list[str] = []
+        self.over: set[int] = set()
+        self.postponed: dict[int, Postponed] = {}
+
+    @property
+    def best(self) -> float:
+        """The least value of a plan."""
+        return min((found.value for found in self.candidates.values()), default=math.inf)
+
+    @property
+    def first(self) -> int:
+        """The first mesh whose plan is about as good as the best."""
+        return min(i for i, found in self.candidates.items() if found.value <= self.best * (1 + WORTHWHILE))
+
+    def deadline(self) -> float:
+        """The time by which one mesh must be done."""
+        left = self.end - time.monotonic()
+        return time.monotonic() + max(left if len(self.meshes) == 1 else MESH_SHARE * left, 1.0)
+
+    def settle(self, tried: int, outcome: Outcome | Postponed) -> None:
+        """Takes over what became of a mesh."""
+        self.bounds[tried] = outcome.bound
+        if isinstance(outcome, Postponed):
+            self.postponed[tried] = outcome
+            return
+        self.notes += [outcome.note] if outcome.note else []
+        if outcome.candidate is not None:
+            self.candidates[tried] = outcome.candidate
+        elif not outcome.fits:
+            self.over.add(tried)
+
+    def take_up(self) -> None:
+        """Searches the postponed meshes under the memory limit, lowest bound first."""
+        for tried in sorted(self.postponed, key=lambda tried: (self.postponed[tried].bound, tried)):
+            mesh = self.postponed.pop(tried)
+            # Of plans about as good the one of the first mesh is taken.
+            sign = 1 if self.candidates and tried < self.first else -1
+            cutoff = self.best * (1 + sign * WORTHWHILE)
+            late = self.candidates and time.monotonic() > self.end
+            if mesh.bound < cutoff and not late:
+                self.tell(tried, self.meshes[tried])
+                self.settle(tried, mesh.limited(self.asked, cutoff=cutoff, end=self.deadline()))
+
+    def tell(self, tried: int, shape: Mapping[str, int]) -> None:
+        """Tells how far the search is."""
+        if self.progress is not None:
+            self.progress(
+                Progress(
+                    tried=tried,
+                    total=len(self.meshes),
+                    mesh=shape,
+                    incumbent=self.best,
+                    bound=min(self.bounds.values(), default=0.0),
+                    seconds=time.monotonic() - self.start,
+                )
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,85 +222,4 @@ def _alone(meshes: Sequence[Mapping[str, int]], make_instance: Callable[[Mapping
         value=value * (1 - WORTHWHILE),
         divisible=instance.objective.name != "energy",
         bytes=MemoryModel(instance=instance).whole_bytes() * (1 - WORTHWHILE),
-    )
-
-
-def _solve_mesh(
-    instance: Instance, limit_bytes: float, best: float, minimise_memory: bool, time_limit_s: float, seed: int
-) -> _Outcome:
-    end = time.monotonic() + time_limit_s
-    memory = MemoryModel(instance=instance)
-    if minimise_memory:
-        floor = memory.floor_bytes()
-    else:
-        floor = sum(float(np.min(values)) for values in instance.node_values)
-    if floor >= best:
-        return _Outcome(candidate=None, bound=floor)
-    better = best * (1 - WORTHWHILE)
-    cutoff = math.inf if minimise_memory else better
-    sharing = Sharing()
-    free = solve(instance.problem, time_limit=time_limit_s, seed=seed, cutoff=cutoff, sharing=sharing)
-    if free.choice is None:
-        if free.bound >= cutoff:
-            return _Outcome(candidate=None, bound=free.bound)
-        note = f"mesh {instance.mesh.shape}: nothing found within {time_limit_s:.0f} s"
-        return _Outcome(candidate=None, bound=0.0 if minimise_memory else free.bound, note=note)
-    if minimise_memory:
-        good = min(best, limit_bytes)
-        least = least_memory(memory, free.choice, good, end, seed)
-        if least.peak_bytes > min(better, limit_bytes):
-            return _Outcome(candidate=None, bound=least.bound, fits=least.peak_bytes <= limit_bytes)
-        found = within(memory, free, least, least.peak_bytes, cutoff=math.inf, end=end, seed=seed, sharing=sharing)
-        choice = least.choice if found.choice is None else found.choice
-        return _found(memory, choice, least.peak_bytes, least.bound)
-    if float(memory.profile(free.choice).max()) <= limit_bytes * OVER:
-        return _found(memory, free.choice, free.value, free.bound)
-    least = least_memory(memory, free.choice, limit_bytes, end, seed)
-    if least.peak_bytes > limit_bytes:
-        bound = math.inf if least.bound > limit_bytes else free.bound
-        return _Outcome(candidate=None, bound=bound, fits=False)
-    found = within(memory, free, least, limit_bytes, cutoff=cutoff, end=end, seed=seed, sharing=sharing)
-    if found.choice is None:
-        return _Outcome(candidate=None, bound=found.bound)
-    return _found(memory, found.choice, found.value, found.bound)
-
-
-def _found(memory: MemoryModel, choice: tuple[int, ...], value: float, bound: float) -> _Outcome:
-    peak = float(memory.profile(choice).max())
-    candidate = Candidate(instance=memory.instance, choice=choice, value=value, bound=bound, peak_bytes=peak)
-    return _Outcome(candidate=candidate, bound=bound)
-
-
-def _infeasible(
-    meshes: Sequence[Mapping[str, int]],
-    make_instance: Callable[[Mapping[str, int]], Instance],
-    limit_bytes: float,
-    seed: int,
-) -> InfeasibleError:
-    """The error for a limit that nothing fits: the least memory that would do, where, and for what."""
-    if not meshes:
-        return InfeasibleError("no mesh has any plan: the pins conflict; relax them or fix another mesh")
-    end = time.monotonic() + LEAST_MEMORY_SECONDS
-    most = max(math.prod(shape.values()) for shape in meshes)
-    least, words = math.inf, ""
-    for shape in meshes:
-        if math.prod(shape.values()) < most or (words and time.monotonic() > end):
-            continue
-        memory = MemoryModel(instance=make_instance(shape))
-        if memory.floor_bytes() >= least:
-            continue
-        free = solve(memory.instance.problem, time_limit=max(0.5 * (end - time.monotonic()), 0.5), seed=seed)
-        if free.choice is None:
-            continue
-        found = least_memory(memory, free.choice, least, end, seed)
-        if found.peak_bytes < least:
-            top = int(memory.profile(found.choice).argmax())
-            largest = ", ".join(
-                f"{name} takes {quantity(size, 'B')}" for name, size in memory.alive(top, found.choice)[:3]
-            )
-            least, words = found.peak_bytes, f"{memory.describe(top)}, where {largest}"
-    return InfeasibleError(
-        f"no plan fits {quantity(limit_bytes, 'B')} per device; the least memory that would do is about "
-        f"{quantity(least, 'B')} ({words}). Raise memory_limit, use more devices, or recompute more (jax.checkpoint)",
-        least_bytes=least,
     )

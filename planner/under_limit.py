@@ -23,9 +23,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import linprog
 
-from planner.least_memory import Least, charged
+from planner.least_memory import Least, charged, peaks
 from planner.memory import MemoryModel
-from planner.solve import Solution, solve
+from planner.shared_layers import Share, solve_shared
+from planner.solve import Solution
 from planner.solve.sharing import Sharing
 
 Floats = npt.NDArray[np.float64]
@@ -76,13 +77,14 @@ def within(
     end: float,
     seed: int,
     sharing: Sharing,
+    share: Share = "auto",
 ) -> Within:
     """The best plan found whose peak is at most `limit_bytes` and whose value is below `cutoff`.
 
     `free` is the optimum without a limit, `least` a plan of least memory that is within it; `end` a time of
     `time.monotonic`. `sharing` is that of the mesh's solves.
     """
-    search = _Search(memory, limit_bytes, cutoff, seed, sharing)
+    search = _Search(memory, limit_bytes, cutoff, seed, sharing, share)
     search.raise_bound(free.bound)
     search.meet(free.choice or ())
     search.meet(least.choice)
@@ -96,7 +98,9 @@ def within(
 
 
 class _Search:
-    def __init__(self, memory: MemoryModel, limit_bytes: float, cutoff: float, seed: int, sharing: Sharing) -> None:
+    def __init__(
+        self, memory: MemoryModel, limit_bytes: float, cutoff: float, seed: int, sharing: Sharing, share: Share
+    ) -> None:
         self.memory = memory
         self.problem = memory.instance.problem
         self.limit, self.cutoff, self.seed = limit_bytes, cutoff, seed
@@ -104,6 +108,7 @@ class _Search:
         self.best: _Plan | None = None
         self.bound = -math.inf
         self.sharing = sharing
+        self.share: Share = share
 
     def meet(self, choice: Sequence[int]) -> _Plan:
         """Takes a plan into account; returns it with its value and profile."""
@@ -138,8 +143,9 @@ class _Search:
             values = [prices[point] for point in points]
             rent = self.limit * math.fsum(values)
             seconds = max(min(PRICE_SECONDS, end - time.monotonic()), 0.5)
-            solution = solve(
+            solution = solve_shared(
                 charged(limited, values),
+                share=self.share,
                 time_limit=seconds,
                 seed=self.seed,
                 cutoff=self.upper + rent,
@@ -156,13 +162,20 @@ class _Search:
     def rows(self, end: float) -> None:
         """Limits points of the schedule by rows, until a solution violates none; see the module."""
         use = np.max([plan.profile for plan in self.met], axis=0)
-        points = _peaks(use, ROW_POINTS)
+        points = peaks(use, ROW_POINTS)
         for _ in range(ROW_ROUNDS):
             left = end - time.monotonic()
             if left <= 0:
                 break
             limited = self.memory.limited(self.problem, points, self.limit)
-            solution = solve(limited, time_limit=left, seed=self.seed, cutoff=self.upper, sharing=self.sharing)
+            solution = solve_shared(
+                limited,
+                share=self.share,
+                time_limit=left,
+                seed=self.seed,
+                cutoff=self.upper,
+                sharing=self.sharing,
+            )
             self.raise_bound(min(solution.bound, self.upper))
             if solution.choice is None:
                 break
@@ -171,13 +184,6 @@ class _Search:
             if plan.profile[top] <= self.limit * OVER or top in points:
                 break
             points = [*points, top]
-
-
-def _peaks(profile: Floats, count: int) -> list[int]:
-    """The highest local maxima of a profile, highest first."""
-    inner = np.flatnonzero((profile >= np.roll(profile, 1)) & (profile > np.roll(profile, -1)))
-    order = np.lexsort((inner, -profile[inner]))
-    return inner[order[:count]].tolist() or [int(profile.argmax())]
 
 
 def _mixture(met: Sequence[_Plan], limit: float) -> tuple[float, dict[int, float]]:

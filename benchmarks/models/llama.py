@@ -19,7 +19,10 @@ from benchmarks.models.base import Model, Size, Tree, arguments, matrices_only, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig:
-    """Sizes of a Llama; `query_block` is how many queries attend at a time in training (None: all at once)."""
+    """Sizes of a Llama; `query_block` is how many queries attend at a time in training (None: all at once).
+
+    The layers are scanned, or written out one after the other.
+    """
 
     width: int
     layers: int
@@ -30,6 +33,7 @@ class LlamaConfig:
     sequence: int = 8192
     rope_base: float = 500000.0
     query_block: int | None = None
+    scan: bool = True
 
     @property
     def head_dim(self) -> int:
@@ -53,21 +57,22 @@ SMALL = LlamaConfig(width=64, layers=4, heads=8, kv_heads=4, ffn=128, vocabulary
 
 
 def init(config: LlamaConfig, key: jax.Array) -> Tree:
-    """f32 parameters; those of the layers are stacked in front."""
-    c = config
+    """f32 parameters; those of the layers are stacked in front if they are scanned, else a list of one tree per layer."""
+    c, stack = config, (config.layers,) if config.scan else ()
+    layer = {
+        "wq": (*stack, c.width, c.heads, c.head_dim),
+        "wk": (*stack, c.width, c.kv_heads, c.head_dim),
+        "wv": (*stack, c.width, c.kv_heads, c.head_dim),
+        "wo": (*stack, c.heads, c.head_dim, c.width),
+        "gate": (*stack, c.width, c.ffn),
+        "up": (*stack, c.width, c.ffn),
+        "down": (*stack, c.ffn, c.width),
+        "attention_norm": (*stack, c.width),
+        "ffn_norm": (*stack, c.width),
+    }
     shapes = {
         "embed": (c.vocabulary, c.width),
-        "layers": {
-            "wq": (c.layers, c.width, c.heads, c.head_dim),
-            "wk": (c.layers, c.width, c.kv_heads, c.head_dim),
-            "wv": (c.layers, c.width, c.kv_heads, c.head_dim),
-            "wo": (c.layers, c.heads, c.head_dim, c.width),
-            "gate": (c.layers, c.width, c.ffn),
-            "up": (c.layers, c.width, c.ffn),
-            "down": (c.layers, c.ffn, c.width),
-            "attention_norm": (c.layers, c.width),
-            "ffn_norm": (c.layers, c.width),
-        },
+        "layers": layer if c.scan else [layer] * c.layers,
         "norm": (c.width,),
         "head": (c.width, c.vocabulary),
     }
@@ -145,7 +150,11 @@ def forward(config: LlamaConfig, params: Tree, ids: jax.Array) -> jax.Array:
         return x + swiglu(rms_norm(x, layer["ffn_norm"]), layer), None
 
     x = params["embed"].astype(jnp.bfloat16)[ids]
-    x, _ = lax.scan(jax.checkpoint(block, prevent_cse=False), x, params["layers"])
+    if config.scan:
+        x, _ = lax.scan(jax.checkpoint(block, prevent_cse=False), x, params["layers"])
+    else:
+        for n in range(config.layers):
+            x, _ = jax.checkpoint(block)(x, params["layers"][n])
     return rms_norm(x, params["norm"])
 
 

@@ -1,0 +1,124 @@
+"""No fit: why no plan keeps a memory limit, in the user's names, and the least memory that would do.
+
+The conflict is a set of points of the schedule that cannot all be within the limit, and of which none can be left out. A
+point cannot be if its least bytes over all plans are above the limit; several cannot be if, for some weights that sum to 1,
+the least of their weighted bytes is (see `least_memory`), or if the problem with a row for each has no choice. Points are
+left out in turn for as long as what is left cannot be.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from planner.errors import InfeasibleError
+from planner.instance import Instance
+from planner.least_memory import Least, charged, least_memory
+from planner.memory import MemoryModel
+from planner.problem import Problem
+from planner.shared_layers import Share, solve_shared
+from planner.solve import solve
+from planner.units import quantity
+
+SECONDS = 20.0
+"""Time for the least memory that would do."""
+CONFLICT_SECONDS = 10.0
+"""Time for finding the conflict."""
+ROWS_SECONDS = 1.0
+"""Time for one problem with rows for several points."""
+MOST_POINTS = 8
+"""Points of the schedule that a conflict is sought among: those that decided about the least memory."""
+NAMED = 3
+"""How many tensors are named at a point."""
+
+
+def no_fit(
+    meshes: Sequence[Mapping[str, int]],
+    make_instance: Callable[[Mapping[str, int]], Instance],
+    limit_bytes: float,
+    seed: int,
+    share: Share,
+) -> InfeasibleError:
+    """The error for a limit that nothing on these meshes fits: the conflict, the least memory that would do, and why."""
+    if not meshes:
+        return InfeasibleError("no mesh has any plan: the pins conflict; relax them or fix another mesh")
+    end = time.monotonic() + SECONDS
+    most = max(math.prod(shape.values()) for shape in meshes)
+    best: tuple[MemoryModel, Least] | None = None
+    for shape in meshes:
+        if math.prod(shape.values()) < most or (best is not None and time.monotonic() > end):
+            continue
+        memory = MemoryModel(instance=make_instance(shape))
+        least = math.inf if best is None else best[1].peak_bytes
+        if memory.floor_bytes() >= least:
+            continue
+        left = max(0.5 * (end - time.monotonic()), 0.5)
+        free = solve_shared(memory.instance.problem, share=share, time_limit=left, seed=seed)
+        if free.choice is not None:
+            found = least_memory(memory, free.choice, least, end, seed, share=share)
+            best = (memory, found) if found.peak_bytes < least else best
+    if best is None:
+        return InfeasibleError(
+            f"no plan fits {quantity(limit_bytes, 'B')} per device, and none was found at all in {SECONDS:g} s; "
+            "raise memory_limit, use more devices, or relax the pins"
+        )
+    memory, found = best
+    points = conflict(memory, found, limit_bytes, end=time.monotonic() + CONFLICT_SECONDS, seed=seed)
+    names = tuple(memory.describe(point) for point in points)
+    top = int(memory.profile(found.choice).argmax())
+    largest = ", ".join(f"{name} takes {quantity(size, 'B')}" for name, size in memory.alive(top, found.choice)[:NAMED])
+    return InfeasibleError(
+        f"no plan fits {quantity(limit_bytes, 'B')} per device{_conflict_words(names)}; the least memory that would do is "
+        f"about {quantity(found.peak_bytes, 'B')} ({memory.describe(top)}, where {largest}), and no plan on the mesh "
+        f"{dict(memory.instance.mesh.shape)} needs less than {quantity(found.bound, 'B')}. Raise memory_limit, use more "
+        "devices, or recompute more (jax.checkpoint)",
+        least_bytes=found.peak_bytes,
+        conflict=names,
+    )
+
+
+def _conflict_words(names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    if len(names) == 1:
+        return f": {names[0]} is above it in every plan"
+    return f": no plan is within it at all of these: {'; '.join(names)}"
+
+
+def conflict(memory: MemoryModel, least: Least, limit_bytes: float, *, end: float, seed: int) -> tuple[int, ...]:
+    """Points of the schedule that cannot all be within the limit, none of which can be left out, as far as is proven.
+
+    Nothing where no conflict is proven by `end`, a time of `time.monotonic`.
+    """
+    points = sorted(least.weights, key=lambda point: (-least.weights[point], point))[:MOST_POINTS]
+    for point in points:
+        if _impossible(memory, (point,), limit_bytes, end, seed):
+            return (point,)
+    if len(points) < 2 or not _impossible(memory, points, limit_bytes, end, seed):
+        return ()
+    for point in reversed(points.copy()):
+        rest = [other for other in points if other != point]
+        if len(rest) > 1 and _impossible(memory, rest, limit_bytes, end, seed):
+            points = rest
+    return tuple(sorted(points))
+
+
+def _impossible(memory: MemoryModel, points: Sequence[int], limit_bytes: float, end: float, seed: int) -> bool:
+    """Whether it is proven by `end` that these points cannot all be within the limit."""
+    left = min(ROWS_SECONDS, end - time.monotonic())
+    if left <= 0:
+        return False
+    bare = Problem(
+        name="memory",
+        node_costs=tuple(np.zeros(len(strategies)) for strategies in memory.instance.strategies),
+        edges=(),
+        node_names=tuple(node.name for node in memory.instance.model.flow.nodes),
+    )
+    limited = memory.limited(bare, points, limit_bytes)
+    even = solve_shared(charged(limited, [1 / len(points)] * len(points)), share="auto", time_limit=left, seed=seed)
+    if even.bound > limit_bytes:
+        return True
+    return len(points) > 1 and solve(limited, time_limit=left, seed=seed).status == "infeasible"

@@ -1,0 +1,188 @@
+"""A shared instance: the problem with one decision for all copies of a layer, stated without stating the whole one.
+
+What a node's strategies cost, and what a transfer costs for pairs of them, follow on every mesh from the groups that are
+alike, the types of tensors and how their dims lie in the factors. So the classes of nodes (see `classes`) are those of the
+program, worked out once; an instance of one member of each class has the tables of all, and the shared problem is made of
+them with the numbers of members and of transfers between classes as factors. Building and solving it take as long for a
+thousand layers as for ten.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.classes import WORTHWHILE, Classes, Links, classify
+from planner.flow import Flow, Transfer
+from planner.instance import Instance, Model
+from planner.narrow import ROUNDING, restricted, swept
+from planner.problem import Array, Edge, Problem
+from planner.shared_layers import SMALLEST
+from planner.solve import Solution, solve
+from planner.solve.sharing import Sharing
+
+PLACED_BY_USER = ("sharding_constraint", "shard_map")
+"""Ops that demand specs of their own, which no classes tell apart here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Members:
+    """A program's model cut down to the first member of every class; `classes` lead back to all nodes.
+
+    `counts[i]` is how many transfers of the program transfer i of the smaller one stands for.
+    """
+
+    model: Model
+    classes: Classes
+    counts: tuple[int, ...]
+
+
+def members(model: Model) -> Members | None:
+    """The members of a program's classes; None where sharing decisions would lose something, or gain little."""
+    nodes, moving = model.flow.nodes, model.moving
+    if len(nodes) < SMALLEST or any(op.kind in PLACED_BY_USER for op in model.graph.ops):
+        return None
+    kinds = _numbered([_of_transfer(model, transfer) for transfer in moving])
+    within = [(transfer, kind) for transfer, kind in zip(moving, kinds, strict=True) if _stays(transfer)]
+    between = [(transfer, kind) for transfer, kind in zip(moving, kinds, strict=True) if not _stays(transfer)]
+    links = Links(
+        sources=np.asarray([transfer.source for transfer, _ in between], np.intp),
+        targets=np.asarray([transfer.target for transfer, _ in between], np.intp),
+        kinds=np.asarray([kind for _, kind in between], np.intp),
+    )
+    classes = classify(np.asarray(_numbered(_of_nodes(model, within)), np.intp), links)
+    if not classes.lossless or classes.count > WORTHWHILE * len(nodes):
+        return None
+    return _cut_down(model, classes, [transfer for transfer, _ in within], between)
+
+
+def _stays(transfer: Transfer) -> bool:
+    return transfer.source == transfer.target
+
+
+def _numbered(keys: list[Hashable]) -> list[int]:
+    seen: dict[Hashable, int] = {}
+    return [seen.setdefault(key, len(seen)) for key in keys]
+
+
+def _of_transfer(model: Model, transfer: Transfer) -> Hashable:
+    """All that its values follow from, but for the strategies of its ends."""
+    aval = model.graph.tensors[transfer.tensor].aval
+    dims = (transfer.source_dims, transfer.reduced, transfer.target_dims)
+    return (*dims, aval.shape, aval.bytes, transfer.trips)
+
+
+def _of_nodes(model: Model, within: list[tuple[Transfer, int]]) -> list[Hashable]:
+    """For every node all that its strategies and their values follow from."""
+    graph = model.graph
+    parts: list[list[Hashable]] = [[] for _ in model.flow.nodes]
+    for transfer, kind in within:
+        parts[transfer.source].append(("moves", kind))
+    for tensor in graph.tensors:
+        home = model.flow.home[tensor.id]
+        if tensor.producer is None and home is not None and tensor.aval.size > 1:
+            parts[home[0]].append(("stores", home[1], tensor.aval))
+    found: list[Hashable] = []
+    for node, of in zip(model.flow.nodes, parts, strict=True):
+        shape = graph.tensors[node.tensor].aval.shape if node.tensor is not None else None
+        own = shape if node.group is None else model.alike[node.group]
+        found.append((own, frozenset(Counter(of).items())))
+    return found
+
+
+def _cut_down(model: Model, classes: Classes, within: list[Transfer], between: list[tuple[Transfer, int]]) -> Members:
+    """The model of the first members, numbered as the classes are."""
+    first, of = classes.first.tolist(), classes.of.tolist()
+    number = {node: place for place, node in enumerate(first)}
+    kept = [t for t in within if t.source in number]
+    counts = [1] * len(kept)
+    seen: dict[tuple[int, int, int], int] = {}
+    for transfer, kind in between:
+        key = (of[transfer.source], of[transfer.target], kind)
+        if key in seen:
+            counts[seen[key]] += 1
+        else:
+            seen[key] = len(kept)
+            kept.append(transfer)
+            counts.append(1)
+    home: list[tuple[int, tuple[tuple[int, ...], ...]] | None] = []
+    for place in model.flow.home:
+        known = None if place is None else number.get(place[0])
+        home.append(None if place is None or known is None else (known, place[1]))
+    flow = Flow(
+        nodes=tuple(replace(model.flow.nodes[node], id=place) for place, node in enumerate(first)),
+        transfers=tuple(
+            replace(transfer, id=i, source=of[transfer.source], target=of[transfer.target])
+            for i, transfer in enumerate(kept)
+        ),
+        home=tuple(home),
+        fetched=(),
+    )
+    small = replace(model, flow=flow)
+    # What is known of the groups stays true: no need to compare a long program's ops again.
+    vars(small)["alike"] = model.alike
+    return Members(model=small, classes=classes, counts=tuple(counts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SharedInstance:
+    """The shared problem of a program on the mesh of a shape, without memory rows; `classes` lead back to all nodes."""
+
+    shape: Mapping[str, int]
+    problem: Problem
+    classes: Classes
+
+    @property
+    def floor(self) -> float:
+        """The least value of computing: no plan of the mesh is below it."""
+        return sum(float(np.min(costs)) for costs in self.problem.node_costs)
+
+    def solve(self, *, cutoff: float, time_limit: float, seed: int, sharing: Sharing) -> Solution:
+        """The solution of the whole problem without rows that `solve` would hand back: sharing loses nothing."""
+        problem, kept = self.problem, None
+        if math.isfinite(cutoff):
+            room = max(cutoff - self.floor, 0.0) + ROUNDING * abs(cutoff)
+            first = [np.flatnonzero(costs <= np.min(costs) + room) for costs in problem.node_costs]
+            cheap = restricted(problem, first)
+            left, bound = swept(cheap, cutoff)
+            if bound >= cutoff:
+                return Solution(
+                    choice=None, value=math.inf, bound=cutoff, status="unknown", seconds=0.0, method="messages"
+                )
+            problem = restricted(cheap, left)
+            kept = [positions[still] for positions, still in zip(first, left, strict=True)]
+        found = solve(problem, time_limit=time_limit, seed=seed, cutoff=cutoff, sharing=sharing)
+        decisions = {"decisions": int(self.classes.of.size), "shared_decisions": self.classes.count}
+        choice = found.choice
+        if choice is not None and kept is not None:
+            choice = tuple(int(positions[pick]) for positions, pick in zip(kept, choice, strict=True))
+        return replace(
+            found,
+            choice=None if choice is None else self.classes.lift(choice),
+            bound=min(found.bound, cutoff),
+            detail={**found.detail, **decisions, "lost_at_most": 0.0},
+        )
+
+
+def shared_instance(found: Members, make: Callable[[Model], Instance]) -> SharedInstance:
+    """The shared problem of the instance that `make` states of the members' model on a mesh."""
+    instance = make(found.model)
+    values = zip(found.classes.sizes.tolist(), instance.node_values, strict=True)
+    known: dict[tuple[int, int], Array] = {}
+    edges: list[Edge] = []
+    for transfer in instance.moving:
+        if transfer.source != transfer.target:
+            table, count = instance.transfer_values(transfer), found.counts[transfer.id]
+            costs = known.setdefault((id(table), count), table if count == 1 else count * table)
+            edges.append(Edge(nodes=(transfer.source, transfer.target), costs=costs))
+    problem = Problem(
+        name=f"mesh {instance.mesh.shape}, shared",
+        node_costs=tuple(float(size) * of for size, of in values),
+        edges=tuple(edges),
+        node_names=tuple(node.name for node in found.model.flow.nodes),
+    )
+    return SharedInstance(shape=instance.mesh.shape, problem=problem, classes=found.classes)
