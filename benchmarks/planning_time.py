@@ -3,10 +3,11 @@
     python -m benchmarks.planning_time [--only NAME,NAME] [--topology T,T] [--axes 2,3] [--zoo FOLDER] [--out FILE.json]
 
 Plans every program at its real size for a topology without devices, all meshes of up to two and of up to three axes
-searched under the chip's memory limit, each in a process of its own. Told are the seconds of tracing, of making ready (graph, rules,
-groups, flow), of stating the meshes' problems, of solving them and of emission, with the processor's seconds beside the
-clock's and the peak memory of the process; and the seconds that JAX alone takes to trace the program, which are no part of
-the planner's. `--zoo` names a folder of program files with `build(size)`; those whose packages are missing are told.
+searched under the chip's memory limit, each in a process of its own. Told are the seconds of tracing, of making ready
+(graph, rules, groups, flow), of stating the meshes' problems, of solving them and of emission, with the processor's
+seconds beside the clock's and the peak memory of the process; and the seconds that JAX alone takes to trace the program,
+which are no part of the planner's. `--zoo` names a folder of program files with `build(size)`; those whose packages are
+missing are told.
 """
 
 from __future__ import annotations
@@ -59,10 +60,10 @@ def _llama(name: str, *, scan: bool = True) -> Callable[[int], Model]:
 
 
 def _gpt(
-    name: str, *, layers: int | None = None, batch: int | None = None, scan: bool = True
+    name: str, *, layers: int | None = None, batch: int | None = None, scan: bool = True, remat: bool = True
 ) -> Callable[[int], Model]:
     config = replace(gpt.CONFIGS[name], layers=layers or gpt.CONFIGS[name].layers)
-    return lambda devices: gpt.gpt(config, batch=batch or devices, scan=scan, tied=scan, size="real")
+    return lambda devices: gpt.gpt(config, batch=batch or devices, scan=scan, remat=remat, tied=scan, size="real")
 
 
 def _model(name: str) -> Callable[[int], Model]:
@@ -79,7 +80,10 @@ PROGRAMS: Mapping[str, Callable[[int], Model]] = {
     "gpt 1.3B": _gpt("1.3B"),
     "gpt 175B": _gpt("175B"),
     **{f"gpt unrolled x{layers}": _gpt("1.3B", layers=layers, batch=64, scan=False) for layers in (2, 8, 30)},
-    **{f"gpt deep x{layers}": _gpt("deep", layers=layers, batch=64, scan=False) for layers in (16, 128, 1024)},
+    **{
+        f"gpt deep x{layers}": _gpt("deep", layers=layers, batch=64, scan=False, remat=False)
+        for layers in (16, 128, 1024)
+    },
     "wide resnet 13B": lambda devices: resnet.resnet(resnet.CONFIGS["13B"], batch=devices, size="real"),
     **{name: _model(name) for name in MODELS if name not in ("gpt", "gpt_unrolled", "llama")},
 }

@@ -87,7 +87,7 @@ def least_memory(
         if peak - bound <= GAP * peak or bound >= good_bytes or peak <= enough or time.monotonic() > end:
             break
         shares = [(1 - EVERYWHERE) * share for share in _shares(gains)]
-        priced = charged(memory.limited(bare, tuple(gains), peak), shares)
+        priced = memory.priced(bare, dict(zip(gains, shares, strict=True)), peak)
         solution = solve_shared(priced, share=share, time_limit=max(end - time.monotonic(), 0.5), seed=seed)
         if solution.choice is None:
             break

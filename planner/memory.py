@@ -13,7 +13,7 @@ many bytes), tied to its target's spec.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -98,6 +98,13 @@ class _Table:
         """Adds to `change` what begins and ends at every point of the schedule."""
         np.add.at(change, self.starts, sizes)
         np.subtract.at(change, self.stops, sizes)
+
+    def weights(self, prices: Mapping[int, float]) -> Floats:
+        """The sum of the prices of the points of the schedule at which each item is held."""
+        found = np.zeros(len(self.starts))
+        for time, price in prices.items():
+            found += price * ((self.starts <= time) & (time < self.stops))
+        return found
 
     def alive(self, time: int) -> list[int]:
         """The items that are held at a point of the schedule."""
@@ -284,6 +291,22 @@ class MemoryModel:
         return Problem(
             name=problem.name, node_costs=tuple(nodes), edges=tuple(edges), rows=tuple(rows), node_names=tuple(names)
         )
+
+    def priced(self, problem: Problem, prices: Mapping[int, float], limit_bytes: float) -> Problem:
+        """`problem` with a price for every byte alive at these points of the schedule; what rows leave out is free here."""
+        nodes, names = list(problem.node_costs), list(problem.node_names)
+        edges = list(problem.edges)
+        weights = self._charged.weights(prices)
+        for i in np.flatnonzero(weights > 0).tolist():
+            charge = self.charges[i]
+            nodes[charge.node] = nodes[charge.node] + weights[i] * charge.bytes
+        weights = self._copied[1].weights(prices)
+        for i in np.flatnonzero(weights > 0).tolist():
+            copy = self.copies[i]
+            if copy.target_bytes.max() > LARGE_COPY * limit_bytes:
+                place = len(nodes)
+                nodes[place] = weights[i] * self._auxiliary(copy, nodes, names, edges)
+        return Problem(name=problem.name, node_costs=tuple(nodes), edges=tuple(edges), node_names=tuple(names))
 
     def _auxiliary(self, copy: Copy, nodes: list[Floats], names: list[str], edges: list[Edge]) -> Floats:
         """Adds the node that says whether a copy exists; returns its bytes per choice."""

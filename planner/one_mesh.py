@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -137,10 +137,8 @@ def free_plan(instance: Instance, asked: Asked, *, best: float, end: float) -> O
     return outcome if narrowed is None else _lifted(outcome, instance, narrowed)
 
 
-def shared_plan(
-    shared: SharedInstance, make: Callable[[], Instance], asked: Asked, *, best: float, end: float
-) -> Outcome | Postponed:
-    """What `free_plan` finds, from one decision for all copies of a layer; `make` states the whole instance if need be."""
+def shared_plan(shared: SharedInstance, asked: Asked, *, best: float, end: float) -> Outcome | Postponed:
+    """What `free_plan` finds, from one decision for all copies of a layer."""
     if shared.floor >= best:
         return Outcome(candidate=None, bound=shared.floor)
     cutoff = best * (1 - WORTHWHILE)
@@ -148,7 +146,7 @@ def shared_plan(
     free = shared.solve(cutoff=cutoff, time_limit=left, seed=asked.seed, sharing=sharing)
     if free.choice is None:
         return _nothing(free, cutoff, shared.shape, left)
-    instance = make()
+    instance = shared.whole()
     memory = MemoryModel(instance=instance)
     if float(memory.profile(free.choice).max()) > asked.limit_bytes * OVER:
         return Postponed(instance=instance, narrowed=None, memory=memory, free=free, sharing=sharing)

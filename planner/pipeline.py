@@ -11,6 +11,7 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from cost_models import CostModel, Roofline, objective
+from planner.collector import paused
 from planner.decision import Certificate, Decision, Replicated, Request, Ruled
 from planner.emit import place
 from planner.errors import ArgumentError, InfeasibleError, MeshError, PinError
@@ -38,6 +39,7 @@ Shape = Mapping[str, int]
 class Pipeline:
     """A program and what is asked of it: instances of it for meshes, the search over them, decisions from choices."""
 
+    @paused()
     def __init__(self, *, program: Program, target: Target, request: Request) -> None:
         self.program, self.target, self.request = program, target, request
         self.graph = build_graph(program, while_trips=request.while_trips)
@@ -116,7 +118,8 @@ class Pipeline:
 
     def instance(self, shape: Shape) -> Instance:
         """The problem on one mesh. Raises: PinError, InfeasibleError where the pins do not fit it."""
-        return self._instance(self.model, shape)
+        shared = self.shared(shape)
+        return self._instance(self.model, shape) if shared is None else shared.whole()
 
     def _instance(self, model: Model, shape: Shape) -> Instance:
         topology, graph = self.request.topology, self.graph
@@ -193,6 +196,7 @@ class Pipeline:
 
     # ------------------------------------------------------------ what a choice means
 
+    @paused()
     def decision(
         self,
         candidate: Candidate,

@@ -13,7 +13,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -97,12 +96,11 @@ def search(
         elif minimise_memory:
             run.settle(tried, least_plan(make_instance(shape), asked, best=run.best, end=run.deadline()))
         else:
-            make = partial(make_instance, shape)
             shared = None if share is False else make_shared(shape)
             if shared is None:
-                plan = free_plan(make(), asked, best=run.best, end=run.deadline())
+                plan = free_plan(make_instance(shape), asked, best=run.best, end=run.deadline())
             else:
-                plan = shared_plan(shared, make, asked, best=run.best, end=run.deadline())
+                plan = shared_plan(shared, asked, best=run.best, end=run.deadline())
             run.settle(tried, plan)
         run.tell(tried + 1, shape)
     run.take_up()

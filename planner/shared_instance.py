@@ -9,6 +9,7 @@ thousand layers as for ten.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
@@ -31,12 +32,13 @@ PLACED_BY_USER = ("sharding_constraint", "shard_map")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Members:
-    """A program's model cut down to the first member of every class; `classes` lead back to all nodes.
+    """A program's model cut down to the first member of every class; `classes` lead back to all nodes of the `whole`.
 
     `counts[i]` is how many transfers of the program transfer i of the smaller one stands for.
     """
 
     model: Model
+    whole: Model
     classes: Classes
     counts: tuple[int, ...]
 
@@ -125,16 +127,36 @@ def _cut_down(model: Model, classes: Classes, within: list[Transfer], between: l
     small = replace(model, flow=flow)
     # What is known of the groups stays true: no need to compare a long program's ops again.
     vars(small)["alike"] = model.alike
-    return Members(model=small, classes=classes, counts=tuple(counts))
+    return Members(model=small, whole=model, classes=classes, counts=tuple(counts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SharedInstance:
-    """The shared problem of a program on the mesh of a shape, without memory rows; `classes` lead back to all nodes."""
+    """The shared problem of a program on one mesh, without memory rows, and the instance of the members it is made of."""
 
-    shape: Mapping[str, int]
+    members: Members
+    instance: Instance
     problem: Problem
-    classes: Classes
+
+    @property
+    def classes(self) -> Classes:
+        """What leads from the members back to all nodes."""
+        return self.members.classes
+
+    @property
+    def shape(self) -> Mapping[str, int]:
+        """The mesh."""
+        return self.instance.mesh.shape
+
+    def whole(self) -> Instance:
+        """The instance of the whole program: every node has what the first member of its class has."""
+        made, of = copy.copy(self.instance), self.classes.of.tolist()
+        made.forget()
+        made.model = self.members.whole
+        made.strategies = [self.instance.strategies[place] for place in of]
+        made.works = [self.instance.works[place] for place in of]
+        made.node_values = [self.instance.node_values[place] for place in of]
+        return made
 
     @property
     def floor(self) -> float:
@@ -185,4 +207,4 @@ def shared_instance(found: Members, make: Callable[[Model], Instance]) -> Shared
         edges=tuple(edges),
         node_names=tuple(node.name for node in found.model.flow.nodes),
     )
-    return SharedInstance(shape=instance.mesh.shape, problem=problem, classes=found.classes)
+    return SharedInstance(members=found, instance=instance, problem=problem)

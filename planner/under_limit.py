@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import linprog
 
-from planner.least_memory import Least, charged, peaks
+from planner.least_memory import Least, peaks
 from planner.memory import MemoryModel
 from planner.shared_layers import Share, solve_shared
 from planner.solve import Solution
@@ -139,12 +139,11 @@ class _Search:
             points = [point for point, price in prices.items() if price > 0]
             if time.monotonic() > end or not points:
                 break
-            limited = self.memory.limited(self.problem, points, self.limit)
-            values = [prices[point] for point in points]
-            rent = self.limit * math.fsum(values)
+            values = {point: prices[point] for point in points}
+            rent = self.limit * math.fsum(values.values())
             seconds = max(min(PRICE_SECONDS, end - time.monotonic()), 0.5)
             solution = solve_shared(
-                charged(limited, values),
+                self.memory.priced(self.problem, values, self.limit),
                 share=self.share,
                 time_limit=seconds,
                 seed=self.seed,

@@ -19,6 +19,8 @@ import planner
 from benchmarks.models import MODELS
 from planner.decision import Request
 from planner.errors import ArgumentError
+from planner.instance import Instance
+from planner.memory import MemoryModel
 from planner.pipeline import Pipeline
 from planner.problem import Array, Edge, Problem, Row
 from planner.shared_layers import SMALLEST, classes_of, quotient, solve_shared
@@ -206,6 +208,31 @@ def test_a_problem_stated_from_one_member_of_each_class_is_the_whole_one(name: s
         cut = shared.solve(cutoff=part * optimum.value, time_limit=60.0, seed=0, sharing=Sharing())
         assert (cut.choice is not None) == (part > 1)
         assert cut.bound <= optimum.value * (1 + 1e-9)
+
+
+def test_the_whole_instance_made_of_members_is_the_one_stated_at_once() -> None:
+    pipeline = _pipeline("bert")
+    shape = {"x": 4, "y": 2}
+    shared = pipeline.shared(shape)
+    assert shared is not None
+    made, fields = shared.whole(), shared.instance
+    alone = Instance(
+        model=pipeline.model,
+        mesh=fields.mesh,
+        cost_model=fields.cost_model,
+        objective=fields.objective,
+        hbm_bytes_per_s=fields.hbm_bytes_per_s,
+        tiled=fields.tiled,
+        pins={},
+    )
+    for mine, theirs in zip(made.problem.node_costs, alone.problem.node_costs, strict=True):
+        assert np.array_equal(mine, theirs)
+    for edge, other in zip(made.problem.edges, alone.problem.edges, strict=True):
+        assert edge.nodes == other.nodes
+        assert np.array_equal(edge.costs, other.costs)
+    choice = tuple(0 for _ in made.strategies)
+    assert np.array_equal(MemoryModel(instance=made).profile(choice), MemoryModel(instance=alone).profile(choice))
+    assert made.seconds(choice) == alone.seconds(choice)
 
 
 def test_pins_and_constraints_leave_every_node_its_own_decision() -> None:

@@ -27,7 +27,9 @@ CHARGES = np.asarray([1.0, 1.0, 1.0, 2.0, 0.5, 0.0])
 FREE_CHARGES = np.asarray([0.0, 0.0, 0.5, 1.0])
 """The same where moves are judged by their cost alone."""
 TURN_SECONDS = 0.1
-"""How long the blocks of one size are moved before the next size has its turn."""
+"""How long the blocks of one size are moved, at most, before the next size has its turn."""
+TURN_VISITS = 20
+"""How often every node is in a block of a turn, on average, at most."""
 QUIET_ROUNDS = 6
 """Rounds without a better choice before the choice is shaken."""
 HEAT = 2.0
@@ -111,7 +113,8 @@ class Primal:
         block = min(largest, int(self.arrays.size.size))
         move_blocks(seed, moves, block, charges, hot, heat, *self._arguments())
         spent = max(time.perf_counter() - began, 1e-6)
-        self._moves[largest] = max(1, int(moves * min(4.0, TURN_SECONDS / spent)))
+        visits = max(8, TURN_VISITS * int(self.arrays.size.size) // block)
+        self._moves[largest] = min(visits, max(1, int(moves * min(4.0, TURN_SECONDS / spent))))
 
     def _arguments(self) -> tuple[Ints | Floats, ...]:
         network, uses = self.arrays.network, self.arrays.uses
