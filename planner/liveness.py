@@ -44,9 +44,6 @@ STREAMED = frozenset(("dynamic_slice", "split", "dynamic_update_slice"))
 MATMULS = frozenset(("dot_general", "conv_general_dilated"))
 NEIGHBOURS = 4
 """Matmuls at most this many ops apart, with no other between them, share one stored operand."""
-MOST_READ = 12
-"""A pass that would read more tensors than this, each as large as its result, starts from a stored result instead: the sum
-that runs through layers written out one after the other is stored now and then, not computed from the first one on."""
 COSTLY = frozenset(("erf", "erfc", "erf_inv", "tanh", "logistic"))
 """Functions that compilers rather store the result of than compute it again inside a matmul."""
 
@@ -108,19 +105,14 @@ def _is_view(graph: Graph, op: Op) -> bool:
 def _materialised(graph: Graph, grouping: Grouping) -> list[bool]:
     kept = [tensor.producer is None for tensor in graph.tensors]
     costly = [False] * len(graph.tensors)
-    read: list[frozenset[int]] = [frozenset()] * len(graph.tensors)
+    returned = set(graph.outputs)
     for op in graph.ops:
         border = op.kind in ENTERING or op.kind in LEAVING
         passing = _is_pass(graph, grouping, op) and not border and not grouping.placements[op.id].reduced
         hard = op.kind in COSTLY or any(costly[t] for t in op.operands if not kept[t])
-        needs = frozenset[int]().union(*(read[t] if not kept[t] else (t,) for t in op.operands)) if passing else None
         for tensor in op.results:
             costly[tensor] = hard
-            kept[tensor] = needs is None or tensor in graph.returned or _must_stand(graph, grouping, tensor, hard)
-            if needs is not None and not kept[tensor] and graph.tensors[tensor].aval.size > 1:
-                size = graph.tensors[tensor].aval.size
-                read[tensor] = frozenset(t for t in needs if graph.tensors[t].aval.size >= size)
-                kept[tensor] = len(read[tensor]) > MOST_READ
+            kept[tensor] = not passing or tensor in returned or _must_stand(graph, grouping, tensor, hard)
     return kept
 
 

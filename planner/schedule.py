@@ -67,4 +67,4 @@ class Schedule(Sequence[Row]):
 def spread(begins: Indices, ends: Indices, amounts: Array, count: int) -> Array:
     """For `count` positions the sum of the amounts whose interval [begin, end) holds the position."""
     change = np.bincount(begins, amounts, count + 1) - np.bincount(ends, amounts, count + 1)
-    return np.cumsum(change)[:count]
+    return np.asarray(np.cumsum(change)[:count], dtype=np.float64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,6 +106,16 @@ class Arrays:
         holders = np.repeat(np.arange(self.names.size), np.diff(self.mptr))
         amounts = self.memory[self.mo + pick[holders]]
         return spread(self.mb, self.me, amounts, self.limits.size) - self.limits
+
+    def picked(self, choice: Sequence[int]) -> Ints | None:
+        """A choice of all nodes of the problem in the numbering of the arrays; None if some of it is not left."""
+        pick = np.zeros(self.names.size, dtype=np.int64)
+        for i, (name, labels) in enumerate(zip(self.names.tolist(), self.labels, strict=True)):
+            position = int(np.searchsorted(labels, choice[name]))
+            if position == labels.size or labels[position] != choice[name]:
+                return None
+            pick[i] = position
+        return pick
 
     def chosen(self, pick: Ints) -> dict[int, int]:
         """A choice in the numbering of the problem, by node."""

@@ -5,6 +5,8 @@
 2. If that optimum violates no row it is the answer. Otherwise the violated rows, and only those, become active: prices
    bound and prune, local search repairs, the program with the active rows closes the gap.
 3. If the optimum under the active rows violates another row, that one becomes active too, and so on.
+4. Where that leaves a gap, and from the start for large problems with rows, prices and block moves search on, compiled
+   (`primal_dual`).
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from planner.solve.network import Indices
 from planner.solve.prepare import Prepared
 from planner.solve.prices import best_prices
 from planner.solve.rows import RowTable
-from planner.solve.solution import RELATIVE_TOLERANCE, Solution
+from planner.solve.solution import RELATIVE_TOLERANCE, Detail, Solution
 
 VARIABLES_PER_SECOND = 20_000
 """How large a program is tried: variables per second left. HiGHS solves tight ones of 1e5 variables in seconds."""
@@ -37,23 +39,46 @@ WORTHWHILE = 0.9
 """Another round follows while the last one left at most this part of the choices."""
 PARTIAL_SHARE = 0.3
 """Part of the time left that a program with only some of the rows may take: the others may still become active."""
+LARGE = 50_000
+"""Choices of a problem with rows from which on prices and block moves are all that is tried."""
+EXACT_SHARE = 0.6
+"""Part of the time for reductions and programs where rows may leave a gap for prices and block moves to close."""
+LEAST_SECONDS = 5.0
+"""Time left below which they are not begun: the first use on a machine compiles for some seconds."""
 ROWS_AT_ONCE = 2
 """How many violated rows, the worst, become active at first; later as many as are active, so few rounds are needed."""
 
 
 def solve_auto(problem: Problem, control: Control) -> Solution:
     """The best choice found and the best bound proven; where there is no choice, also why, and what would do."""
-    solution = compose(problem, control)
+    solution = search(problem, control)
     if solution.status != "infeasible" or not problem.rows:
         return solution
-    reasons = explain(problem, control, compose)
+    reasons = explain(problem, control, search)
     return replace(solution, detail={**solution.detail, **reasons}, seconds=control.elapsed())
 
 
-def compose(problem: Problem, control: Control) -> Solution:
-    """The best choice found and the best bound proven, by whatever the reduced problem calls for."""
+def search(problem: Problem, control: Control) -> Solution:
+    """The best choice found and the best bound proven, by whatever the problem calls for."""
     every = RowTable.of(problem)
     best = Incumbent(problem, every, control)
+    detail: Detail = {}
+    if every.count == 0 or sum(costs.size for costs in problem.node_costs) <= LARGE:
+        seconds = control.left() * (EXACT_SHARE if every.count else 1.0)
+        limited = replace(control, time_limit=control.elapsed() + seconds)
+        detail = compose(problem, every, best, limited)
+    if every.count and not best.proven and control.left() >= LEAST_SECONDS:
+        from planner.solve.primal_dual import search_priced  # brings the compiler, which few problems need
+
+        detail = search_priced(problem, every, best, control)
+    return best.solution("auto", detail)
+
+
+def compose(problem: Problem, every: RowTable, best: Incumbent, control: Control) -> Detail:
+    """Improves choice and bound of `best` by reductions, messages, local search and programs; what the network became.
+
+    `every` are the rows of the problem.
+    """
     active: Indices = np.zeros(0, dtype=np.intp)
     while True:
         prepared = Prepared(problem, every.subset(active), control.sharing)
@@ -70,7 +95,7 @@ def compose(problem: Problem, control: Control) -> Solution:
         if np.isin(worst, active).all():
             break
         active = np.union1d(active, worst)
-    return best.solution("auto", prepared.detail)
+    return prepared.detail
 
 
 def minimise(prepared: Prepared, best: Incumbent, control: Control) -> Indices | None:

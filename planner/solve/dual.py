@@ -5,7 +5,8 @@
 bounds every choice within the rows. One step is one sweep of messages, whose bound holds at any time, and a choice
 decoded from them; then each price is multiplied by exp(step * overuse of its row). Of twenty thousand rows most are
 slack; multiplied prices find the few that matter at once, where steps along the gradient pay for all alike. After
-some steps without a better bound the prices return to the best ones, and the steps are shorter.
+some steps without a better bound the prices return to the best ones, and the steps are shorter; once they are too short
+to matter, they are long again, and go on from where they are.
 References: Arora, Hazan and Kale, "The multiplicative weights update method", Theory of Computing 8 (2012), and
 Kolmogorov (2006) for the messages.
 """
@@ -89,22 +90,25 @@ class Dual:
 
     def _move(self, over: Floats) -> None:
         """New prices from the overuse at the present ones."""
-        if self._logs is None:
+        logs = self._logs
+        if logs is None:
             if over.size == 0 or over.max() <= 0:
                 return
             weights = np.exp(np.clip(5 * (over - over.max()), -50, 0))
             total = FIRST * max(abs(self.bound), float(np.ptp(self.arrays.unary)), 1e-300)
-            self._logs = np.log(np.maximum(weights / weights.sum(), 1e-6 / over.size) * total)
+            logs = np.log(np.maximum(weights / weights.sum(), 1e-6 / over.size) * total)
         else:
             if self._stale > PATIENCE:
-                self._step, self._stale = max(SHORTEST, self._step * SHORTER), 0
-                if self.prices.max() > 0:
-                    self._logs = np.log(np.maximum(self.prices, self.prices.max() * math.exp(-FLOOR)))
-            weights = np.exp(self._logs - self._logs.max())
+                self._step, self._stale = self._step * SHORTER, 0
+                if self._step < SHORTEST:
+                    self._step = STEP
+                elif self.prices.max() > 0:
+                    logs = np.log(np.maximum(self.prices, self.prices.max() * math.exp(-FLOOR)))
+            weights = np.exp(logs - logs.max())
             typical = math.sqrt(float((weights * over * over).sum() / weights.sum()))
-            self._logs = self._logs + self._step * np.clip(over / max(typical, 1e-9), -3, 3)
-            self._logs = np.maximum(self._logs, self._logs.max() - FLOOR)
-        self._now = np.exp(self._logs)
+            logs = logs + self._step * np.clip(over / max(typical, 1e-9), -3, 3)
+            logs = np.maximum(logs, logs.max() - FLOOR)
+        self._logs, self._now = logs, np.exp(logs)
 
     def value(self, pick: Ints) -> float:
         """Cost of a choice; forbidden pairs count as dear ones."""

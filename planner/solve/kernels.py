@@ -138,15 +138,13 @@ def decode(
 
 
 @compiled
-def cost_of(
-    size: Ints, off: Ints, unary: Floats, ea: Ints, eb: Ints, et: Ints, tables: Floats, pick: Ints
-) -> float:
+def cost_of(size: Ints, off: Ints, unary: Floats, ea: Ints, eb: Ints, et: Ints, tables: Floats, pick: Ints) -> float:
     """Cost of a choice."""
     value = 0.0
     for i in range(size.size):
-        value += unary[off[i] + pick[i]]
+        value += float(unary[off[i] + pick[i]])
     for e in range(ea.size):
-        value += tables[et[e] + pick[ea[e]] * size[eb[e]] + pick[eb[e]]]
+        value += float(tables[et[e] + pick[ea[e]] * size[eb[e]] + pick[eb[e]]])
     return value
 
 
@@ -219,7 +217,7 @@ def _occupy(
     """Moves the memory of the nodes from their old picks to their new ones."""
     for x in range(nodes.size):
         for j in range(mptr[nodes[x]], mptr[nodes[x] + 1]):
-            amount = memory[mo[j] + new[x]] - memory[mo[j] + old[x]]
+            amount = float(memory[mo[j] + new[x]] - memory[mo[j] + old[x]])
             if amount != 0.0:
                 _add(tree, added, mb[j], me[j], amount)
 
@@ -245,16 +243,16 @@ def _difference(
     rise = 0.0
     for x in range(nodes.size):
         v = nodes[x]
-        rise += unary[off[v] + new[x]] - unary[off[v] + old[x]]
+        rise += float(unary[off[v] + new[x]] - unary[off[v] + old[x]])
         for s in range(ptr[v], ptr[v + 1]):
             e = adj[s]
             if ea[e] == v:
                 w = eb[e]
                 after = new[place[w] - 1] if place[w] > 0 else pick[w]
-                rise += tables[et[e] + new[x] * size[w] + after] - tables[et[e] + old[x] * size[w] + pick[w]]
+                rise += float(tables[et[e] + new[x] * size[w] + after] - tables[et[e] + old[x] * size[w] + pick[w]])
             elif place[ea[e]] == 0:
                 line = et[e] + pick[ea[e]] * size[v]
-                rise += tables[line + new[x]] - tables[line + old[x]]
+                rise += float(tables[line + new[x]] - tables[line + old[x]])
     return rise
 
 
@@ -369,9 +367,7 @@ def move_blocks(
             new[x] = follow[x, new[parent[x]]]
             moved = moved or new[x] != old[x]
         if moved:
-            rise = _difference(
-                block[:n], place, old, new, size, off, unary, ea, eb, et, tables, adj, ptr, pick
-            )
+            rise = _difference(block[:n], place, old, new, size, off, unary, ea, eb, et, tables, adj, ptr, pick)
             paid = 0.0
             for x in range(n):
                 o = off[block[x]]

@@ -19,12 +19,21 @@ from planner.solve.solution import Solution
 
 Method = Callable[[Problem, Control], Solution]
 
+
+def solve_primal_dual(problem: Problem, control: Control) -> Solution:
+    """The best choice found within the time and the bound proven, by prices and block moves."""
+    from planner.solve import primal_dual  # brings the compiler, which few problems need
+
+    return primal_dual.solve_primal_dual(problem, control)
+
+
 METHODS: Mapping[str, Method] = {
     "auto": solve_auto,
     "brute": solve_brute,
     "elimination": solve_elimination,
     "ilp": solve_ilp,
     "lagrangian": solve_lagrangian,
+    "primal_dual": solve_primal_dual,
     "random": solve_random,
 }
 

@@ -4,7 +4,7 @@ A block is a tree of nodes, small or most of the network, whose best choice besi
 dynamic programming. Memory is charged at the dual's prices; a move must lower cost plus charge (or in every third
 round the cost alone), and must not overfill a row. Large blocks find what small ones cannot, small ones fit where
 large ones overfill: all sizes take turns, for about the same time each. Where rounds bring nothing, blocks drawn at a
-temperature shake the choice, and the descent starts again.
+temperature shake the best choice, or the descent starts from elsewhere.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from typing import final
+from typing import Any, final
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from planner.solve.arrays import Arrays
 from planner.solve.dual import Dual
 from planner.solve.kernels import Floats, Ints, build, fuse, move_blocks
 
-SIZES = (30, 100, 300, 1000, 3000, 10000)
+SIZES: tuple[int, ...] = (30, 100, 300, 1000, 3000, 10000)
 """Largest blocks of the turns of a round, in nodes."""
 CHARGES = np.asarray([1.0, 1.0, 1.0, 2.0, 0.5, 0.0])
 """Of which one is drawn for every block: by what the prices are multiplied."""
@@ -30,8 +30,8 @@ TURN_SECONDS = 0.1
 """How long the blocks of one size are moved, at most, before the next size has its turn."""
 TURN_VISITS = 20
 """How often every node is in a block of a turn, on average, at most."""
-QUIET_ROUNDS = 6
-"""Rounds without a better choice before the choice is shaken."""
+WORTHWHILE = 1e-7
+"""By what part a choice must be cheaper to count as progress."""
 HEAT = 2.0
 """Temperature of the shaking, in the average cost of a node."""
 
@@ -48,7 +48,9 @@ class Primal:
         self._paid = np.zeros(arrays.unary.size)
         self._moves = dict.fromkeys(SIZES, 1)
         self._state = np.asarray([0.0, math.inf])
-        self._quiet = self._round = 0
+        self._round = 0
+        self.quiet = 0
+        self._lowest = math.inf
         self.best: Ints = dual.pick.copy()
         self.pick: Ints = dual.pick.copy()
         self.restart(dual.pick)
@@ -66,6 +68,7 @@ class Primal:
     def restart(self, pick: Ints) -> None:
         """Goes on from a choice."""
         self.pick = pick.copy()
+        self.quiet, self._lowest = 0, math.inf
         self._resume()
 
     def _resume(self) -> None:
@@ -84,18 +87,14 @@ class Primal:
             for hot in (1.0, 0.0):
                 fuse(proposal, hot, *self._arguments())
 
-    def round(self, until: float) -> bool:
-        """One turn of every block size, until `time.perf_counter()` reaches `until`; True if the best got better."""
-        before = self.value
+    def round(self, until: float) -> None:
+        """One turn of every block size, until `time.perf_counter()` reaches `until`.
+
+        `quiet` counts the rounds since the choice that moves was last cheaper than ever since its start.
+        """
         self.dual.per_choice(self.dual.prices, self._paid)
         free = self._round % 3 == 2 and self.fullest <= 0
         self._round += 1
-        if self._quiet >= QUIET_ROUNDS:
-            self._quiet = 0
-            if math.isfinite(self.value):
-                self.restart(self.best)
-            heat = HEAT * abs(self.value if math.isfinite(self.value) else self._state[0]) / self.arrays.size.size
-            self._turn(int(self._random.choice(SIZES)), CHARGES, 1.0, heat * self._random.random() ** 2)
         for largest in SIZES:
             if time.perf_counter() >= until:
                 break
@@ -103,9 +102,16 @@ class Primal:
             if largest >= self.arrays.size.size:
                 break
         self._resume()
-        better = self.value < before
-        self._quiet = 0 if better else self._quiet + 1
-        return better
+        better = self._state[0] < self._lowest * (1 - math.copysign(WORTHWHILE, self._lowest))
+        self.quiet = 0 if better else self.quiet + 1
+        self._lowest = min(self._lowest, float(self._state[0]))
+
+    def shake(self) -> None:
+        """Goes on from the best choice, after blocks of one size drawn at a temperature."""
+        self.restart(self.best)
+        heat = HEAT * self._random.random() ** 2 * abs(self.value) / self.arrays.size.size
+        self.dual.per_choice(self.dual.prices, self._paid)
+        self._turn(int(self._random.choice(SIZES)), CHARGES, 1.0, heat)
 
     def _turn(self, largest: int, charges: Floats, hot: float, heat: float) -> None:
         began = time.perf_counter()
@@ -116,6 +122,6 @@ class Primal:
         visits = max(8, TURN_VISITS * int(self.arrays.size.size) // block)
         self._moves[largest] = min(visits, max(1, int(moves * min(4.0, TURN_SECONDS / spent))))
 
-    def _arguments(self) -> tuple[Ints | Floats, ...]:
+    def _arguments(self) -> tuple[Any, ...]:
         network, uses = self.arrays.network, self.arrays.uses
         return (*network, *uses, self._paid, self._tree, self._added, self.pick, self._state, self.best)

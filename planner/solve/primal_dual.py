@@ -1,7 +1,9 @@
 """The method for large problems with rows: prices and bounds in one thread, good choices in another.
 
 The dual (`dual.py`) raises a bound and proposes choices; the primal (`primal.py`) moves blocks of nodes at the dual's
-prices and takes over the parts of the proposals that help. Both run compiled and at the same time, so two cores are
+prices and takes over the parts of the proposals that help. When that comes to rest, it starts again: from its best
+choice shaken, and in turn from what prices multiplied by noise lead to, because with few rows and large tensors good
+choices are far apart. Both run compiled and at the same time, so two cores are
 used, and the outcome depends on the machine's timing as well as on the seed.
 """
 
@@ -19,11 +21,11 @@ from planner.solve.arrays import Arrays
 from planner.solve.control import Control
 from planner.solve.dual import Dual
 from planner.solve.incumbent import Incumbent
-from planner.solve.kernels import Ints
+from planner.solve.kernels import Floats, Ints
 from planner.solve.prepare import Prepared
 from planner.solve.primal import Primal
 from planner.solve.rows import RowTable
-from planner.solve.solution import Solution, is_optimal
+from planner.solve.solution import Detail, Solution, is_optimal
 from planner.solve.ties import Tied
 
 HEAD_START = 0.12
@@ -32,6 +34,8 @@ PROPOSALS = 40
 """How many of the dual's latest choices wait to be fused."""
 TELL_SECONDS = 2.0
 """How often a better choice is told at most."""
+QUIET_ROUNDS = 4
+"""Rounds without progress before the primal starts a descent from elsewhere."""
 LAST_SECONDS = 0.03
 """Part of the time kept for what follows the search."""
 THRIFT = (1.0, 1.5, 3.0, 10.0, 100.0, 1e4)
@@ -44,21 +48,33 @@ def solve_primal_dual(problem: Problem, control: Control) -> Solution:
     """The best choice found within the time and the bound proven, all rows at once."""
     rows = RowTable.of(problem)
     best = Incumbent(problem, rows, control)
+    return best.solution("primal_dual", search_priced(problem, rows, best, control))
+
+
+def search_priced(problem: Problem, rows: RowTable, best: Incumbent, control: Control) -> Detail:
+    """Uses the time left to improve choice and bound of `best`, whose rows are `rows`; what the network became."""
     prepared = Prepared(problem, rows, control.sharing)
     if prepared.fit() and prepared.reduce(dominance=False) and prepared.fit():
-        improve(prepared, best, control, control.left() * (1 - LAST_SECONDS))
+        _improve(prepared, best, control)
     else:
-        best.raise_bound(math.inf)
-    return best.solution("primal_dual", prepared.detail)
+        best.raise_bound(math.inf if best.choice is None else best.value)
+    return prepared.detail
 
 
-def improve(prepared: Prepared, best: Incumbent, control: Control, seconds: float) -> None:
-    """Raises the bound and improves the choice of `best` for about so many seconds, or until it is proven optimal.
+def _improve(prepared: Prepared, best: Incumbent, control: Control) -> None:
+    """Raises the bound and improves the choice of `best` until it is proven optimal or the time is up.
 
     The rows of `prepared` must be those of `best`.
     """
-    until = time.perf_counter() + seconds
+    until = time.perf_counter() + control.left() * (1 - LAST_SECONDS)
+    if not prepared.network.live:
+        best.offer(prepared.complete({}))
+        best.raise_bound(prepared.network.constant)
+        return
     tied = Tied(prepared.network.copy(), prepared.rows)
+    if not tied.possible:
+        best.raise_bound(math.inf if best.choice is None else best.value)
+        return
     arrays = Arrays.of(tied, prepared.rows)
 
     def offer(pick: Ints) -> None:
@@ -83,7 +99,12 @@ def improve(prepared: Prepared, best: Incumbent, control: Control, seconds: floa
             dual.step()
             proposals.append(dual.pick)
 
-    _enter(primal, dual)
+    random = np.random.default_rng(control.seed)
+    _enter(primal, dual, dual.prices)
+    known = None if best.choice is None else arrays.picked(best.choice)
+    if known is not None:
+        primal.restart(known)
+    descents = 0
     thread = threading.Thread(target=raise_bounds, daemon=True)
     thread.start()
     told, told_at = math.inf, 0.0
@@ -92,12 +113,19 @@ def improve(prepared: Prepared, best: Incumbent, control: Control, seconds: floa
             waiting = [proposals.popleft() for _ in range(len(proposals))]
             primal.fuse(waiting)
             primal.round(until)
+            if primal.quiet >= QUIET_ROUNDS:
+                descents += 1
+                if descents % 2 and math.isfinite(primal.value):
+                    primal.shake()
+                else:
+                    noise = random.normal(0.0, 1.0, dual.prices.size) + random.normal(0.0, 1.0)
+                    _enter(primal, dual, dual.prices * np.exp(noise))
             best.raise_bound(min(dual.bound, primal.value))
             proven = is_optimal(primal.value, dual.bound, best.scale)
             if primal.value < told and (proven or time.perf_counter() >= told_at + TELL_SECONDS):
                 told, told_at = primal.value, time.perf_counter()
                 offer(primal.best)
-            if proven:
+            if proven or best.proven:
                 break
     finally:
         stop.set()
@@ -107,11 +135,15 @@ def improve(prepared: Prepared, best: Incumbent, control: Control, seconds: floa
     best.raise_bound(min(dual.bound, best.value))
 
 
-def _enter(primal: Primal, dual: Dual) -> None:
-    """Starts the primal from a choice within the rows, if dearer and dearer memory leads to one."""
+def _enter(primal: Primal, dual: Dual, prices: Floats) -> None:
+    """Starts the primal at some prices, or where they leave a row overfull at dearer and dearer ones."""
+    if not prices.size:
+        primal.restart(dual.pick)
+        return
     trial = Dual(dual.arrays)
+    start = prices if prices.any() else np.full(prices.size, abs(dual.bound))
     for factor in THRIFT:
-        trial.hold(dual.prices * factor if dual.prices.any() else np.full(dual.prices.size, factor * abs(dual.bound)))
+        trial.hold(start * factor + (factor - 1) * start.mean())
         for _ in range(THRIFTY_STEPS):
             trial.step()
         primal.restart(trial.pick)

@@ -33,7 +33,8 @@ class Decided:
 class Tied:
     """A network without ties, made from one in place; `carried` are the pieces of memory each node now stands for.
 
-    A piece is given by its number in the row table and its bytes per remaining choice of the node.
+    A piece is given by its number in the row table and its bytes per remaining choice of the node. `possible` is False
+    where some node is left without a choice.
     """
 
     def __init__(self, network: Network, rows: RowTable) -> None:
@@ -52,8 +53,9 @@ class Tied:
                 if picks is not None:
                     waiting += self._fold(node, by, picks)
                     break
+        self.possible = True
         for node in sorted(network.live):
-            self._drop_forbidden(node)
+            self.possible &= self._drop_forbidden(node)
 
     def undo(self, choice: NDArray[np.intp]) -> None:
         """Fills in the choices of the nodes that others decide."""
@@ -91,13 +93,14 @@ class Tied:
         network.live.discard(node)
         return changed
 
-    def _drop_forbidden(self, node: int) -> None:
+    def _drop_forbidden(self, node: int) -> bool:
+        """Removes the forbidden choices of a node; False if it has no other."""
         possible = np.isfinite(self.network.unary[node])
-        if possible.all() or not possible.any():
-            return
-        self.network.keep(node, possible)
-        if node in self.carried:
-            self.carried[node] = [(piece, usage[possible]) for piece, usage in self.carried[node]]
+        if not possible.all() and possible.any():
+            self.network.keep(node, possible)
+            if node in self.carried:
+                self.carried[node] = [(piece, usage[possible]) for piece, usage in self.carried[node]]
+        return bool(possible.any())
 
 
 def _only_partner(table: Array) -> Indices | None:
