@@ -3,7 +3,8 @@
     python benchmarks/iopddl.py [FOLDER] [--only B,G] [--scale 1.0]
 
 Solves every instance found in FOLDER (default `../shared/iopddl` beside the repository) within the contest's time
-limit, prints a table, and writes `benchmarks/results/iopddl.json`.
+limit, reading included, prints a table, and writes `benchmarks/results/iopddl.json`. The first use on a machine compiles
+the inner loops for some seconds, which count as well.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from planner.solve import solve
 ROOT = Path(__file__).resolve().parent.parent
 CONTEST_SECONDS = {"A": 60, "B": 60, "G": 120, "K": 180, "M": 180, "S": 240, "U": 300, "V": 300}
 """Time limits of the contest, in seconds, by instance."""
+MARGIN = 1.0
+"""Seconds left for ending."""
 NO_ANSWER = 1e15
 """Costs from here on stand for no valid answer in the records."""
 
@@ -50,7 +53,7 @@ def measure(path: Path, instance: str, known: dict[str, float], scale: float) ->
     problem = Problem.from_iopddl(path)
     read = time.perf_counter() - started
     limit = CONTEST_SECONDS.get(instance, 60) * scale
-    solution = solve(problem, time_limit=limit)
+    solution = solve(problem, time_limit=limit - read - MARGIN)
     checked = solution.choice is not None and not problem.violations(solution.choice)
     return {
         "instance": instance,
@@ -60,6 +63,7 @@ def measure(path: Path, instance: str, known: dict[str, float], scale: float) ->
         "limit_seconds": limit,
         "read_seconds": read,
         "seconds": solution.seconds,
+        "wall_seconds": time.perf_counter() - started,
         "status": solution.status,
         "valid": checked,
         "value": solution.value if checked else None,
@@ -93,7 +97,7 @@ def main() -> None:
         ratio = line["ratio_to_best_team"]
         print(
             f"{instance:2}{line['status']:>10}{numbers}{'-' if ratio is None else format(ratio, '.4f'):>9}"
-            f"{line['seconds']:>9.1f}",
+            f"{line['wall_seconds']:>9.1f}",
             flush=True,
         )
     commit = run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
@@ -101,6 +105,7 @@ def main() -> None:
         "machine": platform.machine(),
         "processor": platform.processor(),
         "python": platform.python_version(),
+        "numba": version("numba"),
         "numpy": version("numpy"),
         "scipy": version("scipy"),
         "commit": commit,

@@ -212,8 +212,8 @@ class Instance:
         t = target.locations(transfer.target_dims)
         key = (s.tobytes(), p.tobytes(), t.tobytes(), aval.shape, aval.bytes, transfer.trips, seconds)
         if key not in self._cache:
-            rows, row_of = np.unique(np.concatenate([s, p.astype(np.int8)], axis=1), axis=0, return_inverse=True)
-            columns, column_of = np.unique(t, axis=0, return_inverse=True)
+            rows, row_of = _distinct(np.concatenate([s, p.astype(np.int8)], axis=1))
+            columns, column_of = _distinct(t)
             axes = s.shape[1]
             values = reshard_values(
                 self.mesh,
@@ -225,7 +225,7 @@ class Instance:
                 patterns=self.model.patterns.setdefault(axes, Patterns()),
                 seconds=seconds,
             )
-            self._cache[key] = weight * transfer.trips * values[row_of.ravel()][:, column_of.ravel()]
+            self._cache[key] = weight * transfer.trips * values[row_of][:, column_of]
         self._cache[alike] = self._cache[key]
         return self._cache[key]
 
@@ -328,7 +328,7 @@ class Instance:
     def _resident_bytes(self, aval: Aval, locations: Locations) -> Floats:
         if not self.tiled:
             return local_bytes(locations, self.mesh.sizes, aval.bytes)
-        rows, row_of = np.unique(locations, axis=0, return_inverse=True)
+        rows, row_of = _distinct(locations)
         sizes = np.zeros(len(rows))
         for i, row in enumerate(rows.tolist()):
             shape = list(aval.shape)
@@ -336,7 +336,7 @@ class Instance:
                 if dim >= 0:
                     shape[dim] //= self.mesh.sizes[axis]
             sizes[i] = tiled_bytes(tuple(shape), aval.itemsize)
-        return sizes[row_of.ravel()]
+        return sizes[row_of]
 
     def seconds(self, choice: Sequence[int]) -> tuple[float, float]:
         """(seconds of computing, seconds of communication) per device and call."""
@@ -359,3 +359,14 @@ class Instance:
         return sum(
             float(getattr(work, attribute)[choice[node]]) for node, work in enumerate(self.works) if work is not None
         )
+
+
+def _distinct(lines: npt.NDArray[np.int8]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.intp]]:
+    """The distinct lines of a table of small numbers from -1 up, and for every line which of them it is."""
+    base = int(lines.max(initial=-1)) + 2
+    if lines.shape[1] * np.log2(base) >= 62:
+        rows, of = np.unique(lines, axis=0, return_inverse=True)
+        return rows, of.ravel()
+    codes = (lines.astype(np.int64) + 1) @ base ** np.arange(lines.shape[1])[::-1]
+    _, firsts, of = np.unique(codes, return_index=True, return_inverse=True)
+    return lines[firsts], of

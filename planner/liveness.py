@@ -1,9 +1,9 @@
 """Liveness: which tensors occupy memory, and from when to when, in program order.
 
 A compiler keeps in memory what its fused passes read and write: arguments, results of ops that are not fused, what
-reductions return, what crosses a loop's border, the results of the program, and what an op reads that cannot compute it
-itself. The rest lives in registers, and extends the life of what it is computed from. The rules are those seen in the
-buffer assignments of XLA's TPU compiler.
+reductions return, what crosses a loop's border, the results of the program, what an op reads that cannot compute it
+itself, and running sums. The rest lives in registers, and extends the life of what it is computed from. The rules are those
+seen in the buffer assignments of XLA's TPU compiler.
 
 Times are op ids; a buffer is alive in [start, stop). A loop body stands in program order once; what a loop reads from
 outside lives until the loop ends, a carry as long as the loop, and a stack from the loop's start to its last reader.
@@ -44,6 +44,9 @@ STREAMED = frozenset(("dynamic_slice", "split", "dynamic_update_slice"))
 MATMULS = frozenset(("dot_general", "conv_general_dilated"))
 NEIGHBOURS = 4
 """Matmuls at most this many ops apart, with no other between them, share one stored operand."""
+SUMS = frozenset(("add", "add_any", "sub"))
+VIEWS = frozenset(("name", "optimization_barrier"))
+"""Ops whose result is a name for their operand."""
 COSTLY = frozenset(("erf", "erfc", "erf_inv", "tanh", "logistic"))
 """Functions that compilers rather store the result of than compute it again inside a matmul."""
 
@@ -96,7 +99,7 @@ def analyse(graph: Graph, grouping: Grouping) -> Liveness:
 
 def _is_view(graph: Graph, op: Op) -> bool:
     """Whether a result is a name for memory that is accounted elsewhere."""
-    if op.kind in ("loop_const", "branch_in", "optimization_barrier", "name"):
+    if op.kind in VIEWS or op.kind in ("loop_const", "branch_in"):
         return True
     # A slice that only fused ops read is read where it stands in the stack.
     return op.kind == "loop_slice" and all(is_fused(graph.ops[reader]) for reader, _ in graph.consumers[op.results[0]])
@@ -105,15 +108,61 @@ def _is_view(graph: Graph, op: Op) -> bool:
 def _materialised(graph: Graph, grouping: Grouping) -> list[bool]:
     kept = [tensor.producer is None for tensor in graph.tensors]
     costly = [False] * len(graph.tensors)
+    terms: list[frozenset[int]] = [frozenset()] * len(graph.tensors)
     returned = set(graph.outputs)
     for op in graph.ops:
+        for tensor in op.operands if op.kind in SUMS else ():
+            sum_so_far = _stream(graph, tensor)
+            if _is_running_sum(graph, op, sum_so_far, kept, terms):
+                kept[sum_so_far] = True
+                terms[tensor] = frozenset((sum_so_far,))
         border = op.kind in ENTERING or op.kind in LEAVING
         passing = _is_pass(graph, grouping, op) and not border and not grouping.placements[op.id].reduced
         hard = op.kind in COSTLY or any(costly[t] for t in op.operands if not kept[t])
         for tensor in op.results:
             costly[tensor] = hard
             kept[tensor] = not passing or tensor in returned or _must_stand(graph, grouping, tensor, hard)
+            size = graph.tensors[tensor].aval.size
+            read = [_terms_of(t, kept, terms) for t in op.operands if graph.tensors[t].aval.size == size]
+            terms[tensor] = frozenset().union(*read)
     return kept
+
+
+def _terms_of(tensor: int, kept: list[bool], terms: list[frozenset[int]]) -> frozenset[int]:
+    """The stored tensors of its size that a tensor is computed from in passing: itself where it is stored."""
+    return frozenset((tensor,)) if kept[tensor] else terms[tensor]
+
+
+def _stream(graph: Graph, tensor: int) -> int:
+    """The tensor that a tensor is another name or another form of."""
+    producer = graph.tensors[tensor].producer
+    while producer is not None:
+        op = graph.ops[producer]
+        if op.kind not in VIEWS and (op.kind != "convert_element_type" or len(_readers(graph, tensor)) > 1):
+            break
+        tensor = op.operands[0]
+        producer = graph.tensors[tensor].producer
+    return tensor
+
+
+def _readers(graph: Graph, tensor: int) -> set[int]:
+    """The ops that read a tensor, under whatever name."""
+    found: set[int] = set()
+    for reader, _ in graph.consumers[tensor]:
+        op = graph.ops[reader]
+        found |= _readers(graph, op.results[0]) if op.kind in VIEWS else {reader}
+    return found
+
+
+def _is_running_sum(graph: Graph, op: Op, tensor: int, kept: list[bool], terms: list[frozenset[int]]) -> bool:
+    """Whether what a sum adds to is itself computed from several stored tensors of its size, and is read elsewhere too.
+
+    So is what a layer adds to a residual stream, or to the gradient of one: computed anew by every reader, it would keep
+    the terms of all layers before it in memory, and read them again in every layer.
+    """
+    if kept[tensor] or len(terms[tensor]) < 2 or len(_readers(graph, tensor)) < 2:
+        return False
+    return any(not _terms_of(other, kept, terms) <= terms[tensor] for other in op.operands)
 
 
 def _must_stand(graph: Graph, grouping: Grouping, tensor: int, hard: bool) -> bool:
@@ -182,7 +231,7 @@ def _last_uses(graph: Graph, grouping: Grouping, materialised: list[bool], spans
         else:
             need = op.id + 1
         for tensor in op.results:
-            if not materialised[tensor] or op.kind in ("optimization_barrier", "name"):
+            if not materialised[tensor] or op.kind in VIEWS:
                 need = max(need, last[tensor])
         for position, tensor in enumerate(op.operands):
             reused = position == 0 and _overwrites(op)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.problem import Array
-from planner.solve.network import Indices, Network, classes
+from planner.solve.network import Indices, Network, classes, firsts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,5 +45,4 @@ def _compact(table: Array) -> tuple[Array, Array, tuple[Indices, Indices], Array
     column = rest.min(axis=0)
     rest = rest - column
     of_rows, of_columns = classes(rest), classes(rest.T)
-    firsts = [np.unique(of, return_index=True)[1] for of in (of_rows, of_columns)]
-    return row, column, (of_rows, of_columns), rest[np.ix_(*firsts)]
+    return row, column, (of_rows, of_columns), rest[np.ix_(firsts(of_rows), firsts(of_columns))]

@@ -86,9 +86,12 @@ def _renumbered(ends: tuple[Indices, Indices], costs: Array) -> tuple[tuple[Indi
     """Classes numbered anew without those that no choice is in, the costs between them, and the groups of both ends."""
     renumbered: list[Indices] = []
     for dim, end in enumerate(ends):
-        used, numbers = np.unique(end, return_inverse=True)
-        costs = np.take(costs, used, axis=dim)
-        renumbered.append(numbers)
+        used = np.bincount(end, minlength=costs.shape[dim]) > 0
+        if used.all():
+            renumbered.append(end)
+        else:
+            costs = np.compress(used, costs, axis=dim)
+            renumbered.append((np.cumsum(used) - 1)[end])
     groups: list[Groups] = []
     for end, count in zip(renumbered, costs.shape, strict=True):
         if end.size == count and (end == np.arange(count)).all():

@@ -102,8 +102,15 @@ class Network:
 
 
 def classes(table: Array) -> Indices:
-    """For each line of a table, the number of the first-seen line equal to it."""
+    """For each line of a table, the number of the first-seen line equal to it; numbers follow the order of seeing."""
     seen: dict[bytes, int] = {}
     lines = np.ascontiguousarray(table)
     keys: list[bytes] = lines.view(np.dtype((np.void, lines.strides[0]))).ravel().tolist()
     return np.asarray([seen.setdefault(key, len(seen)) for key in keys], dtype=np.intp)
+
+
+def firsts(of: Indices) -> Indices:
+    """For each of the numbers that `classes` gives, the first line that has it."""
+    found = np.zeros(int(of.max(initial=-1)) + 1, dtype=np.intp)
+    found[of[::-1]] = np.arange(of.size - 1, -1, -1)
+    return found

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.problem import Array
-from planner.solve.network import Indices, Network, classes
+from planner.solve.network import Indices, Network, classes, firsts
 from planner.solve.sharing import Sharing
 
 PAIR_BUDGET = 400_000
@@ -251,9 +251,9 @@ def worst_regret(table: Array, better: Indices, sharing: Sharing | None = None) 
 
 def _distinct(table: Array) -> tuple[Indices, Array]:
     """The class of every line of a table, and its distinct lines and columns."""
-    table = table[:, np.unique(classes(table.T), return_index=True)[1]]
+    table = table[:, firsts(classes(table.T))]
     of = classes(table)
-    return of, table[np.unique(of, return_index=True)[1]]
+    return of, table[firsts(of)]
 
 
 def min_plus(left: Array, right: Array) -> Array:
@@ -264,8 +264,8 @@ def min_plus(left: Array, right: Array) -> Array:
     if left.size * right.shape[1] <= 30_000:
         return (left[:, :, None] + right[:, None, :]).min(axis=0)
     of_left, of_right = classes(left.T), classes(right.T)
-    left = left[:, np.unique(of_left, return_index=True)[1]]
-    right = right[:, np.unique(of_right, return_index=True)[1]]
+    left = left[:, firsts(of_left)]
+    right = right[:, firsts(of_right)]
     result = left[0][:, None] + right[0]
     scratch = np.empty_like(result)
     for first, second in zip(left[1:], right[1:], strict=True):
