@@ -33,7 +33,19 @@ class Wire:
     Wires that are alike share their costs and classes, by `sharing`.
     """
 
-    __slots__ = ("backward", "costs", "ends", "first", "forward", "groups", "low", "offer", "second", "sharing")
+    __slots__ = (
+        "backward",
+        "costs",
+        "ends",
+        "finite",
+        "first",
+        "forward",
+        "groups",
+        "low",
+        "offer",
+        "second",
+        "sharing",
+    )
 
     def __init__(self, first: int, second: int, ends: tuple[Indices, Indices], costs: Array, sharing: Sharing) -> None:
         self.first, self.second, self.sharing = first, second, sharing
@@ -46,7 +58,7 @@ class Wire:
     def _set(self, ends: tuple[Indices, Indices], costs: Array) -> None:
         """Takes over classes and costs, dropping classes that no choice is in."""
         made = self.sharing.once("wire", (*ends, costs), lambda: _renumbered(ends, costs))
-        self.ends, self.costs, self.groups = made
+        self.ends, self.costs, self.groups, self.finite = made
 
     def prune(self, dim: int, keep: Indices) -> None:
         """Forgets the choices of one end that are not in `keep`."""
@@ -82,8 +94,12 @@ Groups = tuple[Indices, Indices] | None
 """The choices of one end in the order of their classes, and where each class starts; None for classes of one choice."""
 
 
-def _renumbered(ends: tuple[Indices, Indices], costs: Array) -> tuple[tuple[Indices, Indices], Array, list[Groups]]:
-    """Classes numbered anew without those that no choice is in, the costs between them, and the groups of both ends."""
+def _renumbered(
+    ends: tuple[Indices, Indices], costs: Array
+) -> tuple[tuple[Indices, Indices], Array, list[Groups], bool]:
+    """Classes numbered anew without those that no choice is in, the costs between them, the groups of both ends, and
+    whether no cost is infinite.
+    """
     renumbered: list[Indices] = []
     for dim, end in enumerate(ends):
         used = np.bincount(end, minlength=costs.shape[dim]) > 0
@@ -99,7 +115,7 @@ def _renumbered(ends: tuple[Indices, Indices], costs: Array) -> tuple[tuple[Indi
         else:
             order = np.argsort(end, kind="stable")
             groups.append((order, np.searchsorted(end[order], np.arange(count))))
-    return (renumbered[0], renumbered[1]), np.ascontiguousarray(costs), groups
+    return (renumbered[0], renumbered[1]), np.ascontiguousarray(costs), groups, bool(np.isfinite(costs).all())
 
 
 @final
@@ -197,7 +213,7 @@ class Messages:
                 bounds = wire.costs + ahead + wire.per_class(0, wire.offer)[:, None]
                 gone = (bounds + offset > upper) & np.isfinite(wire.costs)
                 if gone.any():
-                    wire.costs = np.where(gone, np.inf, wire.costs)
+                    wire.costs, wire.finite = np.where(gone, np.inf, wire.costs), False
                     lost.append((wire.first, node, gone[np.ix_(*wire.ends)]))
         return lost
 
@@ -206,7 +222,7 @@ class Messages:
         good: dict[int, NDArray[np.bool_]] = {}
         for wires in self.ahead.values():
             for wire in wires:
-                if np.isfinite(wire.costs).all():
+                if wire.finite:
                     continue
                 for dim, node in enumerate((wire.first, wire.second)):
                     lonely = np.isinf(wire.costs.min(axis=1 - dim))

@@ -13,6 +13,8 @@ import math
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -36,6 +38,10 @@ TELL_SECONDS = 2.0
 """How often a better choice is told at most."""
 QUIET_ROUNDS = 4
 """Rounds without progress before the primal starts a descent from elsewhere."""
+SETTLED, SETTLED_SECONDS = 4.0, 10.0
+"""The search ends after so many times what it took to the last progress, and so many seconds."""
+LITTLE = 1e-4
+"""What part of value or bound is progress."""
 LAST_SECONDS = 0.03
 """Part of the time kept for what follows the search."""
 THRIFT = (1.0, 1.5, 3.0, 10.0, 100.0, 1e4)
@@ -91,51 +97,77 @@ def _improve(prepared: Prepared, best: Incumbent, control: Control) -> None:
         if over.max(initial=0.0) <= 0 and is_optimal(dual.value(dual.pick), dual.bound, best.scale):
             break
     primal = Primal(arrays, dual, control.seed)
-    proposals: deque[Ints] = deque(maxlen=PROPOSALS)
-    stop = threading.Event()
-
-    def raise_bounds() -> None:
-        while not stop.is_set() and time.perf_counter() < until:
-            dual.step()
-            proposals.append(dual.pick)
-
-    random = np.random.default_rng(control.seed)
-    _enter(primal, dual, dual.prices)
+    _enter(primal, dual, dual.prices, until)
     known = None if best.choice is None else arrays.picked(best.choice)
     if known is not None:
         primal.restart(known)
-    descents = 0
-    thread = threading.Thread(target=raise_bounds, daemon=True)
-    thread.start()
-    told, told_at = math.inf, 0.0
-    try:
-        while time.perf_counter() < until:
-            waiting = [proposals.popleft() for _ in range(len(proposals))]
-            primal.fuse(waiting)
-            primal.round(until)
-            if primal.quiet >= QUIET_ROUNDS:
-                descents += 1
-                if descents % 2 and math.isfinite(primal.value):
-                    primal.shake()
-                else:
-                    noise = random.normal(0.0, 1.0, dual.prices.size) + random.normal(0.0, 1.0)
-                    _enter(primal, dual, dual.prices * np.exp(noise))
-            best.raise_bound(min(dual.bound, primal.value))
-            proven = is_optimal(primal.value, dual.bound, best.scale)
-            if primal.value < told and (proven or time.perf_counter() >= told_at + TELL_SECONDS):
-                told, told_at = primal.value, time.perf_counter()
-                offer(primal.best)
-            if proven or best.proven:
-                break
-    finally:
-        stop.set()
-        thread.join()
+    with _rising(dual, until) as proposals:
+        _descend(primal, dual, proposals, best, offer, until, control.seed)
     if math.isfinite(primal.value):
         offer(primal.best)
     best.raise_bound(min(dual.bound, best.value))
 
 
-def _enter(primal: Primal, dual: Dual, prices: Floats) -> None:
+@contextmanager
+def _rising(dual: Dual, until: float) -> Generator[deque[Ints]]:
+    """Raises the dual's bound in a thread of its own; the choices that it proposes meanwhile."""
+    proposals: deque[Ints] = deque(maxlen=PROPOSALS)
+    stop = threading.Event()
+
+    def rise() -> None:
+        while not stop.is_set() and time.perf_counter() < until:
+            dual.step()
+            proposals.append(dual.pick)
+
+    thread = threading.Thread(target=rise, daemon=True)
+    thread.start()
+    try:
+        yield proposals
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _descend(
+    primal: Primal,
+    dual: Dual,
+    proposals: deque[Ints],
+    best: Incumbent,
+    offer: Callable[[Ints], None],
+    until: float,
+    seed: int,
+) -> None:
+    """Descents of the primal, one after the other, until the best is proven, little is to be hoped for, or time is up."""
+    random = np.random.default_rng(seed)
+    began = progress = time.perf_counter()
+    value, bound, descents = math.inf, -math.inf, 0
+    told, told_at = math.inf, 0.0
+    while (now := time.perf_counter()) < until:
+        primal.fuse([proposals.popleft() for _ in range(len(proposals))])
+        primal.round(until)
+        best.raise_bound(min(dual.bound, primal.value))
+        proven = is_optimal(primal.value, dual.bound, best.scale)
+        if primal.value < told and (proven or now >= told_at + TELL_SECONDS):
+            told, told_at = primal.value, now
+            offer(primal.best)
+        if _clearly_less(primal.value, value) or _clearly_less(-dual.bound, -bound):
+            value, bound, progress = primal.value, dual.bound, now
+        if proven or best.proven or now - began > SETTLED_SECONDS + SETTLED * (progress - began):
+            return
+        if primal.quiet >= QUIET_ROUNDS:
+            descents += 1
+            if descents % 2 and math.isfinite(primal.value):
+                primal.shake()
+            else:
+                noise = random.normal(0.0, 1.0, dual.prices.size) + random.normal(0.0, 1.0)
+                _enter(primal, dual, dual.prices * np.exp(noise), until)
+
+
+def _clearly_less(new: float, old: float) -> bool:
+    return new < (old if math.isinf(old) else old - LITTLE * abs(old))
+
+
+def _enter(primal: Primal, dual: Dual, prices: Floats, until: float) -> None:
     """Starts the primal at some prices, or where they leave a row overfull at dearer and dearer ones."""
     if not prices.size:
         primal.restart(dual.pick)
@@ -147,5 +179,5 @@ def _enter(primal: Primal, dual: Dual, prices: Floats) -> None:
         for _ in range(THRIFTY_STEPS):
             trial.step()
         primal.restart(trial.pick)
-        if primal.fullest <= 0:
+        if primal.fullest <= 0 or time.perf_counter() >= until:
             return
