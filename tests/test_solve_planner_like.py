@@ -118,7 +118,10 @@ def test_binding_rows_leave_a_small_gap() -> None:
     assert found.choice is not None
     assert not problem.violations(found.choice)
     assert found.gap < 0.02
-    assert found.value > solve(layered((4, 4), 4, layers=12)).value
+    free = solve(layered((4, 4), 4, layers=12))
+    assert free.choice is not None
+    assert problem.violations(free.choice)
+    assert found.value >= free.value * (1 - 1e-6)
 
 
 def test_the_same_seed_gives_the_same_answer() -> None:
