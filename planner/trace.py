@@ -996,8 +996,9 @@ class _Rewriter:
             structure = _structure(eqn)
             params = dict(eqn.params)
             for place in structure.bodies if structure else ():
-                # A remat is lowered with a barrier around its operands, which takes the form of its first reader.
-                known = [_form(operand, laid) for operand in operands] if "prevent_cse" in params else None
+                # The remat of a gradient has a barrier around its operands, which takes the form of its first reader.
+                barred = params.get("prevent_cse") and params.get("differentiated")
+                known = [_form(operand, laid) for operand in operands] if barred else None
                 inner = self.rewrite(_body(eqn, place), _body_path(here, place), known)
                 _with_body(params, place, inner)
             if here in self.replacements:

@@ -118,6 +118,14 @@ KNOWN: Mapping[str, Case] = {
         ),
         {"x": 5},
     ),
+    # A remat outside of a gradient has no barrier: a second constraint in it made a second gather of the same tensor.
+    "a remat beside another reader": (
+        Description(
+            (((9, 8), F32), ((8, 8), "bfloat16")),
+            (Do("unary", a=3), Do("call", a=6, c=4, d=5, body=(Do("rev", c=1, d=1),)), Do("slice", a=5, b=5, d=7)),
+        ),
+        {"x": 4, "y": 2},
+    ),
     # Partial results were to be combined bit by bit, which no collective does.
     "a reduction of bits": (Description((((8, 8, 4), "int8"),), (Do("reduce_any", c=4, d=1),)), {"y": 2}),
 }
