@@ -11,6 +11,7 @@ layers. (There fetched copies are left out, which only lowers the bound.)
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -57,11 +58,12 @@ def least_memory(
     *,
     enough: float = 0.0,
     share: Share = "auto",
+    weights: Mapping[int, float] | None = None,
 ) -> Least:
     """The plan of about the smallest peak memory, from the choice `start`.
 
-    Ends at a gap of 1 %, once the bound passes `good_bytes`, once a plan needs no more than `enough` bytes, or at the time
-    `end` (of `time.monotonic`).
+    `weights` of points of the schedule, in any unit, are tried first. Ends at a gap of 1 %, once the bound passes
+    `good_bytes`, once a plan needs no more than `enough` bytes, or at the time `end` (of `time.monotonic`).
     """
     count = len(memory.instance.strategies)
     best, peak, bound = tuple(start[:count]), float(memory.profile(start).max()), memory.floor_bytes()
@@ -71,17 +73,14 @@ def least_memory(
         edges=(),
         node_names=tuple(node.name for node in memory.instance.model.flow.nodes),
     )
-    gains: dict[int, float] = {}
+    known = {} if weights is None else {point: weight for point, weight in weights.items() if weight > 0}
+    gains = {point: math.log(weight / max(known.values())) for point, weight in known.items()}
     choice: Sequence[int] = best
-    for _ in range(ROUNDS):
+    for turn in range(ROUNDS):
         profile = memory.profile(choice)
-        top, highest = int(profile.argmax()), max(gains.values(), default=0.0)
-        # The fullest point of the first plan alone, the arguments mostly, often has the best bound.
-        for point in peaks(profile, POINTS if gains else 1):
-            if profile[point] >= NEAR * profile[top]:
-                gains.setdefault(point, highest)
-        for point in gains:
-            gains[point] += RATE * (float(profile[point]) / float(profile[top]) - 1.0)
+        top = int(profile.argmax())
+        if turn or not known:
+            _gain(gains, profile)
         if profile[top] < peak:
             best, peak = tuple(choice[:count]), float(profile[top])
         if peak - bound <= GAP * peak or bound >= good_bytes or peak <= enough or time.monotonic() > end:
@@ -99,6 +98,17 @@ def least_memory(
         bound=min(bound, peak),
         weights={point: float(share) for point, share in zip(gains, shares, strict=True)},
     )
+
+
+def _gain(gains: dict[int, float], profile: Floats) -> None:
+    """Adds to the gains of the points what a plan of this profile uses there; its own fullest are points from now on."""
+    top, highest = float(profile.max()), max(gains.values(), default=0.0)
+    # The fullest point of the first plan alone, the arguments mostly, often has the best bound.
+    for point in peaks(profile, POINTS if gains else 1):
+        if profile[point] >= NEAR * top:
+            gains.setdefault(point, highest)
+    for point in gains:
+        gains[point] += RATE * (float(profile[point]) / top - 1.0)
 
 
 def _shares(gains: Mapping[int, float]) -> list[float]:

@@ -20,15 +20,17 @@ from planner.least_memory import Least, charged, least_memory
 from planner.memory import MemoryModel
 from planner.problem import Problem
 from planner.shared_layers import Share, solve_shared
-from planner.solve import solve
+from planner.solve import Solution, solve
 from planner.units import quantity
 
-SECONDS = 20.0
-"""Time for the least memory that would do."""
-CONFLICT_SECONDS = 10.0
+SECONDS = 4.0
+"""Time for the least memory that would do: a mesh is not begun after it, nor a round of searching one."""
+CONFLICT_SECONDS = 2.0
 """Time for finding the conflict."""
-ROWS_SECONDS = 1.0
+ROWS_SECONDS = 0.5
 """Time for one problem with rows for several points."""
+DEAR = 3.0
+"""Price of the whole peak of the free plan, in units of its value, where a plan to start from is sought."""
 MOST_POINTS = 8
 """Points of the schedule that a conflict is sought among: those that decided about the least memory."""
 NAMED = 3
@@ -48,7 +50,8 @@ def no_fit(
     end = time.monotonic() + SECONDS
     most = max(math.prod(shape.values()) for shape in meshes)
     best: tuple[MemoryModel, Least] | None = None
-    for shape in meshes:
+    # The more evenly a mesh is divided over its axes, the more of its splits fit the program's dims.
+    for shape in sorted(meshes, key=lambda shape: max(shape.values())):
         if math.prod(shape.values()) < most or (best is not None and time.monotonic() > end):
             continue
         memory = MemoryModel(instance=make_instance(shape))
@@ -58,7 +61,8 @@ def no_fit(
         left = max(0.5 * (end - time.monotonic()), 0.5)
         free = solve_shared(memory.instance.problem, share=share, time_limit=left, seed=seed)
         if free.choice is not None:
-            found = least_memory(memory, free.choice, least, end, seed, share=share)
+            start = _lighter(memory, free, share, left, seed)
+            found = least_memory(memory, start, least, end, seed, share=share)
             best = (memory, found) if found.peak_bytes < least else best
     if best is None:
         return InfeasibleError(
@@ -78,6 +82,17 @@ def no_fit(
         least_bytes=found.peak_bytes,
         conflict=names,
     )
+
+
+def _lighter(memory: MemoryModel, free: Solution, share: Share, seconds: float, seed: int) -> Sequence[int]:
+    """The best plan where the free plan's fullest point is dear, or the free plan where that needs no less memory."""
+    choice = free.choice or ()
+    profile = memory.profile(choice)
+    top = int(profile.argmax())
+    dear = {top: DEAR * abs(free.value) / float(profile[top])}
+    priced = memory.priced(memory.instance.problem, dear, float(profile[top]))
+    found = solve_shared(priced, share=share, time_limit=seconds, seed=seed).choice
+    return choice if found is None or memory.profile(found).max() > profile[top] else found
 
 
 def _conflict_words(names: Sequence[str]) -> str:

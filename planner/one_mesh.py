@@ -4,8 +4,7 @@
    better is sought (`narrow`), and mostly there is nothing.
 2. Where that plan's memory peak is above the limit, the mesh is `Postponed`: another mesh may have a plan within the limit
    that is better than this bound.
-3. If none has, the plan of least memory says whether anything fits (`least_memory`), and what fits is searched
-   (`under_limit`).
+3. If none has, what fits is searched (`under_limit`).
 """
 
 from __future__ import annotations
@@ -88,16 +87,11 @@ class Postponed:
 
     def limited(self, asked: Asked, *, cutoff: float, end: float) -> Outcome:
         """The best plan within the memory limit that costs less than `cutoff`; `end` is a time of `time.monotonic`."""
-        memory, free, limit = self.memory, self.free, asked.limit_bytes
-        least = least_memory(memory, free.choice or (), limit, end, asked.seed, enough=limit, share=asked.share)
-        if least.peak_bytes > limit:
-            bound = math.inf if least.bound > limit else self.bound
-            return self._whole(Outcome(candidate=None, bound=bound, fits=False))
+        memory, free = self.memory, self.free
         found = within(
             memory,
             free,
-            least,
-            limit,
+            asked.limit_bytes,
             cutoff=cutoff,
             end=end,
             seed=asked.seed,
@@ -105,7 +99,7 @@ class Postponed:
             share=asked.share,
         )
         if found.choice is None:
-            return self._whole(Outcome(candidate=None, bound=found.bound))
+            return self._whole(Outcome(candidate=None, bound=found.bound, fits=found.fits))
         return self._whole(_found(memory, found.choice, found.value, found.bound, free, limited=True))
 
     def _whole(self, outcome: Outcome) -> Outcome:
@@ -177,13 +171,13 @@ def least_plan(instance: Instance, asked: Asked, *, best: float, end: float) -> 
     found = within(
         memory,
         free,
-        least,
         least.peak_bytes,
         cutoff=math.inf,
         end=end,
         seed=asked.seed,
         sharing=sharing,
         share=asked.share,
+        least=least,
     )
     choice = least.choice if found.choice is None else found.choice
     return _found(memory, choice, least.peak_bytes, least.bound, free, limited=True)

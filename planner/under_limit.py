@@ -1,13 +1,17 @@
 """Under a limit: the best plan of one mesh that keeps every point of the schedule within the memory limit.
 
-1. Prices. For prices p >= 0 of a byte at points t of the schedule, the least of
+For prices p >= 0 of a byte at points t of the schedule, the least of
 
-       value(x) + sum_t p_t (usage_t(x) - limit)
+    value(x) + sum_t p_t (usage_t(x) - limit)
 
-   over choices x is a lower bound, and its x is a plan, which may fit. The prices are the duals of the program that mixes
-   the plans met so far, in shares that sum to 1, so that every point of the mixture is within the limit at the least value
-   (Dantzig & Wolfe 1960); they start from those of the plan of least memory. It ends where bound and mixture meet.
-2. Rows. What is left of the gap is no convex combination's to close: rows for the points of the schedule that count, and
+over choices x is a lower bound, and its x is a plan, which may fit.
+
+1. First prices. From the plan without a limit on, a price is added at the fullest points of the last plan, in parts as they
+   are over the limit, each time a larger one and for more points, until a plan fits: mostly one of the first, and a good
+   one. Where none does, the plan of least memory says whether anything fits (`least_memory`).
+2. Best prices: the duals of the program that mixes the plans met so far, in shares that sum to 1, so that every point of
+   the mixture is within the limit at the least value (Dantzig & Wolfe 1960). It ends where bound and mixture meet.
+3. Rows. What is left of the gap is no convex combination's to close: rows for the points of the schedule that count, and
    for every point that a solution then violates, limit it, and only what is better than the best plan so far is sought.
 """
 
@@ -15,6 +19,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import linprog
 
-from planner.least_memory import Least, peaks
+from planner.least_memory import Least, least_memory, peaks
 from planner.memory import MemoryModel
 from planner.shared_layers import Share, solve_shared
 from planner.solve import Solution
@@ -31,6 +36,14 @@ from planner.solve.sharing import Sharing
 
 Floats = npt.NDArray[np.float64]
 
+FIRST_PRICE = 0.01
+"""What the whole limit costs at the first prices, as a part of the value without a limit."""
+PRICE_GROWTH = 3.0
+"""Every price added is larger by this factor."""
+FIRST_ROUNDS = 10
+"""Most prices added: the last makes memory two hundred times dearer than all else."""
+LOST = 2.0
+"""Where every plan within the limit must cost so much more than those met, mostly nothing fits."""
 PRICE_ROUNDS = 12
 """Most prices tried."""
 PRICE_SECONDS = 5.0
@@ -51,11 +64,15 @@ OVER = 1 + 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Within:
-    """The best plan found within the limit (None if none is below the cutoff), its value, and a bound of any."""
+    """The best plan found within the limit (None if none is below the cutoff), its value, and a bound of any.
+
+    `fits` says whether any plan within the limit is known, or was not sought to the end.
+    """
 
     choice: tuple[int, ...] | None
     value: float
     bound: float
+    fits: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -70,7 +87,6 @@ class _Plan:
 def within(
     memory: MemoryModel,
     free: Solution,
-    least: Least,
     limit_bytes: float,
     *,
     cutoff: float,
@@ -78,17 +94,33 @@ def within(
     seed: int,
     sharing: Sharing,
     share: Share = "auto",
+    least: Least | None = None,
 ) -> Within:
     """The best plan found whose peak is at most `limit_bytes` and whose value is below `cutoff`.
 
-    `free` is the optimum without a limit, `least` a plan of least memory that is within it; `end` a time of
-    `time.monotonic`. `sharing` is that of the mesh's solves.
+    `free` is the optimum without a limit, `least` a plan of least memory that is within it, where one is known; `end` a
+    time of `time.monotonic`. `sharing` is that of the mesh's solves.
     """
     search = _Search(memory, limit_bytes, cutoff, seed, sharing, share)
     search.raise_bound(free.bound)
     search.meet(free.choice or ())
-    search.meet(least.choice)
-    search.price(least.weights, end)
+    if least is None:
+        prices = search.approach(end)
+        if search.best is None and not search.finished(GOOD_GAP):
+            lowest = min(search.met, key=lambda plan: float(plan.profile.max())).choice
+            least = least_memory(
+                memory, lowest, limit_bytes, end, seed, enough=limit_bytes, share=share, weights=prices
+            )
+            if least.peak_bytes > limit_bytes:
+                bound = math.inf if least.bound > limit_bytes else search.bound
+                return Within(choice=None, value=math.inf, bound=bound, fits=False)
+    known: dict[int, float] | None = None
+    if least is not None:
+        search.meet(least.choice)
+        scale = abs(search.met[0].value) / limit_bytes
+        known = {point: scale * weight for point, weight in least.weights.items()}
+    if not search.finished(GOOD_GAP):
+        search.price(known, end)
     if not search.finished(GOOD_GAP):
         search.rows(min(end, time.monotonic() + ROW_SECONDS))
     best = search.best
@@ -129,34 +161,58 @@ class _Search:
 
     def finished(self, gap: float) -> bool:
         """Whether nothing is left that could be better by this part."""
-        return self.upper - self.bound <= gap * abs(self.upper)
+        return math.isfinite(self.upper) and self.upper - self.bound <= gap * abs(self.upper)
 
-    def price(self, weights: Mapping[int, float], end: float) -> None:
-        """Prices the points of the schedule, from those of `weights` on; see the module."""
-        scale = abs(self.met[0].value) / self.limit
-        prices = {point: scale * weight for point, weight in weights.items()}
+    def approach(self, end: float) -> Mapping[int, float]:
+        """The prices at which a plan fits, nothing is below the cutoff, or hardly anything fits; see the module.
+
+        They are added at the fullest points of the last plan.
+        """
+        prices: Counter[int] = Counter()
+        step = FIRST_PRICE * abs(self.met[0].value) / self.limit
+        for turn in range(FIRST_ROUNDS):
+            dear = self.bound > LOST * max(abs(plan.value) for plan in self.met)
+            if self.best is not None or dear or time.monotonic() > end:
+                break
+            over = self.met[-1].profile - self.limit
+            # Few points at first: layers whose points have prices of their own are no longer alike.
+            points = [point for point in peaks(over, 2**turn) if over[point] > 0]
+            total = math.fsum(over[points].tolist())
+            prices.update({point: step * float(over[point]) / total for point in points})
+            if not self.at(prices, end):
+                break
+            step *= PRICE_GROWTH
+        return prices
+
+    def price(self, prices: Mapping[int, float] | None, end: float) -> None:
+        """Prices the points of the schedule, from `prices` on or from those of the plans met; see the module."""
         for _ in range(PRICE_ROUNDS):
-            points = [point for point, price in prices.items() if price > 0]
-            if time.monotonic() > end or not points:
+            if prices is None or self.at(prices, end):
+                mixture, prices = _mixture(self.met, self.limit)
+            else:
                 break
-            values = {point: prices[point] for point in points}
-            rent = self.limit * math.fsum(values.values())
-            seconds = max(min(PRICE_SECONDS, end - time.monotonic()), 0.5)
-            solution = solve_shared(
-                self.memory.priced(self.problem, values, self.limit),
-                share=self.share,
-                time_limit=seconds,
-                seed=self.seed,
-                cutoff=self.upper + rent,
-                sharing=self.sharing,
-            )
-            self.raise_bound(min(solution.bound - rent, self.upper))
-            if solution.choice is None:
-                break
-            self.meet(solution.choice)
-            mixture, prices = _mixture(self.met, self.limit)
             if mixture - self.bound <= PRICE_GAP * abs(mixture) or self.finished(GOOD_GAP):
                 break
+
+    def at(self, prices: Mapping[int, float], end: float) -> bool:
+        """Meets the best plan at these prices; whether there is one below the cutoff, and time."""
+        values = {point: price for point, price in prices.items() if price > 0}
+        if time.monotonic() > end or not values:
+            return False
+        rent = self.limit * math.fsum(values.values())
+        solution = solve_shared(
+            self.memory.priced(self.problem, values, self.limit),
+            share=self.share,
+            time_limit=max(min(PRICE_SECONDS, end - time.monotonic()), 0.5),
+            seed=self.seed,
+            cutoff=self.upper + rent,
+            sharing=self.sharing,
+        )
+        self.raise_bound(min(solution.bound - rent, self.upper))
+        if solution.choice is None:
+            return False
+        self.meet(solution.choice)
+        return True
 
     def rows(self, end: float) -> None:
         """Limits points of the schedule by rows, until a solution violates none; see the module."""
