@@ -129,7 +129,7 @@ def ring(count: int) -> Problem:
 def test_nodes_that_are_alike_but_choose_differently_are_not_claimed_to_lose_nothing() -> None:
     problem = ring(2 * SMALLEST)
     assert not classes_of(problem).lossless
-    found = solve_shared(problem, share=True, time_limit=20.0)
+    found = solve_shared(problem, share=True, time_limit=300.0)
     assert (found.value, found.status) == (0.0, "optimal")
 
 
@@ -148,7 +148,7 @@ def test_what_sharing_loses_is_bounded() -> None:
             ),
         ),
     )
-    found = solve_shared(fast, share=True, time_limit=20.0)
+    found = solve_shared(fast, share=True, time_limit=300.0)
     assert (found.value, found.status) == (3.0 * SMALLEST, "optimal")
 
 
