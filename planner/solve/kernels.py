@@ -257,6 +257,38 @@ def _difference(
 
 
 @compiled
+def _moved(
+    nodes: Ints,
+    old: Ints,
+    new: Ints,
+    rise: float,
+    mptr: Ints,
+    mo: Ints,
+    mb: Ints,
+    me: Ints,
+    memory: Floats,
+    tree: Floats,
+    added: Floats,
+    pick: Ints,
+    state: Floats,
+    best: Ints,
+) -> int:
+    """Moves the nodes, which raises the cost by `rise`, unless a row gets overfull by it or fuller still; 1 if it did."""
+    fullest = tree[1]
+    _occupy(nodes, old, new, mptr, mo, mb, me, memory, tree, added)
+    if tree[1] > 0 and tree[1] > fullest:
+        _occupy(nodes, new, old, mptr, mo, mb, me, memory, tree, added)
+        return 0
+    state[0] += rise
+    for x in range(nodes.size):
+        pick[nodes[x]] = new[x]
+    if tree[1] <= 0 and state[0] < state[1]:
+        state[1] = state[0]
+        best[:] = pick
+    return 1
+
+
+@compiled
 def move_blocks(
     seed: int,
     moves: int,
@@ -374,18 +406,7 @@ def move_blocks(
                 paid += prices[o + new[x]] - prices[o + old[x]]
             change = rise + hot * paid
             if change < 0 or (heat > 0 and change < -heat * np.log(1e-300 + np.random.random())):
-                fullest = tree[1]
-                _occupy(block[:n], old, new, mptr, mo, mb, me, memory, tree, added)
-                if tree[1] > 0 and tree[1] > fullest:
-                    _occupy(block[:n], new, old, mptr, mo, mb, me, memory, tree, added)
-                else:
-                    changes += 1
-                    state[0] += rise
-                    for x in range(n):
-                        pick[block[x]] = new[x]
-                    if tree[1] <= 0 and state[0] < state[1]:
-                        state[1] = state[0]
-                        best[:] = pick
+                changes += _moved(block[:n], old, new, rise, mptr, mo, mb, me, memory, tree, added, pick, state, best)
         for x in range(n):
             place[block[x]] = 0
     return changes
@@ -450,16 +471,5 @@ def fuse(
             paid += prices[o + new[x]] - prices[o + old[x]]
             place[members[x]] = 0
         if rise + hot * paid < 0:
-            fullest = tree[1]
-            _occupy(members[:n], old, new, mptr, mo, mb, me, memory, tree, added)
-            if tree[1] > 0 and tree[1] > fullest:
-                _occupy(members[:n], new, old, mptr, mo, mb, me, memory, tree, added)
-            else:
-                taken += 1
-                state[0] += rise
-                for x in range(n):
-                    pick[members[x]] = new[x]
-                if tree[1] <= 0 and state[0] < state[1]:
-                    state[1] = state[0]
-                    best[:] = pick
+            taken += _moved(members[:n], old, new, rise, mptr, mo, mb, me, memory, tree, added, pick, state, best)
     return taken

@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from planner.problem import Array, Problem
-from planner.schedule import Row, Schedule, spread
-
-Indices = NDArray[np.intp]
+from planner.schedule import Indices, Row, Schedule, spread
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
