@@ -4,36 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from pipelines import small_pipeline
 
-from benchmarks.models import MODELS
 from planner.costs import group_work
-from planner.decision import Request
 from planner.instance import Instance
-from planner.pipeline import Pipeline
 from planner.repeats import alike
-from planner.target import resolve
-from planner.trace import trace
-
-
-def _pipeline(name: str) -> Pipeline:
-    model = MODELS[name]("small")
-    target = resolve(None, "v5e:2x4")
-    request = Request(
-        topology=target.topology,
-        platform=None,
-        objective="time",
-        memory_limit=16e9,
-        pins={},
-        cost_model="analytic",
-        profile=None,
-        while_trips=1.0,
-    )
-    return Pipeline(program=trace(model.fn, model.args), target=target, request=request)
 
 
 @pytest.mark.parametrize("name", ["gpt_unrolled", "resnet", "lstm", "moe"])
 def test_what_alike_groups_share_is_what_each_would_get(name: str) -> None:
-    pipeline = _pipeline(name)
+    pipeline = small_pipeline(name)
     model = pipeline.model
     shared = pipeline.instance({"x": 4, "y": 2})
     for node in model.flow.nodes:
@@ -57,12 +37,12 @@ def test_what_alike_groups_share_is_what_each_would_get(name: str) -> None:
 
 
 def test_layers_written_out_share_their_groups() -> None:
-    model = _pipeline("gpt_unrolled").model
+    model = small_pipeline("gpt_unrolled").model
     kinds = alike(model.graph, model.grouping, model.liveness)
     assert len(set(kinds)) < 0.6 * len(kinds)
 
 
 def test_edges_between_alike_nodes_share_one_table() -> None:
-    instance: Instance = _pipeline("gpt_unrolled").instance({"x": 4, "y": 2})
+    instance: Instance = small_pipeline("gpt_unrolled").instance({"x": 4, "y": 2})
     edges = instance.problem.edges
     assert len({id(edge.costs) for edge in edges}) < 0.5 * len(edges)

@@ -13,21 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
+from pipelines import small_pipeline
 from small import shapes
 
 import planner
-from benchmarks.models import MODELS
-from planner.decision import Request
 from planner.errors import ArgumentError
 from planner.instance import Instance
 from planner.memory import MemoryModel
-from planner.pipeline import Pipeline
 from planner.problem import Array, Edge, Problem, Row
 from planner.shared_layers import SMALLEST, classes_of, quotient, solve_shared
 from planner.solve import solve
 from planner.solve.sharing import Sharing
-from planner.target import resolve
-from planner.trace import trace
 
 
 @st.composite
@@ -194,7 +190,7 @@ def test_the_shared_problem_does_not_grow_with_the_layers() -> None:
     ],
 )
 def test_a_problem_stated_from_one_member_of_each_class_is_the_whole_one(name: str, shape: dict[str, int]) -> None:
-    pipeline = _pipeline(name)
+    pipeline = small_pipeline(name)
     shared = pipeline.shared(shape)
     assert shared is not None
     whole = pipeline.instance(shape).problem
@@ -211,7 +207,7 @@ def test_a_problem_stated_from_one_member_of_each_class_is_the_whole_one(name: s
 
 
 def test_the_whole_instance_made_of_members_is_the_one_stated_at_once() -> None:
-    pipeline = _pipeline("bert")
+    pipeline = small_pipeline("bert")
     shape = {"x": 4, "y": 2}
     shared = pipeline.shared(shape)
     assert shared is not None
@@ -247,22 +243,6 @@ def test_pins_and_constraints_leave_every_node_its_own_decision() -> None:
         options=planner.Options(check="never"),
     )
     assert pinned.in_specs[0][3][0] == P(None, "y")
-
-
-def _pipeline(name: str) -> Pipeline:
-    model = MODELS[name]("small")
-    target = resolve(None, "v5e:2x4")
-    request = Request(
-        topology=target.topology,
-        platform=None,
-        objective="time",
-        memory_limit=16e9,
-        pins={},
-        cost_model="analytic",
-        profile=None,
-        while_trips=1.0,
-    )
-    return Pipeline(program=trace(model.fn, model.args), target=target, request=request)
 
 
 @pytest.mark.parametrize("value", ["always", 2, None])
