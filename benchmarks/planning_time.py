@@ -27,7 +27,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.models import MODELS, gpt, llama, resnet, sparse
+from benchmarks.models import MODELS, deep, gpt, llama, resnet, sparse
 from benchmarks.models.base import Model
 from benchmarks.stamp import stamp
 from planner.decision import Request
@@ -60,10 +60,15 @@ def _llama(name: str, *, scan: bool = True) -> Callable[[int], Model]:
 
 
 def _gpt(
-    name: str, *, layers: int | None = None, batch: int | None = None, scan: bool = True, remat: bool = True
+    name: str, *, layers: int | None = None, batch: int | None = None, scan: bool = True
 ) -> Callable[[int], Model]:
     config = replace(gpt.CONFIGS[name], layers=layers or gpt.CONFIGS[name].layers)
-    return lambda devices: gpt.gpt(config, batch=batch or devices, scan=scan, remat=remat, tied=scan, size="real")
+    return lambda devices: gpt.gpt(config, batch=batch or devices, scan=scan, tied=scan, size="real")
+
+
+def _deep(layers: int) -> Callable[[int], Model]:
+    config = replace(deep.REAL, layers=layers)
+    return lambda devices: deep.deep(config, batch=64, size="real")
 
 
 def _model(name: str) -> Callable[[int], Model]:
@@ -80,10 +85,7 @@ PROGRAMS: Mapping[str, Callable[[int], Model]] = {
     "gpt 1.3B": _gpt("1.3B"),
     "gpt 175B": _gpt("175B"),
     **{f"gpt unrolled x{layers}": _gpt("1.3B", layers=layers, batch=64, scan=False) for layers in (2, 8, 30)},
-    **{
-        f"gpt deep x{layers}": _gpt("deep", layers=layers, batch=64, scan=False, remat=False)
-        for layers in (16, 128, 1024)
-    },
+    **{f"gpt deep x{layers}": _deep(layers) for layers in (16, 64, 128, 1024)},
     "wide resnet 13B": lambda devices: resnet.resnet(resnet.CONFIGS["13B"], batch=devices, size="real"),
     **{name: _model(name) for name in MODELS if name not in ("gpt", "gpt_unrolled", "llama")},
 }

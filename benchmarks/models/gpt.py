@@ -35,8 +35,6 @@ CONFIGS = {
     "39B": GPTConfig(width=8192, layers=48, heads=64),
     # "Language Models are Few-Shot Learners", table 2.1: https://arxiv.org/abs/2005.14165
     "175B": GPTConfig(width=12288, layers=96, heads=96, vocabulary=50304, sequence=2048),
-    # The depth ladder of Aceso (EuroSys'24) goes up to 1,024 layers of this width: https://doi.org/10.1145/3627703.3629554
-    "deep": GPTConfig(width=512, layers=1024, heads=8),
 }
 SMALL = GPTConfig(width=64, layers=4, heads=8, vocabulary=256, sequence=32)
 
