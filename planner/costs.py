@@ -1,8 +1,7 @@
 """The cost of computing: seconds, flops and memory traffic of every strategy of a group, on its local shards.
 
 An op that is not fused is a roofline of its own: its flops against the bytes of its operands and results. A fused group
-is one pass per region: it reads what stands in memory and writes what must stand there, and pays for the flops of all
-its ops. Ops that index move only what they touch.
+is one pass over memory (see `fused_pass`). Ops that index move only what they touch.
 """
 
 from __future__ import annotations
@@ -15,12 +14,11 @@ import numpy.typing as npt
 import cost_models
 from cost_models import CostModel
 from planner.candidates import Strategies
+from planner.fused_pass import FusedPass
 from planner.graph import Graph, Op
 from planner.groups import Dims, Group, Grouping
 from planner.halo import Margin, hops, image_of, margins, slides_of
-from planner.liveness import Liveness
 from planner.mesh import Mesh
-from planner.places import BOUNDARY
 from planner.reshard import Locations, local_bytes
 
 Floats = npt.NDArray[np.float64]
@@ -59,17 +57,16 @@ class Fetch:
 def group_work(
     graph: Graph,
     grouping: Grouping,
-    liveness: Liveness,
     group: Group,
+    fused: FusedPass | None,
     strategies: Strategies,
     model: CostModel,
     mesh: Mesh,
 ) -> Work:
-    """The work of every strategy of a group; arrays of shape (len(strategies),)."""
-    ops = [graph.ops[op] for op in group.ops]
-    if not group.fused:
-        return _heavy(graph, grouping, ops[0], strategies, model, mesh)
-    return _fused(graph, grouping, liveness, group, ops, strategies, model)
+    """The work of every strategy of a group, `fused` its pass if it is one; arrays of shape (len(strategies),)."""
+    if fused is not None:
+        return _fused(fused, strategies, model)
+    return _heavy(graph, grouping, graph.ops[group.ops[0]], strategies, model, mesh)
 
 
 def _bytes(graph: Graph, strategies: Strategies, tensor: int, dims: Dims) -> Floats:
@@ -201,34 +198,12 @@ def _heavy(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies, mod
     )
 
 
-def _fused(
-    graph: Graph,
-    grouping: Grouping,
-    liveness: Liveness,
-    group: Group,
-    ops: list[Op],
-    strategies: Strategies,
-    model: CostModel,
-) -> Work:
+def _fused(of: FusedPass, strategies: Strategies, model: CostModel) -> Work:
     flops, traffic = np.zeros(len(strategies)), np.zeros(len(strategies))
-    counted: set[tuple[int, int]] = set()
-    for op in ops:
-        placement, trips = grouping.placements[op.id], graph.regions[op.region].trips
-        if op.kind in BOUNDARY:
-            continue
-        flops += trips * _flops(graph, grouping, op, strategies)
-        for tensor, dims in zip(op.operands, placement.operands, strict=True):
-            if (tensor, op.region) in counted or not liveness.materialised[tensor]:
-                continue
-            counted.add((tensor, op.region))
-            producer = graph.tensors[tensor].producer
-            own = producer is not None and grouping.group_of[producer] == group.id
-            if not own or graph.ops[producer or 0].kind in BOUNDARY:
-                traffic += trips * _bytes(graph, strategies, tensor, dims)
-        for tensor, dims in zip(op.results, placement.results, strict=True):
-            if liveness.materialised[tensor]:
-                traffic += trips * _bytes(graph, strategies, tensor, dims)
-    dtype = graph.tensors[ops[-1].results[0] if ops[-1].results else ops[-1].operands[0]].aval.dtype
-    seconds = model.compute_seconds(kind="elementwise", engine="vector", dtype=dtype, flops=flops, bytes=traffic)
+    for factors, amount in of.flops:
+        flops += amount / strategies.shards(factors)
+    for dims, amount in of.traffic:
+        traffic += local_bytes(strategies.locations(dims), strategies.axis_sizes, amount)
+    seconds = model.compute_seconds(kind="elementwise", engine="vector", dtype=of.dtype, flops=flops, bytes=traffic)
     nothing = np.zeros(len(strategies))
     return Work(seconds=seconds, flops=flops, traffic_bytes=traffic, exchange=nothing, exchange_seconds=nothing)

@@ -18,9 +18,11 @@ from planner.candidates import Strategies, group_strategies, tensor_strategies
 from planner.costs import Work, group_work
 from planner.errors import InfeasibleError
 from planner.flow import Flow, Node, Transfer
+from planner.fused_pass import FusedPass, fused_pass
 from planner.graph import Aval, Graph
-from planner.groups import Dims, Grouping
+from planner.groups import Dims, Group, Grouping
 from planner.hazards import safe
+from planner.holdings import Copied, Holdings, copied, held
 from planner.liveness import Liveness
 from planner.mesh import Mesh
 from planner.problem import Edge, Problem
@@ -46,6 +48,23 @@ class Model:
     flow: Flow
     liveness: Liveness
     patterns: dict[int, Patterns] = field(default_factory=dict[int, Patterns])
+    _passes: dict[int, FusedPass] = field(default_factory=dict[int, FusedPass])
+
+    def fused_pass(self, group: Group) -> FusedPass | None:
+        """The pass of a fused group; None for another."""
+        if group.fused and group.id not in self._passes:
+            self._passes[group.id] = fused_pass(self.graph, self.grouping, self.liveness, group)
+        return self._passes.get(group.id)
+
+    @cached_property
+    def held(self) -> Holdings:
+        """What stands in memory, and when."""
+        return held(self.graph, self.flow, self.liveness)
+
+    @cached_property
+    def copied(self) -> Copied:
+        """What transfers may keep beside it."""
+        return copied(self.graph, self.flow, self.moving)
 
     @cached_property
     def alike(self) -> tuple[int, ...]:
@@ -98,11 +117,12 @@ class Instance:
                 continue
             key = (model.alike[node.group], id(self.strategies[node.id]))
             if key not in known:
+                group = model.grouping.groups[node.group]
                 known[key] = group_work(
                     model.graph,
                     model.grouping,
-                    model.liveness,
-                    model.grouping.groups[node.group],
+                    group,
+                    model.fused_pass(group),
                     self.strategies[node.id],
                     self.cost_model,
                     self.mesh,
@@ -315,11 +335,10 @@ class Instance:
         home = self.model.flow.home[tensor]
         if home is None:
             return None
-        return home[0], self.resident_bytes(tensor, home[0], home[1])
+        return home[0], self.resident_bytes(self.model.graph.tensors[tensor].aval, home[0], home[1])
 
-    def resident_bytes(self, tensor: int, node: int, dims: Dims) -> Floats:
+    def resident_bytes(self, aval: Aval, node: int, dims: Dims) -> Floats:
         """Bytes per device of a tensor in the spec each strategy of a node gives it, padding included."""
-        aval = self.model.graph.tensors[tensor].aval
         key = ("resident", id(self.strategies[node]), dims, aval)
         if key not in self._cache:
             self._cache[key] = self._resident_bytes(aval, self.strategies[node].locations(dims))

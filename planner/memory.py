@@ -21,9 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.flow import Transfer
-from planner.instance import Instance
-from planner.liveness import region_spans
-from planner.places import ENTERING
+from planner.holdings import Form, Holdings
+from planner.instance import Instance, Model
 from planner.problem import Edge, Problem, Row
 
 Floats = npt.NDArray[np.float64]
@@ -41,8 +40,6 @@ class Charge:
     bytes: Floats
     start: int
     stop: int
-    share: float = 1.0
-    """In which part of the tensor's own size it is stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,31 +60,39 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Table:
-    """Bytes that choices of nodes hold from `starts` to `stops`: of item i, `flat[offsets[i] + choice of nodes[i]]`."""
+    """Holdings with the bytes that choices of their nodes give them: of item i, `flat[offsets[i] + choice of nodes[i]]`.
+
+    The same are `pieces[which[i]]`, one array for all items of one form with the same strategies.
+    """
 
     nodes: npt.NDArray[np.intp]
     offsets: npt.NDArray[np.intp]
     flat: Floats
     starts: npt.NDArray[np.intp]
     stops: npt.NDArray[np.intp]
+    pieces: list[Floats]
+    which: npt.NDArray[np.intp]
 
     @staticmethod
-    def of(items: Sequence[tuple[int, Floats]], spans: Sequence[tuple[int, int]], steps: int) -> _Table:
-        """The table of (node, bytes per choice) items and their spans; equal arrays are kept once."""
-        where: dict[int, int] = {}
-        pieces: list[Floats] = [np.zeros(0)]
-        count = 0
-        for _, values in items:
-            if id(values) not in where:
-                where[id(values)] = count
-                count += len(values)
-                pieces.append(values)
+    def of(instance: Instance, strategies_of: npt.NDArray[np.intp], holdings: Holdings) -> _Table:
+        """The table of an instance whose nodes have these strategies (numbers, equal for equal ones)."""
+        codes = strategies_of[holdings.nodes] * len(holdings.forms) + holdings.form
+        _, first, which = np.unique(codes, return_index=True, return_inverse=True)
+        pieces: list[Floats] = []
+        for i in first.tolist():
+            aval, dims, _ = form = holdings.forms[holdings.form[i]]
+            sizes = instance.resident_bytes(aval, int(holdings.nodes[i]), dims)
+            share = _share(form, instance.tiled)
+            pieces.append(sizes if share == 1 else share * sizes)
+        ends = np.cumsum([0, *map(len, pieces)])
         return _Table(
-            nodes=np.asarray([node for node, _ in items], np.intp),
-            offsets=np.asarray([where[id(values)] for _, values in items], np.intp),
-            flat=np.concatenate(pieces),
-            starts=np.asarray([start for start, _ in spans], np.intp),
-            stops=np.minimum(np.asarray([stop for _, stop in spans], np.intp), steps),
+            nodes=holdings.nodes,
+            offsets=ends[which.ravel()],
+            flat=np.concatenate([*pieces, np.zeros(0)]),
+            starts=holdings.starts,
+            stops=np.minimum(holdings.stops, instance.model.liveness.steps + 1),
+            pieces=pieces,
+            which=which.ravel(),
         )
 
     def bytes(self, choice: npt.NDArray[np.intp]) -> Floats:
@@ -127,94 +132,52 @@ class MemoryModel:
         return self.instance.model.liveness.steps + 1
 
     @cached_property
+    def _strategies_of(self) -> npt.NDArray[np.intp]:
+        """A number for every node, equal where nodes have the same strategies."""
+        _, numbers = np.unique(np.asarray(list(map(id, self.instance.strategies)), np.intp), return_inverse=True)
+        return numbers.ravel()
+
+    def _table(self, holdings: Holdings) -> _Table:
+        return _Table.of(self.instance, self._strategies_of, holdings)
+
+    @cached_property
+    def _charged(self) -> _Table:
+        return self._table(self.instance.model.held)
+
+    @cached_property
+    def _copied(self) -> tuple[_Table, _Table]:
+        """The copies with the bytes of their sources, and of their targets."""
+        copies = self.instance.model.copied
+        return self._table(copies.sources), self._table(copies.targets)
+
+    @cached_property
     def charges(self) -> tuple[Charge, ...]:
         """What the nodes' choices keep alive, and when."""
-        model, found = self.instance.model, list[Charge]()
-        for tensor in model.graph.tensors:
-            if tensor.producer is None and tensor.aval.bytes:
-                stored = self.instance.stored_bytes(tensor.id)
-                if stored is None:
-                    continue
-                found.append(Charge(tensor=tensor.id, node=stored[0], bytes=stored[1], start=0, stop=self.steps))
-        summed: set[int] = set()
-        for transfer in model.flow.transfers:
-            producer = model.graph.tensors[transfer.tensor].producer
-            if transfer.reduced and producer is not None:
-                summed.add(transfer.tensor)
-                found.append(
-                    Charge(
-                        tensor=transfer.tensor,
-                        node=transfer.source,
-                        bytes=self._bytes(transfer.source, transfer, transfer.source_dims),
-                        start=producer,
-                        stop=producer + 1,
-                    )
-                )
-        for buffer in model.liveness.buffers:
-            stored = self.instance.stored_bytes(buffer.tensor)
-            if stored is not None:
-                start = buffer.start + (buffer.tensor in summed)
-                dtype = model.graph.tensors[buffer.tensor].aval.dtype
-                # A TPU multiplies float32 of default precision as bfloat16, and stores it so where nothing else reads it.
-                share = 0.5 if self.instance.tiled and buffer.for_matmuls and dtype == "float32" else 1.0
-                found.append(
-                    Charge(
-                        tensor=buffer.tensor,
-                        node=stored[0],
-                        bytes=share * stored[1],
-                        start=start,
-                        stop=buffer.stop,
-                        share=share,
-                    )
-                )
-        return tuple(found)
-
-    def _bytes(self, node: int, transfer: Transfer, dims: tuple[tuple[int, ...], ...]) -> Floats:
-        return self.instance.resident_bytes(transfer.tensor, node, dims)
+        table, held = self._charged, self.instance.model.held
+        columns = (held.tensors, held.nodes, held.starts, held.stops, table.which)
+        return tuple(
+            Charge(tensor=tensor, node=node, bytes=table.pieces[piece], start=start, stop=stop)
+            for tensor, node, start, stop, piece in zip(*(column.tolist() for column in columns), strict=True)
+        )
 
     @cached_property
     def copies(self) -> tuple[Copy, ...]:
         """The copies that transfers may keep beside their source."""
-        model = self.instance.model
-        reads: dict[int, list[tuple[int, int]]] = {}
-        for read, node in model.flow.fetched:
-            reads.setdefault(node, []).append(read)
-        spans = region_spans(model.graph)
-        found: list[Copy] = []
-        for transfer in self.instance.moving:
-            if transfer.source == transfer.target or transfer.reduced:
-                continue
-            served = transfer.reads or tuple(reads.get(transfer.target, ()))
-            if not served:
-                continue
-            start = min(op for op, _ in served)
-            stop = max(
-                spans[model.graph.ops[op].region][1] if model.graph.ops[op].kind in ENTERING else op + 1
-                for op, _ in served
+        transfers = self.instance.model.copied.transfers
+        sources, targets = self._copied
+        columns = (sources.which, targets.which, sources.starts, sources.stops)
+        return tuple(
+            Copy(
+                transfer=transfer,
+                source_bytes=sources.pieces[source],
+                target_bytes=targets.pieces[target],
+                start=start,
+                stop=stop,
             )
-            found.append(
-                Copy(
-                    transfer=transfer,
-                    source_bytes=self._bytes(transfer.source, transfer, transfer.source_dims),
-                    target_bytes=self._bytes(transfer.target, transfer, transfer.target_dims),
-                    start=start,
-                    stop=stop,
-                )
+            for transfer, source, target, start, stop in zip(
+                transfers, *(column.tolist() for column in columns), strict=True
             )
-        return tuple(found)
-
-    @cached_property
-    def _charged(self) -> _Table:
-        """The charges, for profiles: their bytes by choice."""
-        charges = self.charges
-        return _Table.of([(c.node, c.bytes) for c in charges], [(c.start, c.stop) for c in charges], self.steps)
-
-    @cached_property
-    def _copied(self) -> tuple[_Table, _Table]:
-        """The copies, for profiles: the bytes of their sources and of their targets by choice."""
-        copies, spans = self.copies, [(c.start, c.stop) for c in self.copies]
-        sources = _Table.of([(c.transfer.source, c.source_bytes) for c in copies], spans, self.steps)
-        return sources, _Table.of([(c.transfer.target, c.target_bytes) for c in copies], spans, self.steps)
+        )
 
     def profile(self, choice: Sequence[int]) -> Floats:
         """Bytes alive per device at every point of the schedule: shape (steps,)."""
@@ -237,18 +200,6 @@ class MemoryModel:
     def floor_bytes(self) -> float:
         """Bytes per device that no choice goes below: every argument in its most split form."""
         return sum(float(charge.bytes.min()) for charge in self.charges if charge.stop - charge.start == self.steps)
-
-    def whole_bytes(self) -> float:
-        """Bytes alive at the fullest point of the schedule, paddings and copies aside, if nothing is split.
-
-        No plan on n devices needs less than an n-th of it on each.
-        """
-        tensors, change = self.instance.model.graph.tensors, np.zeros(self.steps + 1)
-        for charge in self.charges:
-            size = charge.share * tensors[charge.tensor].aval.bytes
-            change[charge.start] += size
-            change[min(charge.stop, self.steps)] -= size
-        return float(np.cumsum(change)[: self.steps].max(initial=0.0))
 
     def alive(self, time: int, choice: Sequence[int]) -> list[tuple[str, float]]:
         """What is alive at a point of the schedule: (name, bytes per device), largest first."""
@@ -339,3 +290,25 @@ class MemoryModel:
         if time >= len(ops):
             return "memory at the end of the program"
         return f"memory at {ops[time].source} ({ops[time].kind})"
+
+
+def whole_bytes(model: Model, *, tiled: bool) -> float:
+    """Bytes alive at the fullest point of the schedule, paddings and copies aside, if nothing is split.
+
+    No plan on n devices needs less than an n-th of it on each.
+    """
+    held, steps = model.held, model.liveness.steps + 1
+    sizes = np.asarray([_share(form, tiled) * form[0].bytes for form in held.forms] or [0.0])[held.form]
+    change = np.zeros(steps + 1)
+    np.add.at(change, held.starts, sizes)
+    np.subtract.at(change, np.minimum(held.stops, steps), sizes)
+    return float(np.cumsum(change)[:steps].max(initial=0.0))
+
+
+def _share(form: Form, tiled: bool) -> float:
+    """In which part of a tensor's own size it is stored.
+
+    A TPU multiplies float32 of default precision as bfloat16, and stores it so where nothing else reads it.
+    """
+    aval, _, for_matmuls = form
+    return 0.5 if tiled and for_matmuls and aval.dtype == "float32" else 1.0

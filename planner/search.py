@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.instance import Instance
-from planner.memory import MemoryModel
+from planner.memory import whole_bytes
 from planner.no_fit import no_fit
 from planner.one_mesh import WORTHWHILE, Asked, Candidate, Outcome, Postponed, free_plan, least_plan, shared_plan
 from planner.shared_instance import SharedInstance
@@ -76,7 +76,7 @@ def search(
     asked = Asked(limit_bytes=limit_bytes, seed=seed, share=share)
     run = _Search(meshes, asked, time.monotonic() + time_limit_s, progress)
     start, stopped = time.monotonic(), False
-    alone = _alone(meshes, make_instance)
+    alone = _alone(meshes, make_instance, make_shared)
     for tried, shape in enumerate(meshes):
         if tried and _kind(shape) != _kind(meshes[tried - 1]):
             run.take_up()
@@ -210,14 +210,21 @@ class _Alone:
         return self.value / count if self.divisible else self.value
 
 
-def _alone(meshes: Sequence[Mapping[str, int]], make_instance: Callable[[Mapping[str, int]], Instance]) -> _Alone:
+def _alone(
+    meshes: Sequence[Mapping[str, int]],
+    make_instance: Callable[[Mapping[str, int]], Instance],
+    make_shared: Callable[[Mapping[str, int]], SharedInstance | None],
+) -> _Alone:
     """What one device needs; nothing where there is one mesh only, and so nothing to be saved."""
     if len(meshes) < 2:
         return _Alone(value=0.0, divisible=True, bytes=0.0)
-    instance = make_instance(dict.fromkeys(meshes[0], 1))
-    value = sum(float(np.min(values)) for values in instance.node_values)
+    shape = dict.fromkeys(meshes[0], 1)
+    shared = make_shared(shape)
+    instance = make_instance(shape) if shared is None else shared.instance
+    model = instance.model if shared is None else shared.members.whole
+    values = instance.node_values if shared is None else shared.problem.node_costs
     return _Alone(
-        value=value * (1 - WORTHWHILE),
+        value=sum(float(np.min(of)) for of in values) * (1 - WORTHWHILE),
         divisible=instance.objective.name != "energy",
-        bytes=MemoryModel(instance=instance).whole_bytes() * (1 - WORTHWHILE),
+        bytes=whole_bytes(model, tiled=instance.tiled) * (1 - WORTHWHILE),
     )

@@ -7,6 +7,7 @@ import pytest
 from pipelines import small_pipeline
 
 from planner.costs import group_work
+from planner.fused_pass import fused_pass
 from planner.instance import Instance
 from planner.repeats import alike
 
@@ -21,15 +22,9 @@ def test_what_alike_groups_share_is_what_each_would_get(name: str) -> None:
             continue
         strategies = shared.of_group(node.group)
         assert np.array_equal(strategies.assignment, shared.strategies[node.id].assignment)
-        alone = group_work(
-            model.graph,
-            model.grouping,
-            model.liveness,
-            model.grouping.groups[node.group],
-            strategies,
-            shared.cost_model,
-            shared.mesh,
-        )
+        group = model.grouping.groups[node.group]
+        fused = fused_pass(model.graph, model.grouping, model.liveness, group) if group.fused else None
+        alone = group_work(model.graph, model.grouping, group, fused, strategies, shared.cost_model, shared.mesh)
         work = shared.works[node.id]
         assert work is not None
         for field in ("seconds", "flops", "traffic_bytes", "exchange", "exchange_seconds"):
