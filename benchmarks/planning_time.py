@@ -87,7 +87,7 @@ PROGRAMS: Mapping[str, Callable[[int], Model]] = {
     **{f"gpt unrolled x{layers}": _gpt("1.3B", layers=layers, batch=64, scan=False) for layers in (2, 8, 30)},
     **{f"gpt deep x{layers}": _deep(layers) for layers in (16, 64, 128, 1024)},
     "wide resnet 13B": lambda devices: resnet.resnet(resnet.CONFIGS["13B"], batch=devices, size="real"),
-    **{name: _model(name) for name in MODELS if name not in ("gpt", "gpt_unrolled", "llama")},
+    **{name: _model(name) for name in MODELS if name not in ("deep", "gpt", "gpt_unrolled", "llama", "sparse")},
 }
 """Programs at their real sizes by the number of devices, of which most get one sequence each; the deepest has about 350,000
 equations."""

@@ -54,7 +54,7 @@ ROW_ROUNDS = 8
 """Most times that rows are added for points that a solution violates."""
 ROW_POINTS = 8
 """Points of the schedule that get a row at first: those most used by the plans met."""
-ROW_SECONDS = 8.0
+ROW_SECONDS = 30.0
 """Time for the problem with rows."""
 GOOD_GAP = 1e-3
 """Rows are not tried where the gap is this small already."""

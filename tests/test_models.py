@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks.models import MODELS, TEXTBOOK
 
-SLOW = {"gpt_unrolled", "vit"}
-"""Their layers, dozens, are written out: seconds to trace."""
+SLOW = {"deep", "gpt_unrolled", "vit"}
+"""Their layers, dozens or a thousand, are written out: seconds to trace."""
 QUICK = {"xla_backend_optimization_level": 0}
 """Compiles in half the time what runs only once."""
 

@@ -6,7 +6,7 @@ only, nothing allocated). `TEXTBOOK[name](size)` builds one whose best placement
 
 from collections.abc import Callable
 
-from benchmarks.models import bert, decode, gpt, llama, lstm, mlp, moe, resnet, vit
+from benchmarks.models import bert, decode, deep, gpt, llama, lstm, mlp, moe, resnet, sparse, vit
 from benchmarks.models.base import Model, Size
 from benchmarks.models.textbook import TEXTBOOK
 
@@ -15,6 +15,7 @@ __all__ = ["MODELS", "TEXTBOOK", "Model", "Size"]
 MODELS: dict[str, Callable[[Size], Model]] = {
     "bert": bert.build,
     "decode": decode.build,
+    "deep": deep.build,
     "gpt": gpt.build,
     "gpt_unrolled": gpt.build_unrolled,
     "llama": llama.build,
@@ -22,5 +23,6 @@ MODELS: dict[str, Callable[[Size], Model]] = {
     "mlp": mlp.build,
     "moe": moe.build,
     "resnet": resnet.build,
+    "sparse": sparse.build,
     "vit": vit.build,
 }

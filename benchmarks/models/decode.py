@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from benchmarks.models.base import Model, Size, Tree, arguments, seed
-from benchmarks.models.llama import CONFIGS, SMALL, LlamaConfig, attend, init, rms_norm, rope, swiglu
+from benchmarks.models.language import parameters
+from benchmarks.models.llama import CONFIGS, SMALL, LlamaConfig, attend, rms_norm, rope, shapes, swiglu
 
 
 def decode(config: LlamaConfig, *, batch: int, size: Size = "small", name: str = "decode") -> Model:
@@ -38,7 +39,7 @@ def decode(config: LlamaConfig, *, batch: int, size: Size = "small", name: str =
 
     def make() -> tuple[Tree, ...]:
         key_tokens, key = jax.random.split(seed())
-        params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), init(config, key))
+        params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), parameters(shapes(config), key))
         shape = (config.layers, batch, config.sequence, config.kv_heads, config.head_dim)
         cache = {"keys": jnp.zeros(shape, jnp.bfloat16), "values": jnp.zeros(shape, jnp.bfloat16)}
         tokens = jax.random.randint(key_tokens, (batch,), 0, config.vocabulary)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from benchmarks.models.base import Model, Size, Tree, arguments, matrices_only, seed, train_step
+from benchmarks.models.base import Model, Size, Tree
+from benchmarks.models.language import language_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +56,8 @@ CONFIGS = {
 SMALL = LlamaConfig(width=64, layers=4, heads=8, kv_heads=4, ffn=128, vocabulary=256, sequence=32)
 
 
-def init(config: LlamaConfig, key: jax.Array) -> Tree:
-    """f32 parameters; those of the layers are stacked in front if they are scanned, else a list of one tree per layer."""
+def shapes(config: LlamaConfig) -> Tree:
+    """The parameters; those of the layers are stacked in front if they are scanned, else a list of one tree per layer."""
     c, stack = config, (config.layers,) if config.scan else ()
     layer = {
         "wq": (*stack, c.width, c.heads, c.head_dim),
@@ -70,20 +70,12 @@ def init(config: LlamaConfig, key: jax.Array) -> Tree:
         "attention_norm": (*stack, c.width),
         "ffn_norm": (*stack, c.width),
     }
-    shapes = {
+    return {
         "embed": (c.vocabulary, c.width),
         "layers": layer if c.scan else [layer] * c.layers,
         "norm": (c.width,),
         "head": (c.width, c.vocabulary),
     }
-    leaves, tree = jax.tree.flatten_with_path(shapes, is_leaf=lambda node: isinstance(node, tuple))
-    values = [
-        jnp.ones(shape)
-        if "norm" in jax.tree_util.keystr(path)
-        else 0.02 * jax.random.normal(jax.random.fold_in(key, n), shape)
-        for n, (path, shape) in enumerate(leaves)
-    ]
-    return jax.tree.unflatten(tree, values)
 
 
 def rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
@@ -158,37 +150,16 @@ def forward(config: LlamaConfig, params: Tree, ids: jax.Array) -> jax.Array:
     return rms_norm(x, params["norm"])
 
 
-def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """The mean of logsumexp(logits) - logits[label], picked by comparison so that the vocabulary may be split."""
-    picked = jnp.where(labels[..., None] == jnp.arange(logits.shape[-1]), logits, 0.0).sum(axis=-1)
-    return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - picked)
-
-
 def llama(config: LlamaConfig, *, batch: int, size: Size = "small", name: str = "llama") -> Model:
     """A train step on `batch` sequences; the batch is {"ids", "labels"}, each of shape (batch, sequence)."""
-    optimizer = optax.chain(
-        optax.clip_by_global_norm(1.0), optax.adamw(3e-4, b1=0.9, b2=0.95, weight_decay=0.1, mask=matrices_only)
-    )
-
-    def loss(params: Tree, batch: Tree) -> jax.Array:
-        hidden = forward(config, params, batch["ids"])
-        head = params["head"].astype(jnp.bfloat16)
-        return cross_entropy(jnp.dot(hidden, head, preferred_element_type=jnp.float32), batch["labels"])
-
-    def make() -> tuple[Tree, ...]:
-        key_ids, key = jax.random.split(seed())
-        tokens = jax.random.randint(key_ids, (batch, config.sequence + 1), 0, config.vocabulary)
-        params = init(config, key)
-        return params, optimizer.init(params), {"ids": tokens[:, :-1], "labels": tokens[:, 1:]}
-
-    return Model(
-        name=name,
-        kind="train",
-        fn=train_step(loss, optimizer),
-        args=arguments(make, size),
-        donate_argnums=(0, 1),
+    return language_model(
+        name,
+        lambda params, ids: forward(config, params, ids),
+        shapes(config),
+        vocabulary=config.vocabulary,
+        sequence=config.sequence,
         batch=batch,
-        tokens=batch * config.sequence,
+        size=size,
         notes=f"{config.parameters / 1e9:.1f}B parameters, sequence {config.sequence}",
     )
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import lax
 
-from benchmarks.models.base import Model, Size, Tree, arguments, matrices_only, seed, train_step
-from benchmarks.models.llama import causal_attention, cross_entropy, rms_norm, rope
+from benchmarks.models.base import Model, Size, Tree
+from benchmarks.models.language import language_model
+from benchmarks.models.llama import causal_attention, rms_norm, rope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +77,8 @@ SMALL = SparseConfig(
 )
 
 
-def init(config: SparseConfig, key: jax.Array) -> Tree:
-    """f32 parameters; those of the layers are stacked in front."""
+def shapes(config: SparseConfig) -> Tree:
+    """The parameters; those of the layers are stacked in front."""
     c = config
     source = c.latent or c.width
     layer: dict[str, tuple[int, ...]] = {
@@ -96,22 +96,14 @@ def init(config: SparseConfig, key: jax.Array) -> Tree:
     if c.latent is not None:
         layer |= {"latent": (c.width, c.latent), "latent_norm": (c.latent,)}
     if c.shared_ffn is not None:
-        shape = (c.width, c.shared_ffn)
-        layer |= {"shared_gate": shape, "shared_up": shape, "shared_down": shape[::-1]}
-    shapes = {
+        shared = (c.width, c.shared_ffn)
+        layer |= {"shared_gate": shared, "shared_up": shared, "shared_down": shared[::-1]}
+    return {
         "embed": (c.vocabulary, c.width),
         "layers": {name: (c.layers, *shape) for name, shape in layer.items()},
         "norm": (c.width,),
         "head": (c.width, c.vocabulary),
     }
-    leaves, tree = jax.tree.flatten_with_path(shapes, is_leaf=lambda node: isinstance(node, tuple))
-    values = [
-        jnp.ones(shape)
-        if "norm" in jax.tree_util.keystr(path)
-        else 0.02 * jax.random.normal(jax.random.fold_in(key, n), shape)
-        for n, (path, shape) in enumerate(leaves)
-    ]
-    return jax.tree.unflatten(tree, values)
 
 
 def route(gates: jax.Array, top: int, capacity: int) -> jax.Array:
@@ -167,29 +159,14 @@ def forward(config: SparseConfig, params: Tree, ids: jax.Array) -> jax.Array:
 
 def sparse(config: SparseConfig, *, batch: int, size: Size = "small", name: str = "sparse") -> Model:
     """A train step on `batch` sequences; the batch is {"ids", "labels"}, each of shape (batch, sequence)."""
-    optimizer = optax.chain(
-        optax.clip_by_global_norm(1.0), optax.adamw(3e-4, b1=0.9, b2=0.95, weight_decay=0.1, mask=matrices_only)
-    )
-
-    def loss(params: Tree, batch: Tree) -> jax.Array:
-        hidden = forward(config, params, batch["ids"])
-        head = params["head"].astype(jnp.bfloat16)
-        return cross_entropy(jnp.dot(hidden, head, preferred_element_type=jnp.float32), batch["labels"])
-
-    def make() -> tuple[Tree, ...]:
-        key_ids, key = jax.random.split(seed())
-        tokens = jax.random.randint(key_ids, (batch, config.sequence + 1), 0, config.vocabulary)
-        params = init(config, key)
-        return params, optimizer.init(params), {"ids": tokens[:, :-1], "labels": tokens[:, 1:]}
-
-    return Model(
-        name=name,
-        kind="train",
-        fn=train_step(loss, optimizer),
-        args=arguments(make, size),
-        donate_argnums=(0, 1),
+    return language_model(
+        name,
+        lambda params, ids: forward(config, params, ids),
+        shapes(config),
+        vocabulary=config.vocabulary,
+        sequence=config.sequence,
         batch=batch,
-        tokens=batch * config.sequence,
+        size=size,
         notes=f"{config.experts} experts, top {config.top}",
     )
 
