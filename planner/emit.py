@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from jax.sharding import PartitionSpec
 
 from planner.graph import Op
-from planner.halo import image_of, is_grouped, slides_of
+from planner.halo import SLIDING, image_of, is_grouped, slides_of
 from planner.instance import Instance
-from planner.places import Slot, slots
+from planner.places import Slot, operand_slot, result_slot
 from planner.specs import spec_of, to_spec
 
 
@@ -37,9 +37,8 @@ def place(instance: Instance, choice: Sequence[int], *, sum_whole: bool) -> Plac
     compiler overlaps the direct form better (as a loop of small dots and permutes).
     """
     graph, flow, names = instance.model.graph, instance.model.flow, instance.mesh.names
-    steps_of = {t.id: instance.steps(t, choice) for t in instance.moving}
-    specs = {id(steps): [to_spec(step.layout, names) for step in steps] for steps in steps_of.values()}
-    layouts = {transfer: specs[id(steps)] for transfer, steps in steps_of.items()}
+    steps_of = {transfer.id: steps for transfer, steps in instance.moves(choice)}
+    layouts = {transfer: tuple(to_spec(step.layout, names) for step in steps) for transfer, steps in steps_of.items()}
     constraints: dict[Slot, tuple[PartitionSpec, ...]] = {}
     summed = {t.tensor: t for t in flow.transfers if t.reduced}
     for op in graph.ops:
@@ -49,29 +48,26 @@ def place(instance: Instance, choice: Sequence[int], *, sum_whole: bool) -> Plac
             if not aval.shape or not aval.itemsize:
                 continue
             made = spec_of(instance.location_at(group, placement.results[position], choice), len(aval.shape), names)
-            chain = [made]
-            if tensor in summed and steps_of.get(summed[tensor].id):
+            chain = (made,)
+            if tensor in summed and summed[tensor].id in steps_of:
                 first, laid = steps_of[summed[tensor].id][0], layouts[summed[tensor].id]
                 at_once = first.kind == "all-reduce" or (first.kind == "reduce-scatter" and not sum_whole)
-                chain = laid if at_once else [made, *laid]
-            for slot in slots(op)[1][position]:
-                constraints[slot] = tuple(chain)
+                chain = laid if at_once else (made, *laid)
+            constraints[result_slot(op, position)] = chain
     through = dict(flow.fetched)
     into = {t.target: t for t in flow.transfers if not t.reads and t.output is None and not t.reduced}
     for transfer in flow.transfers:
         if transfer.output is not None:
-            constraints["outvar", (), transfer.output] = tuple(layouts.get(transfer.id, ()))
+            constraints["outvar", (), transfer.output] = layouts.get(transfer.id, ())
         for op_id, position in transfer.reads:
             if not graph.tensors[transfer.tensor].aval.shape:
                 continue
-            chain: list[PartitionSpec] = []
+            chain = layouts.get(transfer.id, ())
             if (op_id, position) in through:
-                chain += layouts.get(into[through[op_id, position]].id, [])
-            chain += layouts.get(transfer.id, [])
+                chain = (*layouts.get(into[through[op_id, position]].id, ()), *chain)
             if chain:
-                for slot in slots(graph.ops[op_id])[0][position]:
-                    constraints[slot] = tuple(chain)
-    _hold_readers(instance, choice, {t.tensor for t in flow.transfers if t.reads and layouts.get(t.id)}, constraints)
+                constraints[operand_slot(graph.ops[op_id], position)] = chain
+    _hold_readers(instance, choice, {t.tensor for t in flow.transfers if t.reads and t.id in layouts}, constraints)
     _hold_windows(instance, choice, constraints)
     returned = {t.output: t for t in flow.transfers if t.output is not None}
     out_specs: list[PartitionSpec] = []
@@ -111,18 +107,17 @@ def _hold_readers(
         for op, position in model.graph.consumers[tensor] if rank else ():
             dims = model.grouping.placements[op].operands[position]
             wanted = spec_of(instance.location_at(model.grouping.group_of[op], dims, choice), rank, names)
-            for slot in slots(model.graph.ops[op])[0][position]:
-                constraints.setdefault(slot, (wanted,))
+            constraints.setdefault(operand_slot(model.graph.ops[op], position), (wanted,))
 
 
 def is_by_hand(instance: Instance, op: Op, choice: Sequence[int]) -> bool:
     """Whether an op's strategy is emitted by hand, with its partial sums added up there."""
-    if is_grouped(op) or op.kind == "custom_partitioning":
+    if op.kind not in SLIDING:
+        return op.kind == "custom_partitioning"
+    if is_grouped(op):
         return True
     model = instance.model
     moving = {slide.image_dim for slide in slides_of(model.graph, op)}
-    if not moving:
-        return False
     image = model.grouping.placements[op.id].operands[image_of(op.kind)]
     return bool(moving.intersection(instance.location_at(model.grouping.group_of[op.id], image, choice)))
 
@@ -139,5 +134,4 @@ def _hold_windows(
         for position, tensor in enumerate(op.operands):
             location = instance.location_at(group, operands[position], choice)
             wanted = spec_of(location, len(model.graph.tensors[tensor].aval.shape), names)
-            for slot in slots(op)[0][position]:
-                constraints.setdefault(slot, (wanted,))
+            constraints.setdefault(operand_slot(op, position), (wanted,))

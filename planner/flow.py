@@ -12,13 +12,13 @@ a partial sum at once). Everything downstream, costs, prediction and emission, f
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from planner.graph import Graph, Op, Path, Region
 from planner.groups import Dims, Grouping
-from planner.places import ENTERING, slots
+from planner.places import ENTERING, read_in
 
 NodeKind = Literal["group", "argument", "sum", "copy", "output"]
 
@@ -53,7 +53,7 @@ class Transfer:
     source_line: str
     region: int
     """The region in which it moves."""
-    reads: tuple[tuple[int, int], ...] = ()
+    reads: tuple[Read, ...] = ()
     output: int | None = None
     """The position of the result it serves, for what is returned in another form than it is stored in."""
 
@@ -75,6 +75,9 @@ def own_dims(shape: tuple[int, ...]) -> Dims:
 
 
 Reader = tuple[int, Dims]
+"""A group that reads a tensor, and the dims under which it does."""
+Read = tuple[int, int]
+"""An op and the position of one of its operands."""
 
 
 @dataclass
@@ -101,7 +104,7 @@ class _Flow:
         line: str,
         *,
         reduced: frozenset[int] = frozenset(),
-        reads: tuple[tuple[int, int], ...] = (),
+        reads: tuple[Read, ...] = (),
         output: int | None = None,
     ) -> None:
         if source == target and not reduced:
@@ -123,23 +126,25 @@ class _Flow:
             )
         )
 
-    def read_in(self, op: Op) -> Region:
-        """The region in which the operands of an op are read: boundary ops read once, outside."""
+    def moved_in(self, op: Op) -> Region:
+        """The region in which what an op reads is moved: boundary ops read once, outside."""
         region = self.graph.regions[op.region]
         if op.kind in ENTERING and region.parent is not None:
             region = self.graph.regions[region.parent]
         return region
 
-    def readers(self, tensor: int) -> dict[Path, dict[Reader, list[tuple[int, int]]]]:
-        """The groups that read a tensor and how, by the body in which they read it."""
-        found: dict[Path, dict[Reader, list[tuple[int, int]]]] = {}
-        for op_id, position in self.graph.consumers[tensor]:
-            op = self.graph.ops[op_id]
-            place = slots(op)[0][position][0]
-            body = place[1] if place[0] == "outvar" else place[1][:-1]
-            reader = (self.grouping.group_of[op_id], self.grouping.placements[op_id].operands[position])
-            found.setdefault(body, {}).setdefault(reader, []).append((op_id, position))
-        return found
+    def readers(self, tensor: int) -> list[Reader]:
+        """Who reads a tensor, one by one."""
+        group_of, placements = self.grouping.group_of, self.grouping.placements
+        return [(group_of[op], placements[op].operands[position]) for op, position in self.graph.consumers[tensor]]
+
+    def reads(self, tensor: int) -> Iterable[dict[Reader, list[Read]]]:
+        """For each body in which a tensor is read, who reads it there."""
+        found: dict[Path, dict[Reader, list[Read]]] = {}
+        for read, reader in zip(self.graph.consumers[tensor], self.readers(tensor), strict=True):
+            body = read_in(self.graph.ops[read[0]], read[1])
+            found.setdefault(body, {}).setdefault(reader, []).append(read)
+        return found.values()
 
 
 def build_flow(
@@ -163,8 +168,12 @@ def build_flow(
         if tensor.producer is None:
             _place_argument(flow, tensor.id, produced_for.get(tensor.id))
     for op in graph.ops:
-        for position, tensor in enumerate(op.results):
-            _place_result(flow, op, position, tensor)
+        group, placement = grouping.group_of[op.id], grouping.placements[op.id]
+        for tensor, dims in zip(op.results, placement.results, strict=True):
+            flow.home[tensor] = made = (group, dims)
+            reduced = placement.reduced.difference(*dims)
+            if reduced:
+                _place_sum(flow, op, tensor, made, reduced)
     for tensor in graph.tensors:
         _serve_readers(flow, tensor.id)
     _close_loop(flow)
@@ -175,7 +184,7 @@ def build_flow(
 
 def _place_argument(flow: _Flow, tensor: int, fed_by: int | None) -> None:
     """An argument read by one fused group (and, if fed back, made by it) is stored as that group wants it."""
-    readers = {reader for by_reader in flow.readers(tensor).values() for reader in by_reader}
+    readers = set(flow.readers(tensor))
     graph, grouping = flow.graph, flow.grouping
     if len(readers) == 1 and tensor not in flow.kept:
         (group, dims), *_ = readers
@@ -192,22 +201,14 @@ def _place_argument(flow: _Flow, tensor: int, fed_by: int | None) -> None:
         flow.home[tensor] = (node, own_dims(aval.aval.shape))
 
 
-def _place_result(flow: _Flow, op: Op, position: int, tensor: int) -> None:
-    """Where a result is stored: as made, or, where it may hold partial sums, as its readers decide."""
-    graph, grouping = flow.graph, flow.grouping
-    group, placement = grouping.group_of[op.id], grouping.placements[op.id]
-    dims = placement.results[position]
-    made = (group, dims)
-    reduced = placement.reduced - {f for dim in dims for f in dim}
-    flow.home[tensor] = made
-    if not reduced:
-        return
-    region = graph.regions[op.region]
-    readers = flow.readers(tensor)
-    outside = {reader for by_reader in readers.values() for reader in by_reader if reader[0] != group}
-    inside = any(reader[0] == group for by_reader in readers.values() for reader in by_reader)
+def _place_sum(flow: _Flow, op: Op, tensor: int, made: tuple[int, Dims], reduced: frozenset[int]) -> None:
+    """Where a result is stored that may hold partial sums: as its readers decide."""
+    graph = flow.graph
+    region, readers = graph.regions[op.region], set(flow.readers(tensor))
+    outside = {reader for reader in readers if reader[0] != made[0]}
+    inside = len(outside) < len(readers)
     is_output = tensor in graph.returned
-    if inside or placement.combiner != "add":
+    if inside or flow.grouping.placements[op.id].combiner != "add":
         flow.transfer(tensor, made, made, region, op.source, reduced=reduced)
     elif len(outside) == 1 and not is_output:
         (reader, wanted), *_ = outside
@@ -223,23 +224,23 @@ def _place_result(flow: _Flow, op: Op, position: int, tensor: int) -> None:
 
 def _serve_readers(flow: _Flow, tensor: int) -> None:
     """Transfers from where a tensor is stored to all who read it; several groups in one body share a copy."""
-    home = flow.home[tensor]
-    if home is None:
+    home, readers = flow.home[tensor], flow.readers(tensor)
+    if home is None or readers.count(home) == len(readers):
         return
     aval = flow.graph.tensors[tensor].aval
-    for by_reader in flow.readers(tensor).values():
+    for by_reader in flow.reads(tensor):
         others = {reader: reads for reader, reads in by_reader.items() if reader[0] != home[0]}
         origin = home
         if len(others) > 1 and aval.size > 1:
             first = flow.graph.ops[next(iter(others.values()))[0][0]]
             node = flow.node("copy", None, tensor, f"{flow.graph.tensors[tensor].name} fetched")
             origin = (node, own_dims(aval.shape))
-            flow.transfer(tensor, home, origin, flow.read_in(first), first.source)
+            flow.transfer(tensor, home, origin, flow.moved_in(first), first.source)
             flow.fetched.extend((read, node) for reads in others.values() for read in reads)
         for reader, reads in by_reader.items():
             op = flow.graph.ops[reads[0][0]]
             start = origin if reader in others else home
-            flow.transfer(tensor, start, reader, flow.read_in(op), op.source, reads=tuple(reads))
+            flow.transfer(tensor, start, reader, flow.moved_in(op), op.source, reads=tuple(reads))
 
 
 def _close_loop(flow: _Flow) -> None:

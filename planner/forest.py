@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 
 @dataclass
 class Forest:
@@ -22,6 +24,15 @@ class Forest:
             self.whole.add(len(self.parent) - 1)
         return len(self.parent) - 1
 
+    def extend(self, sizes: Sequence[int], whole: Sequence[int]) -> int:
+        """Adds a factor of each size, those at the positions `whole` to be kept whole; returns the number of the first."""
+        first = len(self.parent)
+        self.parent.extend(range(first, first + len(sizes)))
+        self.size.extend(sizes)
+        if whole:
+            self.whole.update([first + position for position in whole])
+        return first
+
     def find(self, factor: int) -> int:
         parent, root = self.parent, factor
         while (up := parent[root]) != root:
@@ -29,6 +40,13 @@ class Forest:
         while parent[factor] != root:
             parent[factor], factor = root, parent[factor]
         return root
+
+    def roots(self) -> list[int]:
+        """What `find` returns, for every factor."""
+        parent = np.array(self.parent, np.intp)
+        while not np.array_equal(up := parent[parent], parent):
+            parent = up
+        return parent.tolist()
 
     def leaves(self, dim: Sequence[int]) -> tuple[int, ...]:
         """The factors a dim is made of today, major first."""
@@ -84,8 +102,9 @@ class Forest:
             self.join(a, b)
 
     def join(self, a: int, b: int) -> None:
-        """Makes two factors of one size one."""
-        if (root := self.find(a)) != (other := self.find(b)):
+        """Makes two factors of one size one, known by the older of their roots: what comes later is found in few steps."""
+        root, other = sorted((self.find(a), self.find(b)))
+        if root != other:
             self.parent[other] = root
             if other in self.whole:
                 self.whole.add(root)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import networkx as nx
 
@@ -20,23 +21,17 @@ class Aval:
     shape: tuple[int, ...]
     dtype: str
     itemsize: float
+    size: int = field(init=False, repr=False, compare=False)
+    """Number of elements."""
+    bytes: float = field(init=False, repr=False, compare=False)
+    """Bytes of the whole array."""
 
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        product = 1
-        for extent in self.shape:
-            product *= extent
-        return product
-
-    @property
-    def bytes(self) -> float:
-        """Bytes of the whole array."""
-        return self.size * self.itemsize
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", math.prod(self.shape))
+        object.__setattr__(self, "bytes", self.size * self.itemsize)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tensor:
+class Tensor(NamedTuple):
     """One array of the program. `producer` is an op id, or None for arguments and constants."""
 
     id: int
@@ -64,8 +59,7 @@ class Region:
     copies: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Op:
+class Op(NamedTuple):
     """One equation, or one boundary crossing of a region (kinds `loop_*`, `branch_*`, see `trace`).
 
     `params` and `primitive` are those of a leaf, which can be lowered alone with them; boundary ops have params of their
@@ -76,8 +70,8 @@ class Op:
     kind: str
     operands: tuple[int, ...]
     results: tuple[int, ...]
-    params: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    primitive: Any = None
+    params: Mapping[str, Any]
+    primitive: Any
     region: int
     path: Path
     source: str
@@ -114,6 +108,20 @@ class Graph:
     def returned(self) -> frozenset[int]:
         """The tensors that are results."""
         return frozenset(self.outputs)
+
+    def avals(self, tensors: Sequence[int]) -> tuple[Aval, ...]:
+        """The avals of some tensors."""
+        return tuple([self.tensors[tensor].aval for tensor in tensors])
+
+    @cached_property
+    def aval_numbers(self) -> tuple[int, ...]:
+        """For each tensor the number of its aval, the same for equal ones."""
+        numbers: dict[Aval, int] = {}
+        by_identity: dict[int, int] = {}
+        for tensor in self.tensors:
+            if id(tensor.aval) not in by_identity:
+                by_identity[id(tensor.aval)] = numbers.setdefault(tensor.aval, len(numbers))
+        return tuple([by_identity[id(tensor.aval)] for tensor in self.tensors])
 
     @cached_property
     def consumers(self) -> tuple[tuple[tuple[int, int], ...], ...]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from planner.collector import paused
 from planner.flow import Flow, Transfer
 from planner.graph import Aval, Graph
 from planner.groups import Dims
@@ -61,6 +62,7 @@ class Copied:
     targets: Holdings
 
 
+@paused()
 def held(graph: Graph, flow: Flow, liveness: Liveness) -> Holdings:
     """Arguments and constants, partial results being summed, and buffers. There is one more point in time than ops."""
     return Holdings.of(_held(graph, flow, liveness))
@@ -85,6 +87,7 @@ def _held(graph: Graph, flow: Flow, liveness: Liveness) -> Iterable[Item]:
             yield buffer.tensor, home[0], form, buffer.start + (buffer.tensor in summed), buffer.stop
 
 
+@paused()
 def copied(graph: Graph, flow: Flow, moving: Sequence[Transfer]) -> Copied:
     """The copies that these transfers make, held while those run that read them."""
     reads: dict[int, list[tuple[int, int]]] = {}

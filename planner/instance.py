@@ -104,6 +104,9 @@ class Instance:
     _cache: dict[object, Floats] = field(init=False, default_factory=dict[object, Floats])
     _located: dict[object, tuple[int, ...]] = field(init=False, default_factory=dict[object, tuple[int, ...]])
     _steps: dict[object, tuple[Step, ...]] = field(init=False, default_factory=dict[object, tuple[Step, ...]])
+    _moves: dict[tuple[int, ...], tuple[tuple[Transfer, tuple[Step, ...]], ...]] = field(
+        init=False, default_factory=dict[tuple[int, ...], tuple[tuple[Transfer, tuple[Step, ...]], ...]]
+    )
 
     def __post_init__(self) -> None:
         model = self.model
@@ -132,6 +135,7 @@ class Instance:
     def forget(self) -> None:
         """Makes what is worked out from the strategies this instance's own, to be worked out anew."""
         self.strategies, self.works, self._cache, self._located = [*self.strategies], [*self.works], {}, {}
+        self._moves = {}
         for name in ("node_values", "problem"):
             self.__dict__.pop(name, None)
 
@@ -315,8 +319,15 @@ class Instance:
             self._located[key] = tuple(where.get(factor, -1) for factor in chosen)
         return self._located[key]
 
-    def steps(self, transfer: Transfer, choice: Sequence[int]) -> tuple[Step, ...]:
-        """The steps of one transfer under a choice; equal ones are one object."""
+    def moves(self, choice: Sequence[int]) -> tuple[tuple[Transfer, tuple[Step, ...]], ...]:
+        """The transfers that take any steps under a choice, with these; those of the last choice are kept."""
+        key = tuple(choice)
+        if key not in self._moves:
+            found = [(transfer, self._steps_of(transfer, key)) for transfer in self.moving]
+            self._moves = {key: tuple([move for move in found if move[1]])}
+        return self._moves[key]
+
+    def _steps_of(self, transfer: Transfer, choice: Sequence[int]) -> tuple[Step, ...]:
         aval = self.model.graph.tensors[transfer.tensor].aval
         source = self.location_at(transfer.source, transfer.source_dims, choice)
         target = self.location_at(transfer.target, transfer.target_dims, choice)
@@ -364,8 +375,8 @@ class Instance:
         moved = sum(
             t.trips
             * float(mesh.fixed_seconds[step.kind][step.mask] + mesh.seconds_per_byte[step.kind][step.mask] * step.bytes)
-            for t in self.moving
-            for step in self.steps(t, choice)
+            for t, steps in self.moves(choice)
+            for step in steps
             if step.kind is not None
         )
         moved += sum(

@@ -11,11 +11,14 @@ outside lives until the loop ends, a carry as long as the loop, and a stack from
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
+from planner.forms import is_fused
 from planner.graph import Graph, Op
-from planner.groups import Grouping, is_fused
+from planner.groups import Grouping
 from planner.places import ENTERING, LEAVING
 
 
@@ -47,8 +50,11 @@ NEIGHBOURS = 4
 SUMS = frozenset(("add", "add_any", "sub"))
 VIEWS = frozenset(("name", "optimization_barrier"))
 """Ops whose result is a name for their operand."""
+BORDER = ENTERING | LEAVING
 COSTLY = frozenset(("erf", "erfc", "erf_inv", "tanh", "logistic"))
 """Functions that compilers rather store the result of than compute it again inside a matmul."""
+
+Need = Literal["never", "where costly", "always"]
 
 
 def _is_scatter(op: Op) -> bool:
@@ -78,9 +84,10 @@ def _is_pass(graph: Graph, grouping: Grouping, op: Op) -> bool:
 
 def analyse(graph: Graph, grouping: Grouping) -> Liveness:
     """The materialised tensors and buffers of a graph."""
-    materialised = _materialised(graph, grouping)
+    passes = [_is_pass(graph, grouping, op) for op in graph.ops]
+    materialised = _materialised(graph, grouping, passes)
     spans = region_spans(graph)
-    last = _last_uses(graph, grouping, materialised, spans)
+    last = _last_uses(graph, passes, materialised, spans)
     aliased = {graph.outputs[out] for out in graph.aliases}
     buffers: list[Buffer] = []
     for op in graph.ops:
@@ -93,7 +100,7 @@ def analyse(graph: Graph, grouping: Grouping) -> Liveness:
                 stop = max(stop, spans[op.region][1])
             narrow = _only_matmuls_read(graph, tensor)
             buffers.append(Buffer(tensor=tensor, start=start, stop=stop, for_matmuls=narrow))
-    buffers += _shared_operands(graph, grouping, materialised)
+    buffers += _shared_operands(graph, passes, materialised)
     return Liveness(materialised=tuple(materialised), buffers=tuple(buffers), steps=len(graph.ops))
 
 
@@ -105,32 +112,32 @@ def _is_view(graph: Graph, op: Op) -> bool:
     return op.kind == "loop_slice" and all(is_fused(graph.ops[reader]) for reader, _ in graph.consumers[op.results[0]])
 
 
-def _materialised(graph: Graph, grouping: Grouping) -> list[bool]:
+def _materialised(graph: Graph, grouping: Grouping, passes: Sequence[bool]) -> list[bool]:
     kept = [tensor.producer is None for tensor in graph.tensors]
-    costly = [False] * len(graph.tensors)
-    terms: list[frozenset[int]] = [frozenset()] * len(graph.tensors)
-    returned = set(graph.outputs)
+    sizes = [tensor.aval.size for tensor in graph.tensors]
+    needs: list[Need] = [_need(op, is_pass) for op, is_pass in zip(graph.ops, passes, strict=True)]
+    costly: set[int] = set()
+    terms = [frozenset((tensor.id,) if kept[tensor.id] else ()) for tensor in graph.tensors]
     for op in graph.ops:
         for tensor in op.operands if op.kind in SUMS else ():
             sum_so_far = _stream(graph, tensor)
             if _is_running_sum(graph, op, sum_so_far, kept, terms):
                 kept[sum_so_far] = True
-                terms[tensor] = frozenset((sum_so_far,))
-        border = op.kind in ENTERING or op.kind in LEAVING
-        passing = _is_pass(graph, grouping, op) and not border and not grouping.placements[op.id].reduced
-        hard = op.kind in COSTLY or any(costly[t] for t in op.operands if not kept[t])
+                costly.discard(sum_so_far)
+                terms[sum_so_far] = frozenset((sum_so_far,))
+                if not kept[tensor]:
+                    terms[tensor] = terms[sum_so_far]
+        passing = passes[op.id] and op.kind not in BORDER and not grouping.placements[op.id].reduced
+        hard = op.kind in COSTLY or not costly.isdisjoint(op.operands)
         for tensor in op.results:
-            costly[tensor] = hard
-            kept[tensor] = not passing or tensor in returned or _must_stand(graph, grouping, tensor, hard)
-            size = graph.tensors[tensor].aval.size
-            read = [_terms_of(t, kept, terms) for t in op.operands if graph.tensors[t].aval.size == size]
-            terms[tensor] = frozenset().union(*read)
+            if not passing or tensor in graph.returned or _must_stand(graph, tensor, needs, hard):
+                kept[tensor] = True
+                terms[tensor] = frozenset((tensor,))
+                continue
+            if hard:
+                costly.add(tensor)
+            terms[tensor] = frozenset().union(*[terms[t] for t in op.operands if sizes[t] == sizes[tensor]])
     return kept
-
-
-def _terms_of(tensor: int, kept: list[bool], terms: list[frozenset[int]]) -> frozenset[int]:
-    """The stored tensors of its size that a tensor is computed from in passing: itself where it is stored."""
-    return frozenset((tensor,)) if kept[tensor] else terms[tensor]
 
 
 def _stream(graph: Graph, tensor: int) -> int:
@@ -157,26 +164,29 @@ def _readers(graph: Graph, tensor: int) -> set[int]:
 def _is_running_sum(graph: Graph, op: Op, tensor: int, kept: list[bool], terms: list[frozenset[int]]) -> bool:
     """Whether what a sum adds to is itself computed from several stored tensors of its size, and is read elsewhere too.
 
+    `terms` are the stored tensors of its size that a tensor is computed from in passing: itself where it is stored.
     So is what a layer adds to a residual stream, or to the gradient of one: computed anew by every reader, it would keep
     the terms of all layers before it in memory, and read them again in every layer.
     """
     if kept[tensor] or len(terms[tensor]) < 2 or len(_readers(graph, tensor)) < 2:
         return False
-    return any(not _terms_of(other, kept, terms) <= terms[tensor] for other in op.operands)
+    return any(not terms[other] <= terms[tensor] for other in op.operands)
 
 
-def _must_stand(graph: Graph, grouping: Grouping, tensor: int, hard: bool) -> bool:
-    """Whether the readers of what a pass computes need it in memory.
+def _need(op: Op, is_pass: bool) -> Need:
+    """When an op needs what it reads in memory; a matmul or convolution computes its operand itself."""
+    if op.kind in LEAVING:
+        return "always"
+    if is_pass or op.kind in STREAMED or _is_scatter(op):
+        return "never"
+    return "where costly" if op.kind in MATMULS else "always"
 
-    A matmul or convolution computes its operand itself, unless that is costly.
-    """
+
+def _must_stand(graph: Graph, tensor: int, needs: Sequence[Need], hard: bool) -> bool:
+    """Whether the readers of what a pass computes need it in memory; `hard`: it is costly."""
     for reader, _ in graph.consumers[tensor]:
-        op = graph.ops[reader]
-        if op.kind in LEAVING:
-            return True
-        if _is_pass(graph, grouping, op) or op.kind in STREAMED or _is_scatter(op):
-            continue
-        if hard or op.kind not in MATMULS:
+        need = needs[reader]
+        if need == "always" or (hard and need == "where costly"):
             return True
     return False
 
@@ -187,18 +197,19 @@ def _only_matmuls_read(graph: Graph, tensor: int) -> bool:
     return bool(readers) and not exact and tensor not in graph.returned and all(op.kind in MATMULS for op in readers)
 
 
-def _shared_operands(graph: Graph, grouping: Grouping, materialised: list[bool]) -> list[Buffer]:
+def _shared_operands(graph: Graph, passes: Sequence[bool], materialised: Sequence[bool]) -> list[Buffer]:
     """What a pass computes for several matmuls side by side (as for the two gradients of one): stored while they run.
 
     Matmuls far apart (a forward and its backward one) compute it each for themselves.
     """
-    matmuls = [op.id for op in graph.ops if op.kind in MATMULS and not _is_pass(graph, grouping, op)]
+    matmuls = [op.id for op in graph.ops if op.kind in MATMULS and not passes[op.id]]
     rank = {op: position for position, op in enumerate(matmuls)}
     found: list[Buffer] = []
     for tensor in graph.tensors:
-        if materialised[tensor.id]:
+        consumers = graph.consumers[tensor.id]
+        if materialised[tensor.id] or len(consumers) < 2:
             continue
-        reads = sorted({reader for reader, _ in graph.consumers[tensor.id] if reader in rank})
+        reads = sorted({reader for reader, _ in consumers if reader in rank})
         for first, second in pairwise(reads):
             if rank[second] == rank[first] + 1 and second - first <= NEIGHBOURS:
                 found.append(Buffer(tensor=tensor.id, start=first, stop=second + 1, for_matmuls=True))
@@ -207,17 +218,20 @@ def _shared_operands(graph: Graph, grouping: Grouping, materialised: list[bool])
 
 def region_spans(graph: Graph) -> list[tuple[int, int]]:
     """For every region the ids of its first op and after its last, inner regions included; indexed by region."""
-    spans = [(len(graph.ops), 0)] * len(graph.regions)
+    first, stop = [len(graph.ops)] * len(graph.regions), [0] * len(graph.regions)
     for op in graph.ops:
-        region: int | None = op.region
-        while region is not None:
-            start, stop = spans[region]
-            spans[region] = (min(start, op.id), max(stop, op.id + 1))
-            region = graph.regions[region].parent
-    return spans
+        first[op.region] = min(first[op.region], op.id)
+        stop[op.region] = op.id + 1
+    for region in reversed(graph.regions):  # what is inside stands behind what is around it
+        if region.parent is not None:
+            first[region.parent] = min(first[region.parent], first[region.id])
+            stop[region.parent] = max(stop[region.parent], stop[region.id])
+    return list(zip(first, stop, strict=True))
 
 
-def _last_uses(graph: Graph, grouping: Grouping, materialised: list[bool], spans: list[tuple[int, int]]) -> list[int]:
+def _last_uses(
+    graph: Graph, passes: Sequence[bool], materialised: Sequence[bool], spans: Sequence[tuple[int, int]]
+) -> list[int]:
     """The time until which every tensor is needed, through whatever is computed from it in passing."""
     last = [0] * len(graph.tensors)
     for tensor in graph.outputs:
@@ -225,15 +239,17 @@ def _last_uses(graph: Graph, grouping: Grouping, materialised: list[bool], spans
     for op in reversed(graph.ops):
         if op.kind in ("loop_const", "loop_slice", "branch_in"):
             need = spans[op.region][1]
-        elif _is_pass(graph, grouping, op):
-            # A fused pass writes over what it was the last to read.
-            need = op.id
         else:
-            need = op.id + 1
+            # A fused pass writes over what it was the last to read.
+            need = op.id if passes[op.id] else op.id + 1
         for tensor in op.results:
-            if not materialised[tensor] or op.kind in VIEWS:
-                need = max(need, last[tensor])
-        for position, tensor in enumerate(op.operands):
-            reused = position == 0 and _overwrites(op)
-            last[tensor] = max(last[tensor], op.id if reused else need)
+            if last[tensor] > need and (not materialised[tensor] or op.kind in VIEWS):
+                need = last[tensor]
+        operands = op.operands
+        if _overwrites(op):
+            last[operands[0]] = max(last[operands[0]], op.id)
+            operands = operands[1:]
+        for tensor in operands:
+            if last[tensor] < need:
+                last[tensor] = need
     return last

@@ -22,23 +22,30 @@ Slot = tuple[SlotKind, Path, int]
 """A place where a constraint can stand: an operand or result of an equation, or an input or output of a body."""
 
 
-def slots(op: Op) -> tuple[tuple[tuple[Slot, ...], ...], tuple[tuple[Slot, ...], ...]]:
-    """The places of each operand and of each result of an op; a place is where emission can constrain it."""
+def operand_slot(op: Op, position: int) -> Slot:
+    """The place where emission can constrain what an op reads at a position."""
     if op.kind == "optimization_barrier":
-        position = op.params["position"]
-        return ((("operand", op.path, position),),), ((("result", op.path, position),),)
+        return "operand", op.path, op.params["position"]
     if op.kind not in BOUNDARY:
-        return (
-            tuple((("operand", op.path, i),) for i in range(len(op.operands))),
-            tuple((("result", op.path, i),) for i in range(len(op.results))),
-        )
-    outer, inner = op.params["outer"], op.params["inner"]
-    if op.kind == "branch_out":
-        return (
-            tuple((("outvar", (*op.path, body), inner),) for body in op.params["bodies"]),
-            ((("result", op.path, outer),),),
-        )
-    body = (*op.path, op.params["body"])
+        return "operand", op.path, position
     if op.kind in ENTERING:
-        return ((("operand", op.path, outer),),), ((("invar", body, inner),),)
-    return ((("outvar", body, inner),),), ((("result", op.path, outer),),)
+        return "operand", op.path, op.params["outer"]
+    return "outvar", read_in(op, position), op.params["inner"]
+
+
+def result_slot(op: Op, position: int) -> Slot:
+    """The place where emission can constrain what an op makes at a position."""
+    if op.kind == "optimization_barrier":
+        return "result", op.path, op.params["position"]
+    if op.kind not in BOUNDARY:
+        return "result", op.path, position
+    if op.kind in ENTERING:
+        return "invar", (*op.path, op.params["body"]), op.params["inner"]
+    return "result", op.path, op.params["outer"]
+
+
+def read_in(op: Op, position: int) -> Path:
+    """The path of the body in which an op reads an operand."""
+    if op.kind == "branch_out":
+        return (*op.path, op.params["bodies"][position])
+    return (*op.path, op.params["body"]) if op.kind in LEAVING else op.path[:-1]

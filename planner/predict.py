@@ -11,12 +11,12 @@ from cost_models import EnergyObjective, Topology
 from planner.costs import fetches
 from planner.emit import is_by_hand
 from planner.flow import Transfer
-from planner.graph import Graph, Path
+from planner.graph import Graph
 from planner.halo import SLIDING
 from planner.instance import Instance
 from planner.invariant import lifted, outermost
 from planner.memory import MemoryModel
-from planner.places import slots
+from planner.places import read_in
 
 SUMS = ("all-reduce", "reduce-scatter")
 
@@ -75,14 +75,13 @@ def predict(instance: Instance, choice: Sequence[int], topology: Topology) -> Pr
     energy = EnergyObjective(chip=topology.chip)
     joules = float(energy.compute(seconds=np.asarray(compute), flops=np.asarray(flops), bytes=np.asarray(traffic)))
     links = topology.links(instance.mesh.sizes) or ()
+    prices: dict[tuple[str, tuple[str, ...]], tuple[float, float]] = {}
     for collective in collectives:
-        group = tuple(link for name, link in zip(instance.mesh.names, links, strict=True) if name in collective.axes)
-        mask = sum(1 << a for a, name in enumerate(instance.mesh.names) if name in collective.axes)
-        affine = (
-            float(instance.mesh.fixed_seconds[collective.kind][mask]),
-            float(instance.mesh.seconds_per_byte[collective.kind][mask]),
-        )
-        fixed, per_byte = energy.collective(collective.kind, group, affine)
+        kind, axes = collective.kind, collective.axes
+        if (kind, axes) not in prices:
+            group = tuple(link for name, link in zip(instance.mesh.names, links, strict=True) if name in axes)
+            prices[kind, axes] = energy.collective(kind, group, _affine(instance, kind, axes))
+        fixed, per_byte = prices[kind, axes]
         joules += collective.count * (fixed + per_byte * collective.bytes)
     return Predicted(
         seconds=compute + communication,
@@ -106,16 +105,15 @@ def _collectives(instance: Instance, choice: Sequence[int]) -> tuple[Collective,
     seen: set[tuple[object, ...]] = set()
     served = {node: read for read, node in instance.model.flow.fetched}
     copied: set[int] = set()
-    for transfer in instance.moving:
+    for transfer, steps in instance.moves(choice):
         tensor = graph.tensors[transfer.tensor]
         region = graph.regions[transfer.region]
         place, copies = lifted(graph, transfer.tensor, transfer.region, reach)
         outside = graph.regions[place]
         moves: list[object] = [instance.location_at(transfer.source, transfer.source_dims, choice)]
         read = next(iter(transfer.reads), served.get(transfer.target))
-        body = _body(graph, *read) if read else ()
-        steps = instance.steps(transfer, choice)
-        if steps and transfer.target in served:
+        body = read_in(graph.ops[read[0]], read[1]) if read else ()
+        if transfer.target in served:
             copied.add(transfer.target)
         for position, step in enumerate(steps):
             # Of equal first moves of a tensor the compiler keeps one, of later ones one for each body that is called.
@@ -143,12 +141,6 @@ def _collectives(instance: Instance, choice: Sequence[int]) -> tuple[Collective,
             else:
                 found.append(collective)
     return (*found, *_halos(instance, choice))
-
-
-def _body(graph: Graph, op: int, position: int) -> Path:
-    """The path of the body, of a loop or of a function that is called, in which an op reads an operand."""
-    kind, path, _ = slots(graph.ops[op])[0][position][0]
-    return path if kind == "outvar" else path[:-1]
 
 
 def _summed_dims(
@@ -219,10 +211,16 @@ def _manual(instance: Instance) -> tuple[Collective, ...]:
     )
 
 
+def _affine(instance: Instance, kind: str, axes: Sequence[str]) -> tuple[float, float]:
+    """Seconds of a collective over these axes, and of each of its bytes."""
+    mesh = instance.mesh
+    mask = sum(1 << a for a, name in enumerate(mesh.names) if name in axes)
+    return float(mesh.fixed_seconds[kind][mask]), float(mesh.seconds_per_byte[kind][mask])
+
+
 def _seconds(instance: Instance, collective: Collective) -> float:
-    mask = sum(1 << a for a, name in enumerate(instance.mesh.names) if name in collective.axes)
-    fixed, per_byte = instance.mesh.fixed_seconds[collective.kind], instance.mesh.seconds_per_byte[collective.kind]
-    return float(fixed[mask] + per_byte[mask] * collective.bytes)
+    fixed, per_byte = _affine(instance, collective.kind, collective.axes)
+    return fixed + per_byte * collective.bytes
 
 
 def _arg_reduced(reduced: Collective, graph: Graph, producer: int, devices: float) -> list[Collective]:

@@ -7,9 +7,9 @@ how their dims share factors, which tensors stand in memory, and which tensors w
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
-from planner.graph import Aval, Graph, Op
+from planner.graph import Graph, Tensor
 from planner.groups import Group, Grouping
 from planner.halo import slides_of
 from planner.liveness import Liveness
@@ -18,64 +18,47 @@ from planner.places import BOUNDARY
 
 def alike(graph: Graph, grouping: Grouping, liveness: Liveness) -> tuple[int, ...]:
     """For every group the first group that it is like."""
+    made_in = [_made_in(graph, grouping, tensor) for tensor in graph.tensors]
     first: dict[Hashable, int] = {}
     numbers: dict[Hashable, int] = {}
     return tuple(
-        first.setdefault(_signature(graph, grouping, liveness, group, numbers), group.id) for group in grouping.groups
+        [
+            first.setdefault(_signature(graph, grouping, liveness, made_in, group, numbers), group.id)
+            for group in grouping.groups
+        ]
     )
 
 
+def _made_in(graph: Graph, grouping: Grouping, tensor: Tensor) -> int | None:
+    """The group whose pass makes a tensor; None for what arrives from outside or over the border of a loop."""
+    if tensor.producer is None or graph.ops[tensor.producer].kind in BOUNDARY:
+        return None
+    return grouping.group_of[tensor.producer]
+
+
 def _signature(
-    graph: Graph, grouping: Grouping, liveness: Liveness, group: Group, numbers: dict[Hashable, int]
+    graph: Graph,
+    grouping: Grouping,
+    liveness: Liveness,
+    made_in: Sequence[int | None],
+    group: Group,
+    numbers: dict[Hashable, int],
 ) -> Hashable:
     """All that tells a group from others; `numbers` numbers the parts met so far, so that signatures stay short."""
-    tensors: dict[int, int] = {}
+    stands, own = liveness.materialised, group.id
+    met: dict[int, int] = {}
     regions: dict[int, int] = {}
-
-    def read(tensor: int, dims: Hashable) -> Hashable:
-        producer = graph.tensors[tensor].producer
-        own = producer is not None and grouping.group_of[producer] == group.id
-        return (
-            _aval(graph.tensors[tensor].aval),
-            dims,
-            tensors.setdefault(tensor, len(tensors)),
-            liveness.materialised[tensor],
-            own and graph.ops[producer or 0].kind not in BOUNDARY,
-        )
-
-    ops: list[int] = []
+    parts: list[int] = []
     for op in map(graph.ops.__getitem__, group.ops):
-        placement = grouping.placements[op.id]
         part = (
-            op.kind,
-            tuple(map(read, op.operands, placement.operands)),
-            tuple(map(read, op.results, placement.results)),
-            placement.reduced,
-            placement.combiner,
+            # One object for ops of one kind, types and parameters whose dims share factors in one way.
+            id(grouping.placements[op.id]),
+            # What a sliding window fetches from its neighbours depends on the other ops that read its operand.
+            op.id if slides_of(graph, op) else None,
+            tuple([4 * met.setdefault(t, len(met)) + 2 * stands[t] + (made_in[t] == own) for t in op.operands]),
+            tuple([2 * met.setdefault(t, len(met)) + stands[t] for t in op.results]),
             regions.setdefault(op.region, len(regions)),
             graph.regions[op.region].trips,
-            _parameters(graph, op),
         )
-        ops.append(numbers.setdefault(part, len(numbers)))
-    return (group.sizes, group.whole, group.fused, tuple(ops))
-
-
-def _aval(aval: Aval) -> Hashable:
-    return aval.shape, aval.dtype, aval.itemsize
-
-
-def _parameters(graph: Graph, op: Op) -> Hashable:
-    """The parameters of an op; for one that is like no other, its number.
-
-    What a sliding window fetches from its neighbours depends on the other ops that read its operand.
-    """
-    if op.kind in BOUNDARY:
-        return ()
-    if slides_of(graph, op):
-        return op.id
-    try:
-        found = tuple(sorted(op.params.items(), key=lambda item: item[0]))
-        hash(found)
-    except TypeError:
-        return op.id
-    return found
+        parts.append(numbers.setdefault(part, len(numbers)))
+    return (group.sizes, group.whole, group.fused, tuple(parts))

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.classes import WORTHWHILE, Classes, Links, classify
+from planner.collector import paused
 from planner.flow import Flow, Transfer
 from planner.instance import Instance, Model
 from planner.narrow import ROUNDING, restricted, swept
@@ -43,6 +44,7 @@ class Members:
     counts: tuple[int, ...]
 
 
+@paused()
 def members(model: Model) -> Members | None:
     """The members of a program's classes; None where sharing decisions would lose something, or gain little."""
     nodes, moving = model.flow.nodes, model.moving
@@ -73,9 +75,8 @@ def _numbered(keys: list[Hashable]) -> list[int]:
 
 def _of_transfer(model: Model, transfer: Transfer) -> Hashable:
     """All that its values follow from, but for the strategies of its ends."""
-    aval = model.graph.tensors[transfer.tensor].aval
-    dims = (transfer.source_dims, transfer.reduced, transfer.target_dims)
-    return (*dims, aval.shape, aval.bytes, transfer.trips)
+    aval = model.graph.aval_numbers[transfer.tensor]
+    return transfer.source_dims, transfer.reduced, transfer.target_dims, aval, transfer.trips
 
 
 def _of_nodes(model: Model, within: list[tuple[Transfer, int]]) -> list[Hashable]:
@@ -87,12 +88,12 @@ def _of_nodes(model: Model, within: list[tuple[Transfer, int]]) -> list[Hashable
     for tensor in graph.tensors:
         home = model.flow.home[tensor.id]
         if tensor.producer is None and home is not None and tensor.aval.size > 1:
-            parts[home[0]].append(("stores", home[1], tensor.aval))
+            parts[home[0]].append(("stores", home[1], graph.aval_numbers[tensor.id]))
     found: list[Hashable] = []
     for node, of in zip(model.flow.nodes, parts, strict=True):
         shape = graph.tensors[node.tensor].aval.shape if node.tensor is not None else None
         own = shape if node.group is None else model.alike[node.group]
-        found.append((own, frozenset(Counter(of).items())))
+        found.append((own, frozenset(Counter(of).items()) if of else None))
     return found
 
 

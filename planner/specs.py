@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from jax.sharding import PartitionSpec
 
@@ -14,8 +15,9 @@ def layout_of(location: Sequence[int], rank: int) -> Layout:
     return tuple(tuple(a for a, where in enumerate(location) if where == dim) for dim in range(rank))
 
 
-def to_spec(layout: Layout, names: Sequence[str]) -> PartitionSpec:
-    """The PartitionSpec of a layout, without trailing Nones."""
+@lru_cache(maxsize=65536)
+def to_spec(layout: Layout, names: tuple[str, ...]) -> PartitionSpec:
+    """The PartitionSpec of a layout, without trailing Nones; equal ones are one object."""
     entries: list[str | tuple[str, ...] | None] = []
     for axes in layout:
         words = tuple(names[a] for a in axes)
@@ -25,8 +27,13 @@ def to_spec(layout: Layout, names: Sequence[str]) -> PartitionSpec:
     return PartitionSpec(*entries)
 
 
-def spec_of(location: Sequence[int], rank: int, names: Sequence[str]) -> PartitionSpec:
+def spec_of(location: Sequence[int], rank: int, names: tuple[str, ...]) -> PartitionSpec:
     """The PartitionSpec of a row of locations."""
+    return _spec_of(tuple(location), rank, names)
+
+
+@lru_cache(maxsize=65536)
+def _spec_of(location: tuple[int, ...], rank: int, names: tuple[str, ...]) -> PartitionSpec:
     return to_spec(layout_of(location, rank), names)
 
 

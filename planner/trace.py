@@ -24,7 +24,7 @@ import math
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import Any, Literal, Protocol
 
 import jax
@@ -35,6 +35,7 @@ from jax.interpreters import partial_eval
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from planner.arguments import abstracted, argument_leaf, aval_of, joined, name_of, parameter_names, positions
+from planner.collector import paused
 from planner.errors import ArgumentError, TraceError
 from planner.feeds import pair_outputs
 from planner.graph import Aval, Graph, Op, Path, Region, Tensor
@@ -44,6 +45,7 @@ from planner.program import Effects, Leaf, Parallelism, Program
 # ---------------------------------------------------------------- tracing
 
 
+@paused()
 def trace(
     fn: Callable[..., Any],
     example_args: Sequence[Any],
@@ -150,36 +152,40 @@ def _ambient_axes() -> list[tuple[str, Any]]:
 
 
 def _with_plain_constraints(jaxpr: Any) -> Any:
-    """The program with the placements of inner `jit`s and `device_put`s written as constraints, as it demands them."""
+    """The program with the placements of inner `jit`s and `device_put`s written as constraints, as it demands them.
+
+    The program itself where it demands none.
+    """
+    if not any(map(_demands_placement, _equations(jaxpr))):
+        return jaxpr
     body = _open(jaxpr)
     eqns: list[Any] = []
-    changed = False
     for eqn in body.eqns:
         structure, params = _structure(eqn), dict(eqn.params)
         for place in structure.bodies if structure else ():
-            inner = _body(eqn, place)
-            plainer = _with_plain_constraints(inner)
-            if plainer is not inner:
-                _with_body(params, place, plainer)
-                changed = True
-        if eqn.primitive.name == "device_put" and any(isinstance(d, NamedSharding) for d in params["devices"]):
-            changed = True
+            _with_body(params, place, _with_plain_constraints(_body(eqn, place)))
+        if eqn.primitive.name == "device_put" and _demands_placement(eqn):
             for operand, result, place in zip(eqn.invars, eqn.outvars, params["devices"], strict=True):
                 sharding = place if isinstance(place, NamedSharding) else None
                 eqns.append(_constraint(operand.aval, sharding).replace(invars=[operand], outvars=[result]))
             continue
-        if eqn.primitive.name in ("jit", "pjit"):
-            sides = (params["in_shardings"], params["out_shardings"])
-            if any(isinstance(sharding, NamedSharding) for side in sides for sharding in side):
-                changed = True
-                params["jaxpr"] = _constrained_body(params["jaxpr"], *sides)
-                for name in ("in_shardings", "out_shardings"):
-                    params[name] = tuple(_unspecified() for _ in params[name])
+        if _demands_placement(eqn):
+            sides = ("in_shardings", "out_shardings")
+            params["jaxpr"] = _constrained_body(params["jaxpr"], *(params[side] for side in sides))
+            params |= {side: tuple(_unspecified() for _ in params[side]) for side in sides}
         eqns.append(eqn.replace(params=params))
-    if not changed:
-        return jaxpr
     new = body.replace(eqns=eqns)
     return new if jaxpr is body else jaxpr.replace(jaxpr=new)
+
+
+def _demands_placement(eqn: Any) -> bool:
+    """Whether an equation is a `device_put` onto a mesh, or a `jit` with shardings of its operands or results."""
+    name, params = eqn.primitive.name, eqn.params
+    if name == "device_put":
+        return any(isinstance(place, NamedSharding) for place in params["devices"])
+    if name in ("jit", "pjit"):
+        return any(isinstance(place, NamedSharding) for place in (*params["in_shardings"], *params["out_shardings"]))
+    return False
 
 
 def _constrained_body(jaxpr: Any, entering: Sequence[Any], leaving: Sequence[Any]) -> Any:
@@ -323,56 +329,73 @@ class _Structure:
     """The operands that the body takes, where it does not take all."""
 
 
-_INLINE: Mapping[str, str] = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "eval_jaxpr": "call_jaxpr",
-    "composite": "jaxpr",
-    "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr",
+def _inlined(param: str) -> Callable[[Any], _Structure]:
+    """The reader of a call whose body, the param of this name, is expanded in place."""
+    structure = _Structure(kind="inline", bodies=((param, None),))
+    return lambda eqn: structure
+
+
+def _structure_of_scan(eqn: Any) -> _Structure:
+    params = eqn.params
+    if "ft_in" in params:  # JAX 0.11 and later
+        consts, carry = (len(part) for part in params["ft_in"].unpack()[:2])
+    else:
+        consts, carry = params["num_consts"], params["num_carry"]
+    length, unroll = params["length"], params["unroll"]
+    return _Structure(
+        kind="scan",
+        bodies=(("jaxpr", None),),
+        num_consts=consts,
+        num_carry=carry,
+        length=length,
+        copies=unroll + length % unroll if length > unroll else max(length, 1),
+    )
+
+
+def _structure_of_while(eqn: Any) -> _Structure:
+    return _Structure(
+        kind="while",
+        bodies=(("cond_jaxpr", None), ("body_jaxpr", None)),
+        cond_consts=eqn.params["cond_nconsts"],
+        num_consts=eqn.params["body_nconsts"],
+    )
+
+
+def _structure_of_cond(eqn: Any) -> _Structure:
+    return _Structure(kind="cond", bodies=tuple(("branches", i) for i in range(len(eqn.params["branches"]))))
+
+
+def _structure_of_linear_solve(eqn: Any) -> _Structure:
+    """Only the solve is computed; the other functions serve the derivatives."""
+    lengths, solve = eqn.params["const_lengths"], eqn.params["jaxprs"]._fields.index("solve")
+    first, last = lengths.matvec + lengths.vecmat, sum(lengths)
+    takes = (*range(first, first + lengths.solve), *range(last, len(eqn.invars)))
+    return _Structure(kind="inline", bodies=(("jaxprs", solve),), takes=takes)
+
+
+_STRUCTURES: Mapping[str, Callable[[Any], _Structure]] = {
+    "jit": _inlined("jaxpr"),
+    "pjit": _inlined("jaxpr"),
+    "closed_call": _inlined("call_jaxpr"),
+    "core_call": _inlined("call_jaxpr"),
+    "eval_jaxpr": _inlined("call_jaxpr"),
+    "composite": _inlined("jaxpr"),
+    "remat2": _inlined("jaxpr"),
+    "checkpoint": _inlined("jaxpr"),
+    "custom_jvp_call": _inlined("call_jaxpr"),
+    "custom_vjp_call": _inlined("call_jaxpr"),
+    "custom_vjp_call_jaxpr": _inlined("fun_jaxpr"),
+    "custom_linear_solve": _structure_of_linear_solve,
+    "scan": _structure_of_scan,
+    "while": _structure_of_while,
+    "cond": _structure_of_cond,
 }
 
 
 def _structure(eqn: Any) -> _Structure | None:
     """How to read the bodies of `eqn`, or None for a leaf (opaque kernels included)."""
-    name, params = eqn.primitive.name, eqn.params
-    if name in _INLINE:
-        return _Structure(kind="inline", bodies=((_INLINE[name], None),))
-    if name == "scan":
-        if "ft_in" in params:  # JAX 0.11 and later
-            consts, carry = (len(part) for part in params["ft_in"].unpack()[:2])
-        else:
-            consts, carry = params["num_consts"], params["num_carry"]
-        length, unroll = params["length"], params["unroll"]
-        return _Structure(
-            kind="scan",
-            bodies=(("jaxpr", None),),
-            num_consts=consts,
-            num_carry=carry,
-            length=length,
-            copies=unroll + length % unroll if length > unroll else max(length, 1),
-        )
-    if name == "while":
-        return _Structure(
-            kind="while",
-            bodies=(("cond_jaxpr", None), ("body_jaxpr", None)),
-            cond_consts=params["cond_nconsts"],
-            num_consts=params["body_nconsts"],
-        )
-    if name == "custom_linear_solve":
-        # Only the solve is computed; the other functions serve the derivatives.
-        lengths = params["const_lengths"]
-        first, last = lengths.matvec + lengths.vecmat, sum(lengths)
-        takes = (*range(first, first + lengths.solve), *range(last, len(eqn.invars)))
-        return _Structure(kind="inline", bodies=(("jaxprs", params["jaxprs"]._fields.index("solve")),), takes=takes)
-    if name == "cond":
-        return _Structure(kind="cond", bodies=tuple(("branches", i) for i in range(len(params["branches"]))))
-    return None
+    read = _STRUCTURES.get(eqn.primitive.name)
+    return None if read is None else read(eqn)
 
 
 def _open(jaxpr: Any) -> Any:
@@ -422,8 +445,8 @@ class _Builder:
     notes: list[str] = field(default_factory=list[str])
     names: dict[str, int] = field(default_factory=dict[str, int])
     avals: dict[Any, Aval] = field(default_factory=dict[Any, Aval])
-    sources: dict[int, str] = field(default_factory=dict[int, str])
-    keep: list[Any] = field(default_factory=list[Any])
+    sources: dict[Any, str] = field(default_factory=dict[Any, str])
+    """By traceback: equal for all layers that one line of a Python loop writes out."""
     literals: dict[Aval, int] = field(default_factory=dict[Aval, int])
     calls: list[str] = field(default_factory=lambda: ["(no source)"])
 
@@ -431,8 +454,9 @@ class _Builder:
         count = self.names.get(name, 0)
         self.names[name] = count + 1
         unique = name if count == 0 else f"{name}#{count + 1}"
-        self.tensors.append(Tensor(id=len(self.tensors), aval=aval, producer=producer, name=unique, kind=kind))
-        return len(self.tensors) - 1
+        number = len(self.tensors)
+        self.tensors.append(Tensor(number, aval, producer, unique, kind))
+        return number
 
     def literal(self, literal: Any) -> int:
         aval = self.aval(literal.aval)
@@ -450,24 +474,14 @@ class _Builder:
         region: int,
         path: Path,
         source: str,
-        **more: Any,
-    ) -> tuple[int, ...]:
-        op_id = len(self.ops)
-        names = more.get("names") or [f"{source} {kind}"] * len(avals)
-        results = tuple(self.tensor(aval, op_id, name, "intermediate") for aval, name in zip(avals, names, strict=True))
-        self.ops.append(
-            Op(
-                id=op_id,
-                kind=kind,
-                operands=tuple(operands),
-                results=results,
-                params=more.get("params", {}),
-                primitive=more.get("primitive"),
-                region=region,
-                path=path,
-                source=source,
-            )
-        )
+        params: Mapping[str, Any],
+        primitive: Any = None,
+        name: str | None = None,
+    ) -> list[int]:
+        """The results of a new op, named after its source line where it has no name."""
+        number, name = len(self.ops), name or f"{source} {kind}"
+        results = [self.tensor(aval, number, name, "intermediate") for aval in avals]
+        self.ops.append(Op(number, kind, tuple(operands), tuple(results), params, primitive, region, path, source))
         return results
 
     def region(self, parent: int, kind: str, length: float, source: str, *, known: bool = True, copies: int = 1) -> int:
@@ -494,11 +508,10 @@ class _Builder:
 
     def source(self, eqn: Any) -> str:
         """`file:line` of the user's code that made the equation; that of the enclosing call where it has none."""
-        key = id(eqn.source_info.traceback)
-        found = self.sources.get(key)
+        traceback = eqn.source_info.traceback
+        found = self.sources.get(traceback)
         if found is None:
-            self.keep.append(eqn.source_info.traceback)
-            found = self.sources[key] = _short_source(source_info_util.summarize(eqn.source_info))
+            found = self.sources[traceback] = _short_source(source_info_util.summarize(eqn.source_info))
         return found or self.calls[-1]
 
 
@@ -585,12 +598,12 @@ def _leaf(b: _Builder, eqn: Any, operands: list[int], path: Path, region: int) -
     if kind == "optimization_barrier":
         # One op per operand: the operands of a barrier have nothing to do with one another.
         return [
-            b.op(kind, [operand], [aval], region, path, source, params={"position": i})[0]
+            b.op(kind, [operand], [aval], region, path, source, {"position": i})[0]
             for i, (operand, aval) in enumerate(zip(operands, avals, strict=True))
         ]
-    names = [str(eqn.params["name"])] if kind == "name" else None
+    name = str(eqn.params["name"]) if kind == "name" else None
     params = _fixed(b, eqn, avals, source) if kind in ("sharding_constraint", "shard_map") else eqn.params
-    return b.op(kind, operands, avals, region, path, source, params=params, primitive=eqn.primitive, names=names)
+    return b.op(kind, operands, avals, region, path, source, params, eqn.primitive, name)
 
 
 def _fixed(b: _Builder, eqn: Any, avals: Sequence[Aval], source: str) -> dict[str, Any]:
@@ -688,7 +701,7 @@ def _boundary(
     """The result tensor of a boundary op. `place`: equation path, body, position in the equation and in the body."""
     path, body, outer, inner = place
     params = {"body": body, "outer": outer, "inner": inner}
-    return b.op(kind, operands, [aval], region, path, source, params=params)[0]
+    return b.op(kind, operands, [aval], region, path, source, params)[0]
 
 
 def _scan(b: _Builder, eqn: Any, s: _Structure, operands: list[int], path: Path, region: int) -> list[int]:
@@ -734,7 +747,7 @@ def _while(b: _Builder, eqn: Any, s: _Structure, operands: list[int], path: Path
         body_env[var] = test_env[_open(test).invars[s.cond_consts + i]] = carry
         carries.append(carry)
     tests = _walk(b, test, test_env, _body_path(path, s.bodies[0]), loop)
-    b.op("loop_test", tests, [], loop, path, source)
+    b.op("loop_test", tests, [], loop, path, source, {})
     outs = _walk(b, body, body_env, _body_path(path, s.bodies[1]), loop)
     results = [
         _boundary(b, "loop_carry_out", [out], b.aval(var.aval), loop, (path, "body_jaxpr", i, i), source)
@@ -837,43 +850,52 @@ def _cond(b: _Builder, eqn: Any, s: _Structure, operands: list[int], path: Path,
     for i, var in enumerate(eqn.outvars):
         operands_out = [outs[i] for outs in returned]
         params = {"bodies": names, "outer": i, "inner": i}
-        results += b.op("branch_out", operands_out, [b.aval(var.aval)], region, path, source, params=params)
+        results += b.op("branch_out", operands_out, [b.aval(var.aval)], region, path, source, params)
     return results
 
 
 def _live(
     b: _Builder, outputs: Sequence[int]
 ) -> tuple[tuple[Op, ...], tuple[Tensor, ...], tuple[tuple[int, int], ...]]:
-    """The ops whose results reach an output (or that have an effect), renumbered; XLA drops the rest as well."""
-    needed = [False] * len(b.tensors)
+    """The ops whose results reach an output (or that have an effect), numbered; XLA drops the rest as well."""
+    keep, needed = _needed(b, outputs)
+    numbers: dict[int | None, int] = {made: number for number, made in enumerate(compress(range(len(keep)), keep))}
+    ops, tensors = tuple(b.ops), tuple(b.tensors)
+    if len(numbers) < len(ops):
+        ops = tuple([op._replace(id=number) for number, op in enumerate(compress(ops, keep))])
+        tensors = tuple([t if t.producer is None else t._replace(producer=numbers.get(t.producer)) for t in tensors])
+    return ops, tensors, tuple((i, o) for i, o in b.ties if needed[i] and needed[o])
+
+
+def _needed(b: _Builder, outputs: Sequence[int]) -> tuple[list[bool], list[bool]]:
+    """Which ops reach an output or have an effect, and which tensors they and the outputs need."""
+    keep, needed = [False] * len(b.ops), [False] * len(b.tensors)
     for tensor in outputs:
         needed[tensor] = True
-    keep = [False] * len(b.ops)
-    changed = True
-    while changed:
-        changed = False
-        for op in reversed(b.ops):
-            if keep[op.id]:
-                continue
-            effect = op.kind == "loop_test" or (not op.results) or bool(op.kind in _EFFECTS)
-            if effect or any(needed[t] for t in op.results):
-                keep[op.id] = changed = True
+    left = range(len(b.ops) - 1, -1, -1)
+    while left:
+        idle: list[int] = []
+        for number in left:
+            op = b.ops[number]
+            if not op.results or op.kind in _EFFECTS or any(map(needed.__getitem__, op.results)):
+                keep[number] = True
                 for tensor in op.operands:
                     needed[tensor] = True
-        for inside, outside in b.ties:
-            if needed[inside] and not needed[outside]:
-                needed[outside] = changed = True
-            if needed[outside] and not needed[inside] and _is_carried(b, inside):
-                needed[inside] = changed = True
-    ids: dict[int, int] = {}
-    kept: list[Op] = []
-    for op in b.ops:
-        if keep[op.id]:
-            ids[op.id] = len(kept)
-            kept.append(replace(op, id=len(kept)))
-    tensors = tuple(replace(t, producer=ids.get(t.producer)) if t.producer is not None else t for t in b.tensors)
-    ties = tuple((i, o) for i, o in b.ties if needed[i] and needed[o])
-    return tuple(kept), tensors, ties
+            else:
+                idle.append(number)
+        left = idle if _need_through_ties(b, needed) else ()
+    return keep, needed
+
+
+def _need_through_ties(b: _Builder, needed: list[bool]) -> bool:
+    """Whether the other end of a tie is needed as well now."""
+    changed = False
+    for inside, outside in b.ties:
+        if needed[inside] and not needed[outside]:
+            needed[outside] = changed = True
+        if needed[outside] and not needed[inside] and _is_carried(b, inside):
+            needed[inside] = changed = True
+    return changed
 
 
 def _is_carried(b: _Builder, tensor: int) -> bool:
@@ -1046,32 +1068,53 @@ def fingerprint(program: Program) -> str:
 
     Two programs with one fingerprint have the same places to constrain, and the same reasons to.
     """
-    digest = hashlib.sha256()
+    digest, words = hashlib.sha256(), _Words()
 
     def visit(jaxpr: Any) -> None:
         body = _open(jaxpr)
-        numbers: dict[Any, int] = {}
+        numbers: dict[Any, str] = {}
         for var in (*body.constvars, *body.invars):
-            numbers[var] = len(numbers)
+            numbers[var] = str(len(numbers))
 
-        def atom(value: Any) -> str:
-            return "literal" if isinstance(value, jex_core.Literal) else str(numbers.get(value))
+        def named(atoms: Sequence[Any]) -> list[str]:
+            return ["literal" if isinstance(atom, jex_core.Literal) else numbers.get(atom, "None") for atom in atoms]
 
         for eqn in body.eqns:
             for var in eqn.outvars:
-                numbers[var] = len(numbers)
-            avals = [
-                (v.aval.shape, str(v.aval.dtype)) if hasattr(v.aval, "shape") else str(v.aval) for v in eqn.outvars
-            ]
-            params = sorted((key, str(value)) for key, value in eqn.params.items() if _is_plain(value))
-            digest.update(f"{eqn.primitive.name}{list(map(atom, eqn.invars))}{avals}{params}".encode())
+                numbers[var] = str(len(numbers))
+            avals = ", ".join([words.of_aval(var.aval) for var in eqn.outvars])
+            params = sorted([(key, words.of(value)) for key, value in eqn.params.items() if _is_plain(value)])
+            digest.update(f"{eqn.primitive.name}{named(eqn.invars)}[{avals}]{params}".encode())
             structure = _structure(eqn)
             for place in structure.bodies if structure else ():
                 visit(_body(eqn, place))
-        digest.update(f"returns {list(map(atom, body.outvars))}".encode())
+        digest.update(f"returns {named(body.outvars)}".encode())
 
     visit(program.jaxpr)
     return digest.hexdigest()[:16]
+
+
+@dataclass
+class _Words:
+    """What avals and element types are called in a fingerprint: found once, for numpy takes its time to say it."""
+
+    avals: dict[Any, str] = field(default_factory=dict[Any, str])
+    dtypes: dict[Any, str] = field(default_factory=dict[Any, str])
+
+    def of_aval(self, aval: Any) -> str:
+        found = self.avals.get(aval)
+        if found is None:
+            found = repr((aval.shape, self.of(aval.dtype)) if hasattr(aval, "shape") else str(aval))
+            self.avals[aval] = found
+        return found
+
+    def of(self, value: Any) -> str:
+        if not isinstance(value, np.dtype):
+            return str(value)
+        found = self.dtypes.get(value)
+        if found is None:
+            found = self.dtypes[value] = str(value)
+        return found
 
 
 def _is_plain(value: Any) -> bool:

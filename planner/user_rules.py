@@ -16,7 +16,7 @@ from planner.factors import Dim, Kind, Rule, parse_rule
 from planner.graph import Graph, Op
 from planner.halo import image_of, slides_of
 from planner.on_parts import COMBINE, Parts, sharding_rule
-from planner.op_rules import OpRules
+from planner.op_rules import op_rule
 from planner.trace import build_graph, trace
 
 Shapes = Sequence[Sequence[int]]
@@ -174,10 +174,9 @@ def _rule_like(like: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result
             f"like gives results of shapes {found}, the function itself {[tuple(leaf.shape) for leaf in results]}; "
             "give a function of the same results"
         )
-    rules = OpRules(graph=graph)
     steps = [
         Step(
-            rule=_on_parts(graph, op, rules.of(op)),
+            rule=_on_parts(graph, op, op_rule(graph, op)[0]),
             operands=op.operands,
             results=op.results,
             carries=op.kind in MOVES,

@@ -28,6 +28,11 @@ IMAGE = ((8, 4, 4, 8), F32)
 CUBE = {"x": 2, "y": 2, "z": 2}
 
 KNOWN: Mapping[str, Case] = {
+    # A device's part of a whole operand and the element that it updates became one slice (see `planner.hazards`).
+    "a scatter of one update into a part of a whole array": (
+        Description((((1,), "int32"), ((8,), "key")), (Do("one_hot", b=1), Do("rows", c=5))),
+        CUBE,
+    ),
     # An all-to-all onto the reduced dim is a concatenation, of which XLA loses or repeats the initial value.
     "a reduction with an initial value of its own": (
         Description(

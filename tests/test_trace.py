@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from planner.errors import ArgumentError, TraceError
 from planner.graph import Graph
-from planner.places import slots
+from planner.places import operand_slot, result_slot
 from planner.program import Program
 from planner.trace import build_graph, constrained, fingerprint, narrowest_float, plain, trace
 
@@ -289,12 +289,11 @@ def everywhere(program: Program) -> tuple[Callable[..., list[Any]], list[int]]:
     second = NamedSharding(mesh(), PartitionSpec("x", "y"))
     places: dict[Any, tuple[NamedSharding, ...]] = {}
     for op in graph.ops:
-        reads, makes = slots(op)
-        for tensors, where in ((op.operands, reads), (op.results, makes)):
-            for tensor, group in zip(tensors, where, strict=True):
+        for tensors, slot in ((op.operands, operand_slot), (op.results, result_slot)):
+            for position, tensor in enumerate(tensors):
                 shape = graph.tensors[tensor].aval.shape
                 if len(shape) >= 2 and shape[0] % 4 == 0 and shape[1] % 2 == 0:
-                    places.update(dict.fromkeys(group, (first, second)))
+                    places[slot(op, position)] = (first, second)
     asked: list[int] = []
 
     def edits(slot: Any) -> Sequence[Any]:
