@@ -2,8 +2,8 @@
 
 Every hazard was seen with constraints on the operands and the result of a single op that all belong to one strategy of its
 rule. Three things keep a plan from one: the rule keeps the factor whole; `exchange` or `local` emits the op by hand, as a
-`shard_map` in which nothing is left to the partitioner; or `safe` does not offer the strategy. The tests hold a
-reproduction of each, which tells on every JAX whether the hazard is still there, and search for more.
+`shard_map` in which nothing is left to the partitioner, or behind a barrier; or `safe` does not offer the strategy. The
+tests hold a reproduction of each, which tells on every JAX whether the hazard is still there, and search for more.
 """
 
 from __future__ import annotations
@@ -76,6 +76,14 @@ HAZARDS: Mapping[str, Hazard] = {
         primitives=frozenset(("dynamic_update_slice",)),
         effect="wrong numbers",
         seen="an update that starts past the end is dropped instead of moved to the last place, JAX 0.10.2 and 0.12.0.1",
+        remedy="by hand",
+    ),
+    "indexed dim of a scatter of one update": Hazard(
+        primitives=frozenset(("scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub")),
+        effect="wrong numbers",
+        seen="where the operand arrives whole, each device takes its part of it and writes an element of another part "
+        "into the place next to that of an update it does not hold: XLA makes one slice of the two and forgets that the "
+        "second stays within the first, on one device as well; JAX 0.10.2, not 0.12.0.1",
         remedy="by hand",
     ),
 }

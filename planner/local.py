@@ -3,6 +3,8 @@
 XLA's partitioner gathers their operands all the same: FFTs before JAX 0.12, `top_k` on CPU, triangular and tridiagonal
 solves whose right-hand sides are split where they are calls of a library. An update of a single element of a split dim
 it computes wrongly (see `hazards`). In a `shard_map` every device runs the op on the part it holds.
+
+Scatters of a single update per device stay with the partitioner, but behind a barrier that keeps their operand a buffer.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ PRIMITIVES: Mapping[str, Any] = {
 }
 """The primitives; no parameter of theirs depends on the extents of dims that pass."""
 UPDATE = "dynamic_update_slice"
+SCATTERS = frozenset(("scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub"))
 
 Spec = list[list[str]]
 """The axis names of every dim."""
@@ -45,15 +48,26 @@ def local_calls(
     """For the path of every local op whose results the constraints split: a function that computes them part by part."""
     found: dict[Path, Callable[..., Sequence[Any]]] = {}
     for op in graph.ops:
-        local = op.kind in PRIMITIVES or op.kind == UPDATE
+        local = op.kind in PRIMITIVES or op.kind == UPDATE or op.kind in SCATTERS
         made = constraints.get(("result", op.path, 0), ()) if local else ()
         if not made or not any(entries_of(made[0])):
+            continue
+        if op.kind in SCATTERS:
+            if _may_write_once(graph, op, made[0], mesh):
+                found[op.path] = partial(_behind_barrier, op.primitive, op.params)
             continue
         avals = [graph.tensors[t].aval for t in op.operands]
         rule = rule_of(op.kind, avals, [graph.tensors[t].aval for t in op.results], op.params)
         if rule is not None and all(len(dim) < 2 for array in (*rule.operands, *rule.results) for dim in array):
             found[op.path] = _local(op, rule, made[0], mesh)
     return found
+
+
+def _may_write_once(graph: Graph, op: Op, made: PartitionSpec, mesh: Mesh | AbstractMesh) -> bool:
+    """Whether a scatter into a dim that is split may have one update per device, which XLA writes without a loop."""
+    written = op.params["dimension_numbers"].scatter_dims_to_operand_dims
+    updates = math.prod(graph.tensors[op.operands[1]].aval.shape[:-1])
+    return updates <= mesh.size and any(axes for dim, axes in enumerate(entries_of(made)) if dim in written)
 
 
 def _local(op: Op, rule: Rule, made: PartitionSpec, mesh: Mesh | AbstractMesh) -> Callable[..., Sequence[Any]]:
@@ -82,6 +96,11 @@ def _local(op: Op, rule: Rule, made: PartitionSpec, mesh: Mesh | AbstractMesh) -
 def _bound(primitive: Any, params: Mapping[str, Any], *operands: Any) -> tuple[Any, ...]:
     results = primitive.bind(*operands, **params)
     return tuple(results) if primitive.multiple_results else (results,)
+
+
+def _behind_barrier(primitive: Any, params: Mapping[str, Any], operand: Any, *rest: Any) -> tuple[Any, ...]:
+    """A scatter into what no later pass can take for a slice of something larger."""
+    return (primitive.bind(lax.optimization_barrier(operand), *rest, **params),)
 
 
 def _updated(

@@ -37,13 +37,17 @@ class Known:
     result: PartitionSpec
     integers: Mapping[int, int] | None = None
     """Values of the arguments that are integers, by position."""
+    arrives: PartitionSpec | None = None
+    """What the first argument is laid in before it is laid in its spec."""
+    mended: tuple[int, int] | None = None
+    """A release from which on JAX computes it right."""
 
     def arguments(self) -> list[Any]:
         """Its arguments, floats from a fixed seed."""
         rng = np.random.default_rng(0)
         fixed = self.integers or {}
         return [
-            np.int32(fixed[n]) if n in fixed else jnp.asarray(rng.normal(size=shape), np.float32)
+            np.full(shape, fixed[n], np.int32) if n in fixed else jnp.asarray(rng.normal(size=shape), np.float32)
             for n, shape in enumerate(self.shapes)
         ]
 
@@ -56,6 +60,10 @@ def _kernel_gradient(x: Any, ct: Any) -> Any:
     k = jnp.zeros((3, 3, 8, 8))
     return jax.vjp(lambda k: _convolution(x, k), k)[1](ct)[0]
 
+
+_ONE_UPDATE = lax.ScatterDimensionNumbers(
+    update_window_dims=(), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,)
+)
 
 CASES: Mapping[str, Known] = {
     "space and output features of a convolution": Known(
@@ -101,6 +109,16 @@ CASES: Mapping[str, Known] = {
         result=P("a"),
         integers={2: 20},
     ),
+    "indexed dim of a scatter of one update": Known(
+        function=lambda x, i, u: lax.scatter_add(x, i, u, _ONE_UPDATE, mode="drop"),
+        shapes=((8,), (1,), ()),
+        mesh={"a": 2},
+        operands=(P("a"), P(), P()),
+        result=P("a"),
+        integers={1: 6},
+        arrives=P(),
+        mended=(0, 12),
+    ),
 }
 
 
@@ -109,9 +127,11 @@ def difference(known: Known) -> float:
     count = int(np.prod(list(known.mesh.values())))
     devices = np.array(jax.devices()[:count]).reshape(tuple(known.mesh.values()))
     mesh = Mesh(devices, tuple(known.mesh), axis_types=(AxisType.Auto,) * len(known.mesh))
+    first, *others = (NamedSharding(mesh, spec) for spec in known.operands)
+    arrives = first if known.arrives is None else NamedSharding(mesh, known.arrives)
     split = jax.jit(
-        known.function,
-        in_shardings=tuple(NamedSharding(mesh, spec) for spec in known.operands),
+        lambda x, *rest: known.function(lax.with_sharding_constraint(x, first), *rest),
+        in_shardings=(arrives, *others),
         out_shardings=NamedSharding(mesh, known.result),
     )
     args = known.arguments()
