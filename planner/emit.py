@@ -110,10 +110,13 @@ def _hold_readers(
             constraints.setdefault(operand_slot(model.graph.ops[op], position), (wanted,))
 
 
+KERNEL = "custom_partitioning"
+
+
 def is_by_hand(instance: Instance, op: Op, choice: Sequence[int]) -> bool:
     """Whether an op's strategy is emitted by hand, with its partial sums added up there."""
     if op.kind not in SLIDING:
-        return op.kind == "custom_partitioning"
+        return op.kind == KERNEL
     if is_grouped(op):
         return True
     model = instance.model
@@ -127,7 +130,7 @@ def _hold_windows(
 ) -> None:
     """Gives every operand of an op that is emitted by hand a constraint: it is read from them how the op is split."""
     model, names = instance.model, instance.mesh.names
-    for op in model.graph.ops:
+    for op in model.graph.of_kinds((*SLIDING, KERNEL)):
         if not is_by_hand(instance, op, choice):
             continue
         group, operands = model.grouping.group_of[op.id], model.grouping.placements[op.id].operands

@@ -38,9 +38,7 @@ def exchanges(
     Of every split convolution in groups as well.
     """
     found: dict[Path, Callable[..., Sequence[Any]]] = {}
-    for op in graph.ops:
-        if op.kind not in SLIDING:
-            continue
+    for op in graph.of_kinds(SLIDING):
         places: list[Slot] = [("operand", op.path, i) for i in range(len(op.operands))]
         result: Slot = ("result", op.path, 0)
         if result not in constraints or any(place not in constraints for place in places):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from planner.graph import Graph, Op, Path, Region
 from planner.groups import Dims, Grouping
@@ -23,8 +23,7 @@ from planner.places import ENTERING, read_in
 NodeKind = Literal["group", "argument", "sum", "copy", "output"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class Node(NamedTuple):
     """One decision: that of a group, or the spec of one tensor."""
 
     id: int
@@ -34,8 +33,7 @@ class Node:
     name: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transfer:
+class Transfer(NamedTuple):
     """A tensor on its way from one node to another, `trips` times per call.
 
     `source_dims` are in the factors of the source node, `target_dims` in those of the target; `reduced` are the factors

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -122,6 +122,18 @@ class Graph:
             if id(tensor.aval) not in by_identity:
                 by_identity[id(tensor.aval)] = numbers.setdefault(tensor.aval, len(numbers))
         return tuple([by_identity[id(tensor.aval)] for tensor in self.tensors])
+
+    @cached_property
+    def by_kind(self) -> Mapping[str, tuple[Op, ...]]:
+        """The ops of every kind there is, in program order."""
+        found: dict[str, list[Op]] = {}
+        for op in self.ops:
+            found.setdefault(op.kind, []).append(op)
+        return {kind: tuple(ops) for kind, ops in found.items()}
+
+    def of_kinds(self, kinds: Iterable[str]) -> list[Op]:
+        """The ops of these kinds, in program order."""
+        return sorted([op for kind in kinds for op in self.by_kind.get(kind, ())], key=lambda op: op.id)
 
     @cached_property
     def consumers(self) -> tuple[tuple[tuple[int, int], ...], ...]:

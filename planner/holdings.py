@@ -25,8 +25,8 @@ Indices = npt.NDArray[np.intp]
 Form = tuple[Aval, Dims, bool]
 """Type of a tensor, the factors of its dims, and whether only matmuls read it."""
 
-Item = tuple[int, int, Form, int, int]
-"""Tensor, node, form, start and stop."""
+Item = tuple[int, int, Dims, bool, int, int]
+"""Tensor, node, dims, whether only matmuls read it, start and stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,16 +41,24 @@ class Holdings:
     forms: tuple[Form, ...]
 
     @staticmethod
-    def of(items: Iterable[Item]) -> Holdings:
+    def of(graph: Graph, items: Iterable[Item]) -> Holdings:
         """The columns of these items."""
-        numbers: dict[Form, int] = {}
+        avals = graph.aval_numbers
+        numbers: dict[tuple[int, Dims, bool], int] = {}
         rows = [
-            (tensor, node, numbers.setdefault(form, len(numbers)), start, stop)
-            for tensor, node, form, start, stop in items
+            (tensor, node, numbers.setdefault((avals[tensor], dims, for_matmuls), len(numbers)), start, stop)
+            for tensor, node, dims, for_matmuls, start, stop in items
         ]
-        columns = np.asarray(rows, np.intp).reshape(-1, 5).T
-        tensors, nodes, form, starts, stops = columns
-        return Holdings(tensors=tensors, nodes=nodes, form=form, starts=starts, stops=stops, forms=tuple(numbers))
+        of_type = {number: graph.tensors[tensor].aval for tensor, _, number, _, _ in rows}
+        tensors, nodes, form, starts, stops = np.asarray(rows, np.intp).reshape(-1, 5).T
+        return Holdings(
+            tensors=tensors,
+            nodes=nodes,
+            form=form,
+            starts=starts,
+            stops=stops,
+            forms=tuple((of_type[number], dims, narrow) for (_, dims, narrow), number in numbers.items()),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -65,26 +73,25 @@ class Copied:
 @paused()
 def held(graph: Graph, flow: Flow, liveness: Liveness) -> Holdings:
     """Arguments and constants, partial results being summed, and buffers. There is one more point in time than ops."""
-    return Holdings.of(_held(graph, flow, liveness))
+    return Holdings.of(graph, _held(graph, flow, liveness))
 
 
 def _held(graph: Graph, flow: Flow, liveness: Liveness) -> Iterable[Item]:
     for tensor in graph.tensors:
         home = flow.home[tensor.id]
         if tensor.producer is None and home is not None and tensor.aval.bytes:
-            yield tensor.id, home[0], (tensor.aval, home[1], False), 0, liveness.steps + 1
+            yield tensor.id, home[0], home[1], False, 0, liveness.steps + 1
     summed: set[int] = set()
     for transfer in flow.transfers:
         made = graph.tensors[transfer.tensor]
         if transfer.reduced and made.producer is not None:
             summed.add(made.id)
-            form = (made.aval, transfer.source_dims, False)
-            yield made.id, transfer.source, form, made.producer, made.producer + 1
+            yield made.id, transfer.source, transfer.source_dims, False, made.producer, made.producer + 1
     for buffer in liveness.buffers:
         home = flow.home[buffer.tensor]
         if home is not None:
-            form = (graph.tensors[buffer.tensor].aval, home[1], buffer.for_matmuls)
-            yield buffer.tensor, home[0], form, buffer.start + (buffer.tensor in summed), buffer.stop
+            start = buffer.start + (buffer.tensor in summed)
+            yield buffer.tensor, home[0], home[1], buffer.for_matmuls, start, buffer.stop
 
 
 @paused()
@@ -93,7 +100,7 @@ def copied(graph: Graph, flow: Flow, moving: Sequence[Transfer]) -> Copied:
     reads: dict[int, list[tuple[int, int]]] = {}
     for read, node in flow.fetched:
         reads.setdefault(node, []).append(read)
-    spans = region_spans(graph)
+    ops, spans = graph.ops, region_spans(graph)
     transfers: list[Transfer] = []
     sources: list[Item] = []
     targets: list[Item] = []
@@ -103,10 +110,9 @@ def copied(graph: Graph, flow: Flow, moving: Sequence[Transfer]) -> Copied:
         served = transfer.reads or tuple(reads.get(transfer.target, ()))
         if not served:
             continue
-        start = min(op for op, _ in served)
-        stop = max(spans[graph.ops[op].region][1] if graph.ops[op].kind in ENTERING else op + 1 for op, _ in served)
-        aval = graph.tensors[transfer.tensor].aval
+        start = min([op for op, _ in served])
+        stop = max([spans[ops[op].region][1] if ops[op].kind in ENTERING else op + 1 for op, _ in served])
         transfers.append(transfer)
-        sources.append((transfer.tensor, transfer.source, (aval, transfer.source_dims, False), start, stop))
-        targets.append((transfer.tensor, transfer.target, (aval, transfer.target_dims, False), start, stop))
-    return Copied(transfers=tuple(transfers), sources=Holdings.of(sources), targets=Holdings.of(targets))
+        sources.append((transfer.tensor, transfer.source, transfer.source_dims, False, start, stop))
+        targets.append((transfer.tensor, transfer.target, transfer.target_dims, False, start, stop))
+    return Copied(transfers=tuple(transfers), sources=Holdings.of(graph, sources), targets=Holdings.of(graph, targets))

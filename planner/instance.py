@@ -32,6 +32,8 @@ from planner.tiling import tiled_bytes
 
 Floats = npt.NDArray[np.float64]
 
+PLACED_BY_USER = ("sharding_constraint", "shard_map")
+"""Ops that demand specs of their own."""
 TIE = 1e-3
 """Weight of memory among equally good plans, as a share of the cost of reading the bytes once."""
 
@@ -49,12 +51,25 @@ class Model:
     liveness: Liveness
     patterns: dict[int, Patterns] = field(default_factory=dict[int, Patterns])
     _passes: dict[int, FusedPass] = field(default_factory=dict[int, FusedPass])
+    _factor_bytes: dict[int, Floats] = field(default_factory=dict[int, Floats])
 
     def fused_pass(self, group: Group) -> FusedPass | None:
         """The pass of a fused group; None for another."""
         if group.fused and group.id not in self._passes:
             self._passes[group.id] = fused_pass(self.graph, self.grouping, self.liveness, group)
         return self._passes.get(group.id)
+
+    def factor_bytes(self, group: Group) -> Floats:
+        """For every factor of a group the bytes of the results that it is a factor of, which its splitting divides."""
+        if group.id not in self._factor_bytes:
+            found = np.zeros(max(len(group.sizes), 1))
+            for op in group.ops:
+                for tensor, dims in zip(self.graph.ops[op].results, self.grouping.placements[op].results, strict=True):
+                    for dim in dims:
+                        for factor in dim:
+                            found[factor] += self.graph.tensors[tensor].aval.bytes
+            self._factor_bytes[group.id] = found
+        return self._factor_bytes[group.id]
 
     @cached_property
     def held(self) -> Holdings:
@@ -154,14 +169,7 @@ class Instance:
         """The strategies of a group, worked out anew and without pins."""
         graph, grouping, sizes = self.model.graph, self.model.grouping, self.mesh.sizes
         group = grouping.groups[number]
-        weights = np.zeros(max(len(group.sizes), 1))
-        for op in group.ops:
-            placement = grouping.placements[op]
-            for tensor, dims in zip(graph.ops[op].results, placement.results, strict=True):
-                for dim in dims:
-                    for factor in dim:
-                        weights[factor] += graph.tensors[tensor].aval.bytes
-        strategies = group_strategies(grouping, group, sizes, weights)
+        strategies = group_strategies(grouping, group, sizes, self.model.factor_bytes(group))
         return strategies if group.fused else strategies.keep(safe(graph.ops[group.ops[0]], strategies))
 
     def _pin(self) -> None:
@@ -192,9 +200,9 @@ class Instance:
         """(source line, node and dims, spec, free dims) of what constraints and `shard_map`s of the program demand."""
         found: list[tuple[str, tuple[int, Dims] | None, tuple[int, ...], tuple[int, ...]]] = []
         graph, grouping, names = self.model.graph, self.model.grouping, self.mesh.names
-        for op in graph.ops:
+        for op in graph.of_kinds(PLACED_BY_USER):
             # One that could not be read as a rule is placed whole, and told as such.
-            if op.kind not in ("sharding_constraint", "shard_map") or op.id in grouping.unruled:
+            if op.id in grouping.unruled:
                 continue
             placement = grouping.placements[op.id]
             for dims, spec in zip(

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from planner.forms import is_fused
 from planner.graph import Graph, Op
@@ -22,14 +22,13 @@ from planner.groups import Grouping
 from planner.places import ENTERING, LEAVING
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Buffer:
+class Buffer(NamedTuple):
     """One tensor in memory over the half-open interval [start, stop) of op ids."""
 
     tensor: int
     start: int
     stop: int
-    for_matmuls: bool = False
+    for_matmuls: bool
     """Nothing but matmuls of default precision reads it."""
 
 

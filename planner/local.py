@@ -47,9 +47,8 @@ def local_calls(
 ) -> dict[Path, Callable[..., Sequence[Any]]]:
     """For the path of every local op whose results the constraints split: a function that computes them part by part."""
     found: dict[Path, Callable[..., Sequence[Any]]] = {}
-    for op in graph.ops:
-        local = op.kind in PRIMITIVES or op.kind == UPDATE or op.kind in SCATTERS
-        made = constraints.get(("result", op.path, 0), ()) if local else ()
+    for op in graph.of_kinds((*PRIMITIVES, UPDATE, *SCATTERS)):
+        made = constraints.get(("result", op.path, 0), ())
         if not made or not any(entries_of(made[0])):
             continue
         if op.kind in SCATTERS:

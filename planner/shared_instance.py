@@ -20,15 +20,12 @@ import numpy as np
 from planner.classes import WORTHWHILE, Classes, Links, classify
 from planner.collector import paused
 from planner.flow import Flow, Transfer
-from planner.instance import Instance, Model
+from planner.instance import PLACED_BY_USER, Instance, Model
 from planner.narrow import ROUNDING, restricted, swept
 from planner.problem import Array, Edge, Problem
 from planner.shared_layers import SMALLEST
 from planner.solve import Solution, solve
 from planner.solve.sharing import Sharing
-
-PLACED_BY_USER = ("sharding_constraint", "shard_map")
-"""Ops that demand specs of their own, which no classes tell apart here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,7 +45,8 @@ class Members:
 def members(model: Model) -> Members | None:
     """The members of a program's classes; None where sharing decisions would lose something, or gain little."""
     nodes, moving = model.flow.nodes, model.moving
-    if len(nodes) < SMALLEST or any(op.kind in PLACED_BY_USER for op in model.graph.ops):
+    # Specs that the program demands itself are not told apart by classes.
+    if len(nodes) < SMALLEST or model.graph.of_kinds(PLACED_BY_USER):
         return None
     kinds = _numbered([_of_transfer(model, transfer) for transfer in moving])
     within = [(transfer, kind) for transfer, kind in zip(moving, kinds, strict=True) if _stays(transfer)]
@@ -117,9 +115,9 @@ def _cut_down(model: Model, classes: Classes, within: list[Transfer], between: l
         known = None if place is None else number.get(place[0])
         home.append(None if place is None or known is None else (known, place[1]))
     flow = Flow(
-        nodes=tuple(replace(model.flow.nodes[node], id=place) for place, node in enumerate(first)),
+        nodes=tuple(model.flow.nodes[node]._replace(id=place) for place, node in enumerate(first)),
         transfers=tuple(
-            replace(transfer, id=i, source=of[transfer.source], target=of[transfer.target])
+            transfer._replace(id=i, source=of[transfer.source], target=of[transfer.target])
             for i, transfer in enumerate(kept)
         ),
         home=tuple(home),

@@ -1117,11 +1117,16 @@ class _Words:
         return found
 
 
+_WORDS = frozenset((type(None), bool, int, float, str))
+
+
 def _is_plain(value: Any) -> bool:
     """Whether a parameter is numbers and words only, so that it reads the same in every process."""
+    if type(value) in _WORDS:
+        return True
     if isinstance(value, tuple):
         return all(map(_is_plain, value))
-    return value is None or isinstance(value, (bool, int, float, str, np.dtype))
+    return isinstance(value, (bool, int, float, str, np.dtype))
 
 
 def _is_placement(eqn: Any) -> bool:
