@@ -85,7 +85,7 @@ PROGRAMS: Mapping[str, Callable[[int], Model]] = {
     "gpt 1.3B": _gpt("1.3B"),
     "gpt 175B": _gpt("175B"),
     **{f"gpt unrolled x{layers}": _gpt("1.3B", layers=layers, batch=64, scan=False) for layers in (2, 8, 30)},
-    **{f"gpt deep x{layers}": _deep(layers) for layers in (16, 64, 128, 1024)},
+    **{f"gpt deep x{layers}": _deep(layers) for layers in (16, 128, 1024)},
     "wide resnet 13B": lambda devices: resnet.resnet(resnet.CONFIGS["13B"], batch=devices, size="real"),
     **{name: _model(name) for name in MODELS if name not in ("deep", "gpt", "gpt_unrolled", "llama", "sparse")},
 }

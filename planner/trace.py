@@ -1076,15 +1076,16 @@ def fingerprint(program: Program) -> str:
         for var in (*body.constvars, *body.invars):
             numbers[var] = str(len(numbers))
 
-        def named(atoms: Sequence[Any]) -> list[str]:
-            return ["literal" if isinstance(atom, jex_core.Literal) else numbers.get(atom, "None") for atom in atoms]
+        def named(atoms: Sequence[Any]) -> str:
+            return ",".join(
+                ["literal" if isinstance(atom, jex_core.Literal) else numbers.get(atom, "None") for atom in atoms]
+            )
 
         for eqn in body.eqns:
             for var in eqn.outvars:
                 numbers[var] = str(len(numbers))
             avals = ", ".join([words.of_aval(var.aval) for var in eqn.outvars])
-            params = sorted([(key, words.of(value)) for key, value in eqn.params.items() if _is_plain(value)])
-            digest.update(f"{eqn.primitive.name}{named(eqn.invars)}[{avals}]{params}".encode())
+            digest.update(f"{named(eqn.invars)}[{avals}]{words.of_params(eqn)}".encode())
             structure = _structure(eqn)
             for place in structure.bodies if structure else ():
                 visit(_body(eqn, place))
@@ -1096,10 +1097,26 @@ def fingerprint(program: Program) -> str:
 
 @dataclass
 class _Words:
-    """What avals and element types are called in a fingerprint: found once, for numpy takes its time to say it."""
+    """What primitives with their parameters, and avals, are called in a fingerprint: found once for all that are equal."""
 
+    params: dict[Any, str] = field(default_factory=dict[Any, str])
     avals: dict[Any, str] = field(default_factory=dict[Any, str])
     dtypes: dict[Any, str] = field(default_factory=dict[Any, str])
+
+    def of_params(self, eqn: Any) -> str:
+        """The primitive of an equation and its plain parameters."""
+        key = (eqn.primitive.name, tuple(eqn.params.values()))
+        try:
+            found = self.params.get(key)
+        except TypeError:  # a parameter that cannot be hashed
+            return self._of_params(eqn)
+        if found is None:
+            found = self.params[key] = self._of_params(eqn)
+        return found
+
+    def _of_params(self, eqn: Any) -> str:
+        plain = sorted([(name, self.of(value)) for name, value in eqn.params.items() if _is_plain(value)])
+        return f"{eqn.primitive.name}{plain}"
 
     def of_aval(self, aval: Any) -> str:
         found = self.avals.get(aval)
