@@ -17,84 +17,20 @@ from cost_models import CostModel, Objective
 from planner.candidates import Strategies, group_strategies, tensor_strategies
 from planner.costs import Work, group_work
 from planner.errors import InfeasibleError
-from planner.flow import Flow, Node, Transfer
-from planner.fused_pass import FusedPass, fused_pass
-from planner.graph import Aval, Graph
-from planner.groups import Dims, Group, Grouping
+from planner.flow import Node, Transfer
+from planner.graph import Aval
+from planner.groups import Dims
 from planner.hazards import safe
-from planner.holdings import Copied, Holdings, copied, held
-from planner.liveness import Liveness
 from planner.mesh import Mesh
+from planner.model import PLACED_BY_USER, Model
 from planner.problem import Edge, Problem
-from planner.repeats import alike
 from planner.reshard import Locations, Patterns, Step, local_bytes, reshard_steps, reshard_values
 from planner.tiling import tiled_bytes
 
 Floats = npt.NDArray[np.float64]
 
-PLACED_BY_USER = ("sharding_constraint", "shard_map")
-"""Ops that demand specs of their own."""
 TIE = 1e-3
 """Weight of memory among equally good plans, as a share of the cost of reading the bytes once."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Model:
-    """A program made ready for planning on any mesh: everything that does not depend on the mesh.
-
-    `patterns` are the reshards met so far, by number of mesh axes.
-    """
-
-    graph: Graph
-    grouping: Grouping
-    flow: Flow
-    liveness: Liveness
-    patterns: dict[int, Patterns] = field(default_factory=dict[int, Patterns])
-    _passes: dict[int, FusedPass] = field(default_factory=dict[int, FusedPass])
-    _factor_bytes: dict[int, Floats] = field(default_factory=dict[int, Floats])
-
-    def fused_pass(self, group: Group) -> FusedPass | None:
-        """The pass of a fused group; None for another."""
-        if group.fused and group.id not in self._passes:
-            self._passes[group.id] = fused_pass(self.graph, self.grouping, self.liveness, group)
-        return self._passes.get(group.id)
-
-    def factor_bytes(self, group: Group) -> Floats:
-        """For every factor of a group the bytes of the results that it is a factor of, which its splitting divides."""
-        if group.id not in self._factor_bytes:
-            found = np.zeros(max(len(group.sizes), 1))
-            for op in group.ops:
-                for tensor, dims in zip(self.graph.ops[op].results, self.grouping.placements[op].results, strict=True):
-                    for dim in dims:
-                        for factor in dim:
-                            found[factor] += self.graph.tensors[tensor].aval.bytes
-            self._factor_bytes[group.id] = found
-        return self._factor_bytes[group.id]
-
-    @cached_property
-    def held(self) -> Holdings:
-        """What stands in memory, and when."""
-        return held(self.graph, self.flow, self.liveness)
-
-    @cached_property
-    def copied(self) -> Copied:
-        """What transfers may keep beside it."""
-        return copied(self.graph, self.flow, self.moving)
-
-    @cached_property
-    def alike(self) -> tuple[int, ...]:
-        """For every group the first group that it is like: one set of strategies and costs serves both."""
-        return alike(self.graph, self.grouping, self.liveness)
-
-    @cached_property
-    def moving(self) -> tuple[Transfer, ...]:
-        """The transfers that can cost anything: not those of scalars without partial sums."""
-        tensors = self.graph.tensors
-        return tuple(
-            t
-            for t in self.flow.transfers
-            if tensors[t.tensor].aval.size > 1 or (t.reduced and tensors[t.tensor].aval.bytes)
-        )
 
 
 @dataclass(kw_only=True)

@@ -22,7 +22,8 @@ import numpy.typing as npt
 
 from planner.flow import Transfer
 from planner.holdings import Form, Holdings
-from planner.instance import Instance, Model
+from planner.instance import Instance
+from planner.model import Model
 from planner.problem import Edge, Problem, Row
 
 Floats = npt.NDArray[np.float64]

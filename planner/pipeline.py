@@ -18,9 +18,10 @@ from planner.errors import ArgumentError, InfeasibleError, MeshError, PinError
 from planner.explain import Alternatives
 from planner.flow import build_flow
 from planner.groups import group_ops
-from planner.instance import Instance, Model
+from planner.instance import Instance
 from planner.liveness import analyse
 from planner.mesh import check_mesh, factorizations, make_mesh
+from planner.model import Model
 from planner.one_mesh import Candidate
 from planner.options import Options
 from planner.pins import axes_named, match_pins, pinned_location

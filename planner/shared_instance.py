@@ -20,7 +20,8 @@ import numpy as np
 from planner.classes import WORTHWHILE, Classes, Links, classify
 from planner.collector import paused
 from planner.flow import Flow, Transfer
-from planner.instance import PLACED_BY_USER, Instance, Model
+from planner.instance import Instance
+from planner.model import PLACED_BY_USER, Model
 from planner.narrow import ROUNDING, restricted, swept
 from planner.problem import Array, Edge, Problem
 from planner.shared_layers import SMALLEST
