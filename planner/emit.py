@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 from planner.graph import Op
 from planner.halo import SLIDING, image_of, is_grouped, slides_of
 from planner.instance import Instance
+from planner.on_parts import KERNEL
 from planner.places import Slot, operand_slot, result_slot
 from planner.specs import spec_of, to_spec
 
@@ -108,9 +109,6 @@ def _hold_readers(
             dims = model.grouping.placements[op].operands[position]
             wanted = spec_of(instance.location_at(model.grouping.group_of[op], dims, choice), rank, names)
             constraints.setdefault(operand_slot(model.graph.ops[op], position), (wanted,))
-
-
-KERNEL = "custom_partitioning"
 
 
 def is_by_hand(instance: Instance, op: Op, choice: Sequence[int]) -> bool:

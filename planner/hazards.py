@@ -36,6 +36,7 @@ class Hazard:
 
 
 CONVOLUTIONS = frozenset(("conv_general_dilated",))
+SCATTERS = frozenset(("scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub"))
 
 HAZARDS: Mapping[str, Hazard] = {
     "space and output features of a convolution": Hazard(
@@ -79,7 +80,7 @@ HAZARDS: Mapping[str, Hazard] = {
         remedy="by hand",
     ),
     "indexed dim of a scatter of one update": Hazard(
-        primitives=frozenset(("scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub")),
+        primitives=SCATTERS,
         effect="wrong numbers",
         seen="where the operand arrives whole, each device takes its part of it and writes an element of another part "
         "into the place next to that of an update it does not hold: XLA makes one slice of the two and forgets that the "

@@ -24,6 +24,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from planner.factors import Rule
 from planner.graph import Graph, Op, Path
 from planner.groups import Dims
+from planner.hazards import SCATTERS
 from planner.places import Slot
 from planner.rules import rule_of
 from planner.specs import entries_of, from_entries
@@ -36,7 +37,6 @@ PRIMITIVES: Mapping[str, Any] = {
 }
 """The primitives; no parameter of theirs depends on the extents of dims that pass."""
 UPDATE = "dynamic_update_slice"
-SCATTERS = frozenset(("scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub"))
 
 Spec = list[list[str]]
 """The axis names of every dim."""

@@ -33,6 +33,9 @@ COMBINE: Mapping[Combiner, Callable[..., Any]] = {
 }
 """How partial results become whole ones, over mesh axes."""
 
+KERNEL = "custom_partitioning"
+"""The kind of ops that a rule of the user's partitions."""
+
 
 def sharding_rule(rule: Rule) -> SdyShardingRule:
     """The rule in the form that JAX takes, where every dim has a factor."""
@@ -156,8 +159,8 @@ def kernels(
 ) -> dict[Path, Callable[..., Sequence[Any]]]:
     """For the path of every kernel with a rule of the user's: a function that runs it on parts, as it is constrained."""
     found: dict[Path, Callable[..., Sequence[Any]]] = {}
-    for op in graph.ops:
-        parts = op.params.get("partition") if op.kind == "custom_partitioning" else None
+    for op in graph.of_kinds((KERNEL,)):
+        parts = op.params.get("partition")
         if isinstance(parts, Parts):
             whole = (PartitionSpec(),)
             operands = [constraints.get(("operand", op.path, i), whole)[-1] for i in range(len(op.operands))]

@@ -64,6 +64,29 @@ def train_step(
     return step
 
 
+def trained(
+    name: str,
+    loss: Callable[[Tree, Tree], jax.Array],
+    optimizer: optax.GradientTransformation,
+    args: tuple[Any, ...],
+    *,
+    batch: int,
+    tokens: int,
+    notes: str = "",
+) -> Model:
+    """The model of a train step over (params, opt_state, batch), which takes over the buffers of the first two."""
+    return Model(
+        name=name,
+        kind="train",
+        fn=train_step(loss, optimizer),
+        args=args,
+        donate_argnums=(0, 1),
+        batch=batch,
+        tokens=tokens,
+        notes=notes,
+    )
+
+
 def matrices_only(params: Tree) -> Tree:
     """True for the leaves that weight decay is for: those whose name is not of a bias, a scale or a norm."""
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from benchmarks.models.base import Model, Size, Tree, arguments, seed, train_step
+from benchmarks.models.base import Model, Size, Tree, arguments, seed, trained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,12 +148,11 @@ def bert_layers(config: BertConfig, *, batch: int, size: Size = "small", name: s
         params = network.init(key, data["x"][:1], data["mask"][:1])
         return params, optimizer.init(params), data
 
-    return Model(
-        name=name,
-        kind="train",
-        fn=train_step(loss, optimizer),
-        args=arguments(make, size),
-        donate_argnums=(0, 1),
+    return trained(
+        name,
+        loss,
+        optimizer,
+        arguments(make, size),
         batch=batch,
         tokens=batch * config.sequence,
         notes=f"{config.layers} encoder layers{', rematerialised' if config.remat else ''}",
@@ -174,12 +173,11 @@ def bert_mlm(config: BertConfig, *, batch: int, size: Size = "small", name: str 
         params = network.init(key, jax.tree.map(lambda leaf: leaf[:1], data))
         return params, optimizer.init(params), data
 
-    return Model(
-        name=name,
-        kind="train",
-        fn=train_step(loss, optimizer),
-        args=arguments(make, size),
-        donate_argnums=(0, 1),
+    return trained(
+        name,
+        loss,
+        optimizer,
+        arguments(make, size),
         batch=batch,
         tokens=batch * config.sequence,
         notes=f"{config.layers} layers, tied embedding of {config.vocabulary}",

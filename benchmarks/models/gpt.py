@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from benchmarks.models.base import Model, Size, Tree, arguments, matrices_only, seed, train_step
+from benchmarks.models.base import Model, Size, Tree, arguments, matrices_only, seed, trained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,12 +114,11 @@ def gpt(
         params = network.init(key, ids[:1, :-1])
         return params, optimizer.init(params), ids
 
-    return Model(
-        name=name,
-        kind="train",
-        fn=train_step(loss, optimizer),
-        args=arguments(make, size),
-        donate_argnums=(0, 1),
+    return trained(
+        name,
+        loss,
+        optimizer,
+        arguments(make, size),
         batch=batch,
         tokens=batch * config.sequence,
         notes=f"{config.layers} layers {'scanned' if scan else 'written out'}, {'tied' if tied else 'untied'} head",

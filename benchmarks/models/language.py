@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from benchmarks.models.base import Model, Size, Tree, arguments, matrices_only, seed, train_step
+from benchmarks.models.base import Model, Size, Tree, arguments, matrices_only, seed, trained
 
 
 def parameters(shapes: Tree, key: jax.Array) -> Tree:
@@ -60,12 +60,11 @@ def language_model(
         params = parameters(shapes, key)
         return params, optimizer.init(params), {"ids": tokens[:, :-1], "labels": tokens[:, 1:]}
 
-    return Model(
-        name=name,
-        kind="train",
-        fn=train_step(loss, optimizer),
-        args=arguments(make, size),
-        donate_argnums=(0, 1),
+    return trained(
+        name,
+        loss,
+        optimizer,
+        arguments(make, size),
         batch=batch,
         tokens=batch * sequence,
         notes=notes,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from benchmarks.models.base import Model, Size, Tree, arguments, seed, train_step
+from benchmarks.models.base import Model, Size, Tree, arguments, seed, trained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +66,11 @@ def lstm(config: LSTMConfig, *, batch: int, size: Size = "small", name: str = "l
         params = eqx.filter(LanguageModel(config, key), eqx.is_array)
         return params, optimizer.init(params), ids
 
-    return Model(
-        name=name,
-        kind="train",
-        fn=train_step(loss, optimizer),
-        args=arguments(make, size),
-        donate_argnums=(0, 1),
+    return trained(
+        name,
+        loss,
+        optimizer,
+        arguments(make, size),
         batch=batch,
         tokens=batch * config.sequence,
         notes=f"{config.layers} layers of {config.width}, {config.sequence} steps",

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from benchmarks.models.base import Model, Size, Tree, arguments, seed, train_step
+from benchmarks.models.base import Model, Size, Tree, arguments, seed, trained
 
 
 class Perceptron(nn.Module):
@@ -46,12 +46,11 @@ def mlp(
         params = network.init(key, data["x"][:1])
         return params, optimizer.init(params), data
 
-    return Model(
-        name=name,
-        kind="train",
-        fn=train_step(loss, optimizer),
-        args=arguments(make, size),
-        donate_argnums=(0, 1),
+    return trained(
+        name,
+        loss,
+        optimizer,
+        arguments(make, size),
         batch=batch,
         tokens=batch,
         notes=f"{layers} layers of {hidden} features",

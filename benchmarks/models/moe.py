@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from benchmarks.models.base import Model, Size, Tree, arguments, seed, train_step
+from benchmarks.models.base import Model, Size, Tree, arguments, seed, trained
 from benchmarks.models.bert import Embeddings, Layer, SelfAttention, masked_cross_entropy, token_batch
 
 
@@ -136,12 +136,11 @@ def moe_layer(config: MoEConfig, *, batch: int, size: Size = "small", name: str 
         params = network.init(key, data["x"], data["mask"])
         return params, optimizer.init(params), data
 
-    return Model(
-        name=name,
-        kind="train",
-        fn=train_step(loss, optimizer),
-        args=arguments(make, size),
-        donate_argnums=(0, 1),
+    return trained(
+        name,
+        loss,
+        optimizer,
+        arguments(make, size),
         batch=batch,
         tokens=batch * config.sequence,
         notes=f"{config.experts} experts, groups of {config.group}",
@@ -165,12 +164,11 @@ def moe_lm(config: MoEConfig, *, batch: int, size: Size = "small", name: str = "
         params = network.init(key, data)
         return params, optimizer.init(params), data
 
-    return Model(
-        name=name,
-        kind="train",
-        fn=train_step(loss, optimizer),
-        args=arguments(make, size),
-        donate_argnums=(0, 1),
+    return trained(
+        name,
+        loss,
+        optimizer,
+        arguments(make, size),
         batch=batch,
         tokens=batch * config.sequence,
         notes=f"{config.layers} layers, every other of {config.experts} experts, groups of {config.group}",

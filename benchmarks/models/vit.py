@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from benchmarks.models.base import Model, Size, Tree, arguments, seed, train_step
+from benchmarks.models.base import Model, Size, Tree, arguments, seed, trained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +99,11 @@ def vit(config: ViTConfig, *, batch: int, size: Size = "small", name: str = "vit
         }
         return params, optimizer.init(params), data
 
-    return Model(
-        name=name,
-        kind="train",
-        fn=train_step(loss, optimizer),
-        args=arguments(make, size, initial),
-        donate_argnums=(0, 1),
+    return trained(
+        name,
+        loss,
+        optimizer,
+        arguments(make, size, initial),
         batch=batch,
         tokens=batch,
         notes=f"{config.layers} layers written out, {config.width} wide, {config.image} pixels",
