@@ -75,6 +75,33 @@ class Topology:
         """
         return device_order(self._dims(), tuple(mesh_shape))
 
+    def megacore(self) -> Topology:
+        """The same chips with one JAX device each, whose two cores work as one; itself where a chip is one device."""
+        chip = self.chip
+        if not chip.core_link_bytes_per_s:
+            return self
+        whole = dataclasses.replace(
+            chip,
+            name=f"{chip.name} megacore",
+            peak_flops_per_s={dtype: 2 * rate for dtype, rate in chip.peak_flops_per_s.items()},
+            vector_flops_per_s=2 * chip.vector_flops_per_s,
+            hbm_bytes=2 * chip.hbm_bytes,
+            hbm_bytes_per_s=2 * chip.hbm_bytes_per_s,
+            core_link_bytes_per_s=0.0,
+            static_watts=2 * chip.static_watts,
+            source=f"both cores together; {chip.source}",
+        )
+        return dataclasses.replace(
+            self,
+            name=f"{self.name} megacore",
+            chip=whole,
+            shape=self.shape[:-1],
+            wrap=self.wrap[:-1],
+            kind=self.kind[:-1],
+            link_bytes_per_s=(chip.link_bytes_per_s,) * (len(self.shape) - 1),
+            link_latency_s=self.link_latency_s[:-1],
+        )
+
     def _dims(self) -> tuple[Dim, ...]:
         rows = zip(self.shape, self.wrap, self.link_bytes_per_s, self.link_latency_s, self.kind, strict=True)
         return tuple(Dim(extent=e, wrap=w, bytes_per_s=b, latency_s=s, kind=k) for e, w, b, s, k in rows)

@@ -14,13 +14,14 @@ How to write the jitted function: mesh axes in the order of `mesh_shape`, over a
 with `jax.ShapeDtypeStruct`s as arguments and `with_sharding_constraint(x, NamedSharding(mesh, spec))` inside, loop
 bodies included. At least one argument or result must name the mesh (`P()` will do): constraints inside are not enough
 for JAX to know how many devices an abstract mesh stands for. A concrete mesh of as many devices of any platform lowers
-the same; only its device order is ignored.
+the same; only its device order is ignored: the positions of the mesh lie where `device_mesh` puts them for a plan.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import io
+import itertools
 import json
 import os
 import re
@@ -37,7 +38,10 @@ from typing import Any, Literal
 
 import jax
 
-from planner.errors import ArgumentError, CompileError
+from cost_models import CostModelError, parse_topology
+from planner.aot_child import Place
+from planner.device_mesh import lay_out
+from planner.errors import ArgumentError, CompileError, MeshError
 from planner.hlo import CompiledCollective, CompiledMemory, memory_from_stats, read_collectives
 
 Status = Literal["ok", "oom", "error", "crash", "timeout", "unavailable"]
@@ -50,7 +54,11 @@ _TUPLED_ARGUMENTS = 2000  # jax._src.dispatch.should_tuple_args: TPU programs wi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AotRequest:
-    """A program to compile and what for. `program` is StableHLO bytecode; `free_outputs[i]` leaves a sharding open."""
+    """A program to compile and what for.
+
+    `program` is StableHLO bytecode; `free_outputs[i]` leaves a sharding open; `places` are those of the devices in the
+    order of the mesh, none where a topology's devices are taken as they are listed.
+    """
 
     program: bytes = field(repr=False)
     num_arguments: int
@@ -62,6 +70,7 @@ class AotRequest:
     timeout_s: float = 300.0
     topology_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     compiler_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    places: tuple[Place, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +82,7 @@ class AotReport:
     installed. `message` is the compiler's. `memory` and `collectives` are those of one device; of an "oom", `memory` is
     None and `needed_bytes` what the compiler would have needed; on CPU and GPU "oom" is never said: compare the peak.
     `hlo` is the scheduled HLO text, which `hlo_schedule` prices. `rematerialized` are the compiler's "involuntary
-    full rematerialization" warnings. `device_order` says how mesh positions were given devices: "physical axes" and
-    "split physical axes" are what `mesh_utils.create_device_mesh` found, "in order" the topology's own. `seconds` is
-    the wall time of the child.
+    full rematerialization" warnings. `seconds` is the wall time of the child.
     """
 
     status: Status
@@ -85,7 +92,6 @@ class AotReport:
     memory: CompiledMemory | None = None
     needed_bytes: float | None = None
     collectives: tuple[CompiledCollective, ...] = ()
-    device_order: str = ""
     rematerialized: tuple[str, ...] = ()
     hlo: str = field(default="", repr=False)
 
@@ -199,7 +205,27 @@ def lower_request(
         timeout_s=timeout_s,
         topology_options=options,
         compiler_options=dict(compiler_options or {}),
+        places=_places(tuple(mesh_shape.values()), topology, options) if platform == "tpu" else (),
     )
+
+
+def _places(sizes: tuple[int, ...], topology: str, options: Mapping[str, Any]) -> tuple[Place, ...]:
+    """The places of the devices of a mesh on TPUs of a topology, laid as a plan lays its own. Raises: ArgumentError."""
+    try:
+        known = parse_topology(topology)
+    except CostModelError as error:
+        raise ArgumentError(str(error)) from error
+    if options.get("chip_config_name") == "megacore":
+        known = known.megacore()
+    cores = known.shape[-1] if known.kind[-1] != "torus" else 1
+    chips = [extent for extent, kind in zip(known.shape, known.kind, strict=True) if kind == "torus"]
+    extents = (options.get("num_slices", 1), *chips, *(1,) * (3 - len(chips)), cores)
+    places = list(itertools.product(*map(range, extents)))
+    try:
+        order = lay_out(sizes, places, known).order
+    except MeshError as error:
+        raise ArgumentError(f"topology {topology}: {error}") from error
+    return tuple(places[int(i)] for i in order.flat)
 
 
 def unavailable_reason(platform: str) -> str:
@@ -230,6 +256,7 @@ def run_request(request: AotRequest) -> AotReport:
                     "topology": request.topology,
                     "topology_options": dict(request.topology_options),
                     "mesh_shape": list(request.mesh_shape.values()),
+                    "places": request.places,
                     "free_outputs": list(request.free_outputs),
                     "tuple_arguments": request.platform == "tpu" and request.num_arguments > _TUPLED_ARGUMENTS,
                     "shardy": bool(jax.config.jax_use_shardy_partitioner),  # pyright: ignore
@@ -332,7 +359,6 @@ def _read_report(request: AotRequest, directory: Path, dump: Path, code: int | N
         seconds=seconds,
         memory=memory or (memory_from_stats(record["memory"]) if record else None),
         collectives=read_collectives(text, num_devices=prod(request.mesh_shape.values())),
-        device_order=(directory / "device_order").read_text(),
         rematerialized=involuntary,
         hlo=text,
     )

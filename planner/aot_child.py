@@ -1,8 +1,8 @@
 """Compiles one program for a topology and writes what came of it: the program that `aot` runs in a child process.
 
 Run as `python -P aot_child.py DIRECTORY`. It stands alone (nothing of the planner is imported, so it starts fast and
-shadows nothing), reads `request.json` and `program.mlirbc` from the directory and writes `device_order`, `program.hlo`
-after a finished compile, and `report.json`. Compilers abort on some programs: then there is no report, and the exit
+shadows nothing), reads `request.json` and `program.mlirbc` from the directory and writes `program.hlo` after a finished
+compile, and `report.json`. Compilers abort on some programs: then there is no report, and the exit
 status tells.
 """
 
@@ -25,30 +25,40 @@ MEMORY_FIELDS = (
 )
 
 
-def devices_of(request: dict[str, Any]) -> tuple[list[Any], str]:
-    """The devices to compile for, in the order of the mesh, and how that order was found."""
+Place = tuple[int, ...]
+"""Where a TPU device is: its slice, the three coordinates of its chip, and its core there."""
+
+
+def place_of(device: Any) -> Place | None:
+    """Where a device is, or None where its platform knows no coordinates."""
+    coordinates = getattr(device, "coords", None)
+    if device.platform != "tpu" or coordinates is None:
+        return None
+    return (getattr(device, "slice_index", 0), *coordinates, device.core_on_chip)
+
+
+def devices_of(request: dict[str, Any]) -> list[Any]:
+    """The devices to compile for, in the order of the mesh: those at the places asked for, else as they are listed."""
     import jax
 
-    platform, shape = request["platform"], request["mesh_shape"]
+    platform, count = request["platform"], math.prod(request["mesh_shape"])
     if platform == "cpu":
-        jax.config.update("jax_num_cpu_devices", math.prod(shape))
-        return jax.devices("cpu")[: math.prod(shape)], "in order"
-    from jax.experimental import mesh_utils, topologies
+        jax.config.update("jax_num_cpu_devices", count)
+        return jax.devices("cpu")[:count]
+    from jax.experimental import topologies
 
     name = request["topology"] if platform == "tpu" else "topology"
-    topology = topologies.get_topology_desc(name, platform, **request["topology_options"])
-    devices = list(topology.devices)
-    if len(devices) != math.prod(shape):
-        raise ValueError(
-            f"topology {request['topology']} has {len(devices)} devices, the mesh needs {math.prod(shape)}"
-        )
-    for allow_split in (False, True):
-        try:
-            mesh = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=allow_split)
-            return list(mesh.flat), "split physical axes" if allow_split else "physical axes"
-        except (NotImplementedError, ValueError, AssertionError):
-            continue
-    return devices, "in order"
+    devices = list(topologies.get_topology_desc(name, platform, **request["topology_options"]).devices)
+    if request["places"]:
+        there = {place_of(device): device for device in devices}
+        wanted = [tuple(place) for place in request["places"]]
+        missing = [place for place in wanted if place not in there]
+        if missing:
+            raise ValueError(f"topology {request['topology']} has no device at {missing[0]} (slice, x, y, z, core)")
+        return [there[place] for place in wanted]
+    if len(devices) != count:
+        raise ValueError(f"topology {request['topology']} has {len(devices)} devices, the mesh needs {count}")
+    return devices
 
 
 def compile_program(request: dict[str, Any], directory: Path) -> dict[str, Any]:
@@ -58,8 +68,7 @@ def compile_program(request: dict[str, Any], directory: Path) -> dict[str, Any]:
     from jaxlib import xla_client
     from jaxlib.mlir import ir
 
-    devices, order = devices_of(request)
-    (directory / "device_order").write_text(order)
+    devices = devices_of(request)
     options = xla_client.CompileOptions()
     options.num_replicas, options.num_partitions = 1, len(devices)
     options.device_assignment = xla_client.DeviceAssignment.create(np.array([[d.id for d in devices]]))

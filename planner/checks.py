@@ -42,8 +42,8 @@ def failure(checked: Sequence[Checked]) -> str | None:
 
 def _why_not_run(made: Plan, args: Sequence[Any], options: Options) -> str:
     """Why the numerics are not to be checked, or ""."""
-    if made.mesh_is_abstract:
-        return f"the topology {made.decision.topology} has no devices here"
+    if made.why_not_run:
+        return made.why_not_run
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(list(args))):
         return "the arguments are shapes only"
     if options.check == "auto" and made.has_side_effects:

@@ -126,7 +126,7 @@ class LoadedPlan:
                     f"give at least {needed}"
                 )
             return Target(topology=request.topology, devices=chosen)
-        here = tuple(jax.devices())
+        here = check_devices(jax.devices())
         meant = here[0].platform in (request.topology.chip.platform, request.platform)
         return Target(topology=request.topology, devices=here if meant and len(here) >= needed else None)
 

@@ -241,10 +241,15 @@ class Pipeline:
             replicated=tuple(Replicated(**self._told(op)) for op in self.model.grouping.unruled),
             by_shardy=tuple(Ruled(**self._told(op)) for op in self.model.grouping.by_shardy),
             checked=(),
-            notes=(*graph.notes, *notes),
+            notes=(*graph.notes, *self._told_of_devices(placement.mesh_shape), *notes),
             donate_argnums=donate_argnums,
             static_argnums=static_argnums,
         )
+
+    def _told_of_devices(self, shape: Shape) -> tuple[str, ...]:
+        """What a plan says of its devices; on a mesh that the program names itself they lie as they please it."""
+        own = self.program.parallelism
+        return self.target.told(shape) if own is None or own.mesh is None else self.target.notes
 
     def _told(self, op_id: int) -> dict[str, Any]:
         """What a plan says of an op: its primitive, its source line, its runs per call."""

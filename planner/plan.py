@@ -66,6 +66,11 @@ class Plan:
         return self._target.devices is None
 
     @property
+    def why_not_run(self) -> str:
+        """Why the plan cannot be run here: no devices, or devices to compile for only; "" where it can."""
+        return self._target.why_not_run
+
+    @property
     def has_side_effects(self) -> bool:
         """Whether a run changes or reads the world outside (io callbacks)."""
         return self._program.effects.io
@@ -221,7 +226,7 @@ class Plan:
     def _constants(self) -> tuple[Any, ...]:
         """The large arrays that the function closes over, on their devices; shapes where there are none."""
         constants = self._program.constants
-        if self._target.devices is None:
+        if self.why_not_run:
             return self._program.in_avals[len(self._program.in_avals) - len(constants) :]
         specs = self._decision.in_specs[len(self._decision.in_specs) - len(constants) :]
         return tuple(jax.device_put(list(constants), [NamedSharding(self.mesh, spec) for spec in specs]))
@@ -247,7 +252,7 @@ class Plan:
         return [_as_planned(leaf, value) for leaf, value in zip(planned, leaves, strict=True)]
 
     def place(self, *args: Any) -> tuple[Any, ...]:
-        """The arguments on their devices, sharded as planned. Raises: ArgumentError, MeshError (no devices)."""
+        """The arguments on their devices, sharded as planned. Raises: ArgumentError, MeshError (none that run)."""
         self._need_devices("place arguments")
         placed = self._as_arguments(self._placed(self._flat(args)) + list(self._constants))
         return tuple(args[i] if i in self._static_args else value for i, value in enumerate(placed))
@@ -278,6 +283,11 @@ class Plan:
                 f"this plan is for the topology {self._decision.topology} without devices, so it cannot {what}; "
                 "plan with devices=... as well (virtual CPU devices will do)"
             )
+        if self.why_not_run:
+            raise MeshError(
+                f"this plan cannot {what}: {self.why_not_run}; lower and compile plan.jit, or bind the saved plan to "
+                "devices that run"
+            )
 
     # ------------------------------------------------------------ evidence
 
@@ -302,8 +312,8 @@ class Plan:
         """Flat arguments to run on, or the reason why there are none."""
         if not args and self._program.num_args:
             return "no arguments were given"
-        if self._target.devices is None:
-            return f"the topology {self._decision.topology} has no devices here"
+        if self.why_not_run:
+            return self.why_not_run
         try:
             leaves = self._flat(args)
         except ArgumentError as error:

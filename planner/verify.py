@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from cost_models import CostModelError, parse_topology
 from planner.aot import aot_compile
 from planner.decision import Decision
 from planner.hlo import CompiledCollective, CompiledMemory, memory_of, read_collectives
@@ -118,7 +119,7 @@ def verify(
 
 def _deviceless(decision: Decision, program: Program, target: Target, jitted: Any) -> tuple[Collectives, Memory]:
     platform = target.topology.chip.platform
-    if platform != "tpu":
+    if platform != "tpu" or not _is_known(target.topology.name):
         reason = f"compiling for {target.topology.name} without devices is not supported"
         return Collectives(ok=None, reason=reason), Memory(ok=None, reason=reason)
     report = aot_compile(jitted, program.in_avals, mesh_shape=decision.mesh_shape, topology=target.topology.name)
@@ -134,6 +135,15 @@ def _deviceless(decision: Decision, program: Program, target: Target, jitted: An
     return compare_collectives(decision, report.collectives, platform), compare_memory(
         decision, report.memory, platform
     )
+
+
+def _is_known(topology: str) -> bool:
+    """Whether a topology's name is one that compilers know, not one of the user's own."""
+    try:
+        parse_topology(topology)
+    except CostModelError:
+        return False
+    return True
 
 
 def compare_collectives(decision: Decision, compiled: Sequence[CompiledCollective], platform: str) -> Collectives:
