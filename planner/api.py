@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from cost_models import OBJECTIVES, Topology
+from planner.attempts import attempts
 from planner.checks import check, failure
 from planner.decision import Decision, Request
-from planner.errors import ArgumentError, CompileError, InfeasibleError, PinError
+from planner.errors import ArgumentError
 from planner.loaded import LoadedPlan
 from planner.options import Options
 from planner.pins import Pins, check_pins
-from planner.pipeline import Pipeline, mesh_words
+from planner.pipeline import Pipeline
 from planner.plan import Plan
-from planner.search import Found
-from planner.store import load_saved
+from planner.processes import Processes
+from planner.program import Program
+from planner.store import decision_of, load_saved, record_of
 from planner.target import Target, resolve
-from planner.trace import trace
-
-FALLBACKS = 3
-"""How many next best plans are tried when a check fails."""
+from planner.trace import fingerprint, trace
 
 
 def plan(
@@ -59,28 +57,40 @@ def plan(
     donate_argnums, static_argnums: as in `jax.jit`.
     options: time limit, checks, cost model, seed; see `Options`.
 
+    Where the devices are of several processes, all of these make the same call and get the same plan: the lowest of them
+    searches, all check, and what one raises, all raise. Give `devices=jax.local_devices()` for a plan of one's own.
+
     Raises
     ------
     ArgumentError, TraceError, MeshError, PinError: bad input. InfeasibleError: nothing fits, with the least memory that
     would do. CompileError: the compiler rejected every plan that was tried, or they computed wrong numbers.
+    ProcessError: another process asks for something else, failed, or does not come.
     """
     options = _options(options)
     target = resolve(devices, topology)
-    request = Request(
-        topology=target.topology,
-        platform=target.devices[0].platform if target.devices else None,
-        objective=_objective(objective),
-        memory_limit=_limit(memory_limit, target),
-        pins=check_pins(pins),
-        cost_model=options.cost_model,
-        profile=options.profile,
-        while_trips=options.while_trips,
-    )
     donate, static = _positions("donate_argnums", donate_argnums), _positions("static_argnums", static_argnums)
-    program = trace(fn, example_args, donate_argnums=donate, static_argnums=static)
-    pipeline = Pipeline(program=program, target=target, request=request)
-    meshes = pipeline.meshes(mesh, options.max_axes)
-    args = tuple(example_args)
+
+    def prepared() -> _Prepared:
+        request = Request(
+            topology=target.topology,
+            platform=target.devices[0].platform if target.devices else None,
+            objective=_objective(objective),
+            memory_limit=_limit(memory_limit, target),
+            pins=check_pins(pins),
+            cost_model=options.cost_model,
+            profile=options.profile,
+            while_trips=options.while_trips,
+        )
+        program = trace(fn, example_args, donate_argnums=donate, static_argnums=static)
+        pipeline = Pipeline(program=program, target=target, request=request)
+        meshes, notes = target.shared_by_all(pipeline.meshes(mesh, options.max_axes))
+        return _Prepared(pipeline=pipeline, meshes=meshes, notes=notes)
+
+    ready = target.processes.same(prepared, lambda ready: _question(ready, donate, static, options), "planner.plan")
+    pipeline, program, args = ready.pipeline, ready.pipeline.program, tuple(example_args)
+    proposals = attempts(
+        pipeline, ready.meshes, options, notes=ready.notes, donate_argnums=donate, static_argnums=static
+    )
 
     def made(decision: Decision) -> Plan:
         return Plan(
@@ -93,56 +103,49 @@ def plan(
             seed=options.seed,
         )
 
-    start, dropped = time.monotonic(), dict[str, str]()
-    first = found = pipeline.search(meshes, limit_bytes=request.memory_limit, options=options)
-    decisions: list[Decision] = []
-
-    def again(candidates: Sequence[Mapping[str, int]]) -> Found | None:
-        """The next best plans for these meshes, in the time that is left; None where there are none."""
-        left = replace(options, time_limit_s=max(options.time_limit_s - (time.monotonic() - start), 1.0))
-        try:
-            return pipeline.search(candidates, limit_bytes=request.memory_limit, options=left, without=dropped)
-        except (InfeasibleError, PinError):
-            return None
-
-    def attempt(found: Found) -> Plan | None:
-        """The best plan found, checked; None where it fails, which is recorded."""
-        best, why_alone = pipeline.without_idle_devices(found.candidates[0], meshes)
-        decisions.append(
-            pipeline.decision(
-                best,
-                bound=first.bound,
-                seconds=time.monotonic() - start,
-                meshes=len(meshes),
-                notes=(*found.notes, *(() if dropped else why_alone), *dropped.values()),
-                donate_argnums=donate,
-                static_argnums=static,
-            )
-        )
-        checked, why = _checked(made(decisions[-1]), args, options)
+    why = None
+    while True:
+        decision = _decided(target.processes, proposals, why, program)
+        checked, why = _checked(made(decision), args, options)
         if why is None:
             return checked
-        dropped[mesh_words(best.instance.mesh.shape)] = f"the plan on the mesh {best.instance.mesh.shape} failed: {why}"
-        return None
 
-    while found is not None and len(decisions) <= FALLBACKS:
-        if (checked := attempt(found)) is not None:
-            return checked
-        found = again(meshes)
-    # Some programs run on one device only, for no reason that could be read in them.
-    alone = again([{"x": 1}]) if {"x": 1} in meshes else None
-    if alone is not None and (checked := attempt(alone)) is not None:
-        return checked
-    # What a compiler gets wrong is mostly one constraint: the best plan's borders alone leave the rest to it.
-    note = "emitted without constraints inside: the compiler may place that differently from the prediction"
-    bare = replace(decisions[0], constraints={}, notes=(*first.notes, *dropped.values(), note))
-    checked, why = _checked(made(bare), args, options)
-    if why is not None:
-        raise CompileError(
-            f"every plan that was tried was dropped: {'; '.join(dropped.values())}; without constraints inside: {why}. "
-            "Fix another mesh, or report this program with the plan's text"
-        )
-    return checked
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prepared:
+    """A program made ready, the meshes to search, and notes on them."""
+
+    pipeline: Pipeline
+    meshes: Sequence[Mapping[str, int]]
+    notes: tuple[str, ...]
+
+
+def _question(ready: _Prepared, donate: tuple[int, ...], static: tuple[int, ...], options: Options) -> dict[str, str]:
+    """What is asked for, in words: all processes that plan together must ask the same."""
+    program, request = ready.pipeline.program, ready.pipeline.request
+    devices = ready.pipeline.target.devices or ()
+    told = {
+        "the JAX release": jax.__version__,
+        "the list of devices": [device.id for device in devices],
+        "the program": f"{program.function_name} {fingerprint(program)[:12]}",
+        "the type of the arguments": [(leaf.name, leaf.aval) for leaf in program.arguments],
+        **{field.name: getattr(request, field.name) for field in fields(request)},
+        "mesh": [dict(mesh) for mesh in ready.meshes],
+        "donate_argnums": donate,
+        "static_argnums": static,
+        **{f"Options.{field.name}": getattr(options, field.name) for field in fields(options)},
+    }
+    # Who is told of the progress is a matter of each process.
+    return {name: repr(value) for name, value in told.items() if name != "Options.progress"}
+
+
+def _decided(
+    processes: Processes, proposals: Generator[Decision, str | None], why: str | None, program: Program
+) -> Decision:
+    """The next proposal: the leading process's where there are several."""
+    if processes.alone:
+        return proposals.send(why)
+    return decision_of(processes.decided(lambda: record_of(proposals.send(why), program)))
 
 
 def _checked(made: Plan, args: tuple[Any, ...], options: Options) -> tuple[Plan, str | None]:

@@ -91,9 +91,7 @@ def winding(places: Sequence[Place]) -> npt.NDArray[np.int64]:
     return np.array(sorted(range(len(places)), key=key), dtype=np.int64)
 
 
-def _own_order(
-    sizes: Sequence[int], extents: tuple[int, ...], topology: Topology
-) -> npt.NDArray[np.int64] | None:
+def _own_order(sizes: Sequence[int], extents: tuple[int, ...], topology: Topology) -> npt.NDArray[np.int64] | None:
     """The positions of a mesh on a block with the extents of a `Place`, by its own wires."""
     own = Topology.custom(name="block", shape=extents, link_bytes_per_s=_RANKS, kind=_KINDS, chip=topology.chip)
     return own.order(sizes)

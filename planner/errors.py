@@ -47,5 +47,9 @@ class CompileError(PlannerError):
     """The compiler rejected or died of every plan that was tried."""
 
 
+class ProcessError(PlannerError):
+    """The processes that own the devices of a plan ask for different things, or one of them failed or did not come."""
+
+
 class SolverError(PlannerError):
     """A problem is malformed or the solver could not finish."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, final
@@ -45,15 +46,29 @@ class LoadedPlan:
 
         `example_args` are only needed where the saved pytrees hold containers of the user's own or static arguments.
         With no `devices`, `jax.devices()` serve if there are enough of them and they are of the kind planned for, else
-        the plan can only be lowered.
+        the plan can only be lowered. Where the devices are of several processes, all of these make the same call.
 
-        Raises: PlanFileError when `fn` traces to another program than the saved one; ArgumentError, MeshError.
+        Raises: PlanFileError when `fn` traces to another program than the saved one; ArgumentError, MeshError;
+        ProcessError where another process binds another plan, failed, or does not come.
         """
-        decision = self.decision
-        args = self._arguments(example_args)
-        program = trace(fn, args, donate_argnums=decision.donate_argnums, static_argnums=decision.static_argnums)
-        self._same_program(program)
-        target = self._target(devices)
+        decision, target = self.decision, self._target(devices)
+
+        def prepared() -> tuple[tuple[Any, ...], Program]:
+            args = self._arguments(example_args)
+            target.shared_by_all([decision.mesh_shape])
+            program = trace(fn, args, donate_argnums=decision.donate_argnums, static_argnums=decision.static_argnums)
+            self._same_program(program)
+            return args, program
+
+        def question(_: object) -> dict[str, str]:
+            laid = (decision.mesh_shape, decision.in_specs, decision.out_specs, decision.constraints)
+            digest = hashlib.sha256(repr((decision.fingerprint, *laid)).encode()).hexdigest()
+            return {
+                "the saved plan": f"{decision.function_name} {digest[:12]}",
+                "the list of devices": repr([device.id for device in target.devices or ()]),
+            }
+
+        args, program = target.processes.same(prepared, question, "bind")
         return Plan(
             decision=decision,
             program=program,

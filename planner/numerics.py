@@ -6,6 +6,9 @@ changes, and by a few roundings of its own type besides. Where that is not enoug
 single-device run is repeated with its sums taken in float32: a leaf may be as far from that as the single device's is.
 A leaf that is off is given more such runs before it counts as wrong. Integers, booleans and random bits must be equal
 (unless rounding alone changes them too).
+
+Where the devices are of several processes, each runs the single-device program on a device of its own, and compares with
+it what it holds of the sharded results.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import numpy.typing as npt
 from jax.sharding import NamedSharding, PartitionSpec
 
 from planner.decision import Decision
+from planner.global_arrays import host, is_key, parts, placed, whole
 from planner.program import Program
 from planner.target import Target
 from planner.trace import narrowest_float, plain, widened
@@ -56,23 +60,26 @@ def compare_numerics(
 
     `reference` is the single-device function of the flat arguments; default the traced program, jitted.
     """
-    host = [_host(value) for value in args]
     device = _reference_device(decision, program, target)
+    if not isinstance(device, jax.Device) and not target.processes.alone:
+        return Numerics(ok=None, reason="the program names a mesh of several processes itself: no device runs it alone")
     reference = reference or jax.jit(plain(program))
+    mesh = target.jax_mesh(decision.mesh_shape)
     try:
+        held = whole(args, mesh)
+        names = [leaf.name for leaf in decision.arguments]
+        on_mesh = placed(names, held, [NamedSharding(mesh, spec) for spec in decision.in_specs])
+        found = [parts(v) for v in executable(*on_mesh)]
         with _on(device):
-            expected = [_host(v) for v in reference(*map(_single(device), host))]
+            expected = [host(v) for v in reference(*map(_single(device), held))]
             narrow = _epsilon(narrowest_float(program)) > _epsilon("float32")
             epsilon = _epsilon(narrowest_float(program))
 
             def perturbed(run: int) -> list[Any]:
-                moved = _perturbed(host, epsilon, seed + run)
-                return [_host(v) for v in reference(*map(_single(device), moved))]
+                moved = _perturbed(held, epsilon, seed + run)
+                return [host(v) for v in reference(*map(_single(device), moved))]
 
             noisy = [perturbed(run) for run in range(RUNS)]
-        mesh = target.jax_mesh(decision.mesh_shape)
-        placed = jax.device_put(host, [NamedSharding(mesh, spec) for spec in decision.in_specs])
-        found = [_host(v) for v in executable(*placed)]
         if not all(map(_within_noise, found, expected, zip(*noisy, strict=True))):
             # What hangs on the sign of a vanishing number (a first step of Adam) shows in few of the runs.
             with _on(device):
@@ -83,12 +90,12 @@ def compare_numerics(
     exact: list[Any] | None = None
     for i, leaf in enumerate(decision.results):
         allowed = _allowed(expected[i], [other[i] for other in noisy])
-        difference = _difference(found[i], expected[i])
+        difference = _off(found[i], expected[i])
         if difference > allowed and narrow:
             # Long sums of narrow floats stagnate on one device; then the sharded result is the better one.
             if exact is None:
-                exact = [_host(v) for v in jax.jit(widened(program))(*map(_single(device), host))]
-            difference = min(difference, _difference(found[i], exact[i]))
+                exact = [host(v) for v in jax.jit(widened(program))(*map(_single(device), held))]
+            difference = min(difference, _off(found[i], exact[i]))
             allowed = max(allowed, _difference(expected[i], exact[i]))
         rows.append((leaf.name, difference, allowed))
     rows.sort(key=lambda row: -(row[1] / row[2] if row[2] else np.inf if row[1] else 0.0))
@@ -111,7 +118,7 @@ def _reference_device(decision: Decision, program: Program, target: Target) -> A
     """Where the unplanned program runs: one device; whole on each of a mesh that it names itself, or that is set."""
     if program.parallelism is not None or not jax.sharding.get_abstract_mesh().empty:
         return NamedSharding(target.jax_mesh(decision.mesh_shape), PartitionSpec())
-    return (target.devices or jax.devices())[0]
+    return next(d for d in target.devices or jax.local_devices() if d.process_index == jax.process_index())
 
 
 def _on(device: Any) -> AbstractContextManager[object]:
@@ -119,25 +126,12 @@ def _on(device: Any) -> AbstractContextManager[object]:
     return jax.default_device(device) if isinstance(device, jax.Device) else nullcontext()
 
 
-def _is_key(value: Any) -> bool:
-    return jax.dtypes.issubdtype(getattr(value, "dtype", np.dtype(np.float32)), jax.dtypes.prng_key)
-
-
-def _host(value: Any) -> Any:
-    """A value with no sharding: numpy, or an uncommitted key array."""
-    if _is_key(value):
-        return jax.random.wrap_key_data(
-            jax.numpy.asarray(np.asarray(jax.random.key_data(value))), impl=jax.random.key_impl(value)
-        )
-    return np.asarray(value) if hasattr(value, "dtype") else value
-
-
 def _single(device: Any) -> Callable[[Any], Any]:
     return lambda value: jax.device_put(value, device) if hasattr(value, "dtype") else value
 
 
 def _float(value: Any) -> bool:
-    return hasattr(value, "dtype") and not _is_key(value) and jax.dtypes.issubdtype(value.dtype, np.inexact)
+    return hasattr(value, "dtype") and not is_key(value) and jax.dtypes.issubdtype(value.dtype, np.inexact)
 
 
 def _epsilon(dtype: str | None) -> float:
@@ -158,7 +152,7 @@ def _perturbed(args: Sequence[Any], epsilon: float, seed: int) -> list[Any]:
 
 
 def _wide(value: Any) -> npt.NDArray[Any]:
-    if _is_key(value):
+    if is_key(value):
         return np.asarray(jax.random.key_data(value))
     array = np.asarray(value)
     if jax.dtypes.issubdtype(array.dtype, np.complexfloating):
@@ -179,8 +173,13 @@ def _difference(found: Any, expected: Any) -> float:
     return float(np.nan_to_num(gap, nan=np.inf, posinf=np.inf).max(initial=0.0))
 
 
-def _within_noise(found: Any, expected: Any, noisy: Sequence[Any]) -> bool:
-    return _difference(found, expected) <= _allowed(expected, noisy)
+def _off(found: Sequence[tuple[Any, Any]], expected: Any) -> float:
+    """The largest difference of the parts of a leaf."""
+    return max((_difference(content, expected[where]) for where, content in found), default=0.0)
+
+
+def _within_noise(found: Sequence[tuple[Any, Any]], expected: Any, noisy: Sequence[Any]) -> bool:
+    return _off(found, expected) <= _allowed(expected, noisy)
 
 
 def _allowed(expected: Any, noisy: Sequence[Any]) -> float:

@@ -31,7 +31,7 @@ class Options:
     `share_layers`: whether layers written out one after the other share their decisions: "auto" where that is proven to
     lose nothing or the program is large, True wherever they repeat, False never. The notes say what it loses at most.
     `affordable_flops`: "auto" runs the numeric check up to this many operations of one device.
-    `progress`: called with a `search.Progress` after every mesh.
+    `progress`: called with a `search.Progress` after every mesh; of several processes, on the one that searches.
 
     Raises: ArgumentError for a value that is none of these.
     """

@@ -18,6 +18,7 @@ from planner.decision import Certificate, Checked, Decision, Replicated, Ruled
 from planner.errors import ArgumentError, MeshError
 from planner.exchange import exchanges
 from planner.explain import Alternatives, Explanation, explain
+from planner.global_arrays import placed
 from planner.graph import Graph
 from planner.local import local_calls
 from planner.on_parts import kernels
@@ -228,8 +229,7 @@ class Plan:
         constants = self._program.constants
         if self.why_not_run:
             return self._program.in_avals[len(self._program.in_avals) - len(constants) :]
-        specs = self._decision.in_specs[len(self._decision.in_specs) - len(constants) :]
-        return tuple(jax.device_put(list(constants), [NamedSharding(self.mesh, spec) for spec in specs]))
+        return tuple(self._laid(constants, len(self._decision.in_specs) - len(constants)))
 
     def _flat(self, args: Sequence[Any]) -> list[Any]:
         """The leaves of the dynamic arguments. Raises: ArgumentError where they are not what was planned for."""
@@ -252,14 +252,23 @@ class Plan:
         return [_as_planned(leaf, value) for leaf, value in zip(planned, leaves, strict=True)]
 
     def place(self, *args: Any) -> tuple[Any, ...]:
-        """The arguments on their devices, sharded as planned. Raises: ArgumentError, MeshError (none that run)."""
+        """The arguments on their devices, sharded as planned. Raises: ArgumentError, MeshError (none that run).
+
+        Where the devices are of several processes, a value that a process holds itself must be the same on all of them;
+        what differs by process comes as a global array (`jax.make_array_from_process_local_data`).
+        """
         self._need_devices("place arguments")
-        placed = self._as_arguments(self._placed(self._flat(args)) + list(self._constants))
-        return tuple(args[i] if i in self._static_args else value for i, value in enumerate(placed))
+        laid = self._as_arguments(self._placed(self._flat(args)) + list(self._constants))
+        return tuple(args[i] if i in self._static_args else value for i, value in enumerate(laid))
 
     def _placed(self, leaves: Sequence[Any]) -> list[Any]:
-        specs = self._decision.in_specs[: len(leaves)]
-        return jax.device_put(list(leaves), [NamedSharding(self.mesh, spec) for spec in specs])
+        return self._laid(leaves, 0)
+
+    def _laid(self, leaves: Sequence[Any], first: int) -> list[Any]:
+        """Leaves on their devices; `first` is the position of the first of them. Raises: ArgumentError."""
+        part = slice(first, first + len(leaves))
+        names = [leaf.name for leaf in self._decision.arguments[part]]
+        return placed(names, leaves, [NamedSharding(self.mesh, spec) for spec in self._decision.in_specs[part]])
 
     def __call__(self, *args: Any) -> Any:
         """The result of the function, computed sharded: places the arguments and calls `jit`.
@@ -296,6 +305,11 @@ class Plan:
 
         Without arguments, or with shapes only, the numerics are not checked. For a topology without devices the program
         is compiled for it where its compiler is installed.
+
+        Where the devices are of several processes, all of them must call this together and get one verdict. Numerics are
+        checked where the arguments are the same on all processes, or global arrays small enough to be gathered.
+
+        Raises: ProcessError where another process does not come.
         """
         return verify(
             self._decision,

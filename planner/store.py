@@ -39,7 +39,25 @@ class Saved:
 
 def save_decision(decision: Decision, path: Path, program: Program) -> None:
     """Writes a decision to `path`, whole or not at all. Raises: ArgumentError where nothing can be written there."""
-    record: dict[str, Any] = {
+    text = json.dumps(record_of(decision, program), indent=1) + "\n"
+    temporary: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+        temporary = Path(name)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        temporary.replace(path)
+    except OSError as error:
+        raise ArgumentError(f"the plan cannot be saved as {path}: {error}; give a path that can be written") from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def record_of(decision: Decision, program: Program) -> dict[str, Any]:
+    """A decision as what JSON can tell; `decision_of` reads it back."""
+    return {
         "format": FORMAT,
         "version": VERSION,
         "jax": jax.__version__,
@@ -69,20 +87,6 @@ def save_decision(decision: Decision, path: Path, program: Program) -> None:
         "checked": [dataclasses.asdict(check) for check in decision.checked],
         "notes": list(decision.notes),
     }
-    text = json.dumps(record, indent=1) + "\n"
-    temporary: Path | None = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-        temporary = Path(name)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        temporary.replace(path)
-    except OSError as error:
-        raise ArgumentError(f"the plan cannot be saved as {path}: {error}; give a path that can be written") from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
 
 
 _PLAIN_REQUEST = ("platform", "objective", "memory_limit", "cost_model", "profile", "while_trips")
@@ -141,7 +145,7 @@ def load_saved(path: Path) -> Saved:
             f"the plan file {path} has version {record.get('version')!r}, this planner reads {VERSION}; plan again"
         )
     try:
-        decision = _read(record)
+        decision = decision_of(record)
         _check_axes(decision)
         return Saved(decision=decision, in_tree=record["in_tree"], jax_version=str(record["jax"]))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, CostModelError) as error:
@@ -150,7 +154,8 @@ def load_saved(path: Path) -> Saved:
         ) from error
 
 
-def _read(record: Mapping[str, Any]) -> Decision:
+def decision_of(record: Mapping[str, Any]) -> Decision:
+    """The decision that a record tells. Raises: what garbled fields raise."""
     topology = _read_topology(record["topology"])
     request = record["request"]
     constraints: dict[Slot, tuple[PartitionSpec, ...]] = {

@@ -14,6 +14,8 @@ from planner.aot_child import place_of
 from planner.device_mesh import Layout, in_order, lay_out
 from planner.device_topology import named, topology_of
 from planner.errors import MeshError
+from planner.processes import Processes, processes_of, words_of
+
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
@@ -47,6 +49,38 @@ class Target:
         if self.devices[0].client.runtime_type == "compile_only_runtime":
             return f"its devices, {len(self.devices)} x {self.devices[0].device_kind}, are there to compile for only"
         return ""
+
+    def processes(self) -> Processes:
+        """The processes that own the devices. Raises: MeshError where this one is none of them."""
+        return processes_of(self.devices)
+
+    def shared_by_all(self, meshes: Sequence[Mapping[str, int]]) -> tuple[list[Mapping[str, int]], tuple[str, ...]]:
+        """The meshes that lie on devices of every process, as all must take part, and a note on the others.
+
+        Raises: MeshError where there is none.
+        """
+        without = [self._left_out(mesh) for mesh in meshes]
+        kept = [mesh for mesh, members in zip(meshes, without, strict=True) if not members]
+        if len(kept) == len(meshes):
+            return kept, ()
+        if not kept:
+            raise MeshError(
+                f"the mesh {dict(meshes[0])} would leave {words_of(without[0])} without devices, unable to take part; "
+                "give a mesh of more devices, or devices=[...] with as many of every process as the mesh needs, or "
+                "devices=jax.local_devices() for a plan of each process's own"
+            )
+        sizes = sorted({math.prod(mesh.values()) for mesh in meshes} - {math.prod(mesh.values()) for mesh in kept})
+        left = sorted({member for members in without for member in members})
+        counts = ", ".join(map(str, sizes))
+        return kept, (f"meshes of {counts} devices were not searched: they would leave {words_of(left)} without any",)
+
+    def _left_out(self, shape: Mapping[str, int]) -> tuple[int, ...]:
+        """The processes that own none of the devices of a mesh."""
+        if self.processes.alone:
+            return ()
+        mesh = self.jax_mesh(shape)
+        used = set[int]() if isinstance(mesh, AbstractMesh) else {device.process_index for device in mesh.devices.flat}
+        return tuple(member for member in self.processes.members if member not in used)
 
     def jax_mesh(self, shape: Mapping[str, int]) -> Mesh | AbstractMesh:
         """The mesh to emit for: of devices, or abstract where there are none. All axes are Auto."""

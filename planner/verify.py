@@ -7,7 +7,7 @@ HLO against the prediction, as the platform lowers it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,11 @@ import numpy as np
 from cost_models import CostModelError, parse_topology
 from planner.aot import aot_compile
 from planner.decision import Decision
+from planner.global_arrays import in_common
 from planner.hlo import CompiledCollective, CompiledMemory, memory_of, read_collectives
 from planner.numerics import Numerics, compare_numerics
 from planner.predict import as_lowered
+from planner.processes import Processes
 from planner.program import Program
 from planner.target import Target
 
@@ -87,34 +89,63 @@ def verify(
     """The verification of a plan.
 
     `jitted` is the sharded function of the flat arguments, `compiled` gives its executable, `runner` what runs it; `args`
-    are the flat arguments, or the reason why it cannot be run.
+    are the flat arguments, or the reason why it cannot be run. Where the devices are of several processes, all make this
+    call together, and get one verdict.
+
+    Raises: ProcessError where another process does not come.
     """
-    try:
-        if target.devices is None:
-            collectives, memory = _deviceless(decision, program, target, jitted)
-        else:
-            executable = compiled()
-            count = int(np.prod(list(decision.mesh_shape.values()), dtype=np.int64))
-            found = read_collectives(executable.as_text(), num_devices=count)
-            collectives = compare_collectives(decision, found, target.devices[0].platform)
-            memory = compare_memory(decision, memory_of(executable), target.devices[0].platform)
-    except Exception as error:
-        reason = f"the plan does not compile: {type(error).__name__}: {str(error)[:300]}"
-        failed = Collectives(ok=False, reason=reason)
+    processes = target.processes
+    if target.devices is not None:
+        names = [leaf.name for leaf in decision.arguments]
+        args = in_common(names, args, target.jax_mesh(decision.mesh_shape), processes)
+    found = _compiled(decision, program, target, jitted, compiled)
+    mine = found if isinstance(found, str) else None
+    failed = next((why for why in processes.gathered(lambda: mine) if why), None)
+    if isinstance(found, str) or failed is not None:
         return Verification(
             numerics=Numerics(ok=None, reason="the plan does not compile"),
-            collectives=failed,
+            collectives=Collectives(ok=False, reason=f"the plan does not compile: {failed}"),
             memory=Memory(ok=None, reason="the plan does not compile"),
         )
+    collectives, memory = found
     numerics = (
         Numerics(ok=None, reason=args)
         if isinstance(args, str)
-        else compare_numerics(decision, program, target, runner(), args, seed=seed)
+        else _agreed(compare_numerics(decision, program, target, runner(), args, seed=seed), processes)
     )
     return Verification(numerics=numerics, collectives=collectives, memory=memory)
 
 
+def _agreed(mine: Numerics, processes: Processes) -> Numerics:
+    """The verdict of all processes: the worst of theirs. The leaves are those of this one."""
+    answers = processes.gathered(lambda: [mine.ok, mine.reason])
+    verdicts = [ok for ok, _ in answers]
+    worst = next(verdicts.index(ok) for ok in (False, None, True) if ok in verdicts)
+    ok, reason = answers[worst]
+    where = "" if len(set(verdicts)) == 1 else f"on process {processes.members[worst]}: "
+    return replace(mine, ok=ok, reason=where + reason)
+
+
 # ---------------------------------------------------------------- compiled program
+
+
+def _compiled(
+    decision: Decision, program: Program, target: Target, jitted: Any, compiled: Callable[[], Any]
+) -> tuple[Collectives, Memory] | str:
+    """Collectives and memory of the compiled program against the prediction, or why it does not compile."""
+    try:
+        if target.devices is None:
+            return _deviceless(decision, program, target, jitted)
+        executable = compiled()
+        count = int(np.prod(list(decision.mesh_shape.values()), dtype=np.int64))
+        found = read_collectives(executable.as_text(), num_devices=count)
+        platform = target.devices[0].platform
+        return (
+            compare_collectives(decision, found, platform),
+            compare_memory(decision, memory_of(executable), platform),
+        )
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[:300]}"
 
 
 def _deviceless(decision: Decision, program: Program, target: Target, jitted: Any) -> tuple[Collectives, Memory]:
