@@ -175,8 +175,6 @@ def measure(
                 seconds=seconds["solve"],
                 meshes=len(meshes),
                 notes=best.notes,
-                donate_argnums=donate,
-                static_argnums=(),
             )
         found |= {
             "status": decision.certificate.status,

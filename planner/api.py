@@ -68,7 +68,6 @@ def plan(
     """
     options = _options(options)
     target = resolve(devices, topology)
-    donate, static = _positions("donate_argnums", donate_argnums), _positions("static_argnums", static_argnums)
 
     def prepared() -> _Prepared:
         request = Request(
@@ -81,22 +80,25 @@ def plan(
             profile=options.profile,
             while_trips=options.while_trips,
         )
-        program = trace(fn, example_args, donate_argnums=donate, static_argnums=static)
+        program = trace(
+            fn,
+            example_args,
+            donate_argnums=_positions("donate_argnums", donate_argnums),
+            static_argnums=_positions("static_argnums", static_argnums),
+        )
         pipeline = Pipeline(program=program, target=target, request=request)
         meshes, notes = target.shared_by_all(pipeline.meshes(mesh, options.max_axes))
         return _Prepared(pipeline=pipeline, meshes=meshes, notes=notes)
 
-    ready = target.processes.same(prepared, lambda ready: _question(ready, donate, static, options), "planner.plan")
+    ready = target.processes.same(prepared, lambda ready: _question(ready, options), "planner.plan")
     pipeline, program, args = ready.pipeline, ready.pipeline.program, tuple(example_args)
-    proposals = attempts(
-        pipeline, ready.meshes, options, notes=ready.notes, donate_argnums=donate, static_argnums=static
-    )
+    proposals = attempts(pipeline, ready.meshes, options, notes=ready.notes)
 
     def made(decision: Decision) -> Plan:
         return Plan(
             decision=decision,
             program=program,
-            static_args={i: args[i] for i in range(len(args)) if i not in program.dynamic_argnums},
+            static_args={i: args[i] for i in program.static_argnums},
             target=target,
             graph=lambda: pipeline.graph,
             alternatives=lambda: pipeline.alternatives(decision),
@@ -120,7 +122,7 @@ class _Prepared:
     notes: tuple[str, ...]
 
 
-def _question(ready: _Prepared, donate: tuple[int, ...], static: tuple[int, ...], options: Options) -> dict[str, str]:
+def _question(ready: _Prepared, options: Options) -> dict[str, str]:
     """What is asked for, in words: all processes that plan together must ask the same."""
     program, request = ready.pipeline.program, ready.pipeline.request
     devices = ready.pipeline.target.devices or ()
@@ -131,8 +133,8 @@ def _question(ready: _Prepared, donate: tuple[int, ...], static: tuple[int, ...]
         "the type of the arguments": [(leaf.name, leaf.aval) for leaf in program.arguments],
         **{field.name: getattr(request, field.name) for field in fields(request)},
         "mesh": [dict(mesh) for mesh in ready.meshes],
-        "donate_argnums": donate,
-        "static_argnums": static,
+        "donate_argnums": program.donate_argnums,
+        "static_argnums": program.static_argnums,
         **{f"Options.{field.name}": getattr(options, field.name) for field in fields(options)},
     }
     # Who is told of the progress is a matter of each process.

@@ -26,8 +26,6 @@ def attempts(
     options: Options,
     *,
     notes: Sequence[str],
-    donate_argnums: tuple[int, ...],
-    static_argnums: tuple[int, ...],
 ) -> Generator[Decision, str]:
     """The decisions to try, best first; each is answered with the reason why it was dropped, if it was.
 
@@ -56,8 +54,6 @@ def attempts(
                 seconds=time.monotonic() - start,
                 meshes=len(meshes),
                 notes=(*notes, *found.notes, *(() if dropped else why_alone), *dropped.values()),
-                donate_argnums=donate_argnums,
-                static_argnums=static_argnums,
             )
         )
         why = yield decisions[-1]

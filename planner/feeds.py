@@ -11,14 +11,17 @@ from planner.program import Program
 def pair_outputs(program: Program) -> tuple[dict[int, int], dict[int, int]]:
     """(aliases, feeds): the donated input an output reuses, and the input an output becomes at the next call.
 
-    An output is fed back where a subtree of the results has the structure and avals of an argument (a train state, a
-    cache), or where it can reuse a donated argument's buffer.
+    An output is fed back where it is written into an argument, where a subtree of the results has the structure and
+    avals of an argument (a train state, a cache), or where it can reuse a donated argument's buffer.
     """
     mine = program.arguments[: len(program.arguments) - len(program.constants)]
     arguments = _subtrees(program.in_tree, [leaf.aval for leaf in mine], depth=1)
     results = _subtrees(program.out_tree, [leaf.aval for leaf in program.results], depth=3)
     feeds: dict[int, int] = {}
-    used: set[int] = set()
+    for taken, made in program.updates:
+        if made not in feeds and program.arguments[taken].aval == program.results[made].aval:
+            feeds[made] = taken
+    used = set(feeds.values())
     for start, stop, tree, avals in sorted(arguments, key=lambda part: part[0] - part[1]):
         donated = all(i in program.donated for i in range(start, stop))
         if stop == start or (stop - start == 1 and not donated) or used & set(range(start, stop)):

@@ -72,7 +72,7 @@ class LoadedPlan:
         return Plan(
             decision=decision,
             program=program,
-            static_args={i: args[i] for i in range(len(args)) if i not in program.dynamic_argnums},
+            static_args={i: args[i] for i in program.static_argnums},
             target=target,
             graph=lambda: build_graph(program),
             alternatives=lambda: Pipeline(program=program, target=target, request=decision.request).alternatives(
@@ -97,6 +97,12 @@ class LoadedPlan:
             raise PlanFileError(
                 f"the saved plan of {saved.function_name} has other arguments than {program.function_name} "
                 f"({differing}); plan again"
+            )
+        donated = tuple(sorted({i % program.num_args for i in saved.donate_argnums}))
+        if program.donate_argnums != donated:
+            raise PlanFileError(
+                f"{program.function_name} donates the arguments {program.donate_argnums}, as it is jitted, where the saved "
+                f"plan donates {donated}; plan again, or bind the function without its jit"
             )
         if fingerprint(program) != saved.fingerprint:
             raise PlanFileError(

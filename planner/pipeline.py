@@ -206,8 +206,6 @@ class Pipeline:
         seconds: float,
         meshes: int,
         notes: Sequence[str],
-        donate_argnums: tuple[int, ...],
-        static_argnums: tuple[int, ...],
     ) -> Decision:
         """A candidate in the program's own terms; the rest goes into its certificate and notes."""
         graph, instance = self.graph, candidate.instance
@@ -242,8 +240,8 @@ class Pipeline:
             by_shardy=tuple(Ruled(**self._told(op)) for op in self.model.grouping.by_shardy),
             checked=(),
             notes=(*graph.notes, *self._told_of_devices(placement.mesh_shape), *notes),
-            donate_argnums=donate_argnums,
-            static_argnums=static_argnums,
+            donate_argnums=self.program.donate_argnums,
+            static_argnums=self.program.static_argnums,
         )
 
     def _told_of_devices(self, shape: Shape) -> tuple[str, ...]:

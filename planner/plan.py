@@ -21,6 +21,7 @@ from planner.explain import Alternatives, Explanation, explain
 from planner.global_arrays import placed
 from planner.graph import Graph
 from planner.local import local_calls
+from planner.mutation import write_back
 from planner.on_parts import kernels
 from planner.places import Slot
 from planner.predict import Predicted
@@ -97,7 +98,7 @@ class Plan:
     @cached_property
     def out_specs(self) -> Any:
         """The PartitionSpec of every result leaf: a pytree like the result."""
-        return jax.tree.unflatten(self._program.out_tree, self._decision.out_specs)
+        return jax.tree.unflatten(self._program.out_tree, self._decision.out_specs[: self._own])
 
     @cached_property
     def in_shardings(self) -> tuple[Any, ...]:
@@ -107,8 +108,13 @@ class Plan:
     @cached_property
     def out_shardings(self) -> Any:
         """The NamedSharding of every result leaf: a pytree like the result."""
-        shardings = [NamedSharding(self.mesh, spec) for spec in self._decision.out_specs]
+        shardings = [NamedSharding(self.mesh, spec) for spec in self._decision.out_specs[: self._own]]
         return jax.tree.unflatten(self._program.out_tree, shardings)
+
+    @property
+    def _own(self) -> int:
+        """How many results are the function's own; the others go into its arguments."""
+        return self._program.out_tree.num_leaves
 
     @property
     def constraints(self) -> Mapping[str, PartitionSpec]:
@@ -200,28 +206,42 @@ class Plan:
     def jit(self) -> Any:
         """The sharded jitted function; call it with placed arguments, differentiate it, or lower and compile it.
 
-        The large arrays that the function closes over are arguments of the compiled program, passed along.
+        The large arrays that the function closes over are arguments of the compiled program, passed along. What the
+        function changes in place in Flax nnx objects is updated by a call; lowered or compiled, the program returns
+        those arrays beside the result.
         """
-        program, count = self._program, len(self._program.constants)
+        program, count, own = self._program, len(self._program.constants), self._own
 
         def sharded(*args: Any) -> Any:
             constants = args[len(args) - count :]
-            leaves = [*self._flat(args[: len(args) - count]), *constants]
-            return jax.tree.unflatten(program.out_tree, self._run(*leaves))
+            results = self._run(*self._flat(args[: len(args) - count]), *constants)
+            result = jax.tree.unflatten(program.out_tree, results[:own])
+            return (result, results[own:]) if program.updates else result
 
         sharded.__name__ = sharded.__qualname__ = self._decision.function_name
         specs = self._decision.in_specs[len(self._decision.in_specs) - count :]
+        updated = [NamedSharding(self.mesh, spec) for spec in self._decision.out_specs[own:]]
         jitted = jax.jit(
             sharded,
             in_shardings=(
                 *(self.in_shardings[i] for i in program.dynamic_argnums),
                 *(NamedSharding(self.mesh, spec) for spec in specs),
             ),
-            out_shardings=self.out_shardings,
+            out_shardings=(self.out_shardings, updated) if program.updates else self.out_shardings,
             donate_argnums=self._decision.donate_argnums,
             static_argnums=self._decision.static_argnums,
         )
-        return jitted if not count else _WithConstants(jitted, lambda: self._constants)
+        if not count and not program.updates:
+            return jitted
+        return _Jitted(jitted, lambda: self._constants, self._settled if program.updates else None)
+
+    def _settled(self, args: Sequence[Any], results: Sequence[Any]) -> Any:
+        """The function's own result; what it has changed in its arguments is written into them."""
+        program = self._program
+        if program.updates:
+            dynamic = [args[i] for i in program.dynamic_argnums]
+            write_back(dynamic, {position: results[made] for position, made in program.updates})
+        return jax.tree.unflatten(program.out_tree, results[: self._own])
 
     @cached_property
     def _constants(self) -> tuple[Any, ...]:
@@ -273,18 +293,19 @@ class Plan:
     def __call__(self, *args: Any) -> Any:
         """The result of the function, computed sharded: places the arguments and calls `jit`.
 
-        Donated arguments are consumed, as `jax.jit` does it, wherever they lay.
+        Donated arguments are consumed, as `jax.jit` does it, wherever they lay. Flax nnx objects that the function
+        changes in place are updated, as `nnx.jit` does it; donated ones stay usable.
         """
         self._need_devices("run")
         leaves = self._flat(args)
         if any(isinstance(leaf, Tracer) for leaf in leaves):
-            return jax.tree.unflatten(self._program.out_tree, self._flat_jit(*leaves, *self._constants))
+            return self._settled(args, self._flat_jit(*leaves, *self._constants))
         results = self._runner(*self._placed(leaves), *self._constants)
         for i in self._program.donated:
             leaf = leaves[i]
             if isinstance(leaf, jax.Array) and not leaf.is_deleted():
                 leaf.delete()
-        return jax.tree.unflatten(self._program.out_tree, results)
+        return self._settled(args, results)
 
     def _need_devices(self, what: str) -> None:
         if self._target.devices is None:
@@ -384,15 +405,27 @@ class Plan:
         )
 
 
-class _WithConstants:
-    """A jitted function whose last arguments are given once: it is called, traced and lowered with the others alone."""
+class _Jitted:
+    """A jitted function whose last arguments are given once, and whose results are settled after a call.
 
-    def __init__(self, jitted: Any, constants: Callable[[], tuple[Any, ...]]) -> None:
-        self._jitted, self._constants = jitted, constants
+    It is called, traced and lowered with the other arguments alone.
+    """
+
+    def __init__(
+        self,
+        jitted: Any,
+        constants: Callable[[], tuple[Any, ...]],
+        settled: Callable[[Sequence[Any], Sequence[Any]], Any] | None,
+    ) -> None:
+        self._jitted, self._constants, self._settled = jitted, constants, settled
         self.__name__: str = jitted.__name__
 
     def __call__(self, *args: Any) -> Any:
-        return self._jitted(*args, *self._constants())
+        results = self._jitted(*args, *self._constants())
+        if self._settled is None:
+            return results
+        own, updated = results
+        return self._settled(args, [*jax.tree.leaves(own), *updated])
 
     def trace(self, *args: Any) -> Any:
         """As of a jitted function."""
@@ -404,7 +437,8 @@ class _WithConstants:
 
     def eval_shape(self, *args: Any) -> Any:
         """As of a jitted function."""
-        return self._jitted.eval_shape(*args, *self._constants())
+        shapes = self._jitted.eval_shape(*args, *self._constants())
+        return shapes if self._settled is None else shapes[0]
 
 
 def _as_planned(leaf: Leaf, value: Any) -> Any:

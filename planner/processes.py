@@ -109,7 +109,8 @@ class Processes:
             if name is not None:
                 raise ProcessError(
                     f"process {self.members[0]} and process {member} call {call} for different things: {name} is "
-                    f"{first[name][:300]} on the one and {other.get(name, '')[:300]} on the other; give all processes the same"
+                    f"{first[name][:300]} on the one and {other.get(name, '')[:300]} on the other; "
+                    "give all processes the same"
                 )
         return done[0]
 

@@ -43,7 +43,9 @@ class Program:
     """A traced function: its jaxpr, the pytrees around it and the names of its leaves.
 
     `arguments` are the leaves of the user's arguments, then the large arrays that the function closes over, whose values
-    are `constants`; `parallelism` is the mesh it names itself, if it does.
+    are `constants`; `parallelism` is the mesh it names itself, if it does. The results are the leaves of the function's
+    own, in `out_tree`, then those it has written into its arguments. `updates` are (position of an argument leaf, position
+    of the result that takes its place in the user's object after a call); see `mutation`.
     """
 
     jaxpr: Any
@@ -57,6 +59,13 @@ class Program:
     effects: Effects
     notes: tuple[str, ...]
     donated: frozenset[int]
+    updates: tuple[tuple[int, int], ...]
+    donate_argnums: tuple[int, ...]
     dynamic_argnums: tuple[int, ...]
     num_args: int
     function_name: str
+
+    @property
+    def static_argnums(self) -> tuple[int, ...]:
+        """The positions of the arguments that are constants of the program."""
+        return tuple(i for i in range(self.num_args) if i not in self.dynamic_argnums)

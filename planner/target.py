@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -50,6 +51,7 @@ class Target:
             return f"its devices, {len(self.devices)} x {self.devices[0].device_kind}, are there to compile for only"
         return ""
 
+    @property
     def processes(self) -> Processes:
         """The processes that own the devices. Raises: MeshError where this one is none of them."""
         return processes_of(self.devices)

@@ -39,6 +39,8 @@ from planner.collector import paused
 from planner.errors import ArgumentError, TraceError
 from planner.feeds import pair_outputs
 from planner.graph import Aval, Graph, Op, Path, Region, Tensor
+from planner.jitted import brought
+from planner.mutation import Changes, Watch, shares, tied
 from planner.places import Slot
 from planner.program import Effects, Leaf, Parallelism, Program
 
@@ -55,8 +57,11 @@ def trace(
 ) -> Program:
     """The program `fn` is for arguments like `example_args` (arrays or `jax.ShapeDtypeStruct`s; nothing is computed).
 
+    Donation and static arguments of a jitted function's own join those that are given. What `fn` changes in place in Flax
+    nnx objects is among the results, see `Program.updates`.
+
     Raises: ArgumentError for arguments that are not arrays or positions that do not exist; TraceError when JAX cannot
-    trace the function.
+    trace the function, or when it changes arguments in a way that a compiled function cannot.
     """
     if not callable(fn):
         raise ArgumentError(f"fn must be a function, got {type(fn).__name__}; pass the function to be planned")
@@ -66,10 +71,12 @@ def trace(
             "write plan(fn, (x,)) for one argument"
         )
     args = tuple(example_args)
-    static = positions("static_argnums", static_argnums, len(args))
-    donate = positions("donate_argnums", donate_argnums, len(args))
-    if static & donate:
-        raise ArgumentError(f"argument {min(static & donate)} is both static and donated; only arrays can be donated")
+    own = brought(fn, len(args))
+    static = positions("static_argnums", static_argnums, len(args)) | own.static
+    donate = positions("donate_argnums", donate_argnums, len(args)) | own.donate
+    if both := static & donate:
+        whose = " (the jitted function says one of it itself)" if both & (own.static | own.donate) else ""
+        raise ArgumentError(f"argument {min(both)} is both static and donated{whose}; only arrays can be donated")
     for i in static:
         if not isinstance(args[i], Hashable):
             raise ArgumentError(
@@ -88,11 +95,24 @@ def trace(
                 donated.add(len(leaves))
             leaves.append(argument_leaf(name, value))
 
-    def call(*dynamic_args: Any) -> Any:
+    given = tuple(args[i] for i in dynamic)
+    if shares([args[i] for i in dynamic if i in donate]):
+        raise ArgumentError(
+            "a donated argument holds one nnx Variable at two places, and its buffer cannot be donated twice; do not "
+            "donate it"
+        )
+    retie, seen = tied(given), list[Changes]()
+
+    def call(*copies: Any) -> Any:
+        copies = copies if retie is None else retie(copies)
         full = list(args)
-        for i, value in zip(dynamic, dynamic_args, strict=True):
+        for i, value in zip(dynamic, copies, strict=True):
             full[i] = value
-        return fn(*full)
+        watch = Watch([parameters[i] for i in dynamic], copies)
+        result = fn(*full)
+        changes = watch.changes(result, donated)
+        seen.append(changes)
+        return result, changes.added, [value for _, value in changes.lost]
 
     explicit = [axis for axis, kind in _ambient_axes() if kind == AxisType.Explicit]
     if explicit:
@@ -100,18 +120,23 @@ def trace(
             f"the mesh set around plan() has the Explicit axes {explicit}, whose shardings are part of the types; make it "
             "with axis_types of AxisType.Auto, or plan outside of it"
         )
-    abstract = jax.tree.map(abstracted, tuple(args[i] for i in dynamic))
+    abstract = jax.tree.map(abstracted, given)
     try:
         traced = jax.jit(call).trace(*abstract)
+    except TraceError:
+        raise
     except Exception as error:
         raise TraceError(
             f"{name_of(fn)} could not be traced: {type(error).__name__}: {error}. "
             "The planner accepts what jax.jit accepts; make values that steer Python control flow static_argnums"
         ) from error
-    jaxpr, notes = traced.jaxpr, list[str]()
+    jaxpr, notes = traced.jaxpr, [*own.notes]
     if getattr(jaxpr, "is_high", False):  # JAX 0.12: primitives such as custom_root, which only their lowering can run
         jaxpr = traced.lojax.jaxpr
         notes.append("holds primitives with a derivative of their own that the planned function does not keep")
+    (changes,) = seen
+    jaxpr, useless = _without_last(jaxpr, len(changes.lost))
+    notes += _told_of_changes(name_of(fn), leaves, changes, useless)
     jaxpr, constants = _hoisted(_with_plain_constraints(jaxpr))
     leaves += [
         Leaf(name=f"closed_over/{i}", aval=aval_of(abstracted(value)), constant=True)
@@ -122,11 +147,12 @@ def trace(
         notes.append(f"the mesh {dict(parallelism.shape)} is the one that the function names itself")
     if effects.ordered:
         notes.append("ordered side effects run on one device only, so the plan is for one")
-    out_leaves, out_tree = jax.tree_util.tree_flatten_with_path(traced.out_info)
-    results = tuple(
-        Leaf(name=joined("out", path), aval=aval_of(aval))
-        for (path, _), aval in zip(out_leaves, [v.aval for v in _open(jaxpr).outvars], strict=True)
-    )
+    out_leaves, out_tree = jax.tree_util.tree_flatten_with_path(traced.out_info[0])
+    names = [joined("out", path) for path, _ in out_leaves]
+    sources = {result: position for position, result in reversed(changes.updates)}
+    names += [f"updated/{leaves[sources[i]].name}" for i in range(len(names), len(names) + len(changes.added))]
+    outputs = [aval_of(v.aval) for v in _open(jaxpr).outvars]
+    results = tuple(Leaf(name=name, aval=aval) for name, aval in zip(names, outputs, strict=True))
     return Program(
         jaxpr=jaxpr,
         arguments=tuple(leaves),
@@ -139,10 +165,49 @@ def trace(
         effects=effects,
         notes=tuple(notes),
         donated=frozenset(donated),
+        updates=changes.updates,
+        donate_argnums=tuple(sorted(donate)),
         dynamic_argnums=dynamic,
         num_args=len(args),
         function_name=name_of(fn),
     )
+
+
+def _told_of_changes(fn: str, leaves: Sequence[Leaf], changes: Changes, useless: Sequence[bool]) -> list[str]:
+    """What a plan notes of changes in place. Raises: TraceError where what is written is computed for nothing."""
+    roots = dict.fromkeys(leaves[position].name.split("/")[0] for position, _ in changes.updates)
+    notes = [f"a call updates {', '.join(roots)} in place, as nnx.jit does"] if roots else []
+    names = list(dict.fromkeys(name for name, _ in changes.lost))
+    wrong = [name for (name, _), is_useless in zip(changes.lost, useless, strict=True) if is_useless]
+    if wrong:
+        raise TraceError(
+            f"{fn} changes {', '.join(wrong[:3])} in place and does not return it, so that its new value would be lost: "
+            "a compiled function gets a copy of the argument's containers. Return the changed argument beside the "
+            "result, and give what is returned to the next call; or keep it in a Flax nnx object, which is updated"
+        )
+    if names:
+        notes.append(
+            f"{fn} changes {', '.join(names[:3])} in place, which its caller does not see, as under jax.jit; return the "
+            "new value where it is wanted"
+        )
+    return notes
+
+
+def _without_last(jaxpr: Any, count: int) -> tuple[Any, list[bool]]:
+    """The program without its last results, and which of them were computed for nothing else."""
+    if not count:
+        return jaxpr, []
+    body = _open(jaxpr)
+    kept, cut = body.outvars[:-count], body.outvars[-count:]
+    needed: set[Any] = {atom for atom in kept if not isinstance(atom, jex_core.Literal)}
+    computed: set[Any] = set()
+    for eqn in reversed(body.eqns):
+        computed.update(eqn.outvars)
+        if eqn.effects or not needed.isdisjoint(eqn.outvars):
+            needed.update(atom for atom in eqn.invars if not isinstance(atom, jex_core.Literal))
+    useless = [not isinstance(atom, jex_core.Literal) and atom in computed and atom not in needed for atom in cut]
+    new = body.replace(outvars=kept)
+    return (new if jaxpr is body else jaxpr.replace(jaxpr=new)), useless
 
 
 def _ambient_axes() -> list[tuple[str, Any]]:

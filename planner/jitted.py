@@ -1,0 +1,70 @@
+"""Jitted functions: what one that is handed over to be planned brings along, donation and static arguments above all."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+
+from planner.errors import ArgumentError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brought:
+    """Positions of arguments that a function donates and takes as constants by itself, and what is told of the rest."""
+
+    donate: frozenset[int] = frozenset()
+    static: frozenset[int] = frozenset()
+    notes: tuple[str, ...] = ()
+
+
+def brought(fn: Callable[..., Any], count: int) -> Brought:
+    """What a function brings along when it is called with `count` positional arguments.
+
+    Read of `jax.jit`, `flax.nnx.jit` and `equinox.filter_jit`, and of what `functools.partial` or an instance binds of
+    them; nothing for a plain function. Raises: ArgumentError for a jitted function that does not tell.
+    """
+    bound, keywords = 0, set[str]()
+    while isinstance(fn, partial) or inspect.ismethod(fn):
+        bound += len(fn.args) if isinstance(fn, partial) else 1
+        keywords |= set(fn.keywords) if isinstance(fn, partial) else set()
+        fn = fn.func if isinstance(fn, partial) else fn.__func__
+    jitted = getattr(fn, "jitted_fn", fn)  # of flax.nnx.jit: a function of the split arguments, one for each
+    if type(fn).__module__.startswith("equinox.") and isinstance(getattr(fn, "donate_first", None), bool):
+        donates = {i for i in range(bound + count) if (fn.donate_rest if i else fn.donate_first)}
+        return Brought(donate=_shifted(donates, bound), notes=_told_of_bound(donates, bound))
+    if not isinstance(jitted, jax.stages.Wrapped):
+        return Brought()
+    info = getattr(jitted, "_jit_info", None)
+    if info is None:
+        raise ArgumentError(
+            f"what {jitted!r} donates and which of its arguments are static cannot be read under JAX {jax.__version__}; "
+            "give the function that it wraps, with donate_argnums and static_argnums"
+        )
+    # Positions past the arguments that are given belong to parameters left at their defaults.
+    donates, static = (
+        {i % (bound + count) for i in positions if -(bound + count) <= i < bound + count}
+        for positions in (info.donate_argnums, info.static_argnums)
+    )
+    of_bound = _told_of_bound(donates, bound) or _told_of_bound(keywords & set(info.donate_argnames), 1)
+    dropped = {"backend": info.backend, "device": info.device, "compiler_options": dict(info.compiler_options_kvs)}
+    told = [
+        f"the jitted function's {name}={value!r} is not taken over: the plan is compiled for its own devices"
+        for name, value in dropped.items()
+        if value
+    ]
+    return Brought(donate=_shifted(donates, bound), static=_shifted(static, bound), notes=(*of_bound, *told))
+
+
+def _shifted(positions: set[int], bound: int) -> frozenset[int]:
+    return frozenset(i - bound for i in positions if i >= bound)
+
+
+def _told_of_bound(donates: set[Any], bound: int) -> tuple[str, ...]:
+    if not any(isinstance(i, str) or i < bound for i in donates):
+        return ()
+    return ("an argument that the function donates is bound to it: it is kept, as a constant of the plan",)
