@@ -99,7 +99,7 @@ class Watch:
         for name, arg in zip(self._names, self._args, strict=True):
             try:
                 found += places([name], [arg])
-            except Exception:  # noqa: S112 - some containers are void once a successor is made of them (equinox.nn.State)
+            except Exception:  # some containers are void once a successor is made of them (equinox.nn.State)
                 continue
         return found
 
