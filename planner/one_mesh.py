@@ -164,6 +164,9 @@ def least_plan(instance: Instance, asked: Asked, *, best: float, end: float) -> 
     if free.choice is None:
         note = f"mesh {instance.mesh.shape}: nothing found within {left:.0f} s"
         return Outcome(candidate=None, bound=0.0, note=note)
+    if memory.profile(free.choice).max() == 0:
+        # Of a program without bytes every plan has the least peak; that of the least value is taken.
+        return _found(memory, free.choice, 0.0, 0.0, free, limited=False)
     limit = asked.limit_bytes
     least = least_memory(memory, free.choice, min(best, limit), end, asked.seed, share=asked.share)
     if least.peak_bytes > min(best * (1 - WORTHWHILE), limit):

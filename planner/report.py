@@ -100,7 +100,7 @@ def _summary(decision: Decision) -> Table:
     )
     bound = (
         f"and no plan is below {c.lower_bound:.6g} {c.unit} by this cost model"
-        if c.lower_bound > 0
+        if c.lower_bound > 0 or c.value == 0
         else "the search ended before it had a bound for every mesh"
     )
     _row(

@@ -1,9 +1,11 @@
 """Does every primitive case that JAX carries compute the same planned and sharded as on one device?
 
-    python tests/conformance.py [--sample] [--groups gather,scatter] [--results FILE.jsonl] [--resume] [--record FILE.json]
+    python tests/conformance.py [--sample] [--groups gather,scatter] [--objective memory] [--plan-only]
+                                [--results FILE.jsonl] [--resume] [--record FILE.json]
 
 Runs all cases of `conformance_case` in worker processes, so that a compiler that aborts is a recorded death and not the
 end. Outcomes are appended to a JSON lines file; `--resume` runs only what has no outcome there, or one that is not good.
+With `--plan-only` nothing is compiled: cases are planned, the mesh searched over eight devices, and printed.
 Prints a table by group; the exit status is 0 where nothing crashed, died or was wrong.
 """
 
@@ -17,7 +19,7 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 
 from benchmarks.stamp import stamp
+from cost_models import OBJECTIVES
 from tests import conformance_case
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,13 +47,14 @@ BAD = ("wrong", "crash", "died")
 class Worker:
     """A child process that runs cases one at a time. Final."""
 
-    def __init__(self) -> None:
+    def __init__(self, asked: Sequence[str]) -> None:
+        self._asked = asked
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the child
         self._served = 0
         self._child = self._start()
 
     def _start(self) -> subprocess.Popen[str]:
-        command = [sys.executable, str(Path(__file__).resolve()), "--serve"]
+        command = [sys.executable, str(Path(__file__).resolve()), "--serve", *self._asked]
         pipe, environment = subprocess.PIPE, {**os.environ, "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} {CHEAP}"}
         return subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=self._errors, text=True, cwd=ROOT, env=environment
@@ -92,21 +96,24 @@ class Worker:
         self._child.wait()
 
 
-def serve() -> None:
+def serve(outcome: Callable[[str, str], conformance_case.Outcome], objective: str) -> None:
     """Reads names of cases, writes a record for each."""
     with os.fdopen(os.dup(1), "w") as out:
         os.dup2(2, 1)  # what programs print must not come between the records
         for line in sys.stdin:
-            print(json.dumps(conformance_case.run(line.strip()).record()), file=out, flush=True)
+            print(json.dumps(outcome(line.strip(), objective).record()), file=out, flush=True)
 
 
-def run_all(names: Sequence[str], results: Path, workers: int) -> Iterator[dict[str, Any]]:
-    """The outcomes of the cases, in the order in which they end; each is appended to `results` as it comes."""
+def run_all(names: Sequence[str], results: Path, workers: int, asked: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The outcomes of the cases, in the order in which they end; each is appended to `results` as it comes.
+
+    `asked` are the options of this script that workers take over.
+    """
     left, done = iter(names), list[dict[str, Any]]()
     lock, ready = threading.Lock(), threading.Semaphore(0)
 
     def work() -> None:
-        worker = Worker()
+        worker = Worker(asked)
         while True:
             with lock:
                 name = next(left, None)
@@ -148,6 +155,7 @@ def row(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
         "indivisible": sum(r["placed"] == "whole" and not r["divisible"] for r in ran if r["status"] == "ok"),
         "more moved": sum(r["extra_bytes"] > 0 for r in ran),
         "rejected": status["rejected"],
+        "refused": status["refused"],
         **{word: status[word] for word in BAD},
     }
 
@@ -170,13 +178,15 @@ def show(rows: Mapping[str, Mapping[str, int]]) -> None:
         "ours, shardy: split by our rule, by Shardy's. no rule, whole: run whole, for lack of a rule, or all the same"
     )
     print("(indivisible of these: no axis divides a dim). more moved: collectives beyond the predicted ones. rejected:")
-    print("jax.jit on one device does not run it.")
+    print("jax.jit on one device does not run it. refused: the planner says in words why it does not plan it.")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sample", action="store_true", help="only the fixed sample of the fast tests")
     parser.add_argument("--groups", default="", help="only these groups, by commas")
+    parser.add_argument("--objective", choices=(*OBJECTIVES, "memory"), default="time", help="what plans minimise")
+    parser.add_argument("--plan-only", action="store_true", help="plan and print, compile and run nothing")
     parser.add_argument("--results", type=Path, default=ROOT / "build" / f"conformance-{jax.__version__}.jsonl")
     parser.add_argument("--resume", action="store_true", help="keep good outcomes that the file has")
     parser.add_argument("--record", type=Path, help="JSON file for the counts by group, beside those of other releases")
@@ -184,8 +194,9 @@ def main() -> int:
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        serve()
+        serve(conformance_case.only_plan if options.plan_only else conformance_case.run, options.objective)
         return 0
+    asked = ["--objective", options.objective, *(["--plan-only"] if options.plan_only else [])]
     wanted = set(filter(None, options.groups.split(",")))
     names = conformance_case.sample() if options.sample else list(conformance_case.harnesses())
     names = [n for n in names if not wanted or conformance_case.harnesses()[n].group_name in wanted]
@@ -196,7 +207,7 @@ def main() -> int:
     records = list(kept.values())
     # A part of every group first, so that a run that is cut short has seen them all.
     left = [n for start in range(STRIDE) for n in names[start::STRIDE] if n not in kept]
-    for count, record in enumerate(run_all(left, options.results, options.workers)):
+    for count, record in enumerate(run_all(left, options.results, options.workers, asked)):
         records.append(record)
         if record["status"] in BAD:
             print(f"{record['status'].upper()} {record['name']} on {record['mesh']}: {record['reason']}", flush=True)

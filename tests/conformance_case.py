@@ -4,6 +4,8 @@ A case is planned on a topology with free wires and slow devices, so that everyt
 axes divide its dims; it runs on virtual devices and is compared with the single device twice: by the planner's own
 verification, and by a plain comparison of the results, elementwise with a tolerance by type, against `jax.jit` of the
 untouched function. Both must agree. What `jax.jit` on one device rejects is no case.
+
+`only_plan` compiles nothing: a case is planned, the mesh searched over eight devices, and the plan printed.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import numpy as np
 from jax._src.internal_test_util import test_harnesses
 
 import planner
+from planner.errors import PlannerError
 from planner.graph import Graph, Op
 from planner.groups import Grouping, group_ops
 from planner.numerics import compare_numerics
@@ -52,7 +55,7 @@ FEW_ROUNDINGS = 4.0
 SLACK_BYTES, SLACK = 64.0, 0.05
 """Compiled collectives beyond the predicted ones that do not count (see `test_programs`)."""
 
-Status = Literal["ok", "wrong", "crash", "died", "rejected"]
+Status = Literal["ok", "wrong", "crash", "died", "rejected", "refused"]
 Placed = Literal["ours", "shardy", "no rule", "whole"]
 
 
@@ -60,9 +63,10 @@ Placed = Literal["ours", "shardy", "no rule", "whole"]
 class Outcome:
     """What became of one case.
 
-    `placed` says how its own op is placed: split by our rule, split by Shardy's, whole for lack of a rule, or whole
-    although there is one. `divisible`: whether some dim of the op could be divided by some axis at all. `extra_bytes`:
-    compiled collectives beyond the predicted.
+    `placed` says how its own op is placed, where it was run: split by our rule, split by Shardy's, whole for lack of a
+    rule, or whole although there is one. `divisible`: whether some dim of the op could be divided by some axis at all.
+    `extra_bytes`: compiled collectives beyond the predicted. "rejected" is what JAX rejects, "refused" what the planner
+    refuses in words.
     """
 
     name: str
@@ -70,7 +74,7 @@ class Outcome:
     status: Status
     reason: str = ""
     mesh: tuple[int, ...] = ()
-    placed: Placed = "whole"
+    placed: Placed | None = None
     divisible: bool = False
     extra_bytes: float = 0.0
     seconds: float = 0.0
@@ -98,7 +102,7 @@ def sample() -> list[str]:
     return chosen
 
 
-def run(name: str) -> Outcome:
+def run(name: str, objective: str = "time") -> Outcome:
     """The outcome of one case. Never raises; a compiler that aborts takes the process with it."""
     start = time.monotonic()
     harness = harnesses()[name]
@@ -125,6 +129,7 @@ def run(name: str) -> Outcome:
             devices=jax.devices(),
             topology=free_wires(sizes),
             mesh=dict(zip(NAMES, sizes, strict=False)),
+            objective=objective,
             options=planner.Options(check="never"),
         )
         found = plan(*args)
@@ -158,6 +163,27 @@ def run(name: str) -> Outcome:
         extra_bytes=max(0.0, extra),
         seconds=time.monotonic() - start,
     )
+
+
+def only_plan(name: str, objective: str = "time") -> Outcome:
+    """The outcome of planning one case on eight devices and printing the plan. Never raises; compiles no plan."""
+    start = time.monotonic()
+    harness = harnesses()[name]
+    group, options = str(harness.group_name), planner.Options(check="never")
+    try:
+        args = tuple(harness.dyn_args_maker(np.random.RandomState(0)))
+        jax.eval_shape(harness.dyn_fun, *args)
+    except Exception as error:
+        return Outcome(name=name, group=group, status="rejected", reason=_words(error))
+    try:
+        plan = planner.plan(harness.dyn_fun, args, topology=free_wires((8,)), objective=objective, options=options)
+        _ = str(plan)
+    except PlannerError as error:
+        return Outcome(name=name, group=group, status="refused", reason=_words(error))
+    except Exception as error:
+        return Outcome(name=name, group=group, status="crash", reason=_words(error))
+    sizes = tuple(plan.decision.mesh_shape.values())
+    return Outcome(name=name, group=group, status="ok", mesh=sizes, seconds=time.monotonic() - start)
 
 
 def free_wires(sizes: Sequence[int]) -> planner.Topology:

@@ -184,6 +184,16 @@ def test_each_objective_is_best_at_what_it_minimises() -> None:
     assert plans["memory"].certificate.value == pytest.approx(plans["memory"].predicted.peak_bytes)
 
 
+@pytest.mark.parametrize("objective", ["time", "energy", "memory"])
+@pytest.mark.parametrize("mesh", [None, {"data": 8}], ids=["searched", "fixed"])
+def test_a_program_without_bytes_is_planned(objective: str, mesh: dict[str, int] | None) -> None:
+    empty = jnp.zeros((0, 0))
+    p = planned(jnp.linalg.eig, (empty,), mesh=mesh, objective=objective)
+    assert p.certificate.status == "optimal"
+    assert p.certificate.value == 0
+    assert "no plan is below 0" in str(p)
+
+
 def test_donated_arguments_are_consumed_and_their_memory_reused() -> None:
     state, x = train_args()
     p = planner.plan(train_step, (state, x), mesh={"data": 8}, donate_argnums=0, options=NEVER)

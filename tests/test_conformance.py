@@ -21,6 +21,15 @@ def test_cases_compute_the_same_sharded(chunk: int) -> None:
     assert split > len(outcomes) / 2, "most cases have something to split"
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.sample
+@pytest.mark.parametrize("objective", ["energy", "memory"])
+def test_cases_are_planned_for_every_objective(objective: str) -> None:
+    outcomes = [conformance_case.only_plan(name, objective) for name in conformance_case.sample()]
+    bad = [f"{o.status}: {o.name}: {o.reason}" for o in outcomes if o.status not in ("ok", "rejected")]
+    assert not bad, "\n".join(bad)
+
+
 def test_the_sample_has_every_group() -> None:
     cases, chosen = conformance_case.harnesses(), conformance_case.sample()
     assert len(chosen) == len(set(chosen)) >= LEAST
