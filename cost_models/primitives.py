@@ -22,13 +22,13 @@ MOVES = frozenset({
     "bitcast_convert_type", "box_get", "box_set", "broadcast", "broadcast_in_dim", "broadcast_to", "concatenate",
     "copy", "copy_p", "create_token", "dce_sink", "debug_callback", "debug_print", "device_put", "dimension_size",
     "dynamic_slice", "dynamic_update_slice", "empty", "empty2", "empty_ref", "expand_dims", "free_ref", "freeze",
-    "from_edtype", "gather", "get", "inspect_sharding", "io_callback", "iota", "iota_2x32_shape",
+    "from_edtype", "gather", "get", "inspect_sharding", "iota", "iota_2x32_shape",
     "layout_constraint", "lu_pivots_to_permutation", "mesh_cast", "name", "new_ref", "optimization_barrier", "pad",
-    "partition_id", "pbroadcast", "pin", "platform_index", "ppermute", "pure_callback", "pvary",
+    "partition_id", "pbroadcast", "pin", "platform_index", "ppermute", "preduced", "pvary",
     "ragged_all_to_all", "random_clone", "random_unwrap", "random_wrap", "relayout", "reshape", "reshard", "rev",
-    "scatter", "select_and_gather_add", "shape_assertion", "sharding_constraint", "slice", "split", "squeeze",
-    "stack", "stop_gradient", "swap", "tie", "tile", "to_edtype", "transpose", "unpin", "unstack",
-    "with_memory_space_constraint", "zeros_like",
+    "scatter", "select_and_gather_add", "shape_assertion", "shard_alike", "sharding_constraint", "slice",
+    "split", "squeeze", "stack", "stop_gradient", "swap", "tie", "tile", "to_edtype", "transpose", "unpin", "unstack",
+    "with_memory_space_constraint", "xla_metadata_value", "zeros_like",
 })
 """No operation: these move, make or name data."""
 # fmt: on

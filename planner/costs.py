@@ -6,12 +6,12 @@ is one pass over memory (see `fused_pass`). Ops that index move only what they t
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-import cost_models
 from cost_models import CostModel
 from planner.candidates import Strategies
 from planner.fused_pass import FusedPass
@@ -19,6 +19,8 @@ from planner.graph import Graph, Op
 from planner.groups import Dims, Group, Grouping
 from planner.halo import Margin, hops, image_of, margins, slides_of
 from planner.mesh import Mesh
+from planner.on_parts import kernel_of
+from planner.op_work import op_engine, op_flops
 from planner.reshard import Locations, local_bytes
 
 Floats = npt.NDArray[np.float64]
@@ -75,15 +77,50 @@ def _bytes(graph: Graph, strategies: Strategies, tensor: int, dims: Dims) -> Flo
 
 
 def _flops(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies) -> Floats:
+    kernel = kernel_of(op)
+    if kernel is not None and callable(kernel.work.flops):
+        return _of_parts(graph, grouping, op, strategies, kernel.work.flops)
+    return op_flops(graph, op) / _parts(grouping, op, strategies)
+
+
+def _parts(grouping: Grouping, op: Op, strategies: Strategies) -> Floats:
+    """Into how many parts each strategy splits an op."""
     placement = grouping.placements[op.id]
-    factors = {f for dims in placement.operands + placement.results for dim in dims for f in dim}
-    whole = cost_models.flops(
-        op.kind,
-        [graph.tensors[t].aval.shape for t in op.operands],
-        [graph.tensors[t].aval.shape for t in op.results],
-        op.params,
-    )
-    return whole / strategies.shards(factors)
+    return strategies.shards({f for dims in placement.operands + placement.results for dim in dims for f in dim})
+
+
+def _of_parts(
+    graph: Graph,
+    grouping: Grouping,
+    op: Op,
+    strategies: Strategies,
+    amount: Callable[[Sequence[tuple[int, ...]]], float],
+) -> Floats:
+    """What an amount is under each strategy, from the shapes of the parts of the operands that a device holds."""
+    axis_sizes = np.asarray(strategies.axis_sizes, np.int64)
+    whole = [graph.tensors[t].aval.shape for t in op.operands]
+    held = [
+        _local_extents(shape, strategies.locations(dims), axis_sizes)
+        for shape, dims in zip(whole, grouping.placements[op.id].operands, strict=True)
+        if shape
+    ]
+    if not held:
+        return np.full(len(strategies), amount(whole))
+    rows, row_of = np.unique(np.concatenate(held, axis=1), axis=0, return_inverse=True)
+    found: list[float] = []
+    for row in rows.tolist():
+        extents = iter(map(int, row))
+        found.append(amount([tuple(next(extents) for _ in shape) for shape in whole]))
+    return np.asarray(found)[row_of.ravel()]
+
+
+def _said_bytes(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies) -> Floats | None:
+    """The memory traffic of a kernel as its user says it; None where nobody does."""
+    kernel = kernel_of(op)
+    said = None if kernel is None else kernel.work.bytes
+    if callable(said):
+        return _of_parts(graph, grouping, op, strategies, said)
+    return None if said is None else said / _parts(grouping, op, strategies)
 
 
 def fetches(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies) -> list[Fetch]:
@@ -163,13 +200,12 @@ def _heavy(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies, mod
         updates = operands[1] if op.kind == "dynamic_update_slice" else operands[-1]
         traffic = 2 * updates + sum(operands[1:], zero)
     else:
-        traffic = sum(operands, zero) + sum(results, zero)
+        traffic = _said_bytes(graph, grouping, op, strategies)
+        traffic = sum(operands, zero) + sum(results, zero) if traffic is None else traffic
     first = next(iter((*op.operands, *op.results)), None)
     # An op of neither, such as a print of a word, moves nothing.
     dtype = "float32" if first is None else graph.tensors[first].aval.dtype
-    seconds = model.compute_seconds(
-        kind=op.kind, engine=cost_models.engine(op.kind), dtype=dtype, flops=flops, bytes=traffic
-    )
+    seconds = model.compute_seconds(kind=op.kind, engine=op_engine(op), dtype=dtype, flops=flops, bytes=traffic)
     trips = graph.regions[op.region].trips
     exchange, exchange_seconds = np.zeros(len(strategies)), np.zeros(len(strategies))
     copied: dict[int, Floats] = {}

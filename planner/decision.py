@@ -62,6 +62,15 @@ class Ruled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Guessed:
+    """An op whose work nobody says: it counts one operation per result element. `op` is a kernel's name, if it has one."""
+
+    op: str
+    source: str
+    trips: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
     """One check of a plan before it was handed over: `ok` is None where it was not made, and `detail` says why."""
 
@@ -112,6 +121,7 @@ class Decision:
     certificate: Certificate
     replicated: tuple[Replicated, ...]
     by_shardy: tuple[Ruled, ...]
+    guessed: tuple[Guessed, ...]
     checked: tuple[Checked, ...]
     notes: tuple[str, ...]
     donate_argnums: tuple[int, ...]

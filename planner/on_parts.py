@@ -18,7 +18,8 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from planner.errors import RuleError
 from planner.factors import Combiner, Dim, Kind, Rule
-from planner.graph import Graph, Path
+from planner.graph import Graph, Op, Path
+from planner.kernel_work import KernelWork
 from planner.places import Slot
 from planner.trace import build_graph, trace
 
@@ -73,11 +74,12 @@ def sharding_rule(rule: Rule) -> SdyShardingRule:
 class Parts:
     """A function of flat arrays that can be run on parts: called by JAX with shardings, it answers with those it keeps.
 
-    `run` takes the operands of `rule`, whole or in parts, and gives its results.
+    `run` takes the operands of `rule`, whole or in parts, and gives its results; `work` is what a run costs.
     """
 
     rule: Rule
     run: Callable[..., Sequence[Any]]
+    work: KernelWork
 
     def __call__(self, mesh: Mesh, operands: Sequence[Any], results: Sequence[Any]) -> Any:
         """The mesh, the local function, and the shardings of its results and operands. Raises: RuleError for callbacks."""
@@ -154,14 +156,20 @@ def spec_on(dims: Sequence[Dim], axes: Sequence[tuple[str, ...]]) -> PartitionSp
     return PartitionSpec(*(tuple(axis for factor in dim for axis in axes[factor]) or None for dim in dims))
 
 
+def kernel_of(op: Op) -> Parts | None:
+    """The kernel that an op runs, where a rule of the user's says how it splits."""
+    parts = op.params.get("partition") if op.kind == KERNEL else None
+    return parts if isinstance(parts, Parts) else None
+
+
 def kernels(
     graph: Graph, constraints: Mapping[Slot, tuple[PartitionSpec, ...]], mesh: Mesh | AbstractMesh
 ) -> dict[Path, Callable[..., Sequence[Any]]]:
     """For the path of every kernel with a rule of the user's: a function that runs it on parts, as it is constrained."""
     found: dict[Path, Callable[..., Sequence[Any]]] = {}
     for op in graph.of_kinds((KERNEL,)):
-        parts = op.params.get("partition")
-        if isinstance(parts, Parts):
+        parts = kernel_of(op)
+        if parts is not None:
             whole = (PartitionSpec(),)
             operands = [constraints.get(("operand", op.path, i), whole)[-1] for i in range(len(op.operands))]
             results = [constraints.get(("result", op.path, i), whole)[0] for i in range(len(op.results))]

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 
 from cost_models import CostModel, Roofline, objective
 from planner.collector import paused
-from planner.decision import Certificate, Decision, Replicated, Request, Ruled
+from planner.decision import Certificate, Decision, Guessed, Replicated, Request, Ruled
 from planner.emit import place
 from planner.errors import ArgumentError, InfeasibleError, MeshError, PinError
 from planner.explain import Alternatives
@@ -23,6 +23,7 @@ from planner.liveness import analyse
 from planner.mesh import check_mesh, factorizations, make_mesh
 from planner.model import Model
 from planner.one_mesh import Candidate
+from planner.op_work import is_guessed, op_name
 from planner.options import Options
 from planner.pins import axes_named, match_pins, pinned_location
 from planner.predict import predict
@@ -35,6 +36,9 @@ from planner.target import Target
 from planner.trace import build_graph, fingerprint
 
 Shape = Mapping[str, int]
+
+MOST_NAMED = 4
+"""Places of ops whose work is guessed that a note names."""
 
 
 class Pipeline:
@@ -209,6 +213,7 @@ class Pipeline:
     ) -> Decision:
         """A candidate in the program's own terms; the rest goes into its certificate and notes."""
         graph, instance = self.graph, candidate.instance
+        guessed = tuple(replace(Guessed(**self._told(op.id)), op=op_name(op)) for op in graph.ops if is_guessed(op))
         placement = place(instance, candidate.choice, sum_whole=self.target.platform != "tpu")
         intermediates = {
             t.name: spec_of(instance.location(t.id, candidate.choice), len(t.aval.shape), instance.mesh.names)
@@ -238,8 +243,9 @@ class Pipeline:
             ),
             replicated=tuple(Replicated(**self._told(op)) for op in self.model.grouping.unruled),
             by_shardy=tuple(Ruled(**self._told(op)) for op in self.model.grouping.by_shardy),
+            guessed=guessed,
             checked=(),
-            notes=(*graph.notes, *self._told_of_devices(placement.mesh_shape), *notes),
+            notes=(*graph.notes, *_guess_note(guessed), *self._told_of_devices(placement.mesh_shape), *notes),
             donate_argnums=self.program.donate_argnums,
             static_argnums=self.program.static_argnums,
         )
@@ -274,6 +280,21 @@ class Pipeline:
                 "explained by this one; plan again"
             )
         return Alternatives(instance=instance, choice=choice, minimised=self.request.objective)
+
+
+def _guess_note(guessed: Sequence[Guessed]) -> tuple[str, ...]:
+    """What the notes of a plan say of the ops whose work is guessed: one sentence, where there are any."""
+    trips: dict[tuple[str, str], float] = {}
+    for op in guessed:
+        trips[op.op, op.source] = trips.get((op.op, op.source), 0.0) + op.trips
+    if not trips:
+        return ()
+    named = [f"{op} (x{runs:g}) at {source}" for (op, source), runs in list(trips.items())[:MOST_NAMED]]
+    more = [f"{len(trips) - MOST_NAMED} more"] if len(trips) > MOST_NAMED else []
+    words = (
+        f"work of {len(guessed)} op{'' if len(guessed) == 1 else 's'} is guessed as one operation per result element"
+    )
+    return (f"{words}: {', '.join(named + more)}; planner.rule_for(flops=, bytes=) tells it",)
 
 
 def mesh_words(shape: Shape) -> str:

@@ -14,7 +14,7 @@ from jax.core import Tracer
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from planner.arguments import canonical_dtype
-from planner.decision import Certificate, Checked, Decision, Replicated, Ruled
+from planner.decision import Certificate, Checked, Decision, Guessed, Replicated, Ruled
 from planner.errors import ArgumentError, MeshError
 from planner.exchange import exchanges
 from planner.explain import Alternatives, Explanation, explain
@@ -140,6 +140,11 @@ class Plan:
     def by_shardy(self) -> tuple[Ruled, ...]:
         """The ops placed by a rule of Shardy's registry, for lack of one of ours."""
         return self._decision.by_shardy
+
+    @property
+    def guessed(self) -> tuple[Guessed, ...]:
+        """The ops whose work is guessed, as one operation per result element; `rule_for(flops=, bytes=)` tells it."""
+        return self._decision.guessed
 
     @property
     def checked(self) -> tuple[Checked, ...]:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cost_models import Profile
-from planner.decision import Decision, Replicated, Ruled
+from planner.decision import Decision, Guessed, Replicated, Ruled
 from planner.predict import Predicted
 from planner.rows import Row, returned_as_taken, roots, rows_of, split_into
 from planner.units import quantity
@@ -38,6 +38,7 @@ def describe(decision: Decision) -> str:
         *_intermediates(decision),
         *_collectives(decision.predicted),
         *_ops("placed whole for lack of a rule", decision.replicated),
+        *_ops("work guessed as one operation per result element", decision.guessed),
         *_ops("placed by Shardy's rule", decision.by_shardy),
         *_verdicts(decision),
     ]
@@ -204,7 +205,7 @@ def _collectives(predicted: Predicted) -> list[RenderableType]:
     return [_heading(f"collectives: {size} per device and call"), table]
 
 
-def _ops(heading: str, ops: Sequence[Replicated | Ruled]) -> list[RenderableType]:
+def _ops(heading: str, ops: Sequence[Replicated | Ruled | Guessed]) -> list[RenderableType]:
     """These ops, those of one kind and line together."""
     if not ops:
         return []

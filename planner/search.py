@@ -20,6 +20,7 @@ from planner.instance import Instance
 from planner.memory import whole_bytes
 from planner.no_fit import no_fit
 from planner.one_mesh import WORTHWHILE, Asked, Candidate, Outcome, Postponed, free_plan, least_plan, shared_plan
+from planner.op_work import has_work_of_shapes
 from planner.shared_instance import SharedInstance
 from planner.shared_layers import Share
 
@@ -223,8 +224,10 @@ def _alone(
     instance = make_instance(shape) if shared is None else shared.instance
     model = instance.model if shared is None else shared.members.whole
     values = instance.node_values if shared is None else shared.problem.node_costs
+    # Parts of a kernel may have less work in all than the whole, where a function of shapes says it.
+    least = 0.0 if has_work_of_shapes(model.graph) else sum(float(np.min(of)) for of in values)
     return _Alone(
-        value=sum(float(np.min(of)) for of in values) * (1 - WORTHWHILE),
+        value=least * (1 - WORTHWHILE),
         divisible=instance.objective.name != "energy",
         bytes=whole_bytes(model, tiled=instance.tiled) * (1 - WORTHWHILE),
     )

@@ -16,7 +16,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from cost_models import Chip, CostModelError, Topology, parse_topology
-from planner.decision import Certificate, Checked, Decision, Replicated, Request, Ruled
+from planner.decision import Certificate, Checked, Decision, Guessed, Replicated, Request, Ruled
 from planner.errors import ArgumentError, PlanFileError
 from planner.graph import Aval
 from planner.places import Slot
@@ -84,6 +84,7 @@ def record_of(decision: Decision, program: Program) -> dict[str, Any]:
         "certificate": dataclasses.asdict(decision.certificate),
         "replicated": [dataclasses.asdict(op) for op in decision.replicated],
         "by_shardy": [dataclasses.asdict(op) for op in decision.by_shardy],
+        "guessed": [dataclasses.asdict(op) for op in decision.guessed],
         "checked": [dataclasses.asdict(check) for check in decision.checked],
         "notes": list(decision.notes),
     }
@@ -191,6 +192,8 @@ def decision_of(record: Mapping[str, Any]) -> Decision:
         certificate=Certificate(**record["certificate"]),
         replicated=tuple(Replicated(**row) for row in record["replicated"]),
         by_shardy=tuple(Ruled(**row) for row in record["by_shardy"]),
+        # Not in files of earlier planners, which did not tell it.
+        guessed=tuple(Guessed(**row) for row in record.get("guessed", ())),
         checked=tuple(Checked(**row) for row in record["checked"]),
         notes=tuple(record["notes"]),
         donate_argnums=tuple(map(int, record["donate_argnums"])),

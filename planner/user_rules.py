@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
 import jax
+import jax.extend.source_info_util as source_info_util
 from jax.experimental.custom_partitioning import custom_partitioning
 
+from cost_models.hardware import Engine
+from planner.arguments import name_of
 from planner.compose import Step, compose
 from planner.errors import ArgumentError, RuleError
 from planner.factors import Dim, Kind, Rule, parse_rule
 from planner.graph import Graph, Op
 from planner.halo import image_of, slides_of
+from planner.kernel_work import KernelWork, Said, amount, checked
 from planner.on_parts import COMBINE, Parts, sharding_rule
 from planner.op_rules import op_rule
+from planner.op_work import is_guessed, op_engine, op_flops
+from planner.places import BOUNDARY
 from planner.trace import build_graph, trace
+
+# A kernel is named after the line that calls it, not after one of this file.
+source_info_util.register_exclusion(__file__)
 
 Shapes = Sequence[Sequence[int]]
 
@@ -31,7 +41,12 @@ MOVES = frozenset(("broadcast_in_dim", "convert_element_type", "copy", "name", "
 
 
 def rule_for(
-    fn: Callable[..., Any], rule: str | None = None, *, like: Callable[..., Any] | None = None
+    fn: Callable[..., Any],
+    rule: str | None = None,
+    *,
+    like: Callable[..., Any] | None = None,
+    flops: Said | None = None,
+    bytes: Said | None = None,
 ) -> Callable[..., Any]:
     """A function that computes what `fn` does, and that can be partitioned, with or without a plan.
 
@@ -43,12 +58,19 @@ def rule_for(
     fn: a function of pytrees of arrays: one around a `pallas_call`, an `ffi_call`, a `pure_callback`, ...
     rule: its factor rule, the leaves of arguments and results in order: "b i, i j -> b j | reduce i". What may not be
         split is named `replicate`; partial results add up unless it says `reduce(max)`, `(min)`, `(and)` or `(or)`.
-    like: instead of a rule, a plain JAX function of the same arguments and results, to take the rule from.
+    like: instead of a rule, a plain JAX function of the same arguments and results, to take the rule from, and the
+        operations of a run where `flops` does not say them.
+    flops: the floating-point operations of one run, a multiply-add as two: a number is that of the whole arrays, which
+        the parts share evenly; a function is called with the arguments of the kernel as `jax.ShapeDtypeStruct`s of the
+        parts that a device holds. They run at the rate of matrix units, unless most of those of `like` do not. Without
+        them, and without `like`, one operation per result element is assumed, and the plan says so (`plan.guessed`).
+    bytes: what one run reads from and writes to memory, in the same terms; without, every operand and result once.
 
     Raises
     ------
-    ArgumentError: not exactly one of `rule` and `like`. RuleError: a malformed rule; when called: one that does not fit
-    the arrays, or a `like` with other results.
+    ArgumentError: not exactly one of `rule` and `like`; a work that is no number of at least 0, or, when planned, a
+    function that gives none. RuleError: a malformed rule; when called: one that does not fit the arrays, or a `like`
+    with other results.
     """
     if not callable(fn):
         raise ArgumentError(f"fn must be a function, got {fn!r}; give the function that calls the kernel")
@@ -59,6 +81,7 @@ def rule_for(
     if like is not None and not callable(like):
         raise ArgumentError(f"like must be a function, got {like!r}; give plain JAX code of the same arguments")
     written = None if rule is None else _checked(rule)
+    said_flops, said_bytes, name = checked("flops", flops), checked("bytes", bytes), name_of(fn)
 
     @wraps(fn)
     def partitioned(*args: Any, **kwargs: Any) -> Any:
@@ -71,13 +94,20 @@ def rule_for(
         made = jax.eval_shape(fn, *args, **kwargs)
         results = jax.tree.leaves(made)
         shapes = [leaf.shape for leaf in map(jax.typeof, leaves)], [leaf.shape for leaf in results]
+        structs = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in map(jax.typeof, leaves)]
         if written is not None:
             found = _sized(written, str(rule), *shapes)
+            work = KernelWork(name=name, flops=None, bytes=None, engine="vector", guessed=True)
         else:
-            found = _rule_like(like, args, kwargs, results)
+            graph = _graph_like(like, tree, structs, results)
+            found, work = _rule_like(graph, len(leaves)), _work_like(graph, name)
+        if said_flops is not None:
+            engine = work.engine if written is None else "matrix"
+            work = replace(work, flops=amount("flops", name, said_flops, tree, structs), engine=engine, guessed=False)
+        work = replace(work, bytes=amount("bytes", name, said_bytes, tree, structs))
         # Within a function jitted on its own, arrays that it closes over are no constants of the call.
         call = custom_partitioning(jax.jit(flat))
-        call.def_partition(Parts(rule=found, run=flat), sharding_rule=sharding_rule(found))
+        call.def_partition(Parts(rule=found, run=flat, work=work), sharding_rule=sharding_rule(found))
         return jax.tree.unflatten(jax.tree.structure(made), call(*leaves))
 
     return partitioned
@@ -157,23 +187,41 @@ def _letters(text: str, dim: Dim) -> str:
     return " ".join(names[factor] for factor in dim)
 
 
-def _rule_like(like: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[Any]) -> Rule:
-    """The rule of a plain function of these arguments, for a kernel that is run on parts of them."""
-    leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
+def _graph_like(like: Any, tree: Any, structs: Sequence[jax.ShapeDtypeStruct], results: Sequence[Any]) -> Graph:
+    """The graph of a plain function of these arguments. Raises: RuleError where its results are others."""
 
     def flat(*values: Any) -> list[Any]:
         args, kwargs = jax.tree.unflatten(tree, values)
         return jax.tree.leaves(like(*args, **kwargs))
 
-    structs = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in map(jax.typeof, leaves)]
     graph = build_graph(trace(flat, structs))
-    shapes = {tensor.id: tensor.aval.shape for tensor in graph.tensors}
-    found = [shapes[tensor] for tensor in graph.outputs]
+    found = [graph.tensors[tensor].aval.shape for tensor in graph.outputs]
     if found != [tuple(leaf.shape) for leaf in results]:
         raise RuleError(
             f"like gives results of shapes {found}, the function itself {[tuple(leaf.shape) for leaf in results]}; "
             "give a function of the same results"
         )
+    return graph
+
+
+def _work_like(graph: Graph, name: str) -> KernelWork:
+    """The work of a kernel that computes what a plain function does; its memory traffic may be less, and is not told."""
+    flops: dict[Engine, float] = {"vector": 0.0, "matrix": 0.0}
+    for op in graph.ops:
+        if op.kind not in BOUNDARY:
+            flops[op_engine(op)] += graph.regions[op.region].trips * op_flops(graph, op)
+    return KernelWork(
+        name=name,
+        flops=sum(flops.values()),
+        bytes=None,
+        engine="matrix" if flops["matrix"] > flops["vector"] else "vector",
+        guessed=any(map(is_guessed, graph.ops)),
+    )
+
+
+def _rule_like(graph: Graph, arguments: int) -> Rule:
+    """The rule of a plain function of so many arguments, for a kernel that is run on parts of them."""
+    shapes = {tensor.id: tensor.aval.shape for tensor in graph.tensors}
     steps = [
         Step(
             rule=_on_parts(graph, op, op_rule(graph, op)[0]),
@@ -183,7 +231,7 @@ def _rule_like(like: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result
         )
         for op in graph.ops
     ]
-    return compose(steps, shapes, graph.inputs[: len(leaves)], graph.outputs, graph.ties)
+    return compose(steps, shapes, graph.inputs[:arguments], graph.outputs, graph.ties)
 
 
 def _on_parts(graph: Graph, op: Op, rule: Rule | None) -> Rule | None:

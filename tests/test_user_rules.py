@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -256,6 +257,131 @@ def rule_of_like(function: Callable[..., Any], shapes: tuple[tuple[int, ...], ..
 def _canonical(rule: Rule) -> Rule:
     """The rule without sizes, which a text does not have."""
     return planner.factors.parse_rule(str(rule))
+
+
+# ---------------------------------------------------------------- work
+
+
+def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    return jnp.einsum("hqk,hkd->hqd", jax.nn.softmax(jnp.einsum("hqd,hkd->hqk", q, k)), v)
+
+
+def pallas_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    def kernel(q: Any, k: Any, v: Any, out: Any) -> None:
+        out[...] = attention(q[...], k[...], v[...])
+
+    return pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype), interpret=True)(q, k, v)
+
+
+HEADS = "h q d, h k d, h k e -> h q e | replicate k d"
+QKV = tuple(jax.ShapeDtypeStruct((8, 32, 16), jnp.float32) for _ in range(3))
+MATMULS = 2 * 2 * 8 * 32 * 32 * 16
+
+
+def of_shapes(q: jax.ShapeDtypeStruct, k: jax.ShapeDtypeStruct, v: jax.ShapeDtypeStruct) -> float:
+    return 4 * q.shape[0] * q.shape[1] * k.shape[1] * q.shape[2]
+
+
+def plan_of(kernel: Callable[..., Any], mesh: dict[str, int] | None = None, **more: Any) -> planner.Plan:
+    """A plan of twelve runs of a kernel, for a real chip."""
+
+    def model(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda c, _: (kernel(c, k, v), None), q, None, length=12)[0]
+
+    options = planner.Options(check="never")
+    return planner.plan(model, QKV, topology="v5e:4x2", mesh=mesh, options=options, **more)
+
+
+def test_work_that_is_guessed_is_told() -> None:
+    plan = plan_of(rule_for(pallas_attention, HEADS))
+    assert [(op.op, op.trips) for op in plan.guessed] == [("pallas_attention", 12)]
+    assert "test_user_rules.py" in plan.guessed[0].source
+    assert any("work of 1 op is guessed" in note and "pallas_attention (x12) at" in note for note in plan.notes)
+    assert "work guessed as one operation per result element" in str(plan)
+    assert plan.predicted.flops * plan.decision.mesh_shape["x"] == 12 * 8 * 32 * 16
+    assert [op.op for op in plan_of(pallas_attention).guessed] == ["pallas_call"]
+    assert plan_of(attention).guessed == ()
+
+
+@pytest.mark.parametrize("flops", [MATMULS, of_shapes], ids=["number", "function"])
+def test_work_that_is_said_is_priced_and_predicted(flops: Any) -> None:
+    kernel = rule_for(pallas_attention, HEADS, flops=flops)
+    whole, split = plan_of(kernel, {"x": 1}), plan_of(kernel, {"x": 8})
+    assert whole.predicted.flops == 12 * MATMULS
+    assert split.predicted.flops == 12 * MATMULS / 8
+    assert whole.guessed == ()
+    assert not any("guessed" in note for note in whole.notes)
+
+
+def test_work_is_taken_from_a_plain_function() -> None:
+    alike, plain = plan_of(rule_for(pallas_attention, like=attention), {"x": 8}), plan_of(attention, {"x": 8})
+    assert alike.predicted.flops == pytest.approx(plain.predicted.flops)
+    assert alike.guessed == ()
+    said = plan_of(rule_for(pallas_attention, like=attention, flops=5 * MATMULS), {"x": 1})
+    assert said.predicted.flops == 12 * 5 * MATMULS
+    guessed = plan_of(rule_for(pallas_attention, like=rule_for(pallas_attention, HEADS)))
+    assert [op.op for op in guessed.guessed] == ["pallas_attention"]
+
+
+def test_bytes_that_are_said_are_its_memory_traffic() -> None:
+    usual = plan_of(rule_for(pallas_attention, HEADS, flops=0), {"x": 8}).predicted
+    assert usual.traffic_bytes == 12 * 4 * 4 * 32 * 16
+    number = plan_of(rule_for(pallas_attention, HEADS, flops=0, bytes=8e9), {"x": 8}).predicted
+    assert number.traffic_bytes == 12 * 1e9
+    assert number.seconds == pytest.approx(12 * 1e9 / 819e9, rel=0.01)
+    function = rule_for(pallas_attention, HEADS, flops=0, bytes=lambda q, k, v: 10 * q.size + k.size)
+    assert plan_of(function, {"x": 8}).predicted.traffic_bytes == 12 * 11 * 32 * 16
+
+
+def test_a_kernel_of_much_work_is_split_where_a_guess_would_not() -> None:
+    x, options = jax.ShapeDtypeStruct((3, 4096), jnp.float32), planner.Options(check="never")
+    for flops, count in ((None, 1), (1e12, 8)):
+        kernel = rule_for(lambda x: x.sum(1), "i j -> i | reduce j", flops=flops)
+        plan = planner.plan(kernel, (x,), topology="v5e:4x2", options=options)
+        assert plan.decision.mesh_shape == {"x": count}
+
+
+def test_parts_may_have_less_work_than_the_whole_and_the_bound_holds() -> None:
+    kernel = rule_for(pallas_attention, HEADS, flops=lambda q, k, v: 1e9 * q.shape[0] ** 3)
+    plan = plan_of(kernel)
+    assert plan.certificate.lower_bound <= plan.certificate.value
+    assert plan.predicted.flops == 12 * 1e9
+    assert plan.certificate.status == "optimal"
+
+
+def test_what_is_guessed_is_saved(tmp_path: Path) -> None:
+    plan, path = plan_of(pallas_attention), tmp_path / "plan.json"
+    plan.save(path)
+    assert planner.load(path).decision.guessed == plan.guessed
+    record = json.loads(path.read_text())
+    del record["guessed"]
+    path.write_text(json.dumps(record))
+    assert planner.load(path).decision.guessed == (), "a file of an earlier planner"
+
+
+def _fails(q: Any, k: Any, v: Any) -> float:
+    raise ValueError("no such shape")
+
+
+@pytest.mark.parametrize("what", ["flops", "bytes"])
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (-1, "is -1; give a number, finite and not negative, or a function"),
+        (float("nan"), "is nan"),
+        (float("inf"), "is inf"),
+        (True, "is True"),
+        ("many", "is 'many'"),
+        (lambda q, k, v: "many", r"pallas_attention gives 'many' for a part with the operands float32\[8, 32, 16\]"),
+        (lambda q, k, v: -q.size, "gives -4096"),
+        (lambda q, k, v: None, "gives None"),
+        (_fails, "failed for a part with the operands .*ValueError: no such shape"),
+        (lambda q: q.size, "failed .*TypeError"),
+    ],
+)
+def test_a_work_that_is_none_is_refused_in_words(what: str, said: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=f"{what}= .*{message}"):
+        plan_of(rule_for(pallas_attention, HEADS, **{what: said}), {"x": 1})
 
 
 # ---------------------------------------------------------------- errors
