@@ -14,13 +14,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jaxlib.mlir import ir, passmanager
+from jaxlib.mlir.dialects import sdy
 from jaxlib.mlir.dialects import stablehlo as hlo
 
 from planner.compose import Step, compose
 from planner.factors import Combiner, Dim, Kind, Rule
 from planner.graph import Aval
 from planner.rules.build import Factors, fits
-from planner.rules.named import named_rule
+from planner.rules.named import Names, named_rule
 
 POPULATE = "builtin.module(func.func(sdy-populate-op-sharding-rules))"
 
@@ -50,32 +51,26 @@ Any other initial value would count once per shard.
 """
 
 
-def parse_sharding_rule(text: str, operands: Sequence[Sequence[int]], results: Sequence[Sequence[int]]) -> Rule:
-    """The rule that `#sdy.op_sharding_rule<([i, j], ...)->([i], ...) {i=8, j=16} reduction={j}>` prints.
+def sharding_rule(attribute: Any, operands: Sequence[Sequence[int]], results: Sequence[Sequence[int]]) -> Rule:
+    """The rule that Shardy's attribute `#sdy.op_sharding_rule` says.
 
     Parameters: `operands` and `results`, the extents of the arrays. What Shardy would split by exchange between
     neighbours, or knows nothing of (a factor of size 1 on a dim of a larger extent), stays whole.
-    Raises: ValueError for a text of another form.
+    Raises: ValueError for another attribute.
     """
-    sides = re.search(r"<\((.*?)\)->\((.*?)\)", text)
-    if sides is None:
-        raise ValueError(f"not a sharding rule: {text}")
-    size = {name: int(extent) for name, extent in re.findall(r"(\w+)=(\d+)", text)}
-    kinds: dict[str, Kind] = dict.fromkeys(size, "pass")
-    labels: tuple[tuple[str, Kind], ...] = (
-        ("reduction", "reduce"),
-        ("need_replication", "replicate"),
-        ("permutation", "replicate"),
-    )
-    for label, kind in labels:
-        for names in re.findall(label + r"=\{([^}]*)\}", text):
-            kinds.update(dict.fromkeys(names.replace(" ", "").split(","), kind))
-    named = [re.findall(r"\[([^\]]*)\]", side) for side in sides.groups()]
-    arrays = [
-        [re.findall(r"[a-z](?:_\d+)?", dim) for dim in array.split(",") if dim] for side in named for array in side
-    ]
-    count = len(operands)
-    return named_rule(arrays[:count], arrays[count:], (*operands, *results), size, kinds)
+    given: Any = sdy.OpShardingRuleAttr(attribute)
+    kinds: dict[str, Kind] = dict.fromkeys(map(str, given.reduction_factors), "reduce")
+    kinds.update(dict.fromkeys(map(str, given.need_replication_factors), "replicate"))
+    kinds.update(dict.fromkeys(map(str, given.permutation_factors), "replicate"))
+    sizes = {str(factor): extent for factor, extent in enumerate(given.factor_sizes)}
+    left, right = (list(map(_names, side)) for side in (given.operand_mappings, given.result_mappings))
+    return named_rule(left, right, (*operands, *results), sizes, kinds)
+
+
+def _names(mapping: Any) -> Names:
+    """The factors, by their numbers, of every dim of one array."""
+    dims = (sdy.DimMappingAttr(dim) for dim in sdy.TensorMappingAttr(mapping).dim_mappings)
+    return [list(map(str, dim.factor_indices)) for dim in dims]
 
 
 def annotated(primitive: Any, operands: Sequence[Any], params: Mapping[str, Any]) -> Any:
@@ -175,7 +170,7 @@ def _rule(
         return None
     if kind == "stablehlo.convolution" and _grouped(op):
         return None
-    rule = parse_sharding_rule(str(op.attributes["sdy.sharding_rule"]), operands, results)
+    rule = sharding_rule(op.attributes["sdy.sharding_rule"], operands, results)
     combiner: Combiner | None = "add" if kind in SUMS else _combiner(op, kind, constants)
     whole = _miscompiled(op, kind, rule, operands)
     kinds: list[Kind] = [

@@ -27,7 +27,7 @@ import planner
 from planner.factors import FACTOR_NAMES, Rule
 from planner.graph import Aval
 from planner.rules import rule_of
-from planner.shardy import annotated, parse_sharding_rule, shardy_rule
+from planner.shardy import annotated, sharding_rule, shardy_rule
 from tests.test_programs import ideal
 
 WHOLE = "*"
@@ -230,7 +230,7 @@ def _registered(equation: rule_cases.Equation) -> Iterator[tuple[str, Rule]]:
                     shapes = [
                         [ir.RankedTensorType(value.type).shape for value in side] for side in (op.operands, op.results)
                     ]
-                    yield op.operation.name, parse_sharding_rule(str(op.attributes["sdy.sharding_rule"]), *shapes)
+                    yield op.operation.name, sharding_rule(op.attributes["sdy.sharding_rule"], *shapes)
 
 
 @pytest.mark.parametrize(("name", "function", "arrays", "text"), rule_cases.CASES, ids=[c[0] for c in rule_cases.CASES])
@@ -248,6 +248,17 @@ def test_agrees_with_shardy(name: str, function: Callable[..., Any], arrays: str
     theirs = _canonical(*_dims(registered[0][1]))
     expected = {_canonical(*_dims(rule))} | ({DIFFERENT[name][0]} if name in DIFFERENT else set())
     assert theirs in expected, str(registered[0][1])
+
+
+def test_attributes_are_read_by_number() -> None:
+    """More factors than there are letters from i to z, of every kind."""
+    sizes = "i=4, j=8, " + ", ".join(f"{letter}=2" for letter in "klmnopqrstuvwxyz") + ", z_1=3"
+    text = f"#sdy.op_sharding_rule<([ij, z_1])->([z_1, ij]) {{{sizes}}} reduction={{z_1}} permutation={{j}}>"
+    with mlir.make_ir_context():
+        rule = sharding_rule(ir.Attribute.parse(text), [(32, 3)], [(3, 32)])
+        with pytest.raises(ValueError, match="OpShardingRuleAttr"):
+            sharding_rule(ir.Attribute.parse("5 : i32"), [()], [()])
+    assert str(rule) == "(a b) c -> c (a b) | reduce c | replicate b"
 
 
 @pytest.mark.parametrize("name", sorted(name for name, why in UNCOMPARED.items() if why in (SEVERAL_OPS, NO_RULE)))
