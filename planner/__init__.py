@@ -2,6 +2,7 @@
 
 from cost_models import Topology as Topology
 from planner import errors as errors
+from planner import testing as testing
 from planner.api import LoadedPlan as LoadedPlan
 from planner.api import load as load
 from planner.api import plan as plan
@@ -26,4 +27,5 @@ __all__ = [
     "plan",
     "rule_for",
     "solve",
+    "testing",
 ]

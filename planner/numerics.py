@@ -5,7 +5,7 @@ arguments moved by one rounding of the narrowest float type in the program, and 
 changes, and by a few roundings of its own type besides. Where that is not enough and the program has 16-bit floats, the
 single-device run is repeated with its sums taken in float32: a leaf may be as far from that as the single device's is.
 A leaf that is off is given more such runs before it counts as wrong. Integers, booleans and random bits must be equal
-(unless rounding alone changes them too).
+(unless rounding alone changes them too). Whoever knows better may say how far, with `rtol`.
 
 Where the devices are of several processes, each runs the single-device program on a device of its own, and compares with
 it what it holds of the sharded results.
@@ -55,10 +55,12 @@ def compare_numerics(
     *,
     seed: int,
     reference: Callable[..., Any] | None = None,
+    rtol: float | None = None,
 ) -> Numerics:
     """The sharded results against the single device's; `args` are the flat arguments, concrete.
 
-    `reference` is the single-device function of the flat arguments; default the traced program, jitted.
+    `reference` is the single-device function of the flat arguments; default the traced program, jitted. With `rtol`, a
+    float may differ by that share of its leaf's largest value, and nothing else may differ, whatever rounding does.
     """
     device = _reference_device(decision, program, target)
     if not isinstance(device, jax.Device) and not target.processes.alone:
@@ -79,8 +81,8 @@ def compare_numerics(
                 moved = _perturbed(held, epsilon, seed + run)
                 return [host(v) for v in reference(*map(_single(device), moved))]
 
-            noisy = [perturbed(run) for run in range(RUNS)]
-        if not all(map(_within_noise, found, expected, zip(*noisy, strict=True))):
+            noisy = [perturbed(run) for run in range(RUNS)] if rtol is None else []
+        if rtol is None and not all(map(_within_noise, found, expected, zip(*noisy, strict=True))):
             # What hangs on the sign of a vanishing number (a first step of Adam) shows in few of the runs.
             with _on(device):
                 noisy += [perturbed(run) for run in range(RUNS, MORE_RUNS)]
@@ -89,9 +91,9 @@ def compare_numerics(
     rows: list[tuple[str, float, float]] = []
     exact: list[Any] | None = None
     for i, leaf in enumerate(decision.results):
-        allowed = _allowed(expected[i], [other[i] for other in noisy])
+        allowed = _allowed(expected[i], [other[i] for other in noisy]) if rtol is None else rtol * _scale(expected[i])
         difference = _off(found[i], expected[i])
-        if difference > allowed and narrow:
+        if difference > allowed and narrow and rtol is None:
             # Long sums of narrow floats stagnate on one device; then the sharded result is the better one.
             if exact is None:
                 exact = [host(v) for v in jax.jit(widened(program))(*map(_single(device), held))]
@@ -187,7 +189,13 @@ def _allowed(expected: Any, noisy: Sequence[Any]) -> float:
     noise = max(_difference(expected, other) for other in noisy)
     if not _float(expected):
         return noise
-    finite = np.abs(_wide(expected))
-    scale = float(np.where(np.isfinite(finite), finite, 0.0).max(initial=0.0))
     epsilon = _epsilon(str(expected.dtype))
-    return NOISE_FACTOR * noise + max(epsilon, min(ROUNDINGS * epsilon, MOST_RELATIVE)) * scale
+    return NOISE_FACTOR * noise + max(epsilon, min(ROUNDINGS * epsilon, MOST_RELATIVE)) * _scale(expected)
+
+
+def _scale(value: Any) -> float:
+    """The largest finite number of a leaf of floats, without its sign; 0 for other types, in which all is exact."""
+    if not _float(value):
+        return 0.0
+    size = np.abs(_wide(value))
+    return float(np.where(np.isfinite(size), size, 0.0).max(initial=0.0))

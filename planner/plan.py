@@ -326,11 +326,15 @@ class Plan:
 
     # ------------------------------------------------------------ evidence
 
-    def verify(self, *args: Any) -> Verification:
+    def verify(
+        self, *args: Any, reference: Callable[..., Any] | None = None, rtol: float | None = None
+    ) -> Verification:
         """What the plan does beside what it promised: numerics, collectives and memory. Raises nothing, says all.
 
         Without arguments, or with shapes only, the numerics are not checked. For a topology without devices the program
-        is compiled for it where its compiler is installed.
+        is compiled for it where its compiler is installed. `reference` is the function whose results, on one device, the
+        plan's are compared with; default the program as it was traced. How far they may differ follows from the
+        program's own rounding; with `rtol`, floats may by that share of the largest value of their leaf.
 
         Where the devices are of several processes, all of them must call this together and get one verdict. Numerics are
         checked where the arguments are the same on all processes, or global arrays small enough to be gathered.
@@ -346,7 +350,18 @@ class Plan:
             compiled=lambda: self._executable,
             runner=lambda: self._runner,
             seed=self._seed,
+            reference=None if reference is None else self._flattened(reference),
+            rtol=rtol,
         )
+
+    def _flattened(self, fn: Callable[..., Any]) -> Callable[..., list[Any]]:
+        """A function like the planned one as a jitted function of the flat arguments."""
+
+        def flat(*leaves: Any) -> list[Any]:
+            args = self._as_arguments(leaves)
+            return jax.tree.leaves(fn(*(self._static_args.get(i, value) for i, value in enumerate(args))))
+
+        return jax.jit(flat)
 
     def _runnable(self, args: Sequence[Any]) -> tuple[Any, ...] | str:
         """Flat arguments to run on, or the reason why there are none."""

@@ -85,11 +85,13 @@ def verify(
     compiled: Callable[[], Any],
     runner: Callable[[], Any],
     seed: int,
+    reference: Callable[..., Any] | None = None,
+    rtol: float | None = None,
 ) -> Verification:
     """The verification of a plan.
 
     `jitted` is the sharded function of the flat arguments, `compiled` gives its executable, `runner` what runs it; `args`
-    are the flat arguments, or the reason why it cannot be run. Where the devices are of several processes, all make this
+    are the flat arguments, or the reason why it cannot be run. `reference` and `rtol` are as of `compare_numerics`. Where the devices are of several processes, all make this
     call together, and get one verdict.
 
     Raises: ProcessError where another process does not come.
@@ -111,7 +113,10 @@ def verify(
     numerics = (
         Numerics(ok=None, reason=args)
         if isinstance(args, str)
-        else _agreed(compare_numerics(decision, program, target, runner(), args, seed=seed), processes)
+        else _agreed(
+            compare_numerics(decision, program, target, runner(), args, seed=seed, reference=reference, rtol=rtol),
+            processes,
+        )
     )
     return Verification(numerics=numerics, collectives=collectives, memory=memory)
 

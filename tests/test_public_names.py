@@ -16,6 +16,13 @@ PLANNER = [
     "plan",
     "rule_for",
     "solve",
+    "testing",
+]
+TESTING = [
+    "arguments",
+    "assert_same_as_single_device",
+    "free_wires",
+    "meshes",
 ]
 COST_MODELS = [
     "CHIPS",
@@ -48,6 +55,11 @@ COST_MODELS = [
 def test_planner():
     assert sorted(planner.__all__) == sorted(PLANNER)
     assert all(hasattr(planner, name) for name in PLANNER)
+
+
+def test_testing():
+    assert sorted(planner.testing.__all__) == sorted(TESTING)
+    assert all(hasattr(planner.testing, name) for name in TESTING)
 
 
 def test_cost_models():
