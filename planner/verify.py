@@ -91,8 +91,8 @@ def verify(
     """The verification of a plan.
 
     `jitted` is the sharded function of the flat arguments, `compiled` gives its executable, `runner` what runs it; `args`
-    are the flat arguments, or the reason why it cannot be run. `reference` and `rtol` are as of `compare_numerics`. Where the devices are of several processes, all make this
-    call together, and get one verdict.
+    are the flat arguments, or the reason why it cannot be run. `reference` and `rtol` are as of `compare_numerics`.
+    Where the devices are of several processes, all make this call together, and get one verdict.
 
     Raises: ProcessError where another process does not come.
     """

@@ -30,6 +30,7 @@ from planner.numerics import compare_numerics
 from planner.pipeline import Pipeline
 from planner.places import BOUNDARY
 from planner.target import resolve
+from planner.testing import free_wires
 from planner.trace import build_graph, trace
 
 MESHES: Sequence[tuple[int, ...]] = (
@@ -127,7 +128,7 @@ def run(name: str, objective: str = "time") -> Outcome:
             function,
             args,
             devices=jax.devices(),
-            topology=free_wires(sizes),
+            topology=free_wires(math.prod(sizes)),
             mesh=dict(zip(NAMES, sizes, strict=False)),
             objective=objective,
             options=planner.Options(check="never"),
@@ -176,7 +177,7 @@ def only_plan(name: str, objective: str = "time") -> Outcome:
     except Exception as error:
         return Outcome(name=name, group=group, status="rejected", reason=_words(error))
     try:
-        plan = planner.plan(harness.dyn_fun, args, topology=free_wires((8,)), objective=objective, options=options)
+        plan = planner.plan(harness.dyn_fun, args, topology=free_wires(8), objective=objective, options=options)
         _ = str(plan)
     except PlannerError as error:
         return Outcome(name=name, group=group, status="refused", reason=_words(error))
@@ -184,18 +185,6 @@ def only_plan(name: str, objective: str = "time") -> Outcome:
         return Outcome(name=name, group=group, status="crash", reason=_words(error))
     sizes = tuple(plan.decision.mesh_shape.values())
     return Outcome(name=name, group=group, status="ok", mesh=sizes, seconds=time.monotonic() - start)
-
-
-def free_wires(sizes: Sequence[int]) -> planner.Topology:
-    """Free wires, slow devices: splitting always pays."""
-    return planner.Topology.custom(
-        name="free wires",
-        shape=tuple(sizes),
-        link_bytes_per_s=(1e18,) * len(sizes),
-        flops_per_s=1e3,
-        hbm_bytes=1e9,
-        hbm_bytes_per_s=1e6,
-    )
 
 
 def own_ops(graph: Graph, group: str) -> list[Op]:

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 import planner
+from planner.testing import free_wires
 from tests.programs import Case, Description
 from tests.programs_index import INDEX
 
@@ -26,24 +27,6 @@ the TPU's does not; a scatter from indices split over several dims is summed ove
 """
 WIDENED_ON_CPU = ("float8", "float16")
 """Types that XLA's CPU backend computes with, and moves, in a wider one."""
-
-
-def ideal(devices: int) -> planner.Topology:
-    """Free wires, slow devices: splitting always pays."""
-    dims = tuple(_prime_factors(devices))
-    return planner.Topology.custom(
-        name="free wires",
-        shape=dims,
-        link_bytes_per_s=(1e18,) * len(dims),
-        flops_per_s=1e3,
-        hbm_bytes=1e9,
-        hbm_bytes_per_s=1e6,
-    )
-
-
-def _prime_factors(number: int) -> list[int]:
-    factor = next((f for f in range(2, number) if number % f == 0), number)
-    return [factor] if factor == number else [*_prime_factors(number // factor), factor]
 
 
 def failure(
@@ -63,7 +46,7 @@ def failure(
             fn,
             args,
             devices=devices,
-            topology=ideal(len(devices)),
+            topology=free_wires(len(devices)),
             mesh=mesh,
             donate_argnums=tuple(donated),
             options=planner.Options(check="never"),

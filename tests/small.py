@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import planner
+from planner.testing import assert_same_as_single_device
 
 NEVER = planner.Options(check="never")
 WIDTH = 64
@@ -72,7 +73,6 @@ def assert_same(found: Any, expected: Any) -> None:
 
 
 def planned(fn: Callable[..., Any], args: Sequence[Any], **more: Any) -> planner.Plan:
-    """A plan that computes, run once, what the function computes."""
-    p = planner.plan(fn, tuple(args), options=NEVER, **more)
-    assert_same(p(*args), fn(*args))
-    return p
+    """A plan for the devices as they are, that computes what the function computes."""
+    devices = more.get("devices", jax.devices())
+    return assert_same_as_single_device(fn, args, **{"topology": f"cpu:{len(devices)}", **more})

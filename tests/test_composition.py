@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import planner
-from tests.test_programs import ideal
+from planner.testing import free_wires
 
 X = jax.random.normal(jax.random.key(0), (16, 32))
 W = jax.random.normal(jax.random.key(1), (32, 32)) / 6
@@ -49,7 +49,7 @@ def reversed_rule(w: jax.Array, x: jax.Array) -> jax.Array:
 def plan_of(fn: Callable[..., Any], *args: Any, **more: Any) -> planner.Plan:
     options = planner.Options(check="never")
     mesh = {"x": 4, "y": 2}
-    return planner.plan(fn, args, devices=jax.devices(), topology=ideal(8), mesh=mesh, options=options, **more)
+    return planner.plan(fn, args, devices=jax.devices(), topology=free_wires(8), mesh=mesh, options=options, **more)
 
 
 @pytest.fixture(scope="module")

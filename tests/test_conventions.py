@@ -14,7 +14,7 @@ import pytest
 from jax.tree_util import register_dataclass, register_pytree_node_class
 
 import planner
-from tests.test_programs import ideal
+from planner.testing import free_wires
 
 X = jax.random.normal(jax.random.key(0), (16, 8))
 W = jax.random.normal(jax.random.key(1), (8, 16))
@@ -25,7 +25,7 @@ def planned(fn: Callable[..., Any], *args: Any, example: tuple[Any, ...] | None 
     options = planner.Options(check="never")
     mesh = {"x": 4, "y": 2}
     made = planner.plan(
-        fn, example or args, devices=jax.devices(), topology=ideal(8), mesh=mesh, options=options, **more
+        fn, example or args, devices=jax.devices(), topology=free_wires(8), mesh=mesh, options=options, **more
     )
     wanted = fn(*args)
     for found in (made(*args), made.jit(*made.place(*args))):
@@ -168,7 +168,7 @@ def test_static_arguments_and_donation() -> None:
         lambda x, w: (x + 1, w.sum()),
         (kept, W),
         devices=jax.devices(),
-        topology=ideal(8),
+        topology=free_wires(8),
         donate_argnums=(0,),
         options=planner.Options(check="never"),
     )

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-import planner
-from tests.conformance_case import free_wires
+from planner.testing import assert_same_as_single_device
 
 
 def normal(*shape: int) -> jax.Array:
@@ -59,17 +58,13 @@ CASES: Mapping[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 def test_every_device_computes_its_part(name: str) -> None:
     function, args = CASES[name]
     sizes = (8,) if name.endswith("right-hand sides") else (4, 2)
-    plan = planner.plan(
+    plan = assert_same_as_single_device(
         function,
         args,
-        devices=jax.devices(),
-        topology=free_wires(sizes),
         mesh=dict(zip("xy", sizes, strict=False)),
         pins={"out": jax.sharding.PartitionSpec(*_split(jax.eval_shape(function, *args).shape, sizes))},
-        options=planner.Options(check="never"),
     )
-    found = plan.verify(*args)
-    assert found.numerics.ok, found.numerics
+    found = plan.verify()
     assert found.collectives.compiled_bytes <= found.collectives.predicted_bytes + 64, str(found)
     wanted = jax.grad(lambda *a: jnp.sum(jnp.sin(function(*a))))(*args)
     got = jax.jit(jax.grad(lambda *a: jnp.sum(jnp.sin(plan(*a)))))(*args)

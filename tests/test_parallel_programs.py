@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import planner
-from tests.test_programs import ideal
+from planner.testing import assert_same_as_single_device
 
 NEVER = planner.Options(check="never")
 
@@ -27,10 +27,9 @@ def mesh_of(**axes: int) -> Mesh:
 
 def planned(fn: Any, args: tuple[Any, ...], **more: Any) -> planner.Plan:
     """A plan that splits all it can, checked: right numbers, no collective or byte that was not predicted."""
-    plan = planner.plan(fn, args, devices=jax.devices(), topology=ideal(8), options=more.pop("options", NEVER), **more)
-    found = plan.verify(*args)
+    plan = assert_same_as_single_device(fn, args, **more)
+    found = plan.verify()
     assert found.ok, str(found)
-    assert found.numerics.ok, str(found)
     return plan
 
 

@@ -17,9 +17,7 @@ from planner.invariant import lifted, outermost
 from planner.trace import build_graph, trace
 from tests.programs import BODIES, OPS, Case, Description, case, shrunk
 from tests.programs_builder import Do
-from tests.programs_check import failure, failure_of, ideal
-
-__all__ = ["ideal"]
+from tests.programs_check import failure, failure_of
 
 F32 = "float32"
 ROWS = ((16, 8), F32)

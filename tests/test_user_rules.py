@@ -20,8 +20,8 @@ import planner
 from planner.errors import ArgumentError, RuleError
 from planner.factors import Rule
 from planner.on_parts import Parts
+from planner.testing import assert_same_as_single_device
 from planner.user_rules import rule_for
-from tests.test_programs import ideal
 
 MESH = {"x": 4, "y": 2}
 
@@ -32,10 +32,8 @@ def normal(*shape: int) -> jax.Array:
 
 def planned(fn: Callable[..., Any], args: tuple[Any, ...]) -> planner.Plan:
     """A plan that splits whatever it may, and that computes what the function does."""
-    options = planner.Options(check="never")
-    plan = planner.plan(fn, args, devices=jax.devices(), topology=ideal(8), mesh=MESH, options=options)
-    found = plan.verify(*args)
-    assert found.numerics.ok is True, found.numerics
+    plan = assert_same_as_single_device(fn, args, mesh=MESH)
+    found = plan.verify()
     assert found.collectives.ok is not False, found.collectives
     assert plan.replicated == ()
     return plan
@@ -103,18 +101,9 @@ def test_plans_of_kernels_are_split_and_right(name: str) -> None:
 
 
 def test_a_reduced_factor_is_summed_where_it_is_split() -> None:
-    plan = planner.plan(
-        dot,
-        (X, Y),
-        devices=jax.devices(),
-        topology=ideal(8),
-        mesh=MESH,
-        pins={"x": P("x", "y"), "y": P("y", None), "out": P("x", None)},
-        options=planner.Options(check="never"),
-    )
-    found = plan.verify(X, Y)
-    assert found.numerics.ok is True
-    assert found.collectives.by_kind == {("all-reduce", ("y",)): (256.0, 256.0)}
+    pins = {"x": P("x", "y"), "y": P("y", None), "out": P("x", None)}
+    plan = assert_same_as_single_device(dot, (X, Y), mesh=MESH, pins=pins)
+    assert plan.verify().collectives.by_kind == {("all-reduce", ("y",)): (256.0, 256.0)}
 
 
 def test_a_plan_with_a_kernel_is_saved_and_loaded(tmp_path: Path) -> None:
@@ -191,16 +180,8 @@ def test_sharding_rules_of_custom_partitioning_are_read(rule: Any, more: Any) ->
 
 
 def test_custom_partitioning_without_a_rule_is_whole_and_listed() -> None:
-    plan = planner.plan(
-        user_dot(None),
-        (X, Y),
-        devices=jax.devices(),
-        topology=ideal(8),
-        mesh=MESH,
-        options=planner.Options(check="never"),
-    )
+    plan = assert_same_as_single_device(user_dot(None), (X, Y), mesh=MESH)
     assert [op.op for op in plan.replicated] == ["custom_partitioning"]
-    assert plan.verify(X, Y).numerics.ok is True
 
 
 # ---------------------------------------------------------------- rules taken from plain functions
@@ -447,12 +428,4 @@ def test_wrong_arguments_are_refused() -> None:
 def test_what_depends_on_where_a_part_stands_is_not_split(like: Callable[..., Any]) -> None:
     x, u = normal(16, 8), normal(1, 8)
     planned_like = planner.rule_for(lambda x, u: like(x, u) + 0.0, like=like)
-    plan = planner.plan(
-        lambda x, u: planned_like(x * 2, u) + 1,
-        (x, u),
-        devices=jax.devices(),
-        topology=ideal(8),
-        mesh=MESH,
-        options=planner.Options(check="never"),
-    )
-    assert plan.verify(x, u).numerics.ok is True
+    assert_same_as_single_device(lambda x, u: planned_like(x * 2, u) + 1, (x, u), mesh=MESH)

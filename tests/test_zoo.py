@@ -12,12 +12,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
 
 import planner
+from planner.testing import assert_same_as_single_device
 from tests import zoo_programs, zoo_science
-from tests.test_programs import ideal
 
 Made = tuple[Callable[..., Any], tuple[Any, ...]]
 OWN: Mapping[str, Callable[[], Made]] = {**zoo_programs.PROGRAMS, **zoo_science.PROGRAMS}
@@ -36,16 +35,8 @@ LIBRARIES = sorted(path.stem for path in SHARED.glob("[!_]*.py"))
 
 def check(fn: Callable[..., Any], args: tuple[Any, ...], *, moved_otherwise: bool = False) -> None:
     """Plans with free wires and slow devices, runs and verifies; raises where a part fails."""
-    plan = planner.plan(
-        fn,
-        args,
-        devices=jax.devices(),
-        topology=ideal(8),
-        mesh={"x": 4, "y": 2},
-        options=planner.Options(check="never"),
-    )
-    found = plan.verify(*args)
-    assert found.numerics.ok is True, found.numerics
+    plan = assert_same_as_single_device(fn, args, mesh={"x": 4, "y": 2})
+    found = plan.verify()
     assert found.memory.ok is True, found.memory
     assert found.collectives.by_kind is not None, found.collectives
     assert found.collectives.ok is True or moved_otherwise, (str(found), found.collectives.by_kind, str(plan))
