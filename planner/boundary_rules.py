@@ -8,44 +8,25 @@ from typing import Any
 
 from planner.factors import Dim, Kind, Rule
 from planner.graph import Aval
+from planner.rules.build import Factors
 
 
 def _identity(operands: Sequence[Aval], results: Sequence[Aval]) -> Rule:
     """Every dim passes through unchanged, from each operand to the one result (or to none)."""
-    shape = operands[0].shape
-    sizes = tuple(extent for extent in shape if extent != 1)
-    dims = _number(shape)
-    return Rule(
-        operands=tuple(dims for _ in operands),
-        results=tuple(dims for _ in results),
-        sizes=sizes,
-        kinds=("pass",) * len(sizes),
-    )
-
-
-def _number(shape: Sequence[int], start: int = 0) -> tuple[Dim, ...]:
-    dims: list[Dim] = []
-    for extent in shape:
-        dims.append(() if extent == 1 else (start,))
-        start += extent != 1
-    return tuple(dims)
+    factors = Factors()
+    dims = factors.dims(operands[0].shape)
+    return factors.rule([dims] * len(operands), [dims] * len(results))
 
 
 def _stacked(operands: Sequence[Aval], results: Sequence[Aval]) -> Rule:
     """One side has the trips stacked in front; that dim stays whole, or every trip would fetch its slice."""
-    outer, inner = sorted((operands[0].shape, results[0].shape), key=len, reverse=True)
-    trips = 1 if outer[0] != 1 else 0
-    body = _number(inner, trips)
-    stacked: tuple[Dim, ...] = ((0,) if trips else (), *body)
-    sizes = outer[:trips] + tuple(extent for extent in inner if extent != 1)
-    kinds: tuple[Kind, ...] = ("replicate",) * trips + ("pass",) * (len(sizes) - trips)
-    entering = len(operands[0].shape) == len(outer)
-    return Rule(
-        operands=(stacked if entering else body,),
-        results=(body if entering else stacked,),
-        sizes=sizes,
-        kinds=kinds,
-    )
+    (operand,), (result,) = operands, results
+    entering = len(operand.shape) > len(result.shape)
+    outer, inner = (operand, result) if entering else (result, operand)
+    factors = Factors()
+    trips, body = factors.dim(outer.shape[0], "replicate"), factors.dims(inner.shape)
+    stacked = (trips, *body)
+    return factors.rule([stacked if entering else body], [body if entering else stacked])
 
 
 def manual_rule(operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, Any]) -> Rule | None:

@@ -5,14 +5,15 @@ Deep programs repeat the same ops time and again, so all that does not depend on
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from planner.factors import Dim, Rule
-from planner.graph import Aval, Graph, Op
+from planner.factors import Rule
+from planner.graph import Graph, Op
 from planner.op_rules import op_rule
 from planner.places import BOUNDARY, ENTERING
 from planner.rules import FUSIBLE
+from planner.rules.build import replicated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,7 +70,7 @@ def is_fused(op: Op) -> bool:
 def _form(graph: Graph, op: Op) -> Form:
     found, by_shardy = op_rule(graph, op)
     operands, results = graph.avals(op.operands), graph.avals(op.results)
-    rule = _unsplit(operands, results) if found is None else found
+    rule = replicated(operands, results) if found is None else found
     fused = is_fused(op)
     whole = [f for f, kind in enumerate(rule.kinds) if kind == "replicate" or (kind == "permute" and fused)]
     reduced = [f for f, kind in enumerate(rule.kinds) if kind == "reduce"]
@@ -88,18 +89,3 @@ def _form(graph: Graph, op: Op) -> Form:
         follows=tuple(i for i, aval in enumerate(operands) if aval.size >= least) if follower else (),
         leads=fused and not reduced and op.kind not in ("loop_carry_out", "loop_stack"),
     )
-
-
-def _unsplit(operands: Sequence[Aval], results: Sequence[Aval]) -> Rule:
-    """A rule by which every dim stays whole."""
-    sizes: list[int] = []
-
-    def factors(aval: Aval) -> tuple[Dim, ...]:
-        dims: list[Dim] = []
-        for extent in aval.shape:
-            dims.append(() if extent == 1 else (len(sizes),))
-            sizes.extend([extent] * (extent != 1))
-        return tuple(dims)
-
-    sides = tuple(map(factors, operands)), tuple(map(factors, results))
-    return Rule(operands=sides[0], results=sides[1], sizes=tuple(sizes), kinds=("replicate",) * len(sizes))

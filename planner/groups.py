@@ -9,6 +9,7 @@ anything across the border of a loop, so that gathers, reduce-scatters and hoist
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import final
 
 from planner.factors import Combiner, Dim
 from planner.forest import Forest
@@ -133,8 +134,9 @@ def _collected(walk: _Walk) -> Grouping:
     )
 
 
+@final
 class _Numbers(dict[int, Dim]):
-    """The numbers, in a group, of the factors that a root is made of: given as they are asked for. Final."""
+    """The numbers, in a group, of the factors that a root is made of: given as they are asked for."""
 
     def __init__(self, factors: Forest) -> None:
         super().__init__()
@@ -152,8 +154,9 @@ class _Numbers(dict[int, Dim]):
         return tuple([self.factors.size[leaf] for leaf in self.leaves]), whole
 
 
+@final
 class _Placements(dict[tuple[Form, tuple[Dim, ...]], tuple[Placement, frozenset[int]]]):
-    """The placement of ops of one form whose factors have these numbers, and the factors in two dims of one tensor. Final.
+    """The placement of ops of one form whose factors have these numbers, and the factors in two dims of one tensor.
 
     A loop that transposes its carry ties two dims of one tensor: no spec splits both alike.
     """

@@ -21,7 +21,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
@@ -44,8 +44,9 @@ CHEAP = "--xla_backend_optimization_level=0"
 BAD = ("wrong", "crash", "died")
 
 
+@final
 class Worker:
-    """A child process that runs cases one at a time. Final."""
+    """A child process that runs cases one at a time."""
 
     def __init__(self, asked: Sequence[str]) -> None:
         self._asked = asked

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, final
 
 from planner.factors import Combiner, Dim, Kind, Rule
 from planner.graph import Aval
@@ -15,8 +15,9 @@ RuleFunction = Callable[[Sequence[Aval], Sequence[Aval], Mapping[str, Any]], Rul
 """From the avals of an op's operands and results, and its params, to its rule."""
 
 
+@final
 class Factors:
-    """The factors of one rule while it is being built. Final."""
+    """The factors of one rule while it is being built."""
 
     __slots__ = ("_kinds", "_sizes")
 
