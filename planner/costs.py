@@ -17,11 +17,12 @@ from planner.candidates import Strategies
 from planner.fused_pass import FusedPass
 from planner.graph import Graph, Op
 from planner.groups import Dims, Group, Grouping
-from planner.halo import Margin, hops, image_of, margins, slides_of
+from planner.halo import Margin, hops, image_of, margins
 from planner.mesh import Mesh
 from planner.on_parts import kernel_of
 from planner.op_work import op_engine, op_flops
 from planner.reshard import Locations, local_bytes
+from planner.rules import slides_of, traits
 
 Floats = npt.NDArray[np.float64]
 
@@ -194,11 +195,11 @@ def _heavy(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies, mod
     operands = [_bytes(graph, strategies, t, d) for t, d in zip(op.operands, placement.operands, strict=True)]
     results = [_bytes(graph, strategies, t, d) for t, d in zip(op.results, placement.results, strict=True)]
     zero = np.zeros(len(strategies))
-    if op.kind in ("dynamic_slice", "gather", "slice", "dynamic_index"):
+    row = traits(op.kind)
+    if row.picks:
         traffic = sum(operands[1:], zero) + 2 * sum(results, zero)
-    elif op.kind == "dynamic_update_slice" or op.kind.startswith("scatter"):
-        updates = operands[1] if op.kind == "dynamic_update_slice" else operands[-1]
-        traffic = 2 * updates + sum(operands[1:], zero)
+    elif row.updates is not None:
+        traffic = 2 * operands[row.updates] + sum(operands[1:], zero)
     else:
         traffic = _said_bytes(graph, grouping, op, strategies)
         traffic = sum(operands, zero) + sum(results, zero) if traffic is None else traffic

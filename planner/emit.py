@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 from jax.sharding import PartitionSpec
 
-from planner.graph import Op
-from planner.halo import SLIDING, image_of, is_grouped, slides_of
+from planner.by_hand import by_hand, chosen_split, read_from_operands
+from planner.halo import is_grouped
 from planner.instance import Instance
-from planner.on_parts import KERNEL
 from planner.places import Slot, operand_slot, result_slot
 from planner.specs import spec_of, to_spec
 
@@ -111,25 +110,14 @@ def _hold_readers(
             constraints.setdefault(operand_slot(model.graph.ops[op], position), (wanted,))
 
 
-def is_by_hand(instance: Instance, op: Op, choice: Sequence[int]) -> bool:
-    """Whether an op's strategy is emitted by hand, with its partial sums added up there."""
-    if op.kind not in SLIDING:
-        return op.kind == KERNEL
-    if is_grouped(op):
-        return True
-    model = instance.model
-    moving = {slide.image_dim for slide in slides_of(model.graph, op)}
-    image = model.grouping.placements[op.id].operands[image_of(op.kind)]
-    return bool(moving.intersection(instance.location_at(model.grouping.group_of[op.id], image, choice)))
-
-
 def _hold_windows(
     instance: Instance, choice: Sequence[int], constraints: dict[Slot, tuple[PartitionSpec, ...]]
 ) -> None:
     """Gives every operand of an op that is emitted by hand a constraint: it is read from them how the op is split."""
     model, names = instance.model, instance.mesh.names
-    for op in model.graph.of_kinds((*SLIDING, KERNEL)):
-        if not is_by_hand(instance, op, choice):
+    for op in read_from_operands(model.graph):
+        # A convolution in groups is held where it is whole, too: the partitioner must not come to split it.
+        if by_hand(model.graph, op, chosen_split(instance, op, choice)) is None and not is_grouped(op):
             continue
         group, operands = model.grouping.group_of[op.id], model.grouping.placements[op.id].operands
         for position, tensor in enumerate(op.operands):

@@ -20,14 +20,13 @@ from jax import lax
 from jax.extend.core import primitives
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
+from planner.by_hand import Axes, by_hand, laid_split, moving
 from planner.graph import Graph, Op, Path
-from planner.halo import CONVOLUTION, POOLING_GRADIENT, SLIDING, Slide, hops, image_of, is_grouped, margins, slides_of
+from planner.halo import CONVOLUTION, POOLING_GRADIENT, Slide, hops, margins
 from planner.places import Slot
-from planner.specs import entries_of
+from planner.rules import kinds_where
 
 Constraints = Mapping[Slot, tuple[PartitionSpec, ...]]
-Spec = tuple[tuple[str, ...], ...]
-"""The axis names of every dim."""
 
 
 def exchanges(
@@ -38,26 +37,15 @@ def exchanges(
     Of every split convolution in groups as well.
     """
     found: dict[Path, Callable[..., Sequence[Any]]] = {}
-    for op in graph.of_kinds(SLIDING):
-        places: list[Slot] = [("operand", op.path, i) for i in range(len(op.operands))]
-        result: Slot = ("result", op.path, 0)
-        if result not in constraints or any(place not in constraints for place in places):
-            continue
-        operands = [_axes(graph, t, constraints[place][-1]) for t, place in zip(op.operands, places, strict=True)]
-        made = _axes(graph, op.results[0], constraints[result][0])
-        moving = [slide for slide in slides_of(graph, op) if operands[image_of(op.kind)][slide.image_dim]]
-        if moving or (is_grouped(op) and any(map(any, operands))):
-            found[op.path] = _exchanged(op, moving, operands, made, mesh)
+    for op in graph.of_kinds(kinds_where(lambda row: row.slides is not None)):
+        split = laid_split(graph, op, constraints, mesh.size)
+        if by_hand(graph, op, split) == "exchange":
+            found[op.path] = _exchanged(op, moving(graph, op, split), split.operands, split.results[0], mesh)
     return found
 
 
-def _axes(graph: Graph, tensor: int, spec: PartitionSpec) -> Spec:
-    entries = [tuple(entry) for entry in entries_of(spec)]
-    return tuple(entries + [()] * (len(graph.tensors[tensor].aval.shape) - len(entries)))
-
-
 def _exchanged(
-    op: Op, moving: Sequence[Slide], operands: Sequence[Spec], made: Spec, mesh: Mesh | AbstractMesh
+    op: Op, moving: Sequence[Slide], operands: Sequence[Axes], made: Axes, mesh: Mesh | AbstractMesh
 ) -> Callable[..., Sequence[Any]]:
     sizes = dict(mesh.shape)
     if op.kind == CONVOLUTION:
@@ -81,8 +69,8 @@ def _exchanged(
 def _convolution(
     params: Mapping[str, Any],
     moving: Sequence[Slide],
-    operands: Sequence[Spec],
-    made: Spec,
+    operands: Sequence[Axes],
+    made: Axes,
     sizes: Mapping[str, int],
     lhs: Any,
     rhs: Any,
@@ -123,7 +111,7 @@ def _pooling(
     kind: str,
     params: Mapping[str, Any],
     moving: Sequence[Slide],
-    operands: Sequence[Spec],
+    operands: Sequence[Axes],
     sizes: Mapping[str, int],
     image: Any,
 ) -> Any:
@@ -143,7 +131,7 @@ def _pooling(
 def _pooling_gradient(
     params: Mapping[str, Any],
     moving: Sequence[Slide],
-    operands: Sequence[Spec],
+    operands: Sequence[Axes],
     sizes: Mapping[str, int],
     source: Any,
     image: Any,
@@ -212,7 +200,7 @@ def _cropped(x: Any, dim: int, low: int, high: int) -> Any:
     return lax.slice_in_dim(x, low, x.shape[dim] - high, axis=dim) if low or high else x
 
 
-def _summed(partial_sum: Any, axes: Sequence[str], made: Spec) -> Any:
+def _summed(partial_sum: Any, axes: Sequence[str], made: Axes) -> Any:
     """The sum of partial results over some axes; scattered on the dim of the result that has them."""
     if not axes:
         return partial_sum

@@ -12,7 +12,7 @@ from planner.factors import Rule
 from planner.graph import Graph, Op
 from planner.op_rules import op_rule
 from planner.places import BOUNDARY, ENTERING
-from planner.rules import FUSIBLE
+from planner.rules import traits
 from planner.rules.build import replicated
 
 
@@ -64,7 +64,7 @@ class Forms:
 
 def is_fused(op: Op) -> bool:
     """Whether a compiler folds this op into its neighbours' passes over memory."""
-    return op.kind in FUSIBLE or op.kind in BOUNDARY
+    return traits(op.kind).fused or op.kind in BOUNDARY
 
 
 def _form(graph: Graph, op: Op) -> Form:

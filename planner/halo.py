@@ -22,13 +22,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from planner.graph import Aval, Graph, Op
+from planner.graph import Aval, Op
 
 CONVOLUTION = "conv_general_dilated"
-POOLINGS = frozenset(("reduce_window_max", "reduce_window_min", "reduce_window_sum"))
 POOLING_GRADIENT = "select_and_scatter_add"
-SLIDING = frozenset((CONVOLUTION, POOLING_GRADIENT)) | POOLINGS
-"""The primitives whose space can be split with halos."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,32 +104,6 @@ class Slide:
         )
 
 
-def slides(
-    kind: str, operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, Any]
-) -> tuple[Slide, ...]:
-    """The dims of an op whose split needs, or may need, a halo; none for ops that slide nothing.
-
-    Not among them: dims whose windows are single elements that stay in place, which split like any batch, and dims
-    whose parts would differ in what they see.
-    """
-    if kind == CONVOLUTION:
-        return _convolution(operands, results, params)
-    if kind in POOLINGS:
-        return _pooling(operands[0], results[0], params)
-    if kind == POOLING_GRADIENT:
-        source, image = operands
-        return tuple(slide for slide in _pooling(image, source, params) if slide.low >= 0)
-    return ()
-
-
-def slides_of(graph: Graph, op: Op) -> tuple[Slide, ...]:
-    """The slides of an op of a graph."""
-    if op.kind not in SLIDING:
-        return ()
-    tensors = graph.tensors
-    return slides(op.kind, [tensors[t].aval for t in op.operands], [tensors[t].aval for t in op.results], op.params)
-
-
 def image_of(kind: str) -> int:
     """The position of the operand that windows slide over."""
     return 1 if kind == POOLING_GRADIENT else 0
@@ -166,7 +137,10 @@ def hops(width: int, extent: int, parts: int) -> list[int]:
     return [min(extent, width - hop * extent) for hop in range(min(-(-width // extent), parts - 1))]
 
 
-def _convolution(operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, Any]) -> tuple[Slide, ...]:
+def convolution_slides(
+    operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, Any]
+) -> tuple[Slide, ...]:
+    """The slides of a convolution."""
     lhs, rhs, out = params["dimension_numbers"]
     found: list[Slide | None] = []
     for n in range(len(lhs) - 2):
@@ -184,7 +158,19 @@ def _convolution(operands: Sequence[Aval], results: Sequence[Aval], params: Mapp
     return tuple(slide for slide in found if slide is not None)
 
 
-def _pooling(image: Aval, result: Aval, params: Mapping[str, Any]) -> tuple[Slide, ...]:
+def pooling_slides(operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, Any]) -> tuple[Slide, ...]:
+    """The slides of a pooling."""
+    return _pooled(operands[0], results[0], params)
+
+
+def gradient_slides(operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, Any]) -> tuple[Slide, ...]:
+    """The slides of the gradient of a pooling, whose operands are a value per window and the image."""
+    del results
+    source, image = operands
+    return tuple(slide for slide in _pooled(image, source, params) if slide.low >= 0)
+
+
+def _pooled(image: Aval, result: Aval, params: Mapping[str, Any]) -> tuple[Slide, ...]:
     rank = len(image.shape)
     ones = (1,) * rank
     base = params.get("base_dilation") or ones

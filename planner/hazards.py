@@ -1,59 +1,49 @@
 """Hazards: splits that XLA's partitioner computes wrongly or dies of, in one table, and what keeps plans from them.
 
 Every hazard was seen with constraints on the operands and the result of a single op that all belong to one strategy of its
-rule. Three things keep a plan from one: the rule keeps the factor whole; `exchange` or `local` emits the op by hand, as a
-`shard_map` in which nothing is left to the partitioner, or behind a barrier; or `safe` does not offer the strategy. The
-tests hold a reproduction of each, which tells on every JAX whether the hazard is still there, and search for more.
+rule. Two things keep a plan from one: the rule keeps the factor whole; or the op is emitted by hand (see `by_hand`), as a
+`shard_map` in which nothing is left to the partitioner, or behind a barrier. The tests hold a reproduction of each, which
+tells on every JAX whether the hazard is still there, and search for more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
-
-from planner.candidates import Strategies
-from planner.graph import Op
-
-Mask = npt.NDArray[np.bool_]
+from planner.rules import kinds_where
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hazard:
     """A kind of split of some primitives that the compiler gets wrong, and the `remedy` that keeps plans from it.
 
-    `seen` is what was seen, and where; `hits` tells which strategies it hits, for those that are not offered.
+    `seen` is what was seen, and where.
     """
 
     primitives: frozenset[str]
     effect: Literal["wrong numbers", "death"]
     seen: str
-    remedy: Literal["rule", "by hand", "not offered"]
-    hits: Callable[[Op, Strategies], Mask] | None = None
+    remedy: Literal["rule", "by hand"]
 
-
-CONVOLUTIONS = frozenset(("conv_general_dilated",))
-SCATTERS = frozenset(("scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub"))
 
 HAZARDS: Mapping[str, Hazard] = {
     "space and output features of a convolution": Hazard(
-        primitives=CONVOLUTIONS,
+        primitives=frozenset(("conv_general_dilated",)),
         effect="wrong numbers",
         seen="off by a factor wherever output features are split by an earlier axis of the mesh than a space dim; windows "
         "of more than one element, forward and both gradients, JAX 0.10.2 and 0.12.0.1",
         remedy="by hand",
     ),
     "space in the kernel gradient of a convolution": Hazard(
-        primitives=CONVOLUTIONS,
+        primitives=frozenset(("conv_general_dilated",)),
         effect="wrong numbers",
         seen="multiplied by the size of the axes that do not split space, wherever there are any, JAX 0.10.2 and 0.12.0.1",
         remedy="by hand",
     ),
     "groups of a convolution with a window of one element": Hazard(
-        primitives=CONVOLUTIONS,
+        primitives=frozenset(("conv_general_dilated",)),
         effect="wrong numbers",
         seen="off by as much as the result wherever groups are split, even by the only axis of a mesh of two devices; "
         "refused ('Expected output feature dimension to be divisible by feature_group_count') where more devices "
@@ -61,7 +51,7 @@ HAZARDS: Mapping[str, Hazard] = {
         remedy="by hand",
     ),
     "channels of a depthwise convolution with a window of one element": Hazard(
-        primitives=CONVOLUTIONS,
+        primitives=frozenset(("conv_general_dilated",)),
         effect="death",
         seen="'free(): invalid pointer' where one of two axes splits the channels, JAX 0.10.2 and 0.12.0.1",
         remedy="by hand",
@@ -80,7 +70,7 @@ HAZARDS: Mapping[str, Hazard] = {
         remedy="by hand",
     ),
     "indexed dim of a scatter of one update": Hazard(
-        primitives=SCATTERS,
+        primitives=kinds_where(lambda row: row.by_hand == "barrier"),
         effect="wrong numbers",
         seen="where the operand arrives whole, each device takes its part of it and writes an element of another part "
         "into the place next to that of an update it does not hold: XLA makes one slice of the two and forgets that the "
@@ -89,12 +79,3 @@ HAZARDS: Mapping[str, Hazard] = {
     ),
 }
 """Every known hazard by name; the tests have a reproduction under each of these names."""
-
-
-def safe(op: Op, strategies: Strategies) -> Mask:
-    """Which strategies of an op's group are offered; shape (len(strategies),)."""
-    offered = np.ones(len(strategies), np.bool_)
-    for hazard in HAZARDS.values():
-        if hazard.hits is not None and op.kind in hazard.primitives:
-            offered &= ~hazard.hits(op, strategies)
-    return offered

@@ -20,7 +20,6 @@ from planner.errors import InfeasibleError
 from planner.flow import Node, Transfer
 from planner.graph import Aval
 from planner.groups import Dims
-from planner.hazards import safe
 from planner.mesh import Mesh
 from planner.model import PLACED_BY_USER, Model
 from planner.problem import Edge, Problem
@@ -103,10 +102,9 @@ class Instance:
 
     def of_group(self, number: int) -> Strategies:
         """The strategies of a group, worked out anew and without pins."""
-        graph, grouping, sizes = self.model.graph, self.model.grouping, self.mesh.sizes
+        grouping, sizes = self.model.grouping, self.mesh.sizes
         group = grouping.groups[number]
-        strategies = group_strategies(grouping, group, sizes, self.model.factor_bytes(group))
-        return strategies if group.fused else strategies.keep(safe(graph.ops[group.ops[0]], strategies))
+        return group_strategies(grouping, group, sizes, self.model.factor_bytes(group))
 
     def _pin(self) -> None:
         """Keeps, at every pinned tensor's home, the strategies that give it the pinned spec."""

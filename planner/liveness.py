@@ -20,6 +20,7 @@ from planner.forms import is_fused
 from planner.graph import Graph, Op
 from planner.groups import Grouping
 from planner.places import ENTERING, LEAVING
+from planner.rules import kinds_where, traits
 
 
 class Buffer(NamedTuple):
@@ -41,28 +42,10 @@ class Liveness:
     steps: int
 
 
-STREAMED = frozenset(("dynamic_slice", "split", "dynamic_update_slice"))
-"""Besides scatters: ops that are no part of a pass, but read their operands as those are computed."""
-MATMULS = frozenset(("dot_general", "conv_general_dilated"))
 NEIGHBOURS = 4
 """Matmuls at most this many ops apart, with no other between them, share one stored operand."""
-SUMS = frozenset(("add", "add_any", "sub"))
-VIEWS = frozenset(("name", "optimization_barrier"))
-"""Ops whose result is a name for their operand."""
 BORDER = ENTERING | LEAVING
-COSTLY = frozenset(("erf", "erfc", "erf_inv", "tanh", "logistic"))
-"""Functions that compilers rather store the result of than compute it again inside a matmul."""
-
 Need = Literal["never", "where costly", "always"]
-
-
-def _is_scatter(op: Op) -> bool:
-    return op.kind.startswith("scatter")
-
-
-def _overwrites(op: Op) -> bool:
-    """Whether an op may write its result over its first operand."""
-    return op.kind == "dynamic_update_slice" or _is_scatter(op)
 
 
 def _is_pass(graph: Graph, grouping: Grouping, op: Op) -> bool:
@@ -105,7 +88,7 @@ def analyse(graph: Graph, grouping: Grouping) -> Liveness:
 
 def _is_view(graph: Graph, op: Op) -> bool:
     """Whether a result is a name for memory that is accounted elsewhere."""
-    if op.kind in VIEWS or op.kind in ("loop_const", "branch_in"):
+    if traits(op.kind).renames or op.kind in ("loop_const", "branch_in"):
         return True
     # A slice that only fused ops read is read where it stands in the stack.
     return op.kind == "loop_slice" and all(is_fused(graph.ops[reader]) for reader, _ in graph.consumers[op.results[0]])
@@ -118,7 +101,8 @@ def _materialised(graph: Graph, grouping: Grouping, passes: Sequence[bool]) -> l
     costly: set[int] = set()
     terms = [frozenset((tensor.id,) if kept[tensor.id] else ()) for tensor in graph.tensors]
     for op in graph.ops:
-        for tensor in op.operands if op.kind in SUMS else ():
+        row = traits(op.kind)
+        for tensor in op.operands if row.adds else ():
             sum_so_far = _stream(graph, tensor)
             if _is_running_sum(graph, op, sum_so_far, kept, terms):
                 kept[sum_so_far] = True
@@ -127,7 +111,7 @@ def _materialised(graph: Graph, grouping: Grouping, passes: Sequence[bool]) -> l
                 if not kept[tensor]:
                     terms[tensor] = terms[sum_so_far]
         passing = passes[op.id] and op.kind not in BORDER and not grouping.placements[op.id].reduced
-        hard = op.kind in COSTLY or not costly.isdisjoint(op.operands)
+        hard = row.costly or not costly.isdisjoint(op.operands)
         for tensor in op.results:
             if not passing or tensor in graph.returned or _must_stand(graph, tensor, needs, hard):
                 kept[tensor] = True
@@ -144,7 +128,7 @@ def _stream(graph: Graph, tensor: int) -> int:
     producer = graph.tensors[tensor].producer
     while producer is not None:
         op = graph.ops[producer]
-        if op.kind not in VIEWS and (op.kind != "convert_element_type" or len(_readers(graph, tensor)) > 1):
+        if not traits(op.kind).renames and (op.kind != "convert_element_type" or len(_readers(graph, tensor)) > 1):
             break
         tensor = op.operands[0]
         producer = graph.tensors[tensor].producer
@@ -156,7 +140,7 @@ def _readers(graph: Graph, tensor: int) -> set[int]:
     found: set[int] = set()
     for reader, _ in graph.consumers[tensor]:
         op = graph.ops[reader]
-        found |= _readers(graph, op.results[0]) if op.kind in VIEWS else {reader}
+        found |= _readers(graph, op.results[0]) if traits(op.kind).renames else {reader}
     return found
 
 
@@ -176,9 +160,10 @@ def _need(op: Op, is_pass: bool) -> Need:
     """When an op needs what it reads in memory; a matmul or convolution computes its operand itself."""
     if op.kind in LEAVING:
         return "always"
-    if is_pass or op.kind in STREAMED or _is_scatter(op):
+    row = traits(op.kind)
+    if is_pass or row.streams:
         return "never"
-    return "where costly" if op.kind in MATMULS else "always"
+    return "where costly" if row.matmul else "always"
 
 
 def _must_stand(graph: Graph, tensor: int, needs: Sequence[Need], hard: bool) -> bool:
@@ -193,7 +178,9 @@ def _must_stand(graph: Graph, tensor: int, needs: Sequence[Need], hard: bool) ->
 def _only_matmuls_read(graph: Graph, tensor: int) -> bool:
     readers = [graph.ops[reader] for reader, _ in graph.consumers[tensor]]
     exact = any(op.params.get("precision") is not None for op in readers)
-    return bool(readers) and not exact and tensor not in graph.returned and all(op.kind in MATMULS for op in readers)
+    return (
+        bool(readers) and not exact and tensor not in graph.returned and all(traits(op.kind).matmul for op in readers)
+    )
 
 
 def _shared_operands(graph: Graph, passes: Sequence[bool], materialised: Sequence[bool]) -> list[Buffer]:
@@ -201,7 +188,7 @@ def _shared_operands(graph: Graph, passes: Sequence[bool], materialised: Sequenc
 
     Matmuls far apart (a forward and its backward one) compute it each for themselves.
     """
-    matmuls = [op.id for op in graph.ops if op.kind in MATMULS and not passes[op.id]]
+    matmuls = [op.id for op in graph.of_kinds(kinds_where(lambda row: row.matmul)) if not passes[op.id]]
     rank = {op: position for position, op in enumerate(matmuls)}
     found: list[Buffer] = []
     for tensor in graph.tensors:
@@ -236,16 +223,17 @@ def _last_uses(
     for tensor in graph.outputs:
         last[tensor] = len(graph.ops)
     for op in reversed(graph.ops):
+        row = traits(op.kind)
         if op.kind in ("loop_const", "loop_slice", "branch_in"):
             need = spans[op.region][1]
         else:
             # A fused pass writes over what it was the last to read.
             need = op.id if passes[op.id] else op.id + 1
         for tensor in op.results:
-            if last[tensor] > need and (not materialised[tensor] or op.kind in VIEWS):
+            if last[tensor] > need and (not materialised[tensor] or row.renames):
                 need = last[tensor]
         operands = op.operands
-        if _overwrites(op):
+        if row.updates is not None:  # written over in place
             last[operands[0]] = max(last[operands[0]], op.id)
             operands = operands[1:]
         for tensor in operands:

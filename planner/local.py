@@ -18,28 +18,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import primitives
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
+from planner.by_hand import Axes, by_hand, laid_split, rule_by_dims
 from planner.factors import Rule
 from planner.graph import Graph, Op, Path
 from planner.groups import Dims
-from planner.hazards import SCATTERS
 from planner.places import Slot
-from planner.rules import rule_of
-from planner.specs import entries_of, from_entries
-
-PRIMITIVES: Mapping[str, Any] = {
-    "fft": primitives.fft_p,
-    "top_k": primitives.top_k_p,
-    "triangular_solve": primitives.triangular_solve_p,
-    "tridiagonal_solve": primitives.tridiagonal_solve_p,
-}
-"""The primitives; no parameter of theirs depends on the extents of dims that pass."""
-UPDATE = "dynamic_update_slice"
-
-Spec = list[list[str]]
-"""The axis names of every dim."""
+from planner.rules import kinds_where
+from planner.specs import from_entries
 
 
 def local_calls(
@@ -47,39 +34,28 @@ def local_calls(
 ) -> dict[Path, Callable[..., Sequence[Any]]]:
     """For the path of every local op whose results the constraints split: a function that computes them part by part."""
     found: dict[Path, Callable[..., Sequence[Any]]] = {}
-    for op in graph.of_kinds((*PRIMITIVES, UPDATE, *SCATTERS)):
-        made = constraints.get(("result", op.path, 0), ())
-        if not made or not any(entries_of(made[0])):
-            continue
-        if op.kind in SCATTERS:
-            if _may_write_once(graph, op, made[0], mesh):
-                found[op.path] = partial(_behind_barrier, op.primitive, op.params)
-            continue
-        avals = [graph.tensors[t].aval for t in op.operands]
-        rule = rule_of(op.kind, avals, [graph.tensors[t].aval for t in op.results], op.params)
-        if rule is not None and all(len(dim) < 2 for array in (*rule.operands, *rule.results) for dim in array):
-            found[op.path] = _local(op, rule, made[0], mesh)
+    for op in graph.of_kinds(kinds_where(lambda row: row.by_hand in ("parts", "barrier"))):
+        split = laid_split(graph, op, constraints, mesh.size)
+        how = by_hand(graph, op, split)
+        if how == "barrier":
+            found[op.path] = partial(_behind_barrier, op.primitive, op.params)
+        rule = rule_by_dims(graph, op) if how == "parts" else None
+        if rule is not None:
+            found[op.path] = _local(op, rule, split.results[0], mesh)
     return found
 
 
-def _may_write_once(graph: Graph, op: Op, made: PartitionSpec, mesh: Mesh | AbstractMesh) -> bool:
-    """Whether a scatter into a dim that is split may have one update per device, which XLA writes without a loop."""
-    written = op.params["dimension_numbers"].scatter_dims_to_operand_dims
-    updates = math.prod(graph.tensors[op.operands[1]].aval.shape[:-1])
-    return updates <= mesh.size and any(axes for dim, axes in enumerate(entries_of(made)) if dim in written)
+def _local(op: Op, rule: Rule, made: Axes, mesh: Mesh | AbstractMesh) -> Callable[..., Sequence[Any]]:
+    axes = {factor: names for dim, names in zip(rule.results[0], made, strict=True) for factor in dim}
 
-
-def _local(op: Op, rule: Rule, made: PartitionSpec, mesh: Mesh | AbstractMesh) -> Callable[..., Sequence[Any]]:
-    axes = {factor: names for dim, names in zip(rule.results[0], entries_of(made), strict=False) for factor in dim}
-
-    def spec(dims: Dims) -> Spec:
-        return [[name for factor in dim for name in axes.get(factor, ())] for dim in dims]
+    def spec(dims: Dims) -> Axes:
+        return tuple(tuple(name for factor in dim for name in axes.get(factor, ())) for dim in dims)
 
     operands = [spec(dims) for dims in rule.operands]
-    if op.kind == UPDATE:
+    if op.kind == "dynamic_update_slice":
         function = partial(_updated, operands[0], operands[1], dict(mesh.shape))
     else:
-        function = partial(_bound, PRIMITIVES[op.kind], op.params)
+        function = partial(_bound, op.primitive, op.params)
     return jax.shard_map(
         function,
         mesh=mesh,
@@ -103,7 +79,7 @@ def _behind_barrier(primitive: Any, params: Mapping[str, Any], operand: Any, *re
 
 
 def _updated(
-    operand_spec: Spec, update_spec: Spec, sizes: Mapping[str, int], operand: Any, update: Any, *starts: Any
+    operand_spec: Axes, update_spec: Axes, sizes: Mapping[str, int], operand: Any, update: Any, *starts: Any
 ) -> tuple[Any, ...]:
     """The part of a dynamic update: where only the operand is split, the device that holds the element writes it."""
     here, places = jnp.bool_(True), list[Any]()

@@ -21,9 +21,8 @@ from planner.factors import Combiner, Dim, Kind, Rule
 from planner.graph import Graph, Op, Path
 from planner.kernel_work import KernelWork
 from planner.places import Slot
+from planner.rules import kinds_where, traits
 from planner.trace import build_graph, trace
-
-CALLBACKS = frozenset(("debug_callback", "io_callback", "pure_callback"))
 
 COMBINE: Mapping[Combiner, Callable[..., Any]] = {
     "add": lax.psum,
@@ -33,9 +32,6 @@ COMBINE: Mapping[Combiner, Callable[..., Any]] = {
     "or": lambda x, axes: lax.pmax(x.astype("int8"), axes).astype(x.dtype),
 }
 """How partial results become whole ones, over mesh axes."""
-
-KERNEL = "custom_partitioning"
-"""The kind of ops that a rule of the user's partitions."""
 
 
 def sharding_rule(rule: Rule) -> SdyShardingRule:
@@ -84,7 +80,7 @@ class Parts:
     def __call__(self, mesh: Mesh, operands: Sequence[Any], results: Sequence[Any]) -> Any:
         """The mesh, the local function, and the shardings of its results and operands. Raises: RuleError for callbacks."""
         structs = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in operands]
-        if any(op.kind in CALLBACKS for op in build_graph(trace(self.run, structs)).ops):
+        if any(traits(op.kind).calls_back for op in build_graph(trace(self.run, structs)).ops):
             # JAX frees the callback before the program runs, which ends the process.
             raise RuleError(
                 "a kernel that calls back to Python cannot be split outside of a plan; give its function to planner.plan, "
@@ -158,7 +154,7 @@ def spec_on(dims: Sequence[Dim], axes: Sequence[tuple[str, ...]]) -> PartitionSp
 
 def kernel_of(op: Op) -> Parts | None:
     """The kernel that an op runs, where a rule of the user's says how it splits."""
-    parts = op.params.get("partition") if op.kind == KERNEL else None
+    parts = op.params.get("partition") if traits(op.kind).by_hand == "kernel" else None
     return parts if isinstance(parts, Parts) else None
 
 
@@ -167,7 +163,7 @@ def kernels(
 ) -> dict[Path, Callable[..., Sequence[Any]]]:
     """For the path of every kernel with a rule of the user's: a function that runs it on parts, as it is constrained."""
     found: dict[Path, Callable[..., Sequence[Any]]] = {}
-    for op in graph.of_kinds((KERNEL,)):
+    for op in graph.of_kinds(kinds_where(lambda row: row.by_hand == "kernel")):
         parts = kernel_of(op)
         if parts is not None:
             whole = (PartitionSpec(),)

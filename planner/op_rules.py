@@ -14,8 +14,6 @@ def op_rule(graph: Graph, op: Op) -> tuple[Rule | None, bool]:
     operands, results = graph.avals(op.operands), graph.avals(op.results)
     if op.kind in BOUNDARY_RULES:
         return BOUNDARY_RULES[op.kind](operands, results), False
-    if op.kind == "optimization_barrier":
-        return BOUNDARY_RULES["branch_out"](operands, results), False
     if op.kind == "shard_map":
         return manual_rule(operands, results, op.params), False
     ours = rule_of(op.kind, operands, results, op.params)

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cost_models import EnergyObjective, Topology
+from planner.by_hand import ADDING, by_hand, chosen_split
 from planner.costs import fetches
-from planner.emit import is_by_hand
 from planner.flow import Transfer
 from planner.graph import Graph
-from planner.halo import SLIDING
 from planner.instance import Instance
 from planner.invariant import lifted, outermost
 from planner.memory import MemoryModel
 from planner.places import read_in
+from planner.rules import traits
 
 SUMS = ("all-reduce", "reduce-scatter")
 
@@ -149,8 +149,10 @@ def _summed_dims(
     """The axes of a sum, by the dim of its op's operands that they split."""
     graph, placements = instance.model.graph, instance.model.grouping.placements
     producer = graph.tensors[transfer.tensor].producer
-    if producer is not None and is_by_hand(instance, graph.ops[producer], choice):
-        return ()
+    if producer is not None:
+        op = graph.ops[producer]
+        if by_hand(graph, op, chosen_split(instance, op, choice)) in ADDING:
+            return ()
     operands = placements[producer].operands if producer is not None else ()
     split = instance.strategies[transfer.source].assignment[choice[transfer.source]]
     found: dict[object, list[str]] = {}
@@ -168,7 +170,7 @@ def _halos(instance: Instance, choice: Sequence[int]) -> list[Collective]:
     found: dict[tuple[object, ...], Collective] = {}
     for node in instance.model.flow.nodes:
         op = graph.ops[grouping.groups[node.group].ops[0]] if node.group is not None else None
-        if op is None or op.kind not in SLIDING:
+        if op is None or traits(op.kind).slides is None:
             continue
         strategies = instance.strategies[node.id]
         chosen = strategies.keep(np.arange(len(strategies)) == choice[node.id])

@@ -11,9 +11,9 @@ from collections.abc import Hashable, Sequence
 
 from planner.graph import Graph, Tensor
 from planner.groups import Group, Grouping
-from planner.halo import slides_of
 from planner.liveness import Liveness
 from planner.places import BOUNDARY
+from planner.rules import slides_of
 
 
 def alike(graph: Graph, grouping: Grouping, liveness: Liveness) -> tuple[int, ...]:

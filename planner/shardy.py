@@ -20,15 +20,11 @@ from jaxlib.mlir.dialects import stablehlo as hlo
 from planner.compose import Step, compose
 from planner.factors import Combiner, Dim, Kind, Rule
 from planner.graph import Aval
+from planner.rules import traits
 from planner.rules.build import Factors, fits
 from planner.rules.named import Names, named_rule
 
 POPULATE = "builtin.module(func.func(sdy-populate-op-sharding-rules))"
-
-KERNELS = frozenset(
-    ("custom_partitioning", "debug_callback", "debug_print", "ffi_call", "io_callback", "pallas_call", "pure_callback")
-)
-"""Primitives that lower to code which nobody can look into."""
 
 MADE = frozenset(("stablehlo.constant", "stablehlo.iota"))
 """Ops that make an array from nothing: any part of it can be made alone."""
@@ -99,7 +95,7 @@ def shardy_rule(
 
     Parameters: as of `planner.rules.rule_of`, but for the primitive itself. Raises nothing.
     """
-    if primitive is None or primitive.name in KERNELS or not results:
+    if primitive is None or traits(primitive.name).opaque or not results:
         return None
     try:
         structs = [jax.ShapeDtypeStruct(aval.shape, jnp.dtype(aval.dtype)) for aval in operands]

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import compress, pairwise
@@ -1235,24 +1235,21 @@ def narrowest_float(program: Program) -> str | None:
     return max(found, key=lambda name: float(jax.numpy.finfo(name).eps), default=None)
 
 
-WIDE_SUMS = frozenset(("reduce_sum", "cumsum", "reduce_window_sum", "scatter-add", "dot_general", "add_any"))
+def widened(program: Program, kinds: Container[str]) -> Callable[..., list[Any]]:
+    """The program as a function of its flat arguments, for one device, with these ops of 16-bit floats done in float32."""
+    return constrained(replace(program, jaxpr=_widen(program.jaxpr, kinds)), lambda slot: ())
 
 
-def widened(program: Program) -> Callable[..., list[Any]]:
-    """The program as a function of its flat arguments, for one device, with sums of 16-bit floats taken in float32."""
-    return constrained(replace(program, jaxpr=_widen(program.jaxpr)), lambda slot: ())
-
-
-def _widen(jaxpr: Any) -> Any:
+def _widen(jaxpr: Any, kinds: Container[str]) -> Any:
     body = _open(jaxpr)
     eqns: list[Any] = []
     for eqn in body.eqns:
         structure = _structure(eqn)
         params = dict(eqn.params)
         for place in structure.bodies if structure else ():
-            _with_body(params, place, _widen(_body(eqn, place)))
+            _with_body(params, place, _widen(_body(eqn, place), kinds))
         narrow = [str(getattr(v.aval, "dtype", "")) in ("bfloat16", "float16") for v in (*eqn.invars, *eqn.outvars)]
-        eqns.append(_in_float32(eqn) if eqn.primitive.name in WIDE_SUMS and all(narrow) else eqn.replace(params=params))
+        eqns.append(_in_float32(eqn) if eqn.primitive.name in kinds and all(narrow) else eqn.replace(params=params))
     new = body.replace(eqns=eqns)
     return new if jaxpr is body else jaxpr.replace(jaxpr=new)
 

@@ -18,26 +18,19 @@ from planner.compose import Step, compose
 from planner.errors import ArgumentError, RuleError
 from planner.factors import Dim, Kind, Rule, parse_rule
 from planner.graph import Graph, Op
-from planner.halo import image_of, slides_of
+from planner.halo import image_of
 from planner.kernel_work import KernelWork, Said, amount, checked
 from planner.on_parts import COMBINE, Parts, sharding_rule
 from planner.op_rules import op_rule
 from planner.op_work import is_guessed, op_engine, op_flops
 from planner.places import BOUNDARY
+from planner.rules import slides_of, traits
 from planner.trace import build_graph, trace
 
 # A kernel is named after the line that calls it, not after one of this file.
 source_info_util.register_exclusion(__file__)
 
 Shapes = Sequence[Sequence[int]]
-
-SUMS = frozenset(
-    ("conv_general_dilated", "dot_general", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_sum")
-)
-"""Ops that give partial results when run on parts of what they reduce. Others, such as a masked gather, need help."""
-
-MOVES = frozenset(("broadcast_in_dim", "convert_element_type", "copy", "name", "reshape", "squeeze", "transpose"))
-"""Ops that do to partial results what they do to whole ones."""
 
 
 def rule_for(
@@ -227,7 +220,7 @@ def _rule_like(graph: Graph, arguments: int) -> Rule:
             rule=_on_parts(graph, op, op_rule(graph, op)[0]),
             operands=op.operands,
             results=op.results,
-            carries=op.kind in MOVES,
+            carries=traits(op.kind).carries,
         )
         for op in graph.ops
     ]
@@ -236,14 +229,12 @@ def _rule_like(graph: Graph, arguments: int) -> Rule:
 
 def _on_parts(graph: Graph, op: Op, rule: Rule | None) -> Rule | None:
     """What is left of the rule of an op if it is run on parts alone, without a compiler that knows which part."""
-    kind = op.kind
+    kind, row = op.kind, traits(op.kind)
     if rule is None or kind == "shard_map":
         return None
     # What is made without an operand, such as an iota, depends on where it stands; a broadcast does not. Which updates
     # meet a part of what they are written into depends on it as well.
-    arrays = rule.operands
-    if kind == "dynamic_update_slice" or kind.startswith("scatter"):
-        arrays = rule.operands[1 if kind == "dynamic_update_slice" else 2 :]
+    arrays = rule.operands[row.updates or 0 :]
     free = {factor for dims in arrays for dim in dims for factor in dim}
     if kind == "broadcast_in_dim":
         free = set(range(len(rule.sizes)))
@@ -251,7 +242,7 @@ def _on_parts(graph: Graph, op: Op, rule: Rule | None) -> Rule | None:
     free -= {f for slide in slides_of(graph, op) for f in rule.operands[image_of(kind)][slide.image_dim]}
     kinds: list[Kind] = []
     for factor, old in enumerate(rule.kinds):
-        kinds.append("replicate" if factor not in free or (old == "reduce" and kind not in SUMS) else old)
+        kinds.append("replicate" if factor not in free or (old == "reduce" and not row.partial) else old)
     return Rule(
         operands=rule.operands, results=rule.results, sizes=rule.sizes, kinds=tuple(kinds), combiner=rule.combiner
     )

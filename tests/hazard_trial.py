@@ -83,9 +83,8 @@ class Bench:
 
     @cached_property
     def instance(self) -> Instance:
-        """The planner's problem for the case; with `everything`, known hazards are offered too."""
-        with self._unguarded():
-            return self.pipeline.instance(self.mesh)
+        """The planner's problem for the case."""
+        return self.pipeline.instance(self.mesh)
 
     @contextmanager
     def _unguarded(self) -> Iterator[None]:
@@ -93,9 +92,7 @@ class Bench:
         if not self.everything:
             yield
             return
-        every = patch("planner.instance.safe", lambda op, strategies: np.ones(len(strategies), np.bool_))
         with (
-            every,
             patch("planner.plan.exchanges", lambda graph, constraints, mesh: {}),
             patch("planner.plan.local_calls", lambda graph, constraints, mesh: {}),
         ):

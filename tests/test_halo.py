@@ -25,7 +25,8 @@ from planner.aot import unavailable_reason
 from planner.candidates import group_strategies
 from planner.exchange import exchanges
 from planner.groups import group_ops
-from planner.halo import SLIDING, Slide, hops, slides_of
+from planner.halo import Slide, hops
+from planner.rules import slides_of, traits
 from planner.specs import spec_of
 from planner.trace import build_graph, constrained, trace
 
@@ -132,7 +133,7 @@ def _hold(fn: Callable[..., Any], args: tuple[Any, ...], shape: tuple[int, ...],
     grouping = group_ops(graph)
     names = ("x", "y", "z")[: len(shape)]
     mesh = Mesh(np.array(jax.devices()).reshape(shape), names, axis_types=(AxisType.Auto,) * len(shape))
-    (op,) = (op for op in graph.ops if op.kind in SLIDING)
+    (op,) = (op for op in graph.ops if traits(op.kind).slides is not None)
     group, placement = grouping.groups[grouping.group_of[op.id]], grouping.placements[op.id]
     strategies = group_strategies(grouping, group, shape, np.ones(max(1, len(group.sizes))))
     image = 1 if op.kind == "select_and_scatter_add" else 0

@@ -7,7 +7,7 @@ from typing import Any
 
 from planner.factors import Dim, Rule
 from planner.graph import Aval
-from planner.halo import CONVOLUTION, slides
+from planner.halo import convolution_slides
 from planner.rules.build import Factors
 
 
@@ -40,7 +40,7 @@ def conv_general_dilated(operands: Sequence[Aval], results: Sequence[Aval], para
     lhs[lhs_spec[1]] = group + features_in if feature_groups > 1 else features_in
     rhs[rhs_spec[0]], rhs[rhs_spec[1]] = features_out, features_in
     out[out_spec[0]], out[out_spec[1]] = batch, features_out
-    splits = {slide.image_dim: slide for slide in slides(CONVOLUTION, operands, results, params)}
+    splits = {slide.image_dim: slide for slide in convolution_slides(operands, results, params)}
     for n in range(len(lhs_spec) - 2):
         before, window, after = lhs_spec[2 + n], rhs_spec[2 + n], out_spec[2 + n]
         slide = splits.get(before)

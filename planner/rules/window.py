@@ -7,7 +7,7 @@ from typing import Any
 
 from planner.factors import Dim, Rule
 from planner.graph import Aval
-from planner.halo import POOLING_GRADIENT, Slide, slides
+from planner.halo import Slide, gradient_slides, pooling_slides
 from planner.rules.build import Factors
 
 
@@ -21,10 +21,10 @@ def reduce_window(operands: Sequence[Aval], results: Sequence[Aval], params: Map
     return factors.rule([wide if aval.shape else () for aval in operands], [narrow] * len(results))
 
 
-def pooling(kind: str, operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, Any]) -> Rule:
+def pooling(operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, Any]) -> Rule:
     """`i (j p) -> i (j q) | replicate p q | permute j`: windowed dims are split where all parts see alike (`halo`)."""
     factors = Factors()
-    wide, narrow = _windowed(factors, operands[0], results[0], params, slides(kind, operands, results, params))
+    wide, narrow = _windowed(factors, operands[0], results[0], params, pooling_slides(operands, results, params))
     return factors.rule([wide], [narrow])
 
 
@@ -32,7 +32,7 @@ def select_and_scatter_add(operands: Sequence[Aval], results: Sequence[Aval], pa
     """`i (j q), i (j p) -> i (j p) | replicate p q | permute j`: source, then operand; the gradient of a max pool."""
     source, operand = operands
     factors = Factors()
-    wide, narrow = _windowed(factors, operand, source, params, slides(POOLING_GRADIENT, operands, results, params))
+    wide, narrow = _windowed(factors, operand, source, params, gradient_slides(operands, results, params))
     return factors.rule([narrow, wide], [wide])
 
 

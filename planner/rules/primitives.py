@@ -1,0 +1,297 @@
+"""One row per primitive: its factor rule and its traits. A new primitive is a new row here, and a case in the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from planner.factors import Rule
+from planner.graph import Aval, Graph, Op
+from planner.halo import Slide, convolution_slides, gradient_slides, pooling_slides
+from planner.rules.build import fits, replicated
+from planner.rules.contract import dot_general, ragged_dot_general, scaled_dot
+from planner.rules.convolution import conv_general_dilated
+from planner.rules.elementwise import elementwise, leading, paired
+from planner.rules.index import dynamic_slice, dynamic_update_slice, gather, scatter, scatter_combined
+from planner.rules.linalg import batched, fft, triangular_solve, tridiagonal_solve
+from planner.rules.named import custom_partitioning
+from planner.rules.order import sort, top_k
+from planner.rules.random import drawn, rng_bit_generator
+from planner.rules.reduce import reduce, reduce_xor, reduction
+from planner.rules.row import Primitive
+from planner.rules.shape import (
+    broadcast_in_dim,
+    concatenate,
+    created,
+    pad,
+    reshape,
+    rev,
+    slice_,
+    split,
+    squeeze,
+    stack,
+    tile,
+    transpose,
+    unstack,
+)
+from planner.rules.window import cumulative, pooling, reduce_window, select_and_scatter, select_and_scatter_add
+
+PRIMITIVES: Mapping[str, Primitive] = {
+    "abs": Primitive(elementwise, fused=True),
+    "acos": Primitive(elementwise, fused=True),
+    "acosh": Primitive(elementwise, fused=True),
+    "add": Primitive(elementwise, fused=True, adds=True),
+    "add_any": Primitive(elementwise, fused=True, adds=True, rounds=True),
+    "and": Primitive(elementwise, fused=True),
+    "approx_top_k": Primitive(top_k),
+    "argmax": Primitive(partial(reduction, combiner="arg"), fused=True),
+    "argmin": Primitive(partial(reduction, combiner="arg"), fused=True),
+    "asin": Primitive(elementwise, fused=True),
+    "asinh": Primitive(elementwise, fused=True),
+    "atan": Primitive(elementwise, fused=True),
+    "atan2": Primitive(elementwise, fused=True),
+    "atanh": Primitive(elementwise, fused=True),
+    "bessel_i0e": Primitive(elementwise, fused=True),
+    "bessel_i1e": Primitive(elementwise, fused=True),
+    "bitcast_convert_type": Primitive(leading, fused=True),
+    "broadcast_in_dim": Primitive(broadcast_in_dim, fused=True, carries=True),
+    "cbrt": Primitive(elementwise, fused=True),
+    "ceil": Primitive(elementwise, fused=True),
+    "cholesky": Primitive(partial(batched, core=2)),
+    "cholesky_update": Primitive(partial(batched, core=2)),
+    "clamp": Primitive(elementwise, fused=True),
+    "clz": Primitive(elementwise, fused=True),
+    "complex": Primitive(elementwise, fused=True),
+    "concatenate": Primitive(concatenate, fused=True),
+    "conj": Primitive(elementwise, fused=True),
+    "conv_general_dilated": Primitive(conv_general_dilated, matmul=True, partial=True, slides=convolution_slides),
+    "convert_element_type": Primitive(elementwise, fused=True, carries=True),
+    "copy": Primitive(elementwise, fused=True, carries=True),
+    "cos": Primitive(elementwise, fused=True),
+    "cosh": Primitive(elementwise, fused=True),
+    "cumlogsumexp": Primitive(cumulative),
+    "cummax": Primitive(cumulative),
+    "cummin": Primitive(cumulative),
+    "cumprod": Primitive(cumulative),
+    "cumsum": Primitive(cumulative, rounds=True),
+    "custom_partitioning": Primitive(custom_partitioning, by_hand="kernel", opaque=True),
+    "debug_callback": Primitive(None, opaque=True, calls_back=True),
+    "debug_print": Primitive(None, opaque=True),
+    "device_put": Primitive(paired),
+    "digamma": Primitive(elementwise, fused=True),
+    "div": Primitive(elementwise, fused=True),
+    "dot_general": Primitive(dot_general, matmul=True, partial=True, rounds=True),
+    "dynamic_slice": Primitive(dynamic_slice, fused=True, streams=True, picks=True),
+    "dynamic_update_slice": Primitive(dynamic_update_slice, streams=True, updates=1, by_hand="parts"),
+    "eig": Primitive(partial(batched, core=2)),
+    "eigh": Primitive(partial(batched, core=2)),
+    "empty": Primitive(created, fused=True),
+    "empty2": Primitive(created, fused=True),
+    "eq": Primitive(elementwise, fused=True),
+    "eq_to": Primitive(elementwise, fused=True),
+    "erf": Primitive(elementwise, fused=True, costly=True),
+    "erf_inv": Primitive(elementwise, fused=True, costly=True),
+    "erfc": Primitive(elementwise, fused=True, costly=True),
+    "exp": Primitive(elementwise, fused=True),
+    "exp2": Primitive(elementwise, fused=True),
+    "expm1": Primitive(elementwise, fused=True),
+    "ffi_call": Primitive(None, opaque=True),
+    "fft": Primitive(fft, by_hand="parts"),
+    "floor": Primitive(elementwise, fused=True),
+    "from_edtype": Primitive(leading, fused=True),
+    "gather": Primitive(gather, picks=True),
+    "ge": Primitive(elementwise, fused=True),
+    "geqp3": Primitive(partial(batched, core=2)),
+    "geqrf": Primitive(partial(batched, core=2)),
+    "gt": Primitive(elementwise, fused=True),
+    "hessenberg": Primitive(partial(batched, core=2)),
+    "householder_product": Primitive(partial(batched, core=2)),
+    "igamma": Primitive(elementwise, fused=True),
+    "igamma_grad_a": Primitive(elementwise, fused=True),
+    "igammac": Primitive(elementwise, fused=True),
+    "imag": Primitive(elementwise, fused=True),
+    "integer_pow": Primitive(elementwise, fused=True),
+    "io_callback": Primitive(None, opaque=True, calls_back=True),
+    "iota": Primitive(created, fused=True),
+    "iota_2x32_shape": Primitive(created, fused=True),
+    "is_finite": Primitive(elementwise, fused=True),
+    "layout_constraint": Primitive(elementwise, fused=True),
+    "le": Primitive(elementwise, fused=True),
+    "le_to": Primitive(elementwise, fused=True),
+    "lgamma": Primitive(elementwise, fused=True),
+    "log": Primitive(elementwise, fused=True),
+    "log1p": Primitive(elementwise, fused=True),
+    "log2": Primitive(elementwise, fused=True),
+    "logistic": Primitive(elementwise, fused=True, costly=True),
+    "lt": Primitive(elementwise, fused=True),
+    "lt_to": Primitive(elementwise, fused=True),
+    "lu": Primitive(partial(batched, core=2)),
+    "lu_pivots_to_permutation": Primitive(partial(batched, core=1)),
+    "max": Primitive(elementwise, fused=True),
+    "min": Primitive(elementwise, fused=True),
+    "mul": Primitive(elementwise, fused=True),
+    "mulhi": Primitive(elementwise, fused=True),
+    "name": Primitive(elementwise, fused=True, renames=True, carries=True),
+    "ne": Primitive(elementwise, fused=True),
+    "neg": Primitive(elementwise, fused=True),
+    "nextafter": Primitive(elementwise, fused=True),
+    "nonbatchable": Primitive(elementwise, fused=True),
+    "nondifferentiable_backward": Primitive(elementwise, fused=True),
+    "nontraceable": Primitive(elementwise, fused=True),
+    "not": Primitive(elementwise, fused=True),
+    "one_minus_square": Primitive(elementwise, fused=True),
+    "optimization_barrier": Primitive(paired, fused=True, renames=True),
+    "or": Primitive(elementwise, fused=True),
+    "ormqr": Primitive(partial(batched, core=2)),
+    "pad": Primitive(pad, fused=True),
+    "pallas_call": Primitive(None, opaque=True),
+    "philox2x32": Primitive(elementwise),
+    "philox4x32": Primitive(elementwise),
+    "polygamma": Primitive(elementwise, fused=True),
+    "polynomial": Primitive(elementwise, fused=True),
+    "population_count": Primitive(elementwise, fused=True),
+    "pow": Primitive(elementwise, fused=True),
+    "preduced": Primitive(elementwise, fused=True),
+    "pure_callback": Primitive(None, opaque=True, calls_back=True),
+    "pvary": Primitive(elementwise, fused=True),
+    "qr": Primitive(partial(batched, core=2)),
+    "ragged_dot_general": Primitive(ragged_dot_general),
+    "random_bits": Primitive(drawn),
+    "random_clone": Primitive(elementwise),
+    "random_fold_in": Primitive(elementwise),
+    "random_gamma": Primitive(drawn),
+    "random_seed": Primitive(elementwise),
+    "random_split": Primitive(drawn),
+    "random_unwrap": Primitive(leading, fused=True),
+    "random_wrap": Primitive(leading, fused=True),
+    "real": Primitive(elementwise, fused=True),
+    "reduce": Primitive(reduce, fused=True),
+    "reduce_and": Primitive(partial(reduction, combiner="and"), fused=True, partial=True),
+    "reduce_max": Primitive(partial(reduction, combiner="max"), fused=True, partial=True),
+    "reduce_min": Primitive(partial(reduction, combiner="min"), fused=True, partial=True),
+    "reduce_or": Primitive(partial(reduction, combiner="or"), fused=True, partial=True),
+    "reduce_precision": Primitive(elementwise, fused=True),
+    "reduce_prod": Primitive(partial(reduction, combiner="mul"), fused=True),
+    "reduce_sum": Primitive(partial(reduction, combiner="add"), fused=True, partial=True, rounds=True),
+    "reduce_window": Primitive(reduce_window),
+    "reduce_window_max": Primitive(pooling, slides=pooling_slides),
+    "reduce_window_min": Primitive(pooling, slides=pooling_slides),
+    "reduce_window_sum": Primitive(pooling, rounds=True, slides=pooling_slides),
+    "reduce_xor": Primitive(reduce_xor, fused=True),
+    "regularized_incomplete_beta": Primitive(elementwise, fused=True),
+    "relayout": Primitive(elementwise, fused=True),
+    "rem": Primitive(elementwise, fused=True),
+    "reshape": Primitive(reshape, fused=True, carries=True),
+    "reshard": Primitive(elementwise, fused=True),
+    "rev": Primitive(rev, fused=True),
+    "rng_bit_generator": Primitive(rng_bit_generator),
+    "rng_uniform": Primitive(created),
+    "round": Primitive(elementwise, fused=True),
+    "rsqrt": Primitive(elementwise, fused=True),
+    "scaled_dot": Primitive(scaled_dot),
+    "scatter": Primitive(scatter, streams=True, updates=2, by_hand="barrier"),
+    "scatter-add": Primitive(
+        partial(scatter_combined, combiner="add"), streams=True, updates=2, rounds=True, by_hand="barrier"
+    ),
+    "scatter-max": Primitive(partial(scatter_combined, combiner="max"), streams=True, updates=2, by_hand="barrier"),
+    "scatter-min": Primitive(partial(scatter_combined, combiner="min"), streams=True, updates=2, by_hand="barrier"),
+    "scatter-mul": Primitive(partial(scatter_combined, combiner="mul"), streams=True, updates=2, by_hand="barrier"),
+    "scatter-sub": Primitive(scatter, streams=True, updates=2, by_hand="barrier"),
+    "schur": Primitive(partial(batched, core=2)),
+    "select_and_gather_add": Primitive(reduce_window),
+    "select_and_scatter": Primitive(select_and_scatter),
+    "select_and_scatter_add": Primitive(select_and_scatter_add, slides=gradient_slides),
+    "select_if_vmap": Primitive(elementwise, fused=True),
+    "select_n": Primitive(elementwise, fused=True),
+    "shard_alike": Primitive(paired),
+    "sharding_constraint": Primitive(elementwise),
+    "shift_left": Primitive(elementwise, fused=True),
+    "shift_right_arithmetic": Primitive(elementwise, fused=True),
+    "shift_right_logical": Primitive(elementwise, fused=True),
+    "sign": Primitive(elementwise, fused=True),
+    "sin": Primitive(elementwise, fused=True),
+    "sinh": Primitive(elementwise, fused=True),
+    "slice": Primitive(slice_, fused=True, picks=True),
+    "sort": Primitive(sort),
+    "split": Primitive(split, streams=True),
+    "sqrt": Primitive(elementwise, fused=True),
+    "square": Primitive(elementwise, fused=True),
+    "squeeze": Primitive(squeeze, fused=True, carries=True),
+    "stack": Primitive(stack),
+    "stage": Primitive(elementwise, fused=True),
+    "stop_gradient": Primitive(elementwise, fused=True),
+    "sub": Primitive(elementwise, fused=True, adds=True),
+    "svd": Primitive(partial(batched, core=2)),
+    "symmetric_product": Primitive(partial(batched, core=2)),
+    "tan": Primitive(elementwise, fused=True),
+    "tanh": Primitive(elementwise, fused=True, costly=True),
+    "threefry2x32": Primitive(elementwise),
+    "threefry4x32": Primitive(elementwise),
+    "tie": Primitive(elementwise, fused=True),
+    "tile": Primitive(tile, fused=True),
+    "to_edtype": Primitive(leading, fused=True),
+    "top_k": Primitive(top_k, by_hand="parts"),
+    "transpose": Primitive(transpose, fused=True, carries=True),
+    "triangular_solve": Primitive(triangular_solve, by_hand="parts"),
+    "tridiagonal": Primitive(partial(batched, core=2)),
+    "tridiagonal_solve": Primitive(tridiagonal_solve, by_hand="parts"),
+    "unstack": Primitive(unstack),
+    "with_memory_space_constraint": Primitive(elementwise, fused=True),
+    "xla_metadata_value": Primitive(elementwise, fused=True),
+    "xor": Primitive(elementwise, fused=True),
+    "zeros_like": Primitive(elementwise, fused=True),
+    "zeta": Primitive(elementwise, fused=True),
+}
+"""The primitives known by name. Names are JAX's; those of `equinox` are markers that return their operand."""
+
+_NO_ROW = Primitive(None)
+
+
+def traits(kind: str) -> Primitive:
+    """The row of a primitive; for any other kind of op one that says nothing."""
+    return PRIMITIVES.get(kind, _NO_ROW)
+
+
+def kinds_where(asked: Callable[[Primitive], object]) -> frozenset[str]:
+    """The primitives whose row answers yes."""
+    return frozenset(kind for kind, row in PRIMITIVES.items() if asked(row))
+
+
+def rule_of(kind: str, operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, Any]) -> Rule | None:
+    """The rule of one op, or None where there is none: an unknown primitive, or params of a form not known.
+
+    Parameters: `kind`, the primitive's name; `operands` and `results`, the avals in order, literals as scalars;
+    `params`, those of the equation.
+    """
+    function = traits(kind).rule
+    if function is None or not results:
+        return None
+    if not all(aval.size for aval in results):
+        # Nothing is gained by splitting an array without elements, and JAX 0.10 cannot fetch one that a jit returned split.
+        return replicated(operands, results)
+    try:
+        rule = function(operands, results, params)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        # Params change between JAX releases. Without a rule the op is replicated and listed: correct, and not silent.
+        return None
+    return rule if fits(rule, operands, results) else None
+
+
+def slides(
+    kind: str, operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, Any]
+) -> tuple[Slide, ...]:
+    """The dims of an op whose split needs, or may need, a halo; none for ops that slide nothing.
+
+    Not among them: dims whose windows are single elements that stay in place, which split like any batch, and dims
+    whose parts would differ in what they see.
+    """
+    function = traits(kind).slides
+    return () if function is None else function(operands, results, params)
+
+
+def slides_of(graph: Graph, op: Op) -> tuple[Slide, ...]:
+    """The slides of an op of a graph."""
+    if traits(op.kind).slides is None:
+        return ()
+    return slides(op.kind, graph.avals(op.operands), graph.avals(op.results), op.params)
