@@ -11,8 +11,7 @@ import pytest
 from jax import lax
 
 from cost_models import engine, flops, is_known
-from cost_models.primitives import ELEMENTWISE, MOVES, SPECIAL
-from cost_models.work import FORMULAS, MATRIX_KINDS
+from cost_models.primitives import PRIMITIVES
 
 
 def counted(fn: Callable[..., Any], *shapes: tuple[int, ...]) -> tuple[float, set[str]]:
@@ -124,10 +123,18 @@ def test_an_unknown_primitive_counts_its_result_and_says_so() -> None:
     assert engine("nonbatchable") == "vector"
 
 
-def test_tables_are_disjoint_and_name_engines() -> None:
-    tables = (ELEMENTWISE, MOVES, set(SPECIAL), set(FORMULAS))
-    assert sum(map(len, tables)) == len(set().union(*tables))
-    assert {kind for kind in FORMULAS if engine(kind) == "matrix"} == MATRIX_KINDS
+def test_the_table_is_sorted() -> None:
+    assert list(PRIMITIVES) == sorted(PRIMITIVES)
+
+
+def test_what_moves_data_computes_nothing() -> None:
+    assert flops("transpose", [(3, 4)], [(4, 3)], {}) == 0
+
+
+def test_what_runs_on_the_matrix_unit_has_a_formula() -> None:
+    matrix = {kind for kind, work in PRIMITIVES.items() if work.engine == "matrix"}
+    assert {"dot_general", "conv_general_dilated"} < matrix
+    assert all(callable(PRIMITIVES[kind].flops) for kind in matrix)
 
 
 def test_the_common_primitives_of_jax_are_known() -> None:
