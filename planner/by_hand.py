@@ -7,21 +7,20 @@ it depends on nothing but how the op's arrays are split.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from jax.sharding import PartitionSpec
 
+from planner.chosen import Chosen
 from planner.factors import Rule
 from planner.graph import Graph, Op
-from planner.groups import Dims
 from planner.halo import Slide, image_of, is_grouped
-from planner.instance import Instance
 from planner.places import Slot
 from planner.rules import kinds_where, rule_of, slides_of, traits
 from planner.rules.row import ByHand
-from planner.specs import entries_of, spec_of
+from planner.specs import entries_of
 
 How = Literal["exchange"] | ByHand
 """A `shard_map` that fetches halos ("exchange", see `exchange`), or what the row of its primitive says (`rules.row`)."""
@@ -42,19 +41,16 @@ class Split:
     devices: int
 
 
-def chosen_split(instance: Instance, op: Op, choice: Sequence[int]) -> Split:
+def chosen_split(chosen: Chosen, op: Op) -> Split:
     """How a choice of strategies splits an op."""
-    model, names = instance.model, instance.mesh.names
-    group, placement = model.grouping.group_of[op.id], model.grouping.placements[op.id]
 
-    def axes(tensor: int, dims: Dims) -> Axes:
-        rank = len(model.graph.tensors[tensor].aval.shape)
-        return _axes(spec_of(instance.location_at(group, dims, choice), rank, names), rank)
+    def axes(tensor: int, spec: PartitionSpec) -> Axes:
+        return _axes(spec, len(chosen.instance.model.graph.tensors[tensor].aval.shape))
 
     return Split(
-        operands=tuple(map(axes, op.operands, placement.operands)),
-        results=tuple(map(axes, op.results, placement.results)),
-        devices=instance.mesh.num_devices,
+        operands=tuple(axes(tensor, chosen.wanted(op, i)) for i, tensor in enumerate(op.operands)),
+        results=tuple(axes(tensor, chosen.made(op, i)) for i, tensor in enumerate(op.results)),
+        devices=chosen.instance.mesh.num_devices,
     )
 
 

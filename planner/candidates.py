@@ -8,8 +8,9 @@ axes of a dim stand in mesh order. Nothing known to be miscompiled is offered: t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import final
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +54,26 @@ class Strategies:
     def shards(self, factors: Iterable[int]) -> npt.NDArray[np.float64]:
         """Into how many parts each strategy cuts the product of these factors."""
         return np.prod(np.where(self.splits(factors), np.asarray(self.axis_sizes, np.float64), 1.0), axis=1)
+
+
+@final
+class Kinds:
+    """Strategies numbered as they are made: `tables[i]` are those of kind i, equal ones of one kind."""
+
+    def __init__(self) -> None:
+        self.tables: list[Strategies] = []
+        self._numbers: dict[Hashable, int] = {}
+
+    def number(self, key: Hashable, make: Callable[[], Strategies]) -> int:
+        """The kind of the strategies that `make` makes; `key` says all that they follow from."""
+        if key not in self._numbers:
+            made = make()
+            content = (made.assignment.tobytes(), made.num_factors)
+            number = self._numbers.setdefault(content, len(self.tables))
+            if number == len(self.tables):
+                self.tables.append(made)
+            self._numbers[key] = number
+        return self._numbers[key]
 
 
 def group_strategies(

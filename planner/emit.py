@@ -7,16 +7,16 @@ Operands and results of one op always belong to one strategy of its rule.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from jax.sharding import PartitionSpec
 
 from planner.by_hand import by_hand, chosen_split, read_from_operands
+from planner.chosen import Chosen
 from planner.halo import is_grouped
-from planner.instance import Instance
 from planner.places import Slot, operand_slot, result_slot
-from planner.specs import spec_of, to_spec
+from planner.specs import to_spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,25 +29,25 @@ class Placement:
     constraints: Mapping[Slot, tuple[PartitionSpec, ...]]
 
 
-def place(instance: Instance, choice: Sequence[int], *, sum_whole: bool) -> Placement:
+def place(chosen: Chosen, *, sum_whole: bool) -> Placement:
     """The placement that a choice of strategies stands for.
 
     `sum_whole` lays a sum that is wanted scattered down whole first. XLA then always adds up partial results, which its
     GPU compiler merges with the slice into a reduce-scatter; left to itself it may gather the operands instead. Its TPU
     compiler overlaps the direct form better (as a loop of small dots and permutes).
     """
+    instance = chosen.instance
     graph, flow, names = instance.model.graph, instance.model.flow, instance.mesh.names
-    steps_of = {transfer.id: steps for transfer, steps in instance.moves(choice)}
+    steps_of = {transfer.id: steps for transfer, steps in chosen.moves}
     layouts = {transfer: tuple(to_spec(step.layout, names) for step in steps) for transfer, steps in steps_of.items()}
     constraints: dict[Slot, tuple[PartitionSpec, ...]] = {}
     summed = {t.tensor: t for t in flow.transfers if t.reduced}
     for op in graph.ops:
-        group, placement = instance.model.grouping.group_of[op.id], instance.model.grouping.placements[op.id]
         for position, tensor in enumerate(op.results):
             aval = graph.tensors[tensor].aval
             if not aval.shape or not aval.itemsize:
                 continue
-            made = spec_of(instance.location_at(group, placement.results[position], choice), len(aval.shape), names)
+            made = chosen.made(op, position)
             chain = (made,)
             if tensor in summed and summed[tensor].id in steps_of:
                 first, laid = steps_of[summed[tensor].id][0], layouts[summed[tensor].id]
@@ -67,60 +67,38 @@ def place(instance: Instance, choice: Sequence[int], *, sum_whole: bool) -> Plac
                 chain = (*layouts.get(into[through[op_id, position]].id, ()), *chain)
             if chain:
                 constraints[operand_slot(graph.ops[op_id], position)] = chain
-    _hold_readers(instance, choice, {t.tensor for t in flow.transfers if t.reads and t.id in layouts}, constraints)
-    _hold_windows(instance, choice, constraints)
-    returned = {t.output: t for t in flow.transfers if t.output is not None}
-    out_specs: list[PartitionSpec] = []
-    for position, tensor in enumerate(graph.outputs):
-        location = instance.location(tensor, choice)
-        if position in returned:
-            target = returned[position]
-            location = instance.location_at(target.target, target.target_dims, choice)
-        out_specs.append(spec_of(location, len(graph.tensors[tensor].aval.shape), names))
-    in_specs = tuple(
-        spec_of(instance.location(t, choice), len(graph.tensors[t].aval.shape), names) for t in graph.inputs
-    )
+    _hold_readers(chosen, {t.tensor for t in flow.transfers if t.reads and t.id in layouts}, constraints)
+    _hold_windows(chosen, constraints)
+    in_specs = tuple(map(chosen.stored, graph.inputs))
     for position, tensor in enumerate(graph.inputs):
         if graph.tensors[tensor].aval.shape and graph.tensors[tensor].aval.itemsize:
             constraints["invar", (), position] = (in_specs[position],)
     return Placement(
         mesh_shape=instance.mesh.shape,
         in_specs=in_specs,
-        out_specs=tuple(out_specs),
+        out_specs=tuple(map(chosen.returned, range(len(graph.outputs)))),
         constraints=constraints,
     )
 
 
-def _hold_readers(
-    instance: Instance,
-    choice: Sequence[int],
-    tensors: Iterable[int],
-    constraints: dict[Slot, tuple[PartitionSpec, ...]],
-) -> None:
+def _hold_readers(chosen: Chosen, tensors: Iterable[int], constraints: dict[Slot, tuple[PartitionSpec, ...]]) -> None:
     """Gives every reader of these tensors a constraint of its own.
 
     Shardy moves the later readers of a tensor onto a form that is laid on it for another reader, unless they have one.
     """
-    model, names = instance.model, instance.mesh.names
+    graph = chosen.instance.model.graph
     for tensor in tensors:
-        rank = len(model.graph.tensors[tensor].aval.shape)
-        for op, position in model.graph.consumers[tensor] if rank else ():
-            dims = model.grouping.placements[op].operands[position]
-            wanted = spec_of(instance.location_at(model.grouping.group_of[op], dims, choice), rank, names)
-            constraints.setdefault(operand_slot(model.graph.ops[op], position), (wanted,))
+        for reader, position in graph.consumers[tensor] if graph.tensors[tensor].aval.shape else ():
+            op = graph.ops[reader]
+            constraints.setdefault(operand_slot(op, position), (chosen.wanted(op, position),))
 
 
-def _hold_windows(
-    instance: Instance, choice: Sequence[int], constraints: dict[Slot, tuple[PartitionSpec, ...]]
-) -> None:
+def _hold_windows(chosen: Chosen, constraints: dict[Slot, tuple[PartitionSpec, ...]]) -> None:
     """Gives every operand of an op that is emitted by hand a constraint: it is read from them how the op is split."""
-    model, names = instance.model, instance.mesh.names
-    for op in read_from_operands(model.graph):
+    graph = chosen.instance.model.graph
+    for op in read_from_operands(graph):
         # A convolution in groups is held where it is whole, too: the partitioner must not come to split it.
-        if by_hand(model.graph, op, chosen_split(instance, op, choice)) is None and not is_grouped(op):
+        if by_hand(graph, op, chosen_split(chosen, op)) is None and not is_grouped(op):
             continue
-        group, operands = model.grouping.group_of[op.id], model.grouping.placements[op.id].operands
-        for position, tensor in enumerate(op.operands):
-            location = instance.location_at(group, operands[position], choice)
-            wanted = spec_of(location, len(model.graph.tensors[tensor].aval.shape), names)
-            constraints.setdefault(operand_slot(op, position), (wanted,))
+        for position in range(len(op.operands)):
+            constraints.setdefault(operand_slot(op, position), (chosen.wanted(op, position),))

@@ -136,11 +136,11 @@ class Alternatives:
 
         for tensor in graph.tensors:
             if tensor.kind != "constant":
-                add(tensor.name, tensor.id, flow.home[tensor.id], pinned=tensor.id in instance.pins)
+                add(tensor.name, tensor.id, flow.home[tensor.id], pinned=tensor.id in instance.pinned)
         returned = {t.output: (t.target, t.target_dims) for t in flow.transfers if t.output is not None}
         for position, (name, tensor) in enumerate(zip(graph.output_names, graph.outputs, strict=True)):
             home = returned.get(position, flow.home[tensor])
-            add(name, tensor, home, pinned=position in instance.output_pins or tensor in instance.pins)
+            add(name, tensor, home, pinned=position in instance.pinned_outputs or tensor in instance.pinned)
         return found
 
     @cached_property

@@ -1,159 +1,105 @@
-"""An instance: one program on one mesh, as a planning problem, and back from a choice to what it means.
+"""An instance: one program on one mesh, as a planning problem.
 
 Node costs are the values of computing (and of reshards within a group), edge costs those of transfers, all in the unit
-of the objective; memory rows are added on demand for points of the schedule.
+of the objective; memory rows are added on demand for points of the schedule. An instance does not change: `restricted`
+and `spread` make another of it. What a choice means is in `chosen`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from cost_models import CostModel, Objective
-from planner.candidates import Strategies, group_strategies, tensor_strategies
-from planner.costs import Work, group_work
-from planner.errors import InfeasibleError
-from planner.flow import Node, Transfer
+from cost_models import Objective
+from planner.candidates import Kinds, Strategies
+from planner.costs import Work
+from planner.flow import Transfer
 from planner.graph import Aval
 from planner.groups import Dims
+from planner.identity import numbered
 from planner.mesh import Mesh
-from planner.model import PLACED_BY_USER, Model
+from planner.model import Model
 from planner.problem import Edge, Problem
-from planner.reshard import Locations, Patterns, Step, local_bytes, reshard_steps, reshard_values
+from planner.reshard import Locations, Patterns, local_bytes, reshard_values
 from planner.tiling import tiled_bytes
 
 Floats = npt.NDArray[np.float64]
+Positions = npt.NDArray[np.intp]
 
 TIE = 1e-3
 """Weight of memory among equally good plans, as a share of the cost of reading the bytes once."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Instance:
     """The strategies, costs and memory of a program on one mesh.
 
-    `tiled`: arrays are stored in tiles, as on TPUs (see `tiling`). `pins` maps a tensor, `output_pins` an output position,
-    to the spec (a row of locations) it must have.
+    Node n may choose among `tables[kind_of[n]]`; nodes of one kind have equal strategies. `works` and `node_values` are
+    what these cost: the value of every strategy of every node, reshards within it included. `tiled`: arrays are stored in
+    tiles, as on TPUs (see `tiling`). `pinned` are the tensors, `pinned_outputs` the positions of results whose spec the
+    user gave. `patterns` are the reshards met on meshes of as many axes, `given` the problem where it is known already.
     """
 
     model: Model
     mesh: Mesh
-    cost_model: CostModel
     objective: Objective
     hbm_bytes_per_s: float
     tiled: bool
-    pins: Mapping[int, tuple[int, ...]]
-    output_pins: Mapping[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
-    strategies: list[Strategies] = field(init=False)
-    works: list[Work | None] = field(init=False)
-    _offered: dict[object, Strategies] = field(init=False, default_factory=dict[object, Strategies])
+    pinned: frozenset[int]
+    pinned_outputs: frozenset[int]
+    patterns: Patterns
+    tables: tuple[Strategies, ...]
+    kind_of: tuple[int, ...]
+    works: tuple[Work | None, ...]
+    node_values: tuple[Floats, ...]
+    given: Problem | None = None
     _cache: dict[object, Floats] = field(init=False, default_factory=dict[object, Floats])
-    _located: dict[object, tuple[int, ...]] = field(init=False, default_factory=dict[object, tuple[int, ...]])
-    _steps: dict[object, tuple[Step, ...]] = field(init=False, default_factory=dict[object, tuple[Step, ...]])
-    _moves: dict[tuple[int, ...], tuple[tuple[Transfer, tuple[Step, ...]], ...]] = field(
-        init=False, default_factory=dict[tuple[int, ...], tuple[tuple[Transfer, tuple[Step, ...]], ...]]
-    )
 
-    def __post_init__(self) -> None:
-        model = self.model
-        self.strategies = [self._strategies(node) for node in model.flow.nodes]
-        self._pin()
-        known: dict[tuple[int, int], Work] = {}
-        self.works = []
-        for node in model.flow.nodes:
-            if node.group is None:
-                self.works.append(None)
-                continue
-            key = (model.alike[node.group], id(self.strategies[node.id]))
-            if key not in known:
-                group = model.grouping.groups[node.group]
-                known[key] = group_work(
-                    model.graph,
-                    model.grouping,
-                    group,
-                    model.fused_pass(group),
-                    self.strategies[node.id],
-                    self.cost_model,
-                    self.mesh,
-                )
-            self.works.append(known[key])
+    @cached_property
+    def strategies(self) -> tuple[Strategies, ...]:
+        """The strategies of every node."""
+        return tuple(map(self.tables.__getitem__, self.kind_of))
 
-    def forget(self) -> None:
-        """Makes what is worked out from the strategies this instance's own, to be worked out anew."""
-        self.strategies, self.works, self._cache, self._located = [*self.strategies], [*self.works], {}, {}
-        self._moves = {}
-        for name in ("node_values", "problem"):
-            self.__dict__.pop(name, None)
+    def restricted(self, kept: Sequence[Positions], problem: Problem | None = None) -> Instance:
+        """The instance with these strategies of every node only; `problem` is theirs, where it is known."""
+        kinds = Kinds()
+        kind_of: list[int] = []
+        works: list[Work | None] = []
+        distinct, work_of = numbered(self.works)
+        taken: dict[object, Work] = {}
+        for node, (old, positions) in enumerate(zip(self.kind_of, kept, strict=True)):
+            table, key = self.tables[old], (old, positions.tobytes())
+            kind_of.append(kinds.number(key, lambda table=table, positions=positions: _kept(table, positions)))
+            work = distinct[work_of[node]]
+            if work is not None:
+                known = (work_of[node], key[1])
+                if known not in taken:
+                    taken[known] = _taken(work, positions)
+                work = taken[known]
+            works.append(work)
+        return replace(
+            self,
+            tables=tuple(kinds.tables),
+            kind_of=tuple(kind_of),
+            works=tuple(works),
+            node_values=tuple(of[positions] for of, positions in zip(self.node_values, kept, strict=True)),
+            given=problem,
+        )
 
-    def _strategies(self, node: Node) -> Strategies:
-        """The strategies of a node: one object for all nodes that are alike, or have the same ones."""
-        graph = self.model.graph
-        shape = graph.tensors[node.tensor].aval.shape if node.tensor is not None else ()
-        key = ("tensor", shape) if node.group is None else ("group", self.model.alike[node.group])
-        if key not in self._offered:
-            made = tensor_strategies(shape, self.mesh.sizes)[0] if node.group is None else self.of_group(node.group)
-            content = (made.assignment.tobytes(), made.num_factors)
-            self._offered[key] = self._offered.setdefault(content, made)
-        return self._offered[key]
-
-    def of_group(self, number: int) -> Strategies:
-        """The strategies of a group, worked out anew and without pins."""
-        grouping, sizes = self.model.grouping, self.mesh.sizes
-        group = grouping.groups[number]
-        return group_strategies(grouping, group, sizes, self.model.factor_bytes(group))
-
-    def _pin(self) -> None:
-        """Keeps, at every pinned tensor's home, the strategies that give it the pinned spec."""
-        flow, graph = self.model.flow, self.model.graph
-        wanted_at = [(graph.tensors[t].name, flow.home[t], spec, ()) for t, spec in self.pins.items()]
-        wanted_at += self._demanded()
-        for transfer in flow.transfers:
-            if transfer.output is not None and transfer.output in self.output_pins:
-                place = (transfer.target, transfer.target_dims)
-                wanted_at.append((graph.output_names[transfer.output], place, self.output_pins[transfer.output], ()))
-        for name, home, wanted, free in wanted_at:
-            if home is None:
-                continue
-            node, dims = home
-            old = self.strategies[node]
-            found, spec = old.locations(dims), np.asarray(wanted, np.int8)
-            keep = ((found == spec) | ((spec < 0) & np.isin(found, free))).all(axis=1)
-            if not keep.any():
-                raise InfeasibleError(
-                    f"the pin on {name} leaves {flow.nodes[node].name} no "
-                    f"strategy on the mesh {self.mesh.shape}: it conflicts with another pin or with a dim that an op "
-                    "needs whole; relax the pin"
-                )
-            self.strategies[node] = old.keep(keep)
-
-    def _demanded(self) -> list[tuple[str, tuple[int, Dims] | None, tuple[int, ...], tuple[int, ...]]]:
-        """(source line, node and dims, spec, free dims) of what constraints and `shard_map`s of the program demand."""
-        found: list[tuple[str, tuple[int, Dims] | None, tuple[int, ...], tuple[int, ...]]] = []
-        graph, grouping, names = self.model.graph, self.model.grouping, self.mesh.names
-        for op in graph.of_kinds(PLACED_BY_USER):
-            # One that could not be read as a rule is placed whole, and told as such.
-            if op.id in grouping.unruled:
-                continue
-            placement = grouping.placements[op.id]
-            for dims, spec in zip(
-                (*placement.operands, *placement.results),
-                (*op.params["operand_specs"], *op.params["result_specs"]),
-                strict=True,
-            ):
-                if spec is None or not set(op.params["mesh"]) <= set(names):
-                    continue
-                location = [-1] * len(names)
-                for dim, axes in enumerate(spec):
-                    for axis in axes or ():
-                        if self.mesh.shape[axis] > 1:
-                            location[names.index(axis)] = dim
-                free = tuple(dim for dim, axes in enumerate(spec) if axes is None)
-                found.append((f"{op.source} {op.kind}", (grouping.group_of[op.id], dims), tuple(location), free))
-        return found
+    def spread(self, model: Model, members: Sequence[int]) -> Instance:
+        """The instance of a larger model, each of whose nodes has what one of these has: `members[n]` for node n."""
+        return replace(
+            self,
+            model=model,
+            kind_of=tuple(map(self.kind_of.__getitem__, members)),
+            works=tuple(map(self.works.__getitem__, members)),
+            node_values=tuple(map(self.node_values.__getitem__, members)),
+            given=None,
+        )
 
     # ------------------------------------------------------------ values
 
@@ -162,21 +108,20 @@ class Instance:
         """How many devices' values count: all of them for energy, that of one (they run side by side) for time."""
         return float(self.mesh.num_devices) if self.objective.name == "energy" else 1.0
 
-    def transfer_values(self, transfer: Transfer, *, seconds: bool = False) -> Floats:
+    def transfer_values(self, transfer: Transfer) -> Floats:
         """The value of one transfer for every pair of strategies of its nodes: shape (n, m), trips included."""
         aval = self.model.graph.tensors[transfer.tensor].aval
-        source, target = self.strategies[transfer.source], self.strategies[transfer.target]
-        weight = 1.0 if seconds else self.weight
         alike = (
-            *(id(source), transfer.source_dims, transfer.reduced, id(target), transfer.target_dims),
-            *(aval.shape, aval.bytes, transfer.trips, seconds),
+            *(self.kind_of[transfer.source], transfer.source_dims, transfer.reduced),
+            *(self.kind_of[transfer.target], transfer.target_dims, aval.shape, aval.bytes, transfer.trips),
         )
         found = self._cache.get(alike)
         if found is not None:
             return found
+        source, target = self.strategies[transfer.source], self.strategies[transfer.target]
         s, p = source.locations(transfer.source_dims), source.splits(transfer.reduced)
         t = target.locations(transfer.target_dims)
-        key = (s.tobytes(), p.tobytes(), t.tobytes(), aval.shape, aval.bytes, transfer.trips, seconds)
+        key = (s.tobytes(), p.tobytes(), t.tobytes(), aval.shape, aval.bytes, transfer.trips)
         if key not in self._cache:
             rows, row_of = _distinct(np.concatenate([s, p.astype(np.int8)], axis=1))
             columns, column_of = _distinct(t)
@@ -188,30 +133,22 @@ class Instance:
                 columns,
                 shape=aval.shape,
                 whole_bytes=aval.bytes,
-                patterns=self.model.patterns.setdefault(axes, Patterns()),
-                seconds=seconds,
+                patterns=self.patterns,
             )
-            self._cache[key] = weight * transfer.trips * values[row_of][:, column_of]
+            self._cache[key] = self.weight * transfer.trips * values[row_of][:, column_of]
         self._cache[alike] = self._cache[key]
         return self._cache[key]
 
-    @property
-    def moving(self) -> tuple[Transfer, ...]:
-        """The transfers that can cost anything."""
-        return self.model.moving
-
-    @cached_property
-    def node_values(self) -> list[Floats]:
-        """The value of every strategy of every node, reshards within it included."""
+    def stated_values(self) -> list[Floats]:
+        """The `node_values` worked out from works, transfers and storage."""
         values: list[Floats] = []
-        for node, strategies in enumerate(self.strategies):
-            work = self.works[node]
+        for strategies, work in zip(self.strategies, self.works, strict=True):
             if work is None:
                 values.append(np.zeros(len(strategies)))
             else:
                 value = self.objective.compute(seconds=work.seconds, flops=work.flops, bytes=work.traffic_bytes)
                 values.append(self.weight * (value + work.exchange))
-        for transfer in self.moving:
+        for transfer in self.model.moving:
             if transfer.source == transfer.target:
                 values[transfer.source] = values[transfer.source] + np.diagonal(self.transfer_values(transfer))
         self._storage(values)
@@ -220,13 +157,13 @@ class Instance:
     @cached_property
     def problem(self) -> Problem:
         """The planning problem of this instance, without memory rows."""
-        edges = [
-            Edge(nodes=(t.source, t.target), costs=self.transfer_values(t)) for t in self.moving if t.source != t.target
-        ]
+        if self.given is not None:
+            return self.given
+        between = [t for t in self.model.moving if t.source != t.target]
         return Problem(
             name=f"mesh {self.mesh.shape}",
-            node_costs=tuple(self.node_values),
-            edges=tuple(edges),
+            node_costs=self.node_values,
+            edges=tuple(Edge(nodes=(t.source, t.target), costs=self.transfer_values(t)) for t in between),
             node_names=tuple(node.name for node in self.model.flow.nodes),
         )
 
@@ -242,46 +179,7 @@ class Instance:
                     seconds=tiny / hbm, flops=0 * tiny, bytes=tiny
                 )
 
-    # ------------------------------------------------------------ meaning of a choice
-
-    def location(self, tensor: int, choice: Sequence[int]) -> tuple[int, ...]:
-        """The spec a tensor is stored in: for every axis the dim it splits, or -1."""
-        home = self.model.flow.home[tensor]
-        if home is None:
-            return (-1,) * len(self.mesh.sizes)
-        return self.location_at(home[0], home[1], choice)
-
-    def location_at(self, node: int, dims: Dims, choice: Sequence[int]) -> tuple[int, ...]:
-        """The spec a node's choice gives a tensor with these dims."""
-        strategies = self.strategies[node]
-        key = (id(strategies), choice[node], dims)
-        if key not in self._located:
-            where = {factor: dim for dim, factors in enumerate(dims) for factor in factors}
-            chosen = strategies.assignment[choice[node]].tolist()
-            self._located[key] = tuple(where.get(factor, -1) for factor in chosen)
-        return self._located[key]
-
-    def moves(self, choice: Sequence[int]) -> tuple[tuple[Transfer, tuple[Step, ...]], ...]:
-        """The transfers that take any steps under a choice, with these; those of the last choice are kept."""
-        key = tuple(choice)
-        if key not in self._moves:
-            found = [(transfer, self._steps_of(transfer, key)) for transfer in self.moving]
-            self._moves = {key: tuple([move for move in found if move[1]])}
-        return self._moves[key]
-
-    def _steps_of(self, transfer: Transfer, choice: Sequence[int]) -> tuple[Step, ...]:
-        aval = self.model.graph.tensors[transfer.tensor].aval
-        source = self.location_at(transfer.source, transfer.source_dims, choice)
-        target = self.location_at(transfer.target, transfer.target_dims, choice)
-        chosen = (
-            self.strategies[transfer.source].assignment[choice[transfer.source]].tolist() if transfer.reduced else ()
-        )
-        partial = tuple(factor in transfer.reduced for factor in chosen) or (False,) * len(source)
-        key = (source, partial, target, aval.shape, aval.bytes)
-        if key not in self._steps:
-            made = reshard_steps(self.mesh, source, partial, target, shape=aval.shape, whole_bytes=aval.bytes)
-            self._steps[key] = tuple(made)
-        return self._steps[key]
+    # ------------------------------------------------------------ bytes
 
     def stored_bytes(self, tensor: int) -> tuple[int, Floats] | None:
         """The node that decides how a tensor is stored, and its bytes per device under each of its strategies."""
@@ -292,7 +190,7 @@ class Instance:
 
     def resident_bytes(self, aval: Aval, node: int, dims: Dims) -> Floats:
         """Bytes per device of a tensor in the spec each strategy of a node gives it, padding included."""
-        key = ("resident", id(self.strategies[node]), dims, aval)
+        key = ("resident", self.kind_of[node], dims, aval)
         if key not in self._cache:
             self._cache[key] = self._resident_bytes(aval, self.strategies[node].locations(dims))
         return self._cache[key]
@@ -310,27 +208,15 @@ class Instance:
             sizes[i] = tiled_bytes(tuple(shape), aval.itemsize)
         return sizes[row_of]
 
-    def seconds(self, choice: Sequence[int]) -> tuple[float, float]:
-        """(seconds of computing, seconds of communication) per device and call."""
-        compute = sum(float(work.seconds[choice[node]]) for node, work in enumerate(self.works) if work is not None)
-        mesh = self.mesh
-        moved = sum(
-            t.trips
-            * float(mesh.fixed_seconds[step.kind][step.mask] + mesh.seconds_per_byte[step.kind][step.mask] * step.bytes)
-            for t, steps in self.moves(choice)
-            for step in steps
-            if step.kind is not None
-        )
-        moved += sum(
-            float(work.exchange_seconds[choice[node]]) for node, work in enumerate(self.works) if work is not None
-        )
-        return compute, moved
 
-    def total(self, attribute: str, choice: Sequence[int]) -> float:
-        """The sum over groups of one field of `Work` under a choice."""
-        return sum(
-            float(getattr(work, attribute)[choice[node]]) for node, work in enumerate(self.works) if work is not None
-        )
+def _kept(table: Strategies, positions: Positions) -> Strategies:
+    """Some of the strategies; the same object for all of them."""
+    return table if positions.size == len(table) else table.keep(positions)
+
+
+def _taken(work: Work, positions: Positions) -> Work:
+    """The work of some strategies."""
+    return Work(**{part.name: getattr(work, part.name)[positions] for part in fields(Work)})
 
 
 def _distinct(lines: npt.NDArray[np.int8]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.intp]]:

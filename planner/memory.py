@@ -45,9 +45,13 @@ class Charge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """A fetched copy that may exist in [start, stop): bytes of the source's and of the target's spec, per strategy."""
+    """A fetched copy that may exist in [start, stop): bytes of the source's and of the target's spec, per strategy.
+
+    Copies of one `kind` have the same bytes.
+    """
 
     transfer: Transfer
+    kind: tuple[int, int]
     source_bytes: Floats
     target_bytes: Floats
     start: int
@@ -135,8 +139,7 @@ class MemoryModel:
     @cached_property
     def _strategies_of(self) -> npt.NDArray[np.intp]:
         """A number for every node, equal where nodes have the same strategies."""
-        _, numbers = np.unique(np.asarray(list(map(id, self.instance.strategies)), np.intp), return_inverse=True)
-        return numbers.ravel()
+        return np.asarray(self.instance.kind_of, np.intp)
 
     def _table(self, holdings: Holdings) -> _Table:
         return _Table.of(self.instance, self._strategies_of, holdings)
@@ -170,6 +173,7 @@ class MemoryModel:
         return tuple(
             Copy(
                 transfer=transfer,
+                kind=(source, target),
                 source_bytes=sources.pieces[source],
                 target_bytes=targets.pieces[target],
                 start=start,
@@ -273,17 +277,16 @@ class MemoryModel:
 
     def _tied(self, copy: Copy) -> tuple[Floats, Floats, Floats]:
         """The bytes per choice of a copy's node, and its tables to target and source; copies that are alike share them."""
-        key = (id(copy.source_bytes), id(copy.target_bytes))
-        if key not in self._ties:
+        if copy.kind not in self._ties:
             sizes, spec_of = np.unique(copy.target_bytes, return_inverse=True)
             same = spec_of.ravel()[None, :] == np.arange(len(sizes))[:, None]
             in_place = copy.source_bytes[None, :] >= sizes[:, None]
-            self._ties[key] = (
+            self._ties[copy.kind] = (
                 np.concatenate([sizes, np.zeros(len(sizes))]),
                 np.where(np.concatenate([same, same]), 0.0, np.inf),
                 np.where(np.concatenate([np.ones_like(in_place), in_place]), 0.0, np.inf),
             )
-        return self._ties[key]
+        return self._ties[copy.kind]
 
     def describe(self, time: int) -> str:
         """A point of the schedule in the user's words."""

@@ -15,7 +15,7 @@ AXIS_NAMES = ("x", "y", "z")
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Mesh:
     """A logical mesh with the price of its collectives.
 

@@ -14,8 +14,6 @@ from planner.graph import Graph
 from planner.groups import Group, Grouping
 from planner.holdings import Copied, Holdings, copied, held
 from planner.liveness import Liveness
-from planner.repeats import alike
-from planner.reshard import Patterns
 
 Floats = npt.NDArray[np.float64]
 
@@ -27,14 +25,14 @@ PLACED_BY_USER = ("sharding_constraint", "shard_map")
 class Model:
     """A program's graph, groups, flow and liveness, and what follows from them whatever the mesh.
 
-    `patterns` are the reshards met so far, by number of mesh axes.
+    `alike` names for every group the first group that it is like: one set of strategies and costs serves both.
     """
 
     graph: Graph
     grouping: Grouping
     flow: Flow
     liveness: Liveness
-    patterns: dict[int, Patterns] = field(default_factory=dict[int, Patterns])
+    alike: tuple[int, ...]
     _passes: dict[int, FusedPass] = field(default_factory=dict[int, FusedPass])
     _factor_bytes: dict[int, Floats] = field(default_factory=dict[int, Floats])
 
@@ -65,11 +63,6 @@ class Model:
     def copied(self) -> Copied:
         """What transfers may keep beside it."""
         return copied(self.graph, self.flow, self.moving)
-
-    @cached_property
-    def alike(self) -> tuple[int, ...]:
-        """For every group the first group that it is like: one set of strategies and costs serves both."""
-        return alike(self.graph, self.grouping, self.liveness)
 
     @cached_property
     def moving(self) -> tuple[Transfer, ...]:

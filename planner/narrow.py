@@ -10,16 +10,14 @@ Where a good plan of another mesh is known, few strategies are left, and all tha
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from planner.candidates import Strategies
-from planner.costs import Work
+from planner.identity import numbered
 from planner.instance import Instance
 from planner.problem import Array, Edge, Problem
 from planner.solve.messages import Messages
@@ -65,10 +63,9 @@ def narrow(instance: Instance, cutoff: float) -> Narrowed:
     floor = math.fsum(least)
     room = cutoff - floor + ROUNDING * abs(cutoff)
     first = [np.flatnonzero(of <= low + max(room, 0.0)) for of, low in zip(values, least, strict=True)]
-    some = _with(instance, first)
+    some = instance.restricted(first)
     kept, bound = swept(some.problem, cutoff)
-    left = _with(some, kept)
-    left.problem = restricted(some.problem, kept)
+    left = some.restricted(kept, restricted(some.problem, kept))
     return Narrowed(
         instance=left,
         kept=tuple(positions[after] for positions, after in zip(first, kept, strict=True)),
@@ -114,11 +111,12 @@ def restricted(problem: Problem, kept: Sequence[Positions]) -> Problem:
     tables: dict[object, Array] = {}
     lines = [positions.tobytes() for positions in kept]
     edges: list[Edge] = []
-    for edge in problem.edges:
+    distinct, table_of = numbered(edge.costs for edge in problem.edges)
+    for edge, table in zip(problem.edges, table_of, strict=True):
         source, target = edge.nodes
-        key = (id(edge.costs), lines[source], lines[target])
+        key = (table, lines[source], lines[target])
         if key not in tables:
-            tables[key] = edge.costs[np.ix_(kept[source], kept[target])]
+            tables[key] = distinct[table][np.ix_(kept[source], kept[target])]
         edges.append(Edge(nodes=edge.nodes, costs=tables[key]))
     return Problem(
         name=problem.name,
@@ -126,28 +124,3 @@ def restricted(problem: Problem, kept: Sequence[Positions]) -> Problem:
         edges=tuple(edges),
         node_names=problem.node_names,
     )
-
-
-def _with(instance: Instance, kept: Sequence[Positions]) -> Instance:
-    """The instance with these strategies of every node only; those that were one object still are."""
-    made = copy.copy(instance)
-    made.forget()
-    strategies: dict[object, Strategies] = {}
-    works: dict[object, Work] = {}
-    for node, (old, positions) in enumerate(zip(instance.strategies, kept, strict=True)):
-        key = (id(old), positions.tobytes())
-        if key not in strategies:
-            strategies[key] = old if positions.size == len(old) else old.keep(positions)
-        made.strategies[node] = strategies[key]
-        work = instance.works[node]
-        if work is not None:
-            if (id(work), key) not in works:
-                works[id(work), key] = _taken(work, positions)
-            made.works[node] = works[id(work), key]
-    made.node_values = [of[positions] for of, positions in zip(instance.node_values, kept, strict=True)]
-    return made
-
-
-def _taken(work: Work, positions: Positions) -> Work:
-    """The work of some strategies."""
-    return Work(**{part.name: getattr(work, part.name)[positions] for part in fields(Work)})

@@ -11,6 +11,7 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from cost_models import CostModel, Roofline, objective
+from planner.chosen import Chosen
 from planner.collector import paused
 from planner.decision import Certificate, Decision, Guessed, Replicated, Request, Ruled
 from planner.emit import place
@@ -29,9 +30,11 @@ from planner.pins import axes_named, match_pins, pinned_location
 from planner.predict import predict
 from planner.profile import measured_model
 from planner.program import Program
+from planner.repeats import alike
+from planner.reshard import Patterns
 from planner.search import Found, search
 from planner.shared_instance import Members, SharedInstance, members, shared_instance
-from planner.specs import spec_of
+from planner.stating import Terms, state
 from planner.target import Target
 from planner.trace import build_graph, fingerprint
 
@@ -51,7 +54,10 @@ class Pipeline:
         self.tensor_pins, self.output_pins = match_pins(request.pins, self.graph)
         grouping = group_ops(self.graph)
         flow = build_flow(self.graph, grouping, pinned_outputs=set(self.output_pins), kept=set(self.tensor_pins))
-        self.model = Model(graph=self.graph, grouping=grouping, flow=flow, liveness=analyse(self.graph, grouping))
+        liveness = analyse(self.graph, grouping)
+        groups = alike(self.graph, grouping, liveness)
+        self.model = Model(graph=self.graph, grouping=grouping, flow=flow, liveness=liveness, alike=groups)
+        self._patterns: dict[int, Patterns] = {}
 
     @cached_property
     def cost_model(self) -> CostModel:
@@ -119,18 +125,18 @@ class Pipeline:
     def shared(self, shape: Shape) -> SharedInstance | None:
         """The problem on one mesh with one decision for all copies of a layer; None where there are no `members`."""
         found = self.members
-        return None if found is None else shared_instance(found, lambda model: self._instance(model, shape))
+        return None if found is None else shared_instance(found, state(found.model, self._terms(shape)))
 
     def instance(self, shape: Shape) -> Instance:
         """The problem on one mesh. Raises: PinError, InfeasibleError where the pins do not fit it."""
         shared = self.shared(shape)
-        return self._instance(self.model, shape) if shared is None else shared.whole()
+        return state(self.model, self._terms(shape)) if shared is None else shared.whole()
 
-    def _instance(self, model: Model, shape: Shape) -> Instance:
+    def _terms(self, shape: Shape) -> Terms:
+        """What the problem on one mesh is stated of. Raises: PinError."""
         topology, graph = self.request.topology, self.graph
         score = objective("time" if self.request.objective == "memory" else self.request.objective, topology.chip)
-        return Instance(
-            model=model,
+        return Terms(
             mesh=make_mesh(shape, topology, self.cost_model, score),
             cost_model=self.cost_model,
             objective=score,
@@ -141,6 +147,7 @@ class Pipeline:
                 position: self._pinned(graph.output_names[position], graph.outputs[position], spec, shape)
                 for position, spec in self.output_pins.items()
             },
+            patterns=self._patterns.setdefault(len(shape), Patterns()),
         )
 
     def _pinned(self, name: str, tensor: int, spec: PartitionSpec, shape: Shape) -> tuple[int, ...]:
@@ -214,9 +221,10 @@ class Pipeline:
         """A candidate in the program's own terms; the rest goes into its certificate and notes."""
         graph, instance = self.graph, candidate.instance
         guessed = tuple(replace(Guessed(**self._told(op.id)), op=op_name(op)) for op in graph.ops if is_guessed(op))
-        placement = place(instance, candidate.choice, sum_whole=self.target.platform != "tpu")
+        chosen = Chosen(instance=instance, choice=candidate.choice)
+        placement = place(chosen, sum_whole=self.target.platform != "tpu")
         intermediates = {
-            t.name: spec_of(instance.location(t.id, candidate.choice), len(t.aval.shape), instance.mesh.names)
+            t.name: chosen.stored(t.id)
             for t in graph.tensors
             if t.kind == "intermediate" and t.aval.size > 1 and self.model.liveness.materialised[t.id]
         }
@@ -233,7 +241,7 @@ class Pipeline:
             out_specs=placement.out_specs,
             constraints=placement.constraints,
             intermediates=intermediates,
-            predicted=predict(instance, candidate.choice, self.request.topology),
+            predicted=predict(chosen, self.request.topology),
             certificate=Certificate(
                 value=candidate.value,
                 lower_bound=min(bound, candidate.value),
@@ -260,12 +268,6 @@ class Pipeline:
         op = self.graph.ops[op_id]
         return {"op": op.kind, "source": op.source, "trips": self.graph.regions[op.region].trips}
 
-    def _in_specs(self, instance: Instance, choice: Sequence[int]) -> tuple[PartitionSpec, ...]:
-        tensors, names = self.graph.tensors, instance.mesh.names
-        return tuple(
-            spec_of(instance.location(t, choice), len(tensors[t].aval.shape), names) for t in self.graph.inputs
-        )
-
     def alternatives(self, decision: Decision) -> Alternatives:
         """The problem that a decision solves, stated again, with what was chosen.
 
@@ -274,7 +276,8 @@ class Pipeline:
         instance, choice = self.instance(decision.mesh_shape), decision.choice
         counts = [len(strategies) for strategies in instance.strategies]
         fits = len(choice) == len(counts) and all(pick < count for pick, count in zip(choice, counts, strict=True))
-        if not fits or self._in_specs(instance, choice) != decision.in_specs:
+        chosen = Chosen(instance=instance, choice=choice)
+        if not fits or tuple(map(chosen.stored, self.graph.inputs)) != decision.in_specs:
             raise ArgumentError(
                 f"the plan of {decision.function_name} was made by another release of this planner, and cannot be "
                 "explained by this one; plan again"

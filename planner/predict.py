@@ -9,6 +9,7 @@ import numpy as np
 
 from cost_models import EnergyObjective, Topology
 from planner.by_hand import ADDING, by_hand, chosen_split
+from planner.chosen import Chosen
 from planner.costs import fetches
 from planner.flow import Transfer
 from planner.graph import Graph
@@ -64,14 +65,15 @@ class Predicted:
     energy_joules: float
 
 
-def predict(instance: Instance, choice: Sequence[int], topology: Topology) -> Predicted:
+def predict(chosen: Chosen, topology: Topology) -> Predicted:
     """The prediction for a choice of strategies."""
-    compute, communication = instance.seconds(choice)
+    instance = chosen.instance
+    compute, communication = chosen.seconds
     manual = _manual(instance)
-    flops, traffic = instance.total("flops", choice), instance.total("traffic_bytes", choice)
-    collectives = (*_collectives(instance, choice), *manual)
+    flops, traffic = chosen.total("flops"), chosen.total("traffic_bytes")
+    collectives = (*_collectives(chosen), *manual)
     communication += sum(c.count * _seconds(instance, c) for c in manual)
-    arguments, outputs, aliased = _border_bytes(instance, choice, topology.chip.platform)
+    arguments, outputs, aliased = _border_bytes(chosen, topology.chip.platform)
     energy = EnergyObjective(chip=topology.chip)
     joules = float(energy.compute(seconds=np.asarray(compute), flops=np.asarray(flops), bytes=np.asarray(traffic)))
     links = topology.links(instance.mesh.sizes) or ()
@@ -90,7 +92,7 @@ def predict(instance: Instance, choice: Sequence[int], topology: Topology) -> Pr
         flops=flops,
         traffic_bytes=traffic,
         collectives=as_lowered(collectives, topology.chip.platform),
-        peak_bytes=float(MemoryModel(instance=instance).profile(choice).max()),
+        peak_bytes=float(MemoryModel(instance=instance).profile(chosen.choice).max()),
         argument_bytes=arguments,
         output_bytes=outputs,
         alias_bytes=aliased,
@@ -98,19 +100,20 @@ def predict(instance: Instance, choice: Sequence[int], topology: Topology) -> Pr
     )
 
 
-def _collectives(instance: Instance, choice: Sequence[int]) -> tuple[Collective, ...]:
+def _collectives(chosen: Chosen) -> tuple[Collective, ...]:
+    instance = chosen.instance
     graph, placements = instance.model.graph, instance.model.grouping.placements
     reach = outermost(graph)
     found: list[Collective] = []
     seen: set[tuple[object, ...]] = set()
     served = {node: read for read, node in instance.model.flow.fetched}
     copied: set[int] = set()
-    for transfer, steps in instance.moves(choice):
+    for transfer, steps in chosen.moves:
         tensor = graph.tensors[transfer.tensor]
         region = graph.regions[transfer.region]
         place, copies = lifted(graph, transfer.tensor, transfer.region, reach)
         outside = graph.regions[place]
-        moves: list[object] = [instance.location_at(transfer.source, transfer.source_dims, choice)]
+        moves: list[object] = [chosen.at(transfer.source, transfer.source_dims)]
         read = next(iter(transfer.reads), served.get(transfer.target))
         body = read_in(graph.ops[read[0]], read[1]) if read else ()
         if transfer.target in served:
@@ -133,28 +136,28 @@ def _collectives(instance: Instance, choice: Sequence[int]) -> tuple[Collective,
                 dtype=tensor.aval.dtype,
                 assumed=region.assumed,
                 lifted=(outside.trips * copies, outside.assumed),
-                by_dim=_summed_dims(instance, transfer, choice, step.mask) if step.kind in SUMS else (),
+                by_dim=_summed_dims(chosen, transfer, step.mask) if step.kind in SUMS else (),
             )
             producer = tensor.producer
             if step.kind == "all-reduce" and producer is not None and placements[producer].combiner == "arg":
                 found += _arg_reduced(collective, graph, producer, float(instance.mesh.mask_sizes()[step.mask]))
             else:
                 found.append(collective)
-    return (*found, *_halos(instance, choice))
+    return (*found, *_halos(chosen))
 
 
-def _summed_dims(
-    instance: Instance, transfer: Transfer, choice: Sequence[int], mask: int
-) -> tuple[tuple[str, ...], ...]:
+def _summed_dims(chosen: Chosen, transfer: Transfer, mask: int) -> tuple[tuple[str, ...], ...]:
     """The axes of a sum, by the dim of its op's operands that they split."""
+    instance = chosen.instance
     graph, placements = instance.model.graph, instance.model.grouping.placements
     producer = graph.tensors[transfer.tensor].producer
-    if producer is not None:
-        op = graph.ops[producer]
-        if by_hand(graph, op, chosen_split(instance, op, choice)) in ADDING:
-            return ()
+    if (
+        producer is not None
+        and by_hand(graph, graph.ops[producer], chosen_split(chosen, graph.ops[producer])) in ADDING
+    ):
+        return ()
     operands = placements[producer].operands if producer is not None else ()
-    split = instance.strategies[transfer.source].assignment[choice[transfer.source]]
+    split = instance.strategies[transfer.source].assignment[chosen.choice[transfer.source]]
     found: dict[object, list[str]] = {}
     for axis, name in enumerate(instance.mesh.names):
         if mask >> axis & 1:
@@ -164,8 +167,9 @@ def _summed_dims(
     return tuple(map(tuple, found.values()))
 
 
-def _halos(instance: Instance, choice: Sequence[int]) -> list[Collective]:
+def _halos(chosen: Chosen) -> list[Collective]:
     """The collectives that fetch the halos of split windows."""
+    instance = chosen.instance
     graph, grouping = instance.model.graph, instance.model.grouping
     found: dict[tuple[object, ...], Collective] = {}
     for node in instance.model.flow.nodes:
@@ -173,8 +177,8 @@ def _halos(instance: Instance, choice: Sequence[int]) -> list[Collective]:
         if op is None or traits(op.kind).slides is None:
             continue
         strategies = instance.strategies[node.id]
-        chosen = strategies.keep(np.arange(len(strategies)) == choice[node.id])
-        for fetch in fetches(graph, grouping, op, chosen):
+        own = strategies.keep(np.arange(len(strategies)) == chosen.choice[node.id])
+        for fetch in fetches(graph, grouping, op, own):
             moved = float(fetch.bytes[0])
             collective = Collective(
                 kind="collective-permute",
@@ -264,16 +268,17 @@ TABLE_BYTES = 8.0
 """XLA's CPU backend counts a pointer per result among the results."""
 
 
-def _border_bytes(instance: Instance, choice: Sequence[int], platform: str) -> tuple[float, float, float]:
+def _border_bytes(chosen: Chosen, platform: str) -> tuple[float, float, float]:
     """Bytes per device of arguments, of results, and of results that reuse a donated argument's buffer.
 
     As `jax.jit` compiles them: arguments that nothing reads or returns are left out.
     """
+    instance = chosen.instance
     graph = instance.model.graph
 
     def stored(tensor: int) -> float:
         found = instance.stored_bytes(tensor)
-        return float(found[1][choice[found[0]]]) if found else graph.tensors[tensor].aval.bytes
+        return float(found[1][chosen.choice[found[0]]]) if found else graph.tensors[tensor].aval.bytes
 
     kept = {graph.inputs[position] for position in graph.kept}
     fed = {out: stored(graph.inputs[position]) for out, position in graph.feeds.items()}

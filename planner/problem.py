@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from planner.errors import SolverError
+from planner.identity import numbered
 from planner.schedule import Array, Indices, Row, Schedule
 
 FORBIDDEN = 10**18
@@ -122,7 +123,6 @@ def _validate(problem: Problem) -> None:
                 f"the costs of {problem.node_name(node)} have shape {costs.shape}: give one cost per choice."
             )
         _check_costs(costs, f"the costs of {problem.node_name(node)}")
-    checked: set[int] = set()
     for edge in problem.edges:
         where = f"edge {edge.nodes} of problem {problem.name!r}"
         if len(edge.nodes) != 2 or not all(0 <= node < len(sizes) for node in edge.nodes):
@@ -134,9 +134,10 @@ def _validate(problem: Problem) -> None:
             raise SolverError(
                 f"{where} has costs of shape {edge.costs.shape}: the choices of its nodes ask for {shape}."
             )
-        if id(edge.costs) not in checked:
-            checked.add(id(edge.costs))
-            _check_costs(edge.costs, f"the costs of {where}")
+    tables, table_of = numbered(edge.costs for edge in problem.edges)
+    users = dict(zip(reversed(table_of), reversed(problem.edges), strict=True))
+    for number, table in enumerate(tables):
+        _check_costs(table, f"the costs of edge {users[number].nodes} of problem {problem.name!r}")
     pieces: set[tuple[int, int]] = set()
     if isinstance(problem.rows, Schedule):
         _check_schedule(problem, problem.rows)

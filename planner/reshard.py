@@ -181,8 +181,8 @@ class Patterns:
     known: dict[object, int] = field(default_factory=dict[object, int])
     count: int = 0
     steps: list[tuple[int, int, int, int]] = field(default_factory=list[tuple[int, int, int, int]])
-    prices: dict[tuple[int, bool], tuple[Mesh, int, npt.NDArray[np.float64], npt.NDArray[np.float64]]] = field(
-        default_factory=dict[tuple[int, bool], tuple[Mesh, int, npt.NDArray[np.float64], npt.NDArray[np.float64]]]
+    prices: dict[tuple[Mesh, bool], tuple[int, npt.NDArray[np.float64], npt.NDArray[np.float64]]] = field(
+        default_factory=dict[tuple[Mesh, bool], tuple[int, npt.NDArray[np.float64], npt.NDArray[np.float64]]]
     )
 
     def index(
@@ -249,9 +249,9 @@ class Patterns:
 
     def price(self, mesh: Mesh, *, seconds: bool) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """The fixed value and the value per byte of the whole tensor of every pattern on a mesh."""
-        key = (id(mesh), seconds)
+        key = (mesh, seconds)
         nothing = np.zeros(0)
-        _, priced, constants, slopes = self.prices.get(key, (mesh, 0, nothing, nothing))
+        priced, constants, slopes = self.prices.get(key, (0, nothing, nothing))
         count = self.count - len(constants)
         if count:
             fixed = mesh.fixed_seconds if seconds else mesh.fixed
@@ -262,7 +262,7 @@ class Patterns:
             new = owner - len(constants)
             constants = np.concatenate([constants, np.bincount(new, constant, minlength=count).astype(np.float64)])
             slopes = np.concatenate([slopes, np.bincount(new, slope, minlength=count).astype(np.float64)])
-            self.prices[key] = (mesh, len(self.steps), constants, slopes)
+            self.prices[key] = (len(self.steps), constants, slopes)
         return constants, slopes
 
 

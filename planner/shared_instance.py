@@ -9,10 +9,9 @@ thousand layers as for ten.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,6 +19,7 @@ import numpy as np
 from planner.classes import WORTHWHILE, Classes, Links, classify
 from planner.collector import paused
 from planner.flow import Flow, Transfer
+from planner.identity import numbered
 from planner.instance import Instance
 from planner.model import PLACED_BY_USER, Model
 from planner.narrow import ROUNDING, restricted, swept
@@ -124,10 +124,7 @@ def _cut_down(model: Model, classes: Classes, within: list[Transfer], between: l
         home=tuple(home),
         fetched=(),
     )
-    small = replace(model, flow=flow)
-    # What is known of the groups stays true: no need to compare a long program's ops again.
-    vars(small)["alike"] = model.alike
-    return Members(model=small, whole=model, classes=classes, counts=tuple(counts))
+    return Members(model=replace(model, flow=flow), whole=model, classes=classes, counts=tuple(counts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -150,13 +147,7 @@ class SharedInstance:
 
     def whole(self) -> Instance:
         """The instance of the whole program: every node has what the first member of its class has."""
-        made, of = copy.copy(self.instance), self.classes.of.tolist()
-        made.forget()
-        made.model = self.members.whole
-        made.strategies = [self.instance.strategies[place] for place in of]
-        made.works = [self.instance.works[place] for place in of]
-        made.node_values = [self.instance.node_values[place] for place in of]
-        return made
+        return self.instance.spread(self.members.whole, self.classes.of.tolist())
 
     @property
     def floor(self) -> float:
@@ -190,17 +181,18 @@ class SharedInstance:
         )
 
 
-def shared_instance(found: Members, make: Callable[[Model], Instance]) -> SharedInstance:
-    """The shared problem of the instance that `make` states of the members' model on a mesh."""
-    instance = make(found.model)
+def shared_instance(found: Members, instance: Instance) -> SharedInstance:
+    """The shared problem of an instance of the members' model."""
     values = zip(found.classes.sizes.tolist(), instance.node_values, strict=True)
+    between = [transfer for transfer in found.model.moving if transfer.source != transfer.target]
+    distinct, table_of = numbered(map(instance.transfer_values, between))
     known: dict[tuple[int, int], Array] = {}
     edges: list[Edge] = []
-    for transfer in instance.moving:
-        if transfer.source != transfer.target:
-            table, count = instance.transfer_values(transfer), found.counts[transfer.id]
-            costs = known.setdefault((id(table), count), table if count == 1 else count * table)
-            edges.append(Edge(nodes=(transfer.source, transfer.target), costs=costs))
+    for transfer, number in zip(between, table_of, strict=True):
+        table, count = distinct[number], found.counts[transfer.id]
+        if (number, count) not in known:
+            known[number, count] = table if count == 1 else count * table
+        edges.append(Edge(nodes=(transfer.source, transfer.target), costs=known[number, count]))
     problem = Problem(
         name=f"mesh {instance.mesh.shape}, shared",
         node_costs=tuple(float(size) * of for size, of in values),

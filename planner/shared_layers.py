@@ -24,6 +24,7 @@ from typing import Literal
 import numpy as np
 
 from planner.classes import WORTHWHILE, Classes, Links, classify
+from planner.identity import numbered
 from planner.problem import Array, Edge, Problem, Row
 from planner.solve import Solution, solve
 from planner.solve.sharing import Sharing
@@ -92,13 +93,13 @@ def _worth_sharing(problem: Problem, share: Share) -> Classes | None:
 def classes_of(problem: Problem) -> Classes:
     """The classes of a problem's nodes; rows play no part."""
     colors = _numbers([costs.tobytes() for costs in problem.node_costs])
-    distinct = {id(edge.costs): edge.costs for edge in problem.edges}
+    distinct, table_of = numbered(edge.costs for edge in problem.edges)
     contents: dict[Hashable, int] = {}
-    kinds = {key: contents.setdefault((table.shape, table.tobytes()), len(contents)) for key, table in distinct.items()}
+    kinds = [contents.setdefault((table.shape, table.tobytes()), len(contents)) for table in distinct]
     links = Links(
         sources=np.asarray([edge.nodes[0] for edge in problem.edges], np.intp),
         targets=np.asarray([edge.nodes[1] for edge in problem.edges], np.intp),
-        kinds=np.asarray([kinds[id(edge.costs)] for edge in problem.edges], np.intp),
+        kinds=np.asarray([kinds[table] for table in table_of], np.intp),
     )
     return classify(np.asarray(colors, np.intp), links)
 
@@ -115,11 +116,12 @@ def quotient(problem: Problem, classes: Classes, sharing: Sharing) -> Problem:
         float(size) * problem.node_costs[first]
         for first, size in zip(classes.first.tolist(), classes.sizes.tolist(), strict=True)
     ]
-    tables = {id(edge.costs): edge.costs for edge in problem.edges}
-    counts = Counter((of[edge.nodes[0]], of[edge.nodes[1]], id(edge.costs)) for edge in problem.edges)
+    tables, table_of = numbered(edge.costs for edge in problem.edges)
+    ends = ((of[edge.nodes[0]], of[edge.nodes[1]]) for edge in problem.edges)
+    counts = Counter((*pair, table) for pair, table in zip(ends, table_of, strict=True))
     edges: list[Edge] = []
-    for (source, target, key), count in counts.items():
-        table = _times(tables[key], count, sharing)
+    for (source, target, number), count in counts.items():
+        table = _times(tables[number], count, sharing)
         if source == target:
             costs[source] = costs[source] + np.diagonal(table)
         else:

@@ -12,6 +12,7 @@ from hazard_trial import Bench
 from jax import lax
 
 from planner.by_hand import ADDING, How, by_hand, chosen_split, laid_split
+from planner.chosen import Chosen
 from planner.emit import place
 from planner.exchange import exchanges
 from planner.local import local_calls
@@ -49,15 +50,15 @@ def test_a_choice_and_its_constraints_agree_on_what_is_emitted_by_hand(name: str
     graph, group_of = instance.model.graph, instance.model.grouping.group_of
     seen: set[How | None] = set()
     for node, pick in bench.choices():
-        choice = bench.following(node, pick)
-        constraints = place(instance, choice, sum_whole=True).constraints
+        chosen = Chosen(instance=instance, choice=tuple(bench.following(node, pick)))
+        constraints = place(chosen, sum_whole=True).constraints
         written = {**exchanges(graph, constraints, mesh), **local_calls(graph, constraints, mesh)}
         for op in graph.ops:
-            chosen = by_hand(graph, op, chosen_split(instance, op, choice))
+            predicted = by_hand(graph, op, chosen_split(chosen, op))
             laid = by_hand(graph, op, laid_split(graph, op, constraints, mesh.size))
-            assert (chosen in ADDING) == (laid in ADDING)
+            assert (predicted in ADDING) == (laid in ADDING)
             assert (op.path in written) == (laid is not None)
             if group_of[op.id] == node and not instance.model.grouping.groups[node].fused:
-                assert chosen == laid
+                assert predicted == laid
                 seen.add(laid)
     assert seen == expected

@@ -9,6 +9,7 @@ import jax
 import pytest
 from hazard_trial import Bench
 
+from planner.chosen import Chosen
 from planner.emit import place
 from planner.exchange import exchanges
 from planner.hazards import HAZARDS
@@ -91,7 +92,9 @@ def test_known_hazards_are_not_left_to_the_compiler(name: str) -> None:
 
     hits = [pick for node, pick in bench.choices() if node == group and specs(pick) == wanted]
     for pick in hits:
-        constraints = place(bench.instance, bench.following(group, pick), sum_whole=True).constraints
+        constraints = place(
+            Chosen(instance=bench.instance, choice=bench.following(group, pick)), sum_whole=True
+        ).constraints
         mesh = bench.target.jax_mesh(known.mesh)
         assert op.path in {**exchanges(model.graph, constraints, mesh), **local_calls(model.graph, constraints, mesh)}
     assert bool(hits) == (hazard.remedy == "by hand")

@@ -10,6 +10,7 @@ from planner.costs import group_work
 from planner.fused_pass import fused_pass
 from planner.instance import Instance
 from planner.repeats import alike
+from planner.stating import strategies_of
 
 
 @pytest.mark.parametrize("name", ["gpt_unrolled", "resnet", "lstm", "moe"])
@@ -20,11 +21,11 @@ def test_what_alike_groups_share_is_what_each_would_get(name: str) -> None:
     for node in model.flow.nodes:
         if node.group is None:
             continue
-        strategies = shared.of_group(node.group)
+        strategies = strategies_of(model, shared.mesh, node.group)
         assert np.array_equal(strategies.assignment, shared.strategies[node.id].assignment)
         group = model.grouping.groups[node.group]
         fused = fused_pass(model.graph, model.grouping, model.liveness, group) if group.fused else None
-        alone = group_work(model.graph, model.grouping, group, fused, strategies, shared.cost_model, shared.mesh)
+        alone = group_work(model.graph, model.grouping, group, fused, strategies, pipeline.cost_model, shared.mesh)
         work = shared.works[node.id]
         assert work is not None
         for field in ("seconds", "flops", "traffic_bytes", "exchange", "exchange_seconds"):

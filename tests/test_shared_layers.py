@@ -17,13 +17,14 @@ from pipelines import small_pipeline
 from small import shapes
 
 import planner
+from planner.chosen import Chosen
 from planner.errors import ArgumentError
-from planner.instance import Instance
 from planner.memory import MemoryModel
 from planner.problem import Array, Edge, Problem, Row
 from planner.shared_layers import SMALLEST, classes_of, quotient, solve_shared
 from planner.solve import solve
 from planner.solve.sharing import Sharing
+from planner.stating import Terms, state
 
 
 @st.composite
@@ -212,15 +213,14 @@ def test_the_whole_instance_made_of_members_is_the_one_stated_at_once() -> None:
     shared = pipeline.shared(shape)
     assert shared is not None
     made, fields = shared.whole(), shared.instance
-    alone = Instance(
-        model=pipeline.model,
+    terms = Terms(
         mesh=fields.mesh,
-        cost_model=fields.cost_model,
+        cost_model=pipeline.cost_model,
         objective=fields.objective,
         hbm_bytes_per_s=fields.hbm_bytes_per_s,
         tiled=fields.tiled,
-        pins={},
     )
+    alone = state(pipeline.model, terms)
     for mine, theirs in zip(made.problem.node_costs, alone.problem.node_costs, strict=True):
         assert np.array_equal(mine, theirs)
     for edge, other in zip(made.problem.edges, alone.problem.edges, strict=True):
@@ -228,7 +228,7 @@ def test_the_whole_instance_made_of_members_is_the_one_stated_at_once() -> None:
         assert np.array_equal(edge.costs, other.costs)
     choice = tuple(0 for _ in made.strategies)
     assert np.array_equal(MemoryModel(instance=made).profile(choice), MemoryModel(instance=alone).profile(choice))
-    assert made.seconds(choice) == alone.seconds(choice)
+    assert Chosen(instance=made, choice=choice).seconds == Chosen(instance=alone, choice=choice).seconds
 
 
 def test_pins_and_constraints_leave_every_node_its_own_decision() -> None:
