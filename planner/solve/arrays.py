@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.identity import numbered
 from planner.schedule import spread
-from planner.solve.kernels import Floats, Ints
+from planner.solve.kernels import Floats, Ints, Net, Uses
 from planner.solve.network import Indices
 from planner.solve.rows import RowTable
 from planner.solve.ties import Tied
@@ -19,7 +20,7 @@ FORBIDDEN = 1e3
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Arrays:
-    """The arrays of the kernels under their names there, and what leads back: `labels` of the nodes in `names`.
+    """The records of the kernels, and what leads back: `labels` of the nodes in `names`.
 
     Bytes are as in the rows; `limits` and `units` (what a row's overuse is measured in) belong to the rows.
     """
@@ -27,20 +28,8 @@ class Arrays:
     names: Ints
     labels: tuple[Indices, ...]
     constant: float
-    size: Ints
-    off: Ints
-    unary: Floats
-    ea: Ints
-    eb: Ints
-    et: Ints
-    tables: Floats
-    adj: Ints
-    ptr: Ints
-    mptr: Ints
-    mo: Ints
-    mb: Ints
-    me: Ints
-    memory: Floats
+    net: Net
+    uses: Uses
     limits: Floats
     units: Floats
 
@@ -51,61 +40,43 @@ class Arrays:
         names = sorted(network.live)
         position = {node: i for i, node in enumerate(names)}
         size = np.asarray([network.unary[node].size for node in names], dtype=np.int64)
-        starts: dict[int, int] = {}
-        chunks: list[Floats] = []
-        edges: list[tuple[int, int, int]] = []
-        filled = 0
-        for m, n, table in network.edges():
-            if id(table) not in starts:
-                starts[id(table)] = filled
-                chunks.append(table.ravel())
-                filled += table.size
-            edges.append((position[m], position[n], starts[id(table)]))
+        joined = list(network.edges())
+        distinct, table_of = numbered(table for _, _, table in joined)
+        starts = np.cumsum([0, *(table.size for table in distinct)]).tolist()
+        edges = [(position[m], position[n], starts[number]) for (m, n, _), number in zip(joined, table_of, strict=True)]
         unary = np.concatenate([*(network.unary[node] for node in names), np.zeros(0)])
-        tables = np.concatenate([*chunks, np.zeros(0)])
+        tables = np.concatenate([*(table.ravel() for table in distinct), np.zeros(0)])
         finite = np.isfinite(tables)
         dear = FORBIDDEN * max(np.abs(tables[finite]).max(initial=0.0), np.abs(unary).max(initial=0.0), 1e-300)
         ends = np.asarray(edges, dtype=np.int64).reshape(-1, 3)
         order = np.argsort(np.concatenate([ends[:, 0], ends[:, 1]]), kind="stable")
         degree = np.bincount(ends[:, :2].ravel(), minlength=len(names))
-        mptr, memory = _memory(tied, rows, names)
         return Arrays(
             names=np.asarray(names, dtype=np.int64),
             labels=tuple(network.labels[node] for node in names),
             constant=network.constant,
-            size=size,
-            off=np.cumsum(size) - size,
-            unary=unary,
-            ea=np.ascontiguousarray(ends[:, 0]),
-            eb=np.ascontiguousarray(ends[:, 1]),
-            et=np.ascontiguousarray(ends[:, 2]),
-            tables=np.where(finite, tables, dear),
-            adj=order % max(len(edges), 1),
-            ptr=np.concatenate([[0], np.cumsum(degree)]),
-            mptr=mptr,
-            mo=memory[0],
-            mb=memory[1],
-            me=memory[2],
-            memory=memory[3],
+            net=Net(
+                size=size,
+                offset=np.cumsum(size) - size,
+                unary=unary,
+                first=np.ascontiguousarray(ends[:, 0]),
+                second=np.ascontiguousarray(ends[:, 1]),
+                table_at=np.ascontiguousarray(ends[:, 2]),
+                tables=np.where(finite, tables, dear),
+                edges=order % max(len(edges), 1),
+                edges_at=np.concatenate([[0], np.cumsum(degree)]),
+            ),
+            uses=_uses(tied, rows, names),
             limits=rows.limits,
             units=np.maximum(np.abs(rows.limits), 1.0),
         )
 
-    @property
-    def network(self) -> tuple[Ints, Ints, Floats, Ints, Ints, Ints, Floats, Ints, Ints]:
-        """The arguments of the kernels from `size` to `ptr`."""
-        return self.size, self.off, self.unary, self.ea, self.eb, self.et, self.tables, self.adj, self.ptr
-
-    @property
-    def uses(self) -> tuple[Ints, Ints, Ints, Ints, Floats]:
-        """The arguments of the kernels from `mptr` to `memory`."""
-        return self.mptr, self.mo, self.mb, self.me, self.memory
-
     def over(self, pick: Ints) -> Floats:
         """Bytes every row uses under a choice, less its limit."""
-        holders = np.repeat(np.arange(self.names.size), np.diff(self.mptr))
-        amounts = self.memory[self.mo + pick[holders]]
-        return spread(self.mb, self.me, amounts, self.limits.size) - self.limits
+        uses = self.uses
+        holders = np.repeat(np.arange(self.names.size), np.diff(uses.uses_at))
+        amounts = uses.bytes[uses.bytes_at + pick[holders]]
+        return spread(uses.begin, uses.end, amounts, self.limits.size) - self.limits
 
     def picked(self, choice: Sequence[int]) -> Ints | None:
         """A choice of all nodes of the problem in the numbering of the arrays; None if some of it is not left."""
@@ -122,8 +93,8 @@ class Arrays:
         return {int(name): int(self.labels[i][pick[i]]) for i, name in enumerate(self.names.tolist())}
 
 
-def _memory(tied: Tied, rows: RowTable, names: list[int]) -> tuple[Ints, tuple[Ints, Ints, Ints, Floats]]:
-    """`mptr`, and `mo`, `mb`, `me` and `memory`; pieces of one node with the same runs are one entry."""
+def _uses(tied: Tied, rows: RowTable, names: list[int]) -> Uses:
+    """The memory that the nodes carry; pieces of one node with the same runs are one use."""
     counts: list[int] = []
     starts: list[int] = []
     runs: list[tuple[int, int]] = []
@@ -146,11 +117,10 @@ def _memory(tied: Tied, rows: RowTable, names: list[int]) -> tuple[Ints, tuple[I
             count += len(span)
         counts.append(count)
     pairs = np.asarray(runs, dtype=np.int64).reshape(-1, 2)
-    memory = np.concatenate([*chunks, np.zeros(0)])
-    found = (
-        np.asarray(starts, dtype=np.int64),
-        np.ascontiguousarray(pairs[:, 0]),
-        np.ascontiguousarray(pairs[:, 1]),
-        memory,
+    return Uses(
+        uses_at=np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]),
+        bytes_at=np.asarray(starts, dtype=np.int64),
+        begin=np.ascontiguousarray(pairs[:, 0]),
+        end=np.ascontiguousarray(pairs[:, 1]),
+        bytes=np.concatenate([*chunks, np.zeros(0)]),
     )
-    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]), found

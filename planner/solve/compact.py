@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.identity import numbered
 from planner.problem import Array
 from planner.solve.network import Indices, Network, classes, firsts
 
@@ -26,11 +27,11 @@ def normalise(network: Network) -> tuple[dict[int, Array], list[CompactEdge]]:
     """
     unary = {node: network.unary[node].copy() for node in sorted(network.live)}
     edges: list[CompactEdge] = []
-    known: dict[int, tuple[Array, Array, tuple[Indices, Indices], Array]] = {}
-    for m, n, table in network.edges():
-        if id(table) not in known:
-            known[id(table)] = _compact(table)
-        row, column, ends, costs = known[id(table)]
+    joined = list(network.edges())
+    tables, table_of = numbered(table for _, _, table in joined)
+    compact = list(map(_compact, tables))
+    for (m, n, _), number in zip(joined, table_of, strict=True):
+        row, column, ends, costs = compact[number]
         unary[m] += row
         unary[n] += column
         if costs.any():

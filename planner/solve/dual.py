@@ -19,7 +19,7 @@ from typing import final
 import numpy as np
 
 from planner.solve.arrays import Arrays
-from planner.solve.kernels import Floats, Ints, cost_of, decode, priced, sweep
+from planner.solve.kernels import Floats, Ints, Mail, cost_of, decode, priced, sweep
 
 STEP, SHORTEST = 0.15, 2e-4
 """The longest and the shortest step, in logarithms of the price of a row of average overuse."""
@@ -41,25 +41,29 @@ class Dual:
 
     def __init__(self, arrays: Arrays) -> None:
         self.arrays = arrays
-        a = arrays
-        forward, backward = a.size[a.eb], a.size[a.ea]
-        self._fo, self._bo = np.cumsum(forward) - forward, np.cumsum(backward) - backward
-        self._forward, self._backward = np.zeros(int(forward.sum())), np.zeros(int(backward.sum()))
+        net = arrays.net
+        forward, backward = net.size[net.second], net.size[net.first]
+        self._mail = Mail(
+            forward_at=np.cumsum(forward) - forward,
+            backward_at=np.cumsum(backward) - backward,
+            forward=np.zeros(int(forward.sum())),
+            backward=np.zeros(int(backward.sum())),
+        )
         self._logs: Floats | None = None
-        self._now = np.zeros(a.limits.size)
-        self._paid = np.zeros(a.unary.size)
+        self._now = np.zeros(arrays.limits.size)
+        self._paid = np.zeros(net.unary.size)
         self._step, self._stale = STEP, 0
         self._held = False
         self.steps = 0
         self.bound = -math.inf
         self.prices = self._now
-        self.pick: Ints = np.zeros(a.size.size, dtype=np.int64)
+        self.pick: Ints = np.zeros(net.size.size, dtype=np.int64)
 
     def per_choice(self, prices: Floats, out: Floats) -> Floats:
         """What every choice pays at these prices, written into `out`."""
         a = self.arrays
         sums = np.concatenate([[0.0], np.cumsum(prices / a.units)])
-        priced(a.size, a.off, *a.uses, sums, out)
+        priced(a.net, a.uses, sums, out)
         return out
 
     def hold(self, prices: Floats) -> None:
@@ -69,12 +73,11 @@ class Dual:
     def step(self) -> Floats:
         """One sweep; the overuse of every row, in units, by the choice `pick` that it led to. Moves the prices."""
         a = self.arrays
-        unary = a.unary + self.per_choice(self._now, self._paid)
-        network = (a.size, a.off, unary, a.ea, a.eb, a.et, a.tables, a.adj, a.ptr)
-        lower = sweep(*network, self._fo, self._bo, self._forward, self._backward)
+        net = a.net._replace(unary=a.net.unary + self.per_choice(self._now, self._paid))
+        lower = sweep(net, self._mail)
         lower += a.constant - float(self._now @ (a.limits / a.units))
         pick = self.pick.copy()
-        decode(a.size, a.off, unary, a.ea, a.et, a.tables, a.adj, a.ptr, self._bo, self._backward, pick)
+        decode(net, self._mail, pick)
         over = a.over(pick) / a.units
         self.steps += 1
         self.pick = pick
@@ -95,7 +98,7 @@ class Dual:
             if over.size == 0 or over.max() <= 0:
                 return
             weights = np.exp(np.clip(5 * (over - over.max()), -50, 0))
-            total = FIRST * max(abs(self.bound), float(np.ptp(self.arrays.unary)), 1e-300)
+            total = FIRST * max(abs(self.bound), float(np.ptp(self.arrays.net.unary)), 1e-300)
             logs = np.log(np.maximum(weights / weights.sum(), 1e-6 / over.size) * total)
         else:
             if self._stale > PATIENCE:
@@ -113,4 +116,4 @@ class Dual:
     def value(self, pick: Ints) -> float:
         """Cost of a choice; forbidden pairs count as dear ones."""
         a = self.arrays
-        return a.constant + cost_of(a.size, a.off, a.unary, a.ea, a.eb, a.et, a.tables, pick)
+        return a.constant + cost_of(a.net, pick)

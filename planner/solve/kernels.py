@@ -1,14 +1,16 @@
 """The inner loops of the primal-dual method, compiled: sweeps of messages, block moves, fusion and the memory profile.
 
-All work on flat arrays. Choice p of node n is number off[n] + p. Edge e joins ea[e] and eb[e]; its costs begin at
-tables[et[e]], a line per choice of ea[e]. The edges of node n are adj[ptr[n]:ptr[n + 1]]. Entry i of memory, of node n if
-mptr[n] <= i < mptr[n + 1], adds bytes[mo[i] + p] to the rows mb[i] .. me[i] - 1.
+All work on flat arrays, which records keep together. The loops take them apart at their beginning, under short names:
+
+    size, off, unary, ea, eb, et, tables, adj, ptr = net      (see `Net`)
+    mptr, mo, mb, me, memory = uses                           (see `Uses`)
+    fo, bo, forward, backward = mail                          (see `Mail`)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numba
 import numpy as np
@@ -19,31 +21,91 @@ Ints = NDArray[np.int64]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+class Net(NamedTuple):
+    """Nodes, costs and edges: choice p of node n is number offset[n] + p, and costs unary[offset[n] + p].
+
+    Edge e joins first[e] to second[e]; its costs begin at tables[table_at[e]], a line per choice of first[e]. The edges of
+    node n are edges[edges_at[n]:edges_at[n + 1]].
+    """
+
+    size: Ints
+    offset: Ints
+    unary: Floats
+    first: Ints
+    second: Ints
+    table_at: Ints
+    tables: Floats
+    edges: Ints
+    edges_at: Ints
+
+
+class Uses(NamedTuple):
+    """Memory: uses_at[n] <= i < uses_at[n + 1] are the uses of node n.
+
+    Use i adds bytes[bytes_at[i] + p] to the rows begin[i] .. end[i] - 1, where p is the node's choice.
+    """
+
+    uses_at: Ints
+    bytes_at: Ints
+    begin: Ints
+    end: Ints
+    bytes: Floats
+
+
+class Mail(NamedTuple):
+    """Messages: edge e's to second[e] begin at forward[forward_at[e]], those to first[e] at backward[backward_at[e]]."""
+
+    forward_at: Ints
+    backward_at: Ints
+    forward: Floats
+    backward: Floats
+
+
+class Peaks(NamedTuple):
+    """Overuse of all rows: `tree` of maxima, tree[1] the largest, and what is `added` to all that is below a place in it.
+
+    The width of the tree is half its size, a power of two.
+    """
+
+    tree: Floats
+    added: Floats
+
+
+class Descent(NamedTuple):
+    """A choice that moves, `pick`, and the `best` feasible one met; `cost` holds the cost of both.
+
+    `prices` are what every choice pays for its memory.
+    """
+
+    prices: Floats
+    peaks: Peaks
+    pick: Ints
+    cost: Floats
+    best: Ints
+
+
+class Move(NamedTuple):
+    """The choices that some nodes would leave for others; place[nodes[x]] is x + 1, and 0 for all other nodes."""
+
+    nodes: Ints
+    old: Ints
+    new: Ints
+    place: Ints
+
+
 def compiled(function: F) -> F:
     """The function compiled at its first call, kept on disk, and run without the interpreter's lock."""
     return cast(Any, numba).njit(cache=True, nogil=True)(function)
 
 
 @compiled
-def sweep(
-    size: Ints,
-    off: Ints,
-    unary: Floats,
-    ea: Ints,
-    eb: Ints,
-    et: Ints,
-    tables: Floats,
-    adj: Ints,
-    ptr: Ints,
-    fo: Ints,
-    bo: Ints,
-    forward: Floats,
-    backward: Floats,
-) -> float:
+def sweep(net: Net, mail: Mail) -> float:
     """The lower bound after one forward and one backward sweep of TRW-S over the nodes, messages changed in place.
 
-    Edge e's messages begin at forward[fo[e]] (to eb[e]) and backward[bo[e]] (to ea[e]). See `planner.solve.messages`.
+    See `planner.solve.messages`.
     """
+    size, off, unary, ea, eb, et, tables, adj, ptr = net
+    fo, bo, forward, backward = mail
     widest = size.max()
     total, offer, message = np.empty(widest), np.empty(widest), np.empty(widest)
     bound = 0.0
@@ -106,20 +168,10 @@ def sweep(
 
 
 @compiled
-def decode(
-    size: Ints,
-    off: Ints,
-    unary: Floats,
-    ea: Ints,
-    et: Ints,
-    tables: Floats,
-    adj: Ints,
-    ptr: Ints,
-    bo: Ints,
-    backward: Floats,
-    pick: Ints,
-) -> None:
+def decode(net: Net, mail: Mail, pick: Ints) -> None:
     """Writes into `pick` the choice that follows the messages, node after node."""
+    size, off, unary, ea, _, et, tables, adj, ptr = net
+    _, bo, _, backward = mail
     total = np.empty(size.max())
     for i in range(size.size):
         k = size[i]
@@ -138,8 +190,9 @@ def decode(
 
 
 @compiled
-def cost_of(size: Ints, off: Ints, unary: Floats, ea: Ints, eb: Ints, et: Ints, tables: Floats, pick: Ints) -> float:
+def cost_of(net: Net, pick: Ints) -> float:
     """Cost of a choice."""
+    size, off, unary, ea, eb, et, tables, _, _ = net
     value = 0.0
     for i in range(size.size):
         value += float(unary[off[i] + pick[i]])
@@ -149,10 +202,10 @@ def cost_of(size: Ints, off: Ints, unary: Floats, ea: Ints, eb: Ints, et: Ints, 
 
 
 @compiled
-def priced(
-    size: Ints, off: Ints, mptr: Ints, mo: Ints, mb: Ints, me: Ints, memory: Floats, sums: Floats, out: Floats
-) -> None:
+def priced(net: Net, uses: Uses, sums: Floats, out: Floats) -> None:
     """Writes what every choice pays for its memory; `sums[r]` is the sum of the prices per byte of the rows before r."""
+    size, off = net.size, net.offset
+    mptr, mo, mb, me, memory = uses
     for i in range(size.size):
         for p in range(size[i]):
             out[off[i] + p] = 0.0
@@ -164,8 +217,9 @@ def priced(
 
 
 @compiled
-def build(leaves: Floats, tree: Floats, added: Floats) -> None:
-    """Makes a tree of maxima over the leaves; tree[1] is the largest. Its width is half its size, a power of two."""
+def build(leaves: Floats, peaks: Peaks) -> None:
+    """Makes the tree of maxima over the leaves."""
+    tree, added = peaks
     width = tree.size // 2
     for t in range(width):
         tree[width + t] = leaves[t] if t < leaves.size else -1e300
@@ -175,8 +229,9 @@ def build(leaves: Floats, tree: Floats, added: Floats) -> None:
 
 
 @compiled
-def _add(tree: Floats, added: Floats, begin: int, end: int, amount: float) -> None:
+def _add(peaks: Peaks, begin: int, end: int, amount: float) -> None:
     """Adds an amount to the leaves begin .. end - 1."""
+    tree, added = peaks
     width = tree.size // 2
     left, right = begin + width, end + width
     low, high = left >> 1, (right - 1) >> 1
@@ -202,44 +257,21 @@ def _add(tree: Floats, added: Floats, begin: int, end: int, amount: float) -> No
 
 
 @compiled
-def _occupy(
-    nodes: Ints,
-    old: Ints,
-    new: Ints,
-    mptr: Ints,
-    mo: Ints,
-    mb: Ints,
-    me: Ints,
-    memory: Floats,
-    tree: Floats,
-    added: Floats,
-) -> None:
+def _occupy(nodes: Ints, old: Ints, new: Ints, uses: Uses, peaks: Peaks) -> None:
     """Moves the memory of the nodes from their old picks to their new ones."""
+    mptr, mo, mb, me, memory = uses
     for x in range(nodes.size):
         for j in range(mptr[nodes[x]], mptr[nodes[x] + 1]):
             amount = float(memory[mo[j] + new[x]] - memory[mo[j] + old[x]])
             if amount != 0.0:
-                _add(tree, added, mb[j], me[j], amount)
+                _add(peaks, mb[j], me[j], amount)
 
 
 @compiled
-def _difference(
-    nodes: Ints,
-    place: Ints,
-    old: Ints,
-    new: Ints,
-    size: Ints,
-    off: Ints,
-    unary: Floats,
-    ea: Ints,
-    eb: Ints,
-    et: Ints,
-    tables: Floats,
-    adj: Ints,
-    ptr: Ints,
-    pick: Ints,
-) -> float:
-    """By how much the cost rises if the nodes (place[node] = position + 1, else 0) move from `old` to `new`."""
+def _difference(move: Move, net: Net, pick: Ints) -> float:
+    """By how much the cost rises by a move."""
+    nodes, old, new, place = move
+    size, off, unary, ea, eb, et, tables, adj, ptr = net
     rise = 0.0
     for x in range(nodes.size):
         v = nodes[x]
@@ -257,33 +289,21 @@ def _difference(
 
 
 @compiled
-def _moved(
-    nodes: Ints,
-    old: Ints,
-    new: Ints,
-    rise: float,
-    mptr: Ints,
-    mo: Ints,
-    mb: Ints,
-    me: Ints,
-    memory: Floats,
-    tree: Floats,
-    added: Floats,
-    pick: Ints,
-    state: Floats,
-    best: Ints,
-) -> int:
-    """Moves the nodes, which raises the cost by `rise`, unless a row gets overfull by it or fuller still; 1 if it did."""
+def _moved(move: Move, rise: float, uses: Uses, descent: Descent) -> int:
+    """Makes a move that raises the cost by `rise`, unless a row gets overfull by it or fuller still; 1 if it did."""
+    nodes, old, new, _ = move
+    _, peaks, pick, cost, best = descent
+    tree = peaks.tree
     fullest = tree[1]
-    _occupy(nodes, old, new, mptr, mo, mb, me, memory, tree, added)
+    _occupy(nodes, old, new, uses, peaks)
     if tree[1] > 0 and tree[1] > fullest:
-        _occupy(nodes, new, old, mptr, mo, mb, me, memory, tree, added)
+        _occupy(nodes, new, old, uses, peaks)
         return 0
-    state[0] += rise
+    cost[0] += rise
     for x in range(nodes.size):
         pick[nodes[x]] = new[x]
-    if tree[1] <= 0 and state[0] < state[1]:
-        state[1] = state[0]
+    if tree[1] <= 0 and cost[0] < cost[1]:
+        cost[1] = cost[0]
         best[:] = pick
     return 1
 
@@ -296,34 +316,19 @@ def move_blocks(
     scales: Floats,
     hot: float,
     heat: float,
-    size: Ints,
-    off: Ints,
-    unary: Floats,
-    ea: Ints,
-    eb: Ints,
-    et: Ints,
-    tables: Floats,
-    adj: Ints,
-    ptr: Ints,
-    mptr: Ints,
-    mo: Ints,
-    mb: Ints,
-    me: Ints,
-    memory: Floats,
-    prices: Floats,
-    tree: Floats,
-    added: Floats,
-    pick: Ints,
-    state: Floats,
-    best: Ints,
+    net: Net,
+    uses: Uses,
+    descent: Descent,
 ) -> int:
-    """Random block moves; the number that changed something. `state` holds the cost and the best feasible cost.
+    """Random block moves; the number that changed something.
 
     A block is a tree grown from a random node, of nodes with one neighbour in it, so its best choice under everything
     else is found exactly. Memory is charged at its price times one of `scales`. The block moves if that lowers the cost
     plus `hot` times the price of its memory (or raises it by little, at a `heat` above zero), and the fullest row
-    (tree[1], over its limit) is not above zero, or no fuller than before.
+    (over its limit) is not above zero, or no fuller than before.
     """
+    size, off, unary, ea, eb, et, tables, adj, ptr = net
+    prices, pick = descent.prices, descent.pick
     np.random.seed(seed)
     count, widest = size.size, size.max()
     place = np.zeros(count, np.int64)
@@ -399,48 +404,28 @@ def move_blocks(
             new[x] = follow[x, new[parent[x]]]
             moved = moved or new[x] != old[x]
         if moved:
-            rise = _difference(block[:n], place, old, new, size, off, unary, ea, eb, et, tables, adj, ptr, pick)
+            move = Move(block[:n], old, new, place)
+            rise = _difference(move, net, pick)
             paid = 0.0
             for x in range(n):
                 o = off[block[x]]
                 paid += prices[o + new[x]] - prices[o + old[x]]
             change = rise + hot * paid
             if change < 0 or (heat > 0 and change < -heat * np.log(1e-300 + np.random.random())):
-                changes += _moved(block[:n], old, new, rise, mptr, mo, mb, me, memory, tree, added, pick, state, best)
+                changes += _moved(move, rise, uses, descent)
         for x in range(n):
             place[block[x]] = 0
     return changes
 
 
 @compiled
-def fuse(
-    proposal: Ints,
-    hot: float,
-    size: Ints,
-    off: Ints,
-    unary: Floats,
-    ea: Ints,
-    eb: Ints,
-    et: Ints,
-    tables: Floats,
-    adj: Ints,
-    ptr: Ints,
-    mptr: Ints,
-    mo: Ints,
-    mb: Ints,
-    me: Ints,
-    memory: Floats,
-    prices: Floats,
-    tree: Floats,
-    added: Floats,
-    pick: Ints,
-    state: Floats,
-    best: Ints,
-) -> int:
+def fuse(proposal: Ints, hot: float, net: Net, uses: Uses, descent: Descent) -> int:
     """Takes over those connected parts of the nodes where `proposal` differs that help by themselves; how many did.
 
     The rest is as in `move_blocks`.
     """
+    size, off, _, ea, eb, _, _, adj, ptr = net
+    prices, pick = descent.prices, descent.pick
     count = size.size
     place, seen = np.zeros(count, np.int64), np.zeros(count, np.bool_)
     members, stack = np.empty(count, np.int64), np.empty(count, np.int64)
@@ -464,12 +449,13 @@ def fuse(
                     seen[w] = True
                     stack[top] = w
                     top += 1
-        rise = _difference(members[:n], place, old, new, size, off, unary, ea, eb, et, tables, adj, ptr, pick)
+        move = Move(members[:n], old, new, place)
+        rise = _difference(move, net, pick)
         paid = 0.0
         for x in range(n):
             o = off[members[x]]
             paid += prices[o + new[x]] - prices[o + old[x]]
             place[members[x]] = 0
         if rise + hot * paid < 0:
-            taken += _moved(members[:n], old, new, rise, mptr, mo, mb, me, memory, tree, added, pick, state, best)
+            taken += _moved(move, rise, uses, descent)
     return taken

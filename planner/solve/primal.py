@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from typing import Any, final
+from typing import final
 
 import numpy as np
 
 from planner.solve.arrays import Arrays
 from planner.solve.dual import Dual
-from planner.solve.kernels import Floats, Ints, build, fuse, move_blocks
+from planner.solve.kernels import Descent, Floats, Ints, Peaks, build, fuse, move_blocks
 
 SIZES: tuple[int, ...] = (30, 100, 300, 1000, 3000, 10000)
 """Largest blocks of the turns of a round, in nodes."""
@@ -44,10 +44,10 @@ class Primal:
         self.arrays, self.dual = arrays, dual
         self._random = np.random.default_rng(seed)
         width = 1 << max(1, int(arrays.limits.size - 1).bit_length())
-        self._tree, self._added = np.zeros(2 * width), np.zeros(width)
-        self._paid = np.zeros(arrays.unary.size)
+        self._peaks = Peaks(tree=np.zeros(2 * width), added=np.zeros(width))
+        self._paid = np.zeros(arrays.net.unary.size)
         self._moves = dict.fromkeys(SIZES, 1)
-        self._state = np.asarray([0.0, math.inf])
+        self._cost = np.asarray([0.0, math.inf])
         self._round = 0
         self.quiet = 0
         self._lowest = math.inf
@@ -58,12 +58,12 @@ class Primal:
     @property
     def value(self) -> float:
         """Cost of the best choice within the rows."""
-        return float(self._state[1])
+        return float(self._cost[1])
 
     @property
     def fullest(self) -> float:
         """Bytes of the fullest row over its limit, under the choice that moves."""
-        return float(self._tree[1])
+        return float(self._peaks.tree[1])
 
     def restart(self, pick: Ints) -> None:
         """Goes on from a choice."""
@@ -74,10 +74,10 @@ class Primal:
     def _resume(self) -> None:
         """Sums cost and memory of the present choice anew, so that rounding does not add up."""
         over = self.arrays.over(self.pick)
-        build(over if over.size else np.full(1, -1.0), self._tree, self._added)
-        self._state[0] = self.dual.value(self.pick)
-        if self.fullest <= 0 and self._state[0] < self._state[1]:
-            self._state[1] = self._state[0]
+        build(over if over.size else np.full(1, -1.0), self._peaks)
+        self._cost[0] = self.dual.value(self.pick)
+        if self.fullest <= 0 and self._cost[0] < self._cost[1]:
+            self._cost[1] = self._cost[0]
             self.best = self.pick.copy()
 
     def fuse(self, proposals: Sequence[Ints]) -> None:
@@ -85,7 +85,7 @@ class Primal:
         self.dual.per_choice(self.dual.prices, self._paid)
         for proposal in proposals:
             for hot in (1.0, 0.0):
-                fuse(proposal, hot, *self._arguments())
+                fuse(proposal, hot, self.arrays.net, self.arrays.uses, self._descent)
 
     def round(self, until: float) -> None:
         """One turn of every block size, until `time.perf_counter()` reaches `until`.
@@ -99,29 +99,29 @@ class Primal:
             if time.perf_counter() >= until:
                 break
             self._turn(largest, FREE_CHARGES if free else CHARGES, 0.0 if free else 1.0, 0.0)
-            if largest >= self.arrays.size.size:
+            if largest >= self.arrays.names.size:
                 break
         self._resume()
-        better = self._state[0] < self._lowest * (1 - math.copysign(WORTHWHILE, self._lowest))
+        better = self._cost[0] < self._lowest * (1 - math.copysign(WORTHWHILE, self._lowest))
         self.quiet = 0 if better else self.quiet + 1
-        self._lowest = min(self._lowest, float(self._state[0]))
+        self._lowest = min(self._lowest, float(self._cost[0]))
 
     def shake(self) -> None:
         """Goes on from the best choice, after blocks of one size drawn at a temperature."""
         self.restart(self.best)
-        heat = HEAT * self._random.random() ** 2 * abs(self.value) / self.arrays.size.size
+        heat = HEAT * self._random.random() ** 2 * abs(self.value) / self.arrays.names.size
         self.dual.per_choice(self.dual.prices, self._paid)
         self._turn(int(self._random.choice(SIZES)), CHARGES, 1.0, heat)
 
     def _turn(self, largest: int, charges: Floats, hot: float, heat: float) -> None:
         began = time.perf_counter()
         seed, moves = int(self._random.integers(1 << 31)), self._moves[largest]
-        block = min(largest, int(self.arrays.size.size))
-        move_blocks(seed, moves, block, charges, hot, heat, *self._arguments())
+        block = min(largest, int(self.arrays.names.size))
+        move_blocks(seed, moves, block, charges, hot, heat, self.arrays.net, self.arrays.uses, self._descent)
         spent = max(time.perf_counter() - began, 1e-6)
-        visits = max(8, TURN_VISITS * int(self.arrays.size.size) // block)
+        visits = max(8, TURN_VISITS * int(self.arrays.names.size) // block)
         self._moves[largest] = min(visits, max(1, int(moves * min(4.0, TURN_SECONDS / spent))))
 
-    def _arguments(self) -> tuple[Any, ...]:
-        network, uses = self.arrays.network, self.arrays.uses
-        return (*network, *uses, self._paid, self._tree, self._added, self.pick, self._state, self.best)
+    @property
+    def _descent(self) -> Descent:
+        return Descent(prices=self._paid, peaks=self._peaks, pick=self.pick, cost=self._cost, best=self.best)
