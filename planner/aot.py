@@ -112,6 +112,7 @@ def aot_compile(
     timeout_s: float = 300.0,
     compiler_options: Mapping[str, Any] | None = None,
     topology_options: Mapping[str, Any] | None = None,
+    places: Sequence[Place] | None = None,
 ) -> AotReport:
     """What the compiler of `topology` makes of a jitted function, from a child process.
 
@@ -120,7 +121,7 @@ def aot_compile(
     or "dump" to stop once the schedule and the buffers are known (seconds instead of minutes; no `estimated_cycles` in
     the text; TPU only, else it means "full"); `compiler_options`, XLA flags without dashes; `topology_options`, what
     `jax.experimental.topologies.get_topology_desc` takes besides: `{"target_config": TEXT}` is needed for CUDA,
-    `{"num_slices": N}` makes several TPU slices.
+    `{"num_slices": N}` makes several TPU slices; `places`, those of the TPUs of the mesh, default where a plan lays it.
     Raises: ArgumentError when mesh, program and topology do not belong together; CompileError when lowering fails.
     """
     return run_request(
@@ -134,6 +135,7 @@ def aot_compile(
             timeout_s=timeout_s,
             compiler_options=compiler_options,
             topology_options=topology_options,
+            places=places,
         )
     )
 
@@ -167,6 +169,7 @@ def lower_request(
     timeout_s: float = 300.0,
     compiler_options: Mapping[str, Any] | None = None,
     topology_options: Mapping[str, Any] | None = None,
+    places: Sequence[Place] | None = None,
 ) -> AotRequest:
     """The request of `aot_compile`, lowered but not yet compiled; it may be run later or elsewhere."""
     if mode not in ("dump", "full") or platform not in ("tpu", "cpu", "cuda"):
@@ -194,6 +197,8 @@ def lower_request(
         options["topology"] = topology
     elif platform == "tpu" and topology.endswith(":1x1"):
         options.setdefault("chips_per_host_bounds", [1, 1, 1])
+    if platform == "tpu" and places is None:
+        places = _places(tuple(mesh_shape.values()), topology, options)
     return AotRequest(
         program=bytecode.getvalue(),
         num_arguments=len(main.regions[0].blocks[0].arguments),
@@ -205,7 +210,7 @@ def lower_request(
         timeout_s=timeout_s,
         topology_options=options,
         compiler_options=dict(compiler_options or {}),
-        places=_places(tuple(mesh_shape.values()), topology, options) if platform == "tpu" else (),
+        places=tuple(places or ()),
     )
 
 

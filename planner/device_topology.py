@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import jax
 
-from cost_models import CostModelError, Topology, parse_topology
+from cost_models import CHIPS, CostModelError, Topology, parse_topology
 from planner.aot_child import Place, place_of
 from planner.device_mesh import TORUS_DIMS, extents_of
 from planner.errors import MeshError
@@ -46,13 +47,7 @@ def topology_of(devices: Sequence[jax.Device]) -> tuple[Topology, tuple[str, ...
     first = devices[0]
     if first.platform == "cpu":
         return named(f"cpu:{len(devices)}"), ()
-    matches = [prefix for prefix in KINDS if first.device_kind.startswith(prefix)]
-    if not matches:
-        raise MeshError(
-            f"devices of kind {first.device_kind!r} are not in the hardware table; name a topology for their costs "
-            f"(known chips: {', '.join(sorted(set(KINDS.values())))})"
-        )
-    chip = KINDS[max(matches, key=len)]
+    chip = _chip(first)
     if first.platform == "gpu":
         nodes = len({device.process_index for device in devices})
         per_node, rest = divmod(len(devices), nodes)
@@ -68,6 +63,29 @@ def topology_of(devices: Sequence[jax.Device]) -> tuple[Topology, tuple[str, ...
         )
     every = [place for place in _places(first.client.devices()) if place[0] in slices]
     return _of_places(chip, places, every)
+
+
+def slices_of(devices: Sequence[jax.Device]) -> tuple[str, dict[str, Any]]:
+    """The name of the slices in which TPUs lie, all of their devices counted, and what `get_topology_desc` takes besides.
+
+    Raises: MeshError for devices of unknown kind, or without coordinates.
+    """
+    every = _places(devices[0].client.devices())
+    chip, (slices, *chips, cores) = _chip(devices[0]), extents_of(every)
+    options: dict[str, Any] = {"num_slices": slices} if slices > 1 else {}
+    if cores == 1 and CHIPS[chip].core_link_bytes_per_s:
+        options["chip_config_name"] = "megacore"
+    return f"{chip}:{'x'.join(map(str, chips[:2] if chip in FLAT else chips))}", options
+
+
+def _chip(device: jax.Device) -> str:
+    matches = [prefix for prefix in KINDS if device.device_kind.startswith(prefix)]
+    if not matches:
+        raise MeshError(
+            f"devices of kind {device.device_kind!r} are not in the hardware table; name a topology for their costs "
+            f"(known chips: {', '.join(sorted(set(KINDS.values())))})"
+        )
+    return KINDS[max(matches, key=len)]
 
 
 def _of_places(chip: str, places: Sequence[Place], every: Sequence[Place]) -> tuple[Topology, tuple[str, ...]]:

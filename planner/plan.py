@@ -331,8 +331,8 @@ class Plan:
     ) -> Verification:
         """What the plan does beside what it promised: numerics, collectives and memory. Raises nothing, says all.
 
-        Without arguments, or with shapes only, the numerics are not checked. For a topology without devices the program
-        is compiled for it where its compiler is installed. `reference` is the function whose results, on one device, the
+        Without arguments, or with shapes only, the numerics are not checked. For a topology without devices, or TPUs to
+        compile for only, the program is compiled for them where their compiler is installed. `reference` is the function whose results, on one device, the
         plan's are compared with; default the program as it was traced. How far they may differ follows from the
         program's own rounding; with `rtol`, floats may by that share of the largest value of their leaf.
 
@@ -346,6 +346,7 @@ class Plan:
             self._program,
             self._target,
             self._runnable(args),
+            mesh=self.mesh,
             jitted=self._flat_jit,
             compiled=lambda: self._executable,
             runner=lambda: self._runner,

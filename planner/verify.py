@@ -11,10 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from jax.sharding import AbstractMesh, Mesh
 
 from cost_models import CostModelError, parse_topology
 from planner.aot import aot_compile
+from planner.aot_child import Place, place_of
 from planner.decision import Decision
+from planner.device_topology import slices_of
 from planner.global_arrays import in_common
 from planner.hlo import CompiledCollective, CompiledMemory, memory_of, read_collectives
 from planner.numerics import Numerics, compare_numerics
@@ -81,6 +84,7 @@ def verify(
     target: Target,
     args: tuple[Any, ...] | str,
     *,
+    mesh: Mesh | AbstractMesh,
     jitted: Any,
     compiled: Callable[[], Any],
     runner: Callable[[], Any],
@@ -90,8 +94,8 @@ def verify(
 ) -> Verification:
     """The verification of a plan.
 
-    `jitted` is the sharded function of the flat arguments, `compiled` gives its executable, `runner` what runs it; `args`
-    are the flat arguments, or the reason why it cannot be run. `reference` and `rtol` are as of `compare_numerics`.
+    `mesh` is the one it is emitted for, `jitted` the sharded function of the flat arguments, `compiled` gives its
+    executable, `runner` what runs it; `args` are the flat arguments, or the reason why it cannot be run. `reference` and `rtol` are as of `compare_numerics`.
     Where the devices are of several processes, all make this call together, and get one verdict.
 
     Raises: ProcessError where another process does not come.
@@ -99,8 +103,8 @@ def verify(
     processes = target.processes
     if target.devices is not None:
         names = [leaf.name for leaf in decision.arguments]
-        args = in_common(names, args, target.jax_mesh(decision.mesh_shape), processes)
-    found = _compiled(decision, program, target, jitted, compiled)
+        args = in_common(names, args, mesh, processes)
+    found = _compiled(decision, program, target, mesh, jitted, compiled)
     mine = found if isinstance(found, str) else None
     failed = next((why for why in processes.gathered(lambda: mine) if why), None)
     if isinstance(found, str) or failed is not None:
@@ -135,12 +139,17 @@ def _agreed(mine: Numerics, processes: Processes) -> Numerics:
 
 
 def _compiled(
-    decision: Decision, program: Program, target: Target, jitted: Any, compiled: Callable[[], Any]
+    decision: Decision,
+    program: Program,
+    target: Target,
+    mesh: Mesh | AbstractMesh,
+    jitted: Any,
+    compiled: Callable[[], Any],
 ) -> tuple[Collectives, Memory] | str:
     """Collectives and memory of the compiled program against the prediction, or why it does not compile."""
     try:
-        if target.devices is None:
-            return _deviceless(decision, program, target, jitted)
+        if target.devices is None or (target.why_not_run and target.platform == "tpu"):
+            return _deviceless(decision, program, target, mesh, jitted)
         executable = compiled()
         count = int(np.prod(list(decision.mesh_shape.values()), dtype=np.int64))
         found = read_collectives(executable.as_text(), num_devices=count)
@@ -153,16 +162,32 @@ def _compiled(
         return f"{type(error).__name__}: {str(error)[:300]}"
 
 
-def _deviceless(decision: Decision, program: Program, target: Target, jitted: Any) -> tuple[Collectives, Memory]:
-    platform = target.topology.chip.platform
-    if platform != "tpu" or not _is_known(target.topology.name):
-        reason = f"compiling for {target.topology.name} without devices is not supported"
+def _deviceless(
+    decision: Decision, program: Program, target: Target, mesh: Mesh | AbstractMesh, jitted: Any
+) -> tuple[Collectives, Memory]:
+    """What the compiler alone says, where nothing can be run."""
+    platform, topology = target.topology.chip.platform, target.topology.name
+    options: dict[str, Any] = {}
+    places: list[Place] | None = None
+    if isinstance(mesh, Mesh):
+        platform = target.platform
+        topology, options = slices_of(list(mesh.devices.flat))
+        places = [place for device in mesh.devices.flat if (place := place_of(device)) is not None]
+    if platform != "tpu" or not _is_known(topology):
+        reason = f"compiling for {topology} without devices is not supported"
         return Collectives(ok=None, reason=reason), Memory(ok=None, reason=reason)
-    report = aot_compile(jitted, program.in_avals, mesh_shape=decision.mesh_shape, topology=target.topology.name)
+    report = aot_compile(
+        jitted,
+        program.in_avals,
+        mesh_shape=decision.mesh_shape,
+        topology=topology,
+        topology_options=options,
+        places=places,
+    )
     if report.status == "unavailable":
         return Collectives(ok=None, reason=report.message), Memory(ok=None, reason=report.message)
     if report.memory is None:
-        reason = f"the compiler for {target.topology.name} said {report.status}: {report.message[:300]}"
+        reason = f"the compiler for {topology} said {report.status}: {report.message[:300]}"
         needed = report.needed_bytes or 0.0
         return (
             Collectives(ok=None if report.status == "oom" else False, reason=reason),
