@@ -108,7 +108,7 @@ def plan(
     why = None
     while True:
         decision = _decided(target.processes, proposals, why, program)
-        checked, why = _checked(made(decision), args, options)
+        checked, why = _checked(made(decision), args, options, target.processes)
         if why is None:
             return checked
 
@@ -150,9 +150,9 @@ def _decided(
     return decision_of(processes.decided(lambda: record_of(proposals.send(why), program)))
 
 
-def _checked(made: Plan, args: tuple[Any, ...], options: Options) -> tuple[Plan, str | None]:
+def _checked(made: Plan, args: tuple[Any, ...], options: Options, processes: Processes) -> tuple[Plan, str | None]:
     """A plan with its checks on record, and why it must be dropped, or None."""
-    found = check(made, args, options)
+    found = check(made, args, options, processes)
     return made.with_checks(found), failure(found)
 
 

@@ -11,21 +11,23 @@ import jax
 from planner.decision import Checked
 from planner.options import Options
 from planner.plan import Plan
+from planner.processes import Processes
 from planner.verify import Verification, summary
 
 FATAL = ("compiling", "numerics")
 """Checks whose failure drops a plan; differences in collectives or memory are told."""
 
 
-def check(made: Plan, args: Sequence[Any], options: Options) -> tuple[Checked, ...]:
-    """What was checked of a plan, each with its verdict, and what was not, with the reason."""
+def check(made: Plan, args: Sequence[Any], options: Options, processes: Processes) -> tuple[Checked, ...]:
+    """What was checked of a plan, each with its verdict, and what was not, with the reason; the same on all processes."""
     everything = ("compiling", "numerics", "collectives", "memory")
     if options.check == "never":
         return tuple(Checked(what=what, ok=None, detail="Options(check='never')") for what in everything)
     if made.mesh_is_abstract and options.check == "auto":
         why = f"the topology {made.decision.topology} has no devices here; verify() compiles for it where it can"
         return tuple(Checked(what=what, ok=None, detail=why) for what in everything)
-    why = _why_not_run(made, args, options)
+    whys = processes.gathered(lambda: _why_not_run(made, args, options))
+    why = next(filter(None, whys), "")
     verification = made.verify(*(() if why else args))
     found = [_compiling(verification)]
     for what, ok, detail in summary(verification):

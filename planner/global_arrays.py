@@ -66,7 +66,8 @@ def parts(value: Any) -> list[tuple[Any, Any]]:
     """What this process holds of a value: (where in it, its content with no sharding)."""
     if not is_global(value):
         return [(..., host(value))]
-    return [(shard.index, host(shard.data)) for shard in value.addressable_shards]
+    # JAX may tell an array of keys by the dims of its bits.
+    return [(shard.index[: value.ndim], host(shard.data)) for shard in value.addressable_shards]
 
 
 def whole(values: Sequence[Any], mesh: Mesh) -> list[Any]:

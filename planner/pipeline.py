@@ -28,6 +28,7 @@ from planner.op_work import is_guessed, op_name
 from planner.options import Options
 from planner.pins import axes_named, match_pins, pinned_location
 from planner.predict import predict
+from planner.processes import words_of
 from planner.profile import measured_model
 from planner.program import Program
 from planner.repeats import alike
@@ -101,6 +102,12 @@ class Pipeline:
                 raise MeshError(
                     f"{name} has ordered side effects, which run on one device only, but mesh={dict(mesh)} was given; "
                     "make its prints and callbacks unordered, or leave mesh out"
+                )
+            if not self.target.processes.alone:
+                raise MeshError(
+                    f"{name} has ordered side effects, which run on one device only, but the devices are of "
+                    f"{words_of(self.target.processes.members)}; make its prints and callbacks unordered, or give "
+                    "devices=jax.local_devices() for a plan of each process's own"
                 )
             return {"x": 1}
         if own is None:
@@ -196,6 +203,10 @@ class Pipeline:
             alone = self.instance({"x": 1})
             choice = (0,) * len(alone.strategies)
             best = replace(best, instance=alone, choice=choice)
+        if best.instance.mesh.num_devices > 1 and not best.splits_anything and not self.target.processes.alone:
+            return best, (
+                "nothing is split: every device computes the whole, as a plan for one would leave processes out",
+            )
         if best.instance.mesh.num_devices > 1 or count == 1:
             return best, ()
         offered = any(len(strategies) > 1 for strategies in self.instance(most).strategies)

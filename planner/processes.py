@@ -128,14 +128,14 @@ class Processes:
 
     def _get(self, key: str, member: int, limit_s: float | None) -> dict[str, Any]:
         """What is at a key, once it is there; `member` is who puts it there. Raises: ProcessError."""
-        waited_ms = 0
+        waited_ms, poll_ms = 0, POLL_MS if limit_s is None else min(POLL_MS, int(1000 * limit_s))
         while True:
             try:
-                return json.loads(zlib.decompress(self.store.blocking_key_value_get_bytes(key, POLL_MS)))
+                return json.loads(zlib.decompress(self.store.blocking_key_value_get_bytes(key, poll_ms)))
             except jax.errors.JaxRuntimeError as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
                     raise ProcessError(f"process {member} was lost: {error}; start all processes again") from error
-            waited_ms += POLL_MS
+            waited_ms += poll_ms
             if limit_s is not None and waited_ms >= 1000 * limit_s:
                 raise ProcessError(
                     f"process {member} owns some of the devices, but did not come to this call within {limit_s:g} s; "
