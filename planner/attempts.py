@@ -46,14 +46,15 @@ def attempts(
 
     def attempt(found: Found) -> Generator[Decision, str]:
         """The best plan found; the answer to it is recorded."""
-        best, why_alone = pipeline.without_idle_devices(found.candidates[0], meshes)
+        left = [shape for shape in meshes if mesh_words(shape) not in dropped]
+        best, told = pipeline.on_fewer_devices(found.candidates[0], left or meshes, bound=first.bound)
         decisions.append(
             pipeline.decision(
                 best,
                 bound=first.bound,
                 seconds=time.monotonic() - start,
                 meshes=len(meshes),
-                notes=(*notes, *found.notes, *(() if dropped else why_alone), *dropped.values()),
+                notes=(*notes, *found.notes, *(() if dropped else told), *dropped.values()),
             )
         )
         why = yield decisions[-1]

@@ -40,7 +40,7 @@ class KernelWork:
         return callable(self.flops) or callable(self.bytes)
 
 
-def checked(what: str, said: Any) -> Said | None:
+def checked(what: str, said: Said | None) -> Said | None:
     """What a user says of `what`. Raises: ArgumentError where it is neither a number of at least 0 nor a function."""
     if said is None or callable(said):
         return said

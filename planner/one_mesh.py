@@ -44,12 +44,6 @@ class Candidate:
     peak_bytes: float
     shared: str = ""
 
-    @property
-    def splits_anything(self) -> bool:
-        """Whether an axis of the mesh splits a factor anywhere."""
-        chosen = zip(self.instance.strategies, self.choice, strict=True)
-        return any(bool((strategies.assignment[pick] >= 0).any()) for strategies, pick in chosen)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:

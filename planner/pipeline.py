@@ -13,10 +13,11 @@ from jax.sharding import PartitionSpec
 from cost_models import CostModel, Roofline, objective
 from planner.chosen import Chosen
 from planner.collector import paused
-from planner.decision import Certificate, Decision, Guessed, Replicated, Request, Ruled
+from planner.decision import OPTIMAL_GAP, Certificate, Decision, Guessed, Replicated, Request, Ruled
 from planner.emit import place
 from planner.errors import ArgumentError, InfeasibleError, MeshError, PinError
 from planner.explain import Alternatives
+from planner.fewer_devices import FewerDevices, unused_axes, why_no_more
 from planner.flow import build_flow
 from planner.groups import group_ops
 from planner.instance import Instance
@@ -195,27 +196,28 @@ class Pipeline:
             make_shared=self.shared,
         )
 
-    def without_idle_devices(self, best: Candidate, meshes: Sequence[Shape]) -> tuple[Candidate, tuple[str, ...]]:
-        """The plan itself, or the same on one device where it splits nothing; and why a plan is for one device."""
-        most = max(meshes, key=lambda shape: math.prod(shape.values()))
-        count = math.prod(most.values())
-        if best.instance.mesh.num_devices > 1 and not best.splits_anything and {"x": 1} in meshes:
-            alone = self.instance({"x": 1})
-            choice = (0,) * len(alone.strategies)
-            best = replace(best, instance=alone, choice=choice)
-        if best.instance.mesh.num_devices > 1 and not best.splits_anything and not self.target.processes.alone:
-            return best, (
-                "nothing is split: every device computes the whole, as a plan for one would leave processes out",
+    def on_fewer_devices(
+        self, best: Candidate, meshes: Sequence[Shape], *, bound: float
+    ) -> tuple[Candidate, tuple[str, ...]]:
+        """The plan, or an equal one on one of these meshes of fewer devices; and why it uses no more, or an axis nothing.
+
+        `bound` is that of the search.
+        """
+        objective = self.request.objective
+        if len(meshes) > 1:
+            fewer = FewerDevices(
+                meshes=meshes,
+                make_instance=self.instance,
+                limit_bytes=self.request.memory_limit,
+                minimise_memory=objective == "memory",
             )
-        if best.instance.mesh.num_devices > 1 or count == 1:
-            return best, ()
-        offered = any(len(strategies) > 1 for strategies in self.instance(most).strategies)
-        why = (
-            f"every split over up to {count} devices costs as much in moving data as it saves in computing"
-            if offered
-            else f"none of its arrays has a dim that an op may split and that is divisible over {count} devices"
-        )
-        return best, (f"no split helps, so the plan is for one device: {why}",)
+            best = fewer.of(best)
+        used = best.instance.mesh.num_devices
+        finest = max(meshes, key=lambda shape: (math.prod(shape.values()), len(shape)))
+        offered = used > 1 or any(len(strategies) > 1 for strategies in self.instance(finest).strategies)
+        proven = bound >= best.value * (1 - OPTIMAL_GAP)
+        why = why_no_more(used, meshes, objective, offered=offered, proven=proven)
+        return best, (*((why,) if why else ()), *unused_axes(best))
 
     # ------------------------------------------------------------ what a choice means
 

@@ -332,9 +332,10 @@ class Plan:
         """What the plan does beside what it promised: numerics, collectives and memory. Raises nothing, says all.
 
         Without arguments, or with shapes only, the numerics are not checked. For a topology without devices, or TPUs to
-        compile for only, the program is compiled for them where their compiler is installed. `reference` is the function whose results, on one device, the
-        plan's are compared with; default the program as it was traced. How far they may differ follows from the
-        program's own rounding; with `rtol`, floats may by that share of the largest value of their leaf.
+        compile for only, the program is compiled for them where their compiler is installed. `reference` is the
+        function whose results, on one device, the plan's are compared with; default the program as it was traced. How
+        far they may differ follows from the program's own rounding; with `rtol`, floats may by that share of the
+        largest value of their leaf.
 
         Where the devices are of several processes, all of them must call this together and get one verdict. Numerics are
         checked where the arguments are the same on all processes, or global arrays small enough to be gathered.

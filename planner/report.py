@@ -77,7 +77,8 @@ def _summary(decision: Decision) -> Table:
     table = _table(("", "left"), ("", "left"), header=False)
     mesh = " x ".join(f"{name}={size}" for name, size in decision.mesh_shape.items())
     devices = split_into(PartitionSpec(tuple(decision.mesh_shape)), decision.mesh_shape)
-    _row(table, "mesh", f"{mesh}: {_count(devices, 'device')}")
+    there = decision.request.topology.num_devices
+    _row(table, "mesh", f"{mesh}: {f'{devices} of ' if devices < there else ''}{_count(there, 'device')}")
     _row(
         table,
         "time",

@@ -95,8 +95,9 @@ def verify(
     """The verification of a plan.
 
     `mesh` is the one it is emitted for, `jitted` the sharded function of the flat arguments, `compiled` gives its
-    executable, `runner` what runs it; `args` are the flat arguments, or the reason why it cannot be run. `reference` and `rtol` are as of `compare_numerics`.
-    Where the devices are of several processes, all make this call together, and get one verdict.
+    executable, `runner` what runs it; `args` are the flat arguments, or the reason why it cannot be run. `reference`
+    and `rtol` are as of `compare_numerics`. Where the devices are of several processes, all make this call together,
+    and get one verdict.
 
     Raises: ProcessError where another process does not come.
     """
