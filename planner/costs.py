@@ -124,6 +124,16 @@ def _said_bytes(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies
     return None if said is None else said / _parts(grouping, op, strategies)
 
 
+def moved_bytes(op: Op, operands: Sequence[Floats], results: Sequence[Floats]) -> Floats:
+    """Bytes that a run of an op moves that is not fused, from those of its operands and results."""
+    zero, row = np.zeros(()), traits(op.kind)
+    if row.picks:
+        return sum(operands[1:], zero) + 2 * sum(results, zero)
+    if row.updates is not None:
+        return 2 * operands[row.updates] + sum(operands[1:], zero)
+    return sum(operands, zero) + sum(results, zero)
+
+
 def fetches(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies) -> list[Fetch]:
     """What an op that slides a window fetches from its neighbours under each strategy, dim after dim.
 
@@ -195,14 +205,8 @@ def _heavy(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies, mod
     operands = [_bytes(graph, strategies, t, d) for t, d in zip(op.operands, placement.operands, strict=True)]
     results = [_bytes(graph, strategies, t, d) for t, d in zip(op.results, placement.results, strict=True)]
     zero = np.zeros(len(strategies))
-    row = traits(op.kind)
-    if row.picks:
-        traffic = sum(operands[1:], zero) + 2 * sum(results, zero)
-    elif row.updates is not None:
-        traffic = 2 * operands[row.updates] + sum(operands[1:], zero)
-    else:
-        traffic = _said_bytes(graph, grouping, op, strategies)
-        traffic = sum(operands, zero) + sum(results, zero) if traffic is None else traffic
+    said = _said_bytes(graph, grouping, op, strategies)
+    traffic = zero + (moved_bytes(op, operands, results) if said is None else said)
     first = next(iter((*op.operands, *op.results)), None)
     # An op of neither, such as a print of a word, moves nothing.
     dtype = "float32" if first is None else graph.tensors[first].aval.dtype

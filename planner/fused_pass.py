@@ -8,12 +8,14 @@ as for one.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
-import cost_models
 from planner.graph import Graph
 from planner.groups import Dims, Group, Grouping
 from planner.liveness import Liveness
+from planner.op_work import op_flops
 from planner.places import BOUNDARY
 
 Factors = frozenset[int]
@@ -28,9 +30,29 @@ class FusedPass:
     dtype: str
 
 
+class Part(NamedTuple):
+    """What one op adds to the pass of its group, trips included: flops by `factors`, and traffic by the dims of tensors."""
+
+    op: int
+    factors: Factors
+    flops: float
+    traffic: tuple[tuple[Dims, float], ...]
+
+
 def fused_pass(graph: Graph, grouping: Grouping, liveness: Liveness, group: Group) -> FusedPass:
     """The pass of a fused group."""
     flops, traffic = defaultdict[Factors, float](float), defaultdict[Dims, float](float)
+    for part in parts(graph, grouping, liveness, group):
+        flops[part.factors] += part.flops
+        for dims, amount in part.traffic:
+            traffic[dims] += amount
+    last = graph.ops[group.ops[-1]]
+    dtype = graph.tensors[last.results[0] if last.results else last.operands[0]].aval.dtype
+    return FusedPass(flops=tuple(flops.items()), traffic=tuple(traffic.items()), dtype=dtype)
+
+
+def parts(graph: Graph, grouping: Grouping, liveness: Liveness, group: Group) -> Iterator[Part]:
+    """What the ops of a fused group compute and move, in their order; what is read twice is moved by the first."""
     counted: set[tuple[int, int]] = set()
     for op in map(graph.ops.__getitem__, group.ops):
         if op.kind in BOUNDARY:
@@ -38,12 +60,7 @@ def fused_pass(graph: Graph, grouping: Grouping, liveness: Liveness, group: Grou
         placement, trips = grouping.placements[op.id], graph.regions[op.region].trips
         sides = (op.operands, placement.operands), (op.results, placement.results)
         factors = frozenset(f for _, of in sides for dims in of for dim in dims for f in dim)
-        flops[factors] += trips * cost_models.flops(
-            op.kind,
-            [graph.tensors[t].aval.shape for t in op.operands],
-            [graph.tensors[t].aval.shape for t in op.results],
-            op.params,
-        )
+        traffic: list[tuple[Dims, float]] = []
         for tensor, dims in zip(*sides[0], strict=True):
             if (tensor, op.region) in counted or not liveness.materialised[tensor]:
                 continue
@@ -51,10 +68,8 @@ def fused_pass(graph: Graph, grouping: Grouping, liveness: Liveness, group: Grou
             producer = graph.tensors[tensor].producer
             own = producer is not None and grouping.group_of[producer] == group.id
             if not own or graph.ops[producer or 0].kind in BOUNDARY:
-                traffic[dims] += trips * graph.tensors[tensor].aval.bytes
+                traffic.append((dims, trips * graph.tensors[tensor].aval.bytes))
         for tensor, dims in zip(*sides[1], strict=True):
             if liveness.materialised[tensor]:
-                traffic[dims] += trips * graph.tensors[tensor].aval.bytes
-    last = graph.ops[group.ops[-1]]
-    dtype = graph.tensors[last.results[0] if last.results else last.operands[0]].aval.dtype
-    return FusedPass(flops=tuple(flops.items()), traffic=tuple(traffic.items()), dtype=dtype)
+                traffic.append((dims, trips * graph.tensors[tensor].aval.bytes))
+        yield Part(op=op.id, factors=factors, flops=trips * op_flops(graph, op), traffic=tuple(traffic))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -69,10 +69,10 @@ def predict(chosen: Chosen, topology: Topology) -> Predicted:
     """The prediction for a choice of strategies."""
     instance = chosen.instance
     compute, communication = chosen.seconds
-    manual = _manual(instance)
+    runs = runs_of(chosen)
     flops, traffic = chosen.total("flops"), chosen.total("traffic_bytes")
-    collectives = (*_collectives(chosen), *manual)
-    communication += sum(c.count * _seconds(instance, c) for c in manual)
+    collectives = runs.everything()
+    communication += sum(run_seconds(instance, c) for own in runs.by_programs.values() for c in own)
     arguments, outputs, aliased = _border_bytes(chosen, topology.chip.platform)
     energy = EnergyObjective(chip=topology.chip)
     joules = float(energy.compute(seconds=np.asarray(compute), flops=np.asarray(flops), bytes=np.asarray(traffic)))
@@ -100,11 +100,42 @@ def predict(chosen: Chosen, topology: Topology) -> Predicted:
     )
 
 
-def _collectives(chosen: Chosen) -> tuple[Collective, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runs:
+    """The collectives of a plan by what runs them, as planned: a platform's compiler may write others (`as_lowered`).
+
+    Those of transfers by transfer, of halos by op (each with the tensor that is fetched), of the program's own
+    `shard_map`s by op. What several would run alike is the first one's.
+    """
+
+    of_transfers: Mapping[int, Sequence[Collective]]
+    of_halos: Mapping[int, Sequence[tuple[int, Collective]]]
+    by_programs: Mapping[int, Sequence[Collective]]
+
+    def everything(self) -> tuple[Collective, ...]:
+        """All of them."""
+        return (
+            *(collective for runs in self.of_transfers.values() for collective in runs),
+            *(collective for runs in self.of_halos.values() for _, collective in runs),
+            *(collective for runs in self.by_programs.values() for collective in runs),
+        )
+
+
+def runs_of(chosen: Chosen) -> Runs:
+    """The collectives of a choice of strategies."""
+    return Runs(
+        of_transfers=_of_transfers(chosen),
+        of_halos=_of_halos(chosen),
+        by_programs=_by_programs(chosen.instance),
+    )
+
+
+def _of_transfers(chosen: Chosen) -> dict[int, list[Collective]]:
+    """The collectives of what moves, by transfer."""
     instance = chosen.instance
     graph, placements = instance.model.graph, instance.model.grouping.placements
     reach = outermost(graph)
-    found: list[Collective] = []
+    runs: dict[int, list[Collective]] = {}
     seen: set[tuple[object, ...]] = set()
     served = {node: read for read, node in instance.model.flow.fetched}
     copied: set[int] = set()
@@ -118,6 +149,7 @@ def _collectives(chosen: Chosen) -> tuple[Collective, ...]:
         body = read_in(graph.ops[read[0]], read[1]) if read else ()
         if transfer.target in served:
             copied.add(transfer.target)
+        found = runs[transfer.id] = []
         for position, step in enumerate(steps):
             # Of equal first moves of a tensor the compiler keeps one, of later ones one for each body that is called.
             moves.append((step.kind, step.mask, step.layout))
@@ -143,7 +175,7 @@ def _collectives(chosen: Chosen) -> tuple[Collective, ...]:
                 found += _arg_reduced(collective, graph, producer, float(instance.mesh.mask_sizes()[step.mask]))
             else:
                 found.append(collective)
-    return (*found, *_halos(chosen))
+    return runs
 
 
 def _summed_dims(chosen: Chosen, transfer: Transfer, mask: int) -> tuple[tuple[str, ...], ...]:
@@ -167,11 +199,12 @@ def _summed_dims(chosen: Chosen, transfer: Transfer, mask: int) -> tuple[tuple[s
     return tuple(map(tuple, found.values()))
 
 
-def _halos(chosen: Chosen) -> list[Collective]:
+def _of_halos(chosen: Chosen) -> dict[int, list[tuple[int, Collective]]]:
     """The collectives that fetch the halos of split windows."""
     instance = chosen.instance
     graph, grouping = instance.model.graph, instance.model.grouping
-    found: dict[tuple[object, ...], Collective] = {}
+    runs: dict[int, list[tuple[int, Collective]]] = {}
+    seen: set[tuple[object, ...]] = set()
     for node in instance.model.flow.nodes:
         op = graph.ops[grouping.groups[node.group].ops[0]] if node.group is not None else None
         if op is None or traits(op.kind).slides is None:
@@ -192,29 +225,33 @@ def _halos(chosen: Chosen) -> list[Collective]:
                 lifted=(graph.regions[op.region].trips, graph.regions[op.region].assumed),
             )
             # What a convolution fetched, the gradient by its kernel need not fetch again.
-            found.setdefault((op.region, fetch.tensor, fetch.border, fetch.mask, moved), collective)
-    return list(found.values())
+            key = (op.region, fetch.tensor, fetch.border, fetch.mask, moved)
+            if key not in seen:
+                seen.add(key)
+                runs.setdefault(op.id, []).append((fetch.tensor, collective))
+    return runs
 
 
-def _manual(instance: Instance) -> tuple[Collective, ...]:
+def _by_programs(instance: Instance) -> dict[int, list[Collective]]:
     """The collectives that the program runs itself, in its `shard_map`s."""
     graph = instance.model.graph
-    return tuple(
-        Collective(
-            kind=kind,
-            bytes=moved,
-            axes=tuple(name for name in instance.mesh.names if name in axes),
-            count=trips * graph.regions[op.region].trips,
-            source=op.source,
-            tensor=graph.tensors[op.results[0]].name if op.results else op.kind,
-            dtype=dtype,
-            assumed=graph.regions[op.region].assumed,
-            lifted=(trips * graph.regions[op.region].trips, graph.regions[op.region].assumed),
-        )
-        for op in graph.ops
-        if op.kind == "shard_map"
-        for kind, moved, axes, trips, dtype in op.params["collectives"]
-    )
+    return {
+        op.id: [
+            Collective(
+                kind=kind,
+                bytes=moved,
+                axes=tuple(name for name in instance.mesh.names if name in axes),
+                count=trips * graph.regions[op.region].trips,
+                source=op.source,
+                tensor=graph.tensors[op.results[0]].name if op.results else op.kind,
+                dtype=dtype,
+                assumed=graph.regions[op.region].assumed,
+                lifted=(trips * graph.regions[op.region].trips, graph.regions[op.region].assumed),
+            )
+            for kind, moved, axes, trips, dtype in op.params["collectives"]
+        ]
+        for op in graph.of_kinds(("shard_map",))
+    }
 
 
 def _affine(instance: Instance, kind: str, axes: Sequence[str]) -> tuple[float, float]:
@@ -224,9 +261,10 @@ def _affine(instance: Instance, kind: str, axes: Sequence[str]) -> tuple[float, 
     return float(mesh.fixed_seconds[kind][mask]), float(mesh.seconds_per_byte[kind][mask])
 
 
-def _seconds(instance: Instance, collective: Collective) -> float:
+def run_seconds(instance: Instance, collective: Collective) -> float:
+    """Seconds that a collective takes per call."""
     fixed, per_byte = _affine(instance, collective.kind, collective.axes)
-    return fixed + per_byte * collective.bytes
+    return collective.count * (fixed + per_byte * collective.bytes)
 
 
 def _arg_reduced(reduced: Collective, graph: Graph, producer: int, devices: float) -> list[Collective]:
