@@ -58,7 +58,7 @@ class Grouping:
 
 def group_ops(graph: Graph) -> Grouping:
     """The groups of a graph (deterministic: a function of program order only)."""
-    walk = _Walk(graph=graph, merger=Merger(owner=list(range(len(graph.ops)))))
+    walk = _Walk(graph=graph, merger=Merger(count=len(graph.ops)))
     known = Forms(graph=graph)
     entered = {graph.tensors[outside].producer: graph.tensors[inside].producer for inside, outside in graph.ties}
     for op in graph.ops:

@@ -7,6 +7,9 @@ match.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
+
+from networkx.utils import UnionFind
 
 from planner.factors import Dim
 from planner.forest import Forest
@@ -20,9 +23,10 @@ View = tuple[Dims, int]
 
 @dataclass
 class Merger:
-    """The factors of a program's ops, and which ops they bring together: `owner` is an earlier one, or the op itself."""
+    """The factors of a program's ops, of which there are `count`, and which ops they bring together."""
 
-    owner: list[int]
+    count: int
+    together: UnionFind[Any] = field(default_factory=UnionFind)
     factors: Forest = field(default_factory=Forest)
 
     def follow(self, op: int, mine: View, other: int, theirs: View) -> None:
@@ -30,7 +34,7 @@ class Merger:
         pairs = self._one_by_one(mine, theirs)
         merged = self._nested(_placed(mine), _placed(theirs)) if pairs is None else self._paired(pairs)
         if merged:
-            self._join(op, other)
+            self.together.union(op, other)
 
     def tie(self, inside: int, mine: View, outside: int, theirs: View) -> None:
         """Makes the two ends of a loop carry one group, whatever happens: dims that do not nest are kept whole."""
@@ -39,25 +43,14 @@ class Merger:
                 self.factors.whole.update(self.factors.leaves(a) + self.factors.leaves(b))
             else:
                 self.factors.unify(a, b)
-        self._join(inside, outside)
+        self.together.union(inside, outside)
 
     def groups(self) -> list[list[int]]:
         """The ops of every group, both in the order of the program."""
         members: dict[int, list[int]] = {}
-        for op in range(len(self.owner)):
-            members.setdefault(self._find(op), []).append(op)
+        for op in range(self.count):
+            members.setdefault(self.together[op], []).append(op)
         return list(members.values())
-
-    def _find(self, op: int) -> int:
-        owner = self.owner
-        while owner[op] != op:
-            owner[op] = owner[owner[op]]
-            op = owner[op]
-        return op
-
-    def _join(self, op: int, other: int) -> None:
-        a, b = self._find(op), self._find(other)
-        self.owner[max(a, b)] = min(a, b)
 
     def _one_by_one(self, mine: View, theirs: View) -> list[tuple[int, int]] | None:
         """The factors to be joined where every dim has one of a like size on both sides, and none is of two dims."""
@@ -107,20 +100,14 @@ class Merger:
 
     def _mirrored(self, mine: Dims, theirs: Dims) -> bool:
         """Whether joining the dims would make one factor of two dims of the tensor, as `x + x.T` would."""
-        parent: dict[int, int] = {}
-
-        def find(leaf: int) -> int:
-            while (up := parent.get(leaf, leaf)) != leaf:
-                leaf = up
-            return leaf
-
+        joined: UnionFind[Any] = UnionFind()
         for a, b in zip(mine, theirs, strict=True):
             for left, right, _ in self.factors.match(a, b) or ():
-                parent[find(left)] = find(right)
+                joined.union(left, right)
         seen: dict[int, int] = {}
         for dim, factors in enumerate(mine):
             for leaf in self.factors.leaves(factors):
-                if seen.setdefault(find(leaf), dim) != dim:
+                if seen.setdefault(joined[leaf], dim) != dim:
                     return True
         return False
 
