@@ -5,6 +5,7 @@ from planner import errors as errors
 from planner import testing as testing
 from planner.api import LoadedPlan as LoadedPlan
 from planner.api import load as load
+from planner.api import op_graph as op_graph
 from planner.api import plan as plan
 from planner.options import Options as Options
 from planner.plan import Plan as Plan
@@ -24,6 +25,7 @@ __all__ = [
     "Verification",
     "errors",
     "load",
+    "op_graph",
     "plan",
     "rule_for",
     "solve",

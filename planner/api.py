@@ -14,7 +14,10 @@ from planner.attempts import attempts
 from planner.checks import check, failure
 from planner.decision import Decision, Request
 from planner.errors import ArgumentError
+from planner.groups import group_ops
+from planner.liveness import analyse
 from planner.loaded import LoadedPlan
+from planner.op_graph import OpGraph, undecided
 from planner.options import Options
 from planner.pins import Pins, check_pins
 from planner.pipeline import Pipeline
@@ -23,7 +26,7 @@ from planner.processes import Processes
 from planner.program import Program
 from planner.store import decision_of, load_saved, record_of
 from planner.target import Target, resolve
-from planner.trace import fingerprint, trace
+from planner.trace import build_graph, fingerprint, trace
 
 
 def plan(
@@ -154,6 +157,35 @@ def _checked(made: Plan, args: tuple[Any, ...], options: Options, processes: Pro
     """A plan with its checks on record, and why it must be dropped, or None."""
     found = check(made, args, options, processes)
     return made.with_checks(found), failure(found)
+
+
+def op_graph(
+    fn: Callable[..., Any],
+    example_args: Sequence[Any],
+    *,
+    donate_argnums: Sequence[int] | int = (),
+    static_argnums: Sequence[int] | int = (),
+    options: Options | None = None,
+) -> OpGraph:
+    """The op graph of a function before anything is decided, a `networkx.MultiDiGraph`; `Plan.graph` has it decided.
+
+    Nodes are arguments, constants, ops and results, edges are reads; see `planner/op_graph.py` for their attributes.
+
+    Parameters
+    ----------
+    fn, example_args, donate_argnums, static_argnums: as in `plan`.
+    options: `while_trips` is used.
+
+    Raises
+    ------
+    ArgumentError, TraceError: bad input.
+    """
+    options = _options(options)
+    donate, static = _positions("donate_argnums", donate_argnums), _positions("static_argnums", static_argnums)
+    program = trace(fn, example_args, donate_argnums=donate, static_argnums=static)
+    graph = build_graph(program, while_trips=options.while_trips)
+    grouping = group_ops(graph)
+    return undecided(graph, grouping, analyse(graph, grouping), name=program.function_name)
 
 
 def load(path: str | Path) -> LoadedPlan:

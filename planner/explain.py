@@ -6,21 +6,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import networkx as nx
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from planner.chosen import Chosen
+from planner.decided_graph import decided
 from planner.errors import ArgumentError
 from planner.graph import Aval
 from planner.groups import Dims
 from planner.instance import Instance
+from planner.op_graph import OpGraph, nodes_of
 from planner.pins import base_name, close_names, matcher
 from planner.problem import Problem
 from planner.reshard import local_bytes
 from planner.solve.marginals import marginals
 from planner.specs import spec_of
+from planner.units import quantity
 
 MOST_TENSORS = 8
 """Most tensors in one explanation: the largest, or the first that a pattern names."""
+MOST_MOVES = 4
+"""Most moves of one tensor that are printed: those that take longest."""
 CHEAPER = 1e-6
 """An alternative counts as cheaper than the plan when it is so by this share."""
 TIME_LIMIT_S = 40.0
@@ -42,14 +49,34 @@ class Alternative:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """What the plan does to bring a tensor to one of its readers, an edge of the op graph; bytes and seconds per call."""
+
+    reader: str
+    spec: str
+    collective: str
+    bytes: float
+    seconds: float
+
+    def __str__(self) -> str:
+        shared = "" if self.seconds else ", run for an earlier reader"
+        figures = f"{quantity(self.bytes, 'B')} in {quantity(self.seconds, 's')}{shared}"
+        return f"{self.collective} to {self.spec} for {self.reader}: {figures}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TensorExplanation:
-    """A tensor's spec among its alternatives, best first; `pinned` where the user left no alternative."""
+    """A tensor's spec among its alternatives, best first; `pinned` where the user left no alternative.
+
+    `moves` are the collectives that bring it to its readers in the chosen plan, those that take longest first.
+    """
 
     name: str
     shape: tuple[int, ...]
     decided_by: str
     pinned: bool
     alternatives: tuple[Alternative, ...]
+    moves: tuple[Move, ...]
 
     @property
     def cheaper(self) -> bool:
@@ -66,6 +93,9 @@ class TensorExplanation:
             extra = "" if a.value == best else f"  (+{100 * (a.value - best) / best if best else 0:.2g} %)"
             value = f"{'' if a.exact else '~'}{a.value:.6g}"
             lines.append(f"  {mark} {a.spec!s:<40} {value:>12} {a.bytes / 1e6:>12.3f} MB{extra}")
+        lines += [f"     moved by {move}" for move in self.moves[:MOST_MOVES]]
+        if len(self.moves) > MOST_MOVES:
+            lines.append(f"     and {len(self.moves) - MOST_MOVES} moves more")
         return "\n".join(lines)
 
 
@@ -104,6 +134,7 @@ class _Place:
     """Where the spec of a named tensor is decided: a node, and the tensor's dims in the node's factors."""
 
     name: str
+    tensor: int
     aval: Aval
     node: int
     dims: Dims
@@ -112,16 +143,32 @@ class _Place:
 
 @dataclass(kw_only=True)
 class Alternatives:
-    """The problem behind a plan and what was chosen, kept for several explanations; `minimised` is its objective."""
+    """The problem behind a plan and what was chosen, kept for several explanations.
+
+    `minimised` is its objective, `platform` that of the chips it is for.
+    """
 
     instance: Instance
     choice: Sequence[int]
     minimised: str
+    function_name: str
+    platform: str
 
     @cached_property
     def problem(self) -> Problem:
         """The problem without memory rows."""
         return self.instance.problem
+
+    @cached_property
+    def network(self) -> OpGraph:
+        """The op graph as decided, frozen."""
+        return nx.freeze(
+            decided(
+                Chosen(instance=self.instance, choice=tuple(self.choice)),
+                platform=self.platform,
+                name=self.function_name,
+            )
+        )
 
     @cached_property
     def places(self) -> dict[str, _Place]:
@@ -132,7 +179,8 @@ class Alternatives:
         def add(name: str, tensor: int, home: tuple[int, Dims] | None, *, pinned: bool) -> None:
             if home is not None:
                 aval = graph.tensors[tensor].aval
-                found.setdefault(name, _Place(name=name, aval=aval, node=home[0], dims=home[1], pinned=pinned))
+                place = _Place(name=name, tensor=tensor, aval=aval, node=home[0], dims=home[1], pinned=pinned)
+                found.setdefault(name, place)
 
         for tensor in graph.tensors:
             if tensor.kind != "constant":
@@ -178,7 +226,28 @@ class Alternatives:
             decided_by=instance.model.flow.nodes[place.node].name,
             pinned=place.pinned,
             alternatives=tuple(alternatives),
+            moves=self.moves(place.tensor),
         )
+
+    def moves(self, tensor: int) -> tuple[Move, ...]:
+        """The edges of the op graph on which collectives move a tensor, those that take longest first."""
+        name, network = self.instance.model.graph.tensors[tensor].name, self.network
+        found = [
+            Move(
+                reader=network.nodes[reader]["label"],
+                spec=edge["spec_to"],
+                collective=edge["collective"],
+                bytes=edge["bytes"],
+                seconds=edge["seconds"],
+            )
+            for _, reader, edge in network.out_edges(self._nodes[tensor], data=True)
+            if edge["tensor"] == name and edge["collective"]
+        ]
+        return tuple(sorted(found, key=lambda move: -move.seconds))
+
+    @cached_property
+    def _nodes(self) -> list[str]:
+        return nodes_of(self.instance.model.graph)
 
 
 def explain(alternatives: Alternatives, path: str | None) -> Explanation:

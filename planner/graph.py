@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
-import networkx as nx
-
 Path = tuple[int | str, ...]
 """Where an equation stands: equation indices alternating with names of sub-programs, from the outermost inwards."""
 
@@ -29,6 +27,20 @@ class Aval:
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", math.prod(self.shape))
         object.__setattr__(self, "bytes", self.size * self.itemsize)
+
+
+SHORT_DTYPES = {"bfloat16": "bf16", "float": "f", "uint": "u", "int": "i", "complex": "c"}
+"""Prefixes of dtypes and how jaxprs print them."""
+
+
+def type_words(aval: Aval) -> str:
+    """A type as jaxprs print it: `f32[4, 64]`."""
+    dtype = aval.dtype
+    for prefix, short in SHORT_DTYPES.items():
+        if dtype.startswith(prefix):
+            dtype = short + dtype[len(prefix) :]
+            break
+    return f"{dtype}{list(aval.shape)}"
 
 
 class Tensor(NamedTuple):
@@ -144,35 +156,3 @@ class Graph:
                 if tensor >= 0:
                     readers[tensor].append((op.id, position))
         return tuple(map(tuple, readers))
-
-    @cached_property
-    def network(self) -> nx.MultiDiGraph[Any]:
-        """The same program as a networkx graph: a node per op (and per argument and result), an edge per read.
-
-        Nodes are op ids, ("in", position) and ("out", position); edges carry `tensor`, `bytes` and `trips`.
-        """
-        network: nx.MultiDiGraph[Any] = nx.MultiDiGraph()
-        producer: dict[int, object] = {}
-        for position, tensor in enumerate(self.inputs):
-            network.add_node(("in", position), name=self.tensors[tensor].name)
-            producer[tensor] = ("in", position)
-        for op in self.ops:
-            network.add_node(
-                op.id, kind=op.kind, region=op.region, trips=self.regions[op.region].trips, source=op.source
-            )
-            producer.update((tensor, op.id) for tensor in op.results)
-        for op in self.ops:
-            for tensor in op.operands:
-                if tensor in producer:
-                    network.add_edge(
-                        producer[tensor],
-                        op.id,
-                        tensor=tensor,
-                        bytes=self.tensors[tensor].aval.bytes,
-                        trips=self.regions[op.region].trips,
-                    )
-        for position, tensor in enumerate(self.outputs):
-            network.add_node(("out", position), name=self.output_names[position])
-            if tensor in producer:
-                network.add_edge(producer[tensor], ("out", position), tensor=tensor)
-        return network

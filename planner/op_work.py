@@ -18,6 +18,13 @@ def op_flops(graph: Graph, op: Op) -> float:
     return cost_models.flops(op.kind, operands, [graph.tensors[t].aval.shape for t in op.results], op.params)
 
 
+def said_bytes(graph: Graph, op: Op) -> float | None:
+    """The memory traffic of one run of a kernel on whole arrays, as its user says it; None where nobody does."""
+    kernel = kernel_of(op)
+    said = None if kernel is None else kernel.work.bytes
+    return said([graph.tensors[t].aval.shape for t in op.operands]) if callable(said) else said
+
+
 def op_engine(op: Op) -> Engine:
     """The unit that runs an op."""
     kernel = kernel_of(op)

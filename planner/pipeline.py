@@ -295,7 +295,13 @@ class Pipeline:
                 f"the plan of {decision.function_name} was made by another release of this planner, and cannot be "
                 "explained by this one; plan again"
             )
-        return Alternatives(instance=instance, choice=choice, minimised=self.request.objective)
+        return Alternatives(
+            instance=instance,
+            choice=choice,
+            minimised=self.request.objective,
+            function_name=decision.function_name,
+            platform=self.request.topology.chip.platform,
+        )
 
 
 def _guess_note(guessed: Sequence[Guessed]) -> tuple[str, ...]:

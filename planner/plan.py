@@ -23,6 +23,7 @@ from planner.graph import Graph
 from planner.local import local_calls
 from planner.mutation import write_back
 from planner.on_parts import kernels
+from planner.op_graph import OpGraph
 from planner.places import Slot
 from planner.predict import Predicted
 from planner.program import Leaf, Program
@@ -381,6 +382,14 @@ class Plan:
             if isinstance(value, jax.Array) and value.is_deleted():
                 return f"argument {leaf.name} was donated to an earlier call and is gone"
         return (*leaves, *self._program.constants)
+
+    @property
+    def graph(self) -> OpGraph:
+        """The op graph as decided, a `networkx.MultiDiGraph`, made when it is first asked for; see `decided_graph`.
+
+        Its structure is frozen: a `copy()` can be changed. Raises: ArgumentError, as `explain` does.
+        """
+        return self._alternatives.network
 
     @cached_property
     def _alternatives(self) -> Alternatives:

@@ -15,17 +15,13 @@ from cost_models import Profile
 from planner.decision import Decision, Guessed, Replicated, Ruled
 from planner.predict import Predicted
 from planner.rows import Row, returned_as_taken, roots, rows_of, split_into
+from planner.specs import spec_words
 from planner.units import quantity
 
 WIDTH = 118
 MOST_ROWS = 40
 MOST_INTERMEDIATES = 12
 MOST_COLLECTIVES = 16
-
-
-def spec_words(spec: PartitionSpec) -> str:
-    """A PartitionSpec in the short form P('x', None)."""
-    return f"P({', '.join(map(repr, spec))})"
 
 
 def describe(decision: Decision) -> str:

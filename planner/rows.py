@@ -14,10 +14,8 @@ from dataclasses import dataclass, replace
 
 from jax.sharding import PartitionSpec
 
+from planner.graph import type_words
 from planner.program import Leaf
-
-SHORT_DTYPES = {"bfloat16": "bf16", "float": "f", "uint": "u", "int": "i", "complex": "c"}
-"""Prefixes of dtypes and how jaxprs print them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +35,7 @@ def rows_of(leaves: Sequence[Leaf], specs: Sequence[PartitionSpec], mesh_shape: 
     rows = [
         Row(
             name=leaf.name,
-            type=type_words(leaf),
+            type=type_words(leaf.aval),
             spec=spec,
             bytes=leaf.aval.bytes / split_into(spec, mesh_shape),
             count=1,
@@ -60,10 +58,10 @@ def returned_as_taken(
     """
     by_type: dict[tuple[str, PartitionSpec], list[int]] = {}
     for position, (leaf, spec) in enumerate(zip(arguments, in_specs, strict=True)):
-        by_type.setdefault((type_words(leaf), spec), []).append(position)
+        by_type.setdefault((type_words(leaf.aval), spec), []).append(position)
     found: dict[int, int] = {}
     for position, (leaf, spec) in enumerate(zip(results, out_specs, strict=True)):
-        free = by_type.get((type_words(leaf), spec), [])
+        free = by_type.get((type_words(leaf.aval), spec), [])
         common = {i: _common_end(leaf.name, arguments[i].name) for i in free}
         best = max(free, key=lambda i: common[i], default=None)
         if best is not None and common[best]:
@@ -75,16 +73,6 @@ def returned_as_taken(
 def roots(names: Sequence[str]) -> list[str]:
     """The first path components of some names, each once, in order."""
     return list(dict.fromkeys(name.split("/")[0] for name in names))
-
-
-def type_words(leaf: Leaf) -> str:
-    """A leaf's type as jaxprs print it: `f32[4, 64]`."""
-    dtype = leaf.aval.dtype
-    for prefix, short in SHORT_DTYPES.items():
-        if dtype.startswith(prefix):
-            dtype = short + dtype[len(prefix) :]
-            break
-    return f"{dtype}{list(leaf.aval.shape)}"
 
 
 def split_into(spec: PartitionSpec, mesh_shape: Mapping[str, int]) -> int:

@@ -37,6 +37,11 @@ def _spec_of(location: tuple[int, ...], rank: int, names: tuple[str, ...]) -> Pa
     return to_spec(layout_of(location, rank), names)
 
 
+def spec_words(spec: PartitionSpec) -> str:
+    """A PartitionSpec in the short form P('x', None)."""
+    return f"P({', '.join(map(repr, spec))})"
+
+
 def entries_of(spec: PartitionSpec) -> list[list[str]]:
     """The axis names of every dim of a PartitionSpec, in the form JSON keeps."""
     return [[] if e is None else [e] if isinstance(e, str) else list(e) for e in spec]

@@ -13,6 +13,7 @@ PLANNER = [
     "Verification",
     "errors",
     "load",
+    "op_graph",
     "plan",
     "rule_for",
     "solve",
