@@ -34,8 +34,9 @@ def brought(fn: Callable[..., Any], count: int) -> Brought:
         keywords |= set(fn.keywords) if isinstance(fn, partial) else set()
         fn = fn.func if isinstance(fn, partial) else fn.__func__
     jitted = getattr(fn, "jitted_fn", fn)  # of flax.nnx.jit: a function of the split arguments, one for each
+    filtered: Any = fn
     if type(fn).__module__.startswith("equinox.") and isinstance(getattr(fn, "donate_first", None), bool):
-        donates = {i for i in range(bound + count) if (fn.donate_rest if i else fn.donate_first)}
+        donates = {i for i in range(bound + count) if (filtered.donate_rest if i else filtered.donate_first)}
         return Brought(donate=_shifted(donates, bound), notes=_told_of_bound(donates, bound))
     if not isinstance(jitted, jax.stages.Wrapped):
         return Brought()
