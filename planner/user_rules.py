@@ -242,7 +242,7 @@ def _on_parts(graph: Graph, op: Op, rule: Rule | None) -> Rule | None:
     free -= {f for slide in slides_of(graph, op) for f in rule.operands[image_of(kind)][slide.image_dim]}
     kinds: list[Kind] = []
     for factor, old in enumerate(rule.kinds):
-        kinds.append("replicate" if factor not in free or (old == "reduce" and not row.partial) else old)
+        kinds.append("replicate" if factor not in free or (old == "reduce" and not row.partial_on_parts) else old)
     return Rule(
         operands=rule.operands, results=rule.results, sizes=rule.sizes, kinds=tuple(kinds), combiner=rule.combiner
     )

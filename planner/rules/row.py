@@ -14,60 +14,62 @@ SlideFunction = Callable[[Sequence[Aval], Sequence[Aval], Mapping[str, Any]], tu
 """From the avals of an op's operands and results, and its params, to the dims along which its window slides."""
 
 ByHand = Literal["parts", "barrier", "kernel"]
+"""What keeps an op that is split from XLA's partitioner: "parts", it is run on the part of each device; "barrier", what it
+writes into is made a buffer of its own; "kernel", a rule of the user's says how."""
 
 
 @dataclass(frozen=True, slots=True)
 class Primitive:
-    """One primitive. Every trait is False (or None) for most, and for what has no row."""
+    """One primitive. Most have few traits, and what has no row has none."""
 
     rule: RuleFunction | None
-    """How it may be split; None: none of our rules says so."""
+    """How it may be split; None: no rule of ours says so. Asked by `op_rules`, through `rule_of`."""
 
     _: KW_ONLY
 
     fused: bool = False
-    """A compiler joins it with its neighbours into one pass over memory. Grouping asks, and liveness."""
+    """A compiler joins it with its neighbours into one pass over memory. Asked by `forms` and `liveness`."""
 
     matmul: bool = False
-    """It runs on the matrix unit, and computes an operand on the way unless that is costly. Liveness asks."""
+    """It runs on the matrix unit, and computes an operand on the way unless that is costly. Asked by `liveness`."""
 
     costly: bool = False
-    """A compiler rather stores its result than computes it again inside a matmul. Liveness asks."""
+    """A compiler rather stores its result than computes it again inside a matmul. Asked by `liveness`."""
 
     adds: bool = False
-    """Its result may be a sum so far, to which later ones add. Liveness asks."""
+    """Its result may be a sum so far, to which later ones add. Asked by `liveness`."""
 
     renames: bool = False
-    """Its result is a name for its operand, in the same memory. Liveness asks."""
+    """Its result is a name for its operand, in the same memory. Asked by `liveness`."""
 
     streams: bool = False
-    """Though no part of a pass, it reads its operands as those are computed. Liveness asks."""
+    """Where it is no part of a pass, it still reads its operands as those are computed. Asked by `liveness`."""
 
     picks: bool = False
-    """Of its first operand it reads no more than it returns. Costs ask, for ops that are not fused."""
+    """Of its first operand it reads no more than it returns. Asked by `costs`, for ops that are not fused."""
 
     updates: int | None = None
-    """The position of what it writes over a part of its first operand, in place. Liveness, costs and users' rules ask."""
+    """The position of what it writes over a part of its first operand. Asked by `liveness`, `costs`, `user_rules`."""
 
     carries: bool = False
-    """It does to partial results what it does to whole ones: it only moves elements. Rules made of others' ask."""
+    """It does to partial results what it does to whole ones: it only moves elements. Asked by `user_rules`."""
 
-    partial: bool = False
-    """Run alone on a part of what it reduces, it gives a partial result, and needs not to know which part it is. Others,
-    such as a masked gather, do. Rules made of others' ask."""
+    partial_on_parts: bool = False
+    """Run alone on a part of what it reduces it gives a partial result. Others, such as a masked gather, must know which
+    part it is. Asked by `user_rules`."""
 
     rounds: bool = False
-    """Its result is a sum of many terms, or one of such sums: in 16-bit floats it is not exact. Numerics ask."""
+    """A sum of many terms, or a term of such a sum: not exact in 16-bit floats. Asked by `numerics`."""
 
     slides: SlideFunction | None = None
-    """It slides a window: the dims whose split needs halos. Rules, costs and predictions ask; emission fetches them."""
+    """The dims along which its window slides, whose split needs halos. Asked by `costs`, `predict`, `by_hand` and others,
+    through `slides_of`."""
 
     by_hand: ByHand | None = None
-    """What keeps an op that is split from XLA's partitioner: "parts", it is run on the part of each device; "barrier", what
-    it writes into is made a buffer of its own; "kernel", a rule of the user's says how. `planner.by_hand` asks."""
+    """How it is emitted by hand, besides exchanging halos. Asked by `by_hand`."""
 
     opaque: bool = False
-    """It lowers to code that nobody can look into. Asked before Shardy's registry is."""
+    """It lowers to code that nobody can look into. Asked by `shardy`."""
 
     calls_back: bool = False
-    """It calls Python. Kernels of users ask."""
+    """It calls Python. Asked by `on_parts`."""
