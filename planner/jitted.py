@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 
 from planner.errors import ArgumentError
 
@@ -51,10 +52,18 @@ def brought(fn: Callable[..., Any], count: int) -> Brought:
         {i % (bound + count) for i in positions if -(bound + count) <= i < bound + count}
         for positions in (info.donate_argnums, info.static_argnums)
     )
+    if info.compiler_options_kvs:
+        raise ArgumentError(
+            f"the jitted function has compiler_options={dict(info.compiler_options_kvs)!r}, which a plan cannot take over; "
+            "give the function that it wraps"
+        )
     of_bound = _told_of_bound(donates, bound) or _told_of_bound(keywords & set(info.donate_argnames), 1)
-    dropped = {"backend": info.backend, "device": info.device, "compiler_options": dict(info.compiler_options_kvs)}
+    placements = (*info.in_shardings_leaves, *info.out_shardings_leaves)
+    elsewhere = [s for s in placements if isinstance(s, jax.sharding.Sharding) and not isinstance(s, NamedSharding)]
+    layouts = [s for s in (*info.in_layouts_leaves, *info.out_layouts_leaves) if s is not None]
+    dropped = {"backend": info.backend, "device": info.device, "shardings": elsewhere, "layouts": layouts}
     told = [
-        f"the jitted function's {name}={value!r} is not taken over: the plan is compiled for its own devices"
+        f"the jitted function's {name} {value!r} is not taken over: the plan places it anew"
         for name, value in dropped.items()
         if value
     ]

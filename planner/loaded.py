@@ -102,7 +102,7 @@ class LoadedPlan:
         if program.donate_argnums != donated:
             raise PlanFileError(
                 f"{program.function_name} donates the arguments {program.donate_argnums}, as it is jitted, where the saved "
-                f"plan donates {donated}; plan again, or bind the function without its jit"
+                f"plan donates {donated}; plan again"
             )
         if fingerprint(program) != saved.fingerprint:
             raise PlanFileError(

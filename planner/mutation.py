@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from planner.arguments import joined
-from planner.errors import TraceError
+from planner.errors import ArgumentError, TraceError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ class Watch:
         for name, arg in zip(self._names, self._args, strict=True):
             try:
                 found += places([name], [arg])
-            except Exception:  # some containers are void once a successor is made of them (equinox.nn.State)
+            except Exception:  # Some containers are void once a successor is made of them: equinox.nn.State.
                 continue
         return found
 
@@ -118,6 +118,16 @@ def _new_arrays(old: Place, new: Place, donated: Collection[int]) -> list[tuple[
         )
     both = enumerate(zip(old.leaves, new.leaves, strict=True), old.start)
     return [(position, value) for position, (was, value) in both if value is not was or position in donated]
+
+
+def check_immutable(name: str, leaf: Any) -> None:
+    """Nothing. Raises: ArgumentError for a mutable array: a `jax.Ref`, or an nnx Variable that is no container of one."""
+    nnx = _nnx()
+    if isinstance(leaf, jax.Ref) or (nnx is not None and isinstance(leaf, nnx.Variable)):
+        raise ArgumentError(
+            f"argument {name} is a mutable array, of type {type(leaf).__name__}, which a plan cannot take; give its value "
+            "(ref[...]) and return the new one, or make nnx Variables without ref=True and hijax=True"
+        )
 
 
 def write_back(args: Sequence[Any], values: dict[int, Any]) -> None:

@@ -40,7 +40,7 @@ from planner.errors import ArgumentError, TraceError
 from planner.feeds import pair_outputs
 from planner.graph import Aval, Graph, Op, Path, Region, Tensor
 from planner.jitted import brought
-from planner.mutation import Changes, Watch, shares, tied
+from planner.mutation import Changes, Watch, check_immutable, shares, tied
 from planner.places import Slot
 from planner.program import Effects, Leaf, Parallelism, Program
 
@@ -91,6 +91,7 @@ def trace(
     for i in dynamic:
         for path, value in jax.tree_util.tree_flatten_with_path(args[i])[0]:
             name = joined(parameters[i], path)
+            check_immutable(name, value)
             if i in donate:
                 donated.add(len(leaves))
             leaves.append(argument_leaf(name, value))
@@ -126,15 +127,22 @@ def trace(
     except TraceError:
         raise
     except Exception as error:
-        raise TraceError(
-            f"{name_of(fn)} could not be traced: {type(error).__name__}: {error}. "
-            "The planner accepts what jax.jit accepts; make values that steer Python control flow static_argnums"
-        ) from error
+        hint = (
+            "It changes a Flax nnx object that it closes over; make the object an argument"
+            if type(error).__name__ == "TraceContextError"
+            else "The planner accepts what jax.jit accepts; make values that steer Python control flow static_argnums"
+        )
+        raise TraceError(f"{name_of(fn)} could not be traced: {type(error).__name__}: {error}. {hint}") from error
     jaxpr, notes = traced.jaxpr, [*own.notes]
     if getattr(jaxpr, "is_high", False):  # JAX 0.12: primitives such as custom_root, which only their lowering can run
         jaxpr = traced.lojax.jaxpr
         notes.append("holds primitives with a derivative of their own that the planned function does not keep")
     (changes,) = seen
+    if any(isinstance(value, jax.Ref) for value in _consts(jaxpr)):
+        raise TraceError(
+            f"{name_of(fn)} closes over a mutable array (jax.Ref), which a plan cannot place; give its value as an "
+            "argument and return the new one"
+        )
     jaxpr, useless = _without_last(jaxpr, len(changes.lost))
     notes += _told_of_changes(name_of(fn), leaves, changes, useless)
     jaxpr, constants = _hoisted(_with_plain_constraints(jaxpr))
