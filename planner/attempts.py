@@ -26,8 +26,8 @@ def attempts(
     options: Options,
     *,
     notes: Sequence[str],
-) -> Generator[Decision, str]:
-    """The decisions to try, best first; each is answered with the reason why it was dropped, if it was.
+) -> Generator[Decision, str | None]:
+    """The decisions to try, best first; each is answered (`send`) with why it was dropped, if it was.
 
     Raises: PinError, InfeasibleError where there is none; CompileError once all were dropped.
     """
@@ -44,7 +44,7 @@ def attempts(
         except (InfeasibleError, PinError):
             return None
 
-    def attempt(found: Found) -> Generator[Decision, str]:
+    def attempt(found: Found) -> Generator[Decision, str | None]:
         """The best plan found; the answer to it is recorded."""
         left = [shape for shape in meshes if mesh_words(shape) not in dropped]
         best, told = pipeline.on_fewer_devices(found.candidates[0], left or meshes, bound=first.bound)

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from planner.arguments import canonical_dtype
 from planner.errors import ArgumentError
@@ -70,15 +70,15 @@ def parts(value: Any) -> list[tuple[Any, Any]]:
     return [(shard.index[: value.ndim], host(shard.data)) for shard in value.addressable_shards]
 
 
-def whole(values: Sequence[Any], mesh: Mesh) -> list[Any]:
+def whole(values: Sequence[Any], mesh: Mesh | AbstractMesh) -> list[Any]:
     """The values with no sharding; those on several processes are gathered over `mesh`, which all must do together."""
     everywhere = NamedSharding(mesh, PartitionSpec())
     return [host(jax.device_put(value, everywhere) if is_global(value) else value) for value in values]
 
 
 def in_common(
-    names: Sequence[str], values: Sequence[Any] | str, mesh: Mesh, processes: Processes
-) -> Sequence[Any] | str:
+    names: Sequence[str], values: tuple[Any, ...] | str, mesh: Mesh | AbstractMesh, processes: Processes
+) -> tuple[Any, ...] | str:
     """The values, where all processes have the same and can gather them, else why not; or the reason that was given.
 
     All processes must ask this together, and get the same kind of answer.
@@ -102,12 +102,12 @@ def in_common(
     return values
 
 
-def _why_not_gathered(names: Sequence[str], values: Sequence[Any], mesh: Mesh) -> str | None:
-    total = 0
+def _why_not_gathered(names: Sequence[str], values: Sequence[Any], mesh: Mesh | AbstractMesh) -> str | None:
+    total, devices = 0, set[jax.Device]() if isinstance(mesh, AbstractMesh) else set(mesh.devices.flat)
     for name, value in zip(names, values, strict=True):
         if not is_global(value):
             continue
-        if value.sharding.device_set != set(mesh.devices.flat):
+        if value.sharding.device_set != devices:
             return f"argument {name} lies on other devices than the plan's, some of them of other processes"
         total += value.size * value.dtype.itemsize
     if total > GATHERED_BYTES:

@@ -300,7 +300,8 @@ class Plan:
         """The result of the function, computed sharded: places the arguments and calls `jit`.
 
         Donated arguments are consumed, as `jax.jit` does it, wherever they lay. Flax nnx objects that the function
-        changes in place are updated, as `nnx.jit` does it; donated ones stay usable.
+        changes in place are updated, as `nnx.jit` does it; donated ones stay usable. Where the
+        devices are of several processes, all of them make the call together, with arguments as `place` takes them.
         """
         self._need_devices("run")
         leaves = self._flat(args)

@@ -109,8 +109,7 @@ class Processes:
             if name is not None:
                 raise ProcessError(
                     f"process {self.members[0]} and process {member} call {call} for different things: {name} is "
-                    f"{first[name][:300]} on the one and {other.get(name, '')[:300]} on the other; "
-                    "give all processes the same"
+                    f"{first[name][:300]} on the one and {other.get(name, '')[:300]} on the other; give all the same"
                 )
         return done[0]
 
@@ -149,8 +148,9 @@ def processes_of(devices: Sequence[jax.Device] | None) -> Processes:
 
     Raises: MeshError where none of them is of this process, or the processes cannot reach each other.
     """
-    me = jax.process_index() if devices else 0
-    members = tuple(sorted({device.process_index for device in devices or ()})) or (me,)
+    if not devices or jax.process_count() == 1:
+        return Processes(members=(0,), me=0)
+    me, members = jax.process_index(), tuple(sorted({device.process_index for device in devices}))
     if members == (me,):
         return Processes(members=members, me=me)
     if me not in members:
