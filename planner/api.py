@@ -24,6 +24,7 @@ from planner.pipeline import Pipeline
 from planner.plan import Plan
 from planner.processes import Processes
 from planner.program import Program
+from planner.runner import Runner
 from planner.store import decision_of, load_saved, record_of
 from planner.target import Target, resolve
 from planner.trace import build_graph, fingerprint, trace
@@ -98,14 +99,15 @@ def plan(
     proposals = attempts(pipeline, ready.meshes, options, notes=ready.notes)
 
     def made(decision: Decision) -> Plan:
-        return Plan(
-            decision=decision,
+        runner = Runner(
             program=program,
-            static_args={i: args[i] for i in program.static_argnums},
+            decision=decision,
             target=target,
-            graph=lambda: pipeline.graph,
-            alternatives=lambda: pipeline.alternatives(decision),
-            seed=options.seed,
+            static_args={i: args[i] for i in program.static_argnums},
+            graph=pipeline.graph,
+        )
+        return Plan(
+            decision=decision, runner=runner, alternatives=lambda: pipeline.alternatives(decision), seed=options.seed
         )
 
     why = None

@@ -15,9 +15,10 @@ from planner.pipeline import Pipeline
 from planner.plan import Plan
 from planner.program import Leaf, Program
 from planner.report import describe
+from planner.runner import Runner
 from planner.store import Saved, tree_from_words
 from planner.target import Target, check_devices
-from planner.trace import build_graph, fingerprint, trace
+from planner.trace import fingerprint, trace
 
 KEY_TYPES = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
 """The generator of every key type that `jax.random.key` knows."""
@@ -69,12 +70,15 @@ class LoadedPlan:
             }
 
         args, program = target.processes.same(prepared, question, "bind")
+        runner = Runner(
+            program=program,
+            decision=decision,
+            target=target,
+            static_args={i: args[i] for i in program.static_argnums},
+        )
         return Plan(
             decision=decision,
-            program=program,
-            static_args={i: args[i] for i in program.static_argnums},
-            target=target,
-            graph=lambda: build_graph(program),
+            runner=runner,
             alternatives=lambda: Pipeline(program=program, target=target, request=decision.request).alternatives(
                 decision
             ),

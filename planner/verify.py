@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import Mesh
 
 from cost_models import CostModelError, parse_topology
 from planner.aot import aot_compile
@@ -23,8 +23,7 @@ from planner.hlo import CompiledCollective, CompiledMemory, memory_of, read_coll
 from planner.numerics import Numerics, compare_numerics
 from planner.predict import as_lowered
 from planner.processes import Processes
-from planner.program import Program
-from planner.target import Target
+from planner.runner import Runner
 
 COLLECTIVE_TOLERANCE = 0.10
 SMALL_BYTES = 4096.0
@@ -80,32 +79,26 @@ class Verification:
 
 def verify(
     decision: Decision,
-    program: Program,
-    target: Target,
+    runner: Runner,
     args: tuple[Any, ...] | str,
     *,
-    mesh: Mesh | AbstractMesh,
-    jitted: Any,
-    compiled: Callable[[], Any],
-    runner: Callable[[], Any],
     seed: int,
     reference: Callable[..., Any] | None = None,
     rtol: float | None = None,
 ) -> Verification:
-    """The verification of a plan.
+    """The verification of what a decision promises of what its runner does.
 
-    `mesh` is the one it is emitted for, `jitted` the sharded function of the flat arguments, `compiled` gives its
-    executable, `runner` what runs it; `args` are the flat arguments, or the reason why it cannot be run. `reference`
-    and `rtol` are as of `compare_numerics`. Where the devices are of several processes, all make this call together,
-    and get one verdict.
+    `args` are the flat arguments, or the reason why it cannot be run. `reference` and `rtol` are as of
+    `compare_numerics`. Where the devices are of several processes, all make this call together, and get one verdict.
 
     Raises: ProcessError where another process does not come.
     """
+    target = runner.target
     processes = target.processes
     if target.devices is not None:
         names = [leaf.name for leaf in decision.arguments]
-        args = in_common(names, args, mesh, processes)
-    found = _compiled(decision, program, target, mesh, jitted, compiled)
+        args = in_common(names, args, runner.mesh, processes)
+    found = _compiled(decision, runner)
     mine = found if isinstance(found, str) else None
     failed = next((why for why in processes.gathered(lambda: mine) if why), None)
     if isinstance(found, str) or failed is not None:
@@ -119,7 +112,9 @@ def verify(
         Numerics(ok=None, reason=args)
         if isinstance(args, str)
         else _agreed(
-            compare_numerics(decision, program, target, runner(), args, seed=seed, reference=reference, rtol=rtol),
+            compare_numerics(
+                decision, runner.program, target, runner.flat_call, args, seed=seed, reference=reference, rtol=rtol
+            ),
             processes,
         )
     )
@@ -139,19 +134,13 @@ def _agreed(mine: Numerics, processes: Processes) -> Numerics:
 # ---------------------------------------------------------------- compiled program
 
 
-def _compiled(
-    decision: Decision,
-    program: Program,
-    target: Target,
-    mesh: Mesh | AbstractMesh,
-    jitted: Any,
-    compiled: Callable[[], Any],
-) -> tuple[Collectives, Memory] | str:
+def _compiled(decision: Decision, runner: Runner) -> tuple[Collectives, Memory] | str:
     """Collectives and memory of the compiled program against the prediction, or why it does not compile."""
+    target = runner.target
     try:
         if target.devices is None or (target.why_not_run and target.platform == "tpu"):
-            return _deviceless(decision, program, target, mesh, jitted)
-        executable = compiled()
+            return _deviceless(decision, runner)
+        executable = runner.executable
         count = int(np.prod(list(decision.mesh_shape.values()), dtype=np.int64))
         found = read_collectives(executable.as_text(), num_devices=count)
         platform = target.devices[0].platform
@@ -163,10 +152,9 @@ def _compiled(
         return f"{type(error).__name__}: {str(error)[:300]}"
 
 
-def _deviceless(
-    decision: Decision, program: Program, target: Target, mesh: Mesh | AbstractMesh, jitted: Any
-) -> tuple[Collectives, Memory]:
+def _deviceless(decision: Decision, runner: Runner) -> tuple[Collectives, Memory]:
     """What the compiler alone says, where nothing can be run."""
+    mesh, target = runner.mesh, runner.target
     platform, topology = target.topology.chip.platform, target.topology.name
     options: dict[str, Any] = {}
     places: list[Place] | None = None
@@ -178,8 +166,8 @@ def _deviceless(
         reason = f"compiling for {topology} without devices is not supported"
         return Collectives(ok=None, reason=reason), Memory(ok=None, reason=reason)
     report = aot_compile(
-        jitted,
-        program.in_avals,
+        runner.flat_jit,
+        runner.program.in_avals,
         mesh_shape=decision.mesh_shape,
         topology=topology,
         topology_options=options,

@@ -26,6 +26,7 @@ from planner.instance import Instance
 from planner.pipeline import Pipeline
 from planner.plan import Plan
 from planner.problem import Problem
+from planner.runner import Runner
 from planner.search import Candidate
 from planner.solve import solve
 from planner.target import Target
@@ -93,8 +94,8 @@ class Bench:
             yield
             return
         with (
-            patch("planner.plan.exchanges", lambda graph, constraints, mesh: {}),
-            patch("planner.plan.local_calls", lambda graph, constraints, mesh: {}),
+            patch("planner.runner.exchanges", lambda graph, constraints, mesh: {}),
+            patch("planner.runner.local_calls", lambda graph, constraints, mesh: {}),
         ):
             yield
 
@@ -143,14 +144,14 @@ class Bench:
             for one in (decision, direct):
                 key = (one.in_specs, one.out_specs, tuple(sorted(map(str, one.constraints.items()))))
                 if key not in found:
-                    plan = Plan(
-                        decision=one,
+                    runner = Runner(
                         program=self.program,
-                        static_args={},
+                        decision=one,
                         target=self.target,
-                        graph=lambda: self.pipeline.graph,
-                        alternatives=partial(self.pipeline.alternatives, one),
+                        static_args={},
+                        graph=self.pipeline.graph,
                     )
+                    plan = Plan(decision=one, runner=runner, alternatives=partial(self.pipeline.alternatives, one))
                     found[key] = Trial(op=self.instance.model.flow.nodes[node].name, specs=_words(one), plan=plan)
         return list(found.values())
 
