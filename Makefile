@@ -4,7 +4,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= 2
-START ?= 0
 COUNT ?= 5000
 
 EXTRAS := dev,examples
@@ -13,6 +12,9 @@ ifneq ($(TPU)$(CI),)
 EXTRAS := dev,examples,tpu
 STAMP := .venv/.installed-tpu
 endif
+
+# For programs that run once: half the time goes into making them fast.
+QUICKLY := --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true
 
 SOURCES := planner cost_models benchmarks tests
 # The demo is no benchmark; the contest's instances are not part of the repository (benchmarks/iopddl.py FOLDER).
@@ -68,9 +70,9 @@ conformance: $(STAMP) ## JAX's own primitive cases planned, run and compared; ev
 	$(BIN)/python tests/rule_coverage.py
 	$(BIN)/python tests/conformance.py --workers $(JOBS) --record benchmarks/results/conformance.json
 
-fuzz: $(STAMP) ## generated programs, many more than in the fast tests (START=0 COUNT=5000 are their numbers)
+fuzz: $(STAMP) ## generated programs, many more than in the fast tests (COUNT=5000), other ones every time
 	$(BIN)/python -m pytest -n $(JOBS) -m slow tests/test_programs.py tests/test_reshard.py
-	$(BIN)/python -m tests.fuzz --start $(START) --count $(COUNT)
+	XLA_FLAGS="$(QUICKLY)" FUZZ_COUNT=$(COUNT) $(BIN)/python -m pytest --hypothesis-profile=fuzz --hypothesis-show-statistics tests/fuzz.py
 
 hazards: $(STAMP) ## every split the planner offers of every op, compiled and run: is any computed wrongly? (hours)
 	$(BIN)/python tests/hazard_hunt.py --workers $(JOBS) --log build/hazards.jsonl --output benchmarks/results/hazards.json

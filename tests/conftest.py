@@ -1,4 +1,8 @@
-"""Eight virtual CPU devices for every test, set before jax is imported, and Hypothesis made deterministic."""
+"""Eight virtual CPU devices for every test, set before jax is imported, and the profiles of Hypothesis.
+
+"ci", the default, draws the same examples every time; "fuzz" (`pytest --hypothesis-profile=fuzz`) others, and as many as
+FUZZ_COUNT in the environment says, and keeps what failed in `.hypothesis`.
+"""
 
 import os
 
@@ -14,7 +18,16 @@ os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-16")
 os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
 
+_SLOW = [hypothesis.HealthCheck.too_slow]
 hypothesis.settings.register_profile(
-    "ci", deadline=None, derandomize=True, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "ci", deadline=None, derandomize=True, print_blob=True, suppress_health_check=_SLOW
+)
+hypothesis.settings.register_profile(
+    "fuzz",
+    deadline=None,
+    derandomize=False,
+    max_examples=int(os.environ.get("FUZZ_COUNT", "5000")),
+    print_blob=True,
+    suppress_health_check=_SLOW,
 )
 hypothesis.settings.load_profile("ci")

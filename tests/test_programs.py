@@ -9,15 +9,18 @@ import collections
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import hypothesis
 import jax
 import jax.numpy as jnp
 import pytest
 
 from planner.invariant import lifted, outermost
 from planner.trace import build_graph, trace
-from tests.programs import BODIES, OPS, Case, Description, case, shrunk
+from tests.programs import OPS, Case, Description
 from tests.programs_builder import Do
 from tests.programs_check import failure, failure_of
+from tests.programs_control import BODIES
+from tests.programs_drawn import cases
 
 F32 = "float32"
 ROWS = ((16, 8), F32)
@@ -197,41 +200,50 @@ def test_what_a_branch_returns_moves_in_every_pass() -> None:
     assert [lifted(graph, tensor, op.region, reach) for tensor in op.operands] == [(op.region, 1)] * 2
 
 
-TOGETHER = 10
-
-
 @pytest.mark.sample
-@pytest.mark.parametrize("first", range(0, 200, TOGETHER))
-def test_random_programs(first: int) -> None:
-    for seed in range(first, first + TOGETHER):
-        found = case(seed, most=4)
-        wrong = failure_of(found)
-        if wrong is not None:
-            kind = wrong.split(":")[0]
-            small = shrunk(found, lambda candidate, kind=kind: (failure_of(candidate) or "").startswith(kind))
-            pytest.fail(f"program {seed}: {wrong}\n{small!r}\nwas made smaller from {found!r}")
+@pytest.mark.parametrize("turn", range(10))
+def test_random_programs(turn: int) -> None:
+    @hypothesis.seed(turn)
+    @hypothesis.settings(max_examples=20)
+    @hypothesis.given(cases(most=4))
+    def check(case: Case) -> None:
+        assert failure_of(case) is None
+
+    check()
     jax.clear_caches()
 
 
-def test_cases_are_the_same_everywhere() -> None:
-    assert case(7) == case(7)
-    assert eval(repr(case(7))) == case(7)
+@hypothesis.settings(max_examples=30)
+@hypothesis.given(cases())
+def test_a_case_is_the_python_that_it_is_printed_as(case: Case) -> None:
+    assert eval(repr(case)) == case
 
 
 @pytest.mark.slow
 def test_every_op_is_made() -> None:
     made: collections.Counter[str] = collections.Counter()
-    for seed in range(1000):
-        description, _ = case(seed, most=4)
+
+    @hypothesis.settings(max_examples=1000)
+    @hypothesis.given(cases(most=4))
+    def count(case: Case) -> None:
         names: set[str] = set()
-        jax.make_jaxpr(description.function(names))(*description.example())
+        jax.make_jaxpr(case[0].function(names))(*case[0].example())
         made.update(names)
+
+    count()
     rare = {name for name in OPS if made[name] < (10 if name in BODIES else 3)}
     assert not rare
 
 
-def test_a_case_is_made_smaller() -> None:
-    found = case(3)
-    small, _ = shrunk(found, lambda candidate: "transpose" in candidate[0].kinds or len(candidate[0].ops) > 2)
-    assert len(small.ops) <= 3
-    assert small.mode == "forward"
+@pytest.mark.parametrize(
+    ("fails", "simplest"),
+    [
+        (lambda case: "transpose" in case[0].kinds, (Do("transpose"),)),
+        (lambda case: "scan" in case[0].kinds, (Do("scan", body=(Do("unary"),)),)),
+        (lambda case: len(case[0].ops) > 2, (Do("unary"),) * 3),
+    ],
+    ids=["an op", "control flow", "a length"],
+)
+def test_what_fails_shrinks(fails: Callable[[Case], bool], simplest: tuple[Do, ...]) -> None:
+    found = hypothesis.find(cases(), fails, settings=hypothesis.settings(max_examples=2000))
+    assert found == (Description((((8, 16), F32),), simplest), {"x": 2})
