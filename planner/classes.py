@@ -13,6 +13,7 @@ ends, the colours after `HOPS` rounds are kept: members see the same within that
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,9 +55,9 @@ class Classes:
         """Number of classes."""
         return int(self.first.size)
 
-    def lift(self, choice: npt.ArrayLike) -> tuple[int, ...]:
+    def lift(self, choice: Sequence[int] | Indices) -> Indices:
         """The choice of every node from one per class."""
-        return tuple(np.asarray(choice, np.intp)[self.of].tolist())
+        return np.asarray(choice, np.intp)[self.of]
 
     def divided(self, parts: int) -> Classes:
         """Finer classes: every class in up to `parts` of about equal size, neighbouring copies together."""

@@ -90,6 +90,10 @@ class Instance:
             given=problem,
         )
 
+    def whole(self) -> Instance:
+        """The instance of all nodes: this one."""
+        return self
+
     def spread(self, model: Model, members: Sequence[int]) -> Instance:
         """The instance of a larger model, each of whose nodes has what one of these has: `members[n]` for node n."""
         return replace(
@@ -154,11 +158,13 @@ class Instance:
         self._storage(values)
         return values
 
-    @cached_property
+    @property
     def problem(self) -> Problem:
         """The planning problem of this instance, without memory rows."""
-        if self.given is not None:
-            return self.given
+        return self._stated if self.given is None else self.given
+
+    @cached_property
+    def _stated(self) -> Problem:
         between = [t for t in self.model.moving if t.source != t.target]
         return Problem(
             name=f"mesh {self.mesh.shape}",

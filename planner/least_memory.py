@@ -12,16 +12,16 @@ layers. (There fetched copies are left out, which only lowers the bound.)
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from planner.budget import Budget
 from planner.memory import MemoryModel
 from planner.problem import Problem
-from planner.shared_layers import Share, solve_shared
+from planner.shared_layers import solve_shared
 
 Floats = npt.NDArray[np.float64]
 
@@ -49,22 +49,20 @@ class Least:
     weights: Mapping[int, float]
 
 
-def least_memory(
-    memory: MemoryModel,
-    start: Sequence[int],
-    good_bytes: float,
-    end: float,
-    seed: int,
-    *,
-    enough: float = 0.0,
-    share: Share = "auto",
-    weights: Mapping[int, float] | None = None,
-) -> Least:
-    """The plan of about the smallest peak memory, from the choice `start`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aim:
+    """When to end: once the bound passes `good_bytes`, or once a plan needs no more than `enough_bytes`.
 
-    `weights` of points of the schedule, in any unit, are tried first. Ends at a gap of 1 %, once the bound passes
-    `good_bytes`, once a plan needs no more than `enough` bytes, or at the time `end` (of `time.monotonic`).
+    `weights` of points of the schedule, in any unit, are tried first.
     """
+
+    good_bytes: float
+    enough_bytes: float = 0.0
+    weights: Mapping[int, float] = field(default_factory=dict[int, float])
+
+
+def least_memory(memory: MemoryModel, start: Sequence[int], aim: Aim, budget: Budget) -> Least:
+    """The plan of about the smallest peak memory, from the choice `start`, at a gap of 1 % or as far as it is aimed at."""
     count = len(memory.instance.strategies)
     best, peak, bound = tuple(start[:count]), float(memory.profile(start).max()), memory.floor_bytes()
     bare = Problem(
@@ -73,7 +71,7 @@ def least_memory(
         edges=(),
         node_names=tuple(node.name for node in memory.instance.model.flow.nodes),
     )
-    known = {} if weights is None else {point: weight for point, weight in weights.items() if weight > 0}
+    known = {point: weight for point, weight in aim.weights.items() if weight > 0}
     gains = {point: math.log(weight / max(known.values())) for point, weight in known.items()}
     choice: Sequence[int] = best
     for turn in range(ROUNDS):
@@ -83,11 +81,12 @@ def least_memory(
             _gain(gains, profile)
         if profile[top] < peak:
             best, peak = tuple(choice[:count]), float(profile[top])
-        if peak - bound <= GAP * peak or bound >= good_bytes or peak <= enough or time.monotonic() > end:
+        enough = bound >= aim.good_bytes or peak <= aim.enough_bytes
+        if peak - bound <= GAP * peak or enough or budget.deadline.passed:
             break
         shares = [(1 - EVERYWHERE) * share for share in _shares(gains)]
         priced = memory.priced(bare, dict(zip(gains, shares, strict=True)), peak)
-        solution = solve_shared(priced, share=share, time_limit=max(end - time.monotonic(), 0.5), seed=seed)
+        solution = solve_shared(priced, budget.afresh())
         if solution.choice is None:
             break
         bound, choice = max(bound, solution.bound), solution.choice

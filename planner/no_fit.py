@@ -9,18 +9,20 @@ left out in turn for as long as what is left cannot be.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from planner.budget import Budget
 from planner.errors import InfeasibleError
 from planner.instance import Instance
-from planner.least_memory import Least, charged, least_memory
+from planner.least_memory import Aim, Least, charged, least_memory
 from planner.memory import MemoryModel
 from planner.problem import Problem
-from planner.shared_layers import Share, solve_shared
+from planner.shared_layers import solve_shared
 from planner.solve import Solution, solve
+from planner.solve.deadline import Deadline
 from planner.units import quantity
 
 SECONDS = 4.0
@@ -41,28 +43,27 @@ def no_fit(
     meshes: Sequence[Mapping[str, int]],
     make_instance: Callable[[Mapping[str, int]], Instance],
     limit_bytes: float,
-    seed: int,
-    share: Share,
+    budget: Budget,
 ) -> InfeasibleError:
     """The error for a limit that nothing on these meshes fits: the conflict, the least memory that would do, and why."""
     if not meshes:
         return InfeasibleError("no mesh has any plan: the pins conflict; relax them or fix another mesh")
-    end = time.monotonic() + SECONDS
+    budget = budget.until(Deadline.after(SECONDS))
     most = max(math.prod(shape.values()) for shape in meshes)
     best: tuple[MemoryModel, Least] | None = None
     # The more evenly a mesh is divided over its axes, the more of its splits fit the program's dims.
     for shape in sorted(meshes, key=lambda shape: max(shape.values())):
-        if math.prod(shape.values()) < most or (best is not None and time.monotonic() > end):
+        if math.prod(shape.values()) < most or (best is not None and budget.deadline.passed):
             continue
         memory = MemoryModel(instance=make_instance(shape))
         least = math.inf if best is None else best[1].peak_bytes
         if memory.floor_bytes() >= least:
             continue
-        left = max(0.5 * (end - time.monotonic()), 0.5)
-        free = solve_shared(memory.instance.problem, share=share, time_limit=left, seed=seed)
+        half = 0.5 * budget.deadline.left()
+        free = solve_shared(memory.instance.problem, budget.within(half).afresh())
         if free.choice is not None:
-            start = _lighter(memory, free, share, left, seed)
-            found = least_memory(memory, start, least, end, seed, share=share)
+            start = _lighter(memory, free, budget.until(Deadline.after(half)))
+            found = least_memory(memory, start, Aim(good_bytes=least), budget)
             best = (memory, found) if found.peak_bytes < least else best
     if best is None:
         return InfeasibleError(
@@ -70,7 +71,8 @@ def no_fit(
             "raise memory_limit, use more devices, or relax the pins"
         )
     memory, found = best
-    points = conflict(memory, found, limit_bytes, end=time.monotonic() + CONFLICT_SECONDS, seed=seed)
+    budget = replace(budget.until(Deadline.after(CONFLICT_SECONDS)), share="auto")
+    points = conflict(memory, found, limit_bytes, budget)
     names = tuple(memory.describe(point) for point in points)
     top = int(memory.profile(found.choice).argmax())
     largest = ", ".join(f"{name} takes {quantity(size, 'B')}" for name, size in memory.alive(top, found.choice)[:NAMED])
@@ -84,14 +86,14 @@ def no_fit(
     )
 
 
-def _lighter(memory: MemoryModel, free: Solution, share: Share, seconds: float, seed: int) -> Sequence[int]:
+def _lighter(memory: MemoryModel, free: Solution, budget: Budget) -> Sequence[int]:
     """The best plan where the free plan's fullest point is dear, or the free plan where that needs no less memory."""
     choice = free.choice or ()
     profile = memory.profile(choice)
     top = int(profile.argmax())
     dear = {top: DEAR * abs(free.value) / float(profile[top])}
     priced = memory.priced(memory.instance.problem, dear, float(profile[top]))
-    found = solve_shared(priced, share=share, time_limit=seconds, seed=seed).choice
+    found = solve_shared(priced, budget.afresh()).choice
     return choice if found is None or memory.profile(found).max() > profile[top] else found
 
 
@@ -103,29 +105,29 @@ def _conflict_words(names: Sequence[str]) -> str:
     return f": no plan is within it at all of these: {'; '.join(names)}"
 
 
-def conflict(memory: MemoryModel, least: Least, limit_bytes: float, *, end: float, seed: int) -> tuple[int, ...]:
+def conflict(memory: MemoryModel, least: Least, limit_bytes: float, budget: Budget) -> tuple[int, ...]:
     """Points of the schedule that cannot all be within the limit, none of which can be left out, as far as is proven.
 
-    Nothing where no conflict is proven by `end`, a time of `time.monotonic`.
+    Nothing where no conflict is proven in time.
     """
     points = sorted(least.weights, key=lambda point: (-least.weights[point], point))[:MOST_POINTS]
     for point in points:
-        if _impossible(memory, (point,), limit_bytes, end, seed):
+        if _impossible(memory, (point,), limit_bytes, budget):
             return (point,)
-    if len(points) < 2 or not _impossible(memory, points, limit_bytes, end, seed):
+    if len(points) < 2 or not _impossible(memory, points, limit_bytes, budget):
         return ()
     for point in reversed(points.copy()):
         rest = [other for other in points if other != point]
-        if len(rest) > 1 and _impossible(memory, rest, limit_bytes, end, seed):
+        if len(rest) > 1 and _impossible(memory, rest, limit_bytes, budget):
             points = rest
     return tuple(sorted(points))
 
 
-def _impossible(memory: MemoryModel, points: Sequence[int], limit_bytes: float, end: float, seed: int) -> bool:
-    """Whether it is proven by `end` that these points cannot all be within the limit."""
-    left = min(ROWS_SECONDS, end - time.monotonic())
-    if left <= 0:
+def _impossible(memory: MemoryModel, points: Sequence[int], limit_bytes: float, budget: Budget) -> bool:
+    """Whether it is proven in time that these points cannot all be within the limit."""
+    if budget.deadline.passed:
         return False
+    budget = budget.within(ROWS_SECONDS).afresh()
     bare = Problem(
         name="memory",
         node_costs=tuple(np.zeros(len(strategies)) for strategies in memory.instance.strategies),
@@ -133,7 +135,7 @@ def _impossible(memory: MemoryModel, points: Sequence[int], limit_bytes: float, 
         node_names=tuple(node.name for node in memory.instance.model.flow.nodes),
     )
     limited = memory.limited(bare, points, limit_bytes)
-    even = solve_shared(charged(limited, [1 / len(points)] * len(points)), share="auto", time_limit=left, seed=seed)
+    even = solve_shared(charged(limited, [1 / len(points)] * len(points)), budget)
     if even.bound > limit_bytes:
         return True
-    return len(points) > 1 and solve(limited, time_limit=left, seed=seed).status == "infeasible"
+    return len(points) > 1 and solve(limited, time_limit=ROWS_SECONDS, seed=budget.seed).status == "infeasible"

@@ -10,21 +10,20 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
-
+from planner.budget import Budget
 from planner.instance import Instance
-from planner.least_memory import least_memory
+from planner.least_memory import Aim, least_memory
 from planner.memory import MemoryModel
-from planner.narrow import Narrowed, narrow
+from planner.narrow import narrow
 from planner.shared_instance import SharedInstance
-from planner.shared_layers import Share, solve_shared, words
+from planner.shared_layers import solve_shared, words
 from planner.solve import Solution
 from planner.solve.sharing import Sharing
-from planner.under_limit import OVER, within
+from planner.solve.smaller import Chain, floor_of
+from planner.under_limit import OVER, Wanted, within
 
 WORTHWHILE = 1e-6
 """A mesh tried later must be better by this share; simpler meshes come first and win ties."""
@@ -45,15 +44,6 @@ class Candidate:
     shared: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What is asked of every mesh: bytes per device, the seed of heuristics, whether layers share decisions."""
-
-    limit_bytes: float
-    seed: int
-    share: Share
-
-
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What became of a mesh; `candidate` is None where nothing is better than the best so far, or nothing `fits`."""
@@ -65,80 +55,91 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Posed:
+    """The problem of a mesh as it is solved: the memory of an instance of all nodes, and its optimum without a limit.
+
+    `steps` lead from that instance back to the `whole` one, with all strategies.
+    """
+
+    whole: Instance
+    memory: MemoryModel
+    free: Solution
+    steps: Chain
+
+    def lifted(self, outcome: Outcome) -> Outcome:
+        """An outcome of the instance as one of the whole."""
+        bound, found = min(outcome.bound, self.steps.bound), outcome.candidate
+        if found is None:
+            return replace(outcome, bound=bound)
+        choice = tuple(self.steps.lift(found.choice).tolist())
+        candidate = replace(found, instance=self.whole, choice=choice, bound=min(found.bound, bound))
+        return replace(outcome, candidate=candidate, bound=bound)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Postponed:
     """A mesh whose best plan without a memory limit is over the limit; see `limited`."""
 
-    instance: Instance
-    narrowed: Narrowed | None
-    memory: MemoryModel
-    free: Solution
+    posed: Posed
     sharing: Sharing
 
     @property
     def bound(self) -> float:
         """A lower bound of every plan on the mesh."""
-        return self.free.bound
+        return self.posed.free.bound
 
-    def limited(self, asked: Asked, *, cutoff: float, end: float) -> Outcome:
-        """The best plan within the memory limit that costs less than `cutoff`; `end` is a time of `time.monotonic`."""
-        memory, free = self.memory, self.free
-        found = within(
-            memory,
-            free,
-            asked.limit_bytes,
-            cutoff=cutoff,
-            end=end,
-            seed=asked.seed,
-            sharing=self.sharing,
-            share=asked.share,
-        )
+    def limited(self, limit_bytes: float, budget: Budget, *, cutoff: float) -> Outcome:
+        """The best plan within the memory limit that costs less than `cutoff`."""
+        memory, free = self.posed.memory, self.posed.free
+        wanted = Wanted(limit_bytes=limit_bytes, cutoff=cutoff)
+        found = within(memory, free, wanted, replace(budget, sharing=self.sharing))
         if found.choice is None:
-            return self._whole(Outcome(candidate=None, bound=found.bound, fits=found.fits))
-        return self._whole(_found(memory, found.choice, found.value, found.bound, free, limited=True))
-
-    def _whole(self, outcome: Outcome) -> Outcome:
-        return outcome if self.narrowed is None else _lifted(outcome, self.instance, self.narrowed)
+            return self.posed.lifted(Outcome(candidate=None, bound=found.bound, fits=found.fits))
+        return self.posed.lifted(_found(memory, found.choice, found.value, found.bound, free, limited=True))
 
 
-def free_plan(instance: Instance, asked: Asked, *, best: float, end: float) -> Outcome | Postponed:
-    """The best plan of a mesh that costs less than `best`, by a time of `time.monotonic`."""
-    floor = sum(float(np.min(values)) for values in instance.node_values)
+def free_plan(
+    stated: Instance | SharedInstance, limit_bytes: float, budget: Budget, *, best: float
+) -> Outcome | Postponed:
+    """The best plan of a mesh that costs less than `best`, from one decision per node or one per class of nodes."""
+    floor = floor_of(stated.node_values)
     if floor >= best:
         return Outcome(candidate=None, bound=floor)
     cutoff = best * (1 - WORTHWHILE)
-    narrowed = None
+    made, steps = stated, Chain(())
     if math.isfinite(best):
-        narrowed = narrow(instance, cutoff)
-        if narrowed.bound >= cutoff:
+        narrowed = narrow(stated, cutoff)
+        if narrowed.floor >= cutoff:
             return Outcome(candidate=None, bound=cutoff)
-    made = instance if narrowed is None else narrowed.instance
-    sharing, left = Sharing(), max(end - time.monotonic(), 0.5)
-    free = solve_shared(
-        made.problem, share=asked.share, time_limit=left, seed=asked.seed, cutoff=cutoff, sharing=sharing
+        made, steps = narrowed.stated, Chain((narrowed,))
+    seconds = budget.seconds
+    if isinstance(stated, SharedInstance):
+        # Nodes share already. Memory tells them apart, so from here on every node has all of its strategies.
+        found = solve_shared(made.problem, replace(budget, share=False), cutoff)
+        free, steps = _of_all_nodes(found, stated, steps), Chain(())
+    else:
+        free = solve_shared(made.problem, budget, cutoff)
+    if free.choice is None:
+        return _nothing(free, cutoff, stated.mesh.shape, seconds)
+    whole = stated.whole()
+    memory = MemoryModel(instance=made.whole() if steps.steps else whole)
+    posed = Posed(whole=whole, memory=memory, free=free, steps=steps)
+    if float(memory.profile(free.choice).max()) > limit_bytes * OVER:
+        return Postponed(posed=posed, sharing=budget.sharing)
+    return posed.lifted(_found(memory, free.choice, free.value, free.bound, free, limited=False))
+
+
+def _of_all_nodes(found: Solution, shared: SharedInstance, steps: Chain) -> Solution:
+    """A solution for the problem of all nodes from one for some strategies of one node per class."""
+    back = Chain((shared, *steps.steps))
+    classes = shared.members.classes
+    decisions = {"decisions": int(classes.of.size), "shared_decisions": classes.count, "lost_at_most": 0.0}
+    return replace(
+        found,
+        choice=None if found.choice is None else tuple(back.lift(found.choice).tolist()),
+        bound=min(found.bound, back.bound),
+        detail={**found.detail, **decisions},
     )
-    if free.choice is None:
-        return _nothing(free, cutoff, instance.mesh.shape, left)
-    memory = MemoryModel(instance=made)
-    if float(memory.profile(free.choice).max()) > asked.limit_bytes * OVER:
-        return Postponed(instance=instance, narrowed=narrowed, memory=memory, free=free, sharing=sharing)
-    outcome = _found(memory, free.choice, free.value, free.bound, free, limited=False)
-    return outcome if narrowed is None else _lifted(outcome, instance, narrowed)
-
-
-def shared_plan(shared: SharedInstance, asked: Asked, *, best: float, end: float) -> Outcome | Postponed:
-    """What `free_plan` finds, from one decision for all copies of a layer."""
-    if shared.floor >= best:
-        return Outcome(candidate=None, bound=shared.floor)
-    cutoff = best * (1 - WORTHWHILE)
-    sharing, left = Sharing(), max(end - time.monotonic(), 0.5)
-    free = shared.solve(cutoff=cutoff, time_limit=left, seed=asked.seed, sharing=sharing)
-    if free.choice is None:
-        return _nothing(free, cutoff, shared.shape, left)
-    instance = shared.whole()
-    memory = MemoryModel(instance=instance)
-    if float(memory.profile(free.choice).max()) > asked.limit_bytes * OVER:
-        return Postponed(instance=instance, narrowed=None, memory=memory, free=free, sharing=sharing)
-    return _found(memory, free.choice, free.value, free.bound, free, limited=False)
 
 
 def _nothing(free: Solution, cutoff: float, shape: Mapping[str, int], seconds: float) -> Outcome:
@@ -147,35 +148,24 @@ def _nothing(free: Solution, cutoff: float, shape: Mapping[str, int], seconds: f
     return Outcome(candidate=None, bound=min(free.bound, cutoff), note=note)
 
 
-def least_plan(instance: Instance, asked: Asked, *, best: float, end: float) -> Outcome:
-    """The plan of a mesh of the smallest peak memory if that is below `best` bytes, by a time of `time.monotonic`."""
+def least_plan(instance: Instance, limit_bytes: float, budget: Budget, *, best: float) -> Outcome:
+    """The plan of a mesh of the smallest peak memory if that is below `best` bytes."""
     memory = MemoryModel(instance=instance)
     floor = memory.floor_bytes()
     if floor >= best:
         return Outcome(candidate=None, bound=floor)
-    sharing, left = Sharing(), max(end - time.monotonic(), 0.5)
-    free = solve_shared(instance.problem, share=asked.share, time_limit=left, seed=asked.seed, sharing=sharing)
+    seconds = budget.seconds
+    free = solve_shared(instance.problem, budget)
     if free.choice is None:
-        note = f"mesh {instance.mesh.shape}: nothing found within {left:.0f} s"
+        note = f"mesh {instance.mesh.shape}: nothing found within {seconds:.0f} s"
         return Outcome(candidate=None, bound=0.0, note=note)
     if memory.profile(free.choice).max() == 0:
         # Of a program without bytes every plan has the least peak; that of the least value is taken.
         return _found(memory, free.choice, 0.0, 0.0, free, limited=False)
-    limit = asked.limit_bytes
-    least = least_memory(memory, free.choice, min(best, limit), end, asked.seed, share=asked.share)
-    if least.peak_bytes > min(best * (1 - WORTHWHILE), limit):
-        return Outcome(candidate=None, bound=least.bound, fits=least.peak_bytes <= limit)
-    found = within(
-        memory,
-        free,
-        least.peak_bytes,
-        cutoff=math.inf,
-        end=end,
-        seed=asked.seed,
-        sharing=sharing,
-        share=asked.share,
-        least=least,
-    )
+    least = least_memory(memory, free.choice, Aim(good_bytes=min(best, limit_bytes)), budget)
+    if least.peak_bytes > min(best * (1 - WORTHWHILE), limit_bytes):
+        return Outcome(candidate=None, bound=least.bound, fits=least.peak_bytes <= limit_bytes)
+    found = within(memory, free, Wanted(limit_bytes=least.peak_bytes), budget, least)
     choice = least.choice if found.choice is None else found.choice
     return _found(memory, choice, least.peak_bytes, least.bound, free, limited=True)
 
@@ -192,12 +182,3 @@ def _found(
         shared=words(free, gap=(value - bound) / value if value > 0 else 0.0, limited=limited),
     )
     return Outcome(candidate=candidate, bound=bound)
-
-
-def _lifted(outcome: Outcome, instance: Instance, narrowed: Narrowed) -> Outcome:
-    """The outcome of a narrowed instance as one of the whole; what was left out costs at least the cutoff."""
-    bound, found = min(outcome.bound, narrowed.cutoff), outcome.candidate
-    if found is None:
-        return replace(outcome, bound=bound)
-    lifted = replace(found, instance=instance, choice=narrowed.lift(found.choice), bound=min(found.bound, bound))
-    return replace(outcome, candidate=lifted, bound=bound)

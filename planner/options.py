@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from planner.budget import Share
 from planner.errors import ArgumentError
 from planner.search import Progress
-from planner.shared_layers import Share
 
 Check = Literal["auto", "always", "never"]
 CHECKS = ("auto", "always", "never")

@@ -34,8 +34,8 @@ from planner.profile import measured_model
 from planner.program import Program
 from planner.repeats import alike
 from planner.reshard import Patterns
-from planner.search import Found, search
-from planner.shared_instance import Members, SharedInstance, members, shared_instance
+from planner.search import Asked, Found, search
+from planner.shared_instance import Members, SharedInstance, members
 from planner.stating import Terms, state
 from planner.target import Target
 from planner.trace import build_graph, fingerprint
@@ -133,7 +133,7 @@ class Pipeline:
     def shared(self, shape: Shape) -> SharedInstance | None:
         """The problem on one mesh with one decision for all copies of a layer; None where there are no `members`."""
         found = self.members
-        return None if found is None else shared_instance(found, state(found.model, self._terms(shape)))
+        return None if found is None else SharedInstance(members=found, instance=state(found.model, self._terms(shape)))
 
     def instance(self, shape: Shape) -> Instance:
         """The problem on one mesh. Raises: PinError, InfeasibleError where the pins do not fit it."""
@@ -184,17 +184,15 @@ class Pipeline:
             usable.append(shape)
         if not usable:
             raise refused[0] if refused else InfeasibleError("no other mesh is left; fix another mesh")
-        return search(
-            usable,
-            self.instance,
+        asked = Asked(
             limit_bytes=limit_bytes,
             minimise_memory=self.request.objective == "memory",
             time_limit_s=options.time_limit_s,
             seed=options.seed,
             progress=options.progress,
             share=options.share_layers,
-            make_shared=self.shared,
         )
+        return search(usable, self, asked)
 
     def on_fewer_devices(
         self, best: Candidate, meshes: Sequence[Shape], *, bound: float

@@ -13,19 +13,22 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-import numpy as np
-
+from planner.budget import Budget, Share
 from planner.instance import Instance
 from planner.memory import whole_bytes
 from planner.no_fit import no_fit
-from planner.one_mesh import WORTHWHILE, Asked, Candidate, Outcome, Postponed, free_plan, least_plan, shared_plan
+from planner.one_mesh import WORTHWHILE, Candidate, Outcome, Postponed, free_plan, least_plan
 from planner.op_work import has_work_of_shapes
 from planner.shared_instance import SharedInstance
-from planner.shared_layers import Share
+from planner.solve.deadline import Deadline
+from planner.solve.smaller import floor_of
 
 MESH_SHARE = 0.4
 """Part of the time left that one mesh may take: another may be better."""
+LEAST_SECONDS = 1.0
+"""What a mesh gets even where no time is left."""
 SMALL_AXES = 2
 """Meshes of up to so many axes have small problems."""
 
@@ -55,37 +58,50 @@ class Found:
     notes: tuple[str, ...]
 
 
-def search(
-    meshes: Sequence[Mapping[str, int]],
-    make_instance: Callable[[Mapping[str, int]], Instance],
-    *,
-    limit_bytes: float,
-    minimise_memory: bool,
-    time_limit_s: float,
-    seed: int,
-    progress: Callable[[Progress], object] | None = None,
-    share: Share = "auto",
-    make_shared: Callable[[Mapping[str, int]], SharedInstance | None] = lambda _: None,
-) -> Found:
-    """The plans for these meshes, best first. `share`: whether layers share their decisions (see `shared_layers`).
+class States(Protocol):
+    """What states the problem of a program on every mesh."""
 
-    `make_shared` states the problem of a mesh with one decision for all copies of a layer, where that loses nothing.
+    def instance(self, shape: Mapping[str, int]) -> Instance:
+        """The problem on one mesh."""
+        ...
 
-    Raises: InfeasibleError when no mesh has a plan within `limit_bytes` per device; it names what needs the most and the
-    least memory that would do.
+    def shared(self, shape: Mapping[str, int]) -> SharedInstance | None:
+        """The problem with one decision for all copies of a layer; None where that would lose something."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What is asked of a search: bytes per device, whether their peak is what is minimised, how long it may take.
+
+    `seed` is that of heuristics, `share` says whether layers share their decisions (see `shared_layers`).
     """
-    asked = Asked(limit_bytes=limit_bytes, seed=seed, share=share)
-    run = _Search(meshes, asked, time.monotonic() + time_limit_s, progress)
+
+    limit_bytes: float
+    time_limit_s: float
+    minimise_memory: bool = False
+    seed: int = 0
+    share: Share = "auto"
+    progress: Callable[[Progress], object] | None = None
+
+
+def search(meshes: Sequence[Mapping[str, int]], program: States, asked: Asked) -> Found:
+    """The plans for these meshes, best first.
+
+    Raises: InfeasibleError when no mesh has a plan within the limit; it names what needs the most and the least memory that
+    would do.
+    """
+    limit_bytes = asked.limit_bytes
+    run = _Search(meshes, asked)
     start, stopped = time.monotonic(), False
-    alone = _alone(meshes, make_instance, make_shared)
+    alone = _alone(meshes, program)
     for tried, shape in enumerate(meshes):
         if tried and _kind(shape) != _kind(meshes[tried - 1]):
             run.take_up()
-        left = run.end - time.monotonic()
-        floor, needed = alone.floor(shape, minimise_memory), alone.bytes / math.prod(shape.values())
-        if left <= 0 and tried:
+        floor, needed = alone.floor(shape, asked.minimise_memory), alone.bytes / math.prod(shape.values())
+        if run.deadline.passed and tried:
             run.bounds[tried] = floor
-            late = f"the time limit of {time_limit_s:g} s ended the search after {tried} of {len(meshes)} meshes"
+            late = f"the time limit of {asked.time_limit_s:g} s ended the search after {tried} of {len(meshes)} meshes"
             run.notes += [late] if not stopped else []
             stopped = True
             continue
@@ -94,19 +110,16 @@ def search(
             run.settle(tried, Outcome(candidate=None, bound=math.inf, fits=False))
         elif floor >= run.best:
             run.settle(tried, Outcome(candidate=None, bound=floor))
-        elif minimise_memory:
-            run.settle(tried, least_plan(make_instance(shape), asked, best=run.best, end=run.deadline()))
+        elif asked.minimise_memory:
+            run.settle(tried, least_plan(program.instance(shape), limit_bytes, run.budget(), best=run.best))
         else:
-            shared = None if share is False else make_shared(shape)
-            if shared is None:
-                plan = free_plan(make_instance(shape), asked, best=run.best, end=run.deadline())
-            else:
-                plan = shared_plan(shared, asked, best=run.best, end=run.deadline())
-            run.settle(tried, plan)
+            shared = None if asked.share is False else program.shared(shape)
+            stated = program.instance(shape) if shared is None else shared
+            run.settle(tried, free_plan(stated, limit_bytes, run.budget(), best=run.best))
         run.tell(tried + 1, shape)
     run.take_up()
     if not run.candidates:
-        raise no_fit([meshes[tried] for tried in sorted(run.over)], make_instance, limit_bytes, seed, share)
+        raise no_fit([meshes[tried] for tried in sorted(run.over)], program.instance, limit_bytes, run.budget())
     first = run.first
     order = sorted(run.candidates, key=lambda tried: (tried != first, run.candidates[tried].value, tried))
     shared = run.candidates[first].shared
@@ -124,17 +137,11 @@ def _kind(shape: Mapping[str, int]) -> tuple[int, bool]:
 
 
 class _Search:
-    """What a search knows so far, by the positions of the meshes; `end` is a time of `time.monotonic`."""
+    """What a search knows so far, by the positions of the meshes."""
 
-    def __init__(
-        self,
-        meshes: Sequence[Mapping[str, int]],
-        asked: Asked,
-        end: float,
-        progress: Callable[[Progress], object] | None,
-    ) -> None:
-        self.meshes, self.asked, self.end, self.progress = meshes, asked, end, progress
-        self.start = time.monotonic()
+    def __init__(self, meshes: Sequence[Mapping[str, int]], asked: Asked) -> None:
+        self.meshes, self.asked = meshes, asked
+        self.start, self.deadline = time.monotonic(), Deadline.after(asked.time_limit_s)
         self.candidates: dict[int, Candidate] = {}
         self.bounds: dict[int, float] = {}
         self.notes: list[str] = []
@@ -151,10 +158,11 @@ class _Search:
         """The first mesh whose plan is about as good as the best."""
         return min(i for i, found in self.candidates.items() if found.value <= self.best * (1 + WORTHWHILE))
 
-    def deadline(self) -> float:
-        """The time by which one mesh must be done."""
-        left = self.end - time.monotonic()
-        return time.monotonic() + max(left if len(self.meshes) == 1 else MESH_SHARE * left, 1.0)
+    def budget(self) -> Budget:
+        """What one mesh may take."""
+        part = 1.0 if len(self.meshes) == 1 else MESH_SHARE
+        deadline = Deadline.after(max(part * self.deadline.left(), LEAST_SECONDS))
+        return Budget(deadline=deadline, seed=self.asked.seed, share=self.asked.share)
 
     def settle(self, tried: int, outcome: Outcome | Postponed) -> None:
         """Takes over what became of a mesh."""
@@ -175,15 +183,15 @@ class _Search:
             # Of plans about as good the one of the first mesh is taken.
             sign = 1 if self.candidates and tried < self.first else -1
             cutoff = self.best * (1 + sign * WORTHWHILE)
-            late = self.candidates and time.monotonic() > self.end
+            late = self.candidates and self.deadline.passed
             if mesh.bound < cutoff and not late:
                 self.tell(tried, self.meshes[tried])
-                self.settle(tried, mesh.limited(self.asked, cutoff=cutoff, end=self.deadline()))
+                self.settle(tried, mesh.limited(self.asked.limit_bytes, self.budget(), cutoff=cutoff))
 
     def tell(self, tried: int, shape: Mapping[str, int]) -> None:
         """Tells how far the search is."""
-        if self.progress is not None:
-            self.progress(
+        if self.asked.progress is not None:
+            self.asked.progress(
                 Progress(
                     tried=tried,
                     total=len(self.meshes),
@@ -211,23 +219,18 @@ class _Alone:
         return self.value / count if self.divisible else self.value
 
 
-def _alone(
-    meshes: Sequence[Mapping[str, int]],
-    make_instance: Callable[[Mapping[str, int]], Instance],
-    make_shared: Callable[[Mapping[str, int]], SharedInstance | None],
-) -> _Alone:
+def _alone(meshes: Sequence[Mapping[str, int]], program: States) -> _Alone:
     """What one device needs; nothing where there is one mesh only, and so nothing to be saved."""
     if len(meshes) < 2:
         return _Alone(value=0.0, divisible=True, bytes=0.0)
     shape = dict.fromkeys(meshes[0], 1)
-    shared = make_shared(shape)
-    instance = make_instance(shape) if shared is None else shared.instance
+    shared = program.shared(shape)
+    instance = program.instance(shape) if shared is None else shared.instance
     model = instance.model if shared is None else shared.members.whole
-    values = instance.node_values if shared is None else shared.problem.node_costs
-    # Parts of a kernel may have less work in all than the whole, where a function of shapes says it.
-    least = 0.0 if has_work_of_shapes(model.graph) else sum(float(np.min(of)) for of in values)
+    values = (instance if shared is None else shared).node_values
     return _Alone(
-        value=least * (1 - WORTHWHILE),
+        # Parts of a kernel may have less work in all than the whole, where a function of shapes says it.
+        value=0.0 if has_work_of_shapes(model.graph) else floor_of(values) * (1 - WORTHWHILE),
         divisible=instance.objective.name != "energy",
         bytes=whole_bytes(model, tiled=instance.tiled) * (1 - WORTHWHILE),
     )

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -21,12 +22,12 @@ from planner.collector import paused
 from planner.flow import Flow, Transfer
 from planner.identity import numbered
 from planner.instance import Instance
+from planner.mesh import Mesh
 from planner.model import PLACED_BY_USER, Model
-from planner.narrow import ROUNDING, restricted, swept
 from planner.problem import Array, Edge, Problem
+from planner.schedule import Indices
 from planner.shared_layers import SMALLEST
-from planner.solve import Solution, solve
-from planner.solve.sharing import Sharing
+from planner.solve.smaller import Choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -127,76 +128,63 @@ def _cut_down(model: Model, classes: Classes, within: list[Transfer], between: l
     return Members(model=replace(model, flow=flow), whole=model, classes=classes, counts=tuple(counts))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class SharedInstance:
-    """The shared problem of a program on one mesh, without memory rows, and the instance of the members it is made of."""
+    """The shared problem of a program on one mesh, without memory rows, made of the `instance` of the members.
+
+    A `Smaller` form of the problem of all nodes. `given` is the problem where it is known already.
+    """
 
     members: Members
     instance: Instance
-    problem: Problem
+    given: Problem | None = None
+
+    bound = math.inf
+    """Nothing is lost: copies have one and the same optimum."""
 
     @property
-    def classes(self) -> Classes:
-        """What leads from the members back to all nodes."""
-        return self.members.classes
-
-    @property
-    def shape(self) -> Mapping[str, int]:
+    def mesh(self) -> Mesh:
         """The mesh."""
-        return self.instance.mesh.shape
+        return self.instance.mesh
+
+    def lift(self, choice: Choice) -> Indices:
+        """The choice in which all members of a class choose alike."""
+        return self.members.classes.lift(choice)
 
     def whole(self) -> Instance:
         """The instance of the whole program: every node has what the first member of its class has."""
-        return self.instance.spread(self.members.whole, self.classes.of.tolist())
+        return self.instance.spread(self.members.whole, self.members.classes.of.tolist())
+
+    def restricted(self, kept: Sequence[Indices], problem: Problem | None = None) -> SharedInstance:
+        """The same with these strategies of every class only; `problem` is that of theirs, where it is known."""
+        return replace(self, instance=self.instance.restricted(kept), given=problem)
 
     @property
-    def floor(self) -> float:
-        """The least value of computing: no plan of the mesh is below it."""
-        return sum(float(np.min(costs)) for costs in self.problem.node_costs)
+    def node_values(self) -> tuple[Array, ...]:
+        """The costs of every class: those of a member, times how many there are."""
+        values = zip(self.members.classes.sizes.tolist(), self.instance.node_values, strict=True)
+        return tuple(float(size) * of for size, of in values)
 
-    def solve(self, *, cutoff: float, time_limit: float, seed: int, sharing: Sharing) -> Solution:
-        """The solution of the whole problem without rows that `solve` would hand back: sharing loses nothing."""
-        problem, kept = self.problem, None
-        if math.isfinite(cutoff):
-            room = max(cutoff - self.floor, 0.0) + ROUNDING * abs(cutoff)
-            first = [np.flatnonzero(costs <= np.min(costs) + room) for costs in problem.node_costs]
-            cheap = restricted(problem, first)
-            left, bound = swept(cheap, cutoff)
-            if bound >= cutoff:
-                return Solution(
-                    choice=None, value=math.inf, bound=cutoff, status="unknown", seconds=0.0, method="messages"
-                )
-            problem = restricted(cheap, left)
-            kept = [positions[still] for positions, still in zip(first, left, strict=True)]
-        found = solve(problem, time_limit=time_limit, seed=seed, cutoff=cutoff, sharing=sharing)
-        decisions = {"decisions": int(self.classes.of.size), "shared_decisions": self.classes.count}
-        choice = found.choice
-        if choice is not None and kept is not None:
-            choice = tuple(int(positions[pick]) for positions, pick in zip(kept, choice, strict=True))
-        return replace(
-            found,
-            choice=None if choice is None else self.classes.lift(choice),
-            bound=min(found.bound, cutoff),
-            detail={**found.detail, **decisions, "lost_at_most": 0.0},
+    @property
+    def problem(self) -> Problem:
+        """The problem with one node per class."""
+        return self._stated if self.given is None else self.given
+
+    @cached_property
+    def _stated(self) -> Problem:
+        model, counts = self.members.model, self.members.counts
+        between = [transfer for transfer in model.moving if transfer.source != transfer.target]
+        distinct, table_of = numbered(map(self.instance.transfer_values, between))
+        known: dict[tuple[int, int], Array] = {}
+        edges: list[Edge] = []
+        for transfer, number in zip(between, table_of, strict=True):
+            table, count = distinct[number], counts[transfer.id]
+            if (number, count) not in known:
+                known[number, count] = table if count == 1 else count * table
+            edges.append(Edge(nodes=(transfer.source, transfer.target), costs=known[number, count]))
+        return Problem(
+            name=f"mesh {self.instance.mesh.shape}, shared",
+            node_costs=self.node_values,
+            edges=tuple(edges),
+            node_names=tuple(node.name for node in model.flow.nodes),
         )
-
-
-def shared_instance(found: Members, instance: Instance) -> SharedInstance:
-    """The shared problem of an instance of the members' model."""
-    values = zip(found.classes.sizes.tolist(), instance.node_values, strict=True)
-    between = [transfer for transfer in found.model.moving if transfer.source != transfer.target]
-    distinct, table_of = numbered(map(instance.transfer_values, between))
-    known: dict[tuple[int, int], Array] = {}
-    edges: list[Edge] = []
-    for transfer, number in zip(between, table_of, strict=True):
-        table, count = distinct[number], found.counts[transfer.id]
-        if (number, count) not in known:
-            known[number, count] = table if count == 1 else count * table
-        edges.append(Edge(nodes=(transfer.source, transfer.target), costs=known[number, count]))
-    problem = Problem(
-        name=f"mesh {instance.mesh.shape}, shared",
-        node_costs=tuple(float(size) * of for size, of in values),
-        edges=tuple(edges),
-        node_names=tuple(node.name for node in found.model.flow.nodes),
-    )
-    return SharedInstance(members=found, instance=instance, problem=problem)

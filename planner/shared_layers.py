@@ -18,20 +18,19 @@ import math
 import time
 from collections import Counter
 from collections.abc import Hashable
-from dataclasses import replace
-from typing import Literal
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.budget import Budget, Share
 from planner.classes import WORTHWHILE, Classes, Links, classify
 from planner.identity import numbered
 from planner.problem import Array, Edge, Problem, Row
+from planner.schedule import Indices
 from planner.solve import Solution, solve
 from planner.solve.sharing import Sharing
+from planner.solve.smaller import Choice
 from planner.solve.solution import RELATIVE_TOLERANCE
-
-Share = Literal["auto"] | bool
-"""Whether layers share: where it loses nothing or the problem is large ("auto"), wherever they repeat, or never."""
 
 SMALLEST = 100
 """Problems of fewer nodes are solved whole: they take no time."""
@@ -43,40 +42,31 @@ FIRST_SHARE = 0.5
 """Part of the time that the shared problem may take where the whole one is solved after it."""
 
 
-def solve_shared(
-    problem: Problem,
-    *,
-    share: Share,
-    time_limit: float,
-    seed: int = 0,
-    cutoff: float = math.inf,
-    sharing: Sharing | None = None,
-) -> Solution:
+def solve_shared(problem: Problem, budget: Budget, cutoff: float = math.inf) -> Solution:
     """What `solve` hands back, with the same meaning of value and bound, from one decision for all copies of a layer.
 
     `detail` then says how many `decisions` there are and how many `shared_decisions` were made for them, and
     `lost_at_most`: the part of the value that sharing may have cost.
     """
-    sharing = sharing or Sharing()
-    classes = _worth_sharing(problem, share)
+    classes = _worth_sharing(problem, budget.share)
+    seconds, seed, sharing = budget.seconds, budget.seed, budget.sharing
     if classes is None:
-        return solve(problem, time_limit=time_limit, seed=seed, cutoff=cutoff, sharing=sharing)
-    started = time.perf_counter()
-    lossless = classes.lossless and not problem.rows
+        return solve(problem, time_limit=seconds, seed=seed, cutoff=cutoff, sharing=sharing)
+    started = time.monotonic()
     if problem.rows:
         classes = classes.divided(max(1, DIVIDED // classes.count))
     small = quotient(problem, classes, sharing)
-    part = 1.0 if lossless else FIRST_SHARE
-    found = solve(small, time_limit=part * time_limit, seed=seed, cutoff=cutoff, sharing=sharing)
-    solution = _lifted(problem, classes, found, lossless=lossless)
-    if lossless or (problem.rows and len(problem.node_costs) > LARGE):
+    part = 1.0 if small.lossless else FIRST_SHARE
+    found = solve(small.problem, time_limit=part * seconds, seed=seed, cutoff=cutoff, sharing=sharing)
+    solution = _lifted(problem, small, found)
+    if small.lossless or (problem.rows and len(problem.node_costs) > LARGE):
         return solution
-    left = max(time_limit - (time.perf_counter() - started), 0.1 * time_limit)
+    left = max(seconds - (time.monotonic() - started), 0.1 * seconds)
     upper = min(cutoff, solution.value)
     whole = solve(problem, time_limit=left, seed=seed, cutoff=upper, sharing=sharing)
     if whole.choice is not None or solution.choice is None:
-        return replace(whole, seconds=time.perf_counter() - started)
-    return _certified(solution, bound=min(whole.bound, solution.value), seconds=time.perf_counter() - started)
+        return replace(whole, seconds=time.monotonic() - started)
+    return _certified(solution, bound=min(whole.bound, solution.value), seconds=time.monotonic() - started)
 
 
 def _worth_sharing(problem: Problem, share: Share) -> Classes | None:
@@ -109,7 +99,28 @@ def _numbers(keys: list[bytes]) -> list[int]:
     return [seen.setdefault(key, len(seen)) for key in keys]
 
 
-def quotient(problem: Problem, classes: Classes, sharing: Sharing) -> Problem:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Quotient:
+    """The problem with one node per class: a `Smaller` form of the whole one.
+
+    It is `lossless` where copies have one and the same optimum; elsewhere nothing is known of what tells them apart.
+    """
+
+    problem: Problem
+    classes: Classes
+    lossless: bool
+
+    @property
+    def bound(self) -> float:
+        """What a choice costs at the least in which copies differ, beyond the optimum of those in which they do not."""
+        return math.inf if self.lossless else -math.inf
+
+    def lift(self, choice: Choice) -> Indices:
+        """The choice in which all members of a class choose alike."""
+        return self.classes.lift(choice)
+
+
+def quotient(problem: Problem, classes: Classes, sharing: Sharing) -> Quotient:
     """The problem with one node per class; the same tables under one `sharing` give the same objects."""
     of = classes.of.tolist()
     costs = [
@@ -126,13 +137,14 @@ def quotient(problem: Problem, classes: Classes, sharing: Sharing) -> Problem:
             costs[source] = costs[source] + np.diagonal(table)
         else:
             edges.append(Edge(nodes=(source, target), costs=table))
-    return Problem(
+    small = Problem(
         name=problem.name,
         node_costs=tuple(costs),
         edges=tuple(edges),
         rows=tuple(_shared_row(row, of) for row in problem.rows),
         node_names=tuple(problem.node_names[first] for first in classes.first.tolist()) if problem.node_names else (),
     )
+    return Quotient(problem=small, classes=classes, lossless=classes.lossless and not problem.rows)
 
 
 def _times(table: Array, count: int, sharing: Sharing) -> Array:
@@ -146,17 +158,17 @@ def _shared_row(row: Row, of: list[int]) -> Row:
     return Row(name=row.name, limit=row.limit, nodes=tuple(usages), usages=tuple(usages.values()))
 
 
-def _lifted(problem: Problem, classes: Classes, found: Solution, *, lossless: bool) -> Solution:
-    """A solution of the whole problem from one of its quotient, whose bound holds for it where that is `lossless`."""
-    decisions = {"decisions": len(problem.node_costs), "shared_decisions": classes.count}
-    bound = found.bound if lossless else -math.inf
+def _lifted(problem: Problem, small: Quotient, found: Solution) -> Solution:
+    """A solution of the whole problem from one of its quotient."""
+    decisions = {"decisions": len(problem.node_costs), "shared_decisions": small.classes.count}
+    bound = min(found.bound, small.bound)
     if found.choice is None:
-        status = found.status if lossless else "unknown"
+        status = found.status if small.lossless else "unknown"
         return replace(found, bound=bound, status=status, detail={**found.detail, **decisions})
-    choice = classes.lift(found.choice)
+    choice = tuple(small.lift(found.choice).tolist())
     value = problem.evaluate(choice)
     lifted = replace(found, choice=choice, value=value, detail={**found.detail, **decisions})
-    return _certified(lifted, bound=min(bound, value), seconds=found.seconds, lossless=lossless)
+    return _certified(lifted, bound=min(bound, value), seconds=found.seconds, lossless=small.lossless)
 
 
 def _certified(solution: Solution, *, bound: float, seconds: float, lossless: bool = False) -> Solution:

@@ -18,7 +18,6 @@ over choices x is a lower bound, and its x is a plan, which may fit.
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,11 +27,11 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import linprog
 
-from planner.least_memory import Least, least_memory, peaks
+from planner.budget import Budget
+from planner.least_memory import Aim, Least, least_memory, peaks
 from planner.memory import MemoryModel
-from planner.shared_layers import Share, solve_shared
+from planner.shared_layers import solve_shared
 from planner.solve import Solution
-from planner.solve.sharing import Sharing
 
 Floats = npt.NDArray[np.float64]
 
@@ -84,33 +83,29 @@ class _Plan:
     profile: Floats
 
 
-def within(
-    memory: MemoryModel,
-    free: Solution,
-    limit_bytes: float,
-    *,
-    cutoff: float,
-    end: float,
-    seed: int,
-    sharing: Sharing,
-    share: Share = "auto",
-    least: Least | None = None,
-) -> Within:
-    """The best plan found whose peak is at most `limit_bytes` and whose value is below `cutoff`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is sought: a plan whose peak is at most `limit_bytes` and whose value is below `cutoff`."""
 
-    `free` is the optimum without a limit, `least` a plan of least memory that is within it, where one is known; `end` a
-    time of `time.monotonic`. `sharing` is that of the mesh's solves.
+    limit_bytes: float
+    cutoff: float = math.inf
+
+
+def within(memory: MemoryModel, free: Solution, wanted: Wanted, budget: Budget, least: Least | None = None) -> Within:
+    """The best plan found of those that are wanted.
+
+    `free` is the optimum without a limit, `least` a plan of least memory that is within it, where one is known.
     """
-    search = _Search(memory, limit_bytes, cutoff, seed, sharing, share)
+    limit_bytes = wanted.limit_bytes
+    search = _Search(memory, wanted, budget)
     search.raise_bound(free.bound)
     search.meet(free.choice or ())
     if least is None:
-        prices = search.approach(end)
+        prices = search.approach()
         if search.best is None and not search.finished(GOOD_GAP):
             lowest = min(search.met, key=lambda plan: float(plan.profile.max())).choice
-            least = least_memory(
-                memory, lowest, limit_bytes, end, seed, enough=limit_bytes, share=share, weights=prices
-            )
+            aim = Aim(good_bytes=limit_bytes, enough_bytes=limit_bytes, weights=prices)
+            least = least_memory(memory, lowest, aim, budget)
             if least.peak_bytes > limit_bytes:
                 bound = math.inf if least.bound > limit_bytes else search.bound
                 return Within(choice=None, value=math.inf, bound=bound, fits=False)
@@ -120,27 +115,23 @@ def within(
         scale = abs(search.met[0].value) / limit_bytes
         known = {point: scale * weight for point, weight in least.weights.items()}
     if not search.finished(GOOD_GAP):
-        search.price(known, end)
+        search.price(known)
     if not search.finished(GOOD_GAP):
-        search.rows(min(end, time.monotonic() + ROW_SECONDS))
+        search.rows()
     best = search.best
-    if best is None or best.value >= cutoff:
+    if best is None or best.value >= wanted.cutoff:
         return Within(choice=None, value=math.inf, bound=search.bound)
     return Within(choice=best.choice, value=best.value, bound=min(search.bound, best.value))
 
 
 class _Search:
-    def __init__(
-        self, memory: MemoryModel, limit_bytes: float, cutoff: float, seed: int, sharing: Sharing, share: Share
-    ) -> None:
+    def __init__(self, memory: MemoryModel, wanted: Wanted, budget: Budget) -> None:
         self.memory = memory
         self.problem = memory.instance.problem
-        self.limit, self.cutoff, self.seed = limit_bytes, cutoff, seed
+        self.limit, self.cutoff, self.budget = wanted.limit_bytes, wanted.cutoff, budget
         self.met: list[_Plan] = []
         self.best: _Plan | None = None
         self.bound = -math.inf
-        self.sharing = sharing
-        self.share: Share = share
 
     def meet(self, choice: Sequence[int]) -> _Plan:
         """Takes a plan into account; returns it with its value and profile."""
@@ -163,7 +154,7 @@ class _Search:
         """Whether nothing is left that could be better by this part."""
         return math.isfinite(self.upper) and self.upper - self.bound <= gap * abs(self.upper)
 
-    def approach(self, end: float) -> Mapping[int, float]:
+    def approach(self) -> Mapping[int, float]:
         """The prices at which a plan fits, nothing is below the cutoff, or hardly anything fits; see the module.
 
         They are added at the fullest points of the last plan.
@@ -172,65 +163,52 @@ class _Search:
         step = FIRST_PRICE * abs(self.met[0].value) / self.limit
         for turn in range(FIRST_ROUNDS):
             dear = self.bound > LOST * max(abs(plan.value) for plan in self.met)
-            if self.best is not None or dear or time.monotonic() > end:
+            if self.best is not None or dear or self.budget.deadline.passed:
                 break
             over = self.met[-1].profile - self.limit
             # Few points at first: layers whose points have prices of their own are no longer alike.
             points = [point for point in peaks(over, 2**turn) if over[point] > 0]
             total = math.fsum(over[points].tolist())
             prices.update({point: step * float(over[point]) / total for point in points})
-            if not self.at(prices, end):
+            if not self.at(prices):
                 break
             step *= PRICE_GROWTH
         return prices
 
-    def price(self, prices: Mapping[int, float] | None, end: float) -> None:
+    def price(self, prices: Mapping[int, float] | None) -> None:
         """Prices the points of the schedule, from `prices` on or from those of the plans met; see the module."""
         for _ in range(PRICE_ROUNDS):
-            if prices is None or self.at(prices, end):
+            if prices is None or self.at(prices):
                 mixture, prices = _mixture(self.met, self.limit)
             else:
                 break
             if mixture - self.bound <= PRICE_GAP * abs(mixture) or self.finished(GOOD_GAP):
                 break
 
-    def at(self, prices: Mapping[int, float], end: float) -> bool:
+    def at(self, prices: Mapping[int, float]) -> bool:
         """Meets the best plan at these prices; whether there is one below the cutoff, and time."""
         values = {point: price for point, price in prices.items() if price > 0}
-        if time.monotonic() > end or not values:
+        if self.budget.deadline.passed or not values:
             return False
         rent = self.limit * math.fsum(values.values())
-        solution = solve_shared(
-            self.memory.priced(self.problem, values, self.limit),
-            share=self.share,
-            time_limit=max(min(PRICE_SECONDS, end - time.monotonic()), 0.5),
-            seed=self.seed,
-            cutoff=self.upper + rent,
-            sharing=self.sharing,
-        )
+        priced = self.memory.priced(self.problem, values, self.limit)
+        solution = solve_shared(priced, self.budget.within(PRICE_SECONDS), self.upper + rent)
         self.raise_bound(min(solution.bound - rent, self.upper))
         if solution.choice is None:
             return False
         self.meet(solution.choice)
         return True
 
-    def rows(self, end: float) -> None:
+    def rows(self) -> None:
         """Limits points of the schedule by rows, until a solution violates none; see the module."""
         use = np.max([plan.profile for plan in self.met], axis=0)
         points = peaks(use, ROW_POINTS)
+        budget = self.budget.within(ROW_SECONDS)
         for _ in range(ROW_ROUNDS):
-            left = end - time.monotonic()
-            if left <= 0:
+            if budget.deadline.passed:
                 break
             limited = self.memory.limited(self.problem, points, self.limit)
-            solution = solve_shared(
-                limited,
-                share=self.share,
-                time_limit=left,
-                seed=self.seed,
-                cutoff=self.upper,
-                sharing=self.sharing,
-            )
+            solution = solve_shared(limited, budget, self.upper)
             self.raise_bound(min(solution.bound, self.upper))
             if solution.choice is None:
                 break

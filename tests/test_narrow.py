@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from pipelines import small_pipeline
 
-from planner.narrow import narrow, swept
+from planner.narrow import narrow
 from planner.problem import Edge, Problem
 from planner.solve import solve
+from planner.solve.narrow import swept
 
 
 def _random(seed: int) -> Problem:
@@ -43,14 +44,14 @@ def test_a_narrowed_instance_has_the_same_optimum(name: str) -> None:
     assert best.choice is not None
     narrowed = narrow(instance, best.value * 1.01)
     assert sum(map(len, narrowed.kept)) < sum(map(len, instance.strategies))
-    again = solve(narrowed.instance.problem, time_limit=30.0)
+    again = solve(narrowed.stated.problem, time_limit=30.0)
     assert again.choice is not None
     assert again.value == pytest.approx(best.value)
-    assert instance.problem.evaluate(narrowed.lift(again.choice)) == pytest.approx(best.value)
+    assert instance.problem.evaluate(narrowed.lift(again.choice).tolist()) == pytest.approx(best.value)
 
 
 def test_nothing_below_the_optimum_is_found_out_or_left_to_the_solver() -> None:
     instance = small_pipeline("mlp").instance({"x": 4, "y": 2})
     best = solve(instance.problem, time_limit=30.0)
     narrowed = narrow(instance, best.value * 0.9)
-    assert narrowed.bound >= best.value * 0.9 or solve(narrowed.instance.problem).value >= best.value * (1 - 1e-9)
+    assert narrowed.floor >= best.value * 0.9 or solve(narrowed.stated.problem).value >= best.value * (1 - 1e-9)

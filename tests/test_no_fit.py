@@ -10,10 +10,12 @@ import pytest
 from small import NEVER, shapes, train_args, train_step
 
 import planner
+from planner.budget import Budget
 from planner.errors import InfeasibleError
 from planner.least_memory import Least
 from planner.no_fit import conflict
 from planner.problem import Problem, Row
+from planner.solve.deadline import Deadline
 
 
 @dataclass
@@ -47,7 +49,7 @@ def found(usages: dict[int, list[list[float]]], limit: float) -> tuple[int, ...]
     memory: Any = Points({time: [np.asarray(u, float) for u in of] for time, of in usages.items()})
     weights = dict.fromkeys(usages, 1 / len(usages))
     least = Least(choice=(0,), peak_bytes=1.0, bound=1.0, weights=weights)
-    return conflict(memory, least, limit, end=float("inf"), seed=0)
+    return conflict(memory, least, limit, Budget(deadline=Deadline(float("inf"))))
 
 
 def test_a_point_that_is_above_the_limit_in_every_plan_conflicts_alone() -> None:

@@ -17,12 +17,15 @@ from pipelines import small_pipeline
 from small import shapes
 
 import planner
+from planner.budget import Budget, Share
 from planner.chosen import Chosen
 from planner.errors import ArgumentError
 from planner.memory import MemoryModel
+from planner.one_mesh import Outcome, free_plan
 from planner.problem import Array, Edge, Problem, Row
 from planner.shared_layers import SMALLEST, classes_of, quotient, solve_shared
 from planner.solve import solve
+from planner.solve.deadline import Deadline
 from planner.solve.sharing import Sharing
 from planner.stating import Terms, state
 
@@ -77,10 +80,10 @@ def close(a: float, b: float) -> bool:
 def test_sharing_is_an_upper_bound_and_exact_where_it_says_so(chained: bool, data: st.DataObject) -> None:
     problem = data.draw(repeated(chained=chained))
     classes = classes_of(problem)
-    small = solve(quotient(problem, classes, Sharing()))
+    small = solve(quotient(problem, classes, Sharing()).problem)
     optimum = solve(problem).value
     if small.choice is not None:
-        assert close(problem.evaluate(classes.lift(small.choice)), small.value)
+        assert close(problem.evaluate(classes.lift(small.choice).tolist()), small.value)
         assert small.value >= optimum - 1e-9 * abs(optimum)
     if classes.lossless:
         assert close(small.value, optimum)
@@ -100,7 +103,7 @@ def test_shared_solves_keep_the_promises_of_solve(share: bool, data: st.DataObje
     problem = data.draw(repeated(chained=data.draw(st.booleans()), rows=data.draw(st.booleans())))
     problem = _enough(problem)
     optimum = solve(problem, time_limit=20.0)
-    found = solve_shared(problem, share=share, time_limit=20.0)
+    found = solve_shared(problem, _budget(20.0, share))
     assert found.bound <= optimum.value + 1e-9 * abs(optimum.value) or math.isinf(optimum.value)
     assert close(found.value, optimum.value)
     assert (found.choice is None) == (optimum.choice is None)
@@ -108,6 +111,10 @@ def test_shared_solves_keep_the_promises_of_solve(share: bool, data: st.DataObje
         assert found.value == problem.evaluate(found.choice)
         assert not problem.violations(found.choice)
         assert found.status == "optimal"
+
+
+def _budget(seconds: float, share: Share) -> Budget:
+    return Budget(deadline=Deadline.after(seconds), share=share)
 
 
 def _enough(problem: Problem) -> Problem:
@@ -126,7 +133,7 @@ def ring(count: int) -> Problem:
 def test_nodes_that_are_alike_but_choose_differently_are_not_claimed_to_lose_nothing() -> None:
     problem = ring(2 * SMALLEST)
     assert not classes_of(problem).lossless
-    found = solve_shared(problem, share=True, time_limit=300.0)
+    found = solve_shared(problem, _budget(300.0, share=True))
     assert (found.value, found.status) == (0.0, "optimal")
 
 
@@ -145,7 +152,7 @@ def test_what_sharing_loses_is_bounded() -> None:
             ),
         ),
     )
-    found = solve_shared(fast, share=True, time_limit=300.0)
+    found = solve_shared(fast, _budget(300.0, share=True))
     assert (found.value, found.status) == (3.0 * SMALLEST, "optimal")
 
 
@@ -196,15 +203,16 @@ def test_a_problem_stated_from_one_member_of_each_class_is_the_whole_one(name: s
     assert shared is not None
     whole = pipeline.instance(shape).problem
     optimum = solve(whole, time_limit=60.0)
-    found = shared.solve(cutoff=math.inf, time_limit=60.0, seed=0, sharing=Sharing())
+    found = solve(shared.problem, time_limit=60.0)
     assert found.choice is not None
-    assert close(found.value, whole.evaluate(found.choice))
+    assert close(found.value, whole.evaluate(shared.lift(found.choice).tolist()))
     assert found.value <= optimum.value * (1 + 1e-6)
     assert found.bound <= optimum.value * (1 + 1e-9)
     for part in (1 + 1e-3, 1 - 1e-3):
-        cut = shared.solve(cutoff=part * optimum.value, time_limit=60.0, seed=0, sharing=Sharing())
-        assert (cut.choice is not None) == (part > 1)
-        assert cut.bound <= optimum.value * (1 + 1e-9)
+        found = free_plan(shared, math.inf, _budget(60.0, share="auto"), best=part * optimum.value)
+        assert isinstance(found, Outcome)
+        assert (found.candidate is not None) == (part > 1)
+        assert found.bound <= optimum.value * (1 + 1e-9)
 
 
 def test_the_whole_instance_made_of_members_is_the_one_stated_at_once() -> None:

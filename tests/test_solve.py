@@ -18,6 +18,7 @@ from planner.errors import SolverError
 from planner.problem import Edge, Problem, Row
 from planner.solve import METHODS, min_marginals, solve
 from planner.solve.control import Control
+from planner.solve.deadline import Deadline
 from planner.solve.incumbent import Incumbent
 from planner.solve.messages import Messages
 from planner.solve.network import Network
@@ -149,7 +150,7 @@ def test_min_marginals_agree_with_forcing_each_choice(problem: Problem, data: st
 def test_prices_prove_bounds(problem: Problem) -> None:
     optimum = solve(problem, method="brute").value
     rows = RowTable.of(problem)
-    control = Control(time_limit=10.0, started=0.0)
+    control = Control(deadline=Deadline.after(10.0))
     control = replace(control, started=time.perf_counter())
     prepared = Prepared(problem, rows)
     if rows.count and prepared.fit() and prepared.reduce():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from planner.problem import Array, Edge, Problem, Row
 from planner.solve import solve
 from planner.solve.control import Control
+from planner.solve.deadline import Deadline
 from planner.solve.local_search import LocalSearch
 from planner.solve.network import Network
 from planner.solve.reductions import Reducer
@@ -135,7 +135,7 @@ def test_local_search_keeps_its_sums_right() -> None:
     network = Network.of(problem)
     assert Reducer(network).run(dominance=False, eliminate=False)
     search = LocalSearch(network, None)
-    control = Control(time_limit=5.0, started=time.perf_counter())
+    control = Control(deadline=Deadline.after(5.0))
     found = search.run(control, 1.0, 20)
     assert found is not None
     value, choice = found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,19 +13,21 @@ from planner.schedule import spread
 from planner.solve.kernels import Floats, Ints, Net, Uses
 from planner.solve.network import Indices
 from planner.solve.rows import RowTable
+from planner.solve.smaller import Choice
 from planner.solve.ties import Tied
 
-FORBIDDEN = 1e3
+DEAR = 1e3
 """Price of a forbidden pair, in the largest cost of the network: a bound with it is a bound without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Arrays:
-    """The records of the kernels, and what leads back: `labels` of the nodes in `names`.
+    """The records of the kernels, and what leads back: `labels` of the nodes in `names`, among `nodes` of the problem.
 
     Bytes are as in the rows; `limits` and `units` (what a row's overuse is measured in) belong to the rows.
     """
 
+    nodes: int
     names: Ints
     labels: tuple[Indices, ...]
     constant: float
@@ -47,11 +50,12 @@ class Arrays:
         unary = np.concatenate([*(network.unary[node] for node in names), np.zeros(0)])
         tables = np.concatenate([*(table.ravel() for table in distinct), np.zeros(0)])
         finite = np.isfinite(tables)
-        dear = FORBIDDEN * max(np.abs(tables[finite]).max(initial=0.0), np.abs(unary).max(initial=0.0), 1e-300)
+        dear = DEAR * max(np.abs(tables[finite]).max(initial=0.0), np.abs(unary).max(initial=0.0), 1e-300)
         ends = np.asarray(edges, dtype=np.int64).reshape(-1, 3)
         order = np.argsort(np.concatenate([ends[:, 0], ends[:, 1]]), kind="stable")
         degree = np.bincount(ends[:, :2].ravel(), minlength=len(names))
         return Arrays(
+            nodes=len(network.labels),
             names=np.asarray(names, dtype=np.int64),
             labels=tuple(network.labels[node] for node in names),
             constant=network.constant,
@@ -88,9 +92,17 @@ class Arrays:
             pick[i] = position
         return pick
 
-    def chosen(self, pick: Ints) -> dict[int, int]:
-        """A choice in the numbering of the problem, by node."""
-        return {int(name): int(self.labels[i][pick[i]]) for i, name in enumerate(self.names.tolist())}
+    @property
+    def bound(self) -> float:
+        """Infinite: nothing is lost."""
+        return math.inf
+
+    def lift(self, choice: Choice) -> Indices:
+        """A choice in the numbering of the problem, right for the nodes that are here."""
+        whole = np.zeros(self.nodes, dtype=np.intp)
+        for i, name in enumerate(self.names.tolist()):
+            whole[name] = self.labels[i][choice[i]]
+        return whole
 
 
 def _uses(tied: Tied, rows: RowTable, names: list[int]) -> Uses:

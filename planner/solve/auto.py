@@ -65,7 +65,7 @@ def search(problem: Problem, control: Control) -> Solution:
     detail: Detail = {}
     if every.count == 0 or sum(costs.size for costs in problem.node_costs) <= LARGE:
         seconds = control.left() * (EXACT_SHARE if every.count else 1.0)
-        limited = replace(control, time_limit=control.elapsed() + seconds)
+        limited = replace(control, deadline=control.deadline.within(seconds))
         detail = compose(problem, every, best, limited)
     if every.count and not best.proven and control.left() >= LEAST_SECONDS:
         from planner.solve.primal_dual import search_priced  # brings the compiler, which few problems need
@@ -130,10 +130,10 @@ def squeeze(prepared: Prepared, local: Incumbent, control: Control) -> None:
     Ends when the optimum is proven, when a round prunes little, or with half of the time.
     """
     network, rows = prepared.network, prepared.rows
-    stop = control.elapsed() + 0.5 * control.left()
+    until = control.deadline.within(0.5 * control.left())
     for turn in range(SQUEEZES):
         before = sum(network.unary[node].size - 1 for node in network.live)
-        seconds = 0.5 * (stop - control.elapsed())
+        seconds = 0.5 * until.left()
         priced = best_prices(prepared, local, control, seconds) if rows.count else None
         if priced is not None:
             local.raise_bound(min(priced.bound, local.value))
@@ -152,7 +152,7 @@ def squeeze(prepared: Prepared, local: Incumbent, control: Control) -> None:
             local.raise_bound(local.value)
             return
         after = sum(network.unary[node].size - 1 for node in network.live)
-        if control.elapsed() >= stop or (turn > 0 and after > WORTHWHILE * before):
+        if until.passed or (turn > 0 and after > WORTHWHILE * before):
             return
 
 

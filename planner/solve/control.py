@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from planner.solve.deadline import Deadline
 from planner.solve.sharing import Sharing
 
 Progress = Callable[[float, float], None]
@@ -15,14 +16,14 @@ Progress = Callable[[float, float], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """Time limit in seconds from `started` (a `time.perf_counter` reading), seed of all randomness, and progress.
+    """A deadline, the time it was `started`, the seed of all randomness, and progress.
 
     Choices that cost at least `cutoff` are of no interest: a method may end with the proof that there is no other.
     `sharing` knows what earlier solves made from the same tables.
     """
 
-    time_limit: float
-    started: float
+    deadline: Deadline
+    started: float = field(default_factory=time.monotonic)
     seed: int = 0
     progress: Progress | None = None
     cutoff: float = math.inf
@@ -30,11 +31,11 @@ class Control:
 
     def left(self) -> float:
         """Seconds left, never below zero."""
-        return max(0.0, self.started + self.time_limit - time.perf_counter())
+        return self.deadline.left()
 
     def elapsed(self) -> float:
         """Seconds since the start."""
-        return time.perf_counter() - self.started
+        return time.monotonic() - self.started
 
     def tell(self, value: float, bound: float) -> None:
         """Reports an improved value or bound."""

@@ -9,7 +9,6 @@ would do (found); halving the interval between the two with the solver brings th
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -17,6 +16,7 @@ import numpy as np
 
 from planner.problem import Edge, Problem, Row
 from planner.solve.control import Control
+from planner.solve.deadline import Deadline
 from planner.solve.rows import RowTable
 from planner.solve.solution import Detail, Solution
 
@@ -76,7 +76,7 @@ def explain(problem: Problem, control: Control, solver: Solver) -> Detail:
 
 def _slice(control: Control) -> Control:
     """A control for one of many small problems: a fifth of the time left."""
-    return Control(time_limit=max(0.05, 0.2 * control.left()), started=time.perf_counter(), seed=control.seed)
+    return Control(deadline=Deadline.after(max(0.05, 0.2 * control.left())), seed=control.seed)
 
 
 def _largest(problem: Problem, choice: tuple[int, ...] | None) -> float:

@@ -52,7 +52,7 @@ def tighten(
     if not network.live:
         best.offer(prepared.complete({}))
         return network.constant
-    stop = min(control.elapsed() + effort.seconds, control.time_limit)
+    until = control.deadline.within(effort.seconds)
     messages = Messages(network)
     units = np.maximum(np.abs(rows.limits), 1.0)
     prices = np.zeros(rows.count) if priced is None else priced.prices * units
@@ -72,7 +72,7 @@ def tighten(
         picks = messages.decode()
         left = sum(network.unary[node].size for node in network.live)
         if step % 10 == 3 or (step < 3 and best.choice is None):
-            _search(prepared, best, picks, control, stop - control.elapsed(), effort.kicks)
+            _search(prepared, best, picks, control, until.left(), effort.kicks)
         if math.isfinite(best.value):
             slack = 1e-9 * (abs(best.value) + abs(bound))
             if step % PAIR_STEPS == PAIR_STEPS - 1:
@@ -86,7 +86,7 @@ def tighten(
         if left != sum(network.unary[node].size for node in network.live):
             picks = messages.decode()
         gap = best.value - bound
-        if gap <= 0.2 * RELATIVE_TOLERANCE * abs(best.value) or control.elapsed() >= stop:
+        if gap <= 0.2 * RELATIVE_TOLERANCE * abs(best.value) or until.passed:
             break
         if all(network.unary[node].size == 1 for node in network.live):
             best.offer(prepared.complete({node: int(network.labels[node][0]) for node in network.live}))

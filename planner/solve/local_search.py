@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from planner.problem import Array
 from planner.solve.control import Control
+from planner.solve.deadline import Deadline
 from planner.solve.network import Indices, Network
 from planner.solve.rows import RowTable
 
@@ -215,7 +216,7 @@ class LocalSearch:
 
     def run(self, control: Control, seconds: float, kicks: int) -> tuple[float, dict[int, int]] | None:
         """The best feasible value and choice found within `seconds` and `kicks` restarts from kicked choices."""
-        stop = min(control.elapsed() + seconds, control.time_limit)
+        until = control.deadline.within(seconds)
         random = np.random.default_rng(control.seed)
         best: tuple[float, dict[int, int]] | None = None
         best_picks = dict(self.pick)
@@ -231,17 +232,17 @@ class LocalSearch:
                     self.move(node, int(random.integers(self.network.unary[node].size)))
             self.repair(control)
             self.descend(touched, control)
-            self._improve_pairs(touched, control, stop)
+            self._improve_pairs(touched, control, until)
             value = self.value() if self.overflow() == 0 else math.inf
             if value < (math.inf if best is None else best[0]):
                 best, best_picks = (value, self.choice()), dict(self.pick)
-            if control.elapsed() >= stop or not movable:
+            if until.passed or not movable:
                 break
         return best
 
-    def _improve_pairs(self, nodes: list[int], control: Control, stop: float) -> None:
+    def _improve_pairs(self, nodes: list[int], control: Control, until: Deadline) -> None:
         waiting = sorted({tuple(sorted((n, m))) for n in nodes for m in self.finite[n]})
-        while waiting and control.elapsed() < stop:
+        while waiting and not until.passed:
             m, n = waiting.pop()
             if self.improve_pair(m, n):
                 self.descend([m, n, *self.finite[m], *self.finite[n]], control)

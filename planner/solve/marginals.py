@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from planner.errors import SolverError
 from planner.problem import Array, Problem
 from planner.solve import elimination
 from planner.solve.control import Control
+from planner.solve.deadline import Deadline
 from planner.solve.local_search import LocalSearch
 from planner.solve.network import Network
 from planner.solve.reductions import Reducer
@@ -71,7 +71,7 @@ def marginals(
     for position, pick in enumerate(left.tolist()):
         forced = network.copy()
         forced.keep(node, np.array([position]))
-        control = Control(time_limit=time_limit / left.size, started=time.perf_counter(), seed=seed)
+        control = Control(deadline=Deadline.after(time_limit / left.size), seed=seed)
         values[pick], exact[pick] = _least(forced, begun, control)
     return Marginals(values=values, exact=exact)
 
@@ -83,5 +83,5 @@ def _least(network: Network, start: Mapping[int, int] | None, control: Control) 
     order = elimination.plan_order(network, max_entries=elimination.MAX_ENTRIES)
     if elimination.affordable(order):
         return elimination.eliminate(network, order, np.zeros(len(network.labels), np.intp)), True
-    found = LocalSearch(network, None, start).run(control, control.time_limit, KICKS)
+    found = LocalSearch(network, None, start).run(control, control.left(), KICKS)
     return (math.inf if found is None else found[0]), False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping
 
 from planner.errors import SolverError
@@ -11,6 +10,7 @@ from planner.problem import Problem
 from planner.solve.auto import solve_auto
 from planner.solve.brute import solve_brute
 from planner.solve.control import Control, Progress
+from planner.solve.deadline import Deadline
 from planner.solve.exact import solve_elimination, solve_ilp
 from planner.solve.lagrangian import solve_lagrangian
 from planner.solve.random_search import solve_random
@@ -61,8 +61,7 @@ def solve(
     if not time_limit > 0:
         raise SolverError(f"the time limit is {time_limit}: give a positive number of seconds.")
     control = Control(
-        time_limit=time_limit,
-        started=time.perf_counter(),
+        deadline=Deadline.after(time_limit),
         seed=seed,
         progress=progress,
         cutoff=cutoff,

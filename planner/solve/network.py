@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.problem import Array, Problem
+from planner.schedule import Indices
 from planner.solve.sharing import Sharing
-
-Indices = NDArray[np.intp]
 
 
 @final

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import final
 
@@ -12,6 +13,7 @@ from planner.solve.network import Indices, Network
 from planner.solve.reductions import Eliminated, Reducer, undo
 from planner.solve.rows import RowTable
 from planner.solve.sharing import Sharing
+from planner.solve.smaller import Choice
 from planner.solve.solution import Detail
 
 ROUNDS = 5
@@ -20,7 +22,13 @@ ROUNDS = 5
 
 @final
 class Prepared:
-    """A reduced network under `rows`, with the trail of what was reduced. `possible` is False where nothing is left."""
+    """A reduced network under `rows`, with the trail of what was reduced. `possible` is False where nothing is left.
+
+    A `Smaller` form of the problem; a choice of it is one of all nodes, right for those that are live.
+    """
+
+    bound = math.inf
+    """Only choices are left out that some other is as good as, or that have no place in any within the rows."""
 
     def __init__(self, problem: Problem, rows: RowTable, sharing: Sharing | None = None) -> None:
         self.problem = problem
@@ -68,8 +76,13 @@ class Prepared:
         choice = np.zeros(len(self.network.labels), dtype=np.intp)
         for node, pick in picks.items():
             choice[node] = pick
-        undo(self.trail, choice)
-        return choice
+        return self.lift(choice)
+
+    def lift(self, choice: Choice) -> Indices:
+        """The choice of all nodes that follows from that of the live ones."""
+        whole = np.array(choice, np.intp)
+        undo(self.trail, whole)
+        return whole
 
     @property
     def detail(self) -> Detail:

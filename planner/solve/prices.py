@@ -29,7 +29,7 @@ from planner.solve.prepare import Prepared
 from planner.solve.reductions import Reducer, undo
 from planner.solve.solution import RELATIVE_TOLERANCE
 
-THRIFT = 1e4
+THRIFTY_PRICE = 1e4
 """Price of a whole limit, in costs of the free optimum, at which the cheapest choice takes next to the least bytes."""
 KICKS = 3
 """Kicks of the local search that repairs each priced optimum."""
@@ -67,7 +67,7 @@ def minimise_exactly(network: Network, extra: dict[int, Array]) -> dict[int, int
 def best_prices(prepared: Prepared, best: Incumbent, control: Control, seconds: float) -> Priced:
     """The best prices found within `seconds`; every choice met on the way is repaired and offered to `best`."""
     network, rows = prepared.network, prepared.rows
-    stop = min(control.elapsed() + seconds, control.time_limit)
+    until = control.deadline.within(seconds)
     units = np.maximum(np.abs(rows.limits), 1.0)
     prices = np.zeros(rows.count)
     result = Priced(prices=prices, bound=-math.inf)
@@ -83,13 +83,13 @@ def best_prices(prepared: Prepared, best: Incumbent, control: Control, seconds: 
             result = Priced(prices=prices / units, bound=lower)
         cuts += [_cut(prepared, found) for found in _repaired(prepared, best, picks, control)]
         if not any((over <= 0).all() for _, over in cuts):
-            thrifty = minimise_exactly(network, rows.price(np.full(rows.count, THRIFT * abs(cost)) / units))
+            thrifty = minimise_exactly(network, rows.price(np.full(rows.count, THRIFTY_PRICE * abs(cost)) / units))
             if thrifty is None:
                 break
             cuts.append(_cut(prepared, thrifty))
             found = _repaired(prepared, best, thrifty, control)
             cuts += [_cut(prepared, choice) for choice in found]
-        if control.elapsed() >= stop or not any((over <= 0).all() for _, over in cuts):
+        if until.passed or not any((over <= 0).all() for _, over in cuts):
             break
         height, prices = _propose(cuts)
         gap = min(height, best.value) - result.bound

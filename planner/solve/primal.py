@@ -17,6 +17,7 @@ from typing import final
 import numpy as np
 
 from planner.solve.arrays import Arrays
+from planner.solve.deadline import Deadline
 from planner.solve.dual import Dual
 from planner.solve.kernels import Descent, Floats, Ints, Peaks, build, fuse, move_blocks
 
@@ -87,8 +88,8 @@ class Primal:
             for hot in (1.0, 0.0):
                 fuse(proposal, hot, self.arrays.net, self.arrays.uses, self._descent)
 
-    def round(self, until: float) -> None:
-        """One turn of every block size, until `time.perf_counter()` reaches `until`.
+    def round(self, until: Deadline) -> None:
+        """One turn of every block size, as long as there is time.
 
         `quiet` counts the rounds since the choice that moves was last cheaper than ever since its start.
         """
@@ -96,7 +97,7 @@ class Primal:
         free = self._round % 3 == 2 and self.fullest <= 0
         self._round += 1
         for largest in SIZES:
-            if time.perf_counter() >= until:
+            if until.passed:
                 break
             self._turn(largest, FREE_CHARGES if free else CHARGES, 0.0 if free else 1.0, 0.0)
             if largest >= self.arrays.names.size:

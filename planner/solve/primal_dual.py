@@ -21,12 +21,14 @@ import numpy as np
 from planner.problem import Problem
 from planner.solve.arrays import Arrays
 from planner.solve.control import Control
+from planner.solve.deadline import Deadline
 from planner.solve.dual import Dual
 from planner.solve.incumbent import Incumbent
 from planner.solve.kernels import Floats, Ints
 from planner.solve.prepare import Prepared
 from planner.solve.primal import Primal
 from planner.solve.rows import RowTable
+from planner.solve.smaller import Chain
 from planner.solve.solution import Detail, Solution, is_optimal
 from planner.solve.ties import Tied
 
@@ -44,7 +46,7 @@ LITTLE = 1e-4
 """What part of value or bound is progress."""
 LAST_SECONDS = 0.03
 """Part of the time kept for what follows the search."""
-THRIFT = (1.0, 1.5, 3.0, 10.0, 100.0, 1e4)
+THRIFTIER = (1.0, 1.5, 3.0, 10.0, 100.0, 1e4)
 """By what prices are multiplied in turn until a choice within the rows is found."""
 THRIFTY_STEPS = 10
 """Sweeps at each of them."""
@@ -72,7 +74,7 @@ def _improve(prepared: Prepared, best: Incumbent, control: Control) -> None:
 
     The rows of `prepared` must be those of `best`.
     """
-    until = time.perf_counter() + control.left() * (1 - LAST_SECONDS)
+    until = Deadline.after(control.left() * (1 - LAST_SECONDS))
     if not prepared.network.live:
         best.offer(prepared.complete({}))
         best.raise_bound(prepared.network.constant)
@@ -83,16 +85,14 @@ def _improve(prepared: Prepared, best: Incumbent, control: Control) -> None:
         return
     arrays = Arrays.of(tied, prepared.rows)
 
+    steps = Chain((prepared, tied, arrays))
+
     def offer(pick: Ints) -> None:
-        choice = np.zeros(len(prepared.network.labels), dtype=np.intp)
-        for node, label in arrays.chosen(pick).items():
-            choice[node] = label
-        tied.undo(choice)
-        best.offer(prepared.complete({node: int(choice[node]) for node in prepared.network.live}))
+        best.offer(steps.lift(pick))
 
     dual = Dual(arrays)
-    head = time.perf_counter() + HEAD_START * (until - time.perf_counter())
-    while time.perf_counter() < head or dual.steps < 2:
+    head = Deadline.after(HEAD_START * until.left())
+    while not head.passed or dual.steps < 2:
         over = dual.step()
         if over.max(initial=0.0) <= 0 and is_optimal(dual.value(dual.pick), dual.bound, best.scale):
             break
@@ -109,13 +109,13 @@ def _improve(prepared: Prepared, best: Incumbent, control: Control) -> None:
 
 
 @contextmanager
-def _rising(dual: Dual, until: float) -> Generator[deque[Ints]]:
+def _rising(dual: Dual, until: Deadline) -> Generator[deque[Ints]]:
     """Raises the dual's bound in a thread of its own; the choices that it proposes meanwhile."""
     proposals: deque[Ints] = deque(maxlen=PROPOSALS)
     stop = threading.Event()
 
     def rise() -> None:
-        while not stop.is_set() and time.perf_counter() < until:
+        while not stop.is_set() and not until.passed:
             dual.step()
             proposals.append(dual.pick)
 
@@ -134,15 +134,15 @@ def _descend(
     proposals: deque[Ints],
     best: Incumbent,
     offer: Callable[[Ints], None],
-    until: float,
+    until: Deadline,
     seed: int,
 ) -> None:
     """Descents of the primal, one after the other, until the best is proven, little is to be hoped for, or time is up."""
     random = np.random.default_rng(seed)
-    began = progress = time.perf_counter()
+    began = progress = time.monotonic()
     value, bound, descents = math.inf, -math.inf, 0
     told, told_at = math.inf, 0.0
-    while (now := time.perf_counter()) < until:
+    while (now := time.monotonic()) < until.end:
         primal.fuse([proposals.popleft() for _ in range(len(proposals))])
         primal.round(until)
         best.raise_bound(min(dual.bound, primal.value))
@@ -167,17 +167,17 @@ def _clearly_less(new: float, old: float) -> bool:
     return new < (old if math.isinf(old) else old - LITTLE * abs(old))
 
 
-def _enter(primal: Primal, dual: Dual, prices: Floats, until: float) -> None:
+def _enter(primal: Primal, dual: Dual, prices: Floats, until: Deadline) -> None:
     """Starts the primal at some prices, or where they leave a row overfull at dearer and dearer ones."""
     if not prices.size:
         primal.restart(dual.pick)
         return
     trial = Dual(dual.arrays)
     start = prices if prices.any() else np.full(prices.size, abs(dual.bound))
-    for factor in THRIFT:
+    for factor in THRIFTIER:
         trial.hold(start * factor + (factor - 1) * start.mean())
         for _ in range(THRIFTY_STEPS):
             trial.step()
         primal.restart(trial.pick)
-        if primal.fullest <= 0 or time.perf_counter() >= until:
+        if primal.fullest <= 0 or until.passed:
             return

@@ -7,16 +7,17 @@ that must have the same layout although each of them takes memory of its own.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.problem import Array
 from planner.solve.network import Indices, Network
 from planner.solve.rows import RowTable
+from planner.solve.smaller import Choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,8 +35,12 @@ class Tied:
     """A network without ties, made from one in place; `carried` are the pieces of memory each node now stands for.
 
     A piece is given by its number in the row table and its bytes per remaining choice of the node. `possible` is False
-    where some node is left without a choice.
+    where some node is left without a choice. A `Smaller` form of the network; its choices are of all nodes, right
+    for those that are live.
     """
+
+    bound = math.inf
+    """Nothing is lost."""
 
     def __init__(self, network: Network, rows: RowTable) -> None:
         self.network = network
@@ -57,10 +62,12 @@ class Tied:
         for node in sorted(network.live):
             self.possible &= self._drop_forbidden(node)
 
-    def undo(self, choice: NDArray[np.intp]) -> None:
-        """Fills in the choices of the nodes that others decide."""
+    def lift(self, choice: Choice) -> Indices:
+        """The choice with those of the nodes that others decide."""
+        whole = np.array(choice, np.intp)
         for step in reversed(self.trail):
-            choice[step.node] = step.choices[int(np.searchsorted(step.labels, choice[step.by]))]
+            whole[step.node] = step.choices[int(np.searchsorted(step.labels, whole[step.by]))]
+        return whole
 
     def _weight(self, pair: tuple[int, int]) -> int:
         """What folding the first node of a pair would have to move."""
