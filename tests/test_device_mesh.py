@@ -314,3 +314,12 @@ def test_a_part_of_the_devices_is_compiled_for_where_it_lies() -> None:
     found = plan.verify(*ARGS)
     assert found.collectives.by_kind is not None
     assert found.numerics.ok is None
+
+
+def test_a_topology_of_ones_own_is_not_compiled_for_and_that_is_told() -> None:
+    own = Topology.custom(
+        name="a ring", shape=(8,), link_bytes_per_s=(45e9,), kind=("torus",), chip=parse_topology("v5e:2x2").chip
+    )
+    found = planner.plan(step, ARGS, topology=own, mesh={"a": 8}, options=NEVER).verify()
+    assert (found.collectives.ok, found.memory.ok) == (None, None)
+    assert "compiling for a ring without devices is not supported" in found.collectives.reason
