@@ -21,7 +21,8 @@ import numpy.typing as npt
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-Indices = npt.NDArray[np.intp]
+from planner.vectors import Indices
+
 Words = npt.NDArray[np.uint64]
 
 HOPS = 12

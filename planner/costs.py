@@ -23,8 +23,7 @@ from planner.on_parts import kernel_of
 from planner.op_work import op_engine, op_flops
 from planner.reshard import Locations, local_bytes
 from planner.rules import slides_of, traits
-
-Floats = npt.NDArray[np.float64]
+from planner.vectors import Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,9 +26,7 @@ from planner.model import Model
 from planner.problem import Edge, Problem
 from planner.reshard import Locations, Patterns, local_bytes, reshard_values
 from planner.tiling import tiled_bytes
-
-Floats = npt.NDArray[np.float64]
-Positions = npt.NDArray[np.intp]
+from planner.vectors import Floats, Indices
 
 TIE = 1e-3
 """Weight of memory among equally good plans, as a share of the cost of reading the bytes once."""
@@ -64,7 +62,7 @@ class Instance:
         """The strategies of every node."""
         return tuple(map(self.tables.__getitem__, self.kind_of))
 
-    def restricted(self, kept: Sequence[Positions], problem: Problem | None = None) -> Instance:
+    def restricted(self, kept: Sequence[Indices], problem: Problem | None = None) -> Instance:
         """The instance with these strategies of every node only; `problem` is theirs, where it is known."""
         kinds = Kinds()
         kind_of: list[int] = []
@@ -215,12 +213,12 @@ class Instance:
         return sizes[row_of]
 
 
-def _kept(table: Strategies, positions: Positions) -> Strategies:
+def _kept(table: Strategies, positions: Indices) -> Strategies:
     """Some of the strategies; the same object for all of them."""
     return table if positions.size == len(table) else table.keep(positions)
 
 
-def _taken(work: Work, positions: Positions) -> Work:
+def _taken(work: Work, positions: Indices) -> Work:
     """The work of some strategies."""
     return Work(**{part.name: getattr(work, part.name)[positions] for part in fields(Work)})
 

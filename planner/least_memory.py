@@ -16,14 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.budget import Budget
 from planner.memory import MemoryModel
 from planner.problem import Problem
 from planner.shared_layers import solve_shared
-
-Floats = npt.NDArray[np.float64]
+from planner.vectors import Floats
 
 ROUNDS = 40
 GAP = 0.01

@@ -25,8 +25,7 @@ from planner.holdings import Form, Holdings
 from planner.instance import Instance
 from planner.model import Model
 from planner.problem import Edge, Problem, Row
-
-Floats = npt.NDArray[np.float64]
+from planner.vectors import Floats
 
 LARGE_COPY = 1e-3
 """Fetched copies below this share of the limit are left out of rows (they are still counted in the peak)."""

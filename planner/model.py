@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.flow import Flow, Transfer
 from planner.fused_pass import FusedPass, fused_pass
@@ -14,8 +13,7 @@ from planner.graph import Graph
 from planner.groups import Group, Grouping
 from planner.holdings import Copied, Holdings, copied, held
 from planner.liveness import Liveness
-
-Floats = npt.NDArray[np.float64]
+from planner.vectors import Floats
 
 PLACED_BY_USER = ("sharding_constraint", "shard_map")
 """Ops that demand specs of their own."""

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.budget import Budget
@@ -66,14 +66,22 @@ class Posed:
     free: Solution
     steps: Chain
 
-    def lifted(self, outcome: Outcome) -> Outcome:
-        """An outcome of the instance as one of the whole."""
-        bound, found = min(outcome.bound, self.steps.bound), outcome.candidate
-        if found is None:
-            return replace(outcome, bound=bound)
-        choice = tuple(self.steps.lift(found.choice).tolist())
-        candidate = replace(found, instance=self.whole, choice=choice, bound=min(found.bound, bound))
-        return replace(outcome, candidate=candidate, bound=bound)
+    def nothing(self, bound: float, *, fits: bool) -> Outcome:
+        """The outcome where no plan is below what was asked."""
+        return Outcome(candidate=None, bound=min(bound, self.steps.bound), fits=fits)
+
+    def plan(self, choice: Sequence[int], value: float, bound: float, *, limited: bool) -> Outcome:
+        """The outcome that is this plan; `bound` is that of all plans of the instance."""
+        bound_of_all = min(bound, self.steps.bound)
+        candidate = Candidate(
+            instance=self.whole,
+            choice=tuple(self.steps.lift(choice).tolist()),
+            value=value,
+            bound=bound_of_all,
+            peak_bytes=float(self.memory.profile(choice).max()),
+            shared=words(self.free, gap=(value - bound) / value if value > 0 else 0.0, limited=limited),
+        )
+        return Outcome(candidate=candidate, bound=bound_of_all)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -94,8 +102,8 @@ class Postponed:
         wanted = Wanted(limit_bytes=limit_bytes, cutoff=cutoff)
         found = within(memory, free, wanted, replace(budget, sharing=self.sharing))
         if found.choice is None:
-            return self.posed.lifted(Outcome(candidate=None, bound=found.bound, fits=found.fits))
-        return self.posed.lifted(_found(memory, found.choice, found.value, found.bound, free, limited=True))
+            return self.posed.nothing(found.bound, fits=found.fits)
+        return self.posed.plan(found.choice, found.value, found.bound, limited=True)
 
 
 def free_plan(
@@ -126,7 +134,7 @@ def free_plan(
     posed = Posed(whole=whole, memory=memory, free=free, steps=steps)
     if float(memory.profile(free.choice).max()) > limit_bytes * OVER:
         return Postponed(posed=posed, sharing=budget.sharing)
-    return posed.lifted(_found(memory, free.choice, free.value, free.bound, free, limited=False))
+    return posed.plan(free.choice, free.value, free.bound, limited=False)
 
 
 def _of_all_nodes(found: Solution, shared: SharedInstance, steps: Chain) -> Solution:
@@ -167,18 +175,5 @@ def least_plan(instance: Instance, limit_bytes: float, budget: Budget, *, best: 
         return Outcome(candidate=None, bound=least.bound, fits=least.peak_bytes <= limit_bytes)
     found = within(memory, free, Wanted(limit_bytes=least.peak_bytes), budget, least)
     choice = least.choice if found.choice is None else found.choice
-    return _found(memory, choice, least.peak_bytes, least.bound, free, limited=True)
-
-
-def _found(
-    memory: MemoryModel, choice: tuple[int, ...], value: float, bound: float, free: Solution, *, limited: bool
-) -> Outcome:
-    candidate = Candidate(
-        instance=memory.instance,
-        choice=choice,
-        value=value,
-        bound=bound,
-        peak_bytes=float(memory.profile(choice).max()),
-        shared=words(free, gap=(value - bound) / value if value > 0 else 0.0, limited=limited),
-    )
-    return Outcome(candidate=candidate, bound=bound)
+    posed = Posed(whole=instance, memory=memory, free=free, steps=Chain(()))
+    return posed.plan(choice, least.peak_bytes, least.bound, limited=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import overload
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
-Indices = NDArray[np.intp]
+from planner.vectors import Floats, Indices
+
+Array = Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

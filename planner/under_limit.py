@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy.optimize import linprog
 
 from planner.budget import Budget
@@ -32,8 +31,7 @@ from planner.least_memory import Aim, Least, least_memory, peaks
 from planner.memory import MemoryModel
 from planner.shared_layers import solve_shared
 from planner.solve import Solution
-
-Floats = npt.NDArray[np.float64]
+from planner.vectors import Floats
 
 FIRST_PRICE = 0.01
 """What the whole limit costs at the first prices, as a part of the value without a limit."""

@@ -16,7 +16,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from planner.vectors import Floats
+
 Ints = NDArray[np.int64]
 F = TypeVar("F", bound=Callable[..., Any])
 
