@@ -167,13 +167,13 @@ def least_plan(instance: Instance, limit_bytes: float, budget: Budget, *, best: 
     if free.choice is None:
         note = f"mesh {instance.mesh.shape}: nothing found within {seconds:.0f} s"
         return Outcome(candidate=None, bound=0.0, note=note)
+    posed = Posed(whole=instance, memory=memory, free=free, steps=Chain(()))
     if memory.profile(free.choice).max() == 0:
         # Of a program without bytes every plan has the least peak; that of the least value is taken.
-        return _found(memory, free.choice, 0.0, 0.0, free, limited=False)
+        return posed.plan(free.choice, 0.0, 0.0, limited=False)
     least = least_memory(memory, free.choice, Aim(good_bytes=min(best, limit_bytes)), budget)
     if least.peak_bytes > min(best * (1 - WORTHWHILE), limit_bytes):
         return Outcome(candidate=None, bound=least.bound, fits=least.peak_bytes <= limit_bytes)
     found = within(memory, free, Wanted(limit_bytes=least.peak_bytes), budget, least)
     choice = least.choice if found.choice is None else found.choice
-    posed = Posed(whole=instance, memory=memory, free=free, steps=Chain(()))
     return posed.plan(choice, least.peak_bytes, least.bound, limited=True)

@@ -141,9 +141,8 @@ class Bench:
             choice = self.following(node, pick)
             candidate = Candidate(instance=self.instance, choice=choice, value=0.0, bound=0.0, peak_bytes=0.0)
             decision = self.pipeline.decision(candidate, bound=0.0, seconds=0.0, meshes=1, notes=())
-            direct = replace(
-                decision, constraints=place(Chosen(instance=self.instance, choice=choice), sum_whole=False).constraints
-            )
+            placed = place(Chosen(instance=self.instance, choice=choice), sum_whole=False)
+            direct = replace(decision, constraints=placed.constraints)
             for one in (decision, direct):
                 key = (one.in_specs, one.out_specs, tuple(sorted(map(str, one.constraints.items()))))
                 if key not in found:
