@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from small import NEVER, planned
 
 import planner
-from tests.test_programs import ideal
+from planner.testing import free_wires
 
 F32 = jnp.float32
 
@@ -22,7 +22,7 @@ def shifted(x: jax.Array) -> jax.Array:
 
 def plan_of(shape: tuple[int, ...], **more: Any) -> planner.Plan:
     struct = jax.ShapeDtypeStruct(shape, F32)
-    return planner.plan(shifted, (struct,), **{"topology": ideal(6), "options": NEVER, **more})
+    return planner.plan(shifted, (struct,), **{"topology": free_wires(6), "options": NEVER, **more})
 
 
 def first_rows(plan: planner.Plan) -> str:
@@ -87,7 +87,7 @@ def test_pins_that_name_an_axis_keep_it() -> None:
 
 def test_a_plan_taken_over_to_fewer_devices_runs_and_explains() -> None:
     x = jnp.arange(10.0).reshape(2, 5)
-    plan = planned(shifted, (x,), topology=ideal(6), devices=jax.devices()[:6])
+    plan = planned(shifted, (x,), topology=free_wires(6), devices=jax.devices()[:6])
     assert plan.mesh.size == 2
     assert plan.verify(x).ok
     assert "P('x'" in str(plan.explain("x"))
