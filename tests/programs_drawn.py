@@ -71,6 +71,8 @@ MODES = ("forward",) * 8 + ("grad",) * 6 + ("vmap", "vmap_grad", "jvp", "hvp")
 """What is done with a program: nothing, its gradient, a tangent, a Hessian-vector product; over a new dim, or not."""
 DEPTH = 2
 """How deep control flow is nested."""
+LEAST = (1, 2, 2, 3, 3, 4)
+"""How many ops a program has at least: few, since most of what goes wrong does so between two or three."""
 RARELY = 8
 """How often a kind without a body is drawn for each one with a body."""
 PAIRS = st.integers(0, 63)
@@ -87,11 +89,16 @@ def cases(draw: st.DrawFn, most: int = 6) -> Case:
         *draw(st.lists(st.sampled_from(FREQUENT), min_size=2, max_size=2, unique=True)),
         *draw(st.lists(st.sampled_from(LEAVES), min_size=2, max_size=6, unique=True)),
     ]
-    needed = tuple(dict.fromkeys(NEEDED[kind] for kind in kinds if kind in NEEDED))
-    arguments = tuple(draw(st.lists(_arguments(needed, eight), min_size=1, max_size=5)))
+    needed = [NEEDED[kind] for kind in kinds if kind in NEEDED][:2]
+    wanted = [dtype for dtype in needed if draw(st.integers(0, 7))]
+    arguments = (
+        *draw(st.lists(_arguments(DTYPES, eight), min_size=1, max_size=4)),
+        *(draw(_arguments((dtype,), eight)) for dtype in wanted),
+    )
     donates = _one_in(draw, 10)  # whatever the mode: with more draws than another, it would not count as the simpler
     donated = (draw(st.integers(0, len(arguments) - 1)),) if donates and mode == "forward" else ()
-    ops = tuple(draw(st.lists(_ops(kinds, DEPTH), min_size=1, max_size=most)))
+    least = min(most, draw(st.sampled_from(LEAST)))
+    ops = tuple(draw(st.lists(_ops(kinds, DEPTH), min_size=least, max_size=most)))
     return Description(arguments, ops, mode, donated), mesh
 
 
@@ -101,9 +108,9 @@ def _one_in(draw: st.DrawFn, count: int) -> bool:
 
 
 @st.composite
-def _arguments(draw: st.DrawFn, needed: Sequence[str], eight: int) -> tuple[tuple[int, ...], str]:
-    """Shape and dtype of an argument; every other one is of a type that the program needs."""
-    dtype = draw(st.sampled_from(needed)) if needed and _one_in(draw, 2) else draw(st.sampled_from(DTYPES))
+def _arguments(draw: st.DrawFn, dtypes: Sequence[str], eight: int) -> tuple[tuple[int, ...], str]:
+    """Shape and dtype of an argument."""
+    dtype = draw(st.sampled_from(dtypes))
     shape = draw(st.sampled_from(ODD if _one_in(draw, 14) else SHAPES))
     scaled = {8: eight, 16: 2 * eight, 4: eight // 2 if eight % 2 == 0 else eight}
     return ((eight,) if dtype == "key" else tuple(scaled.get(extent, extent) for extent in shape)), dtype
