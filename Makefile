@@ -66,16 +66,16 @@ fix: $(STAMP) ## format, and mend what the linter can mend
 	$(BIN)/ruff check --fix $(SOURCES)
 
 conformance: $(STAMP) ## JAX's own primitive cases planned, run and compared; every rule against Shardy's and its meaning
-	$(BIN)/python -m pytest -n $(JOBS) tests/test_rules_*.py
-	$(BIN)/python tests/rule_coverage.py
-	$(BIN)/python tests/conformance.py --workers $(JOBS) --record benchmarks/results/conformance.json
+	$(BIN)/python -m pytest -n $(JOBS) tests/rules
+	$(BIN)/python -m tests.rules.rule_coverage
+	$(BIN)/python -m tests.conformance.conformance --workers $(JOBS) --record benchmarks/results/conformance.json
 
 fuzz: $(STAMP) ## generated programs, many more than in the fast tests (COUNT=5000), other ones every time
-	$(BIN)/python -m pytest -n $(JOBS) -m slow tests/test_programs.py tests/test_reshard.py
-	XLA_FLAGS="$(QUICKLY)" FUZZ_COUNT=$(COUNT) $(BIN)/python -m pytest --hypothesis-profile=fuzz --hypothesis-show-statistics tests/fuzz.py
+	$(BIN)/python -m pytest -n $(JOBS) -m slow tests/programs/test_programs.py tests/one_mesh/test_reshard.py
+	XLA_FLAGS="$(QUICKLY)" FUZZ_COUNT=$(COUNT) $(BIN)/python -m pytest --hypothesis-profile=fuzz --hypothesis-show-statistics tests/programs/fuzz.py
 
 hazards: $(STAMP) ## every split the planner offers of every op, compiled and run: is any computed wrongly? (hours)
-	$(BIN)/python tests/hazard_hunt.py --workers $(JOBS) --log build/hazards.jsonl --output benchmarks/results/hazards.json
+	$(BIN)/python -m tests.hazards.hazard_hunt --workers $(JOBS) --log build/hazards.jsonl --output benchmarks/results/hazards.json
 
 bench: $(STAMP) ## the benchmarks: tables on the screen, JSON in benchmarks/results
 	for script in $(BENCHMARKS); do PYTHONPATH=. $(BIN)/python $$script || exit 1; done

@@ -12,7 +12,7 @@ planned for `v5e:4x4` and set beside hand-made plans, each in two forms:
             activations named in the model; the partitioner does the rest
 
 Every plan is compiled for the TPU with no device present. Peak memory and collectives are the compiler's; the time is
-`planner.hlo_schedule`'s walk over its schedule: by roofline for every plan, and by the compiler's own cycles for those
+`benchmarks.hlo_schedule`'s walk over its schedule: by roofline for every plan, and by the compiler's own cycles for those
 of `--full`, whose compile takes minutes. Both count only the communication that the schedule leaves exposed. Collectives
 are priced as rings (`hlo_schedule.ring_seconds`), not by the planner's cost model, which is what is on trial.
 """
@@ -34,12 +34,12 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import planner
+from benchmarks.hlo_schedule import Rates, estimate_seconds
 from benchmarks.models import llama as llama_module
 from benchmarks.models.base import Model
 from benchmarks.models.llama import LlamaConfig, llama
 from benchmarks.stamp import stamp
-from planner.aot import AotReport, aot_compile
-from planner.hlo_schedule import Rates, estimate_seconds
+from planner.verify.aot import AotReport, aot_compile
 
 TOPOLOGY = "v5e:4x4"
 CONFIG = LlamaConfig(width=2048, layers=8, heads=16, kv_heads=16, ffn=8192, vocabulary=32000, sequence=2048)

@@ -27,7 +27,7 @@ import numpy as np  # noqa: E402
 
 import planner  # noqa: E402
 from benchmarks.models import gpt, llama  # noqa: E402
-from planner.progress import show_progress  # noqa: E402
+from planner.cli.progress import show_progress  # noqa: E402
 
 GPT = gpt.GPTConfig(width=128, layers=4, heads=8, vocabulary=512, sequence=64)
 GPT_BATCH = 16

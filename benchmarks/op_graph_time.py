@@ -4,7 +4,7 @@
 
 For programs of benchmarks.planning_time on one mesh of v5e:4x4: the processor's seconds of making a program ready, of its
 op graph undecided and decided, and of the questions that the planner asks of arrays, asked of networkx: which factors are
-one (the calls of `forest` while ops are grouped, repeated) and the components of the decisions (`classes`).
+one (the calls of `rules.unify` while ops are grouped, repeated) and the components of the decisions (`alike_nodes`).
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from scipy.sparse.csgraph import connected_components
 
 from benchmarks.planning_time import PROGRAMS
 from benchmarks.stamp import stamp
-from planner.decided_graph import decided
+from planner.any_mesh.groups import group_ops
 from planner.decision import Request
-from planner.forest import Forest
-from planner.graph import Graph
-from planner.groups import group_ops
-from planner.op_graph import undecided
+from planner.explain.decided_graph import decided
+from planner.explain.op_graph import undecided
+from planner.machine.target import resolve
 from planner.options import Options
-from planner.pipeline import Pipeline
-from planner.target import resolve
-from planner.trace import trace
+from planner.program.graph import Graph
+from planner.program.trace import trace
+from planner.rules.unify import Forest
+from planner.session import Pipeline
 
 RESULTS = Path(__file__).resolve().parent / "results" / "op_graph_time.json"
 NAMES = ("gpt 1.3B", "llama 8B unrolled", "gpt deep x128", "gpt deep x1024")

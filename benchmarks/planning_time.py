@@ -32,11 +32,11 @@ from benchmarks.models.base import Model
 from benchmarks.stamp import stamp
 from planner.decision import Request
 from planner.errors import InfeasibleError
-from planner.instance import Instance
+from planner.machine.target import Target, resolve
+from planner.one_mesh.instance import Instance
 from planner.options import Options
-from planner.pipeline import Pipeline
-from planner.target import Target, resolve
-from planner.trace import trace
+from planner.program.trace import trace
+from planner.session import Pipeline
 
 RESULTS = Path(__file__).resolve().parent / "results" / "planning_time.json"
 LIMIT_S = 600.0

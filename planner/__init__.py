@@ -1,19 +1,46 @@
-"""Meshwright: automatic placement of JAX programs on many devices, with evidence."""
+"""Meshwright: automatic placement of JAX programs on many devices, with evidence.
 
-from cost_models import Topology as Topology
-from planner import errors as errors
-from planner import testing as testing
-from planner.api import LoadedPlan as LoadedPlan
-from planner.api import load as load
-from planner.api import op_graph as op_graph
-from planner.api import plan as plan
-from planner.options import Options as Options
-from planner.plan import Plan as Plan
-from planner.problem import Problem as Problem
-from planner.solve import Solution as Solution
-from planner.solve import solve as solve
-from planner.user_rules import rule_for as rule_for
-from planner.verify import Verification as Verification
+The names are fetched when they are first used, so that importing the package costs nothing beside importing JAX.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cost_models import Topology as Topology
+    from planner import errors as errors
+    from planner import testing as testing
+    from planner.api import load as load
+    from planner.api import op_graph as op_graph
+    from planner.api import plan as plan
+    from planner.options import Options as Options
+    from planner.plans.loaded import LoadedPlan as LoadedPlan
+    from planner.plans.plan import Plan as Plan
+    from planner.rules.kernels.rule_for import rule_for as rule_for
+    from planner.solver.methods import solve as solve
+    from planner.solver.problem import Problem as Problem
+    from planner.solver.solution import Solution as Solution
+    from planner.verify.verification import Verification as Verification
+
+_HOME = {
+    "LoadedPlan": "planner.plans.loaded",
+    "Options": "planner.options",
+    "Plan": "planner.plans.plan",
+    "Problem": "planner.solver.problem",
+    "Solution": "planner.solver.solution",
+    "Topology": "cost_models",
+    "Verification": "planner.verify.verification",
+    "load": "planner.api",
+    "op_graph": "planner.api",
+    "plan": "planner.api",
+    "rule_for": "planner.rules.kernels.rule_for",
+    "solve": "planner.solver.methods",
+}
+"""Where each public name is defined."""
+_MODULES = ("errors", "testing")
+"""The public modules."""
 
 __all__ = [
     "LoadedPlan",
@@ -31,3 +58,16 @@ __all__ = [
     "solve",
     "testing",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, from the module that defines it."""
+    if name in _MODULES:
+        return import_module(f"planner.{name}")
+    if name not in _HOME:
+        raise AttributeError(f"module 'planner' has no attribute {name!r}")
+    return globals().setdefault(name, getattr(import_module(_HOME[name]), name))
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

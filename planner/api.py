@@ -10,24 +10,26 @@ from typing import Any
 import jax
 
 from cost_models import OBJECTIVES, Topology
-from planner.attempts import attempts
-from planner.checks import check, failure
+from planner.any_mesh.groups import group_ops
+from planner.any_mesh.liveness import analyse
 from planner.decision import Decision, Request
+from planner.emit.runner import Runner
 from planner.errors import ArgumentError
-from planner.groups import group_ops
-from planner.liveness import analyse
-from planner.loaded import LoadedPlan
-from planner.op_graph import OpGraph, undecided
+from planner.explain.op_graph import OpGraph, undecided
+from planner.machine.processes import Processes
+from planner.machine.target import Target, resolve
+from planner.one_mesh.pins import Pins, check_pins
 from planner.options import Options
-from planner.pins import Pins, check_pins
-from planner.pipeline import Pipeline
-from planner.plan import Plan
-from planner.processes import Processes
-from planner.program import Program
-from planner.runner import Runner
-from planner.store import decision_of, load_saved, record_of
-from planner.target import Target, resolve
-from planner.trace import build_graph, fingerprint, trace
+from planner.plans.attempts import attempts
+from planner.plans.checks import check, failure
+from planner.plans.loaded import LoadedPlan
+from planner.plans.plan import Plan
+from planner.plans.store import decision_of, load_saved, record_of
+from planner.program.jaxpr.fingerprint import fingerprint
+from planner.program.jaxpr.flatten import build_graph
+from planner.program.trace import trace
+from planner.program.traced import Program
+from planner.session import Pipeline
 
 
 def plan(

@@ -9,9 +9,9 @@ from typing import Literal
 from jax.sharding import PartitionSpec
 
 from cost_models import Topology
-from planner.places import Slot
-from planner.predict import Predicted
-from planner.program import Leaf
+from planner.predicted import Predicted
+from planner.program.slots import Slot
+from planner.program.traced import Leaf
 
 OPTIMAL_GAP = 2e-6
 """Gap below which a plan counts as optimal: that of floating-point sums and of ties between meshes."""

@@ -6,9 +6,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from planner.budget import Share
 from planner.errors import ArgumentError
-from planner.search import Progress
+
+Share = Literal["auto"] | bool
+"""Whether layers share: where it loses nothing or the problem is large ("auto"), wherever they repeat, or never."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What the search has seen so far: meshes finished of all, the mesh just begun or finished, best value and bound.
+
+    Told before and after every mesh.
+    """
+
+    tried: int
+    total: int
+    mesh: Mapping[str, int]
+    incumbent: float
+    bound: float
+    seconds: float
+
 
 Check = Literal["auto", "always", "never"]
 CHECKS = ("auto", "always", "never")

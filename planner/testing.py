@@ -21,12 +21,12 @@ import numpy as np
 
 from cost_models import Topology
 from planner.api import plan as plan_of
-from planner.arguments import name_of
 from planner.errors import ArgumentError
-from planner.mesh import AXIS_NAMES, check_mesh
+from planner.one_mesh.mesh import AXIS_NAMES, check_mesh
+from planner.one_mesh.pins import Pins
 from planner.options import Options
-from planner.pins import Pins
-from planner.plan import Plan
+from planner.plans.plan import Plan
+from planner.program.arguments import name_of
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -78,7 +78,7 @@ def assert_same_as_single_device(
     devices: to run on; default `jax.devices()`, or as many of them as the mesh needs where it does not divide them.
     topology: to plan for; default `free_wires`, on which splitting always pays: a plan for one device would show nothing.
     rtol: how far a float may be off, as a share of the largest value in its result; integers must be equal then. Default:
-        as far as the rounding of this program, with these arguments, leads (see `planner.numerics`).
+        as far as the rounding of this program, with these arguments, leads (see `planner.verify.numerics`).
     options: as in `planner.plan`, but for its `check`: a plan that the checks would drop is one that must fail here.
 
     Raises

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from benchmarks.models import MODELS
 from planner.decision import Request
-from planner.pipeline import Pipeline
-from planner.target import resolve
-from planner.trace import trace
+from planner.machine.target import resolve
+from planner.program.trace import trace
+from planner.session import Pipeline
 
 
 def small_pipeline(name: str) -> Pipeline:

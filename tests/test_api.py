@@ -15,13 +15,13 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from small import NEVER, assert_same, mlp, mlp_args, planned, shapes, train_args, train_step
 
 import planner
 from cost_models import Topology
 from planner.decision import Checked
-from planner.plan import Plan
-from planner.verify import Collectives, Memory, Numerics, Verification
+from planner.plans.plan import Plan
+from planner.verify.verification import Collectives, Memory, Numerics, Verification
+from tests.small import NEVER, assert_same, mlp, mlp_args, planned, shapes, train_args, train_step
 
 Point = namedtuple("Point", "w b")
 
@@ -313,7 +313,7 @@ def test_what_was_not_checked_is_told_with_the_reason() -> None:
 def _failing(monkeypatch: pytest.MonkeyPatch, fails: Any) -> list[dict[str, int]]:
     """Makes the numerics of the plans that `fails` picks wrong; returns the meshes that were verified."""
     # The name planner.plan is the function; the module of that name is only in the table of modules.
-    module = sys.modules["planner.plan"]
+    module = sys.modules["planner.plans.plan"]
     real, seen = module.verify, list[dict[str, int]]()
 
     def verify(decision: Any, *args: Any, **more: Any) -> Verification:

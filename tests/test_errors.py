@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from small import NEVER, mlp, mlp_args, mlp_params, train_args, train_step
 
 import planner
 from planner import errors
+from tests.small import NEVER, mlp, mlp_args, mlp_params, train_args, train_step
 
 E = errors
 

@@ -6,21 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from planner.factors import Rule
-from planner.graph import Aval, Graph, Op
-from planner.halo import Slide, convolution_slides, gradient_slides, pooling_slides
-from planner.rules.build import fits, replicated
-from planner.rules.contract import dot_general, ragged_dot_general, scaled_dot
-from planner.rules.convolution import conv_general_dilated
-from planner.rules.elementwise import elementwise, leading, paired
-from planner.rules.index import dynamic_slice, dynamic_update_slice, gather, scatter, scatter_combined
-from planner.rules.linalg import batched, fft, triangular_solve, tridiagonal_solve
-from planner.rules.named import custom_partitioning
-from planner.rules.order import sort, top_k
-from planner.rules.random import drawn, rng_bit_generator
-from planner.rules.reduce import reduce, reduce_xor, reduction
-from planner.rules.row import Primitive
-from planner.rules.shape import (
+from planner.program.graph import Aval, Graph, Op
+from planner.rules.factors import fits, replicated
+from planner.rules.ops.contract import dot_general, ragged_dot_general, scaled_dot
+from planner.rules.ops.convolution import conv_general_dilated
+from planner.rules.ops.elementwise import elementwise, leading, paired
+from planner.rules.ops.index import dynamic_slice, dynamic_update_slice, gather, scatter, scatter_combined
+from planner.rules.ops.linalg import batched, fft, triangular_solve, tridiagonal_solve
+from planner.rules.ops.named import custom_partitioning
+from planner.rules.ops.order import sort, top_k
+from planner.rules.ops.random import drawn, rng_bit_generator
+from planner.rules.ops.reduce import reduce, reduce_xor, reduction
+from planner.rules.ops.shape import (
     broadcast_in_dim,
     concatenate,
     created,
@@ -35,7 +32,10 @@ from planner.rules.shape import (
     transpose,
     unstack,
 )
-from planner.rules.window import cumulative, pooling, reduce_window, select_and_scatter, select_and_scatter_add
+from planner.rules.ops.window import cumulative, pooling, reduce_window, select_and_scatter, select_and_scatter_add
+from planner.rules.primitive import Primitive
+from planner.rules.rule import Rule
+from planner.rules.sliding import Slide, convolution_slides, gradient_slides, pooling_slides
 
 PRIMITIVES: Mapping[str, Primitive] = {
     "abs": Primitive(elementwise, fused=True),

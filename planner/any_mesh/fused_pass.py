@@ -1,0 +1,75 @@
+"""What a fused group computes and moves, whatever the mesh: its flops and the tensors that it reads and writes.
+
+A fused group is one pass per region: it reads what stands in memory and writes what must stand there, and pays for the
+flops of all its ops. What many ops have in common is one entry, so that pricing a pass takes as long for a thousand layers
+as for one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from planner.any_mesh.groups import Dims, Group, Grouping
+from planner.any_mesh.liveness import Liveness
+from planner.program.graph import Graph
+from planner.program.slots import BOUNDARY
+from planner.rules.op_work import op_flops
+
+FactorSet = frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusedPass:
+    """Trips included: flops by the factors that divide them, bytes of traffic by the dims that do; of type `dtype`."""
+
+    flops: tuple[tuple[FactorSet, float], ...]
+    traffic: tuple[tuple[Dims, float], ...]
+    dtype: str
+
+
+class Part(NamedTuple):
+    """What one op adds to the pass of its group, trips included: flops by `factors`, and traffic by the dims of tensors."""
+
+    op: int
+    factors: FactorSet
+    flops: float
+    traffic: tuple[tuple[Dims, float], ...]
+
+
+def fused_pass(graph: Graph, grouping: Grouping, liveness: Liveness, group: Group) -> FusedPass:
+    """The pass of a fused group."""
+    flops, traffic = defaultdict[FactorSet, float](float), defaultdict[Dims, float](float)
+    for part in pass_parts(graph, grouping, liveness, group):
+        flops[part.factors] += part.flops
+        for dims, amount in part.traffic:
+            traffic[dims] += amount
+    last = graph.ops[group.ops[-1]]
+    dtype = graph.tensors[last.results[0] if last.results else last.operands[0]].aval.dtype
+    return FusedPass(flops=tuple(flops.items()), traffic=tuple(traffic.items()), dtype=dtype)
+
+
+def pass_parts(graph: Graph, grouping: Grouping, liveness: Liveness, group: Group) -> Iterator[Part]:
+    """What the ops of a fused group compute and move, in their order; what is read twice is moved by the first."""
+    counted: set[tuple[int, int]] = set()
+    for op in map(graph.ops.__getitem__, group.ops):
+        if op.kind in BOUNDARY:
+            continue
+        placement, trips = grouping.placements[op.id], graph.regions[op.region].trips
+        sides = (op.operands, placement.operands), (op.results, placement.results)
+        factors = frozenset(f for _, of in sides for dims in of for dim in dims for f in dim)
+        traffic: list[tuple[Dims, float]] = []
+        for tensor, dims in zip(*sides[0], strict=True):
+            if (tensor, op.region) in counted or not liveness.materialised[tensor]:
+                continue
+            counted.add((tensor, op.region))
+            producer = graph.tensors[tensor].producer
+            own = producer is not None and grouping.group_of[producer] == group.id
+            if not own or graph.ops[producer or 0].kind in BOUNDARY:
+                traffic.append((dims, trips * graph.tensors[tensor].aval.bytes))
+        for tensor, dims in zip(*sides[1], strict=True):
+            if liveness.materialised[tensor]:
+                traffic.append((dims, trips * graph.tensors[tensor].aval.bytes))
+        yield Part(op=op.id, factors=factors, flops=trips * op_flops(graph, op), traffic=tuple(traffic))

@@ -1,0 +1,242 @@
+"""Liveness: which tensors occupy memory, and from when to when, in program order.
+
+A compiler keeps in memory what its fused passes read and write: arguments, results of ops that are not fused, what
+reductions return, what crosses a loop's border, the results of the program, what an op reads that cannot compute it
+itself, and running sums. The rest lives in registers, and extends the life of what it is computed from. The rules are those
+seen in the buffer assignments of XLA's TPU compiler.
+
+Times are op ids; a buffer is alive in [start, stop). A loop body stands in program order once; what a loop reads from
+outside lives until the loop ends, a carry as long as the loop, and a stack from the loop's start to its last reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+from planner.any_mesh.groups import Grouping
+from planner.any_mesh.op_forms import is_fused
+from planner.program.graph import Graph, Op
+from planner.program.slots import ENTERING, LEAVING
+from planner.rules.primitives import kinds_where, traits
+
+
+class Buffer(NamedTuple):
+    """One tensor in memory over the half-open interval [start, stop) of op ids."""
+
+    tensor: int
+    start: int
+    stop: int
+    for_matmuls: bool
+    """Nothing but matmuls of default precision reads it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Liveness:
+    """`materialised[tensor]`: it is read from and written to memory; `buffers`: what is allocated besides arguments."""
+
+    materialised: tuple[bool, ...]
+    buffers: tuple[Buffer, ...]
+    steps: int
+
+
+NEIGHBOURS = 4
+"""Matmuls at most this many ops apart, with no other between them, share one stored operand."""
+BORDER = ENTERING | LEAVING
+Need = Literal["never", "where costly", "always"]
+
+
+def _is_pass(graph: Graph, grouping: Grouping, op: Op) -> bool:
+    """Whether a compiler makes an op part of a fused pass.
+
+    Besides what is fused by kind: a product without contraction, and the scatter of single elements into a constant
+    (the gradient of picking one element per row), which becomes a comparison with an iota.
+    """
+    if is_fused(op):
+        return True
+    if op.kind == "dot_general":
+        return not grouping.placements[op.id].reduced
+    if op.kind == "scatter-add" and not op.params["dimension_numbers"].update_window_dims:
+        producer = graph.tensors[op.operands[0]].producer
+        return producer is not None and graph.ops[producer].kind == "broadcast_in_dim"
+    return False
+
+
+def analyse(graph: Graph, grouping: Grouping) -> Liveness:
+    """The materialised tensors and buffers of a graph."""
+    passes = [_is_pass(graph, grouping, op) for op in graph.ops]
+    materialised = _materialised(graph, grouping, passes)
+    spans = region_spans(graph)
+    last = _last_uses(graph, passes, materialised, spans)
+    aliased = {graph.outputs[out] for out in graph.aliases}
+    buffers: list[Buffer] = []
+    for op in graph.ops:
+        for tensor in op.results:
+            if not materialised[tensor] or _is_view(graph, op) or tensor in aliased:
+                continue
+            start = spans[op.region][0] if op.kind == "loop_stack" else op.id
+            stop = max(last[tensor], op.id + 1)
+            if op.kind == "loop_carry_in":
+                stop = max(stop, spans[op.region][1])
+            narrow = _only_matmuls_read(graph, tensor)
+            buffers.append(Buffer(tensor=tensor, start=start, stop=stop, for_matmuls=narrow))
+    buffers += _shared_operands(graph, passes, materialised)
+    return Liveness(materialised=tuple(materialised), buffers=tuple(buffers), steps=len(graph.ops))
+
+
+def _is_view(graph: Graph, op: Op) -> bool:
+    """Whether a result is a name for memory that is accounted elsewhere."""
+    if traits(op.kind).renames or op.kind in ("loop_const", "branch_in"):
+        return True
+    # A slice that only fused ops read is read where it stands in the stack.
+    return op.kind == "loop_slice" and all(is_fused(graph.ops[reader]) for reader, _ in graph.consumers[op.results[0]])
+
+
+def _materialised(graph: Graph, grouping: Grouping, passes: Sequence[bool]) -> list[bool]:
+    kept = [tensor.producer is None for tensor in graph.tensors]
+    sizes = [tensor.aval.size for tensor in graph.tensors]
+    needs: list[Need] = [_need(op, is_pass) for op, is_pass in zip(graph.ops, passes, strict=True)]
+    costly: set[int] = set()
+    terms = [frozenset((tensor.id,) if kept[tensor.id] else ()) for tensor in graph.tensors]
+    for op in graph.ops:
+        row = traits(op.kind)
+        for tensor in op.operands if row.adds else ():
+            sum_so_far = _stream(graph, tensor)
+            if _is_running_sum(graph, op, sum_so_far, kept, terms):
+                kept[sum_so_far] = True
+                costly.discard(sum_so_far)
+                terms[sum_so_far] = frozenset((sum_so_far,))
+                if not kept[tensor]:
+                    terms[tensor] = terms[sum_so_far]
+        passing = passes[op.id] and op.kind not in BORDER and not grouping.placements[op.id].reduced
+        hard = row.costly or not costly.isdisjoint(op.operands)
+        for tensor in op.results:
+            if not passing or tensor in graph.returned or _must_stand(graph, tensor, needs, hard):
+                kept[tensor] = True
+                terms[tensor] = frozenset((tensor,))
+                continue
+            if hard:
+                costly.add(tensor)
+            terms[tensor] = frozenset().union(*[terms[t] for t in op.operands if sizes[t] == sizes[tensor]])
+    return kept
+
+
+def _stream(graph: Graph, tensor: int) -> int:
+    """The tensor that a tensor is another name or another form of."""
+    producer = graph.tensors[tensor].producer
+    while producer is not None:
+        op = graph.ops[producer]
+        if not traits(op.kind).renames and (op.kind != "convert_element_type" or len(_readers(graph, tensor)) > 1):
+            break
+        tensor = op.operands[0]
+        producer = graph.tensors[tensor].producer
+    return tensor
+
+
+def _readers(graph: Graph, tensor: int) -> set[int]:
+    """The ops that read a tensor, under whatever name."""
+    found: set[int] = set()
+    for reader, _ in graph.consumers[tensor]:
+        op = graph.ops[reader]
+        found |= _readers(graph, op.results[0]) if traits(op.kind).renames else {reader}
+    return found
+
+
+def _is_running_sum(graph: Graph, op: Op, tensor: int, kept: list[bool], terms: list[frozenset[int]]) -> bool:
+    """Whether what a sum adds to is itself computed from several stored tensors of its size, and is read elsewhere too.
+
+    `terms` are the stored tensors of its size that a tensor is computed from in passing: itself where it is stored.
+    So is what a layer adds to a residual stream, or to the gradient of one: computed anew by every reader, it would keep
+    the terms of all layers before it in memory, and read them again in every layer.
+    """
+    if kept[tensor] or len(terms[tensor]) < 2 or len(_readers(graph, tensor)) < 2:
+        return False
+    return any(not terms[other] <= terms[tensor] for other in op.operands)
+
+
+def _need(op: Op, is_pass: bool) -> Need:
+    """When an op needs what it reads in memory; a matmul or convolution computes its operand itself."""
+    if op.kind in LEAVING:
+        return "always"
+    row = traits(op.kind)
+    if is_pass or row.streams:
+        return "never"
+    return "where costly" if row.matmul else "always"
+
+
+def _must_stand(graph: Graph, tensor: int, needs: Sequence[Need], hard: bool) -> bool:
+    """Whether the readers of what a pass computes need it in memory; `hard`: it is costly."""
+    for reader, _ in graph.consumers[tensor]:
+        need = needs[reader]
+        if need == "always" or (hard and need == "where costly"):
+            return True
+    return False
+
+
+def _only_matmuls_read(graph: Graph, tensor: int) -> bool:
+    readers = [graph.ops[reader] for reader, _ in graph.consumers[tensor]]
+    exact = any(op.params.get("precision") is not None for op in readers)
+    return (
+        bool(readers) and not exact and tensor not in graph.returned and all(traits(op.kind).matmul for op in readers)
+    )
+
+
+def _shared_operands(graph: Graph, passes: Sequence[bool], materialised: Sequence[bool]) -> list[Buffer]:
+    """What a pass computes for several matmuls side by side (as for the two gradients of one): stored while they run.
+
+    Matmuls far apart (a forward and its backward one) compute it each for themselves.
+    """
+    matmuls = [op.id for op in graph.of_kinds(kinds_where(lambda row: row.matmul)) if not passes[op.id]]
+    rank = {op: position for position, op in enumerate(matmuls)}
+    found: list[Buffer] = []
+    for tensor in graph.tensors:
+        consumers = graph.consumers[tensor.id]
+        if materialised[tensor.id] or len(consumers) < 2:
+            continue
+        reads = sorted({reader for reader, _ in consumers if reader in rank})
+        for first, second in pairwise(reads):
+            if rank[second] == rank[first] + 1 and second - first <= NEIGHBOURS:
+                found.append(Buffer(tensor=tensor.id, start=first, stop=second + 1, for_matmuls=True))
+    return found
+
+
+def region_spans(graph: Graph) -> list[tuple[int, int]]:
+    """For every region the ids of its first op and after its last, inner regions included; indexed by region."""
+    first, stop = [len(graph.ops)] * len(graph.regions), [0] * len(graph.regions)
+    for op in graph.ops:
+        first[op.region] = min(first[op.region], op.id)
+        stop[op.region] = op.id + 1
+    for region in reversed(graph.regions):  # what is inside stands behind what is around it
+        if region.parent is not None:
+            first[region.parent] = min(first[region.parent], first[region.id])
+            stop[region.parent] = max(stop[region.parent], stop[region.id])
+    return list(zip(first, stop, strict=True))
+
+
+def _last_uses(
+    graph: Graph, passes: Sequence[bool], materialised: Sequence[bool], spans: Sequence[tuple[int, int]]
+) -> list[int]:
+    """The time until which every tensor is needed, through whatever is computed from it in passing."""
+    last = [0] * len(graph.tensors)
+    for tensor in graph.outputs:
+        last[tensor] = len(graph.ops)
+    for op in reversed(graph.ops):
+        row = traits(op.kind)
+        if op.kind in ("loop_const", "loop_slice", "branch_in"):
+            need = spans[op.region][1]
+        else:
+            # A fused pass writes over what it was the last to read.
+            need = op.id if passes[op.id] else op.id + 1
+        for tensor in op.results:
+            if last[tensor] > need and (not materialised[tensor] or row.renames):
+                need = last[tensor]
+        operands = op.operands
+        if row.updates is not None:  # written over in place
+            last[operands[0]] = max(last[operands[0]], op.id)
+            operands = operands[1:]
+        for tensor in operands:
+            if last[tensor] < need:
+                last[tensor] = need
+    return last

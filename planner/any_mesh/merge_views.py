@@ -1,0 +1,118 @@
+"""Merging: the views that two ops have of one tensor made one, so that both ops are of one group.
+
+Factors are unified dim by dim; where one side sees a product of factors (a reshape), the other side's factor is split to
+match.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from networkx.utils import UnionFind
+
+from planner.rules.rule import Dim
+from planner.rules.unify import Forest
+
+Dims = tuple[Dim, ...]
+"""The factors of every dim of one tensor, major first."""
+
+View = tuple[Dims, int]
+"""The dims of a tensor in the factors of an op's rule, and the number that the first of these has among all factors."""
+
+
+@dataclass
+class Merger:
+    """The factors of a program's ops, of which there are `count`, and which ops they bring together."""
+
+    count: int
+    together: UnionFind[Any] = field(default_factory=UnionFind)
+    factors: Forest = field(default_factory=Forest)
+
+    def follow(self, op: int, mine: View, other: int, theirs: View) -> None:
+        """Merges `op` into the group of `other` through a tensor both touch, if their factors nest and may be split."""
+        pairs = self._one_by_one(mine, theirs)
+        merged = self._nested(_placed(mine), _placed(theirs)) if pairs is None else self._paired(pairs)
+        if merged:
+            self.together.union(op, other)
+
+    def tie(self, inside: int, mine: View, outside: int, theirs: View) -> None:
+        """Makes the two ends of a loop carry one group, whatever happens: dims that do not nest are kept whole."""
+        for a, b in zip(_placed(mine), _placed(theirs), strict=True):
+            if self.factors.match(a, b) is None:
+                self.factors.whole.update(self.factors.leaves(a) + self.factors.leaves(b))
+            else:
+                self.factors.unify(a, b)
+        self.together.union(inside, outside)
+
+    def groups(self) -> list[list[int]]:
+        """The ops of every group, both in the order of the program."""
+        members: dict[int, list[int]] = {}
+        for op in range(self.count):
+            members.setdefault(self.together[op], []).append(op)
+        return list(members.values())
+
+    def _one_by_one(self, mine: View, theirs: View) -> list[tuple[int, int]] | None:
+        """The factors to be joined where every dim has one of a like size on both sides, and none is of two dims."""
+        find, children, size = self.factors.find, self.factors.children, self.factors.size
+        pairs: list[tuple[int, int]] = []
+        met: list[int] = []
+        for a, b in zip(mine[0], theirs[0], strict=True):
+            if not a and not b:
+                continue
+            if len(a) != 1 or len(b) != 1:
+                return None
+            left, right = find(a[0] + mine[1]), find(b[0] + theirs[1])
+            if left in met or right in met:
+                return None
+            if left == right:
+                met.append(left)
+            else:
+                met += left, right
+                pairs.append((left, right))
+            if left in children or right in children or size[left] != size[right]:
+                return None
+        return pairs
+
+    def _paired(self, pairs: list[tuple[int, int]]) -> bool:
+        """Joins factors, or says that some may be split on one side only."""
+        whole = self.factors.whole
+        for a, b in pairs:
+            if (a in whole) != (b in whole):
+                return False
+        for a, b in pairs:
+            self.factors.join(a, b)
+        return True
+
+    def _nested(self, mine: Dims, theirs: Dims) -> bool:
+        """Unifies the dims of two views, or says that their factors do not nest or may be split on one side only."""
+        for a, b in zip(mine, theirs, strict=True):
+            leaves_a, leaves_b = self.factors.leaves(a), self.factors.leaves(b)
+            if any(map(self.factors.is_whole, leaves_a)) != any(map(self.factors.is_whole, leaves_b)):
+                return False
+            if self.factors.match(a, b) is None:
+                return False
+        if self._mirrored(mine, theirs):
+            return False
+        for a, b in zip(mine, theirs, strict=True):
+            self.factors.unify(a, b)
+        return True
+
+    def _mirrored(self, mine: Dims, theirs: Dims) -> bool:
+        """Whether joining the dims would make one factor of two dims of the tensor, as `x + x.T` would."""
+        joined: UnionFind[Any] = UnionFind()
+        for a, b in zip(mine, theirs, strict=True):
+            for left, right, _ in self.factors.match(a, b) or ():
+                joined.union(left, right)
+        seen: dict[int, int] = {}
+        for dim, factors in enumerate(mine):
+            for leaf in self.factors.leaves(factors):
+                if seen.setdefault(joined[leaf], dim) != dim:
+                    return True
+        return False
+
+
+def _placed(view: View) -> Dims:
+    """The dims of a view in the numbers that its factors have among all."""
+    dims, first = view
+    return tuple(tuple(first + factor for factor in dim) for dim in dims)

@@ -1,0 +1,73 @@
+"""A model: a program made ready for planning, with all that is worked out once for every mesh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from planner.any_mesh.flow import Flow, Transfer
+from planner.any_mesh.fused_pass import FusedPass, fused_pass
+from planner.any_mesh.groups import Group, Grouping
+from planner.any_mesh.liveness import Liveness
+from planner.any_mesh.memory_spans import Copied, Holdings, copied, held
+from planner.program.graph import Graph
+from planner.vectors import Floats
+
+PLACED_BY_USER = ("sharding_constraint", "shard_map")
+"""Ops that demand specs of their own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A program's graph, groups, flow and liveness, and what follows from them whatever the mesh.
+
+    `alike` names for every group the first group that it is like: one set of strategies and costs serves both.
+    """
+
+    graph: Graph
+    grouping: Grouping
+    flow: Flow
+    liveness: Liveness
+    alike: tuple[int, ...]
+    _passes: dict[int, FusedPass] = field(default_factory=dict[int, FusedPass])
+    _factor_bytes: dict[int, Floats] = field(default_factory=dict[int, Floats])
+
+    def fused_pass(self, group: Group) -> FusedPass | None:
+        """The pass of a fused group; None for another."""
+        if group.fused and group.id not in self._passes:
+            self._passes[group.id] = fused_pass(self.graph, self.grouping, self.liveness, group)
+        return self._passes.get(group.id)
+
+    def factor_bytes(self, group: Group) -> Floats:
+        """For every factor of a group the bytes of the results that it is a factor of, which its splitting divides."""
+        if group.id not in self._factor_bytes:
+            found = np.zeros(max(len(group.sizes), 1))
+            for op in group.ops:
+                for tensor, dims in zip(self.graph.ops[op].results, self.grouping.placements[op].results, strict=True):
+                    for dim in dims:
+                        for factor in dim:
+                            found[factor] += self.graph.tensors[tensor].aval.bytes
+            self._factor_bytes[group.id] = found
+        return self._factor_bytes[group.id]
+
+    @cached_property
+    def held(self) -> Holdings:
+        """What stands in memory, and when."""
+        return held(self.graph, self.flow, self.liveness)
+
+    @cached_property
+    def copied(self) -> Copied:
+        """What transfers may keep beside it."""
+        return copied(self.graph, self.flow, self.moving)
+
+    @cached_property
+    def moving(self) -> tuple[Transfer, ...]:
+        """The transfers that can cost anything: not those of scalars without partial sums."""
+        tensors = self.graph.tensors
+        return tuple(
+            t
+            for t in self.flow.transfers
+            if tensors[t.tensor].aval.size > 1 or (t.reduced and tensors[t.tensor].aval.bytes)
+        )

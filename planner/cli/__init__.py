@@ -1,0 +1,1 @@
+"""The command line: takes words, gives files and tables."""

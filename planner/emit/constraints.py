@@ -1,0 +1,104 @@
+"""Emission: the decisions of a plan as constraints on places of the program, loop bodies included.
+
+Every result is pinned to what its op makes (after the sum of partial results, where there is one), every operand to what
+its op wants, and a reshard in between is laid as its own steps, so that the partitioner never has to find a way itself.
+Operands and results of one op always belong to one strategy of its rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from jax.sharding import PartitionSpec
+
+from planner.emit.by_hand import by_hand, chosen_split, read_from_operands
+from planner.one_mesh.chosen import Chosen
+from planner.one_mesh.specs import to_spec
+from planner.program.slots import Slot, operand_slot, result_slot
+from planner.rules.sliding import is_grouped
+
+
+@dataclass(frozen=True, kw_only=True)
+class Emission:
+    """A plan in the program's own terms: specs of arguments and results, and those to lay on places in between."""
+
+    mesh_shape: Mapping[str, int]
+    in_specs: tuple[PartitionSpec, ...]
+    out_specs: tuple[PartitionSpec, ...]
+    constraints: Mapping[Slot, tuple[PartitionSpec, ...]]
+
+
+def place(chosen: Chosen, *, sum_whole: bool) -> Emission:
+    """The placement that a choice of strategies stands for.
+
+    `sum_whole` lays a sum that is wanted scattered down whole first. XLA then always adds up partial results, which its
+    GPU compiler merges with the slice into a reduce-scatter; left to itself it may gather the operands instead. Its TPU
+    compiler overlaps the direct form better (as a loop of small dots and permutes).
+    """
+    instance = chosen.instance
+    graph, flow, names = instance.model.graph, instance.model.flow, instance.mesh.names
+    steps_of = {transfer.id: steps for transfer, steps in chosen.moves}
+    layouts = {transfer: tuple(to_spec(step.layout, names) for step in steps) for transfer, steps in steps_of.items()}
+    constraints: dict[Slot, tuple[PartitionSpec, ...]] = {}
+    summed = {t.tensor: t for t in flow.transfers if t.reduced}
+    for op in graph.ops:
+        for position, tensor in enumerate(op.results):
+            aval = graph.tensors[tensor].aval
+            if not aval.shape or not aval.itemsize:
+                continue
+            made = chosen.made(op, position)
+            chain = (made,)
+            if tensor in summed and summed[tensor].id in steps_of:
+                first, laid = steps_of[summed[tensor].id][0], layouts[summed[tensor].id]
+                at_once = first.kind == "all-reduce" or (first.kind == "reduce-scatter" and not sum_whole)
+                chain = laid if at_once else (made, *laid)
+            constraints[result_slot(op, position)] = chain
+    through = dict(flow.fetched)
+    into = {t.target: t for t in flow.transfers if not t.reads and t.output is None and not t.reduced}
+    for transfer in flow.transfers:
+        if transfer.output is not None:
+            constraints["outvar", (), transfer.output] = layouts.get(transfer.id, ())
+        for op_id, position in transfer.reads:
+            if not graph.tensors[transfer.tensor].aval.shape:
+                continue
+            chain = layouts.get(transfer.id, ())
+            if (op_id, position) in through:
+                chain = (*layouts.get(into[through[op_id, position]].id, ()), *chain)
+            if chain:
+                constraints[operand_slot(graph.ops[op_id], position)] = chain
+    _hold_readers(chosen, {t.tensor for t in flow.transfers if t.reads and t.id in layouts}, constraints)
+    _hold_windows(chosen, constraints)
+    in_specs = tuple(map(chosen.stored, graph.inputs))
+    for position, tensor in enumerate(graph.inputs):
+        if graph.tensors[tensor].aval.shape and graph.tensors[tensor].aval.itemsize:
+            constraints["invar", (), position] = (in_specs[position],)
+    return Emission(
+        mesh_shape=instance.mesh.shape,
+        in_specs=in_specs,
+        out_specs=tuple(map(chosen.returned, range(len(graph.outputs)))),
+        constraints=constraints,
+    )
+
+
+def _hold_readers(chosen: Chosen, tensors: Iterable[int], constraints: dict[Slot, tuple[PartitionSpec, ...]]) -> None:
+    """Gives every reader of these tensors a constraint of its own.
+
+    Shardy moves the later readers of a tensor onto a form that is laid on it for another reader, unless they have one.
+    """
+    graph = chosen.instance.model.graph
+    for tensor in tensors:
+        for reader, position in graph.consumers[tensor] if graph.tensors[tensor].aval.shape else ():
+            op = graph.ops[reader]
+            constraints.setdefault(operand_slot(op, position), (chosen.wanted(op, position),))
+
+
+def _hold_windows(chosen: Chosen, constraints: dict[Slot, tuple[PartitionSpec, ...]]) -> None:
+    """Gives every operand of an op that is emitted by hand a constraint: it is read from them how the op is split."""
+    graph = chosen.instance.model.graph
+    for op in read_from_operands(graph):
+        # A convolution in groups is held where it is whole, too: the partitioner must not come to split it.
+        if by_hand(graph, op, chosen_split(chosen, op)) is None and not is_grouped(op):
+            continue
+        for position in range(len(op.operands)):
+            constraints.setdefault(operand_slot(op, position), (chosen.wanted(op, position),))

@@ -1,0 +1,98 @@
+"""Local ops: split ops whose parts need nothing of each other, emitted as `shard_map`s of themselves.
+
+XLA's partitioner gathers their operands all the same: FFTs before JAX 0.12, `top_k` on CPU, triangular and tridiagonal
+solves whose right-hand sides are split where they are calls of a library. An update of a single element of a split dim
+it computes wrongly (see `hazards`). In a `shard_map` every device runs the op on the part it holds.
+
+Scatters of a single update per device stay with the partitioner, but behind a barrier that keeps their operand a buffer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+
+from planner.any_mesh.groups import Dims
+from planner.emit.by_hand import Axes, by_hand, laid_split, rule_by_dims
+from planner.one_mesh.specs import from_entries
+from planner.program.graph import Graph, Op, Path
+from planner.program.slots import Slot
+from planner.rules.primitives import kinds_where
+from planner.rules.rule import Rule
+
+
+def local_calls(
+    graph: Graph, constraints: Mapping[Slot, tuple[PartitionSpec, ...]], mesh: Mesh | AbstractMesh
+) -> dict[Path, Callable[..., Sequence[Any]]]:
+    """For the path of every local op whose results the constraints split: a function that computes them part by part."""
+    found: dict[Path, Callable[..., Sequence[Any]]] = {}
+    for op in graph.of_kinds(kinds_where(lambda row: row.by_hand in ("parts", "barrier"))):
+        split = laid_split(graph, op, constraints, mesh.size)
+        how = by_hand(graph, op, split)
+        if how == "barrier":
+            found[op.path] = partial(_behind_barrier, op.primitive, op.params)
+        rule = rule_by_dims(graph, op) if how == "parts" else None
+        if rule is not None:
+            found[op.path] = _local(op, rule, split.results[0], mesh)
+    return found
+
+
+def _local(op: Op, rule: Rule, made: Axes, mesh: Mesh | AbstractMesh) -> Callable[..., Sequence[Any]]:
+    axes = {factor: names for dim, names in zip(rule.results[0], made, strict=True) for factor in dim}
+
+    def spec(dims: Dims) -> Axes:
+        return tuple(tuple(name for factor in dim for name in axes.get(factor, ())) for dim in dims)
+
+    operands = [spec(dims) for dims in rule.operands]
+    if op.kind == "dynamic_update_slice":
+        function = partial(_updated, operands[0], operands[1], dict(mesh.shape))
+    else:
+        function = partial(_bound, op.primitive, op.params)
+    return jax.shard_map(
+        function,
+        mesh=mesh,
+        in_specs=tuple(map(from_entries, operands)),
+        out_specs=tuple(from_entries(spec(dims)) for dims in rule.results),
+        check_vma=False,  # it refuses a matrix that all devices hold beside right-hand sides that they do not
+    )
+
+
+# ---------------------------------------------------------------- what one device computes
+
+
+def _bound(primitive: Any, params: Mapping[str, Any], *operands: Any) -> tuple[Any, ...]:
+    results = primitive.bind(*operands, **params)
+    return tuple(results) if primitive.multiple_results else (results,)
+
+
+def _behind_barrier(primitive: Any, params: Mapping[str, Any], operand: Any, *rest: Any) -> tuple[Any, ...]:
+    """A scatter into what no later pass can take for a slice of something larger."""
+    return (primitive.bind(lax.optimization_barrier(operand), *rest, **params),)
+
+
+def _updated(
+    operand_spec: Axes, update_spec: Axes, sizes: Mapping[str, int], operand: Any, update: Any, *starts: Any
+) -> tuple[Any, ...]:
+    """The part of a dynamic update: where only the operand is split, the device that holds the element writes it."""
+    here, places = jnp.bool_(True), list[Any]()
+    for dim, start in enumerate(starts):
+        extent = operand.shape[dim] * math.prod(sizes[name] for name in operand_spec[dim])
+        covered = update.shape[dim] * math.prod(sizes[name] for name in update_spec[dim])
+        # As the whole program: a start before the first place or after the last one is moved there.
+        last = min(extent - covered, int(jnp.iinfo(start.dtype).max))
+        place = jnp.clip(start, 0, last).astype(np.int32)
+        if operand_spec[dim] != update_spec[dim]:
+            place -= lax.axis_index(tuple(operand_spec[dim])) * operand.shape[dim]
+            here &= (place >= 0) & (place < operand.shape[dim])
+            place = jnp.clip(place, 0, operand.shape[dim] - 1)
+        places.append(place)
+    before = lax.dynamic_slice(operand, places, update.shape)
+    return (lax.dynamic_update_slice(operand, jnp.where(here, update, before), places),)

@@ -1,0 +1,261 @@
+"""Predictions: what a plan costs per device and call, and which collectives it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cost_models import EnergyObjective, Topology
+from planner.any_mesh.flow import Transfer
+from planner.emit.by_hand import ADDING, by_hand, chosen_split
+from planner.one_mesh.chosen import Chosen
+from planner.one_mesh.costs import fetches
+from planner.one_mesh.instance import Instance
+from planner.one_mesh.memory import MemoryModel
+from planner.predicted import Collective, Predicted, as_lowered
+from planner.program.graph import Graph
+from planner.program.loop_invariant import lifted, outermost
+from planner.program.slots import read_in
+from planner.rules.primitives import traits
+
+SUMMING = ("all-reduce", "reduce-scatter")
+
+
+def predict(chosen: Chosen, topology: Topology) -> Predicted:
+    """The prediction for a choice of strategies."""
+    instance = chosen.instance
+    compute, communication = chosen.seconds
+    runs = runs_of(chosen)
+    flops, traffic = chosen.total("flops"), chosen.total("traffic_bytes")
+    collectives = runs.everything()
+    communication += sum(run_seconds(instance, c) for own in runs.by_programs.values() for c in own)
+    arguments, outputs, aliased = _border_bytes(chosen, topology.chip.platform)
+    energy = EnergyObjective(chip=topology.chip)
+    joules = float(energy.compute(seconds=np.asarray(compute), flops=np.asarray(flops), bytes=np.asarray(traffic)))
+    links = topology.links(instance.mesh.sizes) or ()
+    prices: dict[tuple[str, tuple[str, ...]], tuple[float, float]] = {}
+    for collective in collectives:
+        kind, axes = collective.kind, collective.axes
+        if (kind, axes) not in prices:
+            group = tuple(link for name, link in zip(instance.mesh.names, links, strict=True) if name in axes)
+            prices[kind, axes] = energy.collective(kind, group, _affine(instance, kind, axes))
+        fixed, per_byte = prices[kind, axes]
+        joules += collective.count * (fixed + per_byte * collective.bytes)
+    return Predicted(
+        seconds=compute + communication,
+        compute_seconds=compute,
+        communication_seconds=communication,
+        flops=flops,
+        traffic_bytes=traffic,
+        collectives=as_lowered(collectives, topology.chip.platform),
+        peak_bytes=float(MemoryModel(instance=instance).profile(chosen.choice).max()),
+        argument_bytes=arguments,
+        output_bytes=outputs,
+        alias_bytes=aliased,
+        energy_joules=joules,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runs:
+    """The collectives of a plan by what runs them, as planned: a platform's compiler may write others (`as_lowered`).
+
+    Those of transfers by transfer, of halos by op (each with the tensor that is fetched), of the program's own
+    `shard_map`s by op. What several would run alike is the first one's.
+    """
+
+    of_transfers: Mapping[int, Sequence[Collective]]
+    of_halos: Mapping[int, Sequence[tuple[int, Collective]]]
+    by_programs: Mapping[int, Sequence[Collective]]
+
+    def everything(self) -> tuple[Collective, ...]:
+        """All of them."""
+        return (
+            *(collective for runs in self.of_transfers.values() for collective in runs),
+            *(collective for runs in self.of_halos.values() for _, collective in runs),
+            *(collective for runs in self.by_programs.values() for collective in runs),
+        )
+
+
+def runs_of(chosen: Chosen) -> Runs:
+    """The collectives of a choice of strategies."""
+    return Runs(
+        of_transfers=_of_transfers(chosen),
+        of_halos=_of_halos(chosen),
+        by_programs=_by_programs(chosen.instance),
+    )
+
+
+def _of_transfers(chosen: Chosen) -> dict[int, list[Collective]]:
+    """The collectives of what moves, by transfer."""
+    instance = chosen.instance
+    graph, placements = instance.model.graph, instance.model.grouping.placements
+    reach = outermost(graph)
+    runs: dict[int, list[Collective]] = {}
+    seen: set[tuple[object, ...]] = set()
+    served = {node: read for read, node in instance.model.flow.fetched}
+    copied: set[int] = set()
+    for transfer, steps in chosen.moves:
+        tensor = graph.tensors[transfer.tensor]
+        region = graph.regions[transfer.region]
+        place, copies = lifted(graph, transfer.tensor, transfer.region, reach)
+        outside = graph.regions[place]
+        moves: list[object] = [chosen.at(transfer.source, transfer.source_dims)]
+        read = next(iter(transfer.reads), served.get(transfer.target))
+        body = read_in(graph.ops[read[0]], read[1]) if read else ()
+        if transfer.target in served:
+            copied.add(transfer.target)
+        found = runs[transfer.id] = []
+        for position, step in enumerate(steps):
+            # Of equal first moves of a tensor the compiler keeps one, of later ones one for each body that is called.
+            moves.append((step.kind, step.mask, step.layout))
+            later = position > 0 or transfer.source in copied
+            key = (transfer.region, body if later else None, transfer.tensor, *moves)
+            if step.kind is None or key in seen:
+                continue
+            seen.add(key)
+            collective = Collective(
+                kind=step.kind,
+                bytes=step.bytes,
+                axes=instance.mesh.axes(step.mask),
+                count=transfer.trips,
+                source=transfer.source_line,
+                tensor=tensor.name,
+                dtype=tensor.aval.dtype,
+                assumed=region.assumed,
+                lifted=(outside.trips * copies, outside.assumed),
+                by_dim=_summed_dims(chosen, transfer, step.mask) if step.kind in SUMMING else (),
+            )
+            producer = tensor.producer
+            if step.kind == "all-reduce" and producer is not None and placements[producer].combiner == "arg":
+                found += _arg_reduced(collective, graph, producer, float(instance.mesh.mask_sizes()[step.mask]))
+            else:
+                found.append(collective)
+    return runs
+
+
+def _summed_dims(chosen: Chosen, transfer: Transfer, mask: int) -> tuple[tuple[str, ...], ...]:
+    """The axes of a sum, by the dim of its op's operands that they split."""
+    instance = chosen.instance
+    graph, placements = instance.model.graph, instance.model.grouping.placements
+    producer = graph.tensors[transfer.tensor].producer
+    if (
+        producer is not None
+        and by_hand(graph, graph.ops[producer], chosen_split(chosen, graph.ops[producer])) in ADDING
+    ):
+        return ()
+    operands = placements[producer].operands if producer is not None else ()
+    split = instance.strategies[transfer.source].assignment[chosen.choice[transfer.source]]
+    found: dict[object, list[str]] = {}
+    for axis, name in enumerate(instance.mesh.names):
+        if mask >> axis & 1:
+            factor = int(split[axis])
+            places = ((i, d) for i, dims in enumerate(operands) for d, dim in enumerate(dims) if factor in dim)
+            found.setdefault(next(places, factor), []).append(name)
+    return tuple(map(tuple, found.values()))
+
+
+def _of_halos(chosen: Chosen) -> dict[int, list[tuple[int, Collective]]]:
+    """The collectives that fetch the halos of split windows."""
+    instance = chosen.instance
+    graph, grouping = instance.model.graph, instance.model.grouping
+    runs: dict[int, list[tuple[int, Collective]]] = {}
+    seen: set[tuple[object, ...]] = set()
+    for node in instance.model.flow.nodes:
+        op = graph.ops[grouping.groups[node.group].ops[0]] if node.group is not None else None
+        if op is None or traits(op.kind).slides is None:
+            continue
+        strategies = instance.strategies[node.id]
+        own = strategies.keep(np.arange(len(strategies)) == chosen.choice[node.id])
+        for fetch in fetches(graph, grouping, op, own):
+            moved = float(fetch.bytes[0])
+            collective = Collective(
+                kind="collective-permute",
+                bytes=moved,
+                axes=instance.mesh.axes(fetch.mask),
+                count=graph.regions[op.region].trips,
+                source=op.source,
+                tensor=graph.tensors[fetch.tensor].name,
+                dtype=graph.tensors[fetch.tensor].aval.dtype,
+                assumed=graph.regions[op.region].assumed,
+                lifted=(graph.regions[op.region].trips, graph.regions[op.region].assumed),
+            )
+            # What a convolution fetched, the gradient by its kernel need not fetch again.
+            key = (op.region, fetch.tensor, fetch.border, fetch.mask, moved)
+            if key not in seen:
+                seen.add(key)
+                runs.setdefault(op.id, []).append((fetch.tensor, collective))
+    return runs
+
+
+def _by_programs(instance: Instance) -> dict[int, list[Collective]]:
+    """The collectives that the program runs itself, in its `shard_map`s."""
+    graph = instance.model.graph
+    return {
+        op.id: [
+            Collective(
+                kind=kind,
+                bytes=moved,
+                axes=tuple(name for name in instance.mesh.names if name in axes),
+                count=trips * graph.regions[op.region].trips,
+                source=op.source,
+                tensor=graph.tensors[op.results[0]].name if op.results else op.kind,
+                dtype=dtype,
+                assumed=graph.regions[op.region].assumed,
+                lifted=(trips * graph.regions[op.region].trips, graph.regions[op.region].assumed),
+            )
+            for kind, moved, axes, trips, dtype in op.params["collectives"]
+        ]
+        for op in graph.of_kinds(("shard_map",))
+    }
+
+
+def _affine(instance: Instance, kind: str, axes: Sequence[str]) -> tuple[float, float]:
+    """Seconds of a collective over these axes, and of each of its bytes."""
+    mesh = instance.mesh
+    mask = sum(1 << a for a, name in enumerate(mesh.names) if name in axes)
+    return float(mesh.fixed_seconds[kind][mask]), float(mesh.seconds_per_byte[kind][mask])
+
+
+def run_seconds(instance: Instance, collective: Collective) -> float:
+    """Seconds that a collective takes per call."""
+    fixed, per_byte = _affine(instance, collective.kind, collective.axes)
+    return collective.count * (fixed + per_byte * collective.bytes)
+
+
+def _arg_reduced(reduced: Collective, graph: Graph, producer: int, devices: float) -> list[Collective]:
+    """An argmax over shards: every device gathers the others' best values and their indices."""
+    values = graph.tensors[graph.ops[producer].operands[0]].aval
+    indices = graph.tensors[graph.ops[producer].results[0]].aval
+    elements = reduced.bytes / indices.itemsize
+    return [
+        replace(reduced, kind="all-gather", bytes=devices * elements * aval.itemsize, dtype=aval.dtype)
+        for aval in (values, indices)
+    ]
+
+
+TABLE_BYTES = 8.0
+"""XLA's CPU backend counts a pointer per result among the results."""
+
+
+def _border_bytes(chosen: Chosen, platform: str) -> tuple[float, float, float]:
+    """Bytes per device of arguments, of results, and of results that reuse a donated argument's buffer.
+
+    As `jax.jit` compiles them: arguments that nothing reads or returns are left out.
+    """
+    instance = chosen.instance
+    graph = instance.model.graph
+
+    def stored(tensor: int) -> float:
+        found = instance.stored_bytes(tensor)
+        return float(found[1][chosen.choice[found[0]]]) if found else graph.tensors[tensor].aval.bytes
+
+    kept = {graph.inputs[position] for position in graph.kept}
+    fed = {out: stored(graph.inputs[position]) for out, position in graph.feeds.items()}
+    outputs = sum(fed[i] if i in fed else stored(tensor) for i, tensor in enumerate(graph.outputs))
+    if platform == "cpu":
+        outputs += TABLE_BYTES * len(graph.outputs)
+    aliased = sum(fed[out] for out, position in graph.aliases.items() if graph.inputs[position] in kept)
+    return sum(stored(t) for t in graph.inputs if t in kept), outputs, aliased

@@ -1,0 +1,128 @@
+"""What a choice means: the specs that tensors get where they are made, wanted and stored, and how they move between."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from jax.sharding import PartitionSpec
+
+from planner.any_mesh.flow import Transfer
+from planner.any_mesh.groups import Dims
+from planner.one_mesh.instance import Instance
+from planner.one_mesh.reshard import Step, reshard_steps
+from planner.one_mesh.specs import spec_of
+from planner.program.graph import Op
+
+Location = tuple[int, ...]
+"""For every axis of a mesh the dim that it splits, or -1."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Chosen:
+    """An instance and one strategy of every node."""
+
+    instance: Instance
+    choice: tuple[int, ...]
+    _located: dict[tuple[int, int, Dims], Location] = field(
+        init=False, repr=False, default_factory=dict[tuple[int, int, Dims], Location]
+    )
+
+    # ------------------------------------------------------------ where
+
+    def at(self, node: int, dims: Dims) -> Location:
+        """Where a node's strategy puts a tensor with these dims."""
+        instance, pick = self.instance, self.choice[node]
+        key = (instance.kind_of[node], pick, dims)
+        if key not in self._located:
+            where = {factor: dim for dim, factors in enumerate(dims) for factor in factors}
+            chosen = instance.strategies[node].assignment[pick].tolist()
+            self._located[key] = tuple(where.get(factor, -1) for factor in chosen)
+        return self._located[key]
+
+    def operand(self, op: Op, position: int) -> Location:
+        """Where an op wants one of its operands."""
+        grouping = self.instance.model.grouping
+        return self.at(grouping.group_of[op.id], grouping.placements[op.id].operands[position])
+
+    def home(self, tensor: int) -> Location:
+        """Where a tensor is stored."""
+        home = self.instance.model.flow.home[tensor]
+        return (-1,) * len(self.instance.mesh.sizes) if home is None else self.at(*home)
+
+    def stored(self, tensor: int) -> PartitionSpec:
+        """The spec a tensor is stored in."""
+        return self._spec(tensor, self.home(tensor))
+
+    def wanted(self, op: Op, position: int) -> PartitionSpec:
+        """The spec that an op wants of one of its operands."""
+        return self._spec(op.operands[position], self.operand(op, position))
+
+    def made(self, op: Op, position: int) -> PartitionSpec:
+        """The spec in which an op makes one of its results."""
+        grouping = self.instance.model.grouping
+        location = self.at(grouping.group_of[op.id], grouping.placements[op.id].results[position])
+        return self._spec(op.results[position], location)
+
+    def returned(self, position: int) -> PartitionSpec:
+        """The spec of a result of the program: that of its tensor, unless it is returned in another."""
+        tensor, transfer = self.instance.model.graph.outputs[position], self._returned.get(position)
+        location = self.home(tensor) if transfer is None else self.at(transfer.target, transfer.target_dims)
+        return self._spec(tensor, location)
+
+    @cached_property
+    def _returned(self) -> Mapping[int, Transfer]:
+        """The transfers that bring results into the form they are returned in, by position."""
+        return {t.output: t for t in self.instance.model.flow.transfers if t.output is not None}
+
+    def _spec(self, tensor: int, location: Location) -> PartitionSpec:
+        return spec_of(location, len(self.instance.model.graph.tensors[tensor].aval.shape), self.instance.mesh.names)
+
+    # ------------------------------------------------------------ what moves, and what it takes
+
+    @cached_property
+    def moves(self) -> tuple[tuple[Transfer, tuple[Step, ...]], ...]:
+        """The transfers that take any steps, with these."""
+        known: dict[object, tuple[Step, ...]] = {}
+        moves = [(transfer, self._steps(transfer, known)) for transfer in self.instance.model.moving]
+        return tuple([move for move in moves if move[1]])
+
+    def _steps(self, transfer: Transfer, known: dict[object, tuple[Step, ...]]) -> tuple[Step, ...]:
+        """The steps of a transfer; `known` are those worked out so far."""
+        instance = self.instance
+        aval = instance.model.graph.tensors[transfer.tensor].aval
+        source = self.at(transfer.source, transfer.source_dims)
+        target = self.at(transfer.target, transfer.target_dims)
+        factors = (
+            instance.strategies[transfer.source].assignment[self.choice[transfer.source]].tolist()
+            if transfer.reduced
+            else ()
+        )
+        partial = tuple(factor in transfer.reduced for factor in factors) or (False,) * len(source)
+        key = (source, partial, target, aval.shape, aval.bytes)
+        if key not in known:
+            made = reshard_steps(instance.mesh, source, partial, target, shape=aval.shape, whole_bytes=aval.bytes)
+            known[key] = tuple(made)
+        return known[key]
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """(seconds of computing, seconds of communication) per device and call."""
+        mesh = self.instance.mesh
+        moved = sum(
+            t.trips
+            * float(mesh.fixed_seconds[step.kind][step.mask] + mesh.seconds_per_byte[step.kind][step.mask] * step.bytes)
+            for t, steps in self.moves
+            for step in steps
+            if step.kind is not None
+        )
+        return self.total("seconds"), moved + self.total("exchange_seconds")
+
+    def total(self, attribute: str) -> float:
+        """The sum over groups of one field of `Work`."""
+        return sum(
+            float(getattr(work, attribute)[pick])
+            for work, pick in zip(self.instance.works, self.choice, strict=True)
+            if work is not None
+        )

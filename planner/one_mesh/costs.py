@@ -1,0 +1,249 @@
+"""The cost of computing: seconds, flops and memory traffic of every strategy of a group, on its local shards.
+
+An op that is not fused is a roofline of its own: its flops against the bytes of its operands and results. A fused group
+is one pass over memory (see `fused_pass`). Ops that index move only what they touch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from cost_models import CostModel
+from planner.any_mesh.fused_pass import FusedPass
+from planner.any_mesh.groups import Dims, Group, Grouping
+from planner.one_mesh.mesh import Mesh
+from planner.one_mesh.reshard import Locations, local_bytes
+from planner.one_mesh.strategies import Strategies
+from planner.program.graph import Graph, Op
+from planner.rules.kernels.kernel_parts import kernel_of
+from planner.rules.op_work import op_engine, op_flops
+from planner.rules.primitives import slides_of, traits
+from planner.rules.sliding import Margin, hops, image_of, margins
+from planner.vectors import Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Per strategy and call: `seconds`, `flops` and bytes of memory traffic (`traffic_bytes`) of one device.
+
+    `exchange` is the value of fetching halos on the mesh, in the unit of the objective, `exchange_seconds` its seconds.
+    """
+
+    seconds: Floats
+    flops: Floats
+    traffic_bytes: Floats
+    exchange: Floats
+    exchange_seconds: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """One collective-permute of a halo: of `bytes` over the axes in the bit set `mask`, in the strategies `rows`.
+
+    `border` says which elements of the tensor: (dim, hops away, width). Where `shared` ops of a region fetch the same,
+    the compiler does it once, and each is charged its share.
+    """
+
+    tensor: int
+    border: tuple[int, int, int]
+    shared: int
+    mask: int
+    rows: npt.NDArray[np.int64]
+    bytes: Floats
+
+
+def group_work(
+    graph: Graph,
+    grouping: Grouping,
+    group: Group,
+    fused: FusedPass | None,
+    strategies: Strategies,
+    model: CostModel,
+    mesh: Mesh,
+) -> Work:
+    """The work of every strategy of a group, `fused` its pass if it is one; arrays of shape (len(strategies),)."""
+    if fused is not None:
+        return _fused(fused, strategies, model)
+    return _heavy(graph, grouping, graph.ops[group.ops[0]], strategies, model, mesh)
+
+
+def _bytes(graph: Graph, strategies: Strategies, tensor: int, dims: Dims) -> Floats:
+    aval = graph.tensors[tensor].aval
+    return local_bytes(strategies.locations(dims), strategies.axis_sizes, aval.bytes)
+
+
+def _flops(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies) -> Floats:
+    kernel = kernel_of(op)
+    if kernel is not None and callable(kernel.work.flops):
+        return _of_parts(graph, grouping, op, strategies, kernel.work.flops)
+    return op_flops(graph, op) / _parts(grouping, op, strategies)
+
+
+def _parts(grouping: Grouping, op: Op, strategies: Strategies) -> Floats:
+    """Into how many parts each strategy splits an op."""
+    placement = grouping.placements[op.id]
+    return strategies.shards({f for dims in placement.operands + placement.results for dim in dims for f in dim})
+
+
+def _of_parts(
+    graph: Graph,
+    grouping: Grouping,
+    op: Op,
+    strategies: Strategies,
+    amount: Callable[[Sequence[tuple[int, ...]]], float],
+) -> Floats:
+    """What an amount is under each strategy, from the shapes of the parts of the operands that a device holds."""
+    axis_sizes = np.asarray(strategies.axis_sizes, np.int64)
+    whole = [graph.tensors[t].aval.shape for t in op.operands]
+    held = [
+        _local_extents(shape, strategies.locations(dims), axis_sizes)
+        for shape, dims in zip(whole, grouping.placements[op.id].operands, strict=True)
+        if shape
+    ]
+    if not held:
+        return np.full(len(strategies), amount(whole))
+    rows, row_of = np.unique(np.concatenate(held, axis=1), axis=0, return_inverse=True)
+    found: list[float] = []
+    for row in rows.tolist():
+        extents = iter(map(int, row))
+        found.append(amount([tuple(next(extents) for _ in shape) for shape in whole]))
+    return np.asarray(found)[row_of.ravel()]
+
+
+def _said_bytes(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies) -> Floats | None:
+    """The memory traffic of a kernel as its user says it; None where nobody does."""
+    kernel = kernel_of(op)
+    said = None if kernel is None else kernel.work.bytes
+    if callable(said):
+        return _of_parts(graph, grouping, op, strategies, said)
+    return None if said is None else said / _parts(grouping, op, strategies)
+
+
+def moved_bytes(op: Op, operands: Sequence[Floats], results: Sequence[Floats]) -> Floats:
+    """Bytes that a run of an op moves that is not fused, from those of its operands and results."""
+    zero, row = np.zeros(()), traits(op.kind)
+    if row.picks:
+        return sum(operands[1:], zero) + 2 * sum(results, zero)
+    if row.updates is not None:
+        return 2 * operands[row.updates] + sum(operands[1:], zero)
+    return sum(operands, zero) + sum(results, zero)
+
+
+def fetches(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies) -> list[Fetch]:
+    """What an op that slides a window fetches from its neighbours under each strategy, dim after dim.
+
+    The halo of a later dim includes that of the earlier ones, so that corners need no exchange of their own.
+    """
+    moving = slides_of(graph, op)
+    if not moving:
+        return []
+    placement, axis_sizes = grouping.placements[op.id], np.asarray(strategies.axis_sizes, np.int64)
+    located = [strategies.locations(dims) for dims in placement.operands]
+    extents = [
+        _local_extents(graph.tensors[t].aval.shape, where, axis_sizes)
+        for t, where in zip(op.operands, located, strict=True)
+    ]
+    found: list[Fetch] = []
+    shared = [_same_halos(graph, op, position) for position in range(len(op.operands))]
+    for slide in moving:
+        masks = ((located[image_of(op.kind)] == slide.image_dim) << np.arange(len(axis_sizes))).sum(axis=1)
+        for mask in np.unique(masks[masks > 0]).tolist():
+            rows = np.flatnonzero(masks == mask)
+            parts = int(np.prod(axis_sizes[[bool(mask >> a & 1) for a in range(len(axis_sizes))]]))
+            for margin in margins(op.kind, slide, parts):
+                shape, itemsize = extents[margin.operand], graph.tensors[op.operands[margin.operand]].aval.itemsize
+                extent = int(shape[rows[0], margin.dim])
+                area = itemsize * np.prod(shape[rows], axis=1) / extent
+                before, behind = (enumerate(hops(n, extent, parts), 1) for n in (margin.left, margin.right))
+                for hop, width in (*((-hop, width) for hop, width in before), *behind):
+                    found.append(
+                        Fetch(
+                            tensor=op.operands[margin.operand],
+                            border=(margin.dim, hop, width),
+                            shared=shared[margin.operand],
+                            mask=mask,
+                            rows=rows,
+                            bytes=width * area,
+                        )
+                    )
+                shape[rows, margin.dim] += margin.left + margin.right
+    return found
+
+
+def _same_halos(graph: Graph, op: Op, position: int) -> int:
+    """How many ops of a region need the same halo of the tensor that is this operand: a convolution and its gradient."""
+    tensor = op.operands[position]
+    wanted = _halo(graph, op, position)
+    return sum(
+        graph.ops[other].region == op.region and _halo(graph, graph.ops[other], at) == wanted
+        for other, at in graph.consumers[tensor]
+    )
+
+
+def _halo(graph: Graph, op: Op, position: int) -> list[Margin]:
+    """The halo of one operand of an op where every dim that can be is split, as often as it can."""
+    found = [margin for slide in slides_of(graph, op) for margin in margins(op.kind, slide, slide.count)]
+    return [replace(margin, operand=0) for margin in found if margin.operand == position]
+
+
+def _local_extents(
+    shape: tuple[int, ...], located: Locations, axis_sizes: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
+    """The extents of a device's part under each strategy: shape (n, rank)."""
+    cut = [np.prod(np.where(located == dim, axis_sizes, 1), axis=1) for dim in range(len(shape))]
+    return np.stack([extent / parts for extent, parts in zip(shape, cut, strict=True)], axis=1)
+
+
+def _heavy(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies, model: CostModel, mesh: Mesh) -> Work:
+    placement = grouping.placements[op.id]
+    flops = _flops(graph, grouping, op, strategies)
+    operands = [_bytes(graph, strategies, t, d) for t, d in zip(op.operands, placement.operands, strict=True)]
+    results = [_bytes(graph, strategies, t, d) for t, d in zip(op.results, placement.results, strict=True)]
+    zero = np.zeros(len(strategies))
+    said = _said_bytes(graph, grouping, op, strategies)
+    traffic = zero + (moved_bytes(op, operands, results) if said is None else said)
+    first = next(iter((*op.operands, *op.results)), None)
+    # An op of neither, such as a print of a word, moves nothing.
+    dtype = "float32" if first is None else graph.tensors[first].aval.dtype
+    seconds = model.compute_seconds(kind=op.kind, engine=op_engine(op), dtype=dtype, flops=flops, bytes=traffic)
+    trips = graph.regions[op.region].trips
+    exchange, exchange_seconds = np.zeros(len(strategies)), np.zeros(len(strategies))
+    copied: dict[int, Floats] = {}
+    for fetch in fetches(graph, grouping, op, strategies):
+        kind, mask = "collective-permute", fetch.mask
+        value = mesh.fixed[kind][mask] + mesh.per_byte[kind][mask] * fetch.bytes
+        duration = mesh.fixed_seconds[kind][mask] + mesh.seconds_per_byte[kind][mask] * fetch.bytes
+        exchange[fetch.rows] += value / fetch.shared
+        exchange_seconds[fetch.rows] += duration / fetch.shared
+        position = op.operands.index(fetch.tensor)
+        copied.setdefault(position, np.zeros(len(strategies)))[fetch.rows] = (
+            2 * operands[position][fetch.rows] / fetch.shared
+        )
+    if copied:
+        # A part and its halo are put together in memory before the op runs.
+        moved = sum(copied.values(), zero)
+        passes = model.compute_seconds(kind="concatenate", engine="vector", dtype=dtype, flops=zero, bytes=moved)
+        seconds = seconds + np.where(moved > 0, passes, 0.0)
+        traffic = traffic + moved
+    return Work(
+        seconds=seconds * trips,
+        flops=flops * trips,
+        traffic_bytes=traffic * trips,
+        exchange=exchange * trips,
+        exchange_seconds=exchange_seconds * trips,
+    )
+
+
+def _fused(of: FusedPass, strategies: Strategies, model: CostModel) -> Work:
+    flops, traffic = np.zeros(len(strategies)), np.zeros(len(strategies))
+    for factors, amount in of.flops:
+        flops += amount / strategies.shards(factors)
+    for dims, amount in of.traffic:
+        traffic += local_bytes(strategies.locations(dims), strategies.axis_sizes, amount)
+    seconds = model.compute_seconds(kind="elementwise", engine="vector", dtype=of.dtype, flops=flops, bytes=traffic)
+    nothing = np.zeros(len(strategies))
+    return Work(seconds=seconds, flops=flops, traffic_bytes=traffic, exchange=nothing, exchange_seconds=nothing)

@@ -1,0 +1,234 @@
+"""An instance: one program on one mesh, as a planning problem.
+
+Node costs are the values of computing (and of reshards within a group), edge costs those of transfers, all in the unit
+of the objective; memory rows are added on demand for points of the schedule. An instance does not change: `restricted`
+and `spread` make another of it. What a choice means is in `chosen`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from cost_models import Objective
+from planner.any_mesh.flow import Transfer
+from planner.any_mesh.groups import Dims
+from planner.any_mesh.program_model import Model
+from planner.identity import numbered
+from planner.one_mesh.costs import Work
+from planner.one_mesh.mesh import Mesh
+from planner.one_mesh.reshard import Locations, Patterns, local_bytes, reshard_values
+from planner.one_mesh.strategies import Kinds, Strategies
+from planner.one_mesh.tpu_tiles import tiled_bytes
+from planner.program.graph import Aval
+from planner.solver.problem import Edge, Problem
+from planner.vectors import Floats, Indices
+
+TIE = 1e-3
+"""Weight of memory among equally good plans, as a share of the cost of reading the bytes once."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Instance:
+    """The strategies, costs and memory of a program on one mesh.
+
+    Node n may choose among `tables[kind_of[n]]`; nodes of one kind have equal strategies. `works` and `node_values` are
+    what these cost: the value of every strategy of every node, reshards within it included. `tiled`: arrays are stored in
+    tiles, as on TPUs (see `tpu_tiles`). `pinned` are the tensors, `pinned_outputs` the positions of results whose spec the
+    user gave. `patterns` are the reshards met on meshes of as many axes, `given` the problem where it is known already.
+    """
+
+    model: Model
+    mesh: Mesh
+    objective: Objective
+    hbm_bytes_per_s: float
+    tiled: bool
+    pinned: frozenset[int]
+    pinned_outputs: frozenset[int]
+    patterns: Patterns
+    tables: tuple[Strategies, ...]
+    kind_of: tuple[int, ...]
+    works: tuple[Work | None, ...]
+    node_values: tuple[Floats, ...]
+    given: Problem | None = None
+    _cache: dict[object, Floats] = field(init=False, default_factory=dict[object, Floats])
+
+    @cached_property
+    def strategies(self) -> tuple[Strategies, ...]:
+        """The strategies of every node."""
+        return tuple(map(self.tables.__getitem__, self.kind_of))
+
+    def restricted(self, kept: Sequence[Indices], problem: Problem | None = None) -> Instance:
+        """The instance with these strategies of every node only; `problem` is theirs, where it is known."""
+        kinds = Kinds()
+        kind_of: list[int] = []
+        works: list[Work | None] = []
+        distinct, work_of = numbered(self.works)
+        taken: dict[object, Work] = {}
+        for node, (old, positions) in enumerate(zip(self.kind_of, kept, strict=True)):
+            table, key = self.tables[old], (old, positions.tobytes())
+            kind_of.append(kinds.number(key, lambda table=table, positions=positions: _kept(table, positions)))
+            work = distinct[work_of[node]]
+            if work is not None:
+                known = (work_of[node], key[1])
+                if known not in taken:
+                    taken[known] = _taken(work, positions)
+                work = taken[known]
+            works.append(work)
+        return replace(
+            self,
+            tables=tuple(kinds.tables),
+            kind_of=tuple(kind_of),
+            works=tuple(works),
+            node_values=tuple(of[positions] for of, positions in zip(self.node_values, kept, strict=True)),
+            given=problem,
+        )
+
+    def whole(self) -> Instance:
+        """The instance of all nodes: this one."""
+        return self
+
+    def spread(self, model: Model, members: Sequence[int]) -> Instance:
+        """The instance of a larger model, each of whose nodes has what one of these has: `members[n]` for node n."""
+        return replace(
+            self,
+            model=model,
+            kind_of=tuple(map(self.kind_of.__getitem__, members)),
+            works=tuple(map(self.works.__getitem__, members)),
+            node_values=tuple(map(self.node_values.__getitem__, members)),
+            given=None,
+        )
+
+    # ------------------------------------------------------------ values
+
+    @property
+    def weight(self) -> float:
+        """How many devices' values count: all of them for energy, that of one (they run side by side) for time."""
+        return float(self.mesh.num_devices) if self.objective.name == "energy" else 1.0
+
+    def transfer_values(self, transfer: Transfer) -> Floats:
+        """The value of one transfer for every pair of strategies of its nodes: shape (n, m), trips included."""
+        aval = self.model.graph.tensors[transfer.tensor].aval
+        alike = (
+            *(self.kind_of[transfer.source], transfer.source_dims, transfer.reduced),
+            *(self.kind_of[transfer.target], transfer.target_dims, aval.shape, aval.bytes, transfer.trips),
+        )
+        found = self._cache.get(alike)
+        if found is not None:
+            return found
+        source, target = self.strategies[transfer.source], self.strategies[transfer.target]
+        s, p = source.locations(transfer.source_dims), source.splits(transfer.reduced)
+        t = target.locations(transfer.target_dims)
+        key = (s.tobytes(), p.tobytes(), t.tobytes(), aval.shape, aval.bytes, transfer.trips)
+        if key not in self._cache:
+            rows, row_of = _distinct(np.concatenate([s, p.astype(np.int8)], axis=1))
+            columns, column_of = _distinct(t)
+            axes = s.shape[1]
+            values = reshard_values(
+                self.mesh,
+                rows[:, :axes],
+                rows[:, axes:].astype(np.bool_),
+                columns,
+                shape=aval.shape,
+                whole_bytes=aval.bytes,
+                patterns=self.patterns,
+            )
+            self._cache[key] = self.weight * transfer.trips * values[row_of][:, column_of]
+        self._cache[alike] = self._cache[key]
+        return self._cache[key]
+
+    def stated_values(self) -> list[Floats]:
+        """The `node_values` worked out from works, transfers and storage."""
+        values: list[Floats] = []
+        for strategies, work in zip(self.strategies, self.works, strict=True):
+            if work is None:
+                values.append(np.zeros(len(strategies)))
+            else:
+                value = self.objective.compute(seconds=work.seconds, flops=work.flops, bytes=work.traffic_bytes)
+                values.append(self.weight * (value + work.exchange))
+        for transfer in self.model.moving:
+            if transfer.source == transfer.target:
+                values[transfer.source] = values[transfer.source] + np.diagonal(self.transfer_values(transfer))
+        self._storage(values)
+        return values
+
+    @property
+    def problem(self) -> Problem:
+        """The planning problem of this instance, without memory rows."""
+        return self._stated if self.given is None else self.given
+
+    @cached_property
+    def _stated(self) -> Problem:
+        between = [t for t in self.model.moving if t.source != t.target]
+        return Problem(
+            name=f"mesh {self.mesh.shape}",
+            node_costs=self.node_values,
+            edges=tuple(Edge(nodes=(t.source, t.target), costs=self.transfer_values(t)) for t in between),
+            node_names=tuple(node.name for node in self.model.flow.nodes),
+        )
+
+    def _storage(self, values: list[Floats]) -> None:
+        """Adds the price of holding an argument: a thousandth of reading it once, so that ties go to the smaller."""
+        hbm = self.hbm_bytes_per_s
+        for tensor in self.model.graph.tensors:
+            stored = self.stored_bytes(tensor.id) if tensor.producer is None and tensor.aval.size > 1 else None
+            if stored is not None:
+                node, size = stored
+                tiny = TIE * size
+                values[node] = values[node] + self.weight * self.objective.compute(
+                    seconds=tiny / hbm, flops=0 * tiny, bytes=tiny
+                )
+
+    # ------------------------------------------------------------ bytes
+
+    def stored_bytes(self, tensor: int) -> tuple[int, Floats] | None:
+        """The node that decides how a tensor is stored, and its bytes per device under each of its strategies."""
+        home = self.model.flow.home[tensor]
+        if home is None:
+            return None
+        return home[0], self.resident_bytes(self.model.graph.tensors[tensor].aval, home[0], home[1])
+
+    def resident_bytes(self, aval: Aval, node: int, dims: Dims) -> Floats:
+        """Bytes per device of a tensor in the spec each strategy of a node gives it, padding included."""
+        key = ("resident", self.kind_of[node], dims, aval)
+        if key not in self._cache:
+            self._cache[key] = self._resident_bytes(aval, self.strategies[node].locations(dims))
+        return self._cache[key]
+
+    def _resident_bytes(self, aval: Aval, locations: Locations) -> Floats:
+        if not self.tiled:
+            return local_bytes(locations, self.mesh.sizes, aval.bytes)
+        rows, row_of = _distinct(locations)
+        sizes = np.zeros(len(rows))
+        for i, row in enumerate(rows.tolist()):
+            shape = list(aval.shape)
+            for axis, dim in enumerate(row):
+                if dim >= 0:
+                    shape[dim] //= self.mesh.sizes[axis]
+            sizes[i] = tiled_bytes(tuple(shape), aval.itemsize)
+        return sizes[row_of]
+
+
+def _kept(table: Strategies, positions: Indices) -> Strategies:
+    """Some of the strategies; the same object for all of them."""
+    return table if positions.size == len(table) else table.keep(positions)
+
+
+def _taken(work: Work, positions: Indices) -> Work:
+    """The work of some strategies."""
+    return Work(**{part.name: getattr(work, part.name)[positions] for part in fields(Work)})
+
+
+def _distinct(lines: npt.NDArray[np.int8]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.intp]]:
+    """The distinct lines of a table of small numbers from -1 up, and for every line which of them it is."""
+    base = int(lines.max(initial=-1)) + 2
+    if lines.shape[1] * np.log2(base) >= 62:
+        rows, of = np.unique(lines, axis=0, return_inverse=True)
+        return rows, of.ravel()
+    codes = (lines.astype(np.int64) + 1) @ base ** np.arange(lines.shape[1])[::-1]
+    _, firsts, of = np.unique(codes, return_index=True, return_inverse=True)
+    return lines[firsts], of

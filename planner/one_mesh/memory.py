@@ -1,0 +1,317 @@
+"""Memory of a plan: bytes alive per device at every point of the schedule, and rows that limit them.
+
+    bytes alive at t = arguments and constants
+                     + buffers alive at t, each in the spec of its home
+                     + partial results being summed at t
+                     + fetched copies alive at t: a transfer whose target holds more than its source keeps both
+
+Results that reuse a donated argument's buffer add nothing. A row for a point t limits that sum; the fetched copies depend
+on two decisions, so a row brings, for each that can be large, an auxiliary node that says whether the copy exists:
+choice u < U is "a copy in spec u", choice U + u is "read in place, in spec u" (allowed where the source holds at least as
+many bytes), tied to its target's spec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.any_mesh.flow import Transfer
+from planner.any_mesh.memory_spans import Holdings, TensorForm
+from planner.any_mesh.program_model import Model
+from planner.one_mesh.instance import Instance
+from planner.solver.problem import Edge, Problem, Row
+from planner.vectors import Floats
+
+LARGE_COPY = 1e-3
+"""Fetched copies below this share of the limit are left out of rows (they are still counted in the peak)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Charge:
+    """Bytes per strategy of a node that a tensor keeps alive in [start, stop)."""
+
+    tensor: int
+    node: int
+    bytes: Floats
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """A fetched copy that may exist in [start, stop): bytes of the source's and of the target's spec, per strategy.
+
+    Copies of one `kind` have the same bytes.
+    """
+
+    transfer: Transfer
+    kind: tuple[int, int]
+    source_bytes: Floats
+    target_bytes: Floats
+    start: int
+    stop: int
+
+    def bytes(self, choice: Sequence[int]) -> float:
+        """Bytes of the copy under a choice: 0 where the source is read in place."""
+        target = float(self.target_bytes[choice[self.transfer.target]])
+        return target if target > float(self.source_bytes[choice[self.transfer.source]]) else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Table:
+    """Holdings with the bytes that choices of their nodes give them: of item i, `flat[offsets[i] + choice of nodes[i]]`.
+
+    The same are `pieces[which[i]]`, one array for all items of one form with the same strategies.
+    """
+
+    nodes: npt.NDArray[np.intp]
+    offsets: npt.NDArray[np.intp]
+    flat: Floats
+    starts: npt.NDArray[np.intp]
+    stops: npt.NDArray[np.intp]
+    pieces: list[Floats]
+    which: npt.NDArray[np.intp]
+
+    @staticmethod
+    def of(instance: Instance, strategies_of: npt.NDArray[np.intp], holdings: Holdings) -> _Table:
+        """The table of an instance whose nodes have these strategies (numbers, equal for equal ones)."""
+        codes = strategies_of[holdings.nodes] * len(holdings.forms) + holdings.form
+        _, first, which = np.unique(codes, return_index=True, return_inverse=True)
+        pieces: list[Floats] = []
+        for i in first.tolist():
+            aval, dims, _ = form = holdings.forms[holdings.form[i]]
+            sizes = instance.resident_bytes(aval, int(holdings.nodes[i]), dims)
+            share = _share(form, instance.tiled)
+            pieces.append(sizes if share == 1 else share * sizes)
+        ends = np.cumsum([0, *map(len, pieces)])
+        return _Table(
+            nodes=holdings.nodes,
+            offsets=ends[which.ravel()],
+            flat=np.concatenate([*pieces, np.zeros(0)]),
+            starts=holdings.starts,
+            stops=np.minimum(holdings.stops, instance.model.liveness.steps + 1),
+            pieces=pieces,
+            which=which.ravel(),
+        )
+
+    def bytes(self, choice: npt.NDArray[np.intp]) -> Floats:
+        """The bytes of every item under a choice."""
+        return self.flat[self.offsets + choice[self.nodes]]
+
+    def add(self, change: Floats, sizes: Floats) -> None:
+        """Adds to `change` what begins and ends at every point of the schedule."""
+        np.add.at(change, self.starts, sizes)
+        np.subtract.at(change, self.stops, sizes)
+
+    def weights(self, prices: Mapping[int, float]) -> Floats:
+        """The sum of the prices of the points of the schedule at which each item is held."""
+        times = np.asarray(sorted(prices), np.intp)
+        ranks = np.searchsorted(times, self.starts), np.searchsorted(times, self.stops)
+        rising = np.concatenate([[0.0], np.cumsum([prices[time] for time in times.tolist()])])
+        # A difference of sums is a rounding off where nothing lies between.
+        return np.where(ranks[1] > ranks[0], rising[ranks[1]] - rising[ranks[0]], 0.0)
+
+    def alive(self, time: int) -> list[int]:
+        """The items that are held at a point of the schedule."""
+        return np.flatnonzero((self.starts <= time) & (time < self.stops)).tolist()
+
+
+@dataclass(kw_only=True)
+class MemoryModel:
+    """The memory of an instance."""
+
+    instance: Instance
+    _ties: dict[tuple[int, int], tuple[Floats, Floats, Floats]] = field(
+        init=False, default_factory=dict[tuple[int, int], tuple[Floats, Floats, Floats]]
+    )
+
+    @property
+    def steps(self) -> int:
+        """The number of points of the schedule."""
+        return self.instance.model.liveness.steps + 1
+
+    @cached_property
+    def _strategies_of(self) -> npt.NDArray[np.intp]:
+        """A number for every node, equal where nodes have the same strategies."""
+        return np.asarray(self.instance.kind_of, np.intp)
+
+    def _table(self, holdings: Holdings) -> _Table:
+        return _Table.of(self.instance, self._strategies_of, holdings)
+
+    @cached_property
+    def _charged(self) -> _Table:
+        return self._table(self.instance.model.held)
+
+    @cached_property
+    def _copied(self) -> tuple[_Table, _Table]:
+        """The copies with the bytes of their sources, and of their targets."""
+        copies = self.instance.model.copied
+        return self._table(copies.sources), self._table(copies.targets)
+
+    @cached_property
+    def charges(self) -> tuple[Charge, ...]:
+        """What the nodes' choices keep alive, and when."""
+        table, held = self._charged, self.instance.model.held
+        columns = (held.tensors, held.nodes, held.starts, held.stops, table.which)
+        return tuple(
+            Charge(tensor=tensor, node=node, bytes=table.pieces[piece], start=start, stop=stop)
+            for tensor, node, start, stop, piece in zip(*(column.tolist() for column in columns), strict=True)
+        )
+
+    @cached_property
+    def copies(self) -> tuple[Copy, ...]:
+        """The copies that transfers may keep beside their source."""
+        transfers = self.instance.model.copied.transfers
+        sources, targets = self._copied
+        columns = (sources.which, targets.which, sources.starts, sources.stops)
+        return tuple(
+            Copy(
+                transfer=transfer,
+                kind=(source, target),
+                source_bytes=sources.pieces[source],
+                target_bytes=targets.pieces[target],
+                start=start,
+                stop=stop,
+            )
+            for transfer, source, target, start, stop in zip(
+                transfers, *(column.tolist() for column in columns), strict=True
+            )
+        )
+
+    def profile(self, choice: Sequence[int]) -> Floats:
+        """Bytes alive per device at every point of the schedule: shape (steps,)."""
+        picks = np.asarray(choice, np.intp)
+        change = np.zeros(self.steps + 1)
+        self._charged.add(change, self._charged.bytes(picks))
+        sources, targets = self._copied
+        held = targets.bytes(picks)
+        targets.add(change, np.where(held > sources.bytes(picks), held, 0.0))
+        return np.cumsum(change)[: self.steps]
+
+    def average_bytes(self) -> list[Floats]:
+        """For every node, the bytes that its choices keep alive on average over the schedule, fetched copies aside."""
+        found = [np.zeros(len(strategies)) for strategies in self.instance.strategies]
+        for charge in self.charges:
+            time = min(charge.stop, self.steps) - charge.start
+            found[charge.node] += time / self.steps * charge.bytes
+        return found
+
+    def floor_bytes(self) -> float:
+        """Bytes per device that no choice goes below: every argument in its most split form."""
+        return sum(float(charge.bytes.min()) for charge in self.charges if charge.stop - charge.start == self.steps)
+
+    def alive(self, time: int, choice: Sequence[int]) -> list[tuple[str, float]]:
+        """What is alive at a point of the schedule: (name, bytes per device), largest first."""
+        tensors = self.instance.model.graph.tensors
+        found = [
+            (tensors[charge.tensor].name, float(charge.bytes[choice[charge.node]]))
+            for charge in self.charges
+            if charge.start <= time < charge.stop
+        ]
+        found += [
+            (f"a fetched copy of {tensors[copy.transfer.tensor].name}", copy.bytes(choice))
+            for copy in self.copies
+            if copy.start <= time < copy.stop
+        ]
+        return sorted(found, key=lambda part: (-part[1], part[0]))
+
+    def limited(self, problem: Problem, times: Sequence[int], limit_bytes: float) -> Problem:
+        """`problem` with a memory row for each of these points of the schedule, and the auxiliary nodes they need."""
+        nodes, names = list(problem.node_costs), list(problem.node_names)
+        edges = list(problem.edges)
+        auxiliary: dict[int, tuple[int, Floats]] = {}
+        rows: list[Row] = []
+        for time in times:
+            usage: dict[int, Floats] = {}
+            for charge in map(self.charges.__getitem__, self._charged.alive(time)):
+                usage[charge.node] = usage.get(charge.node, np.zeros(len(charge.bytes))) + charge.bytes
+            for copy in map(self.copies.__getitem__, self._copied[1].alive(time)):
+                if copy.target_bytes.max() > LARGE_COPY * limit_bytes:
+                    index = copy.transfer.id
+                    if index not in auxiliary:
+                        auxiliary[index] = (len(nodes), self._auxiliary(copy, nodes, names, edges))
+                    usage[auxiliary[index][0]] = auxiliary[index][1]
+            rows.append(
+                Row(
+                    name=self.describe(time),
+                    limit=limit_bytes,
+                    nodes=tuple(usage),
+                    usages=tuple(usage.values()),
+                )
+            )
+        return Problem(
+            name=problem.name, node_costs=tuple(nodes), edges=tuple(edges), rows=tuple(rows), node_names=tuple(names)
+        )
+
+    def priced(self, problem: Problem, prices: Mapping[int, float], limit_bytes: float) -> Problem:
+        """`problem` with a price for every byte alive at these points of the schedule; what rows leave out is free here."""
+        nodes, names = list(problem.node_costs), list(problem.node_names)
+        edges = list(problem.edges)
+        weights = self._charged.weights(prices)
+        for i in np.flatnonzero(weights > 0).tolist():
+            charge = self.charges[i]
+            nodes[charge.node] = nodes[charge.node] + weights[i] * charge.bytes
+        weights = self._copied[1].weights(prices)
+        for i in np.flatnonzero(weights > 0).tolist():
+            copy = self.copies[i]
+            if copy.target_bytes.max() > LARGE_COPY * limit_bytes:
+                place = len(nodes)
+                nodes[place] = weights[i] * self._auxiliary(copy, nodes, names, edges)
+        return Problem(name=problem.name, node_costs=tuple(nodes), edges=tuple(edges), node_names=tuple(names))
+
+    def _auxiliary(self, copy: Copy, nodes: list[Floats], names: list[str], edges: list[Edge]) -> Floats:
+        """Adds the node that says whether a copy exists; returns its bytes per choice."""
+        transfer, node = copy.transfer, len(nodes)
+        usage, to_target, to_source = self._tied(copy)
+        nodes.append(np.zeros(len(usage)))
+        names.append(f"copy of {self.instance.model.graph.tensors[transfer.tensor].name}")
+        edges.append(Edge(nodes=(node, transfer.target), costs=to_target))
+        edges.append(Edge(nodes=(node, transfer.source), costs=to_source))
+        return usage
+
+    def _tied(self, copy: Copy) -> tuple[Floats, Floats, Floats]:
+        """The bytes per choice of a copy's node, and its tables to target and source; copies that are alike share them."""
+        if copy.kind not in self._ties:
+            sizes, spec_of = np.unique(copy.target_bytes, return_inverse=True)
+            same = spec_of.ravel()[None, :] == np.arange(len(sizes))[:, None]
+            in_place = copy.source_bytes[None, :] >= sizes[:, None]
+            self._ties[copy.kind] = (
+                np.concatenate([sizes, np.zeros(len(sizes))]),
+                np.where(np.concatenate([same, same]), 0.0, np.inf),
+                np.where(np.concatenate([np.ones_like(in_place), in_place]), 0.0, np.inf),
+            )
+        return self._ties[copy.kind]
+
+    def describe(self, time: int) -> str:
+        """A point of the schedule in the user's words."""
+        ops = self.instance.model.graph.ops
+        if time >= len(ops):
+            return "memory at the end of the program"
+        return f"memory at {ops[time].source} ({ops[time].kind})"
+
+
+def whole_bytes(model: Model, *, tiled: bool) -> float:
+    """Bytes alive at the fullest point of the schedule, paddings and copies aside, if nothing is split.
+
+    No plan on n devices needs less than an n-th of it on each.
+    """
+    held, steps = model.held, model.liveness.steps + 1
+    sizes = np.asarray([_share(form, tiled) * form[0].bytes for form in held.forms] or [0.0])[held.form]
+    change = np.zeros(steps + 1)
+    np.add.at(change, held.starts, sizes)
+    np.subtract.at(change, np.minimum(held.stops, steps), sizes)
+    return float(np.cumsum(change)[:steps].max(initial=0.0))
+
+
+def _share(form: TensorForm, tiled: bool) -> float:
+    """In which part of a tensor's own size it is stored.
+
+    A TPU multiplies float32 of default precision as bfloat16, and stores it so where nothing else reads it.
+    """
+    aval, _, for_matmuls = form
+    return 0.5 if tiled and for_matmuls and aval.dtype == "float32" else 1.0

@@ -1,0 +1,123 @@
+"""Pins: the user's own decisions, as patterns over names mapped to PartitionSpecs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from fnmatch import translate
+from typing import Any
+
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from planner.errors import PinError
+from planner.program.graph import Graph
+
+Pins = Mapping[str, PartitionSpec]
+
+
+def check_pins(pins: Any) -> dict[str, PartitionSpec]:
+    """The pins a user gave, validated as far as they can be without a program. Raises: PinError."""
+    if pins is None:
+        return {}
+    if not isinstance(pins, Mapping):
+        raise PinError(f"pins is {pins!r}; give a mapping from name patterns to jax.sharding.PartitionSpec")
+    for pattern, spec in pins.items():
+        if not isinstance(pattern, str):
+            raise PinError(f"the pin {pattern!r} is no name; its key is a pattern such as 'params/*/kernel'")
+        if not isinstance(spec, PartitionSpec):
+            raise PinError(f"the pin {pattern!r} has the value {spec!r}; give a jax.sharding.PartitionSpec")
+        for entry in spec:
+            words = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+            if not all(isinstance(word, str) for word in words):
+                raise PinError(
+                    f"the pin {pattern!r} has the entry {entry!r}; an entry is None, an axis or several axes"
+                )
+    return dict(pins)
+
+
+def match_pins(pins: Pins, graph: Graph) -> tuple[dict[int, PartitionSpec], dict[int, PartitionSpec]]:
+    """(tensor id -> spec, output position -> spec) for all that the patterns name; a later pattern wins.
+
+    A pattern is shell-style over the names of arguments, results and intermediates; `*` crosses "/".
+    Raises: PinError for a pattern that matches nothing.
+    """
+    tensors: dict[int, PartitionSpec] = {}
+    outputs: dict[int, PartitionSpec] = {}
+    for pattern, spec in pins.items():
+        matches = matcher(pattern)
+        hits = [t.id for t in graph.tensors if t.kind != "constant" and matches(base_name(t.name))]
+        places = [position for position, name in enumerate(graph.output_names) if matches(name)]
+        if not hits and not places:
+            names = [base_name(t.name) for t in graph.tensors if t.kind != "constant"]
+            near = close_names(pattern, [*names, *graph.output_names])
+            raise PinError(f"the pin {pattern!r} matches no tensor; names look like {near}")
+        tensors.update(dict.fromkeys(hits, spec))
+        outputs.update(dict.fromkeys(places, spec))
+    return tensors, outputs
+
+
+def matcher(pattern: str) -> Callable[[str], bool]:
+    """Whether a name is the pattern itself or matches it, shell-style."""
+    match = re.compile(translate(pattern)).match
+    return lambda name: name == pattern or match(name) is not None
+
+
+def base_name(name: str) -> str:
+    """A tensor's name without the number that tells apart several of one name."""
+    return name.split("#")[0]
+
+
+def close_names(wanted: str, names: Iterable[str], *, count: int = 3) -> str:
+    """The names closest to what was asked for, quoted, for a message."""
+    known = list(dict.fromkeys(names))
+    close = get_close_matches(wanted, known, n=count, cutoff=0.3) or known[:count]
+    return ", ".join(map(repr, close)) or "nothing: the program has no arrays"
+
+
+def pinned_location(
+    name: str, spec: PartitionSpec, shape: Sequence[int], mesh_shape: Mapping[str, int]
+) -> tuple[int, ...]:
+    """The row of locations of a pinned spec on a mesh.
+
+    Raises: PinError for an unknown axis, too many dims, an axis used twice, an order of axes on one dim other than the
+    mesh's, or a dim that does not divide evenly.
+    """
+    if len(spec) > len(shape):
+        raise PinError(
+            f"the pin on {name}, {spec}, has {len(spec)} entries, but its shape is {tuple(shape)}; give one per dim"
+        )
+    axes = list(mesh_shape)
+    location = [-1] * len(axes)
+    for dim, entry in enumerate(spec):
+        words = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+        for word in words:
+            if word not in mesh_shape:
+                known = ", ".join(map(repr, axes))
+                raise PinError(f"the pin on {name}, {spec}, names the axis {word!r}; use the mesh's axes, {known}")
+            if location[axes.index(word)] >= 0 or words.count(word) > 1:
+                raise PinError(f"the pin on {name}, {spec}, uses the axis {word!r} twice; let an axis split one dim")
+        for word in words:
+            location[axes.index(word)] = dim
+        if list(words) != sorted(words, key=axes.index):
+            raise PinError(f"the pin on {name}, {spec}, must list the axes of one dim in mesh order {tuple(axes)}")
+        parts = int(np.prod([mesh_shape[word] for word in words], dtype=np.int64))
+        if shape[dim] % parts:
+            raise PinError(
+                f"the pin on {name}, {spec}, splits dim {dim} of shape {tuple(shape)} into {parts} parts, "
+                f"but {shape[dim]} is not divisible by {parts}; choose axes whose sizes divide it"
+            )
+        for word in words:
+            if mesh_shape[word] == 1:
+                location[axes.index(word)] = -1
+    return tuple(location)
+
+
+def axes_named(pins: Pins) -> set[str]:
+    """All axis names that pins mention."""
+    named: set[str] = set()
+    for spec in pins.values():
+        for entry in spec:
+            named.update(() if entry is None else (entry,) if isinstance(entry, str) else entry)
+    return named

@@ -1,0 +1,310 @@
+"""Resharding: the collectives that take a tensor from one spec to another, priced and as steps to emit.
+
+A spec is a row of locations: for every mesh axis the dim it splits, or -1. Several axes on one dim are in mesh order,
+major first. A reshard from S to T, of a tensor that may also hold partial sums over the axes R, is
+
+    1. reduce     reduce-scatter over R if T splits one dim by all of R, else all-reduce over R
+    2. slice      axes that only T has, laid minor on their dim (no communication)
+    3. all-to-all axes that move from one dim to another, one per pair of dims, minor ones first; a permute makes an
+                  axis minor where it is not
+    4. permute    where the order of the axes on a dim is not yet T's
+    5. all-gather axes that only S has, dim by dim
+
+the order in which Shardy lowers a reshard (https://openxla.org/shardy: all-slice, all-to-all, collective-permute,
+all-gather), with bytes smallest when they move. Where that could put more axes on a dim than divide it, as when 4 rows
+split over 4 devices are to be split over 2 others, axes that leave are gathered first (5, then 2 and 4): XLA would pad,
+and gather everything. The sequence does not depend on sizes otherwise: `Patterns` works it out once for every pair of
+specs that is met, and `reshard_values` prices all pairs of a transfer at once from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.one_mesh.mesh import COLLECTIVES, Mesh, parts_of_masks
+from planner.one_mesh.specs import Layout
+
+Locations = npt.NDArray[np.int8]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step of a reshard: the collective (None for a slice), its axes as a bit set, its bytes and the layout after.
+
+    `bytes` is the larger of the local operand and result.
+    """
+
+    kind: str | None
+    mask: int
+    bytes: float
+    layout: Layout
+
+
+def local_bytes(locations: Locations, sizes: Sequence[int], whole_bytes: float) -> npt.NDArray[np.float64]:
+    """Bytes per device of a tensor in each spec of `locations` (shape (n, axes)); returns shape (n,)."""
+    factors = np.where(locations >= 0, np.asarray(sizes, dtype=np.float64), 1.0)
+    return whole_bytes / np.prod(factors, axis=1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """A step before sizes are known: `held` are the axes that split the larger of its operand and result."""
+
+    kind: str | None
+    mask: int
+    held: int
+    layout: Layout
+
+
+class _Sequence:
+    """The moves of one reshard while they are worked out: the layout so far, and the axes that split it."""
+
+    def __init__(self, source: Sequence[int], rank: int) -> None:
+        axes = range(len(source))
+        self.layout: list[list[int]] = [[a for a in axes if source[a] == dim] for dim in range(rank)]
+        self.held = _mask(a for a in axes if source[a] >= 0)
+        self.moves: list[_Move] = []
+
+    def add(self, kind: str | None, mask: int) -> None:
+        """Adds a move that leads to the layout as it is now."""
+        self.moves.append(_Move(kind, mask, self.held, tuple(tuple(dim) for dim in self.layout)))
+
+    def arrange(self, order: list[list[int]]) -> None:
+        """Brings the axes of every dim into this order, by a permute over those of the dims that change."""
+        pairs = zip(self.layout, order, strict=True)
+        changed = _mask(a for before, after in pairs if before != after for a in after)
+        self.layout = order
+        if changed:
+            self.add("collective-permute", changed)
+
+    def gather(self, gone: Sequence[int], source: Sequence[int]) -> None:
+        """Gathers the axes `gone`, minor on their dims, dim by dim."""
+        for dim in dict.fromkeys(source[a] for a in gone):
+            mask = _mask(a for a in self.layout[dim] if a in gone)
+            self.layout[dim] = [a for a in self.layout[dim] if a not in gone]
+            self.held &= ~mask
+            self.add("all-gather", mask)
+
+    def slice(self, arriving: Sequence[int], target: Sequence[int]) -> None:
+        """Splits by axes that split nothing yet, minor on their dims."""
+        for a in arriving:
+            self.layout[target[a]].append(a)
+        if arriving:
+            self.held |= _mask(arriving)
+            self.add(None, _mask(arriving))
+
+
+def _mask(axes: Iterable[int]) -> int:
+    return sum(1 << a for a in axes)
+
+
+def _moves(source: Sequence[int], partial: Sequence[bool], target: Sequence[int], rank: int) -> list[_Move]:
+    """The sequence of one reshard; see the module."""
+    axes, made = range(len(source)), _Sequence(source, rank)
+    reduced = [a for a in axes if partial[a]]
+    if reduced:
+        dims = {target[a] for a in reduced}
+        scatter = len(dims) == 1 and -1 not in dims
+        for a in reduced if scatter else ():
+            made.layout[target[a]].append(a)
+        made.add("reduce-scatter" if scatter else "all-reduce", _mask(reduced))
+        made.held |= _mask(reduced) if scatter else 0
+    made.slice([a for a in axes if source[a] < 0 <= target[a] and not made.held >> a & 1], target)
+
+    # Ordered by axis, not by dim: what a reshard costs does not depend on how dims are numbered.
+    layout = made.layout
+    pending = list(dict.fromkeys((source[a], target[a]) for a in axes if source[a] >= 0 <= target[a] != source[a]))
+    while pending:
+        groups = {pair: [a for a in axes if (source[a], target[a]) == pair] for pair in pending}
+        minor = [pair for pair in pending if set(layout[pair[0]][-len(groups[pair]) :]) == set(groups[pair])]
+        origin, goal = pair = (minor or pending)[0]
+        leaving = groups[pair]
+        staying = [a for a in layout[origin] if a not in leaving]
+        if not minor:
+            layout[origin] = staying + leaving
+            made.add("collective-permute", _mask(layout[origin]))
+        layout[origin] = staying
+        layout[goal] = layout[goal] + leaving
+        made.add("all-to-all", _mask(leaving))
+        pending.remove(pair)
+
+    gone = [a for a in axes if source[a] >= 0 > target[a]]
+    made.arrange([sorted(a for a in dim if a not in gone) + [a for a in dim if a in gone] for dim in layout])
+    made.gather(gone, source)
+    return made.moves
+
+
+def _moves_apart(source: Sequence[int], partial: Sequence[bool], target: Sequence[int], rank: int) -> list[_Move]:
+    """The sequence of a reshard in which axes arrive on a dim only when those that leave it are gone."""
+    axes, made = range(len(source)), _Sequence(source, rank)
+    if any(partial):
+        made.add("all-reduce", _mask(a for a in axes if partial[a]))
+    leaving = [a for a in axes if source[a] >= 0 and target[a] != source[a]]
+    made.arrange([[a for a in dim if a not in leaving] + [a for a in dim if a in leaving] for dim in made.layout])
+    made.gather(leaving, source)
+    made.slice([a for a in axes if target[a] >= 0 and target[a] != source[a]], target)
+    made.arrange([sorted(dim) for dim in made.layout])
+    return made.moves
+
+
+def _crowded(source: Locations, target: Locations, sizes: Sequence[int], shape: Sequence[int]) -> npt.NDArray[np.bool_]:
+    """For every pair of specs, whether a dim may be too small for all axes that one or the other puts on it."""
+    crowded = np.zeros((len(source), len(target)), np.bool_)
+    every = int(np.prod(sizes, dtype=np.int64))
+    bits = 1 << np.arange(len(sizes))
+    for dim, extent in enumerate(shape):
+        if extent % every == 0:
+            continue
+        rows, columns = (source == dim) @ bits, (target == dim) @ bits
+        if rows.any() and columns.any():
+            indivisible = np.array([extent % parts != 0 for parts in parts_of_masks(sizes)])
+            crowded |= indivisible[rows[:, None] | columns]
+    return crowded
+
+
+@dataclass
+class Patterns:
+    """The reshards met so far on meshes of one number of axes, of any sizes: their sequences, worked out once each.
+
+    `tables[axes, rank][crowded, source and partial, target]` is the index of a pattern, -1 where not met; `steps` are
+    those of all patterns as (pattern, kind, mask, held); `prices` keeps what they cost on the meshes seen.
+    """
+
+    tables: dict[tuple[int, int], npt.NDArray[np.int64]] = field(
+        default_factory=dict[tuple[int, int], npt.NDArray[np.int64]]
+    )
+    known: dict[object, int] = field(default_factory=dict[object, int])
+    count: int = 0
+    steps: list[tuple[int, int, int, int]] = field(default_factory=list[tuple[int, int, int, int]])
+    prices: dict[tuple[Mesh, bool], tuple[int, npt.NDArray[np.float64], npt.NDArray[np.float64]]] = field(
+        default_factory=dict[tuple[Mesh, bool], tuple[int, npt.NDArray[np.float64], npt.NDArray[np.float64]]]
+    )
+
+    def index(
+        self,
+        source: Locations,
+        partial: npt.NDArray[np.bool_],
+        target: Locations,
+        rank: int,
+        crowded: npt.NDArray[np.bool_],
+    ) -> npt.NDArray[np.int64]:
+        """The pattern of every pair: shape (n, m), as `crowded`, which says where axes must not meet on a dim."""
+        axes = source.shape[1]
+        # An axis of the source is on a dim, nowhere, or nowhere with partial sums: rank + 2 states.
+        states = np.where(partial & (source < 0), rank + 1, source + 1).astype(np.int64)
+        rows = states @ (rank + 2) ** np.arange(axes)
+        columns = (target.astype(np.int64) + 1) @ (rank + 1) ** np.arange(axes)
+        key = (axes, rank)
+        if key not in self.tables:
+            self.tables[key] = np.full((2, (rank + 2) ** axes, (rank + 1) ** axes), -1, np.int64)
+        table = self.tables[key]
+        place = crowded.astype(np.int64)
+        found = table[place, rows[:, None], columns[None, :]]
+        missing = np.flatnonzero(found.ravel() < 0)
+        if missing.size:
+            i, j = np.divmod(missing, len(target))
+            table[place[i, j], rows[i], columns[j]] = self._learn(source[i], partial[i], target[j], crowded[i, j])
+            found = table[place, rows[:, None], columns[None, :]]
+        return found
+
+    def _learn(
+        self, source: Locations, partial: npt.NDArray[np.bool_], target: Locations, crowded: npt.NDArray[np.bool_]
+    ) -> npt.NDArray[np.int64]:
+        """The patterns of some reshards; those that differ only in the numbers of their dims share one."""
+        axes = source.shape[1]
+        dims = np.stack([source, target], axis=2).reshape(len(source), 2 * axes)
+        number = np.full(dims.shape, -1, np.int8)
+        met = np.zeros(len(dims), np.int8)
+        for place in range(2 * axes):
+            fresh = dims[:, place] >= 0
+            for before in range(place):
+                same = fresh & (dims[:, before] == dims[:, place])
+                number[same, place] = number[same, before]
+                fresh &= ~same
+            number[fresh, place] = met[fresh]
+            met += fresh
+        keys = np.concatenate([number, partial, crowded[:, None]], axis=1, dtype=np.int8)
+        _, firsts, of = np.unique(keys.view(np.dtype((np.void, keys.shape[1]))), return_index=True, return_inverse=True)
+        learnt = [self._pattern(keys[first].tolist(), axes) for first in firsts.tolist()]
+        return np.asarray(learnt, np.int64)[of.ravel()]
+
+    def _pattern(self, key: list[int], axes: int) -> int:
+        """The pattern of a reshard: numbers of the dims of source and target in turn, partial sums, whether crowded."""
+        known = tuple(key)
+        if known not in self.known:
+            s, t = key[0 : 2 * axes : 2], key[1 : 2 * axes : 2]
+            partial, crowded = [bool(p) for p in key[2 * axes : 3 * axes]], bool(key[-1])
+            rank = max(key[: 2 * axes]) + 1
+            for move in (_moves_apart if crowded else _moves)(s, partial, t, rank):
+                if move.kind is not None:
+                    self.steps.append((self.count, COLLECTIVES.index(move.kind), move.mask, move.held))
+            self.known[known] = self.count
+            self.count += 1
+        return self.known[known]
+
+    def price(self, mesh: Mesh, *, seconds: bool) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """The fixed value and the value per byte of the whole tensor of every pattern on a mesh."""
+        key = (mesh, seconds)
+        nothing = np.zeros(0)
+        priced, constants, slopes = self.prices.get(key, (0, nothing, nothing))
+        count = self.count - len(constants)
+        if count:
+            fixed = mesh.fixed_seconds if seconds else mesh.fixed
+            per_byte = mesh.seconds_per_byte if seconds else mesh.per_byte
+            owner, kind, mask, held = np.array(self.steps[priced:], np.int64).reshape(-1, 4).T
+            constant = np.stack([fixed[name] for name in COLLECTIVES])[kind, mask]
+            slope = np.stack([per_byte[name] for name in COLLECTIVES])[kind, mask] / mesh.mask_sizes()[held]
+            new = owner - len(constants)
+            constants = np.concatenate([constants, np.bincount(new, constant, minlength=count).astype(np.float64)])
+            slopes = np.concatenate([slopes, np.bincount(new, slope, minlength=count).astype(np.float64)])
+            self.prices[key] = (len(self.steps), constants, slopes)
+        return constants, slopes
+
+
+def reshard_values(
+    mesh: Mesh,
+    source: Locations,
+    partial: npt.NDArray[np.bool_],
+    target: Locations,
+    *,
+    shape: Sequence[int],
+    whole_bytes: float,
+    patterns: Patterns,
+    seconds: bool = False,
+) -> npt.NDArray[np.float64]:
+    """The value of every reshard from `source[i]` (partial over `partial[i]`) to `target[j]`: shape (n, m).
+
+    Parameters: locations of shapes (n, axes), (n, axes) and (m, axes); `shape` and `whole_bytes` of the tensor;
+    `patterns`, what was met before; `seconds` prices in seconds instead of the mesh's objective.
+    """
+    crowded = _crowded(source, target, mesh.sizes, shape)
+    index = patterns.index(source, partial, target, len(shape), crowded)
+    fixed, per_byte = patterns.price(mesh, seconds=seconds)
+    return fixed[index] + whole_bytes * per_byte[index]
+
+
+def reshard_steps(
+    mesh: Mesh,
+    source: Sequence[int],
+    partial: Sequence[bool],
+    target: Sequence[int],
+    *,
+    shape: Sequence[int],
+    whole_bytes: float,
+) -> list[Step]:
+    """The steps of one reshard, in order; see the module for the sequence."""
+    sizes = mesh.mask_sizes()
+    crowded = _crowded(np.array([source], np.int8), np.array([target], np.int8), mesh.sizes, shape)[0, 0]
+    return [
+        Step(
+            kind=move.kind,
+            mask=move.mask,
+            bytes=0.0 if move.kind is None else whole_bytes / float(sizes[move.held]),
+            layout=move.layout,
+        )
+        for move in (_moves_apart if crowded else _moves)(source, partial, target, len(shape))
+    ]

@@ -1,0 +1,215 @@
+"""The plan: a decision bound to a function and to devices, ready to run, to inspect and to verify."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, final
+
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+
+from planner.decision import Certificate, Checked, Decision, Guessed, Replicated, Ruled
+from planner.emit.runner import Runner
+from planner.explain.explain import Alternatives, Explanation, explain
+from planner.explain.op_graph import OpGraph
+from planner.plans.report import describe
+from planner.plans.store import save_decision
+from planner.predicted import Predicted
+from planner.verify.verification import Verification, verify
+
+
+@final
+class Plan:
+    """A placement of one function on one mesh, as `planner.plan` or `planner.load(...).bind` return it.
+
+    Call it like the function; `jit` is the sharded function itself, `verify` compares what it does with what was
+    promised, `explain` says why, `print` shows it, `save` keeps it.
+    """
+
+    def __init__(
+        self, *, decision: Decision, runner: Runner, alternatives: Callable[[], Alternatives], seed: int = 0
+    ) -> None:
+        self._decision, self._runner, self._state_problem, self._seed = decision, runner, alternatives, seed
+
+    # ------------------------------------------------------------ what was decided
+
+    @property
+    def mesh_is_abstract(self) -> bool:
+        """Whether the plan is for a topology without devices, so that it can be lowered but not run."""
+        return self._runner.target.devices is None
+
+    @property
+    def why_not_run(self) -> str:
+        """Why the plan cannot be run here: no devices, or devices to compile for only; "" where it can."""
+        return self._runner.target.why_not_run
+
+    @property
+    def has_side_effects(self) -> bool:
+        """Whether a run changes or reads the world outside (io callbacks)."""
+        return self._runner.program.effects.io
+
+    @property
+    def decision(self) -> Decision:
+        """All that was decided, as plain data."""
+        return self._decision
+
+    @property
+    def mesh(self) -> Mesh | AbstractMesh:
+        """The mesh; abstract where the plan was made for a topology without devices."""
+        return self._runner.mesh
+
+    @cached_property
+    def in_specs(self) -> tuple[Any, ...]:
+        """The PartitionSpec of every argument leaf: a tuple of pytrees like the arguments (None for static ones)."""
+        return self._runner.as_arguments(self._decision.in_specs)
+
+    @cached_property
+    def out_specs(self) -> Any:
+        """The PartitionSpec of every result leaf: a pytree like the result."""
+        return self._runner.as_result(self._decision.out_specs)
+
+    @cached_property
+    def in_shardings(self) -> tuple[Any, ...]:
+        """The NamedSharding of every argument leaf: a tuple of pytrees like the arguments (None for static ones)."""
+        return self._runner.as_arguments(self._runner.in_shardings)
+
+    @cached_property
+    def out_shardings(self) -> Any:
+        """The NamedSharding of every result leaf: a pytree like the result."""
+        return self._runner.as_result(self._runner.out_shardings)
+
+    @property
+    def constraints(self) -> Mapping[str, PartitionSpec]:
+        """The PartitionSpec of every intermediate, by name (`checkpoint_name`, else source line and primitive)."""
+        return self._decision.intermediates
+
+    @property
+    def predicted(self) -> Predicted:
+        """What a call costs per device, and the collectives it runs."""
+        return self._decision.predicted
+
+    @property
+    def certificate(self) -> Certificate:
+        """How far from optimal the plan can be."""
+        return self._decision.certificate
+
+    @property
+    def replicated(self) -> tuple[Replicated, ...]:
+        """The ops placed whole for lack of a rule."""
+        return self._decision.replicated
+
+    @property
+    def by_shardy(self) -> tuple[Ruled, ...]:
+        """The ops placed by a rule of Shardy's registry, for lack of one of ours."""
+        return self._decision.by_shardy
+
+    @property
+    def guessed(self) -> tuple[Guessed, ...]:
+        """The ops whose work is guessed, as one operation per result element; `rule_for(flops=, bytes=)` tells it."""
+        return self._decision.guessed
+
+    @property
+    def checked(self) -> tuple[Checked, ...]:
+        """What was checked before the plan was handed over, and what not, and why."""
+        return self._decision.checked
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Assumptions, time-outs and fallbacks the user should know of."""
+        return self._decision.notes
+
+    # ------------------------------------------------------------ running
+
+    @property
+    def jit(self) -> Any:
+        """The sharded jitted function; call it with placed arguments, differentiate it, or lower and compile it.
+
+        The large arrays that the function closes over are arguments of the compiled program, passed along. What the
+        function changes in place in Flax nnx objects is updated by a call; lowered or compiled, the program returns
+        those arrays beside the result.
+        """
+        return self._runner.jit
+
+    def place(self, *args: Any) -> tuple[Any, ...]:
+        """The arguments on their devices, sharded as planned. Raises: ArgumentError, MeshError (none that run).
+
+        Where the devices are of several processes, a value that a process holds itself must be the same on all of them;
+        what differs by process comes as a global array (`jax.make_array_from_process_local_data`).
+        """
+        return self._runner.place(args)
+
+    def __call__(self, *args: Any) -> Any:
+        """The result of the function, computed sharded: places the arguments and runs the compiled program.
+
+        Donated arguments are consumed, as `jax.jit` does it, wherever they lay. Flax nnx objects that the function
+        changes in place are updated, as `nnx.jit` does it; donated ones stay usable. Where the devices are of several
+        processes, all of them make the call together, with arguments as `place` takes them.
+
+        Raises: ArgumentError, MeshError (none that run).
+        """
+        return self._runner(args)
+
+    # ------------------------------------------------------------ evidence
+
+    def verify(
+        self, *args: Any, reference: Callable[..., Any] | None = None, rtol: float | None = None
+    ) -> Verification:
+        """What the plan does beside what it promised: numerics, collectives and memory. Raises nothing, says all.
+
+        Without arguments, or with shapes only, the numerics are not checked. For a topology without devices, or TPUs to
+        compile for only, the program is compiled for them where their compiler is installed. `reference` is the
+        function whose results, on one device, the plan's are compared with; default the program as it was traced. How
+        far they may differ follows from the program's own rounding; with `rtol`, floats may by that share of the
+        largest value of their leaf.
+
+        Where the devices are of several processes, all of them must call this together and get one verdict. Numerics are
+        checked where the arguments are the same on all processes, or global arrays small enough to be gathered.
+
+        Raises: ProcessError where another process does not come.
+        """
+        return verify(
+            self._decision,
+            self._runner,
+            self._runner.runnable(args),
+            seed=self._seed,
+            reference=None if reference is None else self._runner.like(reference),
+            rtol=rtol,
+        )
+
+    @property
+    def graph(self) -> OpGraph:
+        """The op graph as decided, a `networkx.MultiDiGraph`, made when it is first asked for; see `decided_graph`.
+
+        Its structure is frozen: a `copy()` can be changed. Raises: ArgumentError, as `explain` does.
+        """
+        return self._alternatives.network
+
+    @cached_property
+    def _alternatives(self) -> Alternatives:
+        return self._state_problem()
+
+    def explain(self, path: str | None = None) -> Explanation:
+        """Why the tensor `path` (a name or pattern) is placed as it is: its alternatives and what each would cost.
+
+        Without a path: the arguments that matter most. Raises: ArgumentError for a name that is none.
+        """
+        return explain(self._alternatives, path)
+
+    def with_checks(self, checked: Sequence[Checked], notes: Sequence[str] = ()) -> Plan:
+        """The same plan with these checks and further notes on record; what was compiled for them serves it, too."""
+        decision = replace(self._decision, checked=tuple(checked), notes=(*self._decision.notes, *notes))
+        return Plan(decision=decision, runner=self._runner, alternatives=self._state_problem, seed=self._seed)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the plan to a JSON file that `planner.load` reads."""
+        save_decision(self._decision, Path(path), self._runner.program)
+
+    def __str__(self) -> str:
+        return describe(self._decision)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Plan of {self._decision.function_name} on {dict(self._decision.mesh_shape)}: {self.certificate.status}>"
+        )

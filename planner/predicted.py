@@ -1,0 +1,73 @@
+"""What is predicted of a plan, as records: seconds, memory and collectives, all per device and call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+
+def widened_on_cpu(dtype: str) -> int:
+    """How many times as wide XLA's CPU backend moves a type: bfloat16 as float32, 8-bit floats as float16."""
+    return 2 if dtype == "bfloat16" or dtype.startswith("float8") else 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """One predicted collective: `bytes` is the larger of its local operand and result, `count` how often it runs.
+
+    `assumed` is the part of `count` that nothing says: the passes of loops that end when some value does. `lifted` are
+    both for a compiler that moves out of loops what none of their passes changes. `by_dim` are the axes of a sum by the
+    dim that they split, for one that sums over one dim after the other.
+    """
+
+    kind: str
+    bytes: float
+    axes: tuple[str, ...]
+    count: float
+    source: str
+    tensor: str
+    dtype: str
+    assumed: float
+    lifted: tuple[float, float]
+    by_dim: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """All per device and call. `seconds` is their sum of computing and communication, without overlap."""
+
+    seconds: float
+    compute_seconds: float
+    communication_seconds: float
+    flops: float
+    traffic_bytes: float
+    collectives: tuple[Collective, ...]
+    peak_bytes: float
+    argument_bytes: float
+    output_bytes: float
+    alias_bytes: float
+    energy_joules: float
+
+
+def as_lowered(collectives: Sequence[Collective], platform: str) -> tuple[Collective, ...]:
+    """The collectives as a platform's compiler writes them.
+
+    XLA's CPU backend has no reduce-scatter (an all-reduce and a slice do its work) and moves narrow floats wider;
+    it moves out of loops what none of their passes changes, and sums over split dims one after the other, which the
+    TPU's does not.
+    """
+    if platform != "cpu":
+        return tuple(collectives)
+    return tuple(
+        replace(
+            c,
+            kind="all-reduce" if c.kind == "reduce-scatter" else c.kind,
+            bytes=c.bytes * widened_on_cpu(c.dtype),
+            count=c.lifted[0],
+            assumed=c.lifted[1],
+            axes=axes,
+            by_dim=(),
+        )
+        for c in collectives
+        for axes in (c.by_dim or (c.axes,))
+    )

@@ -1,0 +1,1 @@
+"""All contact with jaxprs: nothing outside of this folder looks into one."""

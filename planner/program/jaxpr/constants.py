@@ -1,0 +1,75 @@
+"""The large arrays that a function closes over, made arguments of its program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.extend.core as jex_core
+
+from planner.program.arguments import aval_of
+from planner.program.jaxpr.bodies import consts_of, fresh_var, opened
+
+HOISTED_BYTES = 64 * 1024
+"""Least size of an array that a function closes over for it to be planned as an argument is."""
+
+
+def hoisted(jaxpr: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The program with its large constants as trailing arguments, and their values.
+
+    JAX bakes what a function closes over into the program, whole on every device. Constants of functions jitted on
+    their own are found where they are called from outside of any loop; what a loop reads, JAX passes in from outside.
+    """
+    if not _holds_large(jaxpr):
+        return jaxpr, ()
+    body = opened(jaxpr)
+    held = {id(value): (var, value) for var, value in zip(body.constvars, consts_of(jaxpr), strict=True)}
+    eqns, outvars = _spliced(body, held)
+    large = [(var, value) for var, value in held.values() if _is_large(value)]
+    small = [(var, value) for var, value in held.values() if not _is_large(value)]
+    new = {"eqns": eqns, "outvars": outvars, "constvars": [var for var, _ in small]}
+    new["invars"] = [*body.invars, *(var for var, _ in large)]
+    left = [value for _, value in small]
+    closed = body.replace(**new, consts=left) if jaxpr is body else jex_core.ClosedJaxpr(body.replace(**new), left)
+    return closed, tuple(value for _, value in large)
+
+
+def _is_large(value: Any) -> bool:
+    return hasattr(value, "dtype") and aval_of(jax.typeof(value)).bytes >= HOISTED_BYTES
+
+
+def _spliced(body: Any, held: dict[int, tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
+    """The equations and results of a body with calls of jitted functions that hold large constants expanded.
+
+    `held` are (variable, value) of all constants so far, by identity of the value; those of expanded calls join it.
+    """
+    found: list[Any] = []
+    renamed: dict[Any, Any] = {}
+
+    def read(atom: Any) -> Any:
+        return atom if isinstance(atom, jex_core.Literal) else renamed.get(atom, atom)
+
+    for eqn in body.eqns:
+        inner = eqn.params["jaxpr"] if eqn.primitive.name in ("jit", "pjit") else None
+        if inner is None or not _holds_large(inner):
+            found.append(eqn.replace(invars=list(map(read, eqn.invars))))
+            continue
+        called = opened(inner)
+        local: dict[Any, Any] = dict(zip(called.invars, map(read, eqn.invars), strict=True))
+        for var, value in zip(called.constvars, consts_of(inner), strict=True):
+            local[var] = held.setdefault(id(value), (fresh_var(var), value))[0]
+
+        def look(atom: Any, local: dict[Any, Any] = local) -> Any:
+            return atom if isinstance(atom, jex_core.Literal) else local.get(atom, atom)
+
+        steps, results = _spliced(called, held)
+        for step in steps:
+            local.update((var, fresh_var(var)) for var in step.outvars if not isinstance(var, jex_core.DropVar))
+            found.append(step.replace(invars=list(map(look, step.invars)), outvars=list(map(look, step.outvars))))
+        renamed.update((var, look(atom)) for var, atom in zip(eqn.outvars, results, strict=True))
+    return found, list(map(read, body.outvars))
+
+
+def _holds_large(jaxpr: Any) -> bool:
+    inner = [e.params["jaxpr"] for e in opened(jaxpr).eqns if e.primitive.name in ("jit", "pjit")]
+    return any(map(_is_large, consts_of(jaxpr))) or any(map(_holds_large, inner))

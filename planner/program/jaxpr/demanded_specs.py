@@ -1,0 +1,87 @@
+"""What constraints and `shard_map`s demand of their arrays, as params of their ops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from jax.sharding import NamedSharding
+
+from planner.program.graph import Aval
+from planner.program.jaxpr.bodies import body_of, opened, structure_of
+from planner.program.jaxpr.builder import Builder
+from planner.program.jaxpr.trips import while_trips_of
+
+
+def demanded_specs(b: Builder, eqn: Any, avals: Sequence[Aval], source: str) -> dict[str, Any]:
+    """What a constraint or a `shard_map` demands of its operands and results: params of its op.
+
+    `operand_specs` and `result_specs` hold, for each array, the axes of every dim (None where a dim is free), or None
+    where nothing is demanded; `mesh` is the shape of the mesh they name.
+    """
+    params = eqn.params
+    if eqn.primitive.name == "shard_map":
+        spec_of: list[tuple[Any, Collection[int]]] = [(s, ()) for s in (*params["in_specs"], *params["out_specs"])]
+        mesh, arrays = params["mesh"], [*(b.aval(v.aval) for v in eqn.invars), *avals]
+    elif isinstance(params["sharding"], NamedSharding):
+        mesh, arrays = params["sharding"].mesh, list(avals)
+        spec_of = [(params["sharding"].spec, params["unconstrained_dims"])]
+    else:
+        b.notes.append(f"{source}: the constraint {params['sharding']} names no mesh and is left to the compiler")
+        return {"operand_specs": (None,), "result_specs": (None,)}
+    shape = dict(mesh.shape)
+    found: list[tuple[tuple[str, ...] | None, ...] | None] = []
+    for (spec, free), aval in zip(spec_of, arrays, strict=True):
+        entries = [*spec, *[None] * (len(aval.shape) - len(spec))]
+        axes = [(e,) if isinstance(e, str) else e if isinstance(e, tuple) else () for e in entries]
+        parts = [math.prod(shape[name] for name in names) for names in axes]
+        ordered = all(list(names) == sorted(names, key=list(shape).index) for names in axes)
+        even = all(extent % n == 0 for extent, n in zip(aval.shape, parts, strict=True))
+        if not (ordered and even):
+            b.notes.append(
+                f"{source}: {spec} is left to the compiler: it splits {list(aval.shape)} unevenly, or by axes in another "
+                f"order than the mesh's, {tuple(shape)}"
+            )
+            found.append(None)
+        else:
+            found.append(tuple(None if dim in free else names for dim, names in enumerate(axes)))
+    count = len(eqn.invars) if eqn.primitive.name == "shard_map" else 0
+    return {
+        "operand_specs": tuple(found[:count]) if count else (None,) * len(eqn.invars),
+        "result_specs": tuple(found[count:]),
+        "mesh": shape,
+        "collectives": tuple(_collectives(b, params["jaxpr"], 1.0)) if count else (),
+    }
+
+
+_COLLECTIVES: Mapping[str, str] = {
+    "all_gather": "all-gather",
+    "all_gather_invariant": "all-gather",
+    "all_to_all": "all-to-all",
+    "pmax": "all-reduce",
+    "pmin": "all-reduce",
+    "ppermute": "collective-permute",
+    "psum": "all-reduce",
+    "psum2": "all-reduce",
+    "psum_invariant": "all-reduce",
+    "reduce_scatter": "reduce-scatter",
+}
+
+
+def _collectives(b: Builder, jaxpr: Any, trips: float) -> Iterator[tuple[str, float, tuple[str, ...], float, str]]:
+    """(kind, bytes, axes, trips, dtype) of the collectives in the body of a `shard_map`."""
+    for eqn in opened(jaxpr).eqns:
+        kind = _COLLECTIVES.get(eqn.primitive.name)
+        if kind is not None:
+            axes = eqn.params["axes"] if "axes" in eqn.params else eqn.params["axis_name"]
+            names = tuple(name for name in (axes if isinstance(axes, tuple) else (axes,)) if isinstance(name, str))
+            for operand, result in zip(eqn.invars, eqn.outvars, strict=True):
+                sides = (b.aval(operand.aval), b.aval(result.aval))
+                yield kind, max(aval.bytes for aval in sides), names, trips, sides[0].dtype
+        structure = structure_of(eqn)
+        length = structure.length if structure else 1.0
+        if structure is not None and structure.kind == "while":
+            length, _ = while_trips_of(b, eqn, structure, b.source(eqn))
+        for place in structure.bodies if structure else ():
+            yield from _collectives(b, body_of(eqn, place), trips * length)

@@ -1,0 +1,218 @@
+"""Flattens a program into a graph.
+
+Bodies of `jit`, `remat` and custom rules are expanded in place. A loop or branch body is a region of its own, entered
+and left through boundary ops that make the crossing visible to costs and to emission:
+
+    loop_const        outer tensor -> the same inside the loop
+    loop_carry_in     initial value -> carry of the body      } tied: one spec
+    loop_carry_out    carry the body returns -> outer result  }
+    loop_slice        stacked xs -> the slice of one trip
+    loop_stack        the slice of one trip -> stacked ys
+    branch_in         outer tensor -> operand of a branch; tied over the branches
+    branch_out        the same result of every branch -> outer result
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import jax
+import jax.extend.core as jex_core
+from jax.interpreters import partial_eval
+
+from planner.program.fed_back import pair_outputs
+from planner.program.graph import Aval, Graph, Path, Region
+from planner.program.jaxpr.bodies import Structure, body_of, body_path, consts_of, opened, structure_of
+from planner.program.jaxpr.builder import Builder, WhileTrips
+from planner.program.jaxpr.demanded_specs import demanded_specs
+from planner.program.jaxpr.needed import live
+from planner.program.jaxpr.trips import while_trips_of
+from planner.program.traced import Program
+
+Env = dict[Any, int]
+
+
+def build_graph(program: Program, *, while_trips: WhileTrips = 1.0) -> Graph:
+    """The flat op graph of a program; `while_trips` is assumed of `while` loops whose counter does not say it.
+
+    It may be a mapping from shell-style patterns over the loops' source lines (`*/solve.py:12`) to trip counts.
+    """
+    builder = Builder(while_trips=while_trips, notes=list(program.notes))
+    builder.regions.append(Region(id=0, parent=None, kind="program", trips=1, length=1, source=""))
+    jaxpr = opened(program.jaxpr)
+    env: Env = {}
+    inputs: list[int] = []
+    for var, leaf in zip(jaxpr.invars, program.arguments, strict=True):
+        env[var] = builder.tensor(leaf.aval, None, leaf.name, "argument")
+        inputs.append(env[var])
+    outputs = _walk(builder, program.jaxpr, env, (), 0)
+    ops, tensors, ties = live(builder, outputs)
+    aliases, feeds = pair_outputs(program)
+    return Graph(
+        ops=ops,
+        tensors=tensors,
+        regions=tuple(builder.regions),
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        output_names=tuple(leaf.name for leaf in program.results),
+        ties=ties,
+        aliases=aliases,
+        feeds=feeds,
+        kept=_kept(program),
+        notes=tuple(dict.fromkeys(builder.notes)),
+    )
+
+
+def _kept(program: Program) -> frozenset[int]:
+    """The arguments that `jax.jit` keeps: those its own removal of dead code leaves."""
+    body = opened(program.jaxpr)
+    _, used = partial_eval.dce_jaxpr(body, [True] * len(body.outvars))
+    return frozenset(i for i, kept in enumerate(used) if kept)
+
+
+def _walk(b: Builder, jaxpr: Any, env: Env, path: Path, region: int) -> list[int]:
+    """Adds the ops of one body; returns the tensors it returns. `env` maps the body's variables to tensors."""
+    body = opened(jaxpr)
+    for var, const in zip(body.constvars, consts_of(jaxpr), strict=False):
+        env[var] = b.tensor(b.aval(jax.typeof(const)), None, "constant", "constant")
+
+    def read(atom: Any) -> int:
+        return b.literal(atom) if isinstance(atom, jex_core.Literal) else env[atom]
+
+    for index, eqn in enumerate(body.eqns):
+        here = (*path, index)
+        operands = [read(atom) for atom in eqn.invars]
+        structure = structure_of(eqn)
+        if structure is None:
+            results = _leaf(b, eqn, operands, here, region)
+        elif structure.kind == "inline":
+            results = _inline(b, eqn, structure, operands, here, region)
+        elif structure.kind == "scan":
+            results = _scan(b, eqn, structure, operands, here, region)
+        elif structure.kind == "while":
+            results = _while(b, eqn, structure, operands, here, region)
+        else:
+            results = _cond(b, eqn, structure, operands, here, region)
+        env.update(zip(eqn.outvars, results, strict=True))
+    return [read(atom) for atom in body.outvars]
+
+
+def _leaf(b: Builder, eqn: Any, operands: list[int], path: Path, region: int) -> Sequence[int]:
+    kind, source = eqn.primitive.name, b.source(eqn)
+    avals = [b.aval(v.aval) for v in eqn.outvars]
+    if kind == "optimization_barrier":
+        # One op per operand: the operands of a barrier have nothing to do with one another.
+        return [
+            b.op(kind, [operand], [aval], region, path, source, {"position": i})[0]
+            for i, (operand, aval) in enumerate(zip(operands, avals, strict=True))
+        ]
+    name = str(eqn.params["name"]) if kind == "name" else None
+    params = demanded_specs(b, eqn, avals, source) if kind in ("sharding_constraint", "shard_map") else eqn.params
+    return b.op(kind, operands, avals, region, path, source, params, eqn.primitive, name)
+
+
+def _inline(b: Builder, eqn: Any, s: Structure, operands: list[int], path: Path, region: int) -> list[int]:
+    inner = body_of(eqn, s.bodies[0])
+    taken = operands if s.takes is None else [operands[i] for i in s.takes]
+    env = dict(zip(opened(inner).invars, taken, strict=True))
+    b.calls.append(b.source(eqn))
+    results = _walk(b, inner, env, body_path(path, s.bodies[0]), region)
+    b.calls.pop()
+    return results
+
+
+def _boundary(
+    b: Builder,
+    kind: str,
+    operands: Sequence[int],
+    aval: Aval,
+    region: int,
+    place: tuple[Path, str, int, int],
+    source: str,
+) -> int:
+    """The result tensor of a boundary op. `place`: equation path, body, position in the equation and in the body."""
+    path, body, outer, inner = place
+    params = {"body": body, "outer": outer, "inner": inner}
+    return b.op(kind, operands, [aval], region, path, source, params)[0]
+
+
+def _scan(b: Builder, eqn: Any, s: Structure, operands: list[int], path: Path, region: int) -> list[int]:
+    body, inner = s.bodies[0], body_of(eqn, s.bodies[0])
+    source, name, variables = b.source(eqn), body_path((), s.bodies[0])[0], opened(inner).invars
+    loop = b.region(region, "scan", s.length, source, copies=s.copies)
+    env: Env = {}
+    carries: list[int] = []
+    for i, (operand, var) in enumerate(zip(operands, variables, strict=True)):
+        carry = s.num_consts <= i < s.num_consts + s.num_carry
+        kind = "loop_const" if i < s.num_consts else "loop_carry_in" if carry else "loop_slice"
+        env[var] = _boundary(b, kind, [operand], b.aval(var.aval), loop, (path, str(name), i, i), source)
+        if carry:
+            carries.append(env[var])
+    outs = _walk(b, inner, env, body_path(path, body), loop)
+    results: list[int] = []
+    for i, (out, var) in enumerate(zip(outs, eqn.outvars, strict=True)):
+        kind = "loop_carry_out" if i < s.num_carry else "loop_stack"
+        results.append(_boundary(b, kind, [out], b.aval(var.aval), loop, (path, str(name), i, i), source))
+    b.ties.extend(zip(carries, results[: s.num_carry], strict=True))
+    return results
+
+
+def _while(b: Builder, eqn: Any, s: Structure, operands: list[int], path: Path, region: int) -> list[int]:
+    source = b.source(eqn)
+    length, known = while_trips_of(b, eqn, s, source)
+    loop = b.region(region, "while", length, source, known=known)
+    test, body = body_of(eqn, s.bodies[0]), body_of(eqn, s.bodies[1])
+    split = (s.cond_consts, s.cond_consts + s.num_consts)
+    test_env: Env = {}
+    body_env: Env = {}
+    for i, var in enumerate(opened(test).invars[: s.cond_consts]):
+        test_env[var] = _boundary(
+            b, "loop_const", [operands[i]], b.aval(var.aval), loop, (path, "cond_jaxpr", i, i), source
+        )
+    for i, var in enumerate(opened(body).invars[: s.num_consts]):
+        place = (path, "body_jaxpr", split[0] + i, i)
+        body_env[var] = _boundary(b, "loop_const", [operands[split[0] + i]], b.aval(var.aval), loop, place, source)
+    carries: list[int] = []
+    for i, var in enumerate(opened(body).invars[s.num_consts :]):
+        place = (path, "body_jaxpr", split[1] + i, s.num_consts + i)
+        carry = _boundary(b, "loop_carry_in", [operands[split[1] + i]], b.aval(var.aval), loop, place, source)
+        body_env[var] = test_env[opened(test).invars[s.cond_consts + i]] = carry
+        carries.append(carry)
+    tests = _walk(b, test, test_env, body_path(path, s.bodies[0]), loop)
+    b.op("loop_test", tests, [], loop, path, source, {})
+    outs = _walk(b, body, body_env, body_path(path, s.bodies[1]), loop)
+    results = [
+        _boundary(b, "loop_carry_out", [out], b.aval(var.aval), loop, (path, "body_jaxpr", i, i), source)
+        for i, (out, var) in enumerate(zip(outs, eqn.outvars, strict=True))
+    ]
+    b.ties.extend(zip(carries, results, strict=True))
+    return results
+
+
+def _cond(b: Builder, eqn: Any, s: Structure, operands: list[int], path: Path, region: int) -> list[int]:
+    source = b.source(eqn)
+    returned: list[list[int]] = []
+    entered: list[list[int]] = []
+    for body in s.bodies:
+        inner, name = body_of(eqn, body), str(body_path((), body)[0])
+        branch = b.region(region, "cond", 1, source)
+        entered.append(
+            [
+                _boundary(b, "branch_in", [operand], b.aval(var.aval), branch, (path, name, i + 1, i), source)
+                for i, (operand, var) in enumerate(zip(operands[1:], opened(inner).invars, strict=True))
+            ]
+        )
+        env = dict(zip(opened(inner).invars, entered[-1], strict=True))
+        returned.append(_walk(b, inner, env, body_path(path, body), branch))
+    # The equation has one operand for all branches, so it has one spec.
+    for here, there in pairwise(entered):
+        b.ties.extend(zip(here, there, strict=True))
+    names = [str(body_path((), body)[0]) for body in s.bodies]
+    results: list[int] = []
+    for i, var in enumerate(eqn.outvars):
+        operands_out = [outs[i] for outs in returned]
+        params = {"bodies": names, "outer": i, "inner": i}
+        results += b.op("branch_out", operands_out, [b.aval(var.aval)], region, path, source, params)
+    return results

@@ -1,0 +1,36 @@
+"""What a program says of the world it runs in: the mesh it names itself, and its side effects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax.sharding import Mesh, NamedSharding
+
+from planner.errors import TraceError
+from planner.program.jaxpr.bodies import equations_of
+from planner.program.traced import Effects, Parallelism
+
+
+def parallelism_of(jaxpr: Any) -> Parallelism | None:
+    """The mesh that constraints and `shard_map`s of a program name. Raises: TraceError where they name several."""
+    meshes: list[Any] = []
+    for eqn in equations_of(jaxpr):
+        if eqn.primitive.name == "shard_map":
+            meshes.append(eqn.params["mesh"])
+        elif eqn.primitive.name == "sharding_constraint" and isinstance(eqn.params["sharding"], NamedSharding):
+            meshes.append(eqn.params["sharding"].mesh)
+    shapes = {tuple(mesh.shape.items()) for mesh in meshes}
+    if len(shapes) > 1:
+        words = " and ".join(str(dict(shape)) for shape in sorted(shapes))
+        raise TraceError(f"the function names several meshes itself, {words}; a plan has one mesh: use one throughout")
+    if not shapes:
+        return None
+    concrete = next((mesh for mesh in meshes if isinstance(mesh, Mesh)), None)
+    return Parallelism(shape=dict(shapes.pop()), mesh=concrete)
+
+
+def effects_of(jaxpr: Any) -> Effects:
+    names = {type(effect).__name__ for effect in jaxpr.effects}
+    return Effects(
+        ordered=any(name.startswith("Ordered") for name in names), io=any("IOEffect" in name for name in names)
+    )

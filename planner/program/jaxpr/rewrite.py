@@ -1,0 +1,162 @@
+"""Lays sharding constraints on the places of a program, bodies included, and puts calls in the place of equations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import jax
+import jax.extend.core as jex_core
+
+from planner.program.graph import Path
+from planner.program.jaxpr.bodies import body_of, body_path, closed, fresh_var, opened, put_body, structure_of
+from planner.program.jaxpr.constraints import constraint_equation, is_placement
+from planner.program.slots import Slot
+from planner.program.traced import Program
+
+
+class Edits(Protocol):
+    """The shardings to be laid on the places of a program, one after the other; () where nothing was decided."""
+
+    def __call__(self, slot: Slot) -> Sequence[Any]: ...
+
+
+Replacements = Mapping[Path, Callable[..., Sequence[Any]]]
+"""For the path of an equation, a function of its operands that gives its results, to be called in its place."""
+
+
+def constrained(program: Program, edits: Edits, replacements: Replacements | None = None) -> Callable[..., list[Any]]:
+    """The program as a function of its flat arguments, with the shardings of `edits` laid on, bodies included.
+
+    The operands of a replaced equation are laid as those of any other before its function sees them, and so are its
+    results. The result is as differentiable as the original: constraints are inserted as equations, nothing is
+    interpreted.
+    """
+    rewriter = Rewriter(edits=edits, replacements=replacements or {})
+    jaxpr = rewriter.rewrite(program.jaxpr, ())
+    return jex_core.jaxpr_as_fun(closed(jaxpr))
+
+
+@dataclass
+class Rewriter:
+    """Copies jaxprs with constraint equations added; `templates` are constraint equations by aval and sharding."""
+
+    edits: Edits
+    replacements: Replacements = field(default_factory=dict[Path, Callable[..., Sequence[Any]]])
+    keep_placements: bool = False
+    """Whether constraints that the program holds itself stay."""
+    templates: dict[tuple[Any, Any], Any] = field(default_factory=dict[tuple[Any, Any], Any])
+
+    def _lay(
+        self,
+        atom: Any,
+        shardings: Sequence[Any],
+        eqns: list[Any],
+        laid: dict[Any, Any],
+        *,
+        like: Any = None,
+        final: Any = None,
+    ) -> Any:
+        """Appends equations that lay `shardings` on `atom`, the last one defining `final` if given.
+
+        `laid` remembers what was laid in this body, so that two readers of one form share it, and the form of every
+        variable; the equations carry the source line of the equation `like`.
+        """
+        for i, sharding in enumerate(shardings):
+            if final is None and (atom, sharding) in laid:
+                atom = laid[atom, sharding]
+                continue
+            key = (atom.aval, sharding)
+            template = self.templates.get(key)
+            if template is None:
+                template = self.templates[key] = constraint_equation(atom.aval, sharding)
+            var = final if final is not None and i == len(shardings) - 1 else fresh_var(atom)
+            source = template.source_info if like is None else like.source_info
+            eqns.append(template.replace(invars=[atom], outvars=[var], source_info=source))
+            laid[atom, sharding] = var
+            laid[var] = (sharding,)
+            atom = var
+        return atom
+
+    def rewrite(self, jaxpr: Any, path: Path, entering: Sequence[Sequence[Any]] | None = None) -> Any:
+        """`jaxpr` (open or closed) with the constraints of its places, and of those of its bodies.
+
+        `entering` are the shardings that its operands are known to have, to be laid on where nothing else is.
+        """
+        body = opened(jaxpr)
+        renamed: dict[Any, Any] = {}
+        eqns: list[Any] = []
+        laid: dict[Any, Any] = {}
+
+        def read(atom: Any) -> Any:
+            return atom if isinstance(atom, jex_core.Literal) else renamed.get(atom, atom)
+
+        for i, var in enumerate(body.invars):
+            shardings = self.edits(("invar", path, i)) or (entering[i] if entering else ())
+            if shardings:
+                renamed[var] = self._lay(var, shardings, eqns, laid, like=next(iter(body.eqns), None))
+        for index, eqn in enumerate(body.eqns):
+            here = (*path, index)
+            operands: list[Any] = []
+            for i, atom in enumerate(eqn.invars):
+                shardings = () if isinstance(atom, jex_core.Literal) else self.edits(("operand", here, i))
+                operands.append(self._lay(read(atom), shardings, eqns, laid, like=eqn))
+            if not self.keep_placements and is_placement(eqn):
+                # What the program demands is part of the plan, and laid on by it.
+                renamed[eqn.outvars[0]] = self._lay(operands[0], self.edits(("result", here, 0)), eqns, laid, like=eqn)
+                continue
+            outvars = list(eqn.outvars)
+            after: list[tuple[Any, Any, Sequence[Any]]] = []
+            for i, var in enumerate(eqn.outvars):
+                shardings = self.edits(("result", here, i))
+                if shardings and not isinstance(var, jex_core.DropVar):
+                    outvars[i] = fresh_var(var)
+                    after.append((outvars[i], var, shardings))
+            structure = structure_of(eqn)
+            params = dict(eqn.params)
+            for place in structure.bodies if structure else ():
+                # The remat of a gradient has a barrier around its operands, which takes the form of its first reader.
+                barred = params.get("prevent_cse") and params.get("differentiated")
+                known = [_form(operand, laid) for operand in operands] if barred else None
+                inner = self.rewrite(body_of(eqn, place), body_path(here, place), known)
+                put_body(params, place, inner)
+            if here in self.replacements:
+                eqns.append(_call_of(self.replacements[here], eqn).replace(invars=operands, outvars=outvars))
+            else:
+                eqns.append(eqn.replace(invars=operands, outvars=outvars, params=params))
+            for fresh, var, shardings in after:
+                self._lay(fresh, shardings, eqns, laid, like=eqn, final=var)
+        outvars = []
+        for i, atom in enumerate(body.outvars):
+            shardings = () if isinstance(atom, jex_core.Literal) else self.edits(("outvar", path, i))
+            outvars.append(self._lay(read(atom), shardings, eqns, laid, like=next(reversed(body.eqns), None)))
+        new = body.replace(eqns=eqns, outvars=outvars)
+        return new if jaxpr is body else jaxpr.replace(jaxpr=new)
+
+
+def _call_of(function: Callable[..., Sequence[Any]], eqn: Any) -> Any:
+    """An equation that calls `function` on operands like those of `eqn`, at its source line."""
+    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in eqn.invars]
+    call = opened(jax.make_jaxpr(jax.jit(lambda *operands: list(function(*operands))))(*avals)).eqns[0]
+    return _at(call, eqn.source_info)
+
+
+def _at(eqn: Any, source_info: Any) -> Any:
+    """An equation with all that is in it at one source line."""
+    params = dict(eqn.params)
+    for name, value in params.items():
+        if hasattr(opened(value), "eqns"):
+            body = opened(value)
+            new = body.replace(eqns=[_at(step, source_info) for step in body.eqns])
+            params[name] = new if value is body else value.replace(jaxpr=new)
+    return eqn.replace(params=params, source_info=source_info)
+
+
+def _form(atom: Any, laid: Mapping[Any, Any]) -> Sequence[Any]:
+    return () if isinstance(atom, jex_core.Literal) else laid.get(atom, ())
+
+
+def plain(program: Program) -> Callable[..., list[Any]]:
+    """The traced program as a function of its flat arguments, without the placements that it names itself."""
+    return constrained(program, lambda slot: ())

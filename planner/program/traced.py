@@ -1,0 +1,71 @@
+"""A traced program: its jaxpr, the pytrees around it and the names of its leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jax.sharding import Mesh
+
+from planner.program.graph import Aval
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """One array of the flattened arguments or results."""
+
+    name: str
+    aval: Aval
+    weak: bool = False
+    constant: bool = False
+    """Whether it is a large array that the function closes over, not an argument of the user's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallelism:
+    """The mesh that a program names itself, in constraints and `shard_map`s; `mesh` where it is one of devices."""
+
+    shape: Mapping[str, int]
+    mesh: Mesh | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effects:
+    """The side effects of a program: `ordered` ones run on one device only; `io` ones reach the world outside."""
+
+    ordered: bool = False
+    io: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A traced function: its jaxpr, the pytrees around it and the names of its leaves.
+
+    `arguments` are the leaves of the user's arguments, then the large arrays that the function closes over, whose values
+    are `constants`; `parallelism` is the mesh it names itself, if it does. The results are the leaves of the function's
+    own, in `out_tree`, then those it has written into its arguments. `updates` are (position of an argument leaf, position
+    of the result that takes its place in the user's object after a call); see `mutation`.
+    """
+
+    jaxpr: Any
+    arguments: tuple[Leaf, ...]
+    results: tuple[Leaf, ...]
+    in_tree: Any
+    out_tree: Any
+    in_avals: tuple[Any, ...]
+    constants: tuple[Any, ...]
+    parallelism: Parallelism | None
+    effects: Effects
+    notes: tuple[str, ...]
+    donated: frozenset[int]
+    updates: tuple[tuple[int, int], ...]
+    donate_argnums: tuple[int, ...]
+    dynamic_argnums: tuple[int, ...]
+    num_args: int
+    function_name: str
+
+    @property
+    def static_argnums(self) -> tuple[int, ...]:
+        """The positions of the arguments that are constants of the program."""
+        return tuple(i for i in range(self.num_args) if i not in self.dynamic_argnums)

@@ -1,0 +1,213 @@
+"""Kernels run on the local parts of their arguments, by a factor rule and with partial results combined.
+
+In a plan they are emitted as `shard_map`s over the axes that the plan splits them by. Elsewhere JAX's custom partitioning
+asks for the local function when it compiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import jax
+from jax import lax
+from jax.experimental.custom_partitioning import ArrayMapping, CompoundFactor, SdyShardingRule
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from planner.errors import RuleError
+from planner.program.graph import Graph, Op, Path
+from planner.program.jaxpr.flatten import build_graph
+from planner.program.slots import Slot
+from planner.program.trace import trace
+from planner.rules.kernels.kernel_work import KernelWork
+from planner.rules.primitives import kinds_where, traits
+from planner.rules.rule import Combiner, Dim, Kind, Rule
+
+COMBINE: Mapping[Combiner, Callable[..., Any]] = {
+    "add": lax.psum,
+    "and": lambda x, axes: lax.pmin(x.astype("int8"), axes).astype(x.dtype),
+    "max": lax.pmax,
+    "min": lax.pmin,
+    "or": lambda x, axes: lax.pmax(x.astype("int8"), axes).astype(x.dtype),
+}
+"""How partial results become whole ones, over mesh axes."""
+
+
+def sharding_rule(rule: Rule) -> SdyShardingRule:
+    """The rule in the form that JAX takes, where every dim has a factor."""
+    extra = iter(range(sum(not dim for dims in (*rule.operands, *rule.results) for dim in dims)))
+    own: set[int] = set()
+
+    def name(factor: int) -> str:
+        return f"f{factor}"
+
+    def mapping(dims: Sequence[Dim]) -> ArrayMapping:
+        own.update(dim[0] for dim in dims if len(dim) == 1)
+        return ArrayMapping(
+            *(
+                CompoundFactor(*map(name, dim)) if len(dim) > 1 else name(dim[0]) if dim else f"one{next(extra)}"
+                for dim in dims
+            )
+        )
+
+    def of(*kinds: Kind) -> tuple[str, ...]:
+        return tuple(name(factor) for factor, kind in enumerate(rule.kinds) if kind in kinds)
+
+    operands, results = tuple(map(mapping, rule.operands)), tuple(map(mapping, rule.results))
+    sizes = {name(factor): size for factor, size in enumerate(rule.sizes) if factor not in own}
+    return SdyShardingRule(
+        operands,
+        results,
+        reduction_factors=of("reduce"),
+        need_replication_factors=of("replicate", "permute"),
+        permutation_factors=(),
+        **sizes,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """A function of flat arrays that can be run on parts: called by JAX with shardings, it answers with those it keeps.
+
+    `run` takes the operands of `rule`, whole or in parts, and gives its results; `work` is what a run costs.
+    """
+
+    rule: Rule
+    run: Callable[..., Sequence[Any]]
+    work: KernelWork
+
+    def __call__(self, mesh: Mesh, operands: Sequence[Any], results: Sequence[Any]) -> Any:
+        """The mesh, the local function, and the shardings of its results and operands. Raises: RuleError for callbacks."""
+        structs = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in operands]
+        if any(traits(op.kind).calls_back for op in build_graph(trace(self.run, structs)).ops):
+            # JAX frees the callback before the program runs, which ends the process.
+            raise RuleError(
+                "a kernel that calls back to Python cannot be split outside of a plan; give its function to planner.plan, "
+                "or run it on one device"
+            )
+        views = [*zip(self.rule.results, results, strict=True), *zip(self.rule.operands, operands, strict=True)]
+        axes = self.axes([(dims, array.sharding.spec) for dims, array in views], mesh.shape)
+        summed = self.summed(axes)
+
+        def local(*values: Any) -> list[Any]:
+            made = list(self.run(*values))
+            return [COMBINE[self.rule.combiner](value, summed) for value in made] if summed else made
+
+        lies = [
+            [NamedSharding(mesh, spec_on(dims, axes)) for dims in side]
+            for side in (self.rule.results, self.rule.operands)
+        ]
+        return mesh, local, lies[0], tuple(lies[1])
+
+    def summed(self, axes: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+        """The axes that split what is reduced."""
+        return tuple(
+            axis for kind, names in zip(self.rule.kinds, axes, strict=True) if kind == "reduce" for axis in names
+        )
+
+    def axes(
+        self, views: Sequence[tuple[Sequence[Dim], PartitionSpec]], sizes: Mapping[str, int]
+    ) -> list[tuple[str, ...]]:
+        """The mesh axes that split each factor, taken from how the arrays lie; the first of conflicting demands counts."""
+        split: list[tuple[str, ...]] = [()] * len(self.rule.sizes)
+        used: set[str] = set()
+
+        def left(factor: int) -> int:
+            parts = 1
+            for axis in split[factor]:
+                parts *= sizes[axis]
+            return self.rule.sizes[factor] // parts
+
+        for dims, spec in views:
+            for dim, entry in zip(dims, spec, strict=False):
+                names = (entry,) if isinstance(entry, str) else tuple(entry or ())
+                for factor in dim:
+                    if split[factor] != names[: len(split[factor])] or self.rule.kinds[factor] not in (
+                        "pass",
+                        "reduce",
+                    ):
+                        break
+                    names = names[len(split[factor]) :]
+                    while names and names[0] not in used and left(factor) % sizes[names[0]] == 0:
+                        split[factor] += (names[0],)
+                        used.add(names[0])
+                        names = names[1:]
+                    if left(factor) > 1:
+                        break
+        # The minor factor of a dim can only be split once the major ones are split up.
+        changed = True
+        while changed:
+            changed = False
+            for dims, _ in views:
+                for dim in dims:
+                    for major, minor in pairwise(dim):
+                        if split[minor] and left(major) > 1:
+                            split[minor], changed = (), True
+        return split
+
+
+def spec_on(dims: Sequence[Dim], axes: Sequence[tuple[str, ...]]) -> PartitionSpec:
+    """The spec of an array whose factors are split by these axes."""
+    return PartitionSpec(*(tuple(axis for factor in dim for axis in axes[factor]) or None for dim in dims))
+
+
+def kernel_of(op: Op) -> Parts | None:
+    """The kernel that an op runs, where a rule of the user's says how it splits."""
+    parts = op.params.get("partition") if traits(op.kind).by_hand == "kernel" else None
+    return parts if isinstance(parts, Parts) else None
+
+
+def kernels(
+    graph: Graph, constraints: Mapping[Slot, tuple[PartitionSpec, ...]], mesh: Mesh | AbstractMesh
+) -> dict[Path, Callable[..., Sequence[Any]]]:
+    """For the path of every kernel with a rule of the user's: a function that runs it on parts, as it is constrained."""
+    found: dict[Path, Callable[..., Sequence[Any]]] = {}
+    for op in graph.of_kinds(kinds_where(lambda row: row.by_hand == "kernel")):
+        parts = kernel_of(op)
+        if parts is not None:
+            whole = (PartitionSpec(),)
+            operands = [constraints.get(("operand", op.path, i), whole)[-1] for i in range(len(op.operands))]
+            results = [constraints.get(("result", op.path, i), whole)[0] for i in range(len(op.results))]
+            found[op.path] = _mapped(parts, operands, results, mesh)
+    return found
+
+
+def _mapped(
+    parts: Parts, operands: Sequence[PartitionSpec], results: Sequence[PartitionSpec], mesh: Mesh | AbstractMesh
+) -> Callable[..., Sequence[Any]]:
+    rule = parts.rule
+    views = [*zip(rule.operands, operands, strict=True), *zip(rule.results, results, strict=True)]
+    axes = parts.axes(views, mesh.shape)
+    summed = parts.summed(axes)
+    made = [spec_on(dims, axes) for dims in rule.results]
+    scattered = [_scattered(spec, wanted, summed, rule.combiner) for spec, wanted in zip(made, results, strict=True)]
+
+    def local(*values: Any) -> list[Any]:
+        found = list(parts.run(*values))
+        if not summed:
+            return found
+        return [
+            COMBINE[rule.combiner](value, summed)
+            if dim is None
+            else lax.psum_scatter(value, summed, scatter_dimension=dim, tiled=True)
+            for value, dim in zip(found, scattered, strict=True)
+        ]
+
+    return jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=tuple(spec_on(dims, axes) for dims in rule.operands),
+        out_specs=[spec if dim is None else wanted for spec, wanted, dim in zip(made, results, scattered, strict=True)],
+        check_vma=False,  # what a kernel does with the axes is not known
+    )
+
+
+def _scattered(made: PartitionSpec, wanted: PartitionSpec, summed: tuple[str, ...], combiner: Combiner) -> int | None:
+    """The dim on which a sum is to be left scattered: the one that is wanted split by the summed axes, too."""
+    for dim, (before, after) in enumerate(zip(made, wanted, strict=False)):
+        names = (after,) if isinstance(after, str) else tuple(after or ())
+        if combiner == "add" and summed and names == (*(before or ()), *summed):
+            return dim
+    return None

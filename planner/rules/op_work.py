@@ -1,0 +1,52 @@
+"""The work of an op: as `cost_models` knows it, or as the user of a kernel says it; and whether it is guessed."""
+
+from __future__ import annotations
+
+import cost_models
+from cost_models.hardware import Engine
+from planner.program.graph import Graph, Op
+from planner.rules.kernels.kernel_parts import kernel_of
+
+
+def op_flops(graph: Graph, op: Op) -> float:
+    """The floating-point operations of one run of an op on whole arrays."""
+    kernel = kernel_of(op)
+    operands = [graph.tensors[t].aval.shape for t in op.operands]
+    if kernel is not None and kernel.work.flops is not None:
+        said = kernel.work.flops
+        return said(operands) if callable(said) else said
+    return cost_models.flops(op.kind, operands, [graph.tensors[t].aval.shape for t in op.results], op.params)
+
+
+def said_bytes(graph: Graph, op: Op) -> float | None:
+    """The memory traffic of one run of a kernel on whole arrays, as its user says it; None where nobody does."""
+    kernel = kernel_of(op)
+    said = None if kernel is None else kernel.work.bytes
+    return said([graph.tensors[t].aval.shape for t in op.operands]) if callable(said) else said
+
+
+def op_engine(op: Op) -> Engine:
+    """The unit that runs an op."""
+    kernel = kernel_of(op)
+    return cost_models.engine(op.kind) if kernel is None else kernel.work.engine
+
+
+def op_name(op: Op) -> str:
+    """What a person calls an op: the name of a kernel's function, else the primitive's."""
+    kernel = kernel_of(op)
+    return op.kind if kernel is None else kernel.work.name
+
+
+def is_guessed(op: Op) -> bool:
+    """Whether the flops of an op are only guessed: one per result element."""
+    kernel = kernel_of(op)
+    if kernel is not None:
+        return kernel.work.guessed
+    # Ops that cross the border of a body have no primitive, and compute nothing.
+    return op.primitive is not None and not cost_models.is_known(op.kind)
+
+
+def has_work_of_shapes(graph: Graph) -> bool:
+    """Whether some kernel's work is a function of shapes, so that its parts may have less in all than the whole."""
+    kernels = map(kernel_of, graph.ops)
+    return any(kernel is not None and kernel.work.depends_on_shapes for kernel in kernels)

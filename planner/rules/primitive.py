@@ -1,0 +1,75 @@
+"""What a row of `rules.primitives` says of a primitive: its factor rule, and traits that the planner asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Literal
+
+from planner.program.graph import Aval
+from planner.rules.factors import RuleFunction
+from planner.rules.sliding import Slide
+
+SlideFunction = Callable[[Sequence[Aval], Sequence[Aval], Mapping[str, Any]], tuple[Slide, ...]]
+"""From the avals of an op's operands and results, and its params, to the dims along which its window slides."""
+
+ByHand = Literal["parts", "barrier", "kernel"]
+"""What keeps an op that is split from XLA's partitioner: "parts", it is run on the part of each device; "barrier", what it
+writes into is made a buffer of its own; "kernel", a rule of the user's says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class Primitive:
+    """One primitive. Most have few traits, and what has no row has none."""
+
+    rule: RuleFunction | None
+    """How it may be split; None: no rule of ours says so. Asked by `rules.choose`, through `rule_of`."""
+
+    _: KW_ONLY
+
+    fused: bool = False
+    """A compiler joins it with its neighbours into one pass over memory. Asked by `op_forms` and `liveness`."""
+
+    matmul: bool = False
+    """It runs on the matrix unit, and computes an operand on the way unless that is costly. Asked by `liveness`."""
+
+    costly: bool = False
+    """A compiler rather stores its result than computes it again inside a matmul. Asked by `liveness`."""
+
+    adds: bool = False
+    """Its result may be a sum so far, to which later ones add. Asked by `liveness`."""
+
+    renames: bool = False
+    """Its result is a name for its operand, in the same memory. Asked by `liveness`."""
+
+    streams: bool = False
+    """Where it is no part of a pass, it still reads its operands as those are computed. Asked by `liveness`."""
+
+    picks: bool = False
+    """Of its first operand it reads no more than it returns. Asked by `costs`, for ops that are not fused."""
+
+    updates: int | None = None
+    """The position of what it writes over a part of its first operand. Asked by `liveness`, `costs`, `rule_for`."""
+
+    carries: bool = False
+    """It does to partial results what it does to whole ones: it only moves elements. Asked by `rule_for`."""
+
+    partial_on_parts: bool = False
+    """Run alone on a part of what it reduces it gives a partial result. Others, such as a masked gather, must know which
+    part it is. Asked by `rule_for`."""
+
+    rounds: bool = False
+    """A sum of many terms, or a term of such a sum: not exact in 16-bit floats. Asked by `numerics`."""
+
+    slides: SlideFunction | None = None
+    """The dims along which its window slides, whose split needs halos. Asked by `costs`, `predict`, `by_hand` and others,
+    through `slides_of`."""
+
+    by_hand: ByHand | None = None
+    """How it is emitted by hand, besides exchanging halos. Asked by `by_hand`."""
+
+    opaque: bool = False
+    """It lowers to code that nobody can look into. Asked by `shardy`."""
+
+    calls_back: bool = False
+    """It calls Python. Asked by `kernel_parts`."""

@@ -1,0 +1,179 @@
+"""One mesh: its best plan under a memory limit, or why it has none that matters.
+
+1. Its optimum without a memory limit bounds every plan on the mesh. Where a plan of another mesh is known, only what is
+   better is sought (`narrow`), and mostly there is nothing.
+2. Where that plan's memory peak is above the limit, the mesh is `Postponed`: another mesh may have a plan within the limit
+   that is better than this bound.
+3. If none has, what fits is searched (`within_limit`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from planner.one_mesh.instance import Instance
+from planner.one_mesh.memory import MemoryModel
+from planner.search.least_memory import Aim, least_memory
+from planner.search.narrow import narrow
+from planner.search.one_per_class import SharedInstance
+from planner.search.within_limit import OVER, Wanted, within
+from planner.solver.budget import Budget
+from planner.solver.network.table_cache import Sharing
+from planner.solver.smaller.quotient import solve_shared, words
+from planner.solver.smaller.smaller import Chain, floor_of
+from planner.solver.solution import Solution
+
+WORTHWHILE = 1e-6
+"""A mesh tried later must be better by this share; simpler meshes come first and win ties."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A feasible plan: an instance, a choice, its value and peak bytes; `bound` is that of its mesh.
+
+    `shared` says of layers that share their decisions how many those are and what it may lose.
+    """
+
+    instance: Instance
+    choice: tuple[int, ...]
+    value: float
+    bound: float
+    peak_bytes: float
+    shared: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of a mesh; `candidate` is None where nothing is better than the best so far, or nothing `fits`."""
+
+    candidate: Candidate | None
+    bound: float
+    fits: bool = True
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Posed:
+    """The problem of a mesh as it is solved: the memory of an instance of all nodes, and its optimum without a limit.
+
+    `steps` lead from that instance back to the `whole` one, with all strategies.
+    """
+
+    whole: Instance
+    memory: MemoryModel
+    free: Solution
+    steps: Chain
+
+    def nothing(self, bound: float, *, fits: bool) -> Outcome:
+        """The outcome where no plan is below what was asked."""
+        return Outcome(candidate=None, bound=min(bound, self.steps.bound), fits=fits)
+
+    def plan(self, choice: Sequence[int], value: float, bound: float, *, limited: bool) -> Outcome:
+        """The outcome that is this plan; `bound` is that of all plans of the instance."""
+        bound_of_all = min(bound, self.steps.bound)
+        candidate = Candidate(
+            instance=self.whole,
+            choice=tuple(self.steps.lift(choice).tolist()),
+            value=value,
+            bound=bound_of_all,
+            peak_bytes=float(self.memory.profile(choice).max()),
+            shared=words(self.free, gap=(value - bound) / value if value > 0 else 0.0, limited=limited),
+        )
+        return Outcome(candidate=candidate, bound=bound_of_all)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Postponed:
+    """A mesh whose best plan without a memory limit is over the limit; see `limited`."""
+
+    posed: Posed
+    sharing: Sharing
+
+    @property
+    def bound(self) -> float:
+        """A lower bound of every plan on the mesh."""
+        return self.posed.free.bound
+
+    def limited(self, limit_bytes: float, budget: Budget, *, cutoff: float) -> Outcome:
+        """The best plan within the memory limit that costs less than `cutoff`."""
+        memory, free = self.posed.memory, self.posed.free
+        wanted = Wanted(limit_bytes=limit_bytes, cutoff=cutoff)
+        found = within(memory, free, wanted, replace(budget, sharing=self.sharing))
+        if found.choice is None:
+            return self.posed.nothing(found.bound, fits=found.fits)
+        return self.posed.plan(found.choice, found.value, found.bound, limited=True)
+
+
+def free_plan(
+    stated: Instance | SharedInstance, limit_bytes: float, budget: Budget, *, best: float
+) -> Outcome | Postponed:
+    """The best plan of a mesh that costs less than `best`, from one decision per node or one per class of nodes."""
+    floor = floor_of(stated.node_values)
+    if floor >= best:
+        return Outcome(candidate=None, bound=floor)
+    cutoff = best * (1 - WORTHWHILE)
+    made, steps = stated, Chain(())
+    if math.isfinite(best):
+        narrowed = narrow(stated, cutoff)
+        if narrowed.floor >= cutoff:
+            return Outcome(candidate=None, bound=cutoff)
+        made, steps = narrowed.stated, Chain((narrowed,))
+    seconds = budget.seconds
+    if isinstance(stated, SharedInstance):
+        # Nodes share already. Memory tells them apart, so from here on every node has all of its strategies.
+        found = solve_shared(made.problem, replace(budget, share=False), cutoff)
+        free, steps = _of_all_nodes(found, stated, steps), Chain(())
+    else:
+        free = solve_shared(made.problem, budget, cutoff)
+    if free.choice is None:
+        return _nothing(free, cutoff, stated.mesh.shape, seconds)
+    whole = stated.whole()
+    memory = MemoryModel(instance=made.whole() if steps.steps else whole)
+    posed = Posed(whole=whole, memory=memory, free=free, steps=steps)
+    if float(memory.profile(free.choice).max()) > limit_bytes * OVER:
+        return Postponed(posed=posed, sharing=budget.sharing)
+    return posed.plan(free.choice, free.value, free.bound, limited=False)
+
+
+def _of_all_nodes(found: Solution, shared: SharedInstance, steps: Chain) -> Solution:
+    """A solution for the problem of all nodes from one for some strategies of one node per class."""
+    back = Chain((shared, *steps.steps))
+    classes = shared.members.classes
+    decisions = {"decisions": int(classes.of.size), "shared_decisions": classes.count, "lost_at_most": 0.0}
+    return replace(
+        found,
+        choice=None if found.choice is None else tuple(back.lift(found.choice).tolist()),
+        bound=min(found.bound, back.bound),
+        detail={**found.detail, **decisions},
+    )
+
+
+def _nothing(free: Solution, cutoff: float, shape: Mapping[str, int], seconds: float) -> Outcome:
+    """The outcome of a mesh for which no plan below the cutoff was found."""
+    note = "" if free.bound >= cutoff else f"mesh {dict(shape)}: nothing found within {seconds:.0f} s"
+    return Outcome(candidate=None, bound=min(free.bound, cutoff), note=note)
+
+
+def least_plan(instance: Instance, limit_bytes: float, budget: Budget, *, best: float) -> Outcome:
+    """The plan of a mesh of the smallest peak memory if that is below `best` bytes."""
+    memory = MemoryModel(instance=instance)
+    floor = memory.floor_bytes()
+    if floor >= best:
+        return Outcome(candidate=None, bound=floor)
+    seconds = budget.seconds
+    free = solve_shared(instance.problem, budget)
+    if free.choice is None:
+        note = f"mesh {instance.mesh.shape}: nothing found within {seconds:.0f} s"
+        return Outcome(candidate=None, bound=0.0, note=note)
+    posed = Posed(whole=instance, memory=memory, free=free, steps=Chain(()))
+    if memory.profile(free.choice).max() == 0:
+        # Of a program without bytes every plan has the least peak; that of the least value is taken.
+        return posed.plan(free.choice, 0.0, 0.0, limited=False)
+    least = least_memory(memory, free.choice, Aim(good_bytes=min(best, limit_bytes)), budget)
+    if least.peak_bytes > min(best * (1 - WORTHWHILE), limit_bytes):
+        return Outcome(candidate=None, bound=least.bound, fits=least.peak_bytes <= limit_bytes)
+    found = within(memory, free, Wanted(limit_bytes=least.peak_bytes), budget, least)
+    choice = least.choice if found.choice is None else found.choice
+    return posed.plan(choice, least.peak_bytes, least.bound, limited=True)

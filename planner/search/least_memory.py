@@ -1,0 +1,130 @@
+"""Least memory: the plan of one mesh whose peak memory is about the smallest, with a bound.
+
+    minimise over choices x   max over points t   usage_t(x)
+
+by multiplicative weights: for weights w over the points met so far, summing to 1, the least of sum_t w_t usage_t(x) is a
+lower bound of the smallest peak, and its x is tried; points that it uses much gain weight (Arora, Hazan & Kale 2012,
+https://doi.org/10.4086/toc.2012.v008a006). A small part of the weight lies on all points alike: without it, what is
+alive at none of the points met so far would be placed anyhow, and a long program would need as many rounds as it has
+layers. (There fetched copies are left out, which only lowers the bound.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from planner.one_mesh.memory import MemoryModel
+from planner.solver.budget import Budget
+from planner.solver.problem import Problem
+from planner.solver.smaller.quotient import solve_shared
+from planner.vectors import Floats
+
+PRICE_ROUNDS = 40
+GAP = 0.01
+RATE = 4.0
+POINTS = 8
+"""Points of the schedule that get a weight after a plan: those it uses most."""
+NEAR_LEAST = 0.9
+"""They use at least this part of what the fullest uses."""
+EVERYWHERE = 0.003
+"""Part of the weight that all points of the schedule share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Least:
+    """A plan of about the least peak memory, its peak and a lower bound of any in bytes per device.
+
+    `weights` are those of the points of the schedule that decided, summing to 1.
+    """
+
+    choice: tuple[int, ...]
+    peak_bytes: float
+    bound: float
+    weights: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aim:
+    """When to end: once the bound passes `good_bytes`, or once a plan needs no more than `enough_bytes`.
+
+    `weights` of points of the schedule, in any unit, are tried first.
+    """
+
+    good_bytes: float
+    enough_bytes: float = 0.0
+    weights: Mapping[int, float] = field(default_factory=dict[int, float])
+
+
+def least_memory(memory: MemoryModel, start: Sequence[int], aim: Aim, budget: Budget) -> Least:
+    """The plan of about the smallest peak memory, from the choice `start`, at a gap of 1 % or as far as it is aimed at."""
+    count = len(memory.instance.strategies)
+    best, peak, bound = tuple(start[:count]), float(memory.profile(start).max()), memory.floor_bytes()
+    bare = Problem(
+        name="least memory",
+        node_costs=tuple(EVERYWHERE * values for values in memory.average_bytes()),
+        edges=(),
+        node_names=tuple(node.name for node in memory.instance.model.flow.nodes),
+    )
+    known = {point: weight for point, weight in aim.weights.items() if weight > 0}
+    gains = {point: math.log(weight / max(known.values())) for point, weight in known.items()}
+    choice: Sequence[int] = best
+    for turn in range(PRICE_ROUNDS):
+        profile = memory.profile(choice)
+        top = int(profile.argmax())
+        if turn or not known:
+            _gain(gains, profile)
+        if profile[top] < peak:
+            best, peak = tuple(choice[:count]), float(profile[top])
+        enough = bound >= aim.good_bytes or peak <= aim.enough_bytes
+        if peak - bound <= GAP * peak or enough or budget.deadline.passed:
+            break
+        shares = [(1 - EVERYWHERE) * share for share in _shares(gains)]
+        priced = memory.priced(bare, dict(zip(gains, shares, strict=True)), peak)
+        solution = solve_shared(priced, budget.afresh())
+        if solution.choice is None:
+            break
+        bound, choice = max(bound, solution.bound), solution.choice
+    shares = _shares(gains)
+    return Least(
+        choice=best,
+        peak_bytes=peak,
+        bound=min(bound, peak),
+        weights={point: float(share) for point, share in zip(gains, shares, strict=True)},
+    )
+
+
+def _gain(gains: dict[int, float], profile: Floats) -> None:
+    """Adds to the gains of the points what a plan of this profile uses there; its own fullest are points from now on."""
+    top, highest = float(profile.max()), max(gains.values(), default=0.0)
+    # The fullest point of the first plan alone, the arguments mostly, often has the best bound.
+    for point in peaks(profile, POINTS if gains else 1):
+        if profile[point] >= NEAR_LEAST * top:
+            gains.setdefault(point, highest)
+    for point in gains:
+        gains[point] += RATE * (float(profile[point]) / top - 1.0)
+
+
+def _shares(gains: Mapping[int, float]) -> list[float]:
+    highest = max(gains.values())
+    weights = np.exp([gain - highest for gain in gains.values()])
+    return (weights / weights.sum()).tolist()
+
+
+def charged(limited: Problem, prices: Sequence[float]) -> Problem:
+    """The problem with a price for every byte of each of its rows instead of the rows."""
+    costs = list(limited.node_costs)
+    for price, row in zip(prices, limited.rows, strict=True):
+        for node, usage in zip(row.nodes, row.usages, strict=True):
+            costs[node] = costs[node] + price * usage
+    return replace(limited, node_costs=tuple(costs), rows=())
+
+
+def peaks(profile: Floats, count: int) -> list[int]:
+    """The highest local maxima of a profile, highest first."""
+    inner = np.flatnonzero((profile >= np.roll(profile, 1)) & (profile > np.roll(profile, -1)))
+    order = np.lexsort((inner, -profile[inner]))
+    return inner[order[:count]].tolist() or [int(profile.argmax())]

@@ -1,0 +1,222 @@
+"""Search: the best mesh and strategies under a memory limit, with a bound on what any plan could reach.
+
+The meshes are tried in order, most devices first. n devices need at least an n-th of what one device needs, for computing
+and for memory; a mesh for which that is no better than the best plan so far, or does not fit, is done. The rest is as in
+`best_on_mesh`; what is postponed there is taken up, lowest bound first, after the other meshes like it (by number of
+devices, and whether of three axes or more, whose problems are large): a plan that one of them has within the limit is
+mostly better than what the others could have. The bound of the whole search is the least of the meshes' bounds.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from planner.one_mesh.instance import Instance
+from planner.one_mesh.memory import whole_bytes
+from planner.options import Progress, Share
+from planner.rules.op_work import has_work_of_shapes
+from planner.search.best_on_mesh import WORTHWHILE, Candidate, Outcome, Postponed, free_plan, least_plan
+from planner.search.no_fit import no_fit
+from planner.search.one_per_class import SharedInstance
+from planner.solver.budget import Budget
+from planner.solver.deadline import Deadline
+from planner.solver.smaller.smaller import floor_of
+
+MESH_SHARE = 0.4
+"""Part of the time left that one mesh may take: another may be better."""
+MESH_SECONDS = 1.0
+"""What a mesh gets even where no time is left."""
+SMALL_AXES = 2
+"""Meshes of up to so many axes have small problems."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """All feasible plans by value, the bound over all meshes, and what was not finished."""
+
+    candidates: tuple[Candidate, ...]
+    bound: float
+    seconds: float
+    notes: tuple[str, ...]
+
+
+class States(Protocol):
+    """What states the problem of a program on every mesh."""
+
+    def instance(self, shape: Mapping[str, int]) -> Instance:
+        """The problem on one mesh."""
+        ...
+
+    def shared(self, shape: Mapping[str, int]) -> SharedInstance | None:
+        """The problem with one decision for all copies of a layer; None where that would lose something."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What is asked of a search: bytes per device, whether their peak is what is minimised, how long it may take.
+
+    `seed` is that of heuristics, `share` says whether layers share their decisions (see `quotient`).
+    """
+
+    limit_bytes: float
+    time_limit_s: float
+    minimise_memory: bool = False
+    seed: int = 0
+    share: Share = "auto"
+    progress: Callable[[Progress], object] | None = None
+
+
+def search(meshes: Sequence[Mapping[str, int]], program: States, asked: Asked) -> Found:
+    """The plans for these meshes, best first.
+
+    Raises: InfeasibleError when no mesh has a plan within the limit; it names what needs the most and the least memory that
+    would do.
+    """
+    limit_bytes = asked.limit_bytes
+    run = _Search(meshes, asked)
+    start, stopped = time.monotonic(), False
+    alone = _alone(meshes, program)
+    for tried, shape in enumerate(meshes):
+        if tried and _kind(shape) != _kind(meshes[tried - 1]):
+            run.take_up()
+        floor, needed = alone.floor(shape, asked.minimise_memory), alone.bytes / math.prod(shape.values())
+        if run.deadline.passed and tried:
+            run.bounds[tried] = floor
+            late = f"the time limit of {asked.time_limit_s:g} s ended the search after {tried} of {len(meshes)} meshes"
+            run.notes += [late] if not stopped else []
+            stopped = True
+            continue
+        run.tell(tried, shape)
+        if needed > limit_bytes:
+            run.settle(tried, Outcome(candidate=None, bound=math.inf, fits=False))
+        elif floor >= run.best:
+            run.settle(tried, Outcome(candidate=None, bound=floor))
+        elif asked.minimise_memory:
+            run.settle(tried, least_plan(program.instance(shape), limit_bytes, run.budget(), best=run.best))
+        else:
+            shared = None if asked.share is False else program.shared(shape)
+            stated = program.instance(shape) if shared is None else shared
+            run.settle(tried, free_plan(stated, limit_bytes, run.budget(), best=run.best))
+        run.tell(tried + 1, shape)
+    run.take_up()
+    if not run.candidates:
+        raise no_fit([meshes[tried] for tried in sorted(run.over)], program.instance, limit_bytes, run.budget())
+    first = run.first
+    order = sorted(run.candidates, key=lambda tried: (tried != first, run.candidates[tried].value, tried))
+    shared = run.candidates[first].shared
+    return Found(
+        candidates=tuple(run.candidates[tried] for tried in order),
+        bound=min(run.bounds.values()),
+        seconds=time.monotonic() - start,
+        notes=(*run.notes, *((shared,) if shared else ())),
+    )
+
+
+def _kind(shape: Mapping[str, int]) -> tuple[int, bool]:
+    """What meshes have in common that are compared before what they postponed is taken up."""
+    return math.prod(shape.values()), len(shape) > SMALL_AXES
+
+
+class _Search:
+    """What a search knows so far, by the positions of the meshes."""
+
+    def __init__(self, meshes: Sequence[Mapping[str, int]], asked: Asked) -> None:
+        self.meshes, self.asked = meshes, asked
+        self.start, self.deadline = time.monotonic(), Deadline.after(asked.time_limit_s)
+        self.candidates: dict[int, Candidate] = {}
+        self.bounds: dict[int, float] = {}
+        self.notes: list[str] = []
+        self.over: set[int] = set()
+        self.postponed: dict[int, Postponed] = {}
+
+    @property
+    def best(self) -> float:
+        """The least value of a plan."""
+        return min((found.value for found in self.candidates.values()), default=math.inf)
+
+    @property
+    def first(self) -> int:
+        """The first mesh whose plan is about as good as the best."""
+        return min(i for i, found in self.candidates.items() if found.value <= self.best * (1 + WORTHWHILE))
+
+    def budget(self) -> Budget:
+        """What one mesh may take."""
+        part = 1.0 if len(self.meshes) == 1 else MESH_SHARE
+        deadline = Deadline.after(max(part * self.deadline.left(), MESH_SECONDS))
+        return Budget(deadline=deadline, seed=self.asked.seed, share=self.asked.share)
+
+    def settle(self, tried: int, outcome: Outcome | Postponed) -> None:
+        """Takes over what became of a mesh."""
+        self.bounds[tried] = outcome.bound
+        if isinstance(outcome, Postponed):
+            self.postponed[tried] = outcome
+            return
+        self.notes += [outcome.note] if outcome.note else []
+        if outcome.candidate is not None:
+            self.candidates[tried] = outcome.candidate
+        elif not outcome.fits:
+            self.over.add(tried)
+
+    def take_up(self) -> None:
+        """Searches the postponed meshes under the memory limit, lowest bound first."""
+        for tried in sorted(self.postponed, key=lambda tried: (self.postponed[tried].bound, tried)):
+            mesh = self.postponed.pop(tried)
+            # Of plans about as good the one of the first mesh is taken.
+            sign = 1 if self.candidates and tried < self.first else -1
+            cutoff = self.best * (1 + sign * WORTHWHILE)
+            late = self.candidates and self.deadline.passed
+            if mesh.bound < cutoff and not late:
+                self.tell(tried, self.meshes[tried])
+                self.settle(tried, mesh.limited(self.asked.limit_bytes, self.budget(), cutoff=cutoff))
+
+    def tell(self, tried: int, shape: Mapping[str, int]) -> None:
+        """Tells how far the search is."""
+        if self.asked.progress is not None:
+            self.asked.progress(
+                Progress(
+                    tried=tried,
+                    total=len(self.meshes),
+                    mesh=shape,
+                    incumbent=self.best,
+                    bound=min(self.bounds.values(), default=0.0),
+                    seconds=time.monotonic() - self.start,
+                )
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Alone:
+    """What one device needs: the least `value` of computing, which n devices share if it is `divisible`, and `bytes`."""
+
+    value: float
+    divisible: bool
+    bytes: float
+
+    def floor(self, shape: Mapping[str, int], minimise_memory: bool) -> float:
+        """A lower bound of what is minimised on a mesh."""
+        count = math.prod(shape.values())
+        if minimise_memory:
+            return self.bytes / count
+        return self.value / count if self.divisible else self.value
+
+
+def _alone(meshes: Sequence[Mapping[str, int]], program: States) -> _Alone:
+    """What one device needs; nothing where there is one mesh only, and so nothing to be saved."""
+    if len(meshes) < 2:
+        return _Alone(value=0.0, divisible=True, bytes=0.0)
+    shape = dict.fromkeys(meshes[0], 1)
+    shared = program.shared(shape)
+    instance = program.instance(shape) if shared is None else shared.instance
+    model = instance.model if shared is None else shared.members.whole
+    values = (instance if shared is None else shared).node_values
+    return _Alone(
+        # Parts of a kernel may have less work in all than the whole, where a function of shapes says it.
+        value=0.0 if has_work_of_shapes(model.graph) else floor_of(values) * (1 - WORTHWHILE),
+        divisible=instance.objective.name != "energy",
+        bytes=whole_bytes(model, tiled=instance.tiled) * (1 - WORTHWHILE),
+    )

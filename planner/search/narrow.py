@@ -1,0 +1,72 @@
+"""Narrowing: a mesh's problem without the strategies that no plan below a cutoff can choose (see `solver.smaller.narrow`).
+
+Where a good plan of another mesh is known, few strategies are left, and all that follows works on small tables: those of
+the strategies that are dear by themselves are not even stated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, Self, TypeVar
+
+import numpy as np
+
+from planner.solver.memory_rows import Indices
+from planner.solver.problem import Array, Problem
+from planner.solver.smaller.narrow import cheap, restricted, swept
+from planner.solver.smaller.smaller import Choice, floor_of
+
+
+class Stated(Protocol):
+    """A problem without rows that is stated only as far as it is asked for."""
+
+    @property
+    def node_values(self) -> Sequence[Array]:
+        """The costs of all nodes."""
+        ...
+
+    @property
+    def problem(self) -> Problem:
+        """The problem with all its tables."""
+        ...
+
+    def restricted(self, kept: Sequence[Indices], problem: Problem | None = None) -> Self:
+        """The same with these choices of every node only; `problem` is the problem of that, where it is known."""
+        ...
+
+
+S = TypeVar("S", bound=Stated)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Narrowed(Generic[S]):
+    """What is stated with fewer strategies: a `Smaller` form; those that it lacks cost at least the cutoff, its `bound`.
+
+    `kept[node]` are the positions of the strategies among those of the whole one. `floor` bounds what it is left with.
+    """
+
+    stated: S
+    kept: tuple[Indices, ...]
+    bound: float
+    floor: float
+
+    def lift(self, choice: Choice) -> Indices:
+        """A choice of the narrowed problem as one of the whole."""
+        return np.asarray([positions[pick] for positions, pick in zip(self.kept, choice, strict=True)], np.intp)
+
+
+def narrow(stated: S, cutoff: float) -> Narrowed[S]:
+    """What is stated with the strategies that a plan of a value below `cutoff` may choose, at least one per node.
+
+    A `floor` of at least the cutoff says that there is no such plan.
+    """
+    first = cheap(stated.node_values, cutoff)
+    some = stated.restricted(first)
+    kept, bound = swept(some.problem, cutoff)
+    return Narrowed(
+        stated=some.restricted(kept, restricted(some.problem, kept)),
+        kept=tuple(positions[after] for positions, after in zip(first, kept, strict=True)),
+        bound=cutoff,
+        floor=max(floor_of(stated.node_values), bound),
+    )

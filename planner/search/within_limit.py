@@ -1,0 +1,246 @@
+"""Under a limit: the best plan of one mesh that keeps every point of the schedule within the memory limit.
+
+For prices p >= 0 of a byte at points t of the schedule, the least of
+
+    value(x) + sum_t p_t (usage_t(x) - limit)
+
+over choices x is a lower bound, and its x is a plan, which may fit.
+
+1. First prices. From the plan without a limit on, a price is added at the fullest points of the last plan, in parts as they
+   are over the limit, each time a larger one and for more points, until a plan fits: mostly one of the first, and a good
+   one. Where none does, the plan of least memory says whether anything fits (`least_memory`).
+2. Best prices: the duals of the program that mixes the plans met so far, in shares that sum to 1, so that every point of
+   the mixture is within the limit at the least value (Dantzig & Wolfe 1960). It ends where bound and mixture meet.
+3. Rows. What is left of the gap is no convex combination's to close: rows for the points of the schedule that count, and
+   for every point that a solution then violates, limit it, and only what is better than the best plan so far is sought.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.optimize import linprog
+
+from planner.one_mesh.memory import MemoryModel
+from planner.search.least_memory import Aim, Least, least_memory, peaks
+from planner.solver.budget import Budget
+from planner.solver.smaller.quotient import solve_shared
+from planner.solver.solution import Solution
+from planner.vectors import Floats
+
+FIRST_PRICE = 0.01
+"""What the whole limit costs at the first prices, as a part of the value without a limit."""
+PRICE_GROWTH = 3.0
+"""Every price added is larger by this factor."""
+FIRST_ROUNDS = 10
+"""Most prices added: the last makes memory two hundred times dearer than all else."""
+LOST = 2.0
+"""Where every plan within the limit must cost so much more than those met, mostly nothing fits."""
+PRICE_ROUNDS = 12
+"""Most prices tried."""
+PRICE_SECONDS = 5.0
+"""Time for the problem at one price."""
+PRICE_GAP = 1e-3
+"""Prices have converged where what they could still gain is this part of the value."""
+ROW_ROUNDS = 8
+"""Most times that rows are added for points that a solution violates."""
+ROW_POINTS = 8
+"""Points of the schedule that get a row at first: those most used by the plans met."""
+ROW_SECONDS = 30.0
+"""Time for the problem with rows."""
+GOOD_GAP = 1e-3
+"""Rows are not tried where the gap is this small already."""
+OVER = 1 + 1e-9
+"""What of the limit still counts as within it: the rounding of sums."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Within:
+    """The best plan found within the limit (None if none is below the cutoff), its value, and a bound of any.
+
+    `fits` says whether any plan within the limit is known, or was not sought to the end.
+    """
+
+    choice: tuple[int, ...] | None
+    value: float
+    bound: float
+    fits: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Plan:
+    """A plan met on the way: its choice, value and bytes at every point of the schedule."""
+
+    choice: tuple[int, ...]
+    value: float
+    profile: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is sought: a plan whose peak is at most `limit_bytes` and whose value is below `cutoff`."""
+
+    limit_bytes: float
+    cutoff: float = math.inf
+
+
+def within(memory: MemoryModel, free: Solution, wanted: Wanted, budget: Budget, least: Least | None = None) -> Within:
+    """The best plan found of those that are wanted.
+
+    `free` is the optimum without a limit, `least` a plan of least memory that is within it, where one is known.
+    """
+    limit_bytes = wanted.limit_bytes
+    search = _Search(memory, wanted, budget)
+    search.raise_bound(free.bound)
+    search.meet(free.choice or ())
+    if least is None:
+        prices = search.approach()
+        if search.best is None and not search.finished(GOOD_GAP):
+            lowest = min(search.met, key=lambda plan: float(plan.profile.max())).choice
+            aim = Aim(good_bytes=limit_bytes, enough_bytes=limit_bytes, weights=prices)
+            least = least_memory(memory, lowest, aim, budget)
+            if least.peak_bytes > limit_bytes:
+                bound = math.inf if least.bound > limit_bytes else search.bound
+                return Within(choice=None, value=math.inf, bound=bound, fits=False)
+    known: dict[int, float] | None = None
+    if least is not None:
+        search.meet(least.choice)
+        scale = abs(search.met[0].value) / limit_bytes
+        known = {point: scale * weight for point, weight in least.weights.items()}
+    if not search.finished(GOOD_GAP):
+        search.price(known)
+    if not search.finished(GOOD_GAP):
+        search.rows()
+    best = search.best
+    if best is None or best.value >= wanted.cutoff:
+        return Within(choice=None, value=math.inf, bound=search.bound)
+    return Within(choice=best.choice, value=best.value, bound=min(search.bound, best.value))
+
+
+class _Search:
+    def __init__(self, memory: MemoryModel, wanted: Wanted, budget: Budget) -> None:
+        self.memory = memory
+        self.problem = memory.instance.problem
+        self.limit, self.cutoff, self.budget = wanted.limit_bytes, wanted.cutoff, budget
+        self.met: list[_Plan] = []
+        self.best: _Plan | None = None
+        self.bound = -math.inf
+
+    def meet(self, choice: Sequence[int]) -> _Plan:
+        """Takes a plan into account; returns it with its value and profile."""
+        own = tuple(map(int, choice[: len(self.problem.node_costs)]))
+        plan = _Plan(choice=own, value=self.problem.evaluate(own), profile=self.memory.profile(own))
+        self.met.append(plan)
+        if plan.profile.max() <= self.limit * OVER and (self.best is None or plan.value < self.best.value):
+            self.best = plan
+        return plan
+
+    def raise_bound(self, bound: float) -> None:
+        self.bound = max(self.bound, bound)
+
+    @property
+    def upper(self) -> float:
+        """What is sought must cost less."""
+        return min(self.cutoff, math.inf if self.best is None else self.best.value)
+
+    def finished(self, gap: float) -> bool:
+        """Whether nothing is left that could be better by this part."""
+        return math.isfinite(self.upper) and self.upper - self.bound <= gap * abs(self.upper)
+
+    def approach(self) -> Mapping[int, float]:
+        """The prices at which a plan fits, nothing is below the cutoff, or hardly anything fits; see the module.
+
+        They are added at the fullest points of the last plan.
+        """
+        prices: Counter[int] = Counter()
+        step = FIRST_PRICE * abs(self.met[0].value) / self.limit
+        for turn in range(FIRST_ROUNDS):
+            dear = self.bound > LOST * max(abs(plan.value) for plan in self.met)
+            if self.best is not None or dear or self.budget.deadline.passed:
+                break
+            over = self.met[-1].profile - self.limit
+            # Few points at first: layers whose points have prices of their own are no longer alike.
+            points = [point for point in peaks(over, 2**turn) if over[point] > 0]
+            total = math.fsum(over[points].tolist())
+            prices.update({point: step * float(over[point]) / total for point in points})
+            if not self.at(prices):
+                break
+            step *= PRICE_GROWTH
+        return prices
+
+    def price(self, prices: Mapping[int, float] | None) -> None:
+        """Prices the points of the schedule, from `prices` on or from those of the plans met; see the module."""
+        for _ in range(PRICE_ROUNDS):
+            if prices is None or self.at(prices):
+                mixture, prices = _mixture(self.met, self.limit)
+            else:
+                break
+            if mixture - self.bound <= PRICE_GAP * abs(mixture) or self.finished(GOOD_GAP):
+                break
+
+    def at(self, prices: Mapping[int, float]) -> bool:
+        """Meets the best plan at these prices; whether there is one below the cutoff, and time."""
+        values = {point: price for point, price in prices.items() if price > 0}
+        if self.budget.deadline.passed or not values:
+            return False
+        rent = self.limit * math.fsum(values.values())
+        priced = self.memory.priced(self.problem, values, self.limit)
+        solution = solve_shared(priced, self.budget.within(PRICE_SECONDS), self.upper + rent)
+        self.raise_bound(min(solution.bound - rent, self.upper))
+        if solution.choice is None:
+            return False
+        self.meet(solution.choice)
+        return True
+
+    def rows(self) -> None:
+        """Limits points of the schedule by rows, until a solution violates none; see the module."""
+        use = np.max([plan.profile for plan in self.met], axis=0)
+        points = peaks(use, ROW_POINTS)
+        budget = self.budget.within(ROW_SECONDS)
+        for _ in range(ROW_ROUNDS):
+            if budget.deadline.passed:
+                break
+            limited = self.memory.limited(self.problem, points, self.limit)
+            solution = solve_shared(limited, budget, self.upper)
+            self.raise_bound(min(solution.bound, self.upper))
+            if solution.choice is None:
+                break
+            plan = self.meet(solution.choice)
+            top = int(plan.profile.argmax())
+            if plan.profile[top] <= self.limit * OVER or top in points:
+                break
+            points = [*points, top]
+
+
+def _mixture(met: Sequence[_Plan], limit: float) -> tuple[float, dict[int, float]]:
+    """The least value of a mixture of plans within the limit at every point, and the prices of the points.
+
+    The points are those where a mixture was found to be over the limit, one after the other.
+    """
+    use = np.stack([plan.profile for plan in met]) / limit - 1.0
+    scale = max(max(abs(plan.value) for plan in met), 1e-300)
+    costs = np.asarray([plan.value / scale for plan in met])
+    points: list[int] = sorted({int(line.argmax()) for line in use})
+    while True:
+        answer: Any = linprog(
+            costs,
+            A_ub=use[:, points].T,
+            b_ub=np.zeros(len(points)),
+            A_eq=np.ones((1, len(met))),
+            b_eq=[1.0],
+            bounds=(0.0, None),
+        )
+        if answer.x is None:
+            return math.inf, {}
+        over = np.asarray(answer.x) @ use
+        worst = int(over.argmax())
+        if over[worst] <= 1e-9 or worst in points:
+            break
+        points.append(worst)
+    prices = np.maximum(-np.asarray(answer.ineqlin.marginals), 0.0) * scale / limit
+    return float(answer.fun) * scale, dict(zip(points, prices.tolist(), strict=True))

@@ -1,0 +1,1 @@
+"""Lower bounds: messages, and prices of memory rows."""

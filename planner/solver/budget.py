@@ -1,0 +1,39 @@
+"""What the solves of a search may take, and how they go about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from planner.options import Share
+from planner.solver.deadline import Deadline
+from planner.solver.network.table_cache import Sharing
+
+LEAST_SECONDS = 0.5
+"""What a solve gets even where no time is left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """A deadline, the seed of all randomness, whether layers share decisions, and the tables that solves have in common."""
+
+    deadline: Deadline
+    seed: int = 0
+    share: Share = "auto"
+    sharing: Sharing = field(default_factory=Sharing)
+
+    def within(self, seconds: float) -> Budget:
+        """This for so many seconds only."""
+        return replace(self, deadline=self.deadline.within(seconds))
+
+    def until(self, deadline: Deadline) -> Budget:
+        """This up to another deadline."""
+        return replace(self, deadline=deadline)
+
+    def afresh(self) -> Budget:
+        """This for problems that have no tables in common with others."""
+        return replace(self, sharing=Sharing())
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that a solve begun now may take."""
+        return self.deadline.left(LEAST_SECONDS)

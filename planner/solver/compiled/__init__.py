@@ -1,0 +1,1 @@
+"""The method for large problems, its inner loops compiled."""

@@ -1,0 +1,138 @@
+"""A network and its memory as flat arrays, the form that the compiled kernels work on (see `kernels`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.identity import numbered
+from planner.solver.compiled.kernels import Floats, Ints, Net, Uses
+from planner.solver.memory_rows import spread
+from planner.solver.network.network import Indices
+from planner.solver.row_table import RowTable
+from planner.solver.smaller.folding import Tied
+from planner.solver.smaller.smaller import Choice
+
+DEAR_TABLE = 1e3
+"""Price of a forbidden pair, in the largest cost of the network: a bound with it is a bound without."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Arrays:
+    """The records of the kernels, and what leads back: `labels` of the nodes in `names`, among `nodes` of the problem.
+
+    Bytes are as in the rows; `limits` and `units` (what a row's overuse is measured in) belong to the rows.
+    """
+
+    nodes: int
+    names: Ints
+    labels: tuple[Indices, ...]
+    constant: float
+    net: Net
+    uses: Uses
+    limits: Floats
+    units: Floats
+
+    @staticmethod
+    def of(tied: Tied, rows: RowTable) -> Arrays:
+        """The arrays of a network whose ties are gone, with the memory its nodes carry."""
+        network = tied.network
+        names = sorted(network.live)
+        position = {node: i for i, node in enumerate(names)}
+        size = np.asarray([network.unary[node].size for node in names], dtype=np.int64)
+        joined = list(network.edges())
+        distinct, table_of = numbered(table for _, _, table in joined)
+        starts = np.cumsum([0, *(table.size for table in distinct)]).tolist()
+        edges = [(position[m], position[n], starts[number]) for (m, n, _), number in zip(joined, table_of, strict=True)]
+        unary = np.concatenate([*(network.unary[node] for node in names), np.zeros(0)])
+        tables = np.concatenate([*(table.ravel() for table in distinct), np.zeros(0)])
+        finite = np.isfinite(tables)
+        dear = DEAR_TABLE * max(np.abs(tables[finite]).max(initial=0.0), np.abs(unary).max(initial=0.0), 1e-300)
+        ends = np.asarray(edges, dtype=np.int64).reshape(-1, 3)
+        order = np.argsort(np.concatenate([ends[:, 0], ends[:, 1]]), kind="stable")
+        degree = np.bincount(ends[:, :2].ravel(), minlength=len(names))
+        return Arrays(
+            nodes=len(network.labels),
+            names=np.asarray(names, dtype=np.int64),
+            labels=tuple(network.labels[node] for node in names),
+            constant=network.constant,
+            net=Net(
+                size=size,
+                offset=np.cumsum(size) - size,
+                unary=unary,
+                first=np.ascontiguousarray(ends[:, 0]),
+                second=np.ascontiguousarray(ends[:, 1]),
+                table_at=np.ascontiguousarray(ends[:, 2]),
+                tables=np.where(finite, tables, dear),
+                edges=order % max(len(edges), 1),
+                edges_at=np.concatenate([[0], np.cumsum(degree)]),
+            ),
+            uses=_uses(tied, rows, names),
+            limits=rows.limits,
+            units=np.maximum(np.abs(rows.limits), 1.0),
+        )
+
+    def over(self, pick: Ints) -> Floats:
+        """Bytes every row uses under a choice, less its limit."""
+        uses = self.uses
+        holders = np.repeat(np.arange(self.names.size), np.diff(uses.uses_at))
+        amounts = uses.bytes[uses.bytes_at + pick[holders]]
+        return spread(uses.begin, uses.end, amounts, self.limits.size) - self.limits
+
+    def picked(self, choice: Sequence[int]) -> Ints | None:
+        """A choice of all nodes of the problem in the numbering of the arrays; None if some of it is not left."""
+        pick = np.zeros(self.names.size, dtype=np.int64)
+        for i, (name, labels) in enumerate(zip(self.names.tolist(), self.labels, strict=True)):
+            position = int(np.searchsorted(labels, choice[name]))
+            if position == labels.size or labels[position] != choice[name]:
+                return None
+            pick[i] = position
+        return pick
+
+    @property
+    def bound(self) -> float:
+        """Infinite: nothing is lost."""
+        return math.inf
+
+    def lift(self, choice: Choice) -> Indices:
+        """A choice in the numbering of the problem, right for the nodes that are here."""
+        whole = np.zeros(self.nodes, dtype=np.intp)
+        for i, name in enumerate(self.names.tolist()):
+            whole[name] = self.labels[i][choice[i]]
+        return whole
+
+
+def _uses(tied: Tied, rows: RowTable, names: list[int]) -> Uses:
+    """The memory that the nodes carry; pieces of one node with the same runs are one use."""
+    counts: list[int] = []
+    starts: list[int] = []
+    runs: list[tuple[int, int]] = []
+    chunks: list[Floats] = []
+    filled = 0
+    spans: dict[int, tuple[tuple[int, int], ...]] = {}
+    for piece, begin, end in zip(rows.pieces.tolist(), rows.begins.tolist(), rows.ends.tolist(), strict=True):
+        spans[piece] = (*spans.get(piece, ()), (begin, end))
+    for node in names:
+        together: dict[tuple[tuple[int, int], ...], Floats] = {}
+        for piece, usage in tied.carried.get(node, []):
+            span = spans.get(piece, ())
+            together[span] = together[span] + usage if span in together else usage
+        count = 0
+        for span, usage in together.items():
+            chunks.append(usage)
+            starts += [filled] * len(span)
+            runs += span
+            filled += usage.size
+            count += len(span)
+        counts.append(count)
+    pairs = np.asarray(runs, dtype=np.int64).reshape(-1, 2)
+    return Uses(
+        uses_at=np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]),
+        bytes_at=np.asarray(starts, dtype=np.int64),
+        begin=np.ascontiguousarray(pairs[:, 0]),
+        end=np.ascontiguousarray(pairs[:, 1]),
+        bytes=np.concatenate([*chunks, np.zeros(0)]),
+    )

@@ -1,0 +1,119 @@
+"""Prices of many memory rows: multiplicative weights, with the bound and the choices that come with them.
+
+    L(price)  =  min over x   cost(x) + sum over rows   price[r] (usage_r(x) - limit[r]) / unit[r]      for price >= 0
+
+bounds every choice within the rows. One step is one sweep of messages, whose bound holds at any time, and a choice
+decoded from them; then each price is multiplied by exp(step * overuse of its row). Of twenty thousand rows most are
+slack; multiplied prices find the few that matter at once, where steps along the gradient pay for all alike. After
+some steps without a better bound the prices return to the best ones, and the steps are shorter; once they are too short
+to matter, they are long again, and go on from where they are.
+References: Arora, Hazan and Kale, "The multiplicative weights update method", Theory of Computing 8 (2012), and
+Kolmogorov (2006) for the messages.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import final
+
+import numpy as np
+
+from planner.solver.compiled.arrays import Arrays
+from planner.solver.compiled.kernels import Floats, Ints, Mail, cost_of, decode, priced, sweep
+
+STEP, SHORTEST = 0.15, 2e-4
+"""The longest and the shortest step, in logarithms of the price of a row of average overuse."""
+LONGER, SHORTER = 1.05, 0.6
+"""What a better bound, and a return to the best prices, do to the step."""
+PATIENCE = 5
+"""Steps without a better bound before the return."""
+BETTER = 1e-5
+"""Rise of the bound that counts, as a part of it."""
+FIRST = 0.1
+"""Sum of the first prices, in the bound without prices."""
+FLOOR = 30.0
+"""Logarithm of the largest price over the least."""
+
+
+@final
+class Dual:
+    """Messages and prices of a network. `prices` (per unit of each row) are those of `bound`, the best so far."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        self.arrays = arrays
+        net = arrays.net
+        forward, backward = net.size[net.second], net.size[net.first]
+        self._mail = Mail(
+            forward_at=np.cumsum(forward) - forward,
+            backward_at=np.cumsum(backward) - backward,
+            forward=np.zeros(int(forward.sum())),
+            backward=np.zeros(int(backward.sum())),
+        )
+        self._logs: Floats | None = None
+        self._now = np.zeros(arrays.limits.size)
+        self._paid = np.zeros(net.unary.size)
+        self._step, self._stale = STEP, 0
+        self._held = False
+        self.steps = 0
+        self.bound = -math.inf
+        self.prices = self._now
+        self.pick: Ints = np.zeros(net.size.size, dtype=np.int64)
+
+    def per_choice(self, prices: Floats, out: Floats) -> Floats:
+        """What every choice pays at these prices, written into `out`."""
+        a = self.arrays
+        sums = np.concatenate([[0.0], np.cumsum(prices / a.units)])
+        priced(a.net, a.uses, sums, out)
+        return out
+
+    def hold(self, prices: Floats) -> None:
+        """Stays at these prices from now on; only the messages move."""
+        self._now, self._held = prices, True
+
+    def step(self) -> Floats:
+        """One sweep; the overuse of every row, in units, by the choice `pick` that it led to. Moves the prices."""
+        a = self.arrays
+        net = a.net._replace(unary=a.net.unary + self.per_choice(self._now, self._paid))
+        lower = sweep(net, self._mail)
+        lower += a.constant - float(self._now @ (a.limits / a.units))
+        pick = self.pick.copy()
+        decode(net, self._mail, pick)
+        over = a.over(pick) / a.units
+        self.steps += 1
+        self.pick = pick
+        if lower > self.bound + BETTER * abs(self.bound) or not math.isfinite(self.bound):
+            self._step, self._stale = min(STEP, self._step * LONGER), 0
+        else:
+            self._stale += 1
+        if lower > self.bound:
+            self.bound, self.prices = lower, self._now
+        if not self._held:
+            self._move(over)
+        return over
+
+    def _move(self, over: Floats) -> None:
+        """New prices from the overuse at the present ones."""
+        logs = self._logs
+        if logs is None:
+            if over.size == 0 or over.max() <= 0:
+                return
+            weights = np.exp(np.clip(5 * (over - over.max()), -50, 0))
+            total = FIRST * max(abs(self.bound), float(np.ptp(self.arrays.net.unary)), 1e-300)
+            logs = np.log(np.maximum(weights / weights.sum(), 1e-6 / over.size) * total)
+        else:
+            if self._stale > PATIENCE:
+                self._step, self._stale = self._step * SHORTER, 0
+                if self._step < SHORTEST:
+                    self._step = STEP
+                elif self.prices.max() > 0:
+                    logs = np.log(np.maximum(self.prices, self.prices.max() * math.exp(-FLOOR)))
+            weights = np.exp(logs - logs.max())
+            typical = math.sqrt(float((weights * over * over).sum() / weights.sum()))
+            logs = logs + self._step * np.clip(over / max(typical, 1e-9), -3, 3)
+            logs = np.maximum(logs, logs.max() - FLOOR)
+        self._logs, self._now = logs, np.exp(logs)
+
+    def value(self, pick: Ints) -> float:
+        """Cost of a choice; forbidden pairs count as dear ones."""
+        a = self.arrays
+        return a.constant + cost_of(a.net, pick)

@@ -1,0 +1,43 @@
+"""What every method is told besides the problem: how long it may take, the seed, and whom to tell of progress."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from planner.solver.deadline import Deadline
+from planner.solver.network.table_cache import Sharing
+
+Improvement = Callable[[float, float], None]
+"""Called with the best value and the lower bound whenever one of them improves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """A deadline, the time it was `started`, the seed of all randomness, and progress.
+
+    Choices that cost at least `cutoff` are of no interest: a method may end with the proof that there is no other.
+    `sharing` knows what earlier solves made from the same tables.
+    """
+
+    deadline: Deadline
+    started: float = field(default_factory=time.monotonic)
+    seed: int = 0
+    progress: Improvement | None = None
+    cutoff: float = math.inf
+    sharing: Sharing = field(default_factory=Sharing)
+
+    def left(self) -> float:
+        """Seconds left, never below zero."""
+        return self.deadline.left()
+
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.started
+
+    def tell(self, value: float, bound: float) -> None:
+        """Reports an improved value or bound."""
+        if self.progress is not None:
+            self.progress(value, bound)

@@ -1,0 +1,1 @@
+"""Methods that prove their answer: elimination, the integer program, brute force."""

@@ -1,0 +1,70 @@
+"""The front door of the solver and the one table of its methods."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from planner.errors import SolverError
+from planner.solver.auto import solve_auto
+from planner.solver.bounds.subgradient import solve_lagrangian
+from planner.solver.control import Control, Improvement
+from planner.solver.deadline import Deadline
+from planner.solver.exact.brute import solve_brute
+from planner.solver.exact.exact import solve_elimination, solve_ilp
+from planner.solver.heuristics.random_search import solve_random
+from planner.solver.network.table_cache import Sharing
+from planner.solver.problem import Problem
+from planner.solver.solution import Solution
+
+Method = Callable[[Problem, Control], Solution]
+
+
+def solve_primal_dual(problem: Problem, control: Control) -> Solution:
+    """The best choice found within the time and the bound proven, by prices and block moves."""
+    from planner.solver.compiled import primal_dual
+
+    return primal_dual.run_primal_dual(problem, control)
+
+
+METHODS: Mapping[str, Method] = {
+    "auto": solve_auto,
+    "brute": solve_brute,
+    "elimination": solve_elimination,
+    "ilp": solve_ilp,
+    "lagrangian": solve_lagrangian,
+    "primal_dual": solve_primal_dual,
+    "random": solve_random,
+}
+
+
+def solve(
+    problem: Problem,
+    *,
+    time_limit: float = 60.0,
+    seed: int = 0,
+    method: str = "auto",
+    progress: Improvement | None = None,
+    cutoff: float = math.inf,
+    sharing: Sharing | None = None,
+) -> Solution:
+    """The cheapest choice that violates no row, with a proven lower bound.
+
+    Stops after about `time_limit` seconds with the best choice and bound so far. `progress(value, bound)` hears of
+    improvements. The result depends on `seed` alone, unless the time limit cuts in. With a `cutoff`, only choices that
+    cost less are sought; without a choice, a bound of at least the cutoff says that there is none. Solves of problems
+    that have tables (as objects) in common are faster with one `sharing`.
+    Raises SolverError for an unknown method or a time limit that is not positive.
+    """
+    if method not in METHODS:
+        raise SolverError(f"there is no method {method!r}: choose one of {', '.join(sorted(METHODS))}.")
+    if not time_limit > 0:
+        raise SolverError(f"the time limit is {time_limit}: give a positive number of seconds.")
+    control = Control(
+        deadline=Deadline.after(time_limit),
+        seed=seed,
+        progress=progress,
+        cutoff=cutoff,
+        sharing=sharing or Sharing(),
+    )
+    return METHODS[method](problem, control)

@@ -1,0 +1,1 @@
+"""Networks of nodes and edges, and the reductions that make them smaller."""

@@ -1,0 +1,1 @@
+"""Problems made smaller by what is alike in them."""

@@ -1,0 +1,1 @@
+"""Verification: takes a plan's promises, gives what the compiled program does beside them."""

@@ -1,0 +1,414 @@
+"""Compiling for a topology with no device present, in a child process that may die without harm.
+
+The parent lowers the jitted function to StableHLO and hands its bytecode, with the compile options `jax.jit` would use,
+to `aot_child`, which compiles it through the compile-only client of a topology (`libtpu` for TPU) or for virtual CPU
+devices. What comes back is a report: fits, does not fit, refused, crashed or too slow. The lowering is the very one
+`jax.jit` would compile, so donation, random keys, loops and constraints need no special care.
+
+How to write the jitted function: mesh axes in the order of `mesh_shape`, over an abstract mesh,
+
+    mesh = AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
+    jitted = jax.jit(fn, in_shardings=..., out_shardings=..., donate_argnums=...)   # NamedSharding(mesh, spec)
+    aot_compile(jitted, abstract_args, mesh_shape=dict(zip(names, sizes)), topology="v5e:4x4")
+
+with `jax.ShapeDtypeStruct`s as arguments and `with_sharding_constraint(x, NamedSharding(mesh, spec))` inside, loop
+bodies included. At least one argument or result must name the mesh (`P()` will do): constraints inside are not enough
+for JAX to know how many devices an abstract mesh stands for. A concrete mesh of as many devices of any platform lowers
+the same; only its device order is ignored: the positions of the mesh lie where `device_mesh` puts them for a plan.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+
+from cost_models import CostModelError, parse_topology
+from planner.errors import ArgumentError, CompileError, MeshError
+from planner.machine import aot_child
+from planner.machine.aot_child import Place
+from planner.machine.device_mesh import lay_out
+from planner.verify.hlo.collectives import CompiledCollective, read_collectives
+from planner.verify.hlo.memory import CompiledMemory, memory_from_stats
+
+CompileStatus = Literal["ok", "oom", "error", "crash", "timeout", "unavailable"]
+Mode = Literal["dump", "full"]
+
+_POLL_SECONDS = 0.05
+_SCHEDULED = "*.after_optimizations_after_buffer_assignment.txt"
+_TUPLED_ARGUMENTS = 2000  # jax._src.dispatch.should_tuple_args: TPU programs with more arguments take them as a tuple
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AotRequest:
+    """A program to compile and what for.
+
+    `program` is StableHLO bytecode; `free_outputs[i]` leaves a sharding open; `places` are those of the devices in the
+    order of the mesh, none where a topology's devices are taken as they are listed.
+    """
+
+    program: bytes = field(repr=False)
+    num_arguments: int
+    free_outputs: tuple[bool, ...]
+    mesh_shape: Mapping[str, int]
+    topology: str
+    platform: Literal["tpu", "cpu", "cuda"] = "tpu"
+    mode: Mode = "dump"
+    timeout_s: float = 300.0
+    topology_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    compiler_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    places: tuple[Place, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AotReport:
+    """What became of a compile.
+
+    `status` is "ok"; "oom" where the compiler says that the program does not fit; "error" where it refused the program;
+    "crash" where it died (`signal` says of what); "timeout"; "unavailable" where no compiler for the platform is
+    installed. `message` is the compiler's. `memory` and `collectives` are those of one device; of an "oom", `memory` is
+    None and `needed_bytes` what the compiler would have needed; on CPU and GPU "oom" is never said: compare the peak.
+    `hlo` is the scheduled HLO text, which `hlo_schedule` prices. `rematerialized` are the compiler's "involuntary
+    full rematerialization" warnings. `seconds` is the wall time of the child.
+    """
+
+    status: CompileStatus
+    message: str
+    seconds: float
+    signal: int | None = None
+    memory: CompiledMemory | None = None
+    needed_bytes: float | None = None
+    collectives: tuple[CompiledCollective, ...] = ()
+    rematerialized: tuple[str, ...] = ()
+    hlo: str = field(default="", repr=False)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the program compiled and fits."""
+        return self.status == "ok"
+
+
+def aot_compile(
+    jitted: Any,
+    abstract_args: Sequence[Any],
+    *,
+    mesh_shape: Mapping[str, int],
+    topology: str,
+    platform: Literal["tpu", "cpu", "cuda"] = "tpu",
+    mode: Mode = "dump",
+    timeout_s: float = 300.0,
+    compiler_options: Mapping[str, Any] | None = None,
+    topology_options: Mapping[str, Any] | None = None,
+    places: Sequence[Place] | None = None,
+) -> AotReport:
+    """What the compiler of `topology` makes of a jitted function, from a child process.
+
+    Parameters: `jitted` and `abstract_args` as the module's docstring says; `mesh_shape`, axis sizes in mesh order;
+    `topology`, "v5e:4x4" and the like for TPU, "1x<nodes>x<gpus per node>" for CUDA (CPU ignores it); `mode`, "full",
+    or "dump" to stop once the schedule and the buffers are known (seconds instead of minutes; no `estimated_cycles` in
+    the text; TPU only, else it means "full"); `compiler_options`, XLA flags without dashes; `topology_options`, what
+    `jax.experimental.topologies.get_topology_desc` takes besides: `{"target_config": TEXT}` is needed for CUDA,
+    `{"num_slices": N}` makes several TPU slices; `places`, those of the TPUs of the mesh, default where a plan lays it.
+    Raises: ArgumentError when mesh, program and topology do not belong together; CompileError when lowering fails.
+    """
+    return run_request(
+        lower_request(
+            jitted,
+            abstract_args,
+            mesh_shape=mesh_shape,
+            topology=topology,
+            platform=platform,
+            mode=mode,
+            timeout_s=timeout_s,
+            compiler_options=compiler_options,
+            topology_options=topology_options,
+            places=places,
+        )
+    )
+
+
+def compile_in_child_cpu(
+    jitted: Any, abstract_args: Sequence[Any], *, num_devices: int, timeout_s: float = 300.0
+) -> AotReport:
+    """What XLA's CPU compiler makes of a jitted function over `num_devices` virtual devices, from a child process.
+
+    Serves to learn whether a plan compiles at all without risking the caller's life.
+    """
+    return aot_compile(
+        jitted,
+        abstract_args,
+        mesh_shape={"devices": num_devices},
+        topology=f"cpu:{num_devices}",
+        platform="cpu",
+        mode="full",
+        timeout_s=timeout_s,
+    )
+
+
+def lower_request(
+    jitted: Any,
+    abstract_args: Sequence[Any],
+    *,
+    mesh_shape: Mapping[str, int],
+    topology: str,
+    platform: Literal["tpu", "cpu", "cuda"] = "tpu",
+    mode: Mode = "dump",
+    timeout_s: float = 300.0,
+    compiler_options: Mapping[str, Any] | None = None,
+    topology_options: Mapping[str, Any] | None = None,
+    places: Sequence[Place] | None = None,
+) -> AotRequest:
+    """The request of `aot_compile`, lowered but not yet compiled; it may be run later or elsewhere."""
+    if mode not in ("dump", "full") or platform not in ("tpu", "cpu", "cuda"):
+        raise ArgumentError(f"mode {mode!r} on platform {platform!r}; use 'dump' or 'full' on 'tpu', 'cpu' or 'cuda'")
+    try:
+        lowered = jitted.trace(*abstract_args).lower(lowering_platforms=(platform,))
+    except Exception as error:
+        raise CompileError(
+            f"lowering for {platform} failed with {type(error).__name__}: {error}; give shardings over one "
+            f"AbstractMesh of {dict(mesh_shape)} and ShapeDtypeStruct arguments"
+        ) from error
+    module = lowered.compiler_ir("stablehlo")
+    partitions = int(module.operation.attributes["mhlo.num_partitions"].value)
+    if partitions != prod(mesh_shape.values()):
+        raise ArgumentError(
+            f"the program is for {partitions} devices, but mesh_shape {dict(mesh_shape)} has "
+            f"{prod(mesh_shape.values())}; put a sharding over that mesh on the function's arguments or results"
+        )
+    main = next(op for op in module.body.operations if op.attributes["sym_name"].value == "main")
+    results = main.attributes.get("res_attrs", ())
+    bytecode = io.BytesIO()
+    module.operation.write_bytecode(bytecode)
+    options: dict[str, Any] = dict(topology_options or {})
+    if platform == "cuda":
+        options["topology"] = topology
+    elif platform == "tpu" and topology.endswith(":1x1"):
+        options.setdefault("chips_per_host_bounds", [1, 1, 1])
+    if platform == "tpu" and places is None:
+        places = _places(tuple(mesh_shape.values()), topology, options)
+    return AotRequest(
+        program=bytecode.getvalue(),
+        num_arguments=len(main.regions[0].blocks[0].arguments),
+        free_outputs=tuple("sdy.sharding" not in r and "mhlo.sharding" not in r for r in results),
+        mesh_shape=dict(mesh_shape),
+        topology=topology,
+        platform=platform,
+        mode=mode if platform == "tpu" else "full",
+        timeout_s=timeout_s,
+        topology_options=options,
+        compiler_options=dict(compiler_options or {}),
+        places=tuple(places or ()),
+    )
+
+
+def _places(sizes: tuple[int, ...], topology: str, options: Mapping[str, Any]) -> tuple[Place, ...]:
+    """The places of the devices of a mesh on TPUs of a topology, laid as a plan lays its own. Raises: ArgumentError."""
+    try:
+        known = parse_topology(topology)
+    except CostModelError as error:
+        raise ArgumentError(str(error)) from error
+    if options.get("chip_config_name") == "megacore":
+        known = known.megacore()
+    cores = known.shape[-1] if known.kind[-1] != "torus" else 1
+    chips = [extent for extent, kind in zip(known.shape, known.kind, strict=True) if kind == "torus"]
+    extents = (options.get("num_slices", 1), *chips, *(1,) * (3 - len(chips)), cores)
+    places = list(itertools.product(*map(range, extents)))
+    try:
+        order = lay_out(sizes, places, known).order
+    except MeshError as error:
+        raise ArgumentError(f"topology {topology}: {error}") from error
+    return tuple(places[int(i)] for i in order.flat)
+
+
+def unavailable_reason(platform: str) -> str:
+    """Why nothing can be compiled for a platform here, or "" where it can."""
+    if platform == "tpu" and importlib.util.find_spec("libtpu") is None:
+        return f"libtpu is not installed; pip install the version that jax {jax.__version__} pins in its `tpu` extra"
+    if platform == "cuda" and not any(importlib.util.find_spec(f"jax_cuda{v}_plugin") for v in (12, 13)):
+        return f"no CUDA plugin is installed; pip install jax-cuda12-plugin=={jax.__version__}"
+    return ""
+
+
+def run_request(request: AotRequest) -> AotReport:
+    """The report on a request, compiled in a child process that is ended at the latest after `timeout_s`."""
+    reason = unavailable_reason(request.platform)
+    if reason:
+        return AotReport(status="unavailable", message=reason, seconds=0.0)
+    with tempfile.TemporaryDirectory(prefix="aot-") as name:
+        directory = Path(name)
+        dump = directory / "dump"
+        options = dict(request.compiler_options)
+        if request.platform == "tpu":
+            options |= {"xla_dump_to": str(dump), "xla_dump_hlo_as_text": True}
+        (directory / "program.mlirbc").write_bytes(request.program)
+        (directory / "request.json").write_text(
+            json.dumps(
+                {
+                    "platform": request.platform,
+                    "topology": request.topology,
+                    "topology_options": dict(request.topology_options),
+                    "mesh_shape": list(request.mesh_shape.values()),
+                    "places": request.places,
+                    "free_outputs": list(request.free_outputs),
+                    "tuple_arguments": request.platform == "tpu" and request.num_arguments > _TUPLED_ARGUMENTS,
+                    "shardy": bool(jax.config.jax_use_shardy_partitioner),  # pyright: ignore
+                    "compiler_options": options,
+                }
+            )
+        )
+        started = time.monotonic()
+        code = _run_child(request, directory, dump)
+        return _read_report(request, directory, dump, code, time.monotonic() - started)
+
+
+def _environment(request: AotRequest) -> dict[str, str]:
+    """The child's environment: this one's, less what would decide about devices, plus what libtpu wants."""
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    kept = " ".join(flag for flag in flags if "xla_force_host_platform_device_count" not in flag)
+    version, _, extent = request.topology.partition(":")
+    names = {"v5e": "v5litepod", "v6e": "v6e", "v5p": "v5p", "v4": "v4", "tpu7x": "tpu7x"}
+    cores = prod(int(word) for word in re.findall(r"\d+", extent)) if request.platform == "tpu" else 1
+    cores *= 2 if version in ("v4", "v5p", "tpu7x") else 1
+    return {
+        **os.environ,
+        "XLA_FLAGS": kept,
+        "JAX_PLATFORMS": "cpu",
+        "JAX_ENABLE_COMPILATION_CACHE": "0",
+        "TF_CPP_MIN_LOG_LEVEL": "1",  # warnings, here and in libtpu: the involuntary rematerialisations are among them
+        "TPU_STDERR_LOG_LEVEL": "1",
+        "TPU_LOG_DIR": "disabled",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "TPU_ACCELERATOR_TYPE": f"{names.get(version, version)}-{cores}",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+    }
+
+
+def _run_child(request: AotRequest, directory: Path, dump: Path) -> int | None:
+    """The child's exit status; 0 also where it was ended with all that is wanted on disk; None after a timeout."""
+    child = Path(aot_child.__file__)
+    with (directory / "stderr").open("wb") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-P", str(child), str(directory)],
+            stdin=subprocess.DEVNULL,
+            stdout=stderr,
+            stderr=stderr,
+            env=_environment(request),
+        )
+        deadline = time.monotonic() + request.timeout_s
+        try:
+            while time.monotonic() < deadline:
+                try:
+                    return process.wait(_POLL_SECONDS)
+                except subprocess.TimeoutExpired:
+                    if request.mode == "dump" and _scheduled_text(dump):
+                        return 0
+            return None
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _scheduled_text(dump: Path) -> str:
+    """The scheduled HLO of a dump, or "" while it is not all written."""
+    for path in sorted(dump.glob(_SCHEDULED), key=lambda p: p.stat().st_size, reverse=True):
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 4))
+            if file.read().rstrip().endswith(b"}") and "\nENTRY " in (text := path.read_text()):
+                return text
+    return ""
+
+
+def _read_report(request: AotRequest, directory: Path, dump: Path, code: int | None, seconds: float) -> AotReport:
+    log = (directory / "stderr").read_text(errors="replace")
+    involuntary = tuple(dict.fromkeys(re.findall(r"Involuntary full rematerialization.*", log)))
+    if code is None:
+        message = f"the compiler was stopped after {request.timeout_s:g} s; allow more with timeout_s"
+        return AotReport(status="timeout", message=message, seconds=seconds, rematerialized=involuntary)
+    path = directory / "report.json"
+    record: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    text = _scheduled_text(dump) if request.mode == "dump" and not record else ""
+    if not record and not text:
+        number = -code if code < 0 else None
+        died = f"signal {signal.Signals(number).name}" if number else f"exit status {code}"
+        fatal = next((line for line in log.splitlines() if "Check failed" in line or line.startswith("F")), "")
+        message = f"the compiler died of {died}: {fatal or log[-500:].strip()}"
+        return AotReport(status="crash", message=message, seconds=seconds, signal=number, rematerialized=involuntary)
+    if record and not record["ok"]:
+        error = record["error"]
+        return AotReport(
+            status="oom" if _is_out_of_memory(error) else "error",
+            message=error,
+            seconds=seconds,
+            needed_bytes=_needed_bytes(error),
+            rematerialized=involuntary,
+        )
+    text = text or (directory / "program.hlo").read_text()
+    memory = dumped_memory(dump) if request.platform == "tpu" else None
+    return AotReport(
+        status="ok",
+        message="",
+        seconds=seconds,
+        memory=memory or (memory_from_stats(record["memory"]) if record else None),
+        collectives=read_collectives(text, num_devices=prod(request.mesh_shape.values())),
+        rematerialized=involuntary,
+        hlo=text,
+    )
+
+
+def _is_out_of_memory(error: str) -> bool:
+    return "RESOURCE_EXHAUSTED" in error or "exceeds available" in error or "Ran out of memory" in error
+
+
+def _needed_bytes(error: str) -> float | None:
+    match = re.search(r"\(([\d.]+)([KMGT]?)\) exceeds available", error)
+    match = match or re.search(r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm", error)
+    return float(match[1]) * 1024 ** " KMGT".index(match[2] or " ") if match else None
+
+
+def dumped_memory(dump: Path) -> CompiledMemory | None:
+    """The HBM bytes in an `xla_dump_to` folder of a TPU compile; None where the buffer assignment is not there.
+
+    The peak is the total of memory space 0, arguments included: what the compiler compares with the chip's HBM. (The
+    `peak_memory_in_bytes` of a finished compile counts the on-chip VMEM too.)
+    """
+    reports = sorted(dump.glob("*after_optimizations-memory-usage-report.txt"), key=lambda p: p.stat().st_size)
+    buffers = sorted(dump.glob("*after_optimizations-buffer-assignment.txt"), key=lambda p: p.stat().st_size)
+    if not reports or not buffers:
+        return None
+    total = re.search(r"\(color=0\)\nTotal bytes: (\d+)", reports[-1].read_text())
+    if total is None:
+        return None
+    sums = {"argument": 0, "output": 0, "alias": 0, "temp": 0}
+    for line in buffers[-1].read_text().splitlines():
+        match = re.match(r"allocation \d+: size (\d+),(.*)", line)
+        if match is None or " color " in match[2]:
+            continue
+        size, rest = int(match[1]), match[2]
+        parameter, live_out = " parameter " in rest, "maybe-live-out" in rest
+        sums["argument"] += size * parameter
+        sums["output"] += size * live_out
+        sums["alias"] += size * (parameter and live_out)
+        sums["temp"] += size * ("preallocated-temp" in rest)
+    return CompiledMemory(
+        argument_bytes=sums["argument"],
+        output_bytes=sums["output"],
+        alias_bytes=sums["alias"],
+        temp_bytes=sums["temp"],
+        peak_bytes=int(total[1]),
+    )

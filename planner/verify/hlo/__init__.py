@@ -1,0 +1,1 @@
+"""Compiled programs: takes HLO text, gives its collectives and memory."""

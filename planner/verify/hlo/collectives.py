@@ -1,0 +1,146 @@
+"""The collectives of a compiled program."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from planner.verify.hlo.groups import ReplicaGroups, chain_length, axes_of, groups_of, permute_axes
+from planner.verify.hlo.loops import trip_count_of
+from planner.verify.hlo.promoted import promoted
+from planner.verify.hlo.text import Computation, Instruction, Module, arrays_of, bytes_of, kind_of, parse_module
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledCollective:
+    """One collective of a compiled program, as one device sees it.
+
+    `bytes` is the larger of its local operand and result, once; `trip_count` how often it runs per call (None where a
+    loop around it has no bound that can be read) and `known_trips` the same with such loops counted as one pass;
+    `promoted` whether the compiler moves a wider type than the program asked for (XLA's CPU backend computes bfloat16
+    in float32). `groups` of a permute are its pairs and its `group_size` is the length of its longest chain.
+    """
+
+    kind: str
+    bytes: float
+    dtypes: tuple[str, ...]
+    group_size: int
+    groups: ReplicaGroups
+    trip_count: int | None
+    known_trips: int
+    op_name: str
+    source: str
+    channel_id: int | None
+    promoted: bool
+    name: str
+
+    @property
+    def logical_bytes(self) -> float:
+        """Bytes in the type the program asked for: half of `bytes` where the compiler promoted it."""
+        return self.bytes / 2 if self.promoted else self.bytes
+
+    def axes(self, mesh_shape: Mapping[str, int]) -> tuple[str, ...] | None:
+        """The mesh axes it runs over, None when its groups are those of no set of axes."""
+        if self.kind == "collective-permute":
+            return permute_axes(self.groups, tuple(mesh_shape.values()), tuple(mesh_shape))
+        return axes_of(self.groups, tuple(mesh_shape.values()), tuple(mesh_shape))
+
+
+def read_collectives(hlo_text: str, *, num_devices: int) -> tuple[CompiledCollective, ...]:
+    """The collectives of an optimized HLO text, in program order, loop bodies and called computations included.
+
+    A start/done pair is one collective; TPU's `async_collective_fusion` copies of one are one; an `all-reduce-scatter`
+    fusion is a reduce-scatter; those of every branch of a conditional are there. Collectives over groups of one device
+    are left out.
+    Parameters: `num_devices`, partitions of the program. Raises: ArgumentError when the text is not an HLO module.
+    """
+    return collectives_of(parse_module(hlo_text), num_devices=num_devices)
+
+
+def collectives_of(module: Module, *, num_devices: int) -> tuple[CompiledCollective, ...]:
+    """The same of a parsed module."""
+    found: list[CompiledCollective] = []
+    echoes: list[CompiledCollective] = []
+
+    def visit(computation: Computation, trips: int, known: bool, fused: str, caller: Instruction | None) -> None:
+        echo = fused.startswith("async_collective_fusion") or _has_target(computation, "AsyncCollectiveDone")
+        for instruction in computation.instructions:
+            if kind_of(instruction):
+                collective = describe_collectives(instruction, computation, module, num_devices)
+                if collective is not None and not collective.op_name and caller is not None:
+                    collective = replace(collective, op_name=_op_name(caller), source=module.source(caller))
+                if collective is not None:
+                    kind = "reduce-scatter" if "all-reduce-scatter" in fused else collective.kind
+                    (echoes if echo else found).append(
+                        replace(collective, kind=kind, trip_count=trips if known else None, known_trips=trips)
+                    )
+            match instruction.opcode:
+                case "while":
+                    count = trip_count_of(instruction, computation, module)
+                    inner, clear = trips * (1 if count is None else count), known and count is not None
+                    visit(module.computations[instruction.attribute("body") or ""], inner, clear, fused, instruction)
+                case "call" | "conditional" | "fusion" | "async-start" | "call-start":
+                    for name in instruction.called:
+                        inside = name if instruction.opcode == "fusion" else fused
+                        visit(module.computations[name], trips, known, inside, instruction)
+                case _:
+                    pass
+
+    visit(module.computations[module.entry], 1, True, "", None)
+    # A copy inside an asynchronous fusion counts only where its start was not seen. It may stand in an inner loop, whose
+    # passes the transfer goes on beside: of several copies the one that runs the least often is the transfer itself.
+    seen = {(c.kind, c.channel_id, c.bytes) for c in found}
+    for collective in sorted(echoes, key=lambda c: (c.trip_count is None, c.trip_count or 0)):
+        key = (collective.kind, collective.channel_id, collective.bytes)
+        if key not in seen:
+            seen.add(key)
+            found.append(collective)
+    return tuple(found)
+
+
+def _op_name(instruction: Instruction) -> str:
+    match = re.search(r'op_name="([^"]*)"', instruction.attributes)
+    return match[1] if match else ""
+
+
+def _has_target(computation: Computation, target: str) -> bool:
+    return any(i.opcode == "custom-call" and f'"{target}"' in i.attributes for i in computation.instructions)
+
+
+def describe_collectives(
+    instruction: Instruction, computation: Computation, module: Module, num_devices: int
+) -> CompiledCollective | None:
+    """The collective an instruction is, once per run of its computation; None when its groups have one device."""
+    kind = kind_of(instruction) or instruction.opcode
+    groups = groups_of(instruction, num_devices)
+    size = chain_length(groups) if kind == "collective-permute" else max(map(len, groups), default=1)
+    if size <= 1:
+        return None
+    sources = [computation.by_name[name] for name in instruction.operands if name in computation.by_name]
+    if kind in ("ragged-all-to-all", "collective-permute"):
+        # Beside the data these take offsets, or the buffer they write into.
+        many = (
+            kind == "collective-permute" and instruction.shape.startswith("(") and "slice" not in instruction.attributes
+        )
+        plain = not instruction.opcode.endswith("-start")
+        sources = sources if many and plain and len(sources) > 1 else sources[:1]
+    operand_bytes = sum(bytes_of(source.shape) for source in sources)
+    moved = operand_bytes * (size if kind == "all-gather" else 1)
+    if not instruction.opcode.endswith("-start"):
+        moved = max(moved, bytes_of(instruction.shape))
+    channel = instruction.attribute("channel_id")
+    return CompiledCollective(
+        kind=kind,
+        bytes=moved,
+        dtypes=tuple(dict.fromkeys(dtype for source in sources for dtype, _ in arrays_of(source.shape))),
+        group_size=size,
+        groups=groups,
+        trip_count=1,
+        known_trips=1,
+        op_name=_op_name(instruction),
+        source=module.source(instruction),
+        channel_id=int(channel) if channel else None,
+        promoted=promoted(instruction, computation, module),
+        name=instruction.name,
+    )

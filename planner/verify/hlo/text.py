@@ -1,0 +1,200 @@
+"""Modules of HLO text: computations, instructions, and the types of their results."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from math import prod
+
+from planner.errors import ArgumentError
+
+COLLECTIVE_KINDS = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
+
+_BITS = {"pred": 8, "token": 0, "opaque": 0, "c64": 64, "c128": 128, "bf16": 16}
+_SHAPE = re.compile(r"\b([a-z][a-z0-9]*)\[([0-9,<= ]*)\]")
+_INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = (.*)$")
+_COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) .*\{$")
+OPCODE = re.compile(r"([a-z][\w\-]*)\(")
+CALLED = re.compile(r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)")
+LAYOUT_OPCODES = ("copy", "bitcast", "transpose", "reshape", "slice", "dynamic-slice", "broadcast", "copy-done")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instruction:
+    """One line of HLO. `shape` and `attributes` are text; `operands` are names, for a constant its literal."""
+
+    name: str
+    shape: str
+    opcode: str
+    operands: tuple[str, ...]
+    attributes: str
+    root: bool
+
+    def attribute(self, key: str) -> str | None:
+        """The text of a name- or number-valued attribute, without its `%`; None when it is absent."""
+        match = re.search(rf"\b{key}=%?([\w.\-]+)", self.attributes)
+        return match[1] if match else None
+
+    @property
+    def called(self) -> tuple[str, ...]:
+        """Names of the computations this instruction refers to."""
+        names = CALLED.findall(self.attributes)
+        branches = re.search(r"branch_computations=\{([^}]*)\}", self.attributes)
+        return (*names, *re.findall(r"[\w.\-]+", branches[1] if branches else ""))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Computation:
+    """The instructions of one computation, in the order printed (the schedule, where the module is scheduled)."""
+
+    name: str
+    instructions: tuple[Instruction, ...]
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Instruction]:
+        """The instructions by their names."""
+        return {i.name: i for i in self.instructions}
+
+    @cached_property
+    def root(self) -> Instruction:
+        """The instruction whose value the computation returns."""
+        return next((i for i in self.instructions if i.root), self.instructions[-1])
+
+    @cached_property
+    def consumers(self) -> Mapping[str, tuple[Instruction, ...]]:
+        """For each name, the instructions that read it."""
+        readers: dict[str, list[Instruction]] = {}
+        for instruction in self.instructions:
+            for name in dict.fromkeys(instruction.operands):
+                readers.setdefault(name, []).append(instruction)
+        return {name: tuple(users) for name, users in readers.items()}
+
+    @cached_property
+    def parameters(self) -> Mapping[int, str]:
+        """Names of the parameters by position."""
+        return {int(i.operands[0]): i.name for i in self.instructions if i.opcode == "parameter"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Module:
+    """A parsed HLO module: its computations by name, the entry's name, and the lines of each stack frame."""
+
+    entry: str
+    computations: Mapping[str, Computation]
+    frames: Mapping[int, str] = field(default_factory=dict[int, str])
+
+    def source(self, instruction: Instruction) -> str:
+        """The user's "file:line" an instruction came from, or ""."""
+        match = re.search(r'source_file="([^"]*)"(?: source_line=(\d+))?', instruction.attributes)
+        if match:
+            return f"{match[1]}:{match[2]}" if match[2] else match[1]
+        match = re.search(r"stack_frame_id=(\d+)", instruction.attributes)
+        return self.frames.get(int(match[1]), "") if match else ""
+
+
+def parse_module(text: str) -> Module:
+    """The computations of an HLO text.
+
+    Raises: ArgumentError when the text has no entry computation.
+    """
+    computations: dict[str, Computation] = {}
+    entry = name = ""
+    body: list[Instruction] | None = None
+    tables: dict[str, dict[int, str]] = {}
+    table: dict[int, str] = {}
+    for line in text.splitlines():
+        if body is not None:
+            if line.startswith("}"):
+                computations[name] = Computation(name=name, instructions=tuple(body))
+                body = None
+            elif match := _INSTRUCTION.match(line):
+                body.append(_parse_instruction(match[2], match[3], root=bool(match[1])))
+        elif line in ("FileNames", "FunctionNames", "FileLocations", "StackFrames"):
+            table = tables.setdefault(line, {})
+        elif line[:1].isdigit():
+            number, _, rest = line.partition(" ")
+            table[int(number)] = rest
+        elif not line.startswith("HloModule") and (match := _COMPUTATION.match(line)):
+            name, body = match[2], []
+            entry = name if match[1] else entry
+    if not entry:
+        raise ArgumentError(f"no ENTRY computation in the HLO text {text[:60]!r}; pass `compiled.as_text()` whole")
+    return Module(entry=entry, computations=computations, frames=_frames(tables))
+
+
+def _parse_instruction(name: str, rest: str, *, root: bool) -> Instruction:
+    if rest.startswith("("):
+        end = closing(rest, 0) + 1
+    else:
+        end = rest.index(" ")
+    shape, rest = rest[:end], rest[end + 1 :]
+    match = OPCODE.match(rest)
+    if match is None:
+        return Instruction(name=name, shape=shape, opcode="", operands=(), attributes=rest, root=root)
+    opcode, start = match[1], match.end() - 1
+    end = closing(rest, start)
+    inner = rest[start + 1 : end]
+    if opcode in ("constant", "parameter", "iota"):
+        operands = (inner,)
+    else:
+        operands = tuple(re.findall(r"%([\w.\-]+)", inner)) or tuple(
+            part.split()[-1] for part in inner.split(", ") if part and not part.startswith("/*")
+        )
+    return Instruction(name=name, shape=shape, opcode=opcode, operands=operands, attributes=rest[end + 1 :], root=root)
+
+
+def closing(text: str, start: int) -> int:
+    depth = 0
+    for match in re.compile(r"[()]").finditer(text, start):
+        depth += 1 if match[0] == "(" else -1
+        if depth == 0:
+            return match.start()
+    return len(text)
+
+
+def _frames(tables: Mapping[str, Mapping[int, str]]) -> dict[int, str]:
+    files = {number: rest.strip('"') for number, rest in tables.get("FileNames", {}).items()}
+    lines: dict[int, str] = {}
+    for number, rest in tables.get("FileLocations", {}).items():
+        entry = dict(re.findall(r"(\w+)=(\d+)", rest))
+        lines[number] = f"{files.get(int(entry['file_name_id']), '')}:{entry.get('line', '0')}"
+    locations: dict[int, str] = {}
+    for number, rest in tables.get("StackFrames", {}).items():
+        locations[number] = lines.get(int(re.findall(r"file_location_id=(\d+)", rest)[0]), "")
+    return locations
+
+
+def arrays_of(shape: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The (element type, dims) of every array in the text of a shape, tuples flattened."""
+    for dtype, dims in _SHAPE.findall(shape):
+        yield dtype, tuple(int(d.strip("<= ")) for d in dims.split(",") if d.strip())
+
+
+def bytes_of(shape: str) -> float:
+    """Bytes of all arrays in the text of a shape, without padding; tokens are 0, 4-bit types half a byte."""
+    return sum(element_bits(dtype) * prod(dims) for dtype, dims in arrays_of(shape)) / 8
+
+
+@lru_cache(maxsize=256)
+def element_bits(dtype: str) -> int:
+    """Bits of one element of an HLO type (`f8e4m3fn` is 8, `s4` is 4, `pred` is stored as 8)."""
+    if dtype in _BITS:
+        return _BITS[dtype]
+    match = re.match(r"[a-z](\d+)", dtype)
+    return int(match[1]) if match else 0
+
+
+def kind_of(instruction: Instruction) -> str | None:
+    """The kind of collective an instruction starts, or None; a `-done` starts nothing."""
+    kind = instruction.opcode.removesuffix("-start")
+    return kind if kind in COLLECTIVE_KINDS else None

@@ -1,0 +1,45 @@
+"""Which intermediate results stand in memory, and how many of them at once."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from planner.any_mesh.groups import group_ops
+from planner.any_mesh.liveness import analyse
+from planner.program.jaxpr.flatten import build_graph
+from planner.program.trace import trace
+
+STREAM = (64, 32)
+
+
+def _most_alive(layers: int, *, remat: bool) -> int:
+    """How many tensors of the residual stream's shape are in memory at once, in the gradient of written-out layers."""
+
+    def layer(x: jax.Array, weight: jax.Array) -> jax.Array:
+        normed = x / jnp.sqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-5)
+        x = x + jnp.sin(normed @ weight) @ weight.T
+        return x + jnp.sin(x @ weight) @ weight.T
+
+    def loss(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+        for weight in weights:
+            x = (jax.checkpoint(layer) if remat else layer)(x, weight)
+        return jnp.sum(x * x)
+
+    weight, x = jax.ShapeDtypeStruct((32, 128), jnp.float32), jax.ShapeDtypeStruct(STREAM, jnp.float32)
+    graph = build_graph(trace(jax.grad(loss), ([weight] * layers, x)), while_trips=1.0)
+    found = analyse(graph, group_ops(graph))
+    change = np.zeros(found.steps + 2, int)
+    for buffer in found.buffers:
+        if graph.tensors[buffer.tensor].aval.shape == STREAM:
+            change[buffer.start] += 1
+            change[buffer.stop] -= 1
+    return int(np.cumsum(change).max())
+
+
+@pytest.mark.parametrize(("remat", "sums"), [(True, 1), (False, 2)], ids=["remat", "all kept"])
+def test_residual_stream_is_stored_once_per_sum(remat: bool, sums: int) -> None:
+    """Every layer more brings the sums that its backward pass starts from, not the terms of all sums before them."""
+    assert _most_alive(12, remat=remat) - _most_alive(6, remat=remat) == 6 * sums

@@ -1,0 +1,240 @@
+"""The command line: values in text, programs out of files, the commands themselves, and errors in a sentence."""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import planner
+from planner.cli.main import main
+from planner.cli.program_file import load_program
+from planner.cli.values import parse_bytes, parse_mesh, parse_pin, parse_positions, parse_spec
+from planner.errors import ArgumentError
+
+PROGRAM = """
+import jax
+import jax.numpy as jnp
+
+from widths import WIDTH
+
+
+def step(params, x):
+    def loss(params):
+        y = x
+        for w in params:
+            y = jax.nn.relu(y @ w)
+        return y.mean()
+
+    return jax.tree.map(lambda w, g: w - 0.1 * g, params, jax.grad(loss)(params))
+
+
+def small():
+    shape = jax.ShapeDtypeStruct
+    params = [shape((WIDTH, WIDTH), jnp.float32)] * 2
+    return step, (params, shape((64, WIDTH), jnp.float32)), {"donate_argnums": 0}
+
+
+def odd():
+    return step, ([], 3), {"colour": "red"}
+
+
+def number():
+    return 3
+
+
+def failing():
+    return 1 / 0
+"""
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """The path of a file that offers programs, and imports from its own folder."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "widths.py").write_text("WIDTH = 128\n")
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    yield path
+    for name in ("program", "program_to_plan", "widths"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("14GB", 14e9),
+        ("14 gb", 14e9),
+        ("15.75GiB", 15.75 * 2**30),
+        ("500MB", 5e8),
+        ("1.5e10", 1.5e10),
+        ("7B", 7.0),
+    ],
+)
+def test_bytes(text, size):
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("", P()),
+        ("x", P("x")),
+        ("x,None,(y,z)", P("x", None, ("y", "z"))),
+        (" None , ( data , model ) ", P(None, ("data", "model"))),
+        ("(x)", P(("x",))),
+        ("(),x", P(None, "x")),
+        ("x,", P("x")),
+    ],
+)
+def test_spec(text, spec):
+    assert parse_spec(text) == spec
+
+
+def test_pin_mesh_positions():
+    assert parse_pin("params/*/kernel=None,model") == ("params/*/kernel", P(None, "model"))
+    assert parse_pin("out/0=") == ("out/0", P())
+    assert parse_mesh("data=16, model=2") == {"data": 16, "model": 2}
+    assert parse_positions("0,1") == (0, 1)
+    assert parse_positions("") == ()
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        (parse_bytes, "3 furlongs"),
+        (parse_bytes, "GB"),
+        (parse_bytes, "1.2.3GB"),
+        (parse_mesh, "data:16"),
+        (parse_mesh, "data=2,data=4"),
+        (parse_pin, "x,None"),
+        (parse_pin, "=x"),
+        (parse_spec, "x,(y,z"),
+        (parse_spec, "x y"),
+        (parse_spec, "x,,y"),
+        (parse_positions, "a"),
+        (parse_positions, "-1"),
+    ],
+)
+def test_bad_values_are_told(parse, text):
+    with pytest.raises(argparse.ArgumentTypeError, match=re.escape(repr(text))):
+        parse(text)
+
+
+def test_program_file(program):
+    planned = load_program(f"{program}:small")
+    assert planned.keywords == {"donate_argnums": 0}
+    assert len(planned.args) == 2
+    assert planned.fn.__name__ == "step"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("number", "returned int; return"),
+        ("failing", "failed at line 33 with ZeroDivisionError"),
+        ("odd", "'colour'"),
+        ("absent", "no function 'absent'; it has 'step', 'small'"),
+    ],
+)
+def test_bad_programs_are_told(program, name, message):
+    with pytest.raises(ArgumentError, match=message):
+        load_program(f"{program}:{name}")
+
+
+def test_a_file_that_fails_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    path = tmp_path / "broken_program.py"
+    path.write_text("import jax\nx = undefined\n")
+    with pytest.raises(ArgumentError, match="line 2 with NameError"):
+        load_program(f"{path}:f")
+    assert "broken_program" not in sys.modules
+
+
+def test_search_show_and_bind(program, tmp_path, capsys):
+    path = tmp_path / "plan.json"
+    code = main(
+        [
+            *("search", f"{program}:small", "--topology", "v5e:4x4", "--mesh", "data=8,model=2", "--memory", "14GB"),
+            *("--pin", "params/*=None,model", "--pin", "x=data", "-o", str(path)),
+        ]
+    )
+    found = capsys.readouterr()
+    assert code == 0
+    assert "mesh 1/1 data=8 model=2: best" in found.err
+    assert "P(None, 'model')" in found.out
+    assert json.loads(path.read_text())["mesh"] == {"data": 8, "model": 2}
+    assert main(["show", str(path)]) == 0
+    assert capsys.readouterr().out == found.out
+    planned = load_program(f"{program}:small")
+    bound = planner.load(path).bind(planned.fn, planned.args)
+    assert bound.in_specs == ([P(None, "model")] * 2, P("data"))
+
+
+def test_the_command_line_overrides_the_file(program, capsys):
+    code = main(["search", f"{program}:small", "--topology", "cpu:2", "--donate", "", "--check", "never"])
+    assert code == 0
+    assert "reuse donated" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--topology", "v9:2"], "unknown topology 'v9:2'"),
+        (["--topology", "v5e:2x2", "--pin", "nothing=x"], "matches no tensor"),
+        (["--topology", "v5e:2x2", "--mesh", "x=64"], "needs 64 devices"),
+        (["--topology", "v5e:2x2", "--mesh", "x=2", "--memory", "1kB"], "no plan fits"),
+        (["--topology", "v5e:2x2", "--time-limit", "-1"], "time_limit_s"),
+        (["--topology", "v5e:2x2", "-o", "/nowhere/at/all.json"], "no folder"),
+    ],
+)
+def test_errors_are_one_sentence(program, capsys, arguments, message):
+    assert main(["search", f"{program}:small", *arguments]) == 2
+    *_, last = capsys.readouterr().err.strip().splitlines()
+    assert last.startswith("meshwright: error: ")
+    assert message in last
+
+
+def test_show_of_what_is_no_plan(program, capsys):
+    assert main(["show", str(program)]) == 2
+    assert "is not JSON" in capsys.readouterr().err
+
+
+def test_bad_usage_says_how(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["search", "a.py:f", "--memory", "lots"])
+    assert stopped.value.code == 2
+    assert "14GB" in capsys.readouterr().err
+
+
+def test_help_names_every_unit(capsys):
+    for command in ("search", "calibrate", "show"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    for expected in ("seconds for the whole search", "in bytes or with a unit", "sizes in devices", "PATTERN=SPEC"):
+        assert expected in words
+
+
+@pytest.mark.slow
+def test_calibrate(tmp_path, capsys):
+    path = tmp_path / "profile.json"
+    assert main(["calibrate", "--budget", "1", "--devices", "2", "-o", str(path)]) == 0
+    found = capsys.readouterr()
+    assert "all-reduce over 2" in found.out
+    assert json.loads(path.read_text())["num_devices"] == 2
+
+
+def test_module_runs(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "planner", "show", str(tmp_path / "none.json")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("meshwright: error: ")

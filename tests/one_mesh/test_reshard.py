@@ -1,0 +1,211 @@
+"""Resharding: prices and steps agree, steps end at the target, and the compiler runs the collectives they name."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from cost_models import Roofline, Topology, objective
+from planner.one_mesh.mesh import Mesh, make_mesh
+from planner.one_mesh.reshard import Patterns, Step, reshard_steps, reshard_values
+from planner.one_mesh.specs import Layout, layout_of, to_spec
+from planner.verify.hlo.collectives import read_collectives
+
+MESHES: tuple[Mapping[str, int], ...] = ({"x": 8}, {"x": 4, "y": 2}, {"x": 2, "y": 4}, {"x": 2, "y": 2, "z": 2})
+EXTENT = 16
+ITEM_BYTES = 4
+
+
+def priced(shape: Mapping[str, int]) -> Mesh:
+    """A mesh on links that all differ in latency and bandwidth, so that no two sequences of steps cost the same."""
+    sizes = tuple(shape.values())
+    topology = Topology.custom(
+        name="uneven",
+        shape=sizes,
+        link_bytes_per_s=[1e9 * (1 + 0.37 * i) for i in range(len(sizes))],
+        link_latency_s=[1e-6 * (1 + 0.61 * i) for i in range(len(sizes))],
+        flops_per_s=1e12,
+        hbm_bytes=1e9,
+        hbm_bytes_per_s=1e11,
+    )
+    return make_mesh(shape, topology, Roofline(topology=topology), objective("time", topology.chip))
+
+
+@st.composite
+def reshards(draw: st.DrawFn) -> tuple[Mapping[str, int], int, list[int], list[bool], list[int]]:
+    """(mesh, rank, source, partial, target); an axis with partial sums splits no dim of the source."""
+    shape = draw(st.sampled_from(MESHES))
+    rank = draw(st.integers(1, 3))
+    source, partial, target = ([], [], [])
+    for _ in shape:
+        place = draw(st.integers(-2, rank - 1))  # -2 stands for partial sums
+        source.append(max(place, -1))
+        partial.append(place == -2)
+        target.append(draw(st.integers(-1, rank - 1)))
+    return shape, rank, source, partial, target
+
+
+@settings(max_examples=300)
+@given(reshards(), st.sampled_from((EXTENT, 4)))
+def test_prices_are_those_of_the_steps(
+    case: tuple[Mapping[str, int], int, list[int], list[bool], list[int]], extent: int
+) -> None:
+    shape, rank, source, partial, target = case
+    mesh = priced(shape)
+    whole = float(ITEM_BYTES * extent**rank)
+    steps = reshard_steps(mesh, source, partial, target, shape=(extent,) * rank, whole_bytes=whole)
+    value = reshard_values(
+        mesh,
+        np.array([source], np.int8),
+        np.array([partial]),
+        np.array([target], np.int8),
+        shape=(extent,) * rank,
+        whole_bytes=whole,
+        patterns=Patterns(),
+    )
+    paid = [s for s in steps if s.kind is not None]
+    expected = sum(mesh.fixed[s.kind][s.mask] + mesh.per_byte[s.kind][s.mask] * s.bytes for s in paid if s.kind)
+    assert value.shape == (1, 1)
+    assert value[0, 0] == pytest.approx(expected, rel=1e-9)
+
+
+@settings(max_examples=300)
+@given(reshards(), st.sampled_from((EXTENT, 4)))
+def test_steps_lead_to_the_target(
+    case: tuple[Mapping[str, int], int, list[int], list[bool], list[int]], extent: int
+) -> None:
+    shape, rank, source, partial, target = case
+    steps = reshard_steps(
+        priced(shape), source, partial, target, shape=(extent,) * rank, whole_bytes=float(extent**rank)
+    )
+    wanted = layout_of(target, rank)
+    if source == target and not any(partial):
+        assert steps == []
+    else:
+        assert steps[-1].layout == wanted
+    before = layout_of(source, rank)
+    for step in steps:
+        assert _is_one_move(before, step, any(partial) and step is steps[0]), (before, step)
+        before = step.layout
+    sizes = tuple(shape.values())
+    layouts = [layout_of(source, rank), wanted, *(step.layout for step in steps)]
+    even = [all(extent % math.prod(sizes[a] for a in dim) == 0 for dim in layout) for layout in layouts]
+    assert all(even) or not all(even[:2])
+
+
+def _is_one_move(before: Layout, step: Step, sums: bool) -> bool:
+    """Whether a step changes a layout in a way one collective (or a slice) can: at the minor ends of dims only."""
+    moving = {a for a in range(8) if step.mask >> a & 1}
+    old = [list(dim) for dim in before]
+    new = [list(dim) for dim in step.layout]
+    if step.kind == "collective-permute":
+        return old != new and [sorted(d) for d in old] == [sorted(d) for d in new]
+    if step.kind == "all-reduce":
+        return sums and old == new
+    arrived = [[a for a in n if a not in o] for o, n in zip(old, new, strict=True)]
+    left = [[a for a in o if a not in n] for o, n in zip(old, new, strict=True)]
+    tails = all(
+        o[: len(o) - len(out)] == n[: len(n) - len(arrive)]
+        for o, n, arrive, out in zip(old, new, arrived, left, strict=True)
+    )
+    came, went = ({a for dim in side for a in dim} for side in (arrived, left))
+    allowed = {
+        None: (moving, set()),
+        "reduce-scatter": (moving, set()),
+        "all-gather": (set(), moving),
+        "all-to-all": (moving, moving),
+    }
+    return tails and (came, went) == allowed[step.kind] and (step.kind != "reduce-scatter" or sums)
+
+
+# ---------------------------------------------------------------- against the compiler
+
+
+def _sharding(devices: jax.sharding.Mesh, layout: Layout, *more: Any) -> NamedSharding:
+    spec = to_spec(layout, devices.axis_names)
+    return NamedSharding(devices, PartitionSpec(*spec, *[None] * (len(layout) - len(spec)), *more))
+
+
+def compiled_and_named(
+    shape: Mapping[str, int], rank: int, source: Sequence[int], partial: Sequence[bool], target: Sequence[int]
+) -> tuple[list[tuple[str, float]], list[tuple[str, float]]]:
+    """(kind, bytes) of the collectives that one reshard compiles to, and of its steps as the CPU lowers them."""
+    mesh = priced(shape)
+    steps = reshard_steps(
+        mesh, source, partial, target, shape=(EXTENT,) * rank, whole_bytes=float(ITEM_BYTES * EXTENT**rank)
+    )
+    sizes = tuple(shape.values())
+    devices = jax.sharding.Mesh(
+        np.array(jax.devices()[: mesh.num_devices]).reshape(sizes),
+        mesh.names,
+        axis_types=(AxisType.Auto,) * len(sizes),
+    )
+    summed = tuple(name for name, p in zip(mesh.names, partial, strict=True) if p)
+    start = layout_of(source, rank)
+    held = _sharding(devices, start, summed) if summed else _sharding(devices, start)
+
+    def run(x: jax.Array) -> jax.Array:
+        x = jax.lax.with_sharding_constraint(jnp.tanh(x), held)
+        y = jnp.sum(x, axis=-1) if summed else x
+        for step in steps:
+            y = jax.lax.with_sharding_constraint(y, _sharding(devices, step.layout))
+        return y
+
+    extents = (EXTENT,) * (rank + bool(summed))
+    argument = jax.ShapeDtypeStruct(extents, jnp.float32, sharding=held)
+    out = _sharding(devices, layout_of(target, rank))
+    text = jax.jit(run, out_shardings=out).trace(argument).lower().compile().as_text()
+    found = [(c.kind, float(c.bytes)) for c in read_collectives(text or "", num_devices=mesh.num_devices)]
+    named = [("all-reduce" if s.kind == "reduce-scatter" else s.kind, s.bytes) for s in steps if s.kind]
+    return sorted(found), sorted(named)
+
+
+def sample(
+    count: int, seed: int
+) -> list[tuple[Mapping[str, int], int, tuple[int, ...], tuple[bool, ...], tuple[int, ...]]]:
+    """Reshards drawn with a fixed seed."""
+    rng = random.Random(seed)
+    cases = []
+    for _ in range(count):
+        shape, rank = rng.choice(MESHES), rng.choice((1, 2, 2, 3))
+        places = [rng.randrange(-2, rank) for _ in shape]
+        target = tuple(rng.randrange(-1, rank) for _ in shape)
+        cases.append((shape, rank, tuple(max(p, -1) for p in places), tuple(p == -2 for p in places), target))
+    return cases
+
+
+REGRESSIONS = (
+    # A sliced axis can only stand minor to one that a reduce-scatter put on the dim before.
+    ({"x": 2, "y": 4}, 2, (-1, -1), (False, True), (0, 0)),
+    ({"x": 2, "y": 2, "z": 2}, 2, (-1, 0, -1), (False, False, True), (1, 0, 1)),
+    # Two axes that change places.
+    ({"x": 4, "y": 2}, 2, (0, 1), (False, False), (1, 0)),
+    ({"x": 2, "y": 2, "z": 2}, 2, (0, 1, 0), (False, False, False), (0, 0, 1)),
+    # Two axes that leave one dim for different ones, and one that meets another on its way.
+    ({"x": 2, "y": 2, "z": 2}, 3, (1, 2, 1), (False, False, False), (0, -1, 2)),
+    ({"x": 2, "y": 2, "z": 2}, 3, (0, 1, 2), (False, False, False), (1, 2, 0)),
+)
+
+
+@pytest.mark.parametrize("case", [*REGRESSIONS, *sample(24, seed=1)], ids=str)
+def test_the_compiler_runs_the_steps(case: Any) -> None:
+    found, named = compiled_and_named(*case)
+    assert found == named
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 10))
+def test_the_compiler_runs_the_steps_of_many(seed: int) -> None:
+    for case in sample(60, seed=seed):
+        found, named = compiled_and_named(*case)
+        assert found == named, case

@@ -1,0 +1,70 @@
+"""Many random programs, each planned, compiled and run in a child process that may die or hang: `make fuzz COUNT=5000`.
+
+What fails shrinks and is printed as Python, to be copied into `test_programs.KNOWN`; Hypothesis keeps it in `.hypothesis`
+and tries it first the next time. Each kind of failure shrinks for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+
+from tests.programs.check import failure_of, runs_alone
+from tests.programs.children import Child, Died, Hung
+from tests.programs.drawn import cases
+from tests.programs.programs import Case
+
+
+class Raised(AssertionError):
+    """The planner or the compiler refused a program that runs on one device."""
+
+
+class Numerics(AssertionError):
+    """The numbers are not those of one device."""
+
+
+class Memory(AssertionError):
+    """The compiled program's arguments and results are not as large as predicted."""
+
+
+class Collectives(AssertionError):
+    """The compiled program moves more than was predicted."""
+
+
+KINDS = {"raised": Raised, "numerics": Numerics, "memory": Memory, "collectives": Collectives}
+"""An exception for each kind, by which Hypothesis tells failures apart."""
+
+
+def alone(case: Case) -> bool:
+    """Whether a program runs on one device, unplanned."""
+    return runs_alone(case[0].function(), case[0].example())
+
+
+@pytest.fixture(scope="module")
+def planned() -> Iterator[Child]:
+    child = Child(failure_of)
+    yield child
+    child.end()
+
+
+@pytest.fixture(scope="module")
+def unplanned() -> Iterator[Child]:
+    child = Child(alone)
+    yield child
+    child.end()
+
+
+@hypothesis.given(cases())
+def test_random_programs_in_children(planned: Child, unplanned: Child, case: Case) -> None:
+    try:
+        wrong = planned.ask(case)
+    except (Died, Hung):
+        try:
+            unplanned.ask(case)
+        except (Died, Hung):
+            hypothesis.reject()  # what the compiler dies of unplanned is not the planner's fault
+        raise
+    if wrong is not None:
+        raise KINDS[wrong.split(":")[0]](wrong)

@@ -1,0 +1,200 @@
+"""Compiling in a child process: for TPU topologies (where libtpu is installed) and for virtual CPU devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from benchmarks import hlo_schedule
+from planner.errors import ArgumentError, CompileError
+from planner.verify import aot
+
+
+def train_step(
+    mesh_shape: dict[str, int], *, layers: int = 3, width: int = 512, batch: int = 64
+) -> tuple[Any, tuple[Any, ...]]:
+    """A donated step over a scanned, rematerialised bfloat16 model with a random key and constraints in the loop."""
+    mesh = AbstractMesh(tuple(mesh_shape.values()), tuple(mesh_shape), axis_types=(AxisType.Auto,) * len(mesh_shape))
+
+    def sharding(*spec: Any) -> NamedSharding:
+        return NamedSharding(mesh, P(*spec))
+
+    def layer(carry: jax.Array, weights: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        up, down = (w.astype(jnp.bfloat16) for w in weights)
+        hidden = jax.lax.with_sharding_constraint(jax.nn.relu(carry @ up), sharding("data", "model"))
+        return jax.lax.with_sharding_constraint(carry + hidden @ down, sharding("data", None)), None
+
+    def loss(weights: Any, x: jax.Array, key: jax.Array) -> jax.Array:
+        x = x * jax.random.bernoulli(key, 0.9, x.shape).astype(x.dtype)
+        return (jax.lax.scan(jax.checkpoint(layer), x, weights)[0].astype(jnp.float32) ** 2).mean()
+
+    def step(weights: Any, x: jax.Array, key: jax.Array) -> tuple[Any, jax.Array]:
+        value, gradient = jax.value_and_grad(loss)(weights, x, key)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradient), value
+
+    specs = (sharding(None, "data", "model"), sharding(None, "model", "data"))
+    jitted = jax.jit(
+        step,
+        in_shardings=(specs, sharding("data", None), sharding()),
+        out_shardings=(specs, sharding()),
+        donate_argnums=0,
+    )
+    weights = tuple(jax.ShapeDtypeStruct((layers, *s), jnp.float32) for s in ((width, 2 * width), (2 * width, width)))
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return jitted, (weights, jax.ShapeDtypeStruct((64, width), jnp.bfloat16), key)
+
+
+WEIGHT_BYTES = 3 * 2 * 512 * 1024 * 4
+
+
+def check_report(report: aot.AotReport, mesh_shape: dict[str, int]) -> None:
+    devices = mesh_shape["data"] * mesh_shape["model"]
+    assert report.ok, report.message
+    assert report.memory is not None
+    assert report.memory.alias_bytes == pytest.approx(WEIGHT_BYTES / devices, rel=0.01)
+    assert report.memory.peak_bytes >= report.memory.argument_bytes
+    in_loops = [c for c in report.collectives if c.trip_count == 3]
+    assert {c.axes(mesh_shape) for c in in_loops} >= {("data",), ("model",)}
+    assert any("while/body" in c.op_name for c in in_loops)
+
+
+@pytest.mark.parametrize(
+    ("topology", "mesh_shape"), [("v5e:2x4", {"data": 4, "model": 2}), ("v5e:4x4", {"data": 8, "model": 2})]
+)
+def test_tpu_dump(topology: str, mesh_shape: dict[str, int]) -> None:
+    pytest.importorskip("libtpu")
+    jitted, args = train_step(mesh_shape)
+    report = aot.aot_compile(jitted, args, mesh_shape=mesh_shape, topology=topology)
+    check_report(report, mesh_shape)
+    rates = hlo_schedule.Rates(flops_per_s=1.97e14, hbm_bytes_per_s=8.1e11, link_bytes_per_s=46.7e9)
+    devices = mesh_shape["data"] * mesh_shape["model"]
+    assert hlo_schedule.estimate_seconds(report.hlo, num_devices=devices, rates=rates).seconds > 0
+
+
+def test_tpu_full_agrees_with_dump() -> None:
+    pytest.importorskip("libtpu")
+    mesh_shape = {"data": 2, "model": 2}
+    jitted, args = train_step(mesh_shape)
+    full, dump = (
+        aot.aot_compile(jitted, args, mesh_shape=mesh_shape, topology="v5e:2x2", mode=mode) for mode in ("full", "dump")
+    )
+    check_report(full, mesh_shape)
+    assert full.memory == dump.memory
+    assert [(c.kind, c.bytes, c.groups, c.trip_count) for c in full.collectives] == [
+        (c.kind, c.bytes, c.groups, c.trip_count) for c in dump.collectives
+    ]
+    assert '"estimated_cycles"' in full.hlo
+
+
+def test_tpu_program_that_does_not_fit() -> None:
+    pytest.importorskip("libtpu")
+    mesh_shape = {"data": 4, "model": 2}
+    jitted, args = train_step(mesh_shape, layers=64, width=16384)
+    report = aot.aot_compile(jitted, args, mesh_shape=mesh_shape, topology="v5e:2x4")
+    assert (report.ok, report.status, report.memory) == (False, "oom", None)
+    assert (report.needed_bytes or 0) > 15.75 * 1024**3
+
+
+def test_a_mesh_of_fewer_devices_is_compiled_for_a_block_of_the_topology() -> None:
+    pytest.importorskip("libtpu")
+    mesh_shape = {"data": 2, "model": 2}
+    jitted, args = train_step(mesh_shape)
+    check_report(aot.aot_compile(jitted, args, mesh_shape=mesh_shape, topology="v5e:2x4"), mesh_shape)
+
+
+def test_cpu_child() -> None:
+    mesh_shape = {"data": 4, "model": 2}
+    jitted, args = train_step(mesh_shape, width=512)
+    check_report(aot.compile_in_child_cpu(jitted, args, num_devices=8), mesh_shape)
+
+
+@pytest.mark.parametrize(("platform", "topology"), [("cpu", "cpu:8"), ("tpu", "v5e:2x4")])
+def test_involuntary_rematerialization_is_told(platform: Any, topology: str) -> None:
+    if platform == "tpu":
+        pytest.importorskip("libtpu")
+    mesh_shape = {"a": 2, "b": 2, "c": 2}
+    mesh = AbstractMesh((2, 2, 2), ("a", "b", "c"), axis_types=(AxisType.Auto,) * 3)
+
+    def fn(x: jax.Array) -> jax.Array:
+        x = jax.lax.with_sharding_constraint(jnp.cos(x), NamedSharding(mesh, P(None, "a", "c")))
+        return jax.lax.with_sharding_constraint(x * 2, NamedSharding(mesh, P(("c", "a", "b"))))
+
+    report = aot.aot_compile(
+        jax.jit(fn, in_shardings=NamedSharding(mesh, P())),
+        [jax.ShapeDtypeStruct((8, 12, 16), jnp.float32)],
+        mesh_shape=mesh_shape,
+        topology=topology,
+        platform=platform,
+    )
+    assert report.ok
+    assert len(report.rematerialized) == 1
+    assert report.rematerialized[0].startswith(
+        "Involuntary full rematerialization. The compiler cannot go from sharding"
+    )
+
+
+def test_cpu_timeout() -> None:
+    jitted, args = train_step({"data": 2, "model": 2})
+    report = aot.compile_in_child_cpu(jitted, args, num_devices=4, timeout_s=0.05)
+    assert report.status == "timeout"
+    assert "timeout_s" in report.message
+
+
+def test_a_compiler_that_dies() -> None:
+    # XLA's partitioner aborts on the kernel gradient of a grouped convolution under these constraints.
+    mesh = AbstractMesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+
+    def constrain(x: jax.Array, *spec: Any) -> jax.Array:
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*spec)))
+
+    def kernel_gradient(x: jax.Array, kernel: jax.Array, cotangent: jax.Array) -> jax.Array:
+        def conv(kernel: jax.Array) -> jax.Array:
+            split = constrain(x, None, "b", "a", None)
+            return jax.lax.conv_general_dilated(
+                split, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=8
+            )
+
+        (gradient,) = jax.vjp(conv, kernel)[1](constrain(cotangent, "a", None, None, None))
+        return constrain(gradient, None, None, "a", None)
+
+    shapes = ((16, 8, 8, 16), (8, 8, 2, 16), (16, 8, 8, 16))
+    report = aot.compile_in_child_cpu(
+        jax.jit(kernel_gradient, in_shardings=NamedSharding(mesh, P())),
+        [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes],
+        num_devices=8,
+    )
+    if report.ok:
+        pytest.skip(f"the XLA of jax {jax.__version__} compiles what others abort on")
+    assert (report.status, report.signal) == ("crash", 6)
+    assert "Check failed" in report.message
+
+
+def test_a_compiler_that_refuses() -> None:
+    request = aot.AotRequest(
+        program=b"no program", num_arguments=0, free_outputs=(), mesh_shape={"x": 2}, topology="cpu:2", platform="cpu"
+    )
+    report = aot.run_request(request)
+    assert report.status == "error"
+    assert "MLIR" in report.message
+
+
+def test_a_platform_without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aot, "unavailable_reason", lambda platform: f"nothing for {platform}")
+    jitted, args = train_step({"data": 2, "model": 2})
+    report = aot.aot_compile(jitted, args, mesh_shape={"data": 2, "model": 2}, topology="v5e:2x2")
+    assert (report.status, report.message) == ("unavailable", "nothing for tpu")
+
+
+def test_misuse() -> None:
+    jitted, args = train_step({"data": 2, "model": 2})
+    with pytest.raises(ArgumentError, match="the program is for 4 devices"):
+        aot.aot_compile(jitted, args, mesh_shape={"data": 8}, topology="v5e:2x4")
+    with pytest.raises(ArgumentError, match="mode"):
+        aot.aot_compile(jitted, args, mesh_shape={"data": 4}, topology="v5e:2x2", mode="fast")  # pyright: ignore
+    with pytest.raises(CompileError, match="lowering for tpu failed"):
+        aot.aot_compile(jitted, args[:1], mesh_shape={"data": 4}, topology="v5e:2x2")

@@ -1,0 +1,336 @@
+"""Reading collectives and memory out of compiled programs, from HLO texts of real compiles (tests/data)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from benchmarks import hlo_schedule
+from planner import hlo
+from planner.errors import ArgumentError
+
+DATA = Path(__file__).parent / "data"
+MESH = {"data": 4, "model": 2}
+RATES = hlo_schedule.Rates(flops_per_s=1.6e14, hbm_bytes_per_s=8.1e11, link_bytes_per_s=46.7e9)
+
+
+def summary(name: str) -> list[tuple[object, ...]]:
+    found = hlo.read_collectives((DATA / f"{name}.hlo").read_text(), num_devices=8)
+    return [(c.kind, c.bytes, c.dtypes[0], c.axes(MESH), c.trip_count, c.promoted) for c in found]
+
+
+CASES = {
+    "cpu_bfloat16_scan": [
+        ("all-reduce", 2048, "f32", ("model",), 5, True),
+        ("all-gather", 2048, "f32", ("model",), 1, True),
+        ("all-reduce", 4, "f32", ("data",), 1, False),
+        ("all-to-all", 1024, "f32", ("data",), 1, True),
+    ],
+    "cpu_bfloat16_shard_map": [
+        ("all-reduce", 1024, "f32", ("model",), 5, True),
+        ("collective-permute", 1024, "f32", ("data",), 5, True),
+        ("all-gather", 4096, "f32", ("data",), 1, True),
+        ("all-to-all", 1024, "f32", ("model",), 1, True),
+        ("reduce-scatter", 4096, "f32", ("data", "model"), 1, True),
+    ],
+    "cpu_float32_scan": [
+        ("all-reduce", 2048, "f32", ("model",), 5, False),
+        ("all-gather", 2048, "f32", ("model",), 1, False),
+        ("all-reduce", 4, "f32", ("data",), 1, False),
+        ("all-to-all", 1024, "f32", ("data",), 1, False),
+    ],
+    "gpu_h100_scan": [
+        ("all-gather", 4 << 20, "bf16", ("data",), 3, False),
+        ("all-reduce", 2 << 20, "bf16", ("model",), 3, False),
+        ("all-gather", 4 << 20, "bf16", ("data",), 3, False),
+        ("reduce-scatter", 4 << 20, "bf16", ("data",), 3, False),
+        ("all-reduce", 2 << 20, "bf16", ("model",), 3, False),
+        ("all-reduce", 4, "f32", ("data",), 1, False),
+    ],
+    "tpu_7x_scan": [
+        ("all-gather", 2 << 20, "bf16", ("data",), 3, False),
+        ("all-gather", 2 << 20, "bf16", ("data",), 3, False),
+        ("all-reduce", 2 << 20, "bf16", ("model",), 3, False),
+        ("all-gather", 2 << 20, "bf16", ("data",), 3, False),
+        ("all-gather", 2 << 20, "bf16", ("data",), 3, False),
+        ("reduce-scatter", 2 << 20, "bf16", ("data",), 3, False),
+        ("all-reduce", 2 << 20, "bf16", ("model",), 3, False),
+        ("reduce-scatter", 2 << 20, "bf16", ("data",), 3, False),
+        ("all-reduce", 4, "f32", ("data",), 1, False),
+    ],
+    "tpu_v5e_scan": [
+        ("all-gather", 2 << 20, "bf16", ("data",), 3, False),
+        ("all-gather", 2 << 20, "bf16", ("data",), 3, False),
+        ("all-reduce", 2 << 20, "bf16", ("model",), 3, False),
+        ("all-gather", 2 << 20, "bf16", ("data",), 3, False),
+        ("all-gather", 2 << 20, "bf16", ("data",), 3, False),
+        ("all-reduce", 2 << 20, "bf16", ("model",), 3, False),
+        ("reduce-scatter", 4 << 20, "bf16", ("data",), 3, False),
+        ("all-reduce", 4, "f32", ("data",), 1, False),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_collectives_of_real_programs(name: str) -> None:
+    assert summary(name) == CASES[name]
+
+
+def test_source_lines_and_names() -> None:
+    first = hlo.read_collectives((DATA / "cpu_float32_scan.hlo").read_text(), num_devices=8)[0]
+    assert first.source == "program.py:10"
+    assert first.op_name == "jit(f)/while/body/closed_call/dot_general"
+    assert first.logical_bytes == first.bytes
+
+
+def program(line: str, parameter: str = "f32[8,4]{1,0}", shape: str = "f32[8,4]{1,0}") -> str:
+    return (
+        "HloModule m, is_scheduled=true, num_partitions=8\n\n"
+        f"ENTRY %main (p: f32[8,4]) -> f32[8,4] {{\n  %p = {parameter} parameter(0)\n"
+        f"  ROOT %r = {shape} {line}\n}}\n"
+    )
+
+
+GROUP_CASES = {
+    "all, empty": ("replica_groups={}, use_global_device_ids=true", (tuple(range(8)),)),
+    "iota": ("replica_groups=[4,2]<=[8], use_global_device_ids=true", ((0, 1), (2, 3), (4, 5), (6, 7))),
+    "iota transposed": (
+        "replica_groups=[4,2]<=[2,2,2]T(2,1,0), use_global_device_ids=true",
+        ((0, 4), (2, 6), (1, 5), (3, 7)),
+    ),
+    "lists": ("replica_groups={{0,2},{1,3}}, use_global_device_ids=true", ((0, 2), (1, 3))),
+    "mesh": (
+        "replica_groups=mesh['a'=4,'b'=2] {'a'}, use_global_device_ids=true",
+        ((0, 2, 4, 6), (1, 3, 5, 7)),
+    ),
+    "mesh, device list": (
+        "replica_groups=mesh['a'=4,'b'=2], device_ids=(7,6,5,4,3,2,1,0) {'b'}, use_global_device_ids=true",
+        ((7, 6), (5, 4), (3, 2), (1, 0)),
+    ),
+    "mesh, iota": (
+        "replica_groups=mesh['a'=1,'b'=2,'c'=4], device_ids=([4,2]T(1,0)) {'c'}, use_global_device_ids=true",
+        ((0, 2, 4, 6), (1, 3, 5, 7)),
+    ),
+    "mesh, part of an axis": (
+        "replica_groups=mesh['a'=8] {'a':(2)2}, use_global_device_ids=true",
+        ((0, 2), (1, 3), (4, 6), (5, 7)),
+    ),
+    "replicas": ("replica_groups={{0}}", (tuple(range(8)),)),
+}
+
+
+@pytest.mark.parametrize("name", GROUP_CASES)
+def test_replica_groups(name: str) -> None:
+    text, groups = GROUP_CASES[name]
+    (found,) = hlo.read_collectives(program(f"all-reduce(%p), channel_id=1, {text}, to_apply=%add"), num_devices=8)
+    assert found.groups == groups
+    assert found.group_size == len(groups[0])
+    assert found.bytes == 8 * 4 * 4
+
+
+def test_a_combined_all_reduce_sums_its_elements() -> None:
+    text = """HloModule m, is_scheduled=true, num_partitions=8
+
+ENTRY %main (p: bf16[8,4], q: f32[6]) -> f32[6] {
+  %p = bf16[8,4]{1,0} parameter(0)
+  %q = f32[6]{0} parameter(1)
+  %a = (bf16[8,4]{1,0}, f32[6]{0}) all-reduce(%p, %q), channel_id=1, replica_groups=[1,8]<=[8], to_apply=%add
+  ROOT %r = f32[6]{0} get-tuple-element(%a), index=1
+}
+"""
+    (found,) = hlo.read_collectives(text, num_devices=8)
+    assert (found.bytes, found.dtypes, found.group_size) == (8 * 4 * 2 + 6 * 4, ("bf16", "f32"), 8)
+
+
+def test_a_wrapped_async_collective_counts_once() -> None:
+    text = """HloModule m, is_scheduled=true, num_partitions=8
+
+%wrapped (w: f32[8,4]) -> f32[2,4] {
+  %w = f32[8,4]{1,0} parameter(0)
+  ROOT %s = f32[2,4]{1,0} reduce-scatter(%w), channel_id=1, replica_groups=[2,4]<=[8], use_global_device_ids=true, dimensions={0}, to_apply=%add
+}
+
+ENTRY %main (p: f32[8,4]) -> f32[2,4] {
+  %p = f32[8,4]{1,0} parameter(0)
+  %start = ((f32[8,4]{1,0}), f32[2,4]{1,0}) async-start(%p), calls=%wrapped
+  %update = ((f32[8,4]{1,0}), f32[2,4]{1,0}) async-update(%start), calls=%wrapped
+  ROOT %done = f32[2,4]{1,0} async-done(%update), calls=%wrapped
+}
+"""  # noqa: E501
+    (found,) = hlo.read_collectives(text, num_devices=8)
+    assert (found.kind, found.bytes, found.group_size, found.trip_count) == ("reduce-scatter", 128, 4, 1)
+    rates = hlo_schedule.Rates(flops_per_s=1, hbm_bytes_per_s=1, link_bytes_per_s=96, hop_seconds=0)
+    assert hlo_schedule.estimate_seconds(text, num_devices=8, rates=rates).exposed_collective_seconds == 0.5
+
+
+def test_groups_of_one_device_are_no_collectives() -> None:
+    line = "all-reduce(%p), channel_id=1, replica_groups=[8,1]<=[8], use_global_device_ids=true, to_apply=%add"
+    assert hlo.read_collectives(program(line), num_devices=8) == ()
+
+
+def test_unknown_group_syntax_is_an_error() -> None:
+    with pytest.raises(ArgumentError, match="unknown syntax of replica groups"):
+        hlo.read_collectives(program("all-reduce(%p), replica_groups=@later<x>, to_apply=%add"), num_devices=8)
+
+
+def test_text_without_entry_is_an_error() -> None:
+    with pytest.raises(ArgumentError, match="no ENTRY"):
+        hlo.read_collectives("stablehlo.add", num_devices=8)
+
+
+BYTES_CASES = {
+    "bf16[3,4]{1,0:T(8,128)(2,1)S(1)}": 24,
+    "(f32[2], (s4[3]{0}, pred[5]), token[])": 8 + 1.5 + 5,
+    "f8e4m3fn[7]": 7,
+}
+
+
+@pytest.mark.parametrize("shape", BYTES_CASES)
+def test_bytes_of_shapes(shape: str) -> None:
+    assert hlo.bytes_of(shape) == BYTES_CASES[shape]
+
+
+def loop(condition: str, start: int, step: int, limit: int) -> str:
+    return f"""HloModule m, is_scheduled=true, num_partitions=8
+
+%body (b: (s32[], f32[8], s32[])) -> (s32[], f32[8], s32[]) {{
+  %b = (s32[], f32[8]{{0}}, s32[]) parameter(0)
+  %i = s32[] get-tuple-element(%b), index=0
+  %x = f32[8]{{0}} get-tuple-element(%b), index=1
+  %n = s32[] get-tuple-element(%b), index=2
+  %one = s32[] constant({step})
+  %next = s32[] add(%i, %one)
+  %y = f32[8]{{0}} all-reduce(%x), channel_id=1, replica_groups=[4,2]<=[8], use_global_device_ids=true, to_apply=%add
+  ROOT %t = (s32[], f32[8]{{0}}, s32[]) tuple(%next, %y, %n)
+}}
+
+%condition (c: (s32[], f32[8], s32[])) -> pred[] {{
+  %c = (s32[], f32[8]{{0}}, s32[]) parameter(0)
+  %j = s32[] get-tuple-element(%c), index=0
+  %carried = s32[] get-tuple-element(%c), index=2
+  %limit = s32[] constant({limit})
+  ROOT %less = pred[] {condition}
+}}
+
+ENTRY %main (p: f32[8]) -> f32[8] {{
+  %p = f32[8]{{0}} parameter(0)
+  %zero = s32[] constant({start})
+  %end = s32[] constant({limit})
+  %init = (s32[], f32[8]{{0}}, s32[]) tuple(%zero, %p, %end)
+  %w = (s32[], f32[8]{{0}}, s32[]) while(%init), condition=%condition, body=%body
+  ROOT %r = f32[8]{{0}} get-tuple-element(%w), index=1
+}}
+"""
+
+
+LOOP_CASES = {
+    "carried limit": ("compare(%j, %carried), direction=LT", 0, 1, 6, 6),
+    "down": ("compare(%j, %limit), direction=GT", 6, -1, 0, 6),
+    "down, inclusive": ("compare(%j, %limit), direction=GE", 6, -1, 0, 7),
+    "inclusive": ("compare(%j, %limit), direction=LE", 0, 1, 6, 7),
+    "mirrored": ("compare(%limit, %j), direction=GT", 0, 1, 6, 6),
+    "step of two": ("compare(%j, %limit), direction=LT", 0, 2, 7, 4),
+    "unequal": ("compare(%j, %limit), direction=NE", 0, 1, 6, 6),
+    "unknown": ("not(%flag)", 0, 1, 6, None),
+    "up": ("compare(%j, %limit), direction=LT", 2, 1, 6, 4),
+}
+
+
+@pytest.mark.parametrize("name", LOOP_CASES)
+def test_trip_counts_from_conditions(name: str) -> None:
+    condition, start, step, limit, trips = LOOP_CASES[name]
+    (found,) = hlo.read_collectives(loop(condition, start, step, limit), num_devices=8)
+    assert found.trip_count == trips
+
+
+def test_axes_of_every_set_of_axes() -> None:
+    shape, names = (2, 3, 4), ("x", "y", "z")
+    devices = np.arange(24).reshape(shape)
+    for subset in [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)]:
+        rest = [a for a in range(3) if a not in subset]
+        groups = devices.transpose([*rest, *reversed(subset)]).reshape(-1, int(np.prod([shape[a] for a in subset])))
+        assert hlo.axes_of(tuple(map(tuple, groups.tolist())), shape, names) == tuple(names[a] for a in subset)
+    assert hlo.axes_of(((0, 1), (2, 3)), (2, 2), ("x", "y")) == ("y",)
+    assert hlo.axes_of(((0, 3), (1, 2)), (2, 2), ("x", "y")) is None
+
+
+def test_permutes_and_their_chains() -> None:
+    line = "collective-permute(%p), channel_id=1, source_target_pairs={{0,2},{2,4},{4,6},{1,3}}"
+    (found,) = hlo.read_collectives(program(line), num_devices=8)
+    assert (found.group_size, found.axes(MESH), found.bytes) == (4, ("data",), 128)
+
+
+def test_the_devices_here_agree() -> None:
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    by_rows = NamedSharding(mesh, P("data", None))
+
+    def fn(x: jax.Array, w: jax.Array) -> jax.Array:
+        def body(carry: jax.Array, weight: jax.Array) -> tuple[jax.Array, None]:
+            return jax.lax.with_sharding_constraint(carry @ weight, NamedSharding(mesh, P("data", "model"))), None
+
+        return jax.lax.scan(body, x, w)[0]
+
+    split = NamedSharding(mesh, P("data", "model"))
+    jitted = jax.jit(
+        fn, in_shardings=(split, NamedSharding(mesh, P(None, "model"))), out_shardings=by_rows, donate_argnums=0
+    )
+    x, w = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((64, 32), (5, 32, 32)))
+    compiled = jitted.lower(x, w).compile()
+    found = hlo.read_collectives(compiled.as_text(), num_devices=8)
+    in_loop = [c for c in found if c.trip_count == 5]
+    assert [(c.kind, c.axes(MESH)) for c in in_loop] == [("all-reduce", ("model",))]
+    assert all(c.source.startswith(__file__) for c in in_loop)
+    memory = hlo.memory_of(compiled)
+    assert memory.argument_bytes == 64 * 32 * 4 // 8 + 5 * 32 * 32 * 4 // 2
+    assert memory.output_bytes == 64 * 32 * 4 // 4
+
+
+def test_schedule_of_a_finished_compile() -> None:
+    text = (DATA / "tpu_v5e_scan.hlo").read_text()
+    plain = hlo_schedule.estimate_seconds(text, num_devices=8, rates=RATES)
+    # 3 layers, forward and backward: 3 * (2 + 4) products of 1024 x 1024 x 1024 per device
+    assert plain.compute_seconds >= 3 * 6 * 2 * 1024**3 / RATES.flops_per_s
+    assert plain.seconds == pytest.approx(plain.compute_seconds + plain.exposed_collective_seconds)
+    assert 0 < plain.exposed_collective_seconds <= plain.collective_seconds
+    assert plain.from_cycles == 0
+    assert plain.unknown_loops == 0
+    cycles = hlo_schedule.Rates(flops_per_s=1, hbm_bytes_per_s=1, link_bytes_per_s=46.7e9, clock_hz=1.5e9)
+    assert (
+        hlo_schedule.estimate_seconds(
+            text, num_devices=8, rates=cycles, collective_seconds=lambda _: 0.0
+        ).exposed_collective_seconds
+        == 0
+    )
+
+
+def test_schedule_hides_what_runs_beside_compute() -> None:
+    text = """HloModule m, is_scheduled=true, num_partitions=8
+
+ENTRY %main (p: bf16[1024,1024]) -> bf16[1024,1024] {
+  %p = bf16[1024,1024]{1,0} parameter(0)
+  %s = (bf16[1024,1024]{1,0}, bf16[2048,1024]{1,0}) all-gather-start(%p), GROUPS, dimensions={0}
+  %d = bf16[1024,1024]{1,0} dot(%p, %p), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %e = bf16[2048,1024]{1,0} all-gather-done(%s)
+  ROOT %r = bf16[1024,1024]{1,0} slice(%e), slice={[0:1024], [0:1024]}
+}
+"""
+    text = text.replace("GROUPS", "channel_id=1, replica_groups=[4,2]<=[8], use_global_device_ids=true")
+    rates = hlo_schedule.Rates(flops_per_s=2e9, hbm_bytes_per_s=1e30, link_bytes_per_s=2**21, hop_seconds=0)
+    result = hlo_schedule.estimate_seconds(text, num_devices=8, rates=rates)
+    assert result.collective_seconds == pytest.approx(0.5)
+    assert result.compute_seconds == pytest.approx(1.073741824)
+    assert result.exposed_collective_seconds == 0
+    slower = hlo_schedule.Rates(flops_per_s=8e9, hbm_bytes_per_s=1e30, link_bytes_per_s=2**21, hop_seconds=0)
+    result = hlo_schedule.estimate_seconds(text, num_devices=8, rates=slower)
+    assert result.exposed_collective_seconds == pytest.approx(0.5 - 1.073741824 / 4)
+
+
+def test_unscheduled_text_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="is_scheduled"):
+        hlo_schedule.estimate_seconds("HloModule m\n", num_devices=8, rates=RATES)
