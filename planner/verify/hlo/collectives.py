@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from planner.verify.hlo.groups import ReplicaGroups, chain_length, axes_of, groups_of, permute_axes
+from planner.verify.hlo.groups import ReplicaGroups, axes_of, chain_length, groups_of, permute_axes
 from planner.verify.hlo.loops import trip_count_of
 from planner.verify.hlo.promoted import promoted
 from planner.verify.hlo.text import Computation, Instruction, Module, arrays_of, bytes_of, kind_of, parse_module
