@@ -27,6 +27,7 @@ hypothesis.settings.register_profile(
     deadline=None,
     derandomize=False,
     max_examples=int(os.environ.get("FUZZ_COUNT", "5000")),
+    phases=[phase for phase in hypothesis.Phase if phase is not hypothesis.Phase.explain],  # which runs many more
     print_blob=True,
     suppress_health_check=_SLOW,
 )

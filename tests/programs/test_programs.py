@@ -203,7 +203,7 @@ def test_what_a_branch_returns_moves_in_every_pass() -> None:
 @pytest.mark.parametrize("turn", range(10))
 def test_random_programs(turn: int) -> None:
     @hypothesis.seed(turn)
-    @hypothesis.settings(max_examples=20)
+    @hypothesis.settings(max_examples=15)
     @hypothesis.given(cases(most=4))
     def check(case: Case) -> None:
         if repr(case) not in passed:  # Hypothesis draws some a second time
