@@ -7,7 +7,6 @@ from typing import Any
 
 import jax.numpy as jnp
 import pytest
-from hazard_trial import Bench
 from jax import lax
 
 from planner.emit.by_hand import ADDING, How, by_hand, chosen_split, laid_split
@@ -16,6 +15,7 @@ from planner.emit.halo_exchange import exchanges
 from planner.emit.part_by_part import local_calls
 from planner.one_mesh.chosen import Chosen
 from tests.hazards.hazard_cases import Case
+from tests.hazards.hazard_trial import Bench
 
 MESH = {"x": 4, "y": 2}
 

@@ -19,7 +19,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hazard_worker import ROOT, Tally, Worker
+from benchmarks.stamp import stamp
+from tests.hazards import hazard_known
+from tests.hazards.hazard_cases import all_cases
+from tests.hazards.hazard_worker import Tally, Worker
 
 MESHES: tuple[Mapping[str, int], ...] = ({"x": 4, "y": 2}, {"x": 2, "y": 2, "z": 2}, {"x": 2, "y": 4}, {"x": 8})
 
@@ -62,10 +65,6 @@ def main() -> int:
     )
     parser.add_argument("--workers", type=int, default=1)
     arguments = parser.parse_args()
-    sys.path.insert(0, str(ROOT))
-    from benchmarks.stamp import stamp
-    from tests.hazards import hazard_known
-    from tests.hazards.hazard_cases import all_cases
 
     wanted = [mesh for mesh in arguments.meshes.split(",") if mesh]
     meshes = [mesh for mesh in MESHES if not wanted or words(mesh) in wanted]

@@ -143,7 +143,12 @@ def verdict(name: str) -> str:
     """What a child process comes to: "wrong (by so much)", "dies: its last words", "is refused: why" or "mended"."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
     child = subprocess.run(
-        [sys.executable, __file__, name], capture_output=True, text=True, check=False, env=environment, cwd=ROOT
+        [sys.executable, "-m", "tests.hazards.hazard_known", name],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        cwd=ROOT,
     )
     said = [line for line in child.stdout.splitlines() if line.startswith("difference ")]
     if said:

@@ -48,9 +48,8 @@ class Tally:
 
 def work() -> None:
     """Serves jobs from standard input, a JSON line each; answers before and after every program it compiles."""
-    from hazard_trial import Bench
-
     from tests.hazards.hazard_cases import all_cases
+    from tests.hazards.hazard_trial import Bench
 
     cases = all_cases()
 
@@ -118,10 +117,10 @@ class Worker:
                 **os.environ,
                 "JAX_PLATFORMS": "cpu",
                 "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-                "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+                "PYTHONPATH": str(ROOT),
             }
             self.process = subprocess.Popen(
-                [sys.executable, __file__],
+                [sys.executable, "-m", "tests.hazards.hazard_worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self.errors,

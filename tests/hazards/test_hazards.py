@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import jax
 import pytest
-from hazard_trial import Bench
 
 from planner.emit.constraints import place
 from planner.emit.halo_exchange import exchanges
@@ -13,6 +12,7 @@ from planner.one_mesh.chosen import Chosen
 from planner.one_mesh.hazards import HAZARDS
 from planner.one_mesh.specs import spec_of
 from tests.hazards import hazard_cases, hazard_hunt, hazard_known
+from tests.hazards.hazard_trial import Bench
 
 SAMPLE = (
     "conv_general_dilated 3 groups 1",

@@ -12,8 +12,11 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from benchmarks import hlo_schedule
-from planner import hlo
 from planner.errors import ArgumentError
+from planner.verify.hlo.collectives import read_collectives
+from planner.verify.hlo.groups import axes_of
+from planner.verify.hlo.memory import memory_of
+from planner.verify.hlo.text import bytes_of
 
 DATA = Path(__file__).parent / "data"
 MESH = {"data": 4, "model": 2}
@@ -21,7 +24,7 @@ RATES = hlo_schedule.Rates(flops_per_s=1.6e14, hbm_bytes_per_s=8.1e11, link_byte
 
 
 def summary(name: str) -> list[tuple[object, ...]]:
-    found = hlo.read_collectives((DATA / f"{name}.hlo").read_text(), num_devices=8)
+    found = read_collectives((DATA / f"{name}.hlo").read_text(), num_devices=8)
     return [(c.kind, c.bytes, c.dtypes[0], c.axes(MESH), c.trip_count, c.promoted) for c in found]
 
 
@@ -83,7 +86,7 @@ def test_collectives_of_real_programs(name: str) -> None:
 
 
 def test_source_lines_and_names() -> None:
-    first = hlo.read_collectives((DATA / "cpu_float32_scan.hlo").read_text(), num_devices=8)[0]
+    first = read_collectives((DATA / "cpu_float32_scan.hlo").read_text(), num_devices=8)[0]
     assert first.source == "program.py:10"
     assert first.op_name == "jit(f)/while/body/closed_call/dot_general"
     assert first.logical_bytes == first.bytes
@@ -128,7 +131,7 @@ GROUP_CASES = {
 @pytest.mark.parametrize("name", GROUP_CASES)
 def test_replica_groups(name: str) -> None:
     text, groups = GROUP_CASES[name]
-    (found,) = hlo.read_collectives(program(f"all-reduce(%p), channel_id=1, {text}, to_apply=%add"), num_devices=8)
+    (found,) = read_collectives(program(f"all-reduce(%p), channel_id=1, {text}, to_apply=%add"), num_devices=8)
     assert found.groups == groups
     assert found.group_size == len(groups[0])
     assert found.bytes == 8 * 4 * 4
@@ -144,7 +147,7 @@ ENTRY %main (p: bf16[8,4], q: f32[6]) -> f32[6] {
   ROOT %r = f32[6]{0} get-tuple-element(%a), index=1
 }
 """
-    (found,) = hlo.read_collectives(text, num_devices=8)
+    (found,) = read_collectives(text, num_devices=8)
     assert (found.bytes, found.dtypes, found.group_size) == (8 * 4 * 2 + 6 * 4, ("bf16", "f32"), 8)
 
 
@@ -163,7 +166,7 @@ ENTRY %main (p: f32[8,4]) -> f32[2,4] {
   ROOT %done = f32[2,4]{1,0} async-done(%update), calls=%wrapped
 }
 """  # noqa: E501
-    (found,) = hlo.read_collectives(text, num_devices=8)
+    (found,) = read_collectives(text, num_devices=8)
     assert (found.kind, found.bytes, found.group_size, found.trip_count) == ("reduce-scatter", 128, 4, 1)
     rates = hlo_schedule.Rates(flops_per_s=1, hbm_bytes_per_s=1, link_bytes_per_s=96, hop_seconds=0)
     assert hlo_schedule.estimate_seconds(text, num_devices=8, rates=rates).exposed_collective_seconds == 0.5
@@ -171,17 +174,17 @@ ENTRY %main (p: f32[8,4]) -> f32[2,4] {
 
 def test_groups_of_one_device_are_no_collectives() -> None:
     line = "all-reduce(%p), channel_id=1, replica_groups=[8,1]<=[8], use_global_device_ids=true, to_apply=%add"
-    assert hlo.read_collectives(program(line), num_devices=8) == ()
+    assert read_collectives(program(line), num_devices=8) == ()
 
 
 def test_unknown_group_syntax_is_an_error() -> None:
     with pytest.raises(ArgumentError, match="unknown syntax of replica groups"):
-        hlo.read_collectives(program("all-reduce(%p), replica_groups=@later<x>, to_apply=%add"), num_devices=8)
+        read_collectives(program("all-reduce(%p), replica_groups=@later<x>, to_apply=%add"), num_devices=8)
 
 
 def test_text_without_entry_is_an_error() -> None:
     with pytest.raises(ArgumentError, match="no ENTRY"):
-        hlo.read_collectives("stablehlo.add", num_devices=8)
+        read_collectives("stablehlo.add", num_devices=8)
 
 
 BYTES_CASES = {
@@ -193,7 +196,7 @@ BYTES_CASES = {
 
 @pytest.mark.parametrize("shape", BYTES_CASES)
 def test_bytes_of_shapes(shape: str) -> None:
-    assert hlo.bytes_of(shape) == BYTES_CASES[shape]
+    assert bytes_of(shape) == BYTES_CASES[shape]
 
 
 def loop(condition: str, start: int, step: int, limit: int) -> str:
@@ -245,7 +248,7 @@ LOOP_CASES = {
 @pytest.mark.parametrize("name", LOOP_CASES)
 def test_trip_counts_from_conditions(name: str) -> None:
     condition, start, step, limit, trips = LOOP_CASES[name]
-    (found,) = hlo.read_collectives(loop(condition, start, step, limit), num_devices=8)
+    (found,) = read_collectives(loop(condition, start, step, limit), num_devices=8)
     assert found.trip_count == trips
 
 
@@ -255,14 +258,14 @@ def test_axes_of_every_set_of_axes() -> None:
     for subset in [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)]:
         rest = [a for a in range(3) if a not in subset]
         groups = devices.transpose([*rest, *reversed(subset)]).reshape(-1, int(np.prod([shape[a] for a in subset])))
-        assert hlo.axes_of(tuple(map(tuple, groups.tolist())), shape, names) == tuple(names[a] for a in subset)
-    assert hlo.axes_of(((0, 1), (2, 3)), (2, 2), ("x", "y")) == ("y",)
-    assert hlo.axes_of(((0, 3), (1, 2)), (2, 2), ("x", "y")) is None
+        assert axes_of(tuple(map(tuple, groups.tolist())), shape, names) == tuple(names[a] for a in subset)
+    assert axes_of(((0, 1), (2, 3)), (2, 2), ("x", "y")) == ("y",)
+    assert axes_of(((0, 3), (1, 2)), (2, 2), ("x", "y")) is None
 
 
 def test_permutes_and_their_chains() -> None:
     line = "collective-permute(%p), channel_id=1, source_target_pairs={{0,2},{2,4},{4,6},{1,3}}"
-    (found,) = hlo.read_collectives(program(line), num_devices=8)
+    (found,) = read_collectives(program(line), num_devices=8)
     assert (found.group_size, found.axes(MESH), found.bytes) == (4, ("data",), 128)
 
 
@@ -282,11 +285,11 @@ def test_the_devices_here_agree() -> None:
     )
     x, w = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((64, 32), (5, 32, 32)))
     compiled = jitted.lower(x, w).compile()
-    found = hlo.read_collectives(compiled.as_text(), num_devices=8)
+    found = read_collectives(compiled.as_text(), num_devices=8)
     in_loop = [c for c in found if c.trip_count == 5]
     assert [(c.kind, c.axes(MESH)) for c in in_loop] == [("all-reduce", ("model",))]
     assert all(c.source.startswith(__file__) for c in in_loop)
-    memory = hlo.memory_of(compiled)
+    memory = memory_of(compiled)
     assert memory.argument_bytes == 64 * 32 * 4 // 8 + 5 * 32 * 32 * 4 // 2
     assert memory.output_bytes == 64 * 32 * 4 // 4
 
