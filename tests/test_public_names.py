@@ -66,7 +66,17 @@ def test_testing():
 def test_cost_models():
     exported = [name for name in COST_MODELS if hasattr(cost_models, name)]
     assert exported == COST_MODELS
-    submodules = {"fitting", "hardware", "links", "mapping", "measured", "objectives", "primitives", "profile"}
+    submodules = {
+        "fitting",
+        "formulas",
+        "hardware",
+        "links",
+        "mapping",
+        "measured",
+        "objectives",
+        "primitives",
+        "profile",
+    }
     submodules |= {"collectives", "energy", "errors", "protocol", "roofline", "topology", "work"}
     public = {name for name in vars(cost_models) if not name.startswith("_")}
     assert public - submodules == set(COST_MODELS)
