@@ -39,7 +39,7 @@ def run(group: str, folder: Path, *, processes: int, devices: int) -> list[dict[
             log = (folder / f"{rank}.log").open("wb")
             started.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "tests.processes_worker", *words],
+                    [sys.executable, "-m", "tests.machine.processes_worker", *words],
                     cwd=ROOT,
                     env=env,
                     stdout=log,
