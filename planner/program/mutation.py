@@ -4,7 +4,8 @@ JAX calls a function that it traces with copies of the arguments' containers, so
 lost. Of Flax nnx objects (modules, optimizers, metrics, random streams, variables) the new arrays become results of the
 program, which are written back after every call, as `nnx.jit` does; of a donated one all arrays, as the old ones are
 consumed. To other containers, as under `jax.jit`, nothing is written back: what a function changes there and does not
-return is `lost`, for `trace` to refuse or to tell.
+return is `lost`, for `trace` to refuse or to tell. Who splits objects into `nnx.State`s writes in JAX's style: what is made
+of a State and changed is a matter of the function, and `dropped` unless it returns it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from planner.program.arguments import joined
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentPlace:
-    """A place of the arguments: an nnx object, or a leaf outside of one.
+    """A place of the arguments: an nnx object, an `nnx.State`, or a leaf outside of these.
 
     `leaves` are those it has among all of the arguments, from the position `start` on, in the structure `tree`.
     """
@@ -39,12 +40,13 @@ class ArgumentPlace:
 class Changes:
     """What a function changed: `updates` are (position of an argument leaf, position of the result it is written from).
 
-    The first results are the function's own, then come those `added`; `lost` are (name, new value).
+    The first results are the function's own, then come those `added`; `lost` are (name, new value); `dropped` are names.
     """
 
     updates: tuple[tuple[int, int], ...]
     added: tuple[Any, ...]
     lost: tuple[tuple[str, Any], ...]
+    dropped: tuple[str, ...]
 
 
 def places(names: Sequence[str], args: Sequence[Any]) -> list[ArgumentPlace]:
@@ -52,7 +54,7 @@ def places(names: Sequence[str], args: Sequence[Any]) -> list[ArgumentPlace]:
     found: list[ArgumentPlace] = []
     start = 0
     for name, arg in zip(names, args, strict=True):
-        for path, value in jax.tree_util.tree_flatten_with_path(arg, is_leaf=_is_object)[0]:
+        for path, value in jax.tree_util.tree_flatten_with_path(arg, is_leaf=_is_place)[0]:
             leaves, tree = jax.tree.flatten(value)
             found.append(
                 ArgumentPlace(name=joined(name, path), value=value, start=start, leaves=tuple(leaves), tree=tree)
@@ -82,6 +84,7 @@ class Watch:
         updates: list[tuple[int, int]] = []
         added: list[Any] = []
         lost: list[tuple[str, Any]] = []
+        dropped: list[str] = []
         for place in self._after():
             old = self._before.get(place.name)
             if old is not None and old.value is place.value and _is_object(place.value):
@@ -93,8 +96,11 @@ class Watch:
             elif place.name not in self._unsteady:
                 was = {id(leaf) for leaf in old.leaves} if old is not None else set[int]()
                 new = [leaf for leaf in place.leaves if id(leaf) not in was and id(leaf) not in known]
+                if _is_state(place.value):
+                    dropped += [place.name] if new else []
+                    continue
                 lost += [(place.name, leaf) for leaf in new if isinstance(leaf, _ARRAYS)]
-        return Changes(updates=tuple(updates), added=tuple(added), lost=tuple(lost))
+        return Changes(updates=tuple(updates), added=tuple(added), lost=tuple(lost), dropped=tuple(dropped))
 
     def _after(self) -> list[ArgumentPlace]:
         found: list[ArgumentPlace] = []
@@ -177,6 +183,15 @@ def shares(args: Sequence[Any]) -> bool:
 def _nnx() -> Any:
     """Flax nnx where the user has imported it: only then can there be objects of it."""
     return sys.modules.get("flax.nnx")
+
+
+def _is_place(value: Any) -> bool:
+    return _is_object(value) or _is_state(value)
+
+
+def _is_state(value: Any) -> bool:
+    nnx = _nnx()
+    return nnx is not None and isinstance(value, nnx.State)
 
 
 def _is_object(value: Any) -> bool:

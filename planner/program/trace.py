@@ -159,7 +159,7 @@ def _told_of_changes(fn: str, leaves: Sequence[Leaf], changes: Changes, useless:
     """What a plan notes of changes in place. Raises: TraceError where what is written is computed for nothing."""
     roots = dict.fromkeys(leaves[position].name.split("/")[0] for position, _ in changes.updates)
     notes = [f"a call updates {', '.join(roots)} in place, as nnx.jit does"] if roots else []
-    names = list(dict.fromkeys(name for name, _ in changes.lost))
+    names = list(dict.fromkeys([*(name for name, _ in changes.lost), *changes.dropped]))
     wrong = [name for (name, _), is_useless in zip(changes.lost, useless, strict=True) if is_useless]
     if wrong:
         raise TraceError(

@@ -72,7 +72,8 @@ def compare_numerics(
     try:
         held = whole(args, mesh)
         names = [leaf.name for leaf in decision.arguments]
-        on_mesh = placed(names, held, [NamedSharding(mesh, spec) for spec in decision.in_specs])
+        # Keys made anew: what is donated must not be what the single device runs on.
+        on_mesh = placed(names, list(map(host, held)), [NamedSharding(mesh, spec) for spec in decision.in_specs])
         found = [parts(v) for v in executable(*on_mesh)]
         with _on(device):
             expected = [host(v) for v in reference(*map(_single(device), held))]

@@ -278,3 +278,24 @@ def test_mutable_arrays_are_refused() -> None:
             trace(writes, (arg, X))
     with pytest.raises(TraceError, match="closes over a mutable array"):
         trace(lambda x: writes(ref, x), (X,))
+
+
+# ---------------------------------------------------------------- split into States
+
+
+@pytest.mark.parametrize("copied", [True, False], ids=["copied", "shared"])
+def test_objects_split_into_states_are_functional_whether_donated_or_not(copied: bool) -> None:
+    graph, params, rest = nnx.split(Net(nnx.Rngs(0)), nnx.Param, ...)
+    x = jnp.ones((8, 16))
+
+    def functional(params: Any, rest: Any, x: jax.Array) -> Any:
+        net = nnx.merge(graph, params, rest, copy=copied)
+        value = net(x).sum()
+        return jax.tree.map(lambda p: 0.9 * p, params), nnx.state(net, nnx.BatchStat), value
+
+    for donated in ((), (0, 1)):
+        program = trace(functional, (params, rest, x), donate_argnums=donated)
+        assert program.updates == ()
+        assert len(program.results) == len(jax.tree.leaves(jax.eval_shape(functional, params, rest, x)))
+        # The dropout's count is changed in what is merged, and not returned.
+        assert any("rest" in note and "does not see" in note for note in program.notes) is not copied
