@@ -34,7 +34,7 @@ from planner.options import Options
 from planner.program.graph import Graph
 from planner.program.trace import trace
 from planner.rules.unify import Forest
-from planner.session import Pipeline
+from planner.session import Session
 
 RESULTS = Path(__file__).resolve().parent / "results" / "op_graph_time.json"
 NAMES = ("gpt 1.3B", "llama 8B unrolled", "gpt deep x128", "gpt deep x1024")
@@ -63,10 +63,10 @@ def measure(name: str) -> dict[str, Any]:
         while_trips=1.0,
     )
     program = trace(model.fn, model.args, donate_argnums=model.donate_argnums)
-    ready, pipeline = seconds_of(lambda: Pipeline(program=program, target=target, request=request))
-    of = pipeline.model
+    ready, session = seconds_of(lambda: Session(program=program, target=target, request=request))
+    of = session.model
     plain, before = seconds_of(lambda: undecided(of.graph, of.grouping, of.liveness, name=name))
-    best = pipeline.search([MESH], limit_bytes=request.memory_limit, options=Options()).candidates[0]
+    best = session.search([MESH], limit_bytes=request.memory_limit, options=Options()).candidates[0]
     full, after = seconds_of(lambda: decided(best.instance, best.choice, platform="tpu", name=name))
     ops = len(of.graph.ops)
     return {

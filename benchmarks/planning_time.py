@@ -35,8 +35,10 @@ from planner.errors import InfeasibleError
 from planner.machine.target import Target, resolve
 from planner.one_mesh.instance import Instance
 from planner.options import Options
+from planner.plans.decide import decide
 from planner.program.trace import trace
-from planner.session import Pipeline
+from planner.search.offered_meshes import offered_meshes
+from planner.session import Session
 
 RESULTS = Path(__file__).resolve().parent / "results" / "planning_time.json"
 LIMIT_S = 600.0
@@ -113,8 +115,8 @@ CASES = (
 """What is measured: 16, 256 and 4,096 chips."""
 
 
-class _Timed(Pipeline):
-    """A pipeline that keeps the seconds its instances took to be stated."""
+class _Timed(Session):
+    """A session that keeps the seconds its instances took to be stated."""
 
     building = 0.0
 
@@ -151,25 +153,26 @@ def measure(
     with timed("trace"):
         program = trace(fn, args, donate_argnums=donate)
     with timed("ready"):
-        pipeline = _Timed(program=program, target=target, request=request)
-    meshes = pipeline.meshes(None, axes)
+        session = _Timed(program=program, target=target, request=request)
+    meshes = offered_meshes(program, target, request, None, axes)
     found: dict[str, Any] = {
         "devices": target.count,
-        "equations": len(pipeline.graph.ops),
-        "decisions": len(pipeline.model.flow.nodes),
+        "equations": len(session.graph.ops),
+        "decisions": len(session.model.flow.nodes),
         "meshes": len(meshes),
     }
     with timed("solve"):
         try:
-            best = pipeline.search(meshes, limit_bytes=request.memory_limit, options=Options(time_limit_s=TIME_LIMIT_S))
+            best = session.search(meshes, limit_bytes=request.memory_limit, options=Options(time_limit_s=TIME_LIMIT_S))
         except InfeasibleError as error:
             best = None
             found |= {"status": "infeasible", "least_bytes": error.least_bytes}
-    seconds["build"] = pipeline.building
-    seconds["solve"] -= pipeline.building
+    seconds["build"] = session.building
+    seconds["solve"] -= session.building
     if best is not None:
         with timed("emit"):
-            decision = pipeline.decision(
+            decision = decide(
+                session,
                 best.candidates[0],
                 bound=best.bound,
                 seconds=seconds["solve"],

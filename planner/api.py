@@ -22,6 +22,7 @@ from planner.one_mesh.pins import Pins, check_pins
 from planner.options import Options
 from planner.plans.attempts import attempts
 from planner.plans.checks import check, failure
+from planner.plans.decide import alternatives
 from planner.plans.loaded import LoadedPlan
 from planner.plans.plan import Plan
 from planner.plans.store import decision_of, load_saved, record_of
@@ -29,7 +30,8 @@ from planner.program.jaxpr.fingerprint import fingerprint
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.trace import trace
 from planner.program.traced import Program
-from planner.session import Pipeline
+from planner.search.offered_meshes import offered_meshes
+from planner.session import Session
 
 
 def plan(
@@ -92,13 +94,13 @@ def plan(
             donate_argnums=_positions("donate_argnums", donate_argnums),
             static_argnums=_positions("static_argnums", static_argnums),
         )
-        pipeline = Pipeline(program=program, target=target, request=request)
-        meshes, notes = target.shared_by_all(pipeline.meshes(mesh, options.max_axes))
-        return _Prepared(pipeline=pipeline, meshes=meshes, notes=notes)
+        session = Session(program=program, target=target, request=request)
+        meshes, notes = target.shared_by_all(offered_meshes(program, target, request, mesh, options.max_axes))
+        return _Prepared(session=session, meshes=meshes, notes=notes)
 
     ready = target.processes.same(prepared, lambda ready: _question(ready, options), "planner.plan")
-    pipeline, program, args = ready.pipeline, ready.pipeline.program, tuple(example_args)
-    proposals = attempts(pipeline, ready.meshes, options, notes=ready.notes)
+    session, program, args = ready.session, ready.session.program, tuple(example_args)
+    proposals = attempts(session, ready.meshes, options, notes=ready.notes)
 
     def made(decision: Decision) -> Plan:
         runner = Runner(
@@ -106,10 +108,10 @@ def plan(
             decision=decision,
             target=target,
             static_args={i: args[i] for i in program.static_argnums},
-            graph=pipeline.graph,
+            graph=session.graph,
         )
         return Plan(
-            decision=decision, runner=runner, alternatives=lambda: pipeline.alternatives(decision), seed=options.seed
+            decision=decision, runner=runner, alternatives=lambda: alternatives(session, decision), seed=options.seed
         )
 
     why = None
@@ -124,15 +126,15 @@ def plan(
 class _Prepared:
     """A program made ready, the meshes to search, and notes on them."""
 
-    pipeline: Pipeline
+    session: Session
     meshes: Sequence[Mapping[str, int]]
     notes: tuple[str, ...]
 
 
 def _question(ready: _Prepared, options: Options) -> dict[str, str]:
     """What is asked for, in words: all processes that plan together must ask the same."""
-    program, request = ready.pipeline.program, ready.pipeline.request
-    devices = ready.pipeline.target.devices or ()
+    program, request = ready.session.program, ready.session.request
+    devices = ready.session.target.devices or ()
     told = {
         "the JAX release": jax.__version__,
         "the list of devices": [device.id for device in devices],

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
-from planner.any_mesh.flow import Flow, Transfer
+from planner.any_mesh.alike_groups import alike
+from planner.any_mesh.flow import Flow, Transfer, build_flow
 from planner.any_mesh.fused_pass import FusedPass, fused_pass
-from planner.any_mesh.groups import Group, Grouping
-from planner.any_mesh.liveness import Liveness
+from planner.any_mesh.groups import Group, Grouping, group_ops
+from planner.any_mesh.liveness import Liveness, analyse
 from planner.any_mesh.memory_spans import Copied, Holdings, copied, held
 from planner.program.graph import Graph
 from planner.vectors import Floats
@@ -71,3 +73,11 @@ class Model:
             for t in self.flow.transfers
             if tensors[t.tensor].aval.size > 1 or (t.reduced and tensors[t.tensor].aval.bytes)
         )
+
+
+def model_of(graph: Graph, *, pinned_outputs: AbstractSet[int], kept: AbstractSet[int]) -> Model:
+    """The model of a program, whose outputs at some positions are pinned, and some tensors are `kept` as pinned."""
+    grouping = group_ops(graph)
+    flow = build_flow(graph, grouping, pinned_outputs=pinned_outputs, kept=kept)
+    liveness = analyse(graph, grouping)
+    return Model(graph=graph, grouping=grouping, flow=flow, liveness=liveness, alike=alike(graph, grouping, liveness))

@@ -14,15 +14,17 @@ from planner.decision import Decision
 from planner.errors import CompileError, InfeasibleError, PinError
 from planner.one_mesh.mesh import mesh_words
 from planner.options import Options
+from planner.plans.decide import decide
+from planner.search.fewer_devices import on_fewer_devices
 from planner.search.meshes import Found
-from planner.session import Pipeline
+from planner.session import Session
 
 FALLBACKS = 3
 """How many next best plans are tried when a check fails."""
 
 
 def attempts(
-    pipeline: Pipeline,
+    session: Session,
     meshes: Sequence[Mapping[str, int]],
     options: Options,
     *,
@@ -32,25 +34,33 @@ def attempts(
 
     Raises: PinError, InfeasibleError where there is none; CompileError once all were dropped.
     """
-    limit = pipeline.request.memory_limit
+    limit = session.request.memory_limit
     start, dropped = time.monotonic(), dict[str, str]()
-    first = found = pipeline.search(meshes, limit_bytes=limit, options=options)
+    first = found = session.search(meshes, limit_bytes=limit, options=options)
     decisions: list[Decision] = []
 
     def again(candidates: Sequence[Mapping[str, int]]) -> Found | None:
         """The next best plans for these meshes, in the time that is left; None where there are none."""
         left = replace(options, time_limit_s=max(options.time_limit_s - (time.monotonic() - start), 1.0))
         try:
-            return pipeline.search(candidates, limit_bytes=limit, options=left, without=dropped)
+            return session.search(candidates, limit_bytes=limit, options=left, without=dropped)
         except (InfeasibleError, PinError):
             return None
 
     def attempt(found: Found) -> Generator[Decision, str | None]:
         """The best plan found; the answer to it is recorded."""
         left = [shape for shape in meshes if mesh_words(shape) not in dropped]
-        best, told = pipeline.on_fewer_devices(found.candidates[0], left or meshes, bound=first.bound)
+        best, told = on_fewer_devices(
+            found.candidates[0],
+            left or meshes,
+            session.instance,
+            limit_bytes=limit,
+            objective=session.request.objective,
+            bound=first.bound,
+        )
         decisions.append(
-            pipeline.decision(
+            decide(
+                session,
                 best,
                 bound=first.bound,
                 seconds=time.monotonic() - start,

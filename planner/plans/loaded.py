@@ -13,13 +13,14 @@ from planner.decision import Decision
 from planner.emit.runner import Runner
 from planner.errors import ArgumentError, MeshError, PlanFileError
 from planner.machine.target import Target, check_devices
+from planner.plans.decide import alternatives
 from planner.plans.plan import Plan
 from planner.plans.report import describe
 from planner.plans.store import Saved, tree_from_words
 from planner.program.jaxpr.fingerprint import fingerprint
 from planner.program.trace import trace
 from planner.program.traced import Leaf, Program
-from planner.session import Pipeline
+from planner.session import Session
 
 KEY_TYPES = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
 """The generator of every key type that `jax.random.key` knows."""
@@ -80,8 +81,8 @@ class LoadedPlan:
         return Plan(
             decision=decision,
             runner=runner,
-            alternatives=lambda: Pipeline(program=program, target=target, request=decision.request).alternatives(
-                decision
+            alternatives=lambda: alternatives(
+                Session(program=program, target=target, request=decision.request), decision
             ),
         )
 

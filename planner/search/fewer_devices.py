@@ -11,14 +11,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from planner.decision import OPTIMAL_GAP
 from planner.errors import InfeasibleError, PinError
 from planner.one_mesh.instance import Instance
 from planner.one_mesh.memory import MemoryModel
-from planner.one_mesh.mesh import AXIS_NAMES
+from planner.one_mesh.mesh import AXIS_NAMES, Shape
 from planner.one_mesh.strategies import Strategies
 from planner.search.best_on_mesh import Candidate
-
-Shape = Mapping[str, int]
 
 TIED = 1e-9
 """What sums that are equal may differ by, relative."""
@@ -31,8 +30,37 @@ WORDS_OF_BETTER: Mapping[str, str] = {
 """What no mesh of more devices does, by objective."""
 
 
+def on_fewer_devices(
+    best: Candidate,
+    meshes: Sequence[Shape],
+    make_instance: Callable[[Shape], Instance],
+    *,
+    limit_bytes: float,
+    objective: str,
+    bound: float,
+) -> tuple[Candidate, tuple[str, ...]]:
+    """The plan, or an equal one on one of these meshes of fewer devices; and why it uses no more, or an axis nothing.
+
+    `bound` is that of the search.
+    """
+    if len(meshes) > 1:
+        fewer = _FewerDevices(
+            meshes=meshes,
+            make_instance=make_instance,
+            limit_bytes=limit_bytes,
+            minimise_memory=objective == "memory",
+        )
+        best = fewer.of(best)
+    used = best.instance.mesh.num_devices
+    finest = max(meshes, key=lambda shape: (math.prod(shape.values()), len(shape)))
+    offered = used > 1 or any(len(strategies) > 1 for strategies in make_instance(finest).strategies)
+    proven = bound >= best.value * (1 - OPTIMAL_GAP)
+    why = _why_no_more(used, meshes, objective, offered=offered, proven=proven)
+    return best, (*((why,) if why else ()), *_unused_axes(best))
+
+
 @dataclass(frozen=True, kw_only=True)
-class FewerDevices:
+class _FewerDevices:
     """Takes plans over to fewer devices: to one of `meshes`, within `limit_bytes` per device.
 
     With `minimise_memory` the value of a plan is its peak of memory; then no more time is allowed either.
@@ -117,7 +145,7 @@ def _positions(strategies: Strategies) -> dict[tuple[int, ...], int]:
 # ---------------------------------------------------------------- words
 
 
-def why_no_more(used: int, meshes: Sequence[Shape], objective: str, *, offered: bool, proven: bool) -> str:
+def _why_no_more(used: int, meshes: Sequence[Shape], objective: str, *, offered: bool, proven: bool) -> str:
     """Why a plan uses so many devices and no more; "" where none of the meshes has more.
 
     `offered` says whether any of them splits anything, `proven` whether the search was finished.
@@ -134,7 +162,7 @@ def why_no_more(used: int, meshes: Sequence[Shape], objective: str, *, offered: 
     return f"{'no split helps, so the' if used == 1 else 'the'} plan uses {used} of {most} devices: {why}"
 
 
-def unused_axes(candidate: Candidate) -> list[str]:
+def _unused_axes(candidate: Candidate) -> list[str]:
     """What is told of every axis of a mesh that splits nothing."""
     instance, names = candidate.instance, candidate.instance.mesh.names
     chosen = [s.assignment[pick] for s, pick in zip(instance.strategies, candidate.choice, strict=True)]

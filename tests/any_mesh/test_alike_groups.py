@@ -10,14 +10,14 @@ from planner.any_mesh.fused_pass import fused_pass
 from planner.one_mesh.costs import group_work
 from planner.one_mesh.instance import Instance
 from planner.one_mesh.stating import strategies_of
-from tests.pipelines import small_pipeline
+from tests.sessions import small_session
 
 
 @pytest.mark.parametrize("name", ["gpt_unrolled", "resnet", "lstm", "moe"])
 def test_what_alike_groups_share_is_what_each_would_get(name: str) -> None:
-    pipeline = small_pipeline(name)
-    model = pipeline.model
-    shared = pipeline.instance({"x": 4, "y": 2})
+    session = small_session(name)
+    model = session.model
+    shared = session.instance({"x": 4, "y": 2})
     for node in model.flow.nodes:
         if node.group is None:
             continue
@@ -25,7 +25,7 @@ def test_what_alike_groups_share_is_what_each_would_get(name: str) -> None:
         assert np.array_equal(strategies.assignment, shared.strategies[node.id].assignment)
         group = model.grouping.groups[node.group]
         fused = fused_pass(model.graph, model.grouping, model.liveness, group) if group.fused else None
-        alone = group_work(model.graph, model.grouping, group, fused, strategies, pipeline.cost_model, shared.mesh)
+        alone = group_work(model.graph, model.grouping, group, fused, strategies, session.cost_model, shared.mesh)
         work = shared.works[node.id]
         assert work is not None
         for field in ("seconds", "flops", "traffic_bytes", "exchange", "exchange_seconds"):
@@ -33,12 +33,12 @@ def test_what_alike_groups_share_is_what_each_would_get(name: str) -> None:
 
 
 def test_layers_written_out_share_their_groups() -> None:
-    model = small_pipeline("gpt_unrolled").model
+    model = small_session("gpt_unrolled").model
     kinds = alike(model.graph, model.grouping, model.liveness)
     assert len(set(kinds)) < 0.6 * len(kinds)
 
 
 def test_edges_between_alike_nodes_share_one_table() -> None:
-    instance: Instance = small_pipeline("gpt_unrolled").instance({"x": 4, "y": 2})
+    instance: Instance = small_session("gpt_unrolled").instance({"x": 4, "y": 2})
     edges = instance.problem.edges
     assert len({id(edge.costs) for edge in edges}) < 0.5 * len(edges)

@@ -26,11 +26,12 @@ import planner
 from planner.any_mesh.groups import Grouping, group_ops
 from planner.errors import PlannerError
 from planner.machine.target import resolve
+from planner.plans.decide import alternatives
 from planner.program.graph import Graph, Op
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.slots import BOUNDARY
 from planner.program.trace import trace
-from planner.session import Pipeline
+from planner.session import Session
 from planner.testing import free_wires
 from planner.verify.numerics import compare_numerics
 
@@ -230,9 +231,9 @@ def _parts(mesh: Sequence[int], extents: Sequence[int]) -> int:
 def placement(plan: planner.Plan, program: Any, ops: Sequence[Op]) -> Placed:
     """How the plan places these ops: the best of them counts."""
     target = resolve(jax.devices(), plan.decision.request.topology)
-    pipeline = Pipeline(program=program, target=target, request=plan.decision.request)
-    found = pipeline.alternatives(plan.decision)
-    grouping = pipeline.model.grouping
+    session = Session(program=program, target=target, request=plan.decision.request)
+    found = alternatives(session, plan.decision)
+    grouping = session.model.grouping
     by_shardy = set(getattr(grouping, "by_shardy", ()))
     for op in ops:
         group, dims = grouping.group_of[op.id], grouping.placements[op.id]

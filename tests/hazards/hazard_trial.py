@@ -25,10 +25,11 @@ from planner.emit.runner import Runner
 from planner.machine.target import Target
 from planner.one_mesh.chosen import Chosen
 from planner.one_mesh.instance import Instance
+from planner.plans.decide import alternatives, decide
 from planner.plans.plan import Plan
 from planner.program.trace import trace
 from planner.search.meshes import Candidate
-from planner.session import Pipeline
+from planner.session import Session
 from planner.solver.methods import solve
 from planner.solver.problem import Problem
 from tests.hazards.hazard_cases import Case
@@ -81,12 +82,12 @@ class Bench:
             profile=None,
             while_trips=1.0,
         )
-        self.pipeline = Pipeline(program=self.program, target=self.target, request=self.request)
+        self.session = Session(program=self.program, target=self.target, request=self.request)
 
     @cached_property
     def instance(self) -> Instance:
         """The planner's problem for the case."""
-        return self.pipeline.instance(self.mesh)
+        return self.session.instance(self.mesh)
 
     @contextmanager
     def _unguarded(self) -> Iterator[None]:
@@ -140,7 +141,7 @@ class Bench:
         for node, pick in choices:
             choice = self.following(node, pick)
             candidate = Candidate(instance=self.instance, choice=choice, value=0.0, bound=0.0, peak_bytes=0.0)
-            decision = self.pipeline.decision(candidate, bound=0.0, seconds=0.0, meshes=1, notes=())
+            decision = decide(self.session, candidate, bound=0.0, seconds=0.0, meshes=1, notes=())
             placed = place(Chosen(instance=self.instance, choice=choice), sum_whole=False)
             direct = replace(decision, constraints=placed.constraints)
             for one in (decision, direct):
@@ -151,9 +152,9 @@ class Bench:
                         decision=one,
                         target=self.target,
                         static_args={},
-                        graph=self.pipeline.graph,
+                        graph=self.session.graph,
                     )
-                    plan = Plan(decision=one, runner=runner, alternatives=partial(self.pipeline.alternatives, one))
+                    plan = Plan(decision=one, runner=runner, alternatives=partial(alternatives, self.session, one))
                     found[key] = Trial(op=self.instance.model.flow.nodes[node].name, specs=_words(one), plan=plan)
         return list(found.values())
 

@@ -7,7 +7,7 @@ import pytest
 
 from planner.one_mesh.memory import MemoryModel, whole_bytes
 from planner.program.gc_pause import paused
-from tests.pipelines import small_pipeline
+from tests.sessions import small_session
 
 
 def _choices(memory: MemoryModel, count: int) -> list[list[int]]:
@@ -18,7 +18,7 @@ def _choices(memory: MemoryModel, count: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("name", ["deep", "lstm"])
 def test_the_profile_is_the_sum_of_what_is_alive(name: str) -> None:
-    memory = MemoryModel(instance=small_pipeline(name).instance({"x": 4, "y": 2}))
+    memory = MemoryModel(instance=small_session(name).instance({"x": 4, "y": 2}))
     for choice in _choices(memory, 3):
         expected = np.zeros(memory.steps)
         for charge in memory.charges:
@@ -30,7 +30,7 @@ def test_the_profile_is_the_sum_of_what_is_alive(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["deep", "lstm"])
 def test_charges_are_the_bytes_of_tensors_in_their_nodes_strategies(name: str) -> None:
-    instance = small_pipeline(name).instance({"x": 4, "y": 2})
+    instance = small_session(name).instance({"x": 4, "y": 2})
     homes, tensors = instance.model.flow.home, instance.model.graph.tensors
     for charge in MemoryModel(instance=instance).charges:
         home = homes[charge.tensor]
@@ -40,7 +40,7 @@ def test_charges_are_the_bytes_of_tensors_in_their_nodes_strategies(name: str) -
 
 
 def test_no_plan_on_n_devices_needs_less_than_an_nth_of_the_whole() -> None:
-    memory = MemoryModel(instance=small_pipeline("deep").instance({"x": 4, "y": 2}))
+    memory = MemoryModel(instance=small_session("deep").instance({"x": 4, "y": 2}))
     least = whole_bytes(memory.instance.model, tiled=memory.instance.tiled) / 8
     assert all(memory.profile(choice).max() >= least * (1 - 1e-9) for choice in _choices(memory, 3))
 

@@ -11,7 +11,7 @@ from planner.search.best_on_mesh import Outcome, Postponed, free_plan
 from planner.search.within_limit import OVER
 from planner.solver.budget import Budget
 from planner.solver.deadline import Deadline
-from tests.pipelines import small_pipeline
+from tests.sessions import small_session
 
 SHAPE = {"x": 4, "y": 2}
 
@@ -21,8 +21,8 @@ def _budget() -> Budget:
 
 
 def test_a_plan_is_the_same_whether_nodes_or_classes_decide() -> None:
-    pipeline = small_pipeline("bert")
-    shared, instance = pipeline.shared(SHAPE), pipeline.instance(SHAPE)
+    session = small_session("bert")
+    shared, instance = session.shared(SHAPE), session.instance(SHAPE)
     assert shared is not None
     values: list[float] = []
     for stated in (instance, shared):
@@ -37,7 +37,7 @@ def test_a_plan_is_the_same_whether_nodes_or_classes_decide() -> None:
 
 @pytest.mark.parametrize("part", [0.999, 1.001])
 def test_a_known_plan_leaves_only_what_is_better(part: float) -> None:
-    instance = small_pipeline("mlp").instance(SHAPE)
+    instance = small_session("mlp").instance(SHAPE)
     free = free_plan(instance, math.inf, _budget(), best=math.inf)
     assert isinstance(free, Outcome)
     assert free.candidate is not None
@@ -51,7 +51,7 @@ def test_a_known_plan_leaves_only_what_is_better(part: float) -> None:
 
 @pytest.mark.parametrize("narrowed", [False, True])
 def test_a_mesh_whose_plan_is_over_the_limit_is_put_off_and_then_keeps_it(narrowed: bool) -> None:
-    instance = small_pipeline("mlp").instance(SHAPE)
+    instance = small_session("mlp").instance(SHAPE)
     free = free_plan(instance, math.inf, _budget(), best=math.inf)
     assert isinstance(free, Outcome)
     assert free.candidate is not None

@@ -7,7 +7,7 @@ from planner.search.narrow import narrow
 from planner.solver.methods import solve
 from planner.solver.problem import Edge, Problem
 from planner.solver.smaller.narrow import swept
-from tests.pipelines import small_pipeline
+from tests.sessions import small_session
 
 
 def _random(seed: int) -> Problem:
@@ -39,7 +39,7 @@ def test_every_plan_below_the_cutoff_survives(seed: int) -> None:
 
 @pytest.mark.parametrize("name", ["mlp", "lstm"])
 def test_a_narrowed_instance_has_the_same_optimum(name: str) -> None:
-    instance = small_pipeline(name).instance({"x": 4, "y": 2})
+    instance = small_session(name).instance({"x": 4, "y": 2})
     best = solve(instance.problem, time_limit=30.0)
     assert best.choice is not None
     narrowed = narrow(instance, best.value * 1.01)
@@ -51,7 +51,7 @@ def test_a_narrowed_instance_has_the_same_optimum(name: str) -> None:
 
 
 def test_nothing_below_the_optimum_is_found_out_or_left_to_the_solver() -> None:
-    instance = small_pipeline("mlp").instance({"x": 4, "y": 2})
+    instance = small_session("mlp").instance({"x": 4, "y": 2})
     best = solve(instance.problem, time_limit=30.0)
     narrowed = narrow(instance, best.value * 0.9)
     assert narrowed.floor >= best.value * 0.9 or solve(narrowed.stated.problem).value >= best.value * (1 - 1e-9)

@@ -27,7 +27,7 @@ from planner.solver.methods import solve
 from planner.solver.network.table_cache import Sharing
 from planner.solver.problem import Array, Edge, Problem, Row
 from planner.solver.smaller.quotient import SMALLEST, classes_of, quotient, solve_shared
-from tests.pipelines import small_pipeline
+from tests.sessions import small_session
 from tests.small import shapes
 
 
@@ -199,10 +199,10 @@ def test_the_shared_problem_does_not_grow_with_the_layers() -> None:
     ],
 )
 def test_a_problem_stated_from_one_member_of_each_class_is_the_whole_one(name: str, shape: dict[str, int]) -> None:
-    pipeline = small_pipeline(name)
-    shared = pipeline.shared(shape)
+    session = small_session(name)
+    shared = session.shared(shape)
     assert shared is not None
-    whole = pipeline.instance(shape).problem
+    whole = session.instance(shape).problem
     optimum = solve(whole, time_limit=60.0)
     found = solve(shared.problem, time_limit=60.0)
     assert found.choice is not None
@@ -217,19 +217,19 @@ def test_a_problem_stated_from_one_member_of_each_class_is_the_whole_one(name: s
 
 
 def test_the_whole_instance_made_of_members_is_the_one_stated_at_once() -> None:
-    pipeline = small_pipeline("bert")
+    session = small_session("bert")
     shape = {"x": 4, "y": 2}
-    shared = pipeline.shared(shape)
+    shared = session.shared(shape)
     assert shared is not None
     made, fields = shared.whole(), shared.instance
     terms = Terms(
         mesh=fields.mesh,
-        cost_model=pipeline.cost_model,
+        cost_model=session.cost_model,
         objective=fields.objective,
         hbm_bytes_per_s=fields.hbm_bytes_per_s,
         tiled=fields.tiled,
     )
-    alone = state(pipeline.model, terms)
+    alone = state(session.model, terms)
     for mine, theirs in zip(made.problem.node_costs, alone.problem.node_costs, strict=True):
         assert np.array_equal(mine, theirs)
     for edge, other in zip(made.problem.edges, alone.problem.edges, strict=True):

@@ -23,7 +23,7 @@ from planner.solver.smaller.narrow import cheap, restricted, swept
 from planner.solver.smaller.prepared import Prepared
 from planner.solver.smaller.quotient import classes_of, quotient
 from planner.solver.smaller.smaller import Chain, floor_of
-from tests.pipelines import small_pipeline
+from tests.sessions import small_session
 
 
 def _random(seed: int, *, rows: bool = False, nodes: int = 8, forbidden: float = 0.1) -> Problem:
@@ -131,8 +131,8 @@ def test_what_is_left_below_a_cutoff_costs_the_same_and_nothing_below_it_is_lost
 
 
 def test_a_chain_leads_back_step_by_step_and_is_worth_its_weakest_bound() -> None:
-    pipeline = small_pipeline("bert")
-    shared = pipeline.shared({"x": 4, "y": 2})
+    session = small_session("bert")
+    shared = session.shared({"x": 4, "y": 2})
     assert shared is not None
     optimum = solve(shared.problem, time_limit=60.0)
     narrowed = narrow(shared, 1.001 * optimum.value)

@@ -1,4 +1,4 @@
-"""Pipelines of the benchmark programs at their small size, for tests of what lies between trace and plan."""
+"""Sessions of the benchmark programs at their small size, for tests of what lies between trace and plan."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from benchmarks.models import MODELS
 from planner.decision import Request
 from planner.machine.target import resolve
 from planner.program.trace import trace
-from planner.session import Pipeline
+from planner.session import Session
 
 
-def small_pipeline(name: str) -> Pipeline:
-    """The pipeline of one program for v5e:2x4, minimising time."""
+def small_session(name: str) -> Session:
+    """The session of one program for v5e:2x4, minimising time."""
     model = MODELS[name]("small")
     target = resolve(None, "v5e:2x4")
     request = Request(
@@ -23,4 +23,4 @@ def small_pipeline(name: str) -> Pipeline:
         profile=None,
         while_trips=1.0,
     )
-    return Pipeline(program=trace(model.fn, model.args), target=target, request=request)
+    return Session(program=trace(model.fn, model.args), target=target, request=request)

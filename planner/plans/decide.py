@@ -1,0 +1,126 @@
+"""What a choice means in the program's own terms: the decision that it makes, and the problem that a decision solves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from planner.decision import Certificate, Decision, Guessed, Replicated, Ruled
+from planner.emit.constraints import place
+from planner.emit.predict import predict
+from planner.errors import ArgumentError
+from planner.explain.explain import Alternatives
+from planner.one_mesh.chosen import Chosen
+from planner.one_mesh.mesh import Shape
+from planner.program.gc_pause import paused
+from planner.program.graph import Graph
+from planner.program.jaxpr.fingerprint import fingerprint
+from planner.rules.op_work import is_guessed, op_name
+from planner.search.best_on_mesh import Candidate
+from planner.session import Session
+
+MOST_NAMED = 4
+"""Places of ops whose work is guessed that a note names."""
+
+
+@paused()
+def decide(
+    session: Session,
+    candidate: Candidate,
+    *,
+    bound: float,
+    seconds: float,
+    meshes: int,
+    notes: Sequence[str],
+) -> Decision:
+    """A candidate in the program's own terms; the rest goes into its certificate and notes."""
+    program, request, instance = session.program, session.request, candidate.instance
+    graph, model = session.graph, session.model
+    guessed = tuple(replace(Guessed(**_told(graph, op.id)), op=op_name(op)) for op in graph.ops if is_guessed(op))
+    chosen = Chosen(instance=instance, choice=candidate.choice)
+    placement = place(chosen, sum_whole=session.target.platform != "tpu")
+    intermediates = {
+        t.name: chosen.stored(t.id)
+        for t in graph.tensors
+        if t.kind == "intermediate" and t.aval.size > 1 and model.liveness.materialised[t.id]
+    }
+    return Decision(
+        function_name=program.function_name,
+        fingerprint=fingerprint(program),
+        topology=request.topology.name,
+        request=request,
+        choice=tuple(map(int, candidate.choice)),
+        mesh_shape=placement.mesh_shape,
+        arguments=program.arguments,
+        results=program.results,
+        in_specs=placement.in_specs,
+        out_specs=placement.out_specs,
+        constraints=placement.constraints,
+        intermediates=intermediates,
+        predicted=predict(chosen, request.topology),
+        certificate=Certificate(
+            value=candidate.value,
+            lower_bound=min(bound, candidate.value),
+            unit="bytes" if request.objective == "memory" else instance.objective.unit,
+            solve_seconds=seconds,
+            meshes=meshes,
+        ),
+        replicated=tuple(Replicated(**_told(graph, op)) for op in model.grouping.unruled),
+        by_shardy=tuple(Ruled(**_told(graph, op)) for op in model.grouping.by_shardy),
+        guessed=guessed,
+        checked=(),
+        notes=(*graph.notes, *_guess_note(guessed), *_told_of_devices(session, placement.mesh_shape), *notes),
+        donate_argnums=program.donate_argnums,
+        static_argnums=program.static_argnums,
+    )
+
+
+def alternatives(session: Session, decision: Decision) -> Alternatives:
+    """The problem that a decision solves, stated again, with what was chosen.
+
+    Raises: ArgumentError where this planner states another problem for the program than the one that made the plan.
+    """
+    instance, choice = session.instance(decision.mesh_shape), decision.choice
+    counts = [len(strategies) for strategies in instance.strategies]
+    fits = len(choice) == len(counts) and all(pick < count for pick, count in zip(choice, counts, strict=True))
+    chosen = Chosen(instance=instance, choice=choice)
+    if not fits or tuple(map(chosen.stored, session.graph.inputs)) != decision.in_specs:
+        raise ArgumentError(
+            f"the plan of {decision.function_name} was made by another release of this planner, and cannot be "
+            "explained by this one; plan again"
+        )
+    return Alternatives(
+        instance=instance,
+        choice=choice,
+        minimised=session.request.objective,
+        function_name=decision.function_name,
+        platform=session.request.topology.chip.platform,
+    )
+
+
+def _told_of_devices(session: Session, shape: Shape) -> tuple[str, ...]:
+    """What a plan says of its devices; on a mesh that the program names itself they lie as they please it."""
+    own = session.program.parallelism
+    return session.target.told(shape) if own is None or own.mesh is None else session.target.notes
+
+
+def _told(graph: Graph, op_id: int) -> dict[str, Any]:
+    """What a plan says of an op: its primitive, its source line, its runs per call."""
+    op = graph.ops[op_id]
+    return {"op": op.kind, "source": op.source, "trips": graph.regions[op.region].trips}
+
+
+def _guess_note(guessed: Sequence[Guessed]) -> tuple[str, ...]:
+    """What the notes of a plan say of the ops whose work is guessed: one sentence, where there are any."""
+    trips: dict[tuple[str, str], float] = {}
+    for op in guessed:
+        trips[op.op, op.source] = trips.get((op.op, op.source), 0.0) + op.trips
+    if not trips:
+        return ()
+    named = [f"{op} (x{runs:g}) at {source}" for (op, source), runs in list(trips.items())[:MOST_NAMED]]
+    more = [f"{len(trips) - MOST_NAMED} more"] if len(trips) > MOST_NAMED else []
+    words = (
+        f"work of {len(guessed)} op{'' if len(guessed) == 1 else 's'} is guessed as one operation per result element"
+    )
+    return (f"{words}: {', '.join(named + more)}; planner.rule_for(flops=, bytes=) tells it",)
