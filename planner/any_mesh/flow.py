@@ -16,9 +16,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from planner.any_mesh.groups import Dims, Grouping
+from planner.any_mesh.groups import Grouping
 from planner.program.graph import Graph, Op, Path, Region
 from planner.program.slots import ENTERING, read_in
+from planner.rules.rule import Dims
 
 NodeKind = Literal["group", "argument", "sum", "copy", "output"]
 

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from planner.any_mesh.groups import Dims, Group, Grouping
+from planner.any_mesh.groups import Group, Grouping
 from planner.any_mesh.liveness import Liveness
 from planner.program.graph import Graph
 from planner.program.slots import BOUNDARY
 from planner.rules.op_work import op_flops
+from planner.rules.rule import Dims
 
 FactorSet = frozenset[int]
 

@@ -14,11 +14,8 @@ from typing import final
 from planner.any_mesh.merge_views import Merger, View
 from planner.any_mesh.op_forms import Forms, OpForm
 from planner.program.graph import Graph, Op
-from planner.rules.rule import Combiner, Dim
+from planner.rules.rule import Combiner, Dim, Dims
 from planner.rules.unify import Forest
-
-Dims = tuple[Dim, ...]
-"""Factors of every dim of one tensor, major first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

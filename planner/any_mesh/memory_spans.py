@@ -11,16 +11,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.any_mesh.flow import Flow, Transfer
-from planner.any_mesh.groups import Dims
 from planner.any_mesh.liveness import Liveness, region_spans
 from planner.program.gc_pause import paused
 from planner.program.graph import Aval, Graph
 from planner.program.slots import ENTERING
-
-Indices = npt.NDArray[np.intp]
+from planner.rules.rule import Dims
+from planner.vectors import Indices
 
 TensorForm = tuple[Aval, Dims, bool]
 """Type of a tensor, the factors of its dims, and whether only matmuls read it."""

@@ -11,11 +11,8 @@ from typing import Any
 
 from networkx.utils import UnionFind
 
-from planner.rules.rule import Dim
+from planner.rules.rule import Dims
 from planner.rules.unify import Forest
-
-Dims = tuple[Dim, ...]
-"""The factors of every dim of one tensor, major first."""
 
 View = tuple[Dims, int]
 """The dims of a tensor in the factors of an op's rule, and the number that the first of these has among all factors."""

@@ -20,13 +20,12 @@ import numpy as np
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-from planner.any_mesh.groups import Dims
 from planner.emit.by_hand import Axes, by_hand, laid_split, rule_by_dims
 from planner.one_mesh.specs import from_entries
 from planner.program.graph import Graph, Op, Path
 from planner.program.slots import Slot
 from planner.rules.primitives import kinds_where
-from planner.rules.rule import Rule
+from planner.rules.rule import Dims, Rule
 
 
 def local_calls(

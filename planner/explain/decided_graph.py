@@ -21,7 +21,7 @@ import numpy as np
 
 from planner.any_mesh.flow import Transfer
 from planner.any_mesh.fused_pass import FactorSet, Part, pass_parts
-from planner.any_mesh.groups import Dims, Group, Placement
+from planner.any_mesh.groups import Group, Placement
 from planner.emit.predict import run_seconds, runs_of
 from planner.explain.op_graph import Attributes, OpGraph, network_of
 from planner.one_mesh.chosen import Chosen
@@ -31,6 +31,7 @@ from planner.one_mesh.specs import spec_of, spec_words
 from planner.predicted import Collective, as_lowered
 from planner.program.graph import Op
 from planner.rules.primitives import kinds_where
+from planner.rules.rule import Dims
 
 
 class Moved(NamedTuple):

@@ -10,7 +10,6 @@ import networkx as nx
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from planner.any_mesh.groups import Dims
 from planner.errors import ArgumentError
 from planner.explain.decided_graph import decided
 from planner.explain.op_graph import OpGraph, nodes_of
@@ -20,6 +19,7 @@ from planner.one_mesh.pins import base_name, close_names, matcher
 from planner.one_mesh.reshard import local_bytes
 from planner.one_mesh.specs import spec_of
 from planner.program.graph import Aval
+from planner.rules.rule import Dims
 from planner.solver.marginals import marginals
 from planner.solver.problem import Problem
 from planner.units import quantity

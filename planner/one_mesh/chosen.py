@@ -9,11 +9,11 @@ from functools import cached_property
 from jax.sharding import PartitionSpec
 
 from planner.any_mesh.flow import Transfer
-from planner.any_mesh.groups import Dims
 from planner.one_mesh.instance import Instance
 from planner.one_mesh.reshard import Step, reshard_steps
 from planner.one_mesh.specs import spec_of
 from planner.program.graph import Op
+from planner.rules.rule import Dims
 
 Location = tuple[int, ...]
 """For every axis of a mesh the dim that it splits, or -1."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from cost_models import CostModel
 from planner.any_mesh.fused_pass import FusedPass
-from planner.any_mesh.groups import Dims, Group, Grouping
+from planner.any_mesh.groups import Group, Grouping
 from planner.one_mesh.mesh import Mesh
 from planner.one_mesh.reshard import Locations, local_bytes
 from planner.one_mesh.strategies import Strategies
@@ -22,6 +22,7 @@ from planner.program.graph import Graph, Op
 from planner.rules.kernels.kernel_parts import kernel_of
 from planner.rules.op_work import op_engine, op_flops
 from planner.rules.primitives import slides_of, traits
+from planner.rules.rule import Dims
 from planner.rules.sliding import Margin, hops, image_of, margins
 from planner.vectors import Floats
 

@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from cost_models import Objective
 from planner.any_mesh.flow import Transfer
-from planner.any_mesh.groups import Dims
 from planner.any_mesh.program_model import Model
 from planner.identity import numbered
 from planner.one_mesh.costs import Work
@@ -25,6 +24,7 @@ from planner.one_mesh.reshard import Locations, Patterns, local_bytes, reshard_v
 from planner.one_mesh.strategies import Kinds, Strategies
 from planner.one_mesh.tpu_tiles import tiled_bytes
 from planner.program.graph import Aval
+from planner.rules.rule import Dims
 from planner.solver.problem import Edge, Problem
 from planner.vectors import Floats, Indices
 

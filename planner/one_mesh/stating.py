@@ -9,7 +9,6 @@ import numpy as np
 
 from cost_models import CostModel, Objective
 from planner.any_mesh.flow import Node
-from planner.any_mesh.groups import Dims
 from planner.any_mesh.program_model import PLACED_BY_USER, Model
 from planner.errors import InfeasibleError
 from planner.one_mesh.costs import Work, group_work
@@ -17,6 +16,7 @@ from planner.one_mesh.instance import Instance
 from planner.one_mesh.mesh import Mesh
 from planner.one_mesh.reshard import Patterns
 from planner.one_mesh.strategies import Kinds, Strategies, group_strategies, tensor_strategies
+from planner.rules.rule import Dims
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

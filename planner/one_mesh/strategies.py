@@ -15,8 +15,9 @@ from typing import final
 import numpy as np
 import numpy.typing as npt
 
-from planner.any_mesh.groups import Dims, Group, Grouping
+from planner.any_mesh.groups import Group, Grouping
 from planner.one_mesh.reshard import Locations
+from planner.rules.rule import Dims
 
 MAX_STRATEGIES = 1200
 """Most strategies offered for one group; factors that split the fewest bytes are kept whole beyond it."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -37,6 +38,44 @@ def trace(
     Raises: ArgumentError for arguments that are not arrays or positions that do not exist; TraceError when JAX cannot
     trace the function, or when it changes arguments in a way that a compiled function cannot.
     """
+    given = _checked(fn, example_args, donate_argnums, static_argnums)
+    return _program(fn, given, _traced(fn, given))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Given:
+    """The arguments that a function is traced for: the `leaves` of those not static, the `donated` by position.
+
+    `notes` are what a jitted function tells of itself.
+    """
+
+    args: tuple[Any, ...]
+    parameters: tuple[str, ...]
+    donate: frozenset[int]
+    dynamic: tuple[int, ...]
+    leaves: tuple[Leaf, ...]
+    donated: frozenset[int]
+    notes: tuple[str, ...]
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The arguments that are not static."""
+        return tuple(self.args[i] for i in self.dynamic)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Traced:
+    """A function's jaxpr for `abstract` arguments, what it changed in place, and the function's own result `out`."""
+
+    jaxpr: Any
+    abstract: tuple[Any, ...]
+    changes: Changes
+    out: Any
+    notes: tuple[str, ...]
+
+
+def _checked(fn: Any, example_args: Any, donate_argnums: Sequence[int], static_argnums: Sequence[int]) -> _Given:
+    """The arguments a function is given, with what a jitted one says of them. Raises: ArgumentError."""
     if not callable(fn):
         raise ArgumentError(f"fn must be a function, got {type(fn).__name__}; pass the function to be planned")
     if not isinstance(example_args, (tuple, list)):
@@ -57,9 +96,23 @@ def trace(
                 f"static argument {i} is {type(args[i]).__name__}, which has no hash; give a hashable value, such as a "
                 "tuple for a list, or do not make it static"
             )
-    dynamic = tuple(i for i in range(len(args)) if i not in static)
-    parameters = parameter_names(fn, len(args))
+    dynamic, parameters = tuple(i for i in range(len(args)) if i not in static), parameter_names(fn, len(args))
+    leaves, donated = _leaves(args, parameters, dynamic, donate)
+    return _Given(
+        args=args,
+        parameters=parameters,
+        donate=donate,
+        dynamic=dynamic,
+        leaves=leaves,
+        donated=donated,
+        notes=own.notes,
+    )
 
+
+def _leaves(
+    args: Sequence[Any], parameters: Sequence[str], dynamic: Sequence[int], donate: Collection[int]
+) -> tuple[tuple[Leaf, ...], frozenset[int]]:
+    """The leaves of the arguments that are not static, and the positions of the donated ones. Raises: ArgumentError."""
     leaves: list[Leaf] = []
     donated: set[int] = set()
     for i in dynamic:
@@ -69,33 +122,19 @@ def trace(
             if i in donate:
                 donated.add(len(leaves))
             leaves.append(argument_leaf(name, value))
-
-    given = tuple(args[i] for i in dynamic)
     if shares([args[i] for i in dynamic if i in donate]):
         raise ArgumentError(
             "a donated argument holds one nnx Variable at two places, and its buffer cannot be donated twice; do not "
             "donate it"
         )
-    retie, seen = tied(given), list[Changes]()
+    return tuple(leaves), frozenset(donated)
 
-    def call(*copies: Any) -> Any:
-        copies = copies if retie is None else retie(copies)
-        full = list(args)
-        for i, value in zip(dynamic, copies, strict=True):
-            full[i] = value
-        watch = Watch([parameters[i] for i in dynamic], copies)
-        result = fn(*full)
-        changes = watch.changes(result, donated)
-        seen.append(changes)
-        return result, changes.added, [value for _, value in changes.lost]
 
-    explicit = [axis for axis, kind in _ambient_axes() if kind == AxisType.Explicit]
-    if explicit:
-        raise TraceError(
-            f"the mesh set around plan() has the Explicit axes {explicit}, whose shardings are part of the types; make it "
-            "with axis_types of AxisType.Auto, or plan outside of it"
-        )
-    abstract = jax.tree.map(abstracted, given)
+def _traced(fn: Callable[..., Any], given: _Given) -> _Traced:
+    """The jaxpr of a function, whose last results are what it changed in place. Raises: TraceError."""
+    call, seen = _watched(fn, given)
+    _check_ambient_mesh()
+    abstract = jax.tree.map(abstracted, given.values)
     try:
         traced = jax.jit(call).trace(*abstract)
     except TraceError:
@@ -107,7 +146,7 @@ def trace(
             else "The planner accepts what jax.jit accepts; make values that steer Python control flow static_argnums"
         )
         raise TraceError(f"{name_of(fn)} could not be traced: {type(error).__name__}: {error}. {hint}") from error
-    jaxpr, notes = traced.jaxpr, [*own.notes]
+    jaxpr, notes = traced.jaxpr, list[str]()
     if getattr(jaxpr, "is_high", False):  # JAX 0.12: primitives such as custom_root, which only their lowering can run
         jaxpr = traced.lojax.jaxpr
         notes.append("holds primitives with a derivative of their own that the planned function does not keep")
@@ -118,41 +157,80 @@ def trace(
             "argument and return the new one"
         )
     jaxpr, useless = without_last(jaxpr, len(changes.lost))
-    notes += _told_of_changes(name_of(fn), leaves, changes, useless)
-    jaxpr, constants = hoisted(with_plain_constraints(jaxpr))
-    leaves += [
+    notes += _told_of_changes(name_of(fn), given.leaves, changes, useless)
+    return _Traced(jaxpr=jaxpr, abstract=abstract, changes=changes, out=traced.out_info[0], notes=tuple(notes))
+
+
+def _watched(fn: Callable[..., Any], given: _Given) -> tuple[Callable[..., Any], list[Changes]]:
+    """A function of the arguments that are not static, which also returns what `fn` changed; and where that is told."""
+    retie, seen = tied(given.values), list[Changes]()
+
+    def call(*copies: Any) -> Any:
+        copies = copies if retie is None else retie(copies)
+        full = list(given.args)
+        for i, value in zip(given.dynamic, copies, strict=True):
+            full[i] = value
+        watch = Watch([given.parameters[i] for i in given.dynamic], copies)
+        result = fn(*full)
+        changes = watch.changes(result, given.donated)
+        seen.append(changes)
+        return result, changes.added, [value for _, value in changes.lost]
+
+    return call, seen
+
+
+def _check_ambient_mesh() -> None:
+    """Nothing. Raises: TraceError where the mesh that `jax.set_mesh` has set has Explicit axes."""
+    mesh = jax.sharding.get_abstract_mesh()
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    explicit = [axis for axis, kind in kinds if kind == AxisType.Explicit]
+    if explicit:
+        raise TraceError(
+            f"the mesh set around plan() has the Explicit axes {explicit}, whose shardings are part of the types; make it "
+            "with axis_types of AxisType.Auto, or plan outside of it"
+        )
+
+
+def _program(fn: Callable[..., Any], given: _Given, traced: _Traced) -> Program:
+    """The program of a traced function: its large constants made arguments, its results named."""
+    jaxpr, constants = hoisted(with_plain_constraints(traced.jaxpr))
+    closed_over = [
         Leaf(name=f"closed_over/{i}", aval=aval_of(abstracted(value)), constant=True)
         for i, value in enumerate(constants)
     ]
     parallelism, effects = parallelism_of(jaxpr), effects_of(jaxpr)
+    notes = [*given.notes, *traced.notes]
     if parallelism is not None:
         notes.append(f"the mesh {dict(parallelism.shape)} is the one that the function names itself")
     if effects.ordered:
         notes.append("ordered side effects run on one device only, so the plan is for one")
-    out_leaves, out_tree = jax.tree_util.tree_flatten_with_path(traced.out_info[0])
-    names = [joined("out", path) for path, _ in out_leaves]
-    sources = {result: position for position, result in reversed(changes.updates)}
-    names += [f"updated/{leaves[sources[i]].name}" for i in range(len(names), len(names) + len(changes.added))]
-    outputs = map(aval_of, result_avals(jaxpr))
-    results = tuple(Leaf(name=name, aval=aval) for name, aval in zip(names, outputs, strict=True))
+    names, outputs = _result_names(given.leaves, traced), map(aval_of, result_avals(jaxpr))
     return Program(
         jaxpr=jaxpr,
-        arguments=tuple(leaves),
-        results=results,
-        in_tree=jax.tree.structure(tuple(args[i] for i in dynamic)),
-        out_tree=out_tree,
-        in_avals=(*jax.tree.leaves(abstract), *map(abstracted, constants)),
+        arguments=(*given.leaves, *closed_over),
+        results=tuple(Leaf(name=name, aval=aval) for name, aval in zip(names, outputs, strict=True)),
+        in_tree=jax.tree.structure(given.values),
+        out_tree=jax.tree.structure(traced.out),
+        in_avals=(*jax.tree.leaves(traced.abstract), *map(abstracted, constants)),
         constants=constants,
         parallelism=parallelism,
         effects=effects,
         notes=tuple(notes),
-        donated=frozenset(donated),
-        updates=changes.updates,
-        donate_argnums=tuple(sorted(donate)),
-        dynamic_argnums=dynamic,
-        num_args=len(args),
+        donated=given.donated,
+        updates=traced.changes.updates,
+        donate_argnums=tuple(sorted(given.donate)),
+        dynamic_argnums=given.dynamic,
+        num_args=len(given.args),
         function_name=name_of(fn),
     )
+
+
+def _result_names(leaves: Sequence[Leaf], traced: _Traced) -> list[str]:
+    """The names of the results: the function's own, then what it has changed in place."""
+    names = [joined("out", path) for path, _ in jax.tree_util.tree_flatten_with_path(traced.out)[0]]
+    sources = {result: position for position, result in reversed(traced.changes.updates)}
+    added = range(len(names), len(names) + len(traced.changes.added))
+    return [*names, *(f"updated/{leaves[sources[i]].name}" for i in added)]
 
 
 def _told_of_changes(fn: str, leaves: Sequence[Leaf], changes: Changes, useless: Sequence[bool]) -> list[str]:
@@ -173,9 +251,3 @@ def _told_of_changes(fn: str, leaves: Sequence[Leaf], changes: Changes, useless:
             "new value where it is wanted"
         )
     return notes
-
-
-def _ambient_axes() -> list[tuple[str, Any]]:
-    """The axes of the mesh that `jax.set_mesh` has set, and their types."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return list(zip(mesh.axis_names, mesh.axis_types, strict=True))

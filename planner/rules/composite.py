@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from planner.rules.rule import Combiner, Dim, Kind, Rule
+from planner.rules.rule import Combiner, Dims, Kind, Rule
 from planner.rules.unify import Forest
 
-Dims = tuple[Dim, ...]
 Partial = tuple[int, Combiner]
 """A factor over which a tensor is only partially combined, and how it would be."""
 

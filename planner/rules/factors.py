@@ -6,10 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 from planner.program.graph import Aval
-from planner.rules.rule import Combiner, Dim, Kind, Rule
-
-Dims = tuple[Dim, ...]
-"""The factors of every dim of one array."""
+from planner.rules.rule import Combiner, Dim, Dims, Kind, Rule
 
 RuleFunction = Callable[[Sequence[Aval], Sequence[Aval], Mapping[str, Any]], Rule]
 """From the avals of an op's operands and results, and its params, to its rule."""

@@ -28,6 +28,8 @@ Kind = Literal["pass", "reduce", "replicate", "permute"]
 Combiner = Literal["add", "max", "min", "and", "or", "mul", "arg"]
 Dim = tuple[int, ...]
 """The factors of one dim, major first."""
+Dims = tuple[Dim, ...]
+"""The factors of every dim of one array."""
 
 FACTOR_NAMES = tuple(string.ascii_lowercase) + tuple(string.ascii_uppercase)
 _NAME = re.compile(r"[A-Za-z](?:[1-9][0-9]*)?")

@@ -47,7 +47,7 @@ Any other initial value would count once per shard.
 """
 
 
-def sharding_rule(attribute: Any, operands: Sequence[Sequence[int]], results: Sequence[Sequence[int]]) -> Rule:
+def rule_of_attribute(attribute: Any, operands: Sequence[Sequence[int]], results: Sequence[Sequence[int]]) -> Rule:
     """The rule that Shardy's attribute `#sdy.op_sharding_rule` says.
 
     Parameters: `operands` and `results`, the extents of the arrays. What Shardy would split by exchange between
@@ -166,7 +166,7 @@ def _rule(
         return None
     if kind == "stablehlo.convolution" and _grouped(op):
         return None
-    rule = sharding_rule(op.attributes["sdy.sharding_rule"], operands, results)
+    rule = rule_of_attribute(op.attributes["sdy.sharding_rule"], operands, results)
     combiner: Combiner | None = "add" if kind in SUMS else _combiner(op, kind, constants)
     whole = _miscompiled(op, kind, rule, operands)
     kinds: list[Kind] = [

@@ -115,7 +115,7 @@ class _FewerDevices:
 def _choice_without(dropped: Sequence[int], best: Candidate, instance: Instance) -> tuple[int, ...] | None:
     """The strategies that split as the plan's do, but for the dropped axes; None where one is not offered."""
     same = instance is best.instance
-    positions = [_positions(strategies) for strategies in instance.tables]
+    positions = [_rows_by_assignment(strategies) for strategies in instance.tables]
     choice: list[int] = []
     for before, kind, pick in zip(best.instance.strategies, instance.kind_of, best.choice, strict=True):
         split = list(enumerate(before.assignment[pick].tolist()))
@@ -138,7 +138,7 @@ def _takes_longer(instance: Instance, choice: Sequence[int], than: Sequence[int]
     )
 
 
-def _positions(strategies: Strategies) -> dict[tuple[int, ...], int]:
+def _rows_by_assignment(strategies: Strategies) -> dict[tuple[int, ...], int]:
     return {tuple(row): i for i, row in enumerate(strategies.assignment.tolist())}
 
 

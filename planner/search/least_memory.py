@@ -23,7 +23,7 @@ from planner.solver.problem import Problem
 from planner.solver.smaller.quotient import solve_shared
 from planner.vectors import Floats
 
-PRICE_ROUNDS = 40
+WEIGHT_ROUNDS = 40
 GAP = 0.01
 RATE = 4.0
 POINTS = 8
@@ -72,7 +72,7 @@ def least_memory(memory: MemoryModel, start: Sequence[int], aim: Aim, budget: Bu
     known = {point: weight for point, weight in aim.weights.items() if weight > 0}
     gains = {point: math.log(weight / max(known.values())) for point, weight in known.items()}
     choice: Sequence[int] = best
-    for turn in range(PRICE_ROUNDS):
+    for turn in range(WEIGHT_ROUNDS):
         profile = memory.profile(choice)
         top = int(profile.argmax())
         if turn or not known:

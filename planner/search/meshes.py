@@ -78,7 +78,7 @@ def search(meshes: Sequence[Mapping[str, int]], program: States, asked: Asked) -
     would do.
     """
     limit_bytes = asked.limit_bytes
-    run = _Search(meshes, asked)
+    run = _MeshSearch(meshes, asked)
     start, stopped = time.monotonic(), False
     alone = _alone(meshes, program)
     for tried, shape in enumerate(meshes):
@@ -122,7 +122,7 @@ def _kind(shape: Mapping[str, int]) -> tuple[int, bool]:
     return math.prod(shape.values()), len(shape) > SMALL_AXES
 
 
-class _Search:
+class _MeshSearch:
     """What a search knows so far, by the positions of the meshes."""
 
     def __init__(self, meshes: Sequence[Mapping[str, int]], asked: Asked) -> None:

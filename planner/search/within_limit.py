@@ -95,7 +95,7 @@ def within(memory: MemoryModel, free: Solution, wanted: Wanted, budget: Budget, 
     `free` is the optimum without a limit, `least` a plan of least memory that is within it, where one is known.
     """
     limit_bytes = wanted.limit_bytes
-    search = _Search(memory, wanted, budget)
+    search = _LimitSearch(memory, wanted, budget)
     search.raise_bound(free.bound)
     search.meet(free.choice or ())
     if least is None:
@@ -122,7 +122,7 @@ def within(memory: MemoryModel, free: Solution, wanted: Wanted, budget: Budget, 
     return Within(choice=best.choice, value=best.value, bound=min(search.bound, best.value))
 
 
-class _Search:
+class _LimitSearch:
     def __init__(self, memory: MemoryModel, wanted: Wanted, budget: Budget) -> None:
         self.memory = memory
         self.problem = memory.instance.problem

@@ -39,7 +39,7 @@ ROUND_PAYS = 0.9
 """Another round follows while the last one left at most this part of the choices."""
 PARTIAL_SHARE = 0.3
 """Part of the time left that a program with only some of the rows may take: the others may still become active."""
-LARGE = 50_000
+MANY_CHOICES = 50_000
 """Choices of a problem with rows from which on prices and block moves are all that is tried."""
 EXACT_SHARE = 0.6
 """Part of the time for reductions and programs where rows may leave a gap for prices and block moves to close."""
@@ -63,7 +63,7 @@ def seek(problem: Problem, control: Control) -> Solution:
     every = RowTable.of(problem)
     best = Incumbent(problem, every, control)
     detail: Detail = {}
-    if every.count == 0 or sum(costs.size for costs in problem.node_costs) <= LARGE:
+    if every.count == 0 or sum(costs.size for costs in problem.node_costs) <= MANY_CHOICES:
         seconds = control.left() * (EXACT_SHARE if every.count else 1.0)
         limited = replace(control, deadline=control.deadline.within(seconds))
         detail = by_stages(problem, every, best, limited)

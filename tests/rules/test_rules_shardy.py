@@ -26,7 +26,7 @@ import planner
 from planner.program.graph import Aval
 from planner.rules.primitives import rule_of
 from planner.rules.rule import FACTOR_NAMES, Rule
-from planner.rules.shardy import annotated, sharding_rule, shardy_rule
+from planner.rules.shardy import annotated, rule_of_attribute, shardy_rule
 from planner.testing import assert_same_as_single_device
 from tests.rules import rule_cases
 
@@ -230,7 +230,7 @@ def _registered(equation: rule_cases.Equation) -> Iterator[tuple[str, Rule]]:
                     shapes = [
                         [ir.RankedTensorType(value.type).shape for value in side] for side in (op.operands, op.results)
                     ]
-                    yield op.operation.name, sharding_rule(op.attributes["sdy.sharding_rule"], *shapes)
+                    yield op.operation.name, rule_of_attribute(op.attributes["sdy.sharding_rule"], *shapes)
 
 
 @pytest.mark.parametrize(("name", "function", "arrays", "text"), rule_cases.CASES, ids=[c[0] for c in rule_cases.CASES])
@@ -255,9 +255,9 @@ def test_attributes_are_read_by_number() -> None:
     sizes = "i=4, j=8, " + ", ".join(f"{letter}=2" for letter in "klmnopqrstuvwxyz") + ", z_1=3"
     text = f"#sdy.op_sharding_rule<([ij, z_1])->([z_1, ij]) {{{sizes}}} reduction={{z_1}} permutation={{j}}>"
     with mlir.make_ir_context():
-        rule = sharding_rule(ir.Attribute.parse(text), [(32, 3)], [(3, 32)])
+        rule = rule_of_attribute(ir.Attribute.parse(text), [(32, 3)], [(3, 32)])
         with pytest.raises(ValueError, match="OpShardingRuleAttr"):
-            sharding_rule(ir.Attribute.parse("5 : i32"), [()], [()])
+            rule_of_attribute(ir.Attribute.parse("5 : i32"), [()], [()])
     assert str(rule) == "(a b) c -> c (a b) | reduce c | replicate b"
 
 

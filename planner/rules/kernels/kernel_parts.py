@@ -35,7 +35,7 @@ COMBINE: Mapping[Combiner, Callable[..., Any]] = {
 """How partial results become whole ones, over mesh axes."""
 
 
-def sharding_rule(rule: Rule) -> SdyShardingRule:
+def as_sdy_rule(rule: Rule) -> SdyShardingRule:
     """The rule in the form that JAX takes, where every dim has a factor."""
     extra = iter(range(sum(not dim for dims in (*rule.operands, *rule.results) for dim in dims)))
     own: set[int] = set()

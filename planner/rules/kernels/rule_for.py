@@ -21,7 +21,7 @@ from planner.program.slots import BOUNDARY
 from planner.program.trace import trace
 from planner.rules.choose import op_rule
 from planner.rules.composite import CompositeStep, compose
-from planner.rules.kernels.kernel_parts import COMBINE, Parts, sharding_rule
+from planner.rules.kernels.kernel_parts import COMBINE, Parts, as_sdy_rule
 from planner.rules.kernels.kernel_work import KernelWork, Said, amount, checked
 from planner.rules.op_work import is_guessed, op_engine, op_flops
 from planner.rules.primitives import slides_of, traits
@@ -101,7 +101,7 @@ def rule_for(
         work = replace(work, bytes=amount("bytes", name, said_bytes, tree, structs))
         # Within a function jitted on its own, arrays that it closes over are no constants of the call.
         call = custom_partitioning(jax.jit(flat))
-        call.def_partition(Parts(rule=found, run=flat, work=work), sharding_rule=sharding_rule(found))
+        call.def_partition(Parts(rule=found, run=flat, work=work), sharding_rule=as_sdy_rule(found))
         return jax.tree.unflatten(jax.tree.structure(made), call(*leaves))
 
     return partitioned

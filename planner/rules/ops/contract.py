@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planner.program.graph import Aval
-from planner.rules.factors import Dims, Factors, replicated
-from planner.rules.rule import Dim, Kind, Rule
+from planner.rules.factors import Factors, replicated
+from planner.rules.rule import Dim, Dims, Kind, Rule
 
 
 def dot_general(operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, Any]) -> Rule:

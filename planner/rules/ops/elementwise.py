@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planner.program.graph import Aval
-from planner.rules.factors import Dim, Dims, Factors
-from planner.rules.rule import Rule
+from planner.rules.factors import Dim, Factors
+from planner.rules.rule import Dims, Rule
 
 
 def aligned(factors: Factors, dims: Dims, shape: Sequence[int], aval: Aval) -> Dims:

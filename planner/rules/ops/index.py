@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planner.program.graph import Aval
-from planner.rules.factors import Dims, Factors
-from planner.rules.rule import Combiner, Dim, Rule
+from planner.rules.factors import Factors
+from planner.rules.rule import Combiner, Dim, Dims, Rule
 
 
 def gather(operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, Any]) -> Rule:

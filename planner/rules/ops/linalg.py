@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planner.program.graph import Aval
-from planner.rules.factors import Dim, Dims, Factors
-from planner.rules.rule import Rule
+from planner.rules.factors import Dim, Factors
+from planner.rules.rule import Dims, Rule
 
 
 def batched(operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, Any], *, core: int) -> Rule:

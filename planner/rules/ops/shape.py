@@ -7,8 +7,8 @@ from math import gcd
 from typing import Any
 
 from planner.program.graph import Aval
-from planner.rules.factors import Dims, Factors
-from planner.rules.rule import Dim, Rule
+from planner.rules.factors import Factors
+from planner.rules.rule import Dim, Dims, Rule
 
 
 def created(operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, Any]) -> Rule:

@@ -35,7 +35,7 @@ from planner.solver.solution import RELATIVE_TOLERANCE, Solution
 
 SMALLEST = 100
 """Problems of fewer nodes are solved whole: they take no time."""
-LARGE = 5_000
+MANY_NODES = 5_000
 """Problems of more nodes share at a loss too: solving them whole takes tens of seconds (5 s for 2,900 nodes)."""
 DIVIDED = 2_000
 """Under rows, copies are divided into ranges that choose for themselves, up to about this many nodes in all."""
@@ -60,7 +60,7 @@ def solve_shared(problem: Problem, budget: Budget, cutoff: float = math.inf) -> 
     part = 1.0 if small.lossless else FIRST_SHARE
     found = solve(small.problem, time_limit=part * seconds, seed=seed, cutoff=cutoff, sharing=sharing)
     solution = _lifted(problem, small, found)
-    if small.lossless or (problem.rows and len(problem.node_costs) > LARGE):
+    if small.lossless or (problem.rows and len(problem.node_costs) > MANY_NODES):
         return solution
     left = max(seconds - (time.monotonic() - started), 0.1 * seconds)
     upper = min(cutoff, solution.value)
@@ -73,12 +73,12 @@ def solve_shared(problem: Problem, budget: Budget, cutoff: float = math.inf) -> 
 def _worth_sharing(problem: Problem, share: Share) -> Classes | None:
     """The classes of a problem, where sharing is wanted and makes it smaller."""
     count = len(problem.node_costs)
-    if share is False or count < SMALLEST or (share == "auto" and problem.rows and count <= LARGE):
+    if share is False or count < SMALLEST or (share == "auto" and problem.rows and count <= MANY_NODES):
         return None
     classes = classes_of(problem)
     if classes.count > SHARING_PAYS * count:
         return None
-    return classes if classes.lossless or share is True or count > LARGE else None
+    return classes if classes.lossless or share is True or count > MANY_NODES else None
 
 
 def classes_of(problem: Problem) -> Classes:
@@ -188,7 +188,7 @@ def words(free: Solution, *, gap: float, limited: bool) -> str:
     made, of, lost = (free.detail.get(key) for key in ("shared_decisions", "decisions", "lost_at_most"))
     if not isinstance(made, int) or not isinstance(of, int) or not isinstance(lost, float):
         return ""
-    if limited and of > LARGE:
+    if limited and of > MANY_NODES:
         lost = gap
     told = "which loses nothing" if lost <= RELATIVE_TOLERANCE else f"which loses at most {100 * lost:.2g} %"
     if math.isinf(lost) or gap >= 1:
