@@ -14,9 +14,9 @@ from typing import Literal
 from jax.sharding import PartitionSpec
 
 from planner.one_mesh.chosen import Chosen
-from planner.one_mesh.specs import entries_of
 from planner.program.graph import Graph, Op
 from planner.program.slots import Slot
+from planner.program.spec_entries import axes_of_entry
 from planner.rules.primitive import ByHand
 from planner.rules.primitives import kinds_where, rule_of, slides_of, traits
 from planner.rules.rule import Rule
@@ -69,7 +69,7 @@ def laid_split(graph: Graph, op: Op, constraints: Mapping[Slot, tuple[PartitionS
 
 
 def _axes(spec: PartitionSpec, rank: int) -> Axes:
-    entries = [tuple(entry) for entry in entries_of(spec)]
+    entries = [axes_of_entry(entry) for entry in spec]
     return tuple(entries + [()] * (rank - len(entries)))
 
 

@@ -9,7 +9,6 @@ Scatters of a single update per device stay with the partitioner, but behind a b
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -24,6 +23,7 @@ from planner.emit.by_hand import Axes, by_hand, laid_split, rule_by_dims
 from planner.one_mesh.specs import from_entries
 from planner.program.graph import Graph, Op, Path
 from planner.program.slots import Slot
+from planner.program.spec_entries import parts_over
 from planner.rules.primitives import kinds_where
 from planner.rules.rule import Dims, Rule
 
@@ -83,8 +83,8 @@ def _updated(
     """The part of a dynamic update: where only the operand is split, the device that holds the element writes it."""
     here, places = jnp.bool_(True), list[Any]()
     for dim, start in enumerate(starts):
-        extent = operand.shape[dim] * math.prod(sizes[name] for name in operand_spec[dim])
-        covered = update.shape[dim] * math.prod(sizes[name] for name in update_spec[dim])
+        extent = operand.shape[dim] * parts_over(operand_spec[dim], sizes)
+        covered = update.shape[dim] * parts_over(update_spec[dim], sizes)
         # As the whole program: a start before the first place or after the last one is moved there.
         last = min(extent - covered, int(jnp.iinfo(start.dtype).max))
         place = jnp.clip(start, 0, last).astype(np.int32)

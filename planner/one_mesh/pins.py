@@ -8,11 +8,11 @@ from difflib import get_close_matches
 from fnmatch import translate
 from typing import Any
 
-import numpy as np
 from jax.sharding import PartitionSpec
 
 from planner.errors import PinError
 from planner.program.graph import Graph
+from planner.program.spec_entries import axes_of_entry, parts_over
 
 Pins = Mapping[str, PartitionSpec]
 
@@ -91,7 +91,7 @@ def pinned_location(
     axes = list(mesh_shape)
     location = [-1] * len(axes)
     for dim, entry in enumerate(spec):
-        words = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+        words = axes_of_entry(entry)
         for word in words:
             if word not in mesh_shape:
                 known = ", ".join(map(repr, axes))
@@ -102,7 +102,7 @@ def pinned_location(
             location[axes.index(word)] = dim
         if list(words) != sorted(words, key=axes.index):
             raise PinError(f"the pin on {name}, {spec}, must list the axes of one dim in mesh order {tuple(axes)}")
-        parts = int(np.prod([mesh_shape[word] for word in words], dtype=np.int64))
+        parts = parts_over(words, mesh_shape)
         if shape[dim] % parts:
             raise PinError(
                 f"the pin on {name}, {spec}, splits dim {dim} of shape {tuple(shape)} into {parts} parts, "
@@ -119,5 +119,5 @@ def axes_named(pins: Pins) -> set[str]:
     named: set[str] = set()
     for spec in pins.values():
         for entry in spec:
-            named.update(() if entry is None else (entry,) if isinstance(entry, str) else entry)
+            named.update(axes_of_entry(entry))
     return named

@@ -7,6 +7,8 @@ from functools import lru_cache
 
 from jax.sharding import PartitionSpec
 
+from planner.program.spec_entries import axes_of_entry
+
 Layout = tuple[tuple[int, ...], ...]
 """The axes of every dim, major first."""
 
@@ -45,7 +47,7 @@ def spec_words(spec: PartitionSpec) -> str:
 
 def entries_of(spec: PartitionSpec) -> list[list[str]]:
     """The axis names of every dim of a PartitionSpec, in the form JSON keeps."""
-    return [[] if e is None else [e] if isinstance(e, str) else list(e) for e in spec]
+    return [list(axes_of_entry(entry)) for entry in spec]
 
 
 def from_entries(entries: Sequence[Sequence[str]]) -> PartitionSpec:

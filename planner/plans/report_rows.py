@@ -8,6 +8,7 @@ Two folds, each of leaves of equal type and spec only:
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 from jax.sharding import PartitionSpec
 
 from planner.program.graph import type_words
+from planner.program.spec_entries import axes_of_entry, parts_over
 from planner.program.traced import Leaf
 
 
@@ -77,11 +79,7 @@ def roots(names: Sequence[str]) -> list[str]:
 
 def split_into(spec: PartitionSpec, mesh_shape: Mapping[str, int]) -> int:
     """Into how many parts a spec cuts a tensor."""
-    parts = 1
-    for entry in spec:
-        for name in () if entry is None else (entry,) if isinstance(entry, str) else entry:
-            parts *= mesh_shape[name]
-    return parts
+    return math.prod(parts_over(axes_of_entry(entry), mesh_shape) for entry in spec)
 
 
 def _common_end(a: str, b: str) -> int:

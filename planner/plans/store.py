@@ -22,6 +22,7 @@ from planner.one_mesh.specs import entries_of, from_entries
 from planner.predicted import Collective, Predicted
 from planner.program.graph import Aval
 from planner.program.slots import Slot
+from planner.program.spec_entries import parts_over
 from planner.program.traced import Leaf, Program
 
 FORMAT = "meshwright plan"
@@ -221,10 +222,7 @@ def _check_axes(decision: Decision) -> None:
     borders = zip((*decision.arguments, *decision.results), (*decision.in_specs, *decision.out_specs), strict=True)
     for leaf, spec in borders:
         for extent, axes in zip(leaf.aval.shape, entries_of(spec), strict=False):
-            parts = 1
-            for axis in axes:
-                parts *= decision.mesh_shape[axis]
-            if extent % parts:
+            if extent % parts_over(axes, decision.mesh_shape):
                 raise ValueError(f"{leaf.name} of shape {leaf.aval.shape} is not divisible by its spec {spec}")
         if len(spec) > len(leaf.aval.shape):
             raise ValueError(f"{leaf.name} has a spec longer than its shape")

@@ -38,8 +38,8 @@ def trace(
     Raises: ArgumentError for arguments that are not arrays or positions that do not exist; TraceError when JAX cannot
     trace the function, or when it changes arguments in a way that a compiled function cannot.
     """
-    given = _checked(fn, example_args, donate_argnums, static_argnums)
-    return _program(fn, given, _traced(fn, given))
+    given = _checked_arguments(fn, example_args, donate_argnums, static_argnums)
+    return _as_program(fn, given, _traced(fn, given))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class _Traced:
     notes: tuple[str, ...]
 
 
-def _checked(fn: Any, example_args: Any, donate_argnums: Sequence[int], static_argnums: Sequence[int]) -> _Given:
+def _checked_arguments(fn: Any, example_args: Any, donate_argnums: Sequence[int], static_argnums: Sequence[int]) -> _Given:
     """The arguments a function is given, with what a jitted one says of them. Raises: ArgumentError."""
     if not callable(fn):
         raise ArgumentError(f"fn must be a function, got {type(fn).__name__}; pass the function to be planned")
@@ -191,7 +191,7 @@ def _check_ambient_mesh() -> None:
         )
 
 
-def _program(fn: Callable[..., Any], given: _Given, traced: _Traced) -> Program:
+def _as_program(fn: Callable[..., Any], given: _Given, traced: _Traced) -> Program:
     """The program of a traced function: its large constants made arguments, its results named."""
     jaxpr, constants = hoisted(with_plain_constraints(traced.jaxpr))
     closed_over = [

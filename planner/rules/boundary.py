@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from planner.program.graph import Aval
+from planner.program.spec_entries import parts_over
 from planner.rules.factors import Factors
 from planner.rules.rule import Dim, Kind, Rule
 
@@ -46,7 +46,7 @@ def manual_rule(operands: Sequence[Aval], results: Sequence[Aval], params: Mappi
             dims: list[Dim] = []
             for extent, axes in zip(aval.shape, spec, strict=True):
                 factors = [names.index(axis) for axis in axes if params["mesh"][axis] > 1]
-                rest = extent // math.prod(params["mesh"][axis] for axis in axes)
+                rest = extent // parts_over(axes, params["mesh"])
                 if rest != 1:
                     sizes.append(rest)
                     kinds.append("replicate")

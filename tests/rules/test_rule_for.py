@@ -276,7 +276,7 @@ def plan_of(kernel: Callable[..., Any], mesh: dict[str, int] | None = None, **mo
 def test_work_that_is_guessed_is_told() -> None:
     plan = plan_of(rule_for(pallas_attention, HEADS))
     assert [(op.op, op.trips) for op in plan.guessed] == [("pallas_attention", 12)]
-    assert "test_user_rules.py" in plan.guessed[0].source
+    assert "test_rule_for.py" in plan.guessed[0].source
     assert any("work of 1 op is guessed" in note and "pallas_attention (x12) at" in note for note in plan.notes)
     assert "work guessed as one operation per result element" in str(plan)
     assert plan.predicted.flops * plan.decision.mesh_shape["x"] == 12 * 8 * 32 * 16

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from planner.program.graph import Aval
 from planner.program.jaxpr.bodies import body_of, opened, structure_of
 from planner.program.jaxpr.builder import Builder
 from planner.program.jaxpr.trips import while_trips_of
+from planner.program.spec_entries import axes_of_entry, parts_over
 
 
 def demanded_specs(b: Builder, eqn: Any, avals: Sequence[Aval], source: str) -> dict[str, Any]:
@@ -34,8 +34,8 @@ def demanded_specs(b: Builder, eqn: Any, avals: Sequence[Aval], source: str) -> 
     found: list[tuple[tuple[str, ...] | None, ...] | None] = []
     for (spec, free), aval in zip(spec_of, arrays, strict=True):
         entries = [*spec, *[None] * (len(aval.shape) - len(spec))]
-        axes = [(e,) if isinstance(e, str) else e if isinstance(e, tuple) else () for e in entries]
-        parts = [math.prod(shape[name] for name in names) for names in axes]
+        axes = [axes_of_entry(entry) for entry in entries]
+        parts = [parts_over(names, shape) for names in axes]
         ordered = all(list(names) == sorted(names, key=list(shape).index) for names in axes)
         even = all(extent % n == 0 for extent, n in zip(aval.shape, parts, strict=True))
         if not (ordered and even):

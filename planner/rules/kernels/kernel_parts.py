@@ -20,6 +20,7 @@ from planner.errors import RuleError
 from planner.program.graph import Graph, Op, Path
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.slots import Slot
+from planner.program.spec_entries import axes_of_entry, parts_over
 from planner.program.trace import trace
 from planner.rules.kernels.kernel_work import KernelWork
 from planner.rules.primitives import kinds_where, traits
@@ -115,14 +116,11 @@ class Parts:
         used: set[str] = set()
 
         def left(factor: int) -> int:
-            parts = 1
-            for axis in split[factor]:
-                parts *= sizes[axis]
-            return self.rule.sizes[factor] // parts
+            return self.rule.sizes[factor] // parts_over(split[factor], sizes)
 
         for dims, spec in views:
             for dim, entry in zip(dims, spec, strict=False):
-                names = (entry,) if isinstance(entry, str) else tuple(entry or ())
+                names = axes_of_entry(entry)
                 for factor in dim:
                     if split[factor] != names[: len(split[factor])] or self.rule.kinds[factor] not in (
                         "pass",
@@ -207,7 +205,6 @@ def _mapped(
 def _scattered(made: PartitionSpec, wanted: PartitionSpec, summed: tuple[str, ...], combiner: Combiner) -> int | None:
     """The dim on which a sum is to be left scattered: the one that is wanted split by the summed axes, too."""
     for dim, (before, after) in enumerate(zip(made, wanted, strict=False)):
-        names = (after,) if isinstance(after, str) else tuple(after or ())
-        if combiner == "add" and summed and names == (*(before or ()), *summed):
+        if combiner == "add" and summed and axes_of_entry(after) == (*(before or ()), *summed):
             return dim
     return None
