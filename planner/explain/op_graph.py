@@ -30,18 +30,20 @@ What the ops of a fused group read in common is read by the first of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, final
 
 import networkx as nx
 import numpy as np
 
 from planner.any_mesh.fused_pass import pass_parts
-from planner.any_mesh.groups import Grouping
-from planner.any_mesh.liveness import Liveness
+from planner.any_mesh.groups import Grouping, group_ops
+from planner.any_mesh.liveness import Liveness, analyse
 from planner.one_mesh.costs import moved_bytes
 from planner.program.gc_pause import paused
 from planner.program.graph import Graph, Op, Region, Tensor, type_words
+from planner.program.jaxpr.flatten import build_graph
+from planner.program.traced import Program
 from planner.rules.op_work import op_flops, said_bytes
 
 OpGraph = nx.MultiDiGraph
@@ -70,6 +72,13 @@ class Told(Protocol):
     def of_return(self, position: int) -> Attributes:
         """The same of what is returned."""
         ...
+
+
+def program_graph(program: Program, *, while_trips: float | Mapping[str, float]) -> OpGraph:
+    """The op graph of a traced program before anything is decided."""
+    graph = build_graph(program, while_trips=while_trips)
+    grouping = group_ops(graph)
+    return undecided(graph, grouping, analyse(graph, grouping), name=program.function_name)
 
 
 def undecided(graph: Graph, grouping: Grouping, liveness: Liveness, *, name: str) -> OpGraph:

@@ -74,7 +74,9 @@ class _Traced:
     notes: tuple[str, ...]
 
 
-def _checked_arguments(fn: Any, example_args: Any, donate_argnums: Sequence[int], static_argnums: Sequence[int]) -> _Given:
+def _checked_arguments(
+    fn: Any, example_args: Any, donate_argnums: Sequence[int], static_argnums: Sequence[int]
+) -> _Given:
     """The arguments a function is given, with what a jitted one says of them. Raises: ArgumentError."""
     if not callable(fn):
         raise ArgumentError(f"fn must be a function, got {type(fn).__name__}; pass the function to be planned")

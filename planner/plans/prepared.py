@@ -1,0 +1,114 @@
+"""What a user asks `plan` for, made ready: checked, traced, made a session, with the meshes to search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import jax
+
+from cost_models import OBJECTIVES
+from planner.decision import Request
+from planner.errors import ArgumentError
+from planner.machine.target import Target
+from planner.one_mesh.pins import Pins, check_pins
+from planner.options import Options
+from planner.program.jaxpr.fingerprint import fingerprint
+from planner.program.trace import trace
+from planner.search.offered_meshes import offered_meshes
+from planner.session import Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A program made ready, the meshes to search, and notes on them."""
+
+    session: Session
+    meshes: Sequence[Mapping[str, int]]
+    notes: tuple[str, ...]
+
+
+def prepared(
+    fn: Callable[..., Any],
+    example_args: Sequence[Any],
+    target: Target,
+    options: Options,
+    *,
+    mesh: Mapping[str, int] | None,
+    objective: str,
+    memory_limit: float | None,
+    pins: Pins | None,
+    donate_argnums: Sequence[int] | int,
+    static_argnums: Sequence[int] | int,
+) -> Prepared:
+    """What is asked of `plan`, on a target. Raises: ArgumentError, TraceError, MeshError, PinError."""
+    request = Request(
+        topology=target.topology,
+        platform=target.devices[0].platform if target.devices else None,
+        objective=_objective(objective),
+        memory_limit=_limit(memory_limit, target),
+        pins=check_pins(pins),
+        cost_model=options.cost_model,
+        profile=options.profile,
+        while_trips=options.while_trips,
+    )
+    program = trace(
+        fn,
+        example_args,
+        donate_argnums=checked_positions("donate_argnums", donate_argnums),
+        static_argnums=checked_positions("static_argnums", static_argnums),
+    )
+    session = Session(program=program, target=target, request=request)
+    meshes, notes = target.shared_by_all(offered_meshes(program, target, request, mesh, options.max_axes))
+    return Prepared(session=session, meshes=meshes, notes=notes)
+
+
+def question(ready: Prepared, options: Options) -> dict[str, str]:
+    """What is asked for, in words: all processes that plan together must ask the same."""
+    program, request = ready.session.program, ready.session.request
+    devices = ready.session.target.devices or ()
+    told = {
+        "the JAX release": jax.__version__,
+        "the list of devices": [device.id for device in devices],
+        "the program": f"{program.function_name} {fingerprint(program)[:12]}",
+        "the type of the arguments": [(leaf.name, leaf.aval) for leaf in program.arguments],
+        **{field.name: getattr(request, field.name) for field in fields(request)},
+        "mesh": [dict(mesh) for mesh in ready.meshes],
+        "donate_argnums": program.donate_argnums,
+        "static_argnums": program.static_argnums,
+        **{f"Options.{field.name}": getattr(options, field.name) for field in fields(options)},
+    }
+    # Who is told of the progress is a matter of each process.
+    return {name: repr(value) for name, value in told.items() if name != "Options.progress"}
+
+
+def checked_options(options: Options | None) -> Options:
+    """The options given, or the defaults. Raises: ArgumentError."""
+    if options is not None and not isinstance(options, Options):
+        raise ArgumentError(f"options is {options!r}; give planner.Options(...)")
+    return options or Options()
+
+
+def checked_positions(what: str, positions: Sequence[int] | int) -> tuple[int, ...]:
+    """Positions of arguments as a tuple. Raises: ArgumentError."""
+    if isinstance(positions, int):
+        return (positions,)
+    if not isinstance(positions, (tuple, list, range)):
+        raise ArgumentError(f"{what} is {positions!r}; give the position of an argument, or a tuple of positions")
+    return tuple(positions)
+
+
+def _objective(name: str) -> str:
+    known = (*OBJECTIVES, "memory")
+    if name not in known:
+        raise ArgumentError(f"objective is {name!r}; use one of {', '.join(map(repr, known))}")
+    return name
+
+
+def _limit(memory_limit: float | None, target: Target) -> float:
+    if memory_limit is None:
+        return float(target.topology.chip.hbm_bytes)
+    if isinstance(memory_limit, bool) or not isinstance(memory_limit, (int, float)) or not memory_limit > 0:
+        raise ArgumentError(f"memory_limit is {memory_limit!r}; give positive bytes per device, such as 14e9")
+    return float(memory_limit)
