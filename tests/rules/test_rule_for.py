@@ -18,9 +18,12 @@ from jax.sharding import PartitionSpec as P
 
 import planner
 from planner.errors import ArgumentError, RuleError
-from planner.rules.kernels.kernel_parts import Parts
+from planner.program.jaxpr.flatten import build_graph
+from planner.program.trace import trace
+from planner.rules.kernels.kernel_parts import Parts, kernels
 from planner.rules.kernels.rule_for import rule_for
-from planner.rules.rule import Rule
+from planner.rules.primitives import kinds_where
+from planner.rules.rule import Rule, parse_rule
 from planner.testing import assert_same_as_single_device
 
 MESH = {"x": 4, "y": 2}
@@ -104,6 +107,21 @@ def test_a_reduced_factor_is_summed_where_it_is_split() -> None:
     pins = {"x": P("x", "y"), "y": P("y", None), "out": P("x", None)}
     plan = assert_same_as_single_device(dot, (X, Y), mesh=MESH, pins=pins)
     assert plan.verify().collectives.by_kind == {("all-reduce", ("y",)): (256.0, 256.0)}
+
+
+@pytest.mark.parametrize("axes", [("x", "y"), ("data", "model")])
+def test_a_sum_is_left_scattered_on_a_dim_that_another_axis_splits(axes: tuple[str, str]) -> None:
+    graph = build_graph(trace(dot, (X, Y)))
+    (op,) = graph.of_kinds(kinds_where(lambda row: row.by_hand == "kernel"))
+    split = {
+        ("operand", op.path, 0): (P(*axes),),
+        ("operand", op.path, 1): (P(axes[1]),),
+        ("result", op.path, 0): (P(axes),),
+    }
+    run = kernels(graph, split, jax.sharding.Mesh(np.reshape(jax.devices(), (4, 2)), axes))[op.path]
+    text = str(jax.make_jaxpr(run)(X, Y))
+    assert "reduce_scatter" in text
+    assert "psum" not in text.replace("psum_scatter", "")
 
 
 def test_a_plan_with_a_kernel_is_saved_and_loaded(tmp_path: Path) -> None:
@@ -223,7 +241,7 @@ LIKE: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], str]] = {
 @pytest.mark.parametrize("name", LIKE)
 def test_rules_taken_from_plain_functions(name: str) -> None:
     function, shapes, text = LIKE[name]
-    assert _canonical(rule_of_like(function, shapes)) == _canonical(planner.factors.parse_rule(text))
+    assert _canonical(rule_of_like(function, shapes)) == _canonical(parse_rule(text))
 
 
 def rule_of_like(function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...]) -> Rule:
@@ -237,7 +255,7 @@ def rule_of_like(function: Callable[..., Any], shapes: tuple[tuple[int, ...], ..
 
 def _canonical(rule: Rule) -> Rule:
     """The rule without sizes, which a text does not have."""
-    return planner.factors.parse_rule(str(rule))
+    return parse_rule(str(rule))
 
 
 # ---------------------------------------------------------------- work

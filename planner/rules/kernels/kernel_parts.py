@@ -205,6 +205,6 @@ def _mapped(
 def _scattered(made: PartitionSpec, wanted: PartitionSpec, summed: tuple[str, ...], combiner: Combiner) -> int | None:
     """The dim on which a sum is to be left scattered: the one that is wanted split by the summed axes, too."""
     for dim, (before, after) in enumerate(zip(made, wanted, strict=False)):
-        if combiner == "add" and summed and axes_of_entry(after) == (*(before or ()), *summed):
+        if combiner == "add" and summed and axes_of_entry(after) == (*axes_of_entry(before), *summed):
             return dim
     return None
