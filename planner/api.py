@@ -20,8 +20,8 @@ from planner.plans.attempts import attempts
 from planner.plans.checks import check, failure
 from planner.plans.decide import alternatives
 from planner.plans.loaded import LoadedPlan
+from planner.plans.made_ready import Ready, checked_options, checked_positions, made_ready, question
 from planner.plans.plan import Plan
-from planner.plans.prepared import Prepared, checked_options, checked_positions, prepared, question
 from planner.plans.store import decision_of, load_saved, record_of
 from planner.program.trace import trace
 from planner.program.traced import Program
@@ -70,8 +70,8 @@ def plan(
     options = checked_options(options)
     target = resolve(devices, topology)
 
-    def made_ready() -> Prepared:
-        return prepared(
+    def ready_here() -> Ready:
+        return made_ready(
             fn,
             example_args,
             target,
@@ -84,7 +84,7 @@ def plan(
             static_argnums=static_argnums,
         )
 
-    ready = target.processes.same(made_ready, lambda ready: question(ready, options), "planner.plan")
+    ready = target.processes.same(ready_here, lambda ready: question(ready, options), "planner.plan")
     session, program, args = ready.session, ready.session.program, tuple(example_args)
     proposals = attempts(session, ready.meshes, options, notes=ready.notes)
 

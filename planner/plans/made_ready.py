@@ -21,7 +21,7 @@ from planner.session import Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class Ready:
     """A program made ready, the meshes to search, and notes on them."""
 
     session: Session
@@ -29,7 +29,7 @@ class Prepared:
     notes: tuple[str, ...]
 
 
-def prepared(
+def made_ready(
     fn: Callable[..., Any],
     example_args: Sequence[Any],
     target: Target,
@@ -41,7 +41,7 @@ def prepared(
     pins: Pins | None,
     donate_argnums: Sequence[int] | int,
     static_argnums: Sequence[int] | int,
-) -> Prepared:
+) -> Ready:
     """What is asked of `plan`, on a target. Raises: ArgumentError, TraceError, MeshError, PinError."""
     request = Request(
         topology=target.topology,
@@ -61,10 +61,10 @@ def prepared(
     )
     session = Session(program=program, target=target, request=request)
     meshes, notes = target.shared_by_all(offered_meshes(program, target, request, mesh, options.max_axes))
-    return Prepared(session=session, meshes=meshes, notes=notes)
+    return Ready(session=session, meshes=meshes, notes=notes)
 
 
-def question(ready: Prepared, options: Options) -> dict[str, str]:
+def question(ready: Ready, options: Options) -> dict[str, str]:
     """What is asked for, in words: all processes that plan together must ask the same."""
     program, request = ready.session.program, ready.session.request
     devices = ready.session.target.devices or ()
