@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
 import planner
+from planner.emit.runner import Runner
 from planner.errors import ArgumentError, MeshError
 from planner.testing import arguments, assert_same_as_single_device, free_wires, meshes
 
@@ -31,13 +32,13 @@ def layer(w: jax.Array, x: jax.Array) -> dict[str, jax.Array]:
 
 def wrong_by(change: Callable[[list[Any]], list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Every plan computes something else from now on."""
-    run = planner.Plan._run.func  # pyright: ignore[reportPrivateUsage]
+    run = Runner._run.func  # pyright: ignore[reportPrivateUsage]
 
-    def wrong(plan: planner.Plan) -> Callable[..., list[Any]]:
-        right = run(plan)
+    def wrong(runner: Runner) -> Callable[..., list[Any]]:
+        right = run(runner)
         return lambda *leaves: change(right(*leaves))
 
-    monkeypatch.setattr(planner.Plan, "_run", property(wrong))
+    monkeypatch.setattr(Runner, "_run", property(wrong))
 
 
 # ---------------------------------------------------------------- the assertion

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import itertools
 import math
 import time
@@ -219,9 +217,3 @@ def test_wrong_arguments_are_refused_in_a_sentence() -> None:
     large = Problem(name="large", node_costs=tuple(np.zeros(10) for _ in range(10)), edges=())
     with pytest.raises(SolverError, match="use method='auto'"):
         solve(large, method="brute")
-
-
-def test_public_names() -> None:
-    package = importlib.import_module("planner.solver")
-    names = {name for name, value in vars(package).items() if not (name.startswith("_") or inspect.ismodule(value))}
-    assert names == {"METHODS", "Solution", "min_marginals", "solve"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from planner.errors import SolverError
 from planner.solver.compiled.arrays import Arrays
 from planner.solver.compiled.block_moves import Primal
 from planner.solver.compiled.multiplicative_weights import Dual
+from planner.solver.deadline import Deadline
 from planner.solver.memory_rows import Row, Schedule
 from planner.solver.methods import solve
 from planner.solver.network.network import Network
@@ -102,12 +102,9 @@ def test_ties_change_neither_cost_nor_memory(seed: int) -> None:
     arrays = Arrays.of(tied, rows)
     dual = Dual(arrays)
     costs: list[float] = []
-    for picks in itertools.product(*(range(size) for size in arrays.size.tolist())):
+    for picks in itertools.product(*(range(size) for size in arrays.net.size.tolist())):
         pick = np.asarray(picks, dtype=np.int64)
-        choice = np.zeros(len(problem.node_costs), dtype=np.intp)
-        for node, label in arrays.chosen(pick).items():
-            choice[node] = label
-        tied.undo(choice)
+        choice = tied.lift(arrays.lift(pick))
         value = problem.evaluate(choice.tolist())
         if np.isfinite(value):
             assert dual.value(pick) == value
@@ -144,7 +141,7 @@ def test_prices_bound_and_blocks_find(seed: int) -> None:
         assert dual.bound <= best.value + 1e-9 * max(abs(best.value), 1.0)
     primal = Primal(arrays, dual, seed)
     for _ in range(5):
-        primal.round(time.perf_counter() + 10)
+        primal.round(Deadline.after(10))
         over = arrays.over(primal.pick)
         assert primal.fullest == pytest.approx(float(over.max()) if over.size else -1.0)
     if np.isfinite(primal.value):
