@@ -60,7 +60,6 @@ def assert_same_as_single_device(
     pins: Pins | None = None,
     devices: Sequence[jax.Device] | None = None,
     topology: str | Topology | None = None,
-    objective: str = "time",
     donate_argnums: Sequence[int] | int = (),
     static_argnums: Sequence[int] | int = (),
     rtol: float | None = None,
@@ -74,7 +73,7 @@ def assert_same_as_single_device(
     ----------
     fn: a function written for one device; anything `jax.jit` accepts.
     args: the tuple of its positional arguments, with values.
-    mesh, pins, objective, donate_argnums, static_argnums: as in `planner.plan`.
+    mesh, pins, donate_argnums, static_argnums: as in `planner.plan`.
     devices: to run on; default `jax.devices()`, or as many of them as the mesh needs where it does not divide them.
     topology: to plan for; default `free_wires`, on which splitting always pays: a plan for one device would show nothing.
     rtol: how far a float may be off, as a share of the largest value in its result; integers must be equal then. Default:
@@ -101,7 +100,6 @@ def assert_same_as_single_device(
         topology=free_wires(len(chosen)) if topology is None else topology,
         mesh=mesh,
         pins=pins,
-        objective=objective,
         donate_argnums=donate_argnums,
         static_argnums=static_argnums,
         options=replace(options or Options(), check="never"),
