@@ -20,7 +20,7 @@ from planner.search.narrow import narrow
 from planner.search.one_per_class import SharedInstance
 from planner.search.within_limit import OVER, Wanted, within
 from planner.solver.budget import Budget
-from planner.solver.network.table_cache import Sharing
+from planner.solver.network.table_cache import TableCache
 from planner.solver.smaller.quotient import solve_shared, words
 from planner.solver.smaller.smaller import Chain, floor_of
 from planner.solver.solution import Solution
@@ -89,7 +89,7 @@ class Postponed:
     """A mesh whose best plan without a memory limit is over the limit; see `limited`."""
 
     posed: Posed
-    sharing: Sharing
+    table_cache: TableCache
 
     @property
     def bound(self) -> float:
@@ -100,7 +100,7 @@ class Postponed:
         """The best plan within the memory limit that costs less than `cutoff`."""
         memory, free = self.posed.memory, self.posed.free
         wanted = Wanted(limit_bytes=limit_bytes, cutoff=cutoff)
-        found = within(memory, free, wanted, replace(budget, sharing=self.sharing))
+        found = within(memory, free, wanted, replace(budget, table_cache=self.table_cache))
         if found.choice is None:
             return self.posed.nothing(found.bound, fits=found.fits)
         return self.posed.plan(found.choice, found.value, found.bound, limited=True)
@@ -133,7 +133,7 @@ def free_plan(
     memory = MemoryModel(instance=made.whole() if steps.steps else whole)
     posed = Posed(whole=whole, memory=memory, free=free, steps=steps)
     if float(memory.profile(free.choice).max()) > limit_bytes * OVER:
-        return Postponed(posed=posed, sharing=budget.sharing)
+        return Postponed(posed=posed, table_cache=budget.table_cache)
     return posed.plan(free.choice, free.value, free.bound, limited=False)
 
 

@@ -81,7 +81,7 @@ def by_stages(problem: Problem, every: RowTable, best: Incumbent, control: Contr
     """
     active: Indices = np.zeros(0, dtype=np.intp)
     while True:
-        prepared = Prepared(problem, every.subset(active), control.sharing)
+        prepared = Prepared(problem, every.subset(active), control.table_cache)
         answer = minimise(prepared, best, control)
         if best.proven or answer is None or control.left() <= 0:
             break
@@ -176,7 +176,7 @@ def _eliminated(prepared: Prepared, best: Incumbent) -> Indices | None:
 
 def _repair(problem: Problem, every: RowTable, best: Incumbent, answer: Indices, control: Control) -> None:
     """Local search under all rows from an answer that some of them forbid, so that there is some choice early on."""
-    prepared = Prepared(problem, every, control.sharing)
+    prepared = Prepared(problem, every, control.table_cache)
     if prepared.fit() and prepared.reduce(dominance=False, eliminate=False):
         start = {node: int(answer[node]) for node in prepared.network.live}
         found = LocalSearch(prepared.network, every, start).run(control, 0.1 * control.left(), 0)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from planner.options import Share
 from planner.solver.deadline import Deadline
-from planner.solver.network.table_cache import Sharing
+from planner.solver.network.table_cache import TableCache
 
 LEAST_SECONDS = 0.5
 """What a solve gets even where no time is left."""
@@ -19,7 +19,7 @@ class Budget:
     deadline: Deadline
     seed: int = 0
     share: Share = "auto"
-    sharing: Sharing = field(default_factory=Sharing)
+    table_cache: TableCache = field(default_factory=TableCache)
 
     def within(self, seconds: float) -> Budget:
         """This for so many seconds only."""
@@ -31,7 +31,7 @@ class Budget:
 
     def afresh(self) -> Budget:
         """This for problems that have no tables in common with others."""
-        return replace(self, sharing=Sharing())
+        return replace(self, table_cache=TableCache())
 
     @property
     def seconds(self) -> float:

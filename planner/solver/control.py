@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from planner.solver.deadline import Deadline
-from planner.solver.network.table_cache import Sharing
+from planner.solver.network.table_cache import TableCache
 
 Improvement = Callable[[float, float], None]
 """Called with the best value and the lower bound whenever one of them improves."""
@@ -19,7 +19,7 @@ class Control:
     """A deadline, the time it was `started`, the seed of all randomness, and progress.
 
     Choices that cost at least `cutoff` are of no interest: a method may end with the proof that there is no other.
-    `sharing` knows what earlier solves made from the same tables.
+    `table_cache` knows what earlier solves made from the same tables.
     """
 
     deadline: Deadline
@@ -27,7 +27,7 @@ class Control:
     seed: int = 0
     progress: Improvement | None = None
     cutoff: float = math.inf
-    sharing: Sharing = field(default_factory=Sharing)
+    table_cache: TableCache = field(default_factory=TableCache)
 
     def left(self) -> float:
         """Seconds left, never below zero."""

@@ -13,7 +13,7 @@ from planner.solver.deadline import Deadline
 from planner.solver.exact.brute import solve_brute
 from planner.solver.exact.exact import solve_elimination, solve_ilp
 from planner.solver.heuristics.random_search import solve_random
-from planner.solver.network.table_cache import Sharing
+from planner.solver.network.table_cache import TableCache
 from planner.solver.problem import Problem
 from planner.solver.solution import Solution
 
@@ -46,14 +46,14 @@ def solve(
     method: str = "auto",
     progress: Improvement | None = None,
     cutoff: float = math.inf,
-    sharing: Sharing | None = None,
+    table_cache: TableCache | None = None,
 ) -> Solution:
     """The cheapest choice that violates no row, with a proven lower bound.
 
     Stops after about `time_limit` seconds with the best choice and bound so far. `progress(value, bound)` hears of
     improvements. The result depends on `seed` alone, unless the time limit cuts in. With a `cutoff`, only choices that
     cost less are sought; without a choice, a bound of at least the cutoff says that there is none. Solves of problems
-    that have tables (as objects) in common are faster with one `sharing`.
+    that have tables (as objects) in common are faster with one `table_cache`.
     Raises SolverError for an unknown method or a time limit that is not positive.
     """
     if method not in METHODS:
@@ -65,6 +65,6 @@ def solve(
         seed=seed,
         progress=progress,
         cutoff=cutoff,
-        sharing=sharing or Sharing(),
+        table_cache=table_cache or TableCache(),
     )
     return METHODS[method](problem, control)

@@ -24,7 +24,7 @@ from planner.search.best_on_mesh import Outcome, free_plan
 from planner.solver.budget import Budget
 from planner.solver.deadline import Deadline
 from planner.solver.methods import solve
-from planner.solver.network.table_cache import Sharing
+from planner.solver.network.table_cache import TableCache
 from planner.solver.problem import Array, Edge, Problem, Row
 from planner.solver.smaller.quotient import SMALLEST, classes_of, quotient, solve_shared
 from tests.sessions import small_session
@@ -81,7 +81,7 @@ def close(a: float, b: float) -> bool:
 def test_sharing_is_an_upper_bound_and_exact_where_it_says_so(chained: bool, data: st.DataObject) -> None:
     problem = data.draw(repeated(chained=chained))
     classes = classes_of(problem)
-    small = solve(quotient(problem, classes, Sharing()).problem)
+    small = solve(quotient(problem, classes, TableCache()).problem)
     optimum = solve(problem).value
     if small.choice is not None:
         assert close(problem.evaluate(classes.lift(small.choice).tolist()), small.value)

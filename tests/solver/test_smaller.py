@@ -15,7 +15,7 @@ from planner.solver.compiled.multiplicative_weights import Dual
 from planner.solver.methods import solve
 from planner.solver.network.compact import normalise
 from planner.solver.network.network import Network
-from planner.solver.network.table_cache import Sharing
+from planner.solver.network.table_cache import TableCache
 from planner.solver.problem import Array, Edge, Problem, Row
 from planner.solver.row_table import RowTable
 from planner.solver.smaller.folding import Tied
@@ -104,7 +104,7 @@ def test_one_choice_per_class_costs_the_same_for_all_members(seed: int) -> None:
         for edge in one.edges
     )
     problem = Problem(name="copies", node_costs=one.node_costs * 3, edges=shifted)
-    small = quotient(problem, classes_of(problem), Sharing())
+    small = quotient(problem, classes_of(problem), TableCache())
     assert (small.lossless, small.bound) == (True, math.inf)
     assert len(small.problem.node_costs) <= 5
     for _ in range(5):

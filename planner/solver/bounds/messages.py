@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from planner.solver.network.compact import normalise
 from planner.solver.network.network import Indices, Network
-from planner.solver.network.table_cache import Sharing
+from planner.solver.network.table_cache import TableCache
 from planner.solver.problem import Array
 
 
@@ -30,7 +30,7 @@ from planner.solver.problem import Array
 class Wire:
     """One edge with its two messages; `first` comes before `second` in the order of the nodes.
 
-    Wires that are alike share their costs and classes, by the table cache `sharing`.
+    Wires that are alike share their costs and classes, by the table cache.
     """
 
     __slots__ = (
@@ -44,11 +44,13 @@ class Wire:
         "low",
         "offer",
         "second",
-        "sharing",
+        "table_cache",
     )
 
-    def __init__(self, first: int, second: int, ends: tuple[Indices, Indices], costs: Array, sharing: Sharing) -> None:
-        self.first, self.second, self.sharing = first, second, sharing
+    def __init__(
+        self, first: int, second: int, ends: tuple[Indices, Indices], costs: Array, table_cache: TableCache
+    ) -> None:
+        self.first, self.second, self.table_cache = first, second, table_cache
         self.forward = np.zeros(ends[1].size)
         self.backward = np.zeros(ends[0].size)
         self.offer = np.zeros(ends[0].size)
@@ -57,12 +59,12 @@ class Wire:
 
     def _set(self, ends: tuple[Indices, Indices], costs: Array) -> None:
         """Takes over classes and costs, dropping classes that no choice is in."""
-        made = self.sharing.once("wire", (*ends, costs), lambda: _renumbered(ends, costs))
+        made = self.table_cache.once("wire", (*ends, costs), lambda: _renumbered(ends, costs))
         self.ends, self.costs, self.groups, self.finite = made
 
     def prune(self, dim: int, keep: Indices) -> None:
         """Forgets the choices of one end that are not in `keep`."""
-        left = self.sharing.taken(self.ends[dim], keep)
+        left = self.table_cache.taken(self.ends[dim], keep)
         ends = (left, self.ends[1]) if dim == 0 else (self.ends[0], left)
         if dim == 0:
             self.backward = self.backward[keep]
@@ -130,7 +132,7 @@ class Messages:
         self.ahead: dict[int, list[Wire]] = {node: [] for node in self.order}
         self.behind: dict[int, list[Wire]] = {node: [] for node in self.order}
         for edge in edges:
-            wire = Wire(*edge.nodes, edge.classes, edge.costs, network.sharing)
+            wire = Wire(*edge.nodes, edge.classes, edge.costs, network.table_cache)
             self.ahead[wire.first].append(wire)
             self.behind[wire.second].append(wire)
         self.bound = -np.inf

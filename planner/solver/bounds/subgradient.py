@@ -119,7 +119,7 @@ def _charge(messages: Messages, prepared: Prepared, prices: Array) -> None:
 
 def _prune(prepared: Prepared, messages: Messages, kept: dict[int, Indices]) -> bool:
     """Keeps only the given choices, and those that still have partners; False if a node would lose all."""
-    prepared.network.sharing.tidy()
+    prepared.network.table_cache.tidy()
     while kept:
         if any(keep.size == 0 for keep in kept.values()):
             return False

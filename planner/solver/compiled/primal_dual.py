@@ -61,7 +61,7 @@ def run_primal_dual(problem: Problem, control: Control) -> Solution:
 
 def search_priced(problem: Problem, rows: RowTable, best: Incumbent, control: Control) -> Detail:
     """Uses the time left to improve choice and bound of `best`, whose rows are `rows`; what the network became."""
-    prepared = Prepared(problem, rows, control.sharing)
+    prepared = Prepared(problem, rows, control.table_cache)
     if prepared.fit() and prepared.reduce(dominance=False) and prepared.fit():
         _improve(prepared, best, control)
     else:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.solver.memory_rows import Indices
-from planner.solver.network.table_cache import Sharing
+from planner.solver.network.table_cache import TableCache
 from planner.solver.problem import Array, Problem
 
 
@@ -28,20 +28,20 @@ class Network:
         unary: list[Array],
         labels: list[Indices],
         tables: list[dict[int, Array]],
-        sharing: Sharing | None = None,
+        table_cache: TableCache | None = None,
     ) -> None:
         self.unary = unary
         self.labels = labels
         self.tables = tables
         self.live = set(range(len(unary)))
         self.constant = 0.0
-        self.sharing = sharing or Sharing()
+        self.table_cache = table_cache or TableCache()
 
     @staticmethod
-    def of(problem: Problem, sharing: Sharing | None = None) -> Network:
+    def of(problem: Problem, table_cache: TableCache | None = None) -> Network:
         """The whole problem as a network; parallel edges are merged, tables of single edges stay shared."""
         labels = [np.arange(costs.size) for costs in problem.node_costs]
-        network = Network([costs.copy() for costs in problem.node_costs], labels, [{} for _ in labels], sharing)
+        network = Network([costs.copy() for costs in problem.node_costs], labels, [{} for _ in labels], table_cache)
         for edge in problem.edges:
             network.add_table(*edge.nodes, edge.costs)
         return network
@@ -49,7 +49,7 @@ class Network:
     def copy(self) -> Network:
         """An independent copy; tables are shared, because no reduction writes into a table."""
         unary, tables = [costs.copy() for costs in self.unary], [dict(row) for row in self.tables]
-        twin = Network(unary, list(self.labels), tables, self.sharing)
+        twin = Network(unary, list(self.labels), tables, self.table_cache)
         twin.live = set(self.live)
         twin.constant = self.constant
         return twin
@@ -62,11 +62,11 @@ class Network:
         self.unary[node] = self.unary[node][lines]
         self.labels[node] = self.labels[node][lines]
         for other, table in self.tables[node].items():
-            self._put(node, other, self.sharing.taken(table, lines))
+            self._put(node, other, self.table_cache.taken(table, lines))
 
     def _put(self, m: int, n: int, costs: Array) -> None:
         self.tables[m][n] = costs
-        self.tables[n][m] = self.sharing.transposed(costs)
+        self.tables[n][m] = self.table_cache.transposed(costs)
 
     def disconnect(self, m: int, n: int) -> None:
         """Removes the edge between two nodes."""
@@ -75,7 +75,7 @@ class Network:
 
     def add_table(self, m: int, n: int, costs: Array) -> None:
         """Adds costs between two nodes, merged with the edge that is there."""
-        self._put(m, n, self.sharing.added(costs, self.tables[m][n]) if n in self.tables[m] else costs)
+        self._put(m, n, self.table_cache.added(costs, self.tables[m][n]) if n in self.tables[m] else costs)
 
     def forbid_pairs(self, m: int, n: int, pairs: NDArray[np.bool_]) -> None:
         """Makes pairs of remaining choices of two neighbours impossible."""

@@ -20,7 +20,7 @@ OVERHEAD = 1_000
 
 
 @final
-class Sharing:
+class TableCache:
     """What was made from which arrays: equal steps on the same arrays give the same object, so that later steps agree.
 
     Arrays are told apart by identity, and kept alive for as long as something made from them is known; `tidy` ends that

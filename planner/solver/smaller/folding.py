@@ -78,7 +78,7 @@ class Tied:
         if node not in self.network.live or by not in self.network.tables[node]:
             return None
         table = self.network.tables[node][by]
-        return self.network.sharing.once("decides", (table,), partial(_only_partner, table))
+        return self.network.table_cache.once("decides", (table,), partial(_only_partner, table))
 
     def _fold(self, node: int, by: int, picks: Indices) -> list[tuple[int, int]]:
         """Makes `node` part of `by`; the edges that changed."""
@@ -92,7 +92,7 @@ class Tied:
         changed: list[tuple[int, int]] = []
         for other, costs in list(network.tables[node].items()):
             network.disconnect(node, other)
-            network.add_table(by, other, costs if same else network.sharing.taken(costs, picks))
+            network.add_table(by, other, costs if same else network.table_cache.taken(costs, picks))
             changed.append((by, other))
         moved = [(piece, usage if same else usage[picks]) for piece, usage in self.carried.pop(node, [])]
         if moved:

@@ -9,7 +9,7 @@ from typing import final
 import numpy as np
 
 from planner.solver.network.network import Indices, Network
-from planner.solver.network.table_cache import Sharing
+from planner.solver.network.table_cache import TableCache
 from planner.solver.problem import Array, Problem
 from planner.solver.row_table import RowTable
 from planner.solver.smaller.reductions import Eliminated, Reducer, undo
@@ -30,10 +30,10 @@ class Prepared:
     bound = math.inf
     """Only choices are left out that some other is as good as, or that have no place in any within the rows."""
 
-    def __init__(self, problem: Problem, rows: RowTable, sharing: Sharing | None = None) -> None:
+    def __init__(self, problem: Problem, rows: RowTable, table_cache: TableCache | None = None) -> None:
         self.problem = problem
         self.rows = rows
-        self.network = Network.of(problem, sharing)
+        self.network = Network.of(problem, table_cache)
         self.trail: list[Eliminated] = []
         self.counts: dict[str, int] = {}
         self.possible = True

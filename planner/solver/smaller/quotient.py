@@ -27,7 +27,7 @@ from planner.options import Share
 from planner.solver.budget import Budget
 from planner.solver.memory_rows import Indices
 from planner.solver.methods import solve
-from planner.solver.network.table_cache import Sharing
+from planner.solver.network.table_cache import TableCache
 from planner.solver.problem import Array, Edge, Problem, Row
 from planner.solver.smaller.alike_nodes import SHARING_PAYS, Classes, Links, classify
 from planner.solver.smaller.smaller import Choice
@@ -50,21 +50,21 @@ def solve_shared(problem: Problem, budget: Budget, cutoff: float = math.inf) -> 
     `lost_at_most`: the part of the value that sharing may have cost.
     """
     classes = _worth_sharing(problem, budget.share)
-    seconds, seed, sharing = budget.seconds, budget.seed, budget.sharing
+    seconds, seed, table_cache = budget.seconds, budget.seed, budget.table_cache
     if classes is None:
-        return solve(problem, time_limit=seconds, seed=seed, cutoff=cutoff, sharing=sharing)
+        return solve(problem, time_limit=seconds, seed=seed, cutoff=cutoff, table_cache=table_cache)
     started = time.monotonic()
     if problem.rows:
         classes = classes.divided(max(1, DIVIDED // classes.count))
-    small = quotient(problem, classes, sharing)
+    small = quotient(problem, classes, table_cache)
     part = 1.0 if small.lossless else FIRST_SHARE
-    found = solve(small.problem, time_limit=part * seconds, seed=seed, cutoff=cutoff, sharing=sharing)
+    found = solve(small.problem, time_limit=part * seconds, seed=seed, cutoff=cutoff, table_cache=table_cache)
     solution = _lifted(problem, small, found)
     if small.lossless or (problem.rows and len(problem.node_costs) > MANY_NODES):
         return solution
     left = max(seconds - (time.monotonic() - started), 0.1 * seconds)
     upper = min(cutoff, solution.value)
-    whole = solve(problem, time_limit=left, seed=seed, cutoff=upper, sharing=sharing)
+    whole = solve(problem, time_limit=left, seed=seed, cutoff=upper, table_cache=table_cache)
     if whole.choice is not None or solution.choice is None:
         return replace(whole, seconds=time.monotonic() - started)
     return _certified(solution, bound=min(whole.bound, solution.value), seconds=time.monotonic() - started)
@@ -121,8 +121,8 @@ class Quotient:
         return self.classes.lift(choice)
 
 
-def quotient(problem: Problem, classes: Classes, sharing: Sharing) -> Quotient:
-    """The problem with one node per class; the same tables under one `sharing` give the same objects."""
+def quotient(problem: Problem, classes: Classes, table_cache: TableCache) -> Quotient:
+    """The problem with one node per class; the same tables under one `table_cache` give the same objects."""
     of = classes.of.tolist()
     costs = [
         float(size) * problem.node_costs[first]
@@ -133,7 +133,7 @@ def quotient(problem: Problem, classes: Classes, sharing: Sharing) -> Quotient:
     counts = Counter((*pair, table) for pair, table in zip(ends, table_of, strict=True))
     edges: list[Edge] = []
     for (source, target, number), count in counts.items():
-        table = _times(tables[number], count, sharing)
+        table = _times(tables[number], count, table_cache)
         if source == target:
             costs[source] = costs[source] + np.diagonal(table)
         else:
@@ -148,8 +148,8 @@ def quotient(problem: Problem, classes: Classes, sharing: Sharing) -> Quotient:
     return Quotient(problem=small, classes=classes, lossless=classes.lossless and not problem.rows)
 
 
-def _times(table: Array, count: int, sharing: Sharing) -> Array:
-    return table if count == 1 else sharing.once(("times", count), (table,), lambda: float(count) * table)
+def _times(table: Array, count: int, table_cache: TableCache) -> Array:
+    return table if count == 1 else table_cache.once(("times", count), (table,), lambda: float(count) * table)
 
 
 def _shared_row(row: Row, of: list[int]) -> Row:

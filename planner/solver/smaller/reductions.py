@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.solver.network.network import Indices, Network, classes, firsts
-from planner.solver.network.table_cache import Sharing
+from planner.solver.network.table_cache import TableCache
 from planner.solver.problem import Array
 
 PAIR_BUDGET = 400_000
@@ -75,7 +75,7 @@ class Reducer:
         network = self.network
         self._changed = set(network.live)
         while self._changed:
-            network.sharing.tidy()
+            network.table_cache.tidy()
             if not self.forbid(self._changed & network.live):
                 return False
             touched, self._changed = self._changed & network.live, set()
@@ -98,7 +98,7 @@ class Reducer:
             queued.discard(node)
             possible = np.isfinite(network.unary[node])
             for table in network.tables[node].values():
-                possible &= network.sharing.once("possible", (table,), partial(_possible, table))
+                possible &= network.table_cache.once("possible", (table,), partial(_possible, table))
             if possible.all():
                 continue
             self.counts["forbidden"] += int(possible.size - possible.sum())
@@ -115,7 +115,7 @@ class Reducer:
         """Moves the separable edges of a node into the unary costs."""
         network = self.network
         for other, table in list(network.tables[node].items()):
-            parts = network.sharing.once("separate", (table,), partial(_separated, table))
+            parts = network.table_cache.once("separate", (table,), partial(_separated, table))
             if parts is None:
                 continue
             network.unary[node] = network.unary[node] + parts[0]
@@ -173,10 +173,10 @@ class Reducer:
         if not neighbours:
             network.constant += float(unary.min())
         elif len(neighbours) == 1:
-            cheapest = network.sharing.once(step, tables, lambda: (unary[:, None] + tables[0]).min(axis=0))
+            cheapest = network.table_cache.once(step, tables, lambda: (unary[:, None] + tables[0]).min(axis=0))
             network.unary[neighbours[0]] = network.unary[neighbours[0]] + cheapest
         else:
-            joined = network.sharing.once(step, tables, lambda: min_plus(tables[0] + unary[:, None], tables[1]))
+            joined = network.table_cache.once(step, tables, lambda: min_plus(tables[0] + unary[:, None], tables[1]))
             network.add_table(neighbours[0], neighbours[1], joined)
         return neighbours
 
@@ -189,7 +189,7 @@ class Reducer:
         usage = self.usage_of(node) if self.usage_of is not None else np.zeros((0, unary.size))
         tables = tuple(network.tables[node].values())
         step = ("dominate", unary.tobytes(), usage.tobytes())
-        gone = network.sharing.once(step, tables, lambda: _dominated(unary, tables, usage, network.sharing))
+        gone = network.table_cache.once(step, tables, lambda: _dominated(unary, tables, usage, network.table_cache))
         if gone.any():
             self.counts["dominated"] += int(gone.sum())
             network.keep(node, ~gone)
@@ -213,7 +213,7 @@ def _separated(table: Array) -> tuple[Array, Array] | None:
     return first[:, 0], second[0] - second[0, 0]
 
 
-def _dominated(unary: Array, tables: tuple[Array, ...], usage: Array, sharing: Sharing) -> NDArray[np.bool_]:
+def _dominated(unary: Array, tables: tuple[Array, ...], usage: Array, table_cache: TableCache) -> NDArray[np.bool_]:
     """Which choices of a node with these costs and bytes, a line per row, are dominated by one that stays."""
     lows = unary + sum((table.min(axis=1) for table in tables), start=np.zeros(unary.size))
     widest = max((table.shape[1] for table in tables), default=1)
@@ -223,7 +223,7 @@ def _dominated(unary: Array, tables: tuple[Array, ...], usage: Array, sharing: S
     with np.errstate(invalid="ignore"):
         margin = unary[:, None] - unary[better]
         for table in tables:
-            margin = margin + worst_regret(table, better, sharing)
+            margin = margin + worst_regret(table, better, table_cache)
     wins = margin >= 0
     for line in usage:
         wins &= line[:, None] >= line[better]
@@ -234,11 +234,13 @@ def _dominated(unary: Array, tables: tuple[Array, ...], usage: Array, sharing: S
     return gone
 
 
-def worst_regret(table: Array, better: Indices, sharing: Sharing | None = None) -> Array:
+def worst_regret(table: Array, better: Indices, table_cache: TableCache | None = None) -> Array:
     """min over q of E[a, q] - E[b, q] for every a and every b in `better`; partners forbidden to both do not count."""
     if table.size * better.size > 100_000:
         whole = table
-        of, table = sharing.once("distinct", (whole,), lambda: _distinct(whole)) if sharing else _distinct(whole)
+        of, table = (
+            table_cache.once("distinct", (whole,), lambda: _distinct(whole)) if table_cache else _distinct(whole)
+        )
         if table.shape[0] < of.size:
             wanted, position = np.unique(of[better], return_inverse=True)
             return worst_regret(table, wanted)[of][:, position]
