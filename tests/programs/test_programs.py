@@ -236,6 +236,7 @@ def test_every_op_is_made() -> None:
     assert made == set(OPS)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     ("fails", "simplest"),
     [

@@ -49,6 +49,7 @@ def test_a_known_plan_leaves_only_what_is_better(part: float) -> None:
         assert instance.problem.evaluate(again.candidate.choice) == pytest.approx(free.candidate.value)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("narrowed", [False, True])
 def test_a_mesh_whose_plan_is_over_the_limit_is_put_off_and_then_keeps_it(narrowed: bool) -> None:
     instance = small_session("mlp").instance(SHAPE)
