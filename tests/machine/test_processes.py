@@ -216,7 +216,8 @@ def test_where_no_split_helps_every_device_computes_the_whole(long: list[dict[st
     found = same(long, "nothing_to_split")
     assert len(found["devices"]) == 8
     assert found["value"] == 3.0
-    assert any(note.startswith("nothing is split: every device computes the whole") for note in found["notes"])
+    assert any("splits nothing, so they all do the same" in note for note in found["notes"])
+    assert any("would leave process" in note for note in found["notes"])
 
 
 @pytest.mark.sample
