@@ -30,6 +30,7 @@ from planner.decision import Request
 from planner.explain.decided_graph import decided
 from planner.explain.op_graph import undecided
 from planner.machine.target import resolve
+from planner.one_mesh.chosen import Chosen
 from planner.options import Options
 from planner.program.graph import Graph
 from planner.program.trace import trace
@@ -67,7 +68,8 @@ def measure(name: str) -> dict[str, Any]:
     of = session.model
     plain, before = seconds_of(lambda: undecided(of.graph, of.grouping, of.liveness, name=name))
     best = session.search([MESH], limit_bytes=request.memory_limit, options=Options()).candidates[0]
-    full, after = seconds_of(lambda: decided(best.instance, best.choice, platform="tpu", name=name))
+    chosen = Chosen(instance=best.instance, choice=best.choice)
+    full, after = seconds_of(lambda: decided(chosen, platform="tpu", name=name))
     ops = len(of.graph.ops)
     return {
         "program": name,
