@@ -24,7 +24,7 @@ import math
 from typing import Literal, get_args
 
 from cost_models.errors import CostModelError
-from cost_models.links import Link, Segment, gather_seconds_per_byte, merged, routed
+from cost_models.links import SWITCHED, Link, Segment, gather_seconds_per_byte, merged, routed
 
 CollectiveKind = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"]
 COLLECTIVE_KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
@@ -95,7 +95,7 @@ def _bisection_seconds_per_byte(segment: Segment) -> float:
     n = segment.extent
     if segment.kind == "full":
         return 1 / n / segment.bytes_per_s
-    if segment.kind == "switch":
+    if segment.kind in SWITCHED:
         return (n - 1) / n / segment.bytes_per_s
     wires = 2 if segment.wrap else 1
     return (n * n // 4) / n / (wires * segment.bytes_per_s)

@@ -27,6 +27,15 @@ Engine = Literal["matrix", "vector"]
 
 GIB = 1024**3
 
+_DCN_LATENCY_S = 30e-6
+"""A message between hosts of a data centre, both network stacks passed: an estimate, that of a round trip in XLA's model of
+GPU clusters (sol_gpu_cost_model.cc: 68.89 us * 0.45)."""
+
+_GPU_PASSES = 3.0
+"""XLA's GPU compiler ends a kernel at a reduction whose result is spread again, and at a transpose, and reads columns that
+it sums badly: in scheduled train steps on 8 H100 fusions take 3.6 (BERT), 3.5 (ViT), 3.7 (a sparse transformer), 2.5 (GPT)
+and 2.0 times (an MLP) what one pass over the tensors that must stand in memory would take."""
+
 DTYPE_FALLBACKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "bfloat16": ("float16", "float32"),
@@ -48,10 +57,12 @@ class Chip:
     """The figures of one JAX device.
 
     `peak_flops_per_s`: rate of the matrix unit by dtype, "float8" for all float8 kinds. `vector_flops_per_s`: float32
-    rate of the vector unit. `matrix_efficiency`: share of the peak that large matmuls reach. `hbm_bytes`: what the
-    runtime grants to one device. `link_bytes_per_s`: per direction, and per axis of a torus or per device of a switch.
+    rate of the vector unit. `matrix_efficiency`: share of the peak that large matmuls reach; `matrix_latency_s`: what a
+    matmul takes beside its work (see `Roofline`); `efficiencies` are those of dtypes that reach another. `passes`: how
+    often its compiler goes over memory for what could be fused into one pass. `hbm_bytes`: what the runtime grants
+    to one device. `link_bytes_per_s`: per direction, and per axis of a torus or per device of a switch.
     `core_link_bytes_per_s`: between the two devices of one chip, 0 where a chip is one device. `node_size`: devices
-    that share the fast switch, 0 for a torus. `network_bytes_per_s`: per device and direction between nodes.
+    that share the fast switch, 0 for a torus. `network_bytes_per_s`: per device and direction between nodes, or slices.
     """
 
     name: str
@@ -63,6 +74,9 @@ class Chip:
     hbm_bytes_per_s: float
     link_bytes_per_s: float
     link_latency_s: float
+    matrix_latency_s: float = 0.0
+    efficiencies: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
+    passes: float = 1.0
     core_link_bytes_per_s: float = 0.0
     node_size: int = 0
     network_bytes_per_s: float = 0.0
@@ -72,6 +86,10 @@ class Chip:
     joules_per_hbm_byte: float
     joules_per_link_byte: float
     source: str
+
+    def efficiency(self, dtype: str) -> float:
+        """The share of the matrix unit's peak that large matmuls of a dtype reach."""
+        return self.efficiencies.get(dtype, self.matrix_efficiency)
 
     def peak(self, dtype: str, engine: Engine = "matrix") -> float:
         """The peak rate in FLOP/s of a unit for a dtype.
@@ -98,12 +116,14 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             platform="tpu",
             peak_flops_per_s={"bfloat16": 137.5e12, "float32": 137.5e12, "int8": 137.5e12},
             vector_flops_per_s=2.15e12,
-            matrix_efficiency=0.8,
+            matrix_efficiency=1.0,
             hbm_bytes=int(15.25 * GIB),
             hbm_bytes_per_s=600e9,
             link_bytes_per_s=45e9,
             link_latency_s=1e-6,
             core_link_bytes_per_s=300e9,
+            network_bytes_per_s=3.125e9,
+            network_latency_s=_DCN_LATENCY_S,
             static_watts=45.0,
             joules_per_flop=0.24e-12,
             joules_per_hbm_byte=31e-12,
@@ -113,7 +133,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
                 " unit 128 lanes x 16 ALUs at 1.05 GHz and power 90/192 W idle/max: Jouppi et al. 2023,"
                 " https://doi.org/10.1145/3579371.3589350; HBM grant and 45 GB/s per link and direction: libtpu"
                 " 0.0.42; cores copy through the shared HBM: a quarter of its rate; 1 us per hop:"
-                " jax-ml.github.io/scaling-book"
+                " jax-ml.github.io/scaling-book; data-centre network 6.25 GB/s per chip: jax-ml.github.io/scaling-book"
             ),
         ),
         "v5e": Chip(
@@ -121,11 +141,13 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             platform="tpu",
             peak_flops_per_s={"bfloat16": 197e12, "float32": 197e12, "int8": 394e12},
             vector_flops_per_s=6.1e12,
-            matrix_efficiency=0.8,
+            matrix_efficiency=1.0,
             hbm_bytes=int(15.75 * GIB),
             hbm_bytes_per_s=819e9,
             link_bytes_per_s=46.7e9,
             link_latency_s=1e-6,
+            network_bytes_per_s=3.125e9,
+            network_latency_s=_DCN_LATENCY_S,
             static_watts=50.0,
             joules_per_flop=0.31e-12,
             joules_per_hbm_byte=31e-12,
@@ -133,7 +155,8 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             source=(
                 "https://docs.cloud.google.com/tpu/docs/v5e (197 TFLOP/s bf16, 394 int8, 819 GB/s); vector unit 4 x 8"
                 " x 128 at 1.5 GHz: jax-ml.github.io/scaling-book; HBM grant and link: libtpu 0.0.42; power is an"
-                " estimate: 137 W maximum, from v6e's and Google's +67 % efficiency of v6e over v5e"
+                " estimate: 137 W maximum, from v6e's and Google's +67 % efficiency of v6e over v5e; data-centre"
+                " network 6.4 Tb/s per pod of 256"
             ),
         ),
         "v5p": Chip(
@@ -141,11 +164,13 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             platform="tpu",
             peak_flops_per_s={"bfloat16": 459e12, "float32": 459e12, "int8": 918e12},
             vector_flops_per_s=14.3e12,
-            matrix_efficiency=0.8,
+            matrix_efficiency=1.0,
             hbm_bytes=int(95.74 * GIB),
             hbm_bytes_per_s=2765e9,
             link_bytes_per_s=93e9,
             link_latency_s=1e-6,
+            network_bytes_per_s=6.25e9,
+            network_latency_s=_DCN_LATENCY_S,
             static_watts=110.0,
             joules_per_flop=0.27e-12,
             joules_per_hbm_byte=31e-12,
@@ -153,7 +178,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             source=(
                 "https://docs.cloud.google.com/tpu/docs/v5p (459 TFLOP/s bf16, 2765 GB/s); vector unit 2 cores x 4 x"
                 " 8 x 128 at 1.75 GHz: jax-ml.github.io/scaling-book; HBM grant and link: libtpu 0.0.42; power is an"
-                " estimate: 320 W maximum, at v5e's efficiency"
+                " estimate: 320 W maximum, at v5e's efficiency; data-centre network 50 Gb/s per chip"
             ),
         ),
         "v6e": Chip(
@@ -161,11 +186,13 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             platform="tpu",
             peak_flops_per_s={"bfloat16": 918e12, "float32": 918e12, "float8": 918e12, "int8": 1836e12},
             vector_flops_per_s=7.2e12,
-            matrix_efficiency=0.8,
+            matrix_efficiency=1.0,
             hbm_bytes=int(31.25 * GIB),
             hbm_bytes_per_s=1640e9,
             link_bytes_per_s=93e9,
             link_latency_s=1e-6,
+            network_bytes_per_s=12.5e9,
+            network_latency_s=_DCN_LATENCY_S,
             static_watts=115.0,
             joules_per_flop=0.23e-12,
             joules_per_hbm_byte=31e-12,
@@ -173,7 +200,8 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             source=(
                 "https://docs.cloud.google.com/tpu/docs/v6e (918 TFLOP/s bf16 and fp8, 1836 int8, 1640 GB/s); vector"
                 " unit as v5e's at 1.75 GHz; HBM grant and link: libtpu 0.0.42; power is an estimate: 380 W maximum,"
-                " half of TPU7x's FLOP per watt by Google's announcement of it"
+                " half of TPU7x's FLOP per watt by Google's announcement of it; data-centre network 25.6 Tb/s"
+                " per pod of 256"
             ),
         ),
         "tpu7x": Chip(
@@ -181,12 +209,14 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             platform="tpu",
             peak_flops_per_s={"bfloat16": 1153.5e12, "float32": 1153.5e12, "float8": 2307e12},
             vector_flops_per_s=7.8e12,
-            matrix_efficiency=0.8,
+            matrix_efficiency=1.0,
             hbm_bytes=int(94.75 * GIB),
             hbm_bytes_per_s=3690e9,
             link_bytes_per_s=93e9,
             link_latency_s=1e-6,
             core_link_bytes_per_s=558e9,
+            network_bytes_per_s=6.25e9,
+            network_latency_s=_DCN_LATENCY_S,
             static_watts=145.0,
             joules_per_flop=0.19e-12,
             joules_per_hbm_byte=31e-12,
@@ -195,7 +225,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
                 "per TensorCore, half a chip: https://docs.cloud.google.com/tpu/docs/tpu7x (2307 TFLOP/s bf16, 4614"
                 " fp8, 7380 GB/s, die-to-die six times one link); vector unit as v5e's at 1.9 GHz; HBM grant and link:"
                 " libtpu 0.0.42; power is an estimate: 480 W maximum per TensorCore from Google's 29.3 times TPU v2's"
-                " FLOP per watt"
+                " FLOP per watt; data-centre network 100 Gb/s per chip"
             ),
         ),
         "a100": Chip(
@@ -210,9 +240,11 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             },
             vector_flops_per_s=19.5e12,
             matrix_efficiency=0.8,
+            matrix_latency_s=5.5e-6,
             hbm_bytes=85_100_068_864,
             hbm_bytes_per_s=2039e9,
             link_bytes_per_s=300e9,
+            passes=_GPU_PASSES,
             link_latency_s=3.4e-6,
             node_size=8,
             network_bytes_per_s=25e9,
@@ -224,7 +256,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             source=(
                 "NVIDIA A100 80GB SXM data sheet (312 TFLOP/s bf16, TF32 156, 2039 GB/s, NVLink 600 GB/s both ways,"
                 " 400 W); 8 x 200 Gb/s InfiniBand per DGX A100; capacity as CUDA reports it; latency per step: NCCL"
-                " src/graph/tuning.cc, ring, simple protocol; 60 W idle is an estimate"
+                " src/graph/tuning.cc, ring, simple protocol; matmuls as H100's row; 60 W idle is an estimate"
             ),
         ),
         "h100": Chip(
@@ -239,10 +271,13 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
                 "int8": 1979e12,
             },
             vector_flops_per_s=67e12,
-            matrix_efficiency=0.75,
+            matrix_efficiency=0.78,
+            matrix_latency_s=5.5e-6,
             hbm_bytes=84_942_979_072,
             hbm_bytes_per_s=3350e9,
             link_bytes_per_s=450e9,
+            passes=_GPU_PASSES,
+            efficiencies={"float32": 0.6},
             link_latency_s=3.4e-6,
             node_size=8,
             network_bytes_per_s=50e9,
@@ -254,7 +289,9 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             source=(
                 "NVIDIA H100 SXM data sheet, dense figures (989 TFLOP/s bf16, TF32 494, FP8 1979, 3350 GB/s, NVLink"
                 " 900 GB/s both ways, 700 W); 8 x 400 Gb/s InfiniBand per DGX H100; capacity as CUDA reports it;"
-                " latency per step: NCCL src/graph/tuning.cc, ring, simple protocol; 75 W idle is an estimate"
+                " latency per step: NCCL src/graph/tuning.cc, ring, simple protocol; matmuls: bfloat16 of 256 to 4,096 in"
+                " openxla/xla xla/service/gpu/model/default_matmul_perf_table.txtpb (sm_90), 97 % of which are within 20 %"
+                " of latency and rate, float32 from the same; 75 W idle is an estimate"
             ),
         ),
         "h200": Chip(
@@ -269,10 +306,13 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
                 "int8": 1979e12,
             },
             vector_flops_per_s=67e12,
-            matrix_efficiency=0.75,
-            hbm_bytes=150_000_000_000,
+            matrix_efficiency=0.78,
+            matrix_latency_s=5.5e-6,
+            hbm_bytes=151_397_597_184,
             hbm_bytes_per_s=4800e9,
             link_bytes_per_s=450e9,
+            passes=_GPU_PASSES,
+            efficiencies={"float32": 0.6},
             link_latency_s=3.4e-6,
             node_size=8,
             network_bytes_per_s=50e9,
@@ -282,8 +322,8 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             joules_per_hbm_byte=31e-12,
             joules_per_link_byte=10e-12,
             source=(
-                "NVIDIA H200 SXM data sheet, dense figures (as H100; 4800 GB/s, 141 GiB-class HBM3e, 700 W); network"
-                " and latency as H100's row; 80 W idle is an estimate"
+                "NVIDIA H200 SXM data sheet, dense figures (as H100; 4800 GB/s, 700 W); capacity as CUDA"
+                " reports it; network, latency and matmuls as H100's row; 80 W idle is an estimate"
             ),
         ),
         "b200": Chip(
@@ -298,10 +338,12 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
                 "int8": 4500e12,
             },
             vector_flops_per_s=75e12,
-            matrix_efficiency=0.75,
+            matrix_efficiency=0.64,
+            matrix_latency_s=5.9e-6,
             hbm_bytes=191_514_083_328,
             hbm_bytes_per_s=7672e9,
             link_bytes_per_s=900e9,
+            passes=_GPU_PASSES,
             link_latency_s=3.4e-6,
             node_size=8,
             network_bytes_per_s=50e9,
@@ -313,7 +355,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             source=(
                 "NVIDIA HGX B200 data sheet, dense figures per GPU at 1000 W (2250 TFLOP/s bf16, TF32 1100, FP8 4500,"
                 " NVLink 1800 GB/s both ways); HBM rate and capacity as CUDA reports them; 8 x 400 Gb/s network per"
-                " DGX B200; latency as H100's row; 140 W idle is an estimate"
+                " DGX B200; latency as H100's row; matmuls from the same table (sm_100_B200); 140 W idle is an estimate"
             ),
         ),
         "mi300x": Chip(
@@ -332,6 +374,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             hbm_bytes=192 * GIB,
             hbm_bytes_per_s=5300e9,
             link_bytes_per_s=448e9,
+            passes=_GPU_PASSES,
             link_latency_s=3.4e-6,
             node_size=8,
             network_bytes_per_s=50e9,

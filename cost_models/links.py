@@ -8,9 +8,12 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-LinkKind = Literal["torus", "switch", "full"]
+LinkKind = Literal["torus", "switch", "full", "network"]
 """torus: neighbours are wired, along a line or a ring; switch: everyone reaches everyone at the full rate of a device's
-port; full: a wire of its own between every two devices."""
+port; full: a wire of its own between every two devices; network: a slower switch that joins nodes or slices, to which
+`mapping` gives the leading axes of a mesh."""
+SWITCHED: tuple[LinkKind, ...] = ("switch", "network")
+"""Kinds by which everyone reaches everyone at the full rate of a port."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +52,7 @@ class Segment:
         """The steps until the farthest device is reached: half a ring, a whole line, or recursive doubling."""
         if self.kind == "full":
             return min(self.extent - 1, 1)
-        if self.kind == "switch":
+        if self.kind in SWITCHED:
             return math.ceil(math.log2(self.extent))
         return self.extent // 2 if self.wrap else self.extent - 1
 
@@ -150,7 +153,7 @@ def gather_seconds_per_byte(segments: tuple[Segment, ...]) -> float:
     """
     segments = tuple(s for s in segments if s.extent > 1)
     size = math.prod(s.extent for s in segments)
-    switched = all(s.kind == "switch" for s in segments)
+    switched = all(s.kind in SWITCHED for s in segments)
     worst = 0.0
     for count in range(1, len(segments) + 1):
         for chosen in itertools.combinations(segments, count):

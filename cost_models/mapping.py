@@ -10,6 +10,10 @@ every so-many-th device, whose wires it shares with the groups in between. Among
     3. then the one nearest to row-major order.
 
 A mesh of exactly the physical shape maps one to one.
+
+Where the outermost dim is a network between nodes or slices, its part is not searched: the leading axes of the mesh run
+across it, as in the row-major order in which JAX numbers devices, and a mesh that fits inside of few nodes takes few. Which
+axis crosses the network is then said by the order of the axes; the rest is mapped as above.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +44,8 @@ class Dim:
 @functools.lru_cache(maxsize=4096)
 def map_mesh(dims: tuple[Dim, ...], mesh_shape: tuple[int, ...]) -> tuple[Link, ...] | None:
     """The link of every mesh axis, or None where the mesh does not fit the physical dims."""
+    if len(dims) > 1 and dims[0].kind == "network":
+        return _map_network(dims, mesh_shape)
     if mesh_shape == tuple(dim.extent for dim in dims):
         identity = tuple(tuple(size if d == a else 1 for d in range(len(dims))) for a, size in enumerate(mesh_shape))
         return _links(dims, mesh_shape, identity, tuple((a,) for a in range(len(dims))))
@@ -79,6 +85,50 @@ def device_order(dims: tuple[Dim, ...], mesh_shape: tuple[int, ...]) -> npt.NDAr
         shape[axis] = link.size
         order = order + offsets.reshape(shape)
     return order
+
+
+def network_parts(extent: int, inside: int, mesh_shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """The parts of the axes of a mesh that lie across a network of `extent` nodes of `inside` devices, fewest nodes first.
+
+    The leading axes take what they can of the nodes.
+    """
+    needed = math.prod(mesh_shape)
+    for nodes in range(1, extent + 1):
+        if needed % nodes or needed > nodes * inside:
+            continue
+        left, parts = nodes, list[int]()
+        for size in mesh_shape:
+            parts.append(math.gcd(left, size))
+            left //= parts[-1]
+        if left == 1:
+            yield tuple(parts)
+
+
+def _map_network(dims: tuple[Dim, ...], mesh_shape: tuple[int, ...]) -> tuple[Link, ...] | None:
+    """The link of every mesh axis where the first dim is a network."""
+    network, inner = dims[0], dims[1:]
+    for parts in network_parts(network.extent, math.prod(dim.extent for dim in inner), mesh_shape):
+        links = map_mesh(inner, tuple(size // part for size, part in zip(mesh_shape, parts, strict=True)))
+        if links is None:
+            continue
+        found: list[Link] = []
+        stride = math.prod(parts)
+        for size, part, link in zip(mesh_shape, parts, links, strict=True):
+            stride //= part
+            across = Segment(
+                extent=part,
+                wrap=False,
+                bytes_per_s=network.bytes_per_s,
+                latency_s=network.latency_s,
+                kind=network.kind,
+                stride=stride,
+                dim_extent=network.extent,
+                torus_dims=max((s.torus_dims for s in link.dims), default=0),
+            )
+            inside = tuple(replace(s, dim=s.dim + 1) for s in link.dims)
+            found.append(Link(size=size, dims=(across, *inside) if part > 1 else inside))
+        return tuple(found)
+    return None
 
 
 Parts = tuple[tuple[int, ...], ...]

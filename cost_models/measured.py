@@ -15,6 +15,7 @@ from cost_models.hardware import Engine
 from cost_models.links import Link
 from cost_models.profile import Fit, Profile
 from cost_models.protocol import Floats
+from cost_models.roofline import Roofline
 from cost_models.topology import Topology
 
 
@@ -55,8 +56,10 @@ class Measured:
         latency_s, seconds_per_byte = _interpolated(self.profile, kind, size)
         reference = self._measured_links(size)
         if reference is not None:
-            analytic = collectives.affine(kind, links)[1]
-            seconds_per_byte *= analytic / collectives.affine(kind, reference)[1]
+            analytic = Roofline(topology=self.topology)
+            seconds_per_byte *= (
+                analytic.collective_affine(kind, links)[1] / analytic.collective_affine(kind, reference)[1]
+            )
         return latency_s, seconds_per_byte
 
     def _matmul(self, dtype: str) -> Fit:

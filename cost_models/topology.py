@@ -7,6 +7,7 @@ A name is a chip and a physical shape:
     v4:2x2x1, tpu7x:4x4x4       the same, but two JAX devices (TensorCores) per chip: 8 and 128 devices; a last physical
                                 dim of 2 joins them, and each has half of the chip's links
     h100:8, h100:4x8            GPUs of one node; nodes x GPUs per node (nodes of 8; more GPUs than a node fill nodes)
+    v5e:16x16*4                 4 slices, joined by the data-centre network
     cpu:8                       virtual devices of one host
 
 The figures come from `hardware.CHIPS`. Wraparound: Google's pages on v4, v5p, v5e and v6e slices, and
@@ -37,7 +38,10 @@ _LARGEST: dict[str, tuple[int, ...]] = {
     "v6e": (16, 16),
     "tpu7x": (16, 16, 36),
 }
-EXAMPLES = "v4:2x2x1, v5e:4x4, v5p:4x4x4, v6e:16x16, tpu7x:2x2x1, a100:8, h100:4x8, h200:8, b200:8, mi300x:8, cpu:8"
+EXAMPLES = (
+    "v4:2x2x1, v5e:4x4, v5p:4x4x4, v6e:16x16, v5e:16x16*4 (slices), tpu7x:2x2x1, a100:8, h100:4x8, h200:8, b200:8, "
+    "mi300x:8, cpu:8"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +65,11 @@ class Topology:
         """The number of JAX devices."""
         return math.prod(self.shape)
 
+    @property
+    def nodes(self) -> int:
+        """How many nodes or slices a network joins; 1 where there is none."""
+        return self.shape[0] if self.kind[0] == "network" else 1
+
     def links(self, mesh_shape: Sequence[int]) -> tuple[Link, ...] | None:
         """The link of every axis of a mesh, or None where the mesh does not fit; `mapping` says how it is chosen.
 
@@ -75,6 +84,20 @@ class Topology:
         """
         return device_order(self._dims(), tuple(mesh_shape))
 
+    def slices(self, count: int) -> Topology:
+        """So many of it, joined by the data-centre network; itself for one."""
+        if count == 1:
+            return self
+        return dataclasses.replace(
+            self,
+            name=f"{self.name}*{count}",
+            shape=(count, *self.shape),
+            wrap=(False, *self.wrap),
+            kind=("network", *self.kind),
+            link_bytes_per_s=(self.chip.network_bytes_per_s, *self.link_bytes_per_s),
+            link_latency_s=(self.chip.network_latency_s, *self.link_latency_s),
+        )
+
     def megacore(self) -> Topology:
         """The same chips with one JAX device each, whose two cores work as one; itself where a chip is one device."""
         chip = self.chip
@@ -88,6 +111,7 @@ class Topology:
             hbm_bytes=2 * chip.hbm_bytes,
             hbm_bytes_per_s=2 * chip.hbm_bytes_per_s,
             core_link_bytes_per_s=0.0,
+            network_bytes_per_s=2 * chip.network_bytes_per_s,
             static_watts=2 * chip.static_watts,
             source=f"both cores together; {chip.source}",
         )
@@ -98,7 +122,10 @@ class Topology:
             shape=self.shape[:-1],
             wrap=self.wrap[:-1],
             kind=self.kind[:-1],
-            link_bytes_per_s=(chip.link_bytes_per_s,) * (len(self.shape) - 1),
+            link_bytes_per_s=tuple(
+                chip.link_bytes_per_s if kind == "torus" else 2 * rate
+                for kind, rate in zip(self.kind[:-1], self.link_bytes_per_s[:-1], strict=True)
+            ),
             link_latency_s=self.link_latency_s[:-1],
         )
 
@@ -122,7 +149,8 @@ class Topology:
     ) -> Topology:
         """A topology of your own: `shape` physical dims, each with its bandwidth in bytes/s per direction and latency.
 
-        Parameters: `kind` defaults to "switch" for every dim, `wrap` to False, `link_latency_s` to 0. The chip is
+        Parameters: `kind` defaults to "switch" for every dim (the first may be a "network", which the leading axes of a
+        mesh cross), `wrap` to False, `link_latency_s` to 0. The chip is
         either `chip`, or made of `flops_per_s` (all dtypes, both units), `hbm_bytes` and `hbm_bytes_per_s`; a figure
         beside `chip` replaces that of the chip.
         Raises: CostModelError when the lengths differ, a size or rate is not positive, or a figure of the chip lacks.
@@ -165,14 +193,18 @@ def parse_topology(name: str) -> Topology:
     Raises: CostModelError for an unknown chip, a malformed shape, or one that the chip is not built in.
     """
     chip_name, _, shape_text = name.strip().lower().partition(":")
-    if chip_name not in CHIPS or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape_text):
+    shape_text, times, count_text = shape_text.partition("*")
+    counted = not times or re.fullmatch(r"[1-9]\d*", count_text)
+    if chip_name not in CHIPS or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape_text) or not counted:
         raise CostModelError(
             f"unknown topology {name!r}; a name is CHIP:SHAPE with a chip of {', '.join(CHIPS)}, for example {EXAMPLES}"
         )
     chip = CHIPS[chip_name]
     shape = tuple(int(size) for size in shape_text.split("x"))
     if chip.platform == "tpu":
-        return _tpu(name, chip, shape)
+        return _tpu(name.strip().partition("*")[0], chip, shape).slices(int(count_text or 1))
+    if times:
+        raise CostModelError(f"only TPUs come in slices, got {name!r}; write nodes x GPUs per node, as in h100:4x8")
     if chip.platform == "gpu":
         return _gpu(name, chip, shape)
     if len(shape) != 1:
@@ -239,7 +271,7 @@ def _gpu(name: str, chip: Chip, shape: tuple[int, ...]) -> Topology:
         chip=chip,
         shape=shape,
         wrap=(False, False),
-        kind=("switch", "full" if wired else "switch"),
+        kind=("network", "full" if wired else "switch"),
         link_bytes_per_s=(chip.network_bytes_per_s, rate),
         link_latency_s=(chip.network_latency_s, chip.link_latency_s),
     )
@@ -272,7 +304,7 @@ def _custom_chip(
         changed = dataclasses.replace(changed, source=f"given by the user of the topology {name!r}")
     if flops_per_s is not None:
         changed = dataclasses.replace(
-            changed, peak_flops_per_s={}, vector_flops_per_s=flops_per_s, matrix_efficiency=1.0
+            changed, peak_flops_per_s={}, vector_flops_per_s=flops_per_s, matrix_efficiency=1.0, efficiencies={}
         )
     if hbm_bytes is not None:
         changed = dataclasses.replace(changed, hbm_bytes=int(hbm_bytes))

@@ -16,12 +16,13 @@ from planner.machine.processes import Processes
 from planner.machine.target import resolve
 from planner.one_mesh.pins import Pins
 from planner.options import Options
-from planner.plans.attempts import attempts
-from planner.plans.checks import check, failure
+from planner.plans.answer import Answer
+from planner.plans.checks import check
 from planner.plans.decide import alternatives
 from planner.plans.loaded import LoadedPlan
 from planner.plans.made_ready import Ready, checked_options, checked_positions, made_ready, question
 from planner.plans.plan import Plan
+from planner.plans.proposals import proposals
 from planner.plans.store import decision_of, load_saved, record_of
 from planner.program.trace import trace
 from planner.program.traced import Program
@@ -86,7 +87,8 @@ def plan(
 
     ready = target.processes.same(ready_here, lambda ready: question(ready, options), "planner.plan")
     session, program, args = ready.session, ready.session.program, tuple(example_args)
-    proposals = attempts(session, ready.meshes, options, notes=ready.notes)
+    leaves = jax.tree.leaves([args[i] for i in program.dynamic_argnums])
+    proposed = proposals(session, ready.meshes, options, notes=ready.notes, values=(*leaves, *program.constants))
 
     def made(decision: Decision) -> Plan:
         runner = Runner(
@@ -100,27 +102,35 @@ def plan(
             decision=decision, runner=runner, alternatives=lambda: alternatives(session, decision), seed=options.seed
         )
 
-    why = None
+    answer: Answer | None = None
+    kept: dict[object, Plan] = {}
     while True:
-        decision = _decided(target.processes, proposals, why, program)
-        checked, why = _checked(made(decision), args, options, target.processes)
-        if why is None:
+        decision = _decided(target.processes, proposed, answer, program)
+        if _identity(decision) in kept:
+            return kept[_identity(decision)].with_notes(decision.notes)
+        checked, answer = check(made(decision), args, options, target.processes, operations=len(session.graph.ops))
+        if answer.good and not kept:
             return checked
+        if answer.dropped is None:
+            kept[_identity(decision)] = checked
 
 
 def _decided(
-    processes: Processes, proposals: Generator[Decision, str | None], why: str | None, program: Program
+    processes: Processes, proposed: Generator[Decision, Answer], answer: Answer | None, program: Program
 ) -> Decision:
-    """The next proposal: the leading process's where there are several."""
+    """The next proposal, or again the one to hand over: the leading process's where there are several."""
+
+    def following() -> Decision:
+        return next(proposed) if answer is None else proposed.send(answer)
+
     if processes.alone:
-        return proposals.send(why)
-    return decision_of(processes.decided(lambda: record_of(proposals.send(why), program)))
+        return following()
+    return decision_of(processes.decided(lambda: record_of(following(), program)))
 
 
-def _checked(made: Plan, args: tuple[Any, ...], options: Options, processes: Processes) -> tuple[Plan, str | None]:
-    """A plan with its checks on record, and why it must be dropped, or None."""
-    found = check(made, args, options, processes)
-    return made.with_checks(found), failure(found)
+def _identity(decision: Decision) -> object:
+    """What tells the proposals for one call apart."""
+    return tuple(decision.mesh_shape.items()), decision.choice, bool(decision.constraints)
 
 
 def op_graph(

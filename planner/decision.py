@@ -12,6 +12,7 @@ from cost_models import Topology
 from planner.predicted import Predicted
 from planner.program.slots import Slot
 from planner.program.traced import Leaf
+from planner.refined import Refined
 
 OPTIMAL_GAP = 2e-6
 """Gap below which a plan counts as optimal: that of floating-point sums and of ties between meshes."""
@@ -102,7 +103,9 @@ class Decision:
     """A plan without its function: the mesh, the specs of arguments and results, and those laid on places in between.
 
     `fingerprint` identifies the traced program the places belong to; `arguments` and `results` are its leaves.
-    `choice` is the strategy chosen for every node of the problem that `request` states on this mesh.
+    `choice` is the strategy chosen for every node of the problem that `request` states on this mesh. `compiler_options`
+    are those of the compiler of the topology's platform with which the prediction holds. `refined` says how it was chosen
+    where compilers or runs had a say.
     """
 
     function_name: str
@@ -126,3 +129,5 @@ class Decision:
     notes: tuple[str, ...]
     donate_argnums: tuple[int, ...]
     static_argnums: tuple[int, ...]
+    compiler_options: Mapping[str, str]
+    refined: Refined | None = None

@@ -30,6 +30,8 @@ class Progress:
 Check = Literal["auto", "always", "never"]
 CHECKS = ("auto", "always", "never")
 COST_MODELS = ("analytic", "measured")
+Refine = Literal["never", "compile", "measure"]
+REFINES = ("never", "compile", "measure")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +39,10 @@ class Options:
     """How to plan.
 
     `time_limit_s`: seconds for the whole search; what was found by then is returned with its bound.
-    `check`: "auto" compiles the plan where its devices are present, and runs it beside the single device where the
-    arguments are concrete and that is affordable; "always" does so at any price, and for a topology without devices
-    compiles where its compiler is installed; "never" trusts the prediction. `Plan.checked` says what was not checked.
+    `check`: "auto" compiles the plan, and runs it beside the single device where the arguments are concrete and that is
+    affordable; for devices that are not here it compiles where their compiler is installed and that is affordable, in a
+    child process; "always" does all of this at any price; "never" trusts the prediction. `Plan.checked` says what was not
+    checked.
     `cost_model`: "analytic" (roofline and collective algorithms) or "measured" (a profile of these devices).
     `profile`: the profile's file for "measured"; default where `python -m planner calibrate` writes it.
     `seed`: of everything random in the solver and in verification.
@@ -48,6 +51,12 @@ class Options:
     `share_layers`: whether layers written out one after the other share their decisions: "auto" where that is proven to
     lose nothing or the program is large, True wherever they repeat, False never. The notes say what it loses at most.
     `affordable_flops`: "auto" runs the numeric check up to this many operations of one device.
+    `refine`: "compile" compiles the most promising plans for the topology (in child processes, without its devices),
+    corrects the prices of this program by what comes out, solves again, and returns the plan of the fastest schedule that
+    fits; "measure" does the same by running them on the devices at hand; "never" trusts the prices. It takes up to half of
+    `time_limit_s`; `Plan.refined` says what was tried.
+    `cache`: a folder in which the compiles of `refine` are kept; None keeps them for one call.
+    `affordable_compile_s`: "auto" compiles for devices that are not here for at most so many seconds.
     `progress`: called with a `search.Progress` after every mesh; of several processes, on the one that searches.
 
     Raises: ArgumentError for a value that is none of these.
@@ -62,6 +71,9 @@ class Options:
     while_trips: float | Mapping[str, float] = 1.0
     share_layers: Share = "auto"
     affordable_flops: float = 2e11
+    refine: Refine = "never"
+    cache: str | None = None
+    affordable_compile_s: float = 60.0
     progress: Callable[[Progress], object] | None = None
 
     def __post_init__(self) -> None:
@@ -78,6 +90,10 @@ class Options:
         _require(sharing, "share_layers", self.share_layers, "'auto', True or False")
         affordable = _number(self.affordable_flops) and self.affordable_flops >= 0
         _require(affordable, "affordable_flops", self.affordable_flops, "a number of 0 or more")
+        _require(self.refine in REFINES, "refine", self.refine, "'never', 'compile' or 'measure'")
+        _require(self.cache is None or isinstance(self.cache, str), "cache", self.cache, "a path, or None")
+        positive = _number(self.affordable_compile_s) and self.affordable_compile_s > 0
+        _require(positive, "affordable_compile_s", self.affordable_compile_s, "seconds > 0")
         callable_or_none = self.progress is None or callable(self.progress)
         _require(callable_or_none, "progress", self.progress, "a function of one argument, or None")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 
@@ -17,7 +17,8 @@ class Collective:
 
     `assumed` is the part of `count` that nothing says: the passes of loops that end when some value does. `lifted` are
     both for a compiler that moves out of loops what none of their passes changes. `by_dim` are the axes of a sum by the
-    dim that they split, for one that sums over one dim after the other.
+    dim that they split, for one that sums over one dim after the other. `emitted` is the kind that the program asks for,
+    where `kind` is what a platform's compiler makes of it.
     """
 
     kind: str
@@ -30,6 +31,7 @@ class Collective:
     assumed: float
     lifted: tuple[float, float]
     by_dim: tuple[tuple[str, ...], ...] = ()
+    emitted: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,15 +51,18 @@ class Predicted:
     energy_joules: float
 
 
-def as_lowered(collectives: Sequence[Collective], platform: str) -> tuple[Collective, ...]:
+def as_lowered(
+    collectives: Sequence[Collective], platform: str, runs_as: Callable[[str, Sequence[str], float], str]
+) -> tuple[Collective, ...]:
     """The collectives as a platform's compiler writes them.
 
     XLA's CPU backend has no reduce-scatter (an all-reduce and a slice do its work) and moves narrow floats wider;
     it moves out of loops what none of their passes changes, and sums over split dims one after the other, which the
-    TPU's does not.
+    TPU's does not. Elsewhere `runs_as` says by kind, axes and bytes which kind it becomes.
     """
+    asked = [replace(c, kind=c.emitted or c.kind, emitted=c.emitted or c.kind) for c in collectives]
     if platform != "cpu":
-        return tuple(collectives)
+        return tuple(replace(c, kind=runs_as(c.kind, c.axes, c.bytes)) for c in asked)
     return tuple(
         replace(
             c,
@@ -68,6 +73,6 @@ def as_lowered(collectives: Sequence[Collective], platform: str) -> tuple[Collec
             axes=axes,
             by_dim=(),
         )
-        for c in collectives
+        for c in asked
         for axes in (c.by_dim or (c.axes,))
     )

@@ -5,8 +5,10 @@ FUZZ_COUNT in the environment says, and keeps what failed in `.hypothesis`.
 """
 
 import os
+from collections.abc import Iterator
 
 import hypothesis
+import pytest
 
 _DEVICES = "--xla_force_host_platform_device_count"
 if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
@@ -32,3 +34,13 @@ hypothesis.settings.register_profile(
     suppress_health_check=_SLOW,
 )
 hypothesis.settings.load_profile("ci")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_compiles_unasked() -> Iterator[None]:
+    """Compiles for devices that are not here only where a test asks for them: each takes seconds."""
+    from planner.plans import checks  # jax may not be imported before the flags above are set
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checks, "AFFORDABLE_OPERATIONS", -1)
+        yield

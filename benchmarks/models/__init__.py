@@ -6,7 +6,7 @@ only, nothing allocated). `TEXTBOOK[name](size)` builds one whose best placement
 
 from collections.abc import Callable
 
-from benchmarks.models import bert, decode, deep, gpt, llama, lstm, mlp, moe, resnet, sparse, vit
+from benchmarks.models import bert, decode, deep, gnn, gpt, llama, lstm, mlp, moe, resnet, sparse, spectral, unet, vit
 from benchmarks.models.base import Model, Size
 from benchmarks.models.textbook import TEXTBOOK
 
@@ -16,6 +16,7 @@ MODELS: dict[str, Callable[[Size], Model]] = {
     "bert": bert.build,
     "decode": decode.build,
     "deep": deep.build,
+    "gnn": gnn.build,
     "gpt": gpt.build,
     "gpt_unrolled": gpt.build_unrolled,
     "llama": llama.build,
@@ -24,5 +25,7 @@ MODELS: dict[str, Callable[[Size], Model]] = {
     "moe": moe.build,
     "resnet": resnet.build,
     "sparse": sparse.build,
+    "spectral": spectral.build,
+    "unet": unet.build,
     "vit": vit.build,
 }

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from benchmarks.models.base import Model, Size, Tree, arguments, seed, trained
+from benchmarks.models.places import activation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +46,9 @@ class SelfAttention(nn.Module):
         query, key, value = (qkv[..., n] for n in range(3))
         scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / jnp.sqrt(head_dim).astype(x.dtype)
         scores = scores + jnp.where(mask > 0, 0.0, -1e10)[:, None, None, :]
-        mixed = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), value)
+        mixed = activation(jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), value), "attention")
         y = nn.Dense(self.hidden, name="out")(mixed.reshape(batch, sequence, self.hidden))
-        return nn.LayerNorm(epsilon=1e-12, name="norm")(x + y)
+        return nn.LayerNorm(epsilon=1e-12, name="norm")(activation(x + y, "residual"))
 
 
 class Layer(nn.Module):
@@ -59,7 +60,7 @@ class Layer(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
         x = SelfAttention(self.hidden, self.heads, name="attention")(x, mask)
-        h = nn.gelu(nn.Dense(4 * self.hidden, name="fc1")(x), approximate=False)
+        h = activation(nn.gelu(nn.Dense(4 * self.hidden, name="fc1")(x), approximate=False), "hidden")
         return nn.LayerNorm(epsilon=1e-12, name="norm")(x + nn.Dense(self.hidden, name="fc2")(h))
 
 

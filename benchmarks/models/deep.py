@@ -12,6 +12,7 @@ from jax import lax
 
 from benchmarks.models.base import Model, Size, Tree
 from benchmarks.models.language import language_model
+from benchmarks.models.places import activation, at_use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +61,14 @@ def layer_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
 
 def block(x: jax.Array, layer: Tree, mask: jax.Array) -> jax.Array:
     """Pre-norm attention and feed-forward: x of shape (batch, sequence, width), mask of (sequence, sequence)."""
-    layer = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), layer)
+    layer = at_use(jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), layer))
     h = layer_norm(x, layer["attention_norm"])
     qkv = jnp.einsum("bsm,mthd->tbshd", h, layer["qkv"])
     query, key, value = qkv[0], qkv[1], qkv[2]
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32)
     weights = jax.nn.softmax(scores * query.shape[-1] ** -0.5 + mask).astype(value.dtype)
-    mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
-    x = x + jnp.einsum("bshd,hdm->bsm", mixed, layer["out"])
+    mixed = activation(jnp.einsum("bhqk,bkhd->bqhd", weights, value), "attention")
+    x = activation(x + jnp.einsum("bshd,hdm->bsm", mixed, layer["out"]), "residual")
     h = layer_norm(x, layer["mlp_norm"])
     return x + jnp.tanh(h @ layer["up"]) @ layer["down"]
 

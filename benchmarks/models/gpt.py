@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from benchmarks.models.base import Model, Size, Tree, arguments, matrices_only, seed, trained
+from benchmarks.models.places import activation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +49,12 @@ class Block(nn.Module):
     def __call__(self, x: jax.Array, mask: jax.Array) -> tuple[jax.Array, None]:
         c, dtype = self.config, jnp.bfloat16
         h = nn.LayerNorm(dtype=dtype, name="attention_norm")(x)
-        x = x + nn.MultiHeadDotProductAttention(
+        mixed = nn.MultiHeadDotProductAttention(
             c.heads, dtype=dtype, force_fp32_for_softmax=True, deterministic=True, name="attention"
         )(h, mask=mask)
+        x = activation(x + mixed, "residual")
         h = nn.LayerNorm(dtype=dtype, name="mlp_norm")(x)
-        h = nn.gelu(nn.Dense(4 * c.width, dtype=dtype, name="up")(h))
+        h = activation(nn.gelu(nn.Dense(4 * c.width, dtype=dtype, name="up")(h)), "hidden")
         return x + nn.Dense(c.width, dtype=dtype, name="down")(h), None
 
 

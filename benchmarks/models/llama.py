@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.ad_checkpoint import checkpoint_name
 
 from benchmarks.models.base import Model, Size, Tree
 from benchmarks.models.language import language_model
+from benchmarks.models.places import activation, at_use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,14 +131,14 @@ def forward(config: LlamaConfig, params: Tree, ids: jax.Array) -> jax.Array:
     positions = jnp.arange(ids.shape[1])
 
     def block(x: jax.Array, layer: Tree) -> tuple[jax.Array, None]:
-        layer = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), layer)
+        layer = at_use(jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), layer))
         h = rms_norm(x, layer["attention_norm"])
         query = rope(jnp.einsum("bsm,mhd->bshd", h, layer["wq"]), positions, config.rope_base)
         key = rope(jnp.einsum("bsm,mgd->bsgd", h, layer["wk"]), positions, config.rope_base)
         value = jnp.einsum("bsm,mgd->bsgd", h, layer["wv"])
-        mixed = checkpoint_name(causal_attention(query, key, value, config.query_block), "attention")
+        mixed = activation(causal_attention(query, key, value, config.query_block), "attention")
         x = x + jnp.einsum("bshd,hdm->bsm", mixed, layer["wo"])
-        x = checkpoint_name(x, "residual")
+        x = activation(x, "residual")
         return x + swiglu(rms_norm(x, layer["ffn_norm"]), layer), None
 
     x = params["embed"].astype(jnp.bfloat16)[ids]

@@ -11,6 +11,7 @@ import optax
 from jax import lax
 
 from benchmarks.models.base import Model, Size, Tree, arguments, seed, trained
+from benchmarks.models.places import activation, at_use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,7 @@ class LanguageModel(eqx.Module):
             after: list[tuple[jax.Array, jax.Array]] = []
             for cell, state in zip(self.cells, states, strict=True):
                 state = cell(x, state)
-                x = state[0]
+                x = activation(state[0], "hidden")
                 after.append(state)
             return after, x
 
@@ -57,7 +58,7 @@ def lstm(config: LSTMConfig, *, batch: int, size: Size = "small", name: str = "l
     static = eqx.partition(shapes, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))[1]
 
     def loss(params: Tree, ids: jax.Array) -> jax.Array:
-        logits = jax.vmap(eqx.combine(params, static))(ids[:, :-1])
+        logits = jax.vmap(eqx.combine(at_use(params), static))(ids[:, :-1])
         return optax.softmax_cross_entropy_with_integer_labels(logits, ids[:, 1:]).mean()
 
     def make() -> tuple[Tree, ...]:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from benchmarks.models.base import Model, Size, Tree, arguments, seed, trained
+from benchmarks.models.places import activation
 
 
 class Perceptron(nn.Module):
@@ -20,7 +21,7 @@ class Perceptron(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         for _ in range(self.layers - 1):
-            x = nn.relu(nn.Dense(self.hidden, use_bias=self.use_bias)(x))
+            x = activation(nn.relu(nn.Dense(self.hidden, use_bias=self.use_bias)(x)), "hidden")
         return nn.Dense(self.hidden, use_bias=self.use_bias)(x)
 
 

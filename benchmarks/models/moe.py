@@ -16,6 +16,7 @@ import optax
 
 from benchmarks.models.base import Model, Size, Tree, arguments, seed, trained
 from benchmarks.models.bert import Embeddings, Layer, SelfAttention, masked_cross_entropy, token_batch
+from benchmarks.models.places import activation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,7 @@ class Experts(nn.Module):
         gates = jax.nn.softmax(jnp.einsum("gsm,me->gse", tokens, gate))
         combine = top2_gating(gates, capacity=max(1, 2 * self.group // self.experts))
         dispatch = (combine > 0).astype(x.dtype)
-        inputs = jnp.einsum("gsec,gsm->egcm", dispatch, tokens)
+        inputs = activation(jnp.einsum("gsec,gsm->egcm", dispatch, tokens), "dispatched")
         h = nn.relu(jnp.einsum("egcm,emh->egch", inputs, up))
         outputs = jnp.einsum("egch,ehm->gecm", h, down)
         y = jnp.einsum("gsec,gecm->gsm", combine, outputs)

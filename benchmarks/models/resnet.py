@@ -9,6 +9,7 @@ import optax
 from flax import nnx
 
 from benchmarks.models.base import Model, Size, Tree, arguments, seed
+from benchmarks.models.places import activation, at_use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,7 @@ class Bottleneck(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         y = self.expand(nnx.relu(self.conv(nnx.relu(self.reduce(x)))))
-        return nnx.relu(y + (x if self.shortcut is None else self.shortcut(x)))
+        return activation(nnx.relu(y + (x if self.shortcut is None else self.shortcut(x))), "block")
 
 
 class ResNet(nnx.Module):
@@ -94,7 +95,7 @@ def resnet(config: ResNetConfig, *, batch: int, size: Size = "small", name: str 
     graph, params, stats = nnx.split(built, nnx.Param, nnx.BatchStat)
 
     def loss(params: Tree, stats: Tree, batch: Tree) -> tuple[jax.Array, Tree]:
-        network = nnx.merge(graph, params, stats, copy=True)
+        network = nnx.merge(graph, at_use(params), stats, copy=True)
         losses = optax.softmax_cross_entropy_with_integer_labels(network(batch["images"]), batch["labels"])
         return losses.mean(), nnx.state(network, nnx.BatchStat)
 

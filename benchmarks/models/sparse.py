@@ -16,6 +16,7 @@ from jax import lax
 from benchmarks.models.base import Model, Size, Tree
 from benchmarks.models.language import language_model
 from benchmarks.models.llama import causal_attention, rms_norm, rope
+from benchmarks.models.places import activation, at_use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +128,7 @@ def experts(config: SparseConfig, x: jax.Array, layer: Tree) -> jax.Array:
     gates = jax.nn.softmax(jnp.einsum("gsm,me->gse", tokens, layer["router"], preferred_element_type=jnp.float32))
     combine = route(gates, c.top, max(1, c.top * c.group // c.experts))
     dispatch = (combine > 0).astype(x.dtype)
-    inputs = jnp.einsum("gsec,gsm->egcm", dispatch, tokens)
+    inputs = activation(jnp.einsum("gsec,gsm->egcm", dispatch, tokens), "dispatched")
     gated = jax.nn.silu(jnp.einsum("egcm,emh->egch", inputs, layer["gate"]))
     hidden = gated * jnp.einsum("egcm,emh->egch", inputs, layer["up"])
     outputs = jnp.einsum("egch,ehm->gecm", hidden, layer["down"])
@@ -142,14 +143,14 @@ def forward(config: SparseConfig, params: Tree, ids: jax.Array) -> jax.Array:
     positions = jnp.arange(ids.shape[1])
 
     def block(x: jax.Array, layer: Tree) -> tuple[jax.Array, None]:
-        layer = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), layer)
+        layer = at_use(jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), layer))
         h = rms_norm(x, layer["attention_norm"])
         source = h if config.latent is None else rms_norm(h @ layer["latent"], layer["latent_norm"])
         query = rope(jnp.einsum("bsm,mhd->bshd", h, layer["wq"]), positions, 1e6)
         key = rope(jnp.einsum("bsm,mgd->bsgd", source, layer["wk"]), positions, 1e6)
         value = jnp.einsum("bsm,mgd->bsgd", source, layer["wv"])
-        mixed = causal_attention(query, key, value, config.query_block)
-        x = x + jnp.einsum("bshd,hdm->bsm", mixed, layer["wo"])
+        mixed = activation(causal_attention(query, key, value, config.query_block), "attention")
+        x = activation(x + jnp.einsum("bshd,hdm->bsm", mixed, layer["wo"]), "residual")
         return x + experts(config, rms_norm(x, layer["ffn_norm"]), layer), None
 
     x = params["embed"].astype(jnp.bfloat16)[ids]

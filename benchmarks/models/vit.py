@@ -10,6 +10,7 @@ import optax
 from flax import nnx
 
 from benchmarks.models.base import Model, Size, Tree, arguments, seed, trained
+from benchmarks.models.places import activation, at_use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +53,8 @@ class Block(nnx.Module):
         self.down = nnx.Linear(c.ffn, c.width, dtype=c.dtype, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        x = x + self.attention(self.attention_norm(x))
-        return x + self.down(nnx.gelu(self.up(self.mlp_norm(x))))
+        x = activation(x + self.attention(self.attention_norm(x)), "residual")
+        return x + self.down(activation(nnx.gelu(self.up(self.mlp_norm(x))), "hidden"))
 
 
 class ViT(nnx.Module):
@@ -88,7 +89,7 @@ def vit(config: ViTConfig, *, batch: int, size: Size = "small", name: str = "vit
     graph, initial = nnx.split(built)
 
     def loss(params: Tree, batch: Tree) -> jax.Array:
-        logits = nnx.merge(graph, params)(batch["images"])
+        logits = nnx.merge(graph, at_use(params, config.dtype))(batch["images"])
         return optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"]).mean()
 
     def make(params: Tree) -> tuple[Tree, ...]:

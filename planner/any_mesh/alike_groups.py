@@ -46,6 +46,7 @@ def _signature(
 ) -> Hashable:
     """All that tells a group from others; `numbers` numbers the parts met so far, so that signatures stay short."""
     stands, own = liveness.materialised, group.id
+    copied, through = liveness.in_place.passes, liveness.read_through
     met: dict[int, int] = {}
     regions: dict[int, int] = {}
     parts: list[int] = []
@@ -59,6 +60,9 @@ def _signature(
             tuple([2 * met.setdefault(t, len(met)) + stands[t] for t in op.results]),
             regions.setdefault(op.region, len(regions)),
             graph.regions[op.region].trips,
+            copied.get(op.id),
+            op.id in through.absorbed,
+            tuple([through.shares.get((op.id, i)) for i in range(len(op.operands))]) if not group.fused else None,
         )
         parts.append(numbers.setdefault(part, len(numbers)))
     return (group.sizes, group.whole, group.fused, tuple(parts))

@@ -17,6 +17,7 @@ from planner.any_mesh.liveness import Liveness
 from planner.program.graph import Graph
 from planner.program.slots import BOUNDARY
 from planner.rules.op_work import op_flops
+from planner.rules.primitives import traits
 from planner.rules.rule import Dims
 
 FactorSet = frozenset[int]
@@ -53,23 +54,37 @@ def fused_pass(graph: Graph, grouping: Grouping, liveness: Liveness, group: Grou
 
 
 def pass_parts(graph: Graph, grouping: Grouping, liveness: Liveness, group: Group) -> Iterator[Part]:
-    """What the ops of a fused group compute and move, in their order; what is read twice is moved by the first."""
+    """What the ops of a fused group compute and move, in their order; what is read twice is moved by the first.
+
+    Of what it slices a pass reads the slice, and what only matmuls read that compute it themselves it leaves to them.
+    """
     counted: set[tuple[int, int]] = set()
     for op in map(graph.ops.__getitem__, group.ops):
-        if op.kind in BOUNDARY:
-            continue
         placement, trips = grouping.placements[op.id], graph.regions[op.region].trips
+        again = liveness.in_place.passes.get(op.id, 0.0)
+        traffic: list[tuple[Dims, float]] = []
+        if again:
+            traffic.append((placement.results[0], again * graph.tensors[op.results[0]].aval.bytes))
+        if op.kind in BOUNDARY:
+            if again:
+                yield Part(op=op.id, factors=frozenset(), flops=0.0, traffic=tuple(traffic))
+            continue
         sides = (op.operands, placement.operands), (op.results, placement.results)
         factors = frozenset(f for _, of in sides for dims in of for dim in dims for f in dim)
-        traffic: list[tuple[Dims, float]] = []
-        for tensor, dims in zip(*sides[0], strict=True):
+        absorbed = op.id in liveness.read_through.absorbed
+        for position, (tensor, dims) in enumerate(zip(*sides[0], strict=True) if not absorbed else ()):
             if (tensor, op.region) in counted or not liveness.materialised[tensor]:
                 continue
-            counted.add((tensor, op.region))
             producer = graph.tensors[tensor].producer
             own = producer is not None and grouping.group_of[producer] == group.id
-            if not own or graph.ops[producer or 0].kind in BOUNDARY:
-                traffic.append((dims, trips * graph.tensors[tensor].aval.bytes))
+            if own and graph.ops[producer or 0].kind not in BOUNDARY:
+                continue
+            if position == 0 and traits(op.kind).picks:
+                sliced = graph.tensors[op.results[0]].aval.bytes
+                traffic.append((placement.results[0], trips * sliced))
+                continue
+            counted.add((tensor, op.region))
+            traffic.append((dims, trips * graph.tensors[tensor].aval.bytes))
         for tensor, dims in zip(*sides[1], strict=True):
             if liveness.materialised[tensor]:
                 traffic.append((dims, trips * graph.tensors[tensor].aval.bytes))

@@ -17,7 +17,9 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from planner.any_mesh.groups import Grouping
+from planner.any_mesh.in_place import InPlace, in_place
 from planner.any_mesh.op_forms import is_fused
+from planner.any_mesh.read_through import ReadThrough, read_through
 from planner.program.graph import Graph, Op
 from planner.program.slots import ENTERING, LEAVING
 from planner.rules.primitives import kinds_where, traits
@@ -40,6 +42,8 @@ class Liveness:
     materialised: tuple[bool, ...]
     buffers: tuple[Buffer, ...]
     steps: int
+    in_place: InPlace
+    read_through: ReadThrough
 
 
 NEIGHBOURS = 4
@@ -48,7 +52,7 @@ BORDER = ENTERING | LEAVING
 Need = Literal["never", "where costly", "always"]
 
 
-def _is_pass(graph: Graph, grouping: Grouping, op: Op) -> bool:
+def is_pass(graph: Graph, grouping: Grouping, op: Op) -> bool:
     """Whether a compiler makes an op part of a fused pass.
 
     Besides what is fused by kind: a product without contraction, and the scatter of single elements into a constant
@@ -66,24 +70,28 @@ def _is_pass(graph: Graph, grouping: Grouping, op: Op) -> bool:
 
 def analyse(graph: Graph, grouping: Grouping) -> Liveness:
     """The materialised tensors and buffers of a graph."""
-    passes = [_is_pass(graph, grouping, op) for op in graph.ops]
+    passes = [is_pass(graph, grouping, op) for op in graph.ops]
     materialised = _materialised(graph, grouping, passes)
     spans = region_spans(graph)
     last = _last_uses(graph, passes, materialised, spans)
-    aliased = {graph.outputs[out] for out in graph.aliases}
+    found = in_place(graph, materialised, last, spans)
     buffers: list[Buffer] = []
     for op in graph.ops:
         for tensor in op.results:
-            if not materialised[tensor] or _is_view(graph, op) or tensor in aliased:
+            if not materialised[tensor] or _is_view(graph, op) or tensor in found.taken:
                 continue
             start = spans[op.region][0] if op.kind == "loop_stack" else op.id
             stop = max(last[tensor], op.id + 1)
-            if op.kind == "loop_carry_in":
-                stop = max(stop, spans[op.region][1])
             narrow = _only_matmuls_read(graph, tensor)
             buffers.append(Buffer(tensor=tensor, start=start, stop=stop, for_matmuls=narrow))
     buffers += _shared_operands(graph, passes, materialised)
-    return Liveness(materialised=tuple(materialised), buffers=tuple(buffers), steps=len(graph.ops))
+    return Liveness(
+        materialised=tuple(materialised),
+        buffers=tuple(buffers),
+        steps=len(graph.ops),
+        in_place=found,
+        read_through=read_through(graph, materialised, passes),
+    )
 
 
 def _is_view(graph: Graph, op: Op) -> bool:
@@ -229,14 +237,13 @@ def _last_uses(
         else:
             # A fused pass writes over what it was the last to read.
             need = op.id if passes[op.id] else op.id + 1
+        if op.kind == "loop_stack":  # what a trip leaves behind is put on the stack as soon as it is made
+            need = (graph.tensors[op.operands[0]].producer or 0) + 1
         for tensor in op.results:
             if last[tensor] > need and (not materialised[tensor] or row.renames):
                 need = last[tensor]
-        operands = op.operands
-        if row.updates is not None:  # written over in place
-            last[operands[0]] = max(last[operands[0]], op.id)
-            operands = operands[1:]
-        for tensor in operands:
-            if last[tensor] < need:
-                last[tensor] = need
+        for position, tensor in enumerate(op.operands):
+            # An update is computed before it is written over what it may be computed from.
+            before = row.updates is not None and (position == 0 or not materialised[tensor])
+            last[tensor] = max(last[tensor], op.id if before else need)
     return last

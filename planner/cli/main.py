@@ -27,7 +27,7 @@ from planner.cli.values import parse_bytes, parse_mesh, parse_pin, parse_positio
 from planner.errors import ArgumentError, PlannerError
 from planner.machine.device_profile import default_profile
 from planner.one_mesh.mesh import AXIS_NAMES
-from planner.options import Options
+from planner.options import REFINES, Options
 from planner.plans.report import describe, describe_profile
 
 PIN_HELP = (
@@ -146,6 +146,9 @@ def _options(arguments: argparse.Namespace, planned: Planned, progress: Callable
         while_trips=pick("while_trips"),
         share_layers=base.share_layers,
         affordable_flops=base.affordable_flops,
+        affordable_compile_s=base.affordable_compile_s,
+        refine=pick("refine"),
+        cache=pick("cache"),
         progress=progress,
     )
 
@@ -222,9 +225,9 @@ def _add_search(commands: Any) -> None:
     search.add_argument(
         "--verify",
         action="store_true",
-        help="compile the plan (for a TPU topology with libtpu, no TPU needed) and compare collectives and memory with "
-        "the prediction; where the arguments are arrays and the devices present, also run it beside a single device. "
-        "Exit code 1 if something differs",
+        help="compile the plan (for TPUs and GPUs that are not here, too, where their compiler is installed) and compare "
+        "collectives and memory with the prediction; where the arguments are arrays and the devices present, also run it "
+        "beside a single device. Exit code 1 if something differs",
     )
     search.add_argument(
         "-o", "--output", type=Path, metavar="PATH", help="write the plan there as JSON. Default: only print it"
@@ -244,8 +247,18 @@ def _add_options(search: argparse.ArgumentParser) -> None:
     search.add_argument(
         "--check",
         choices=("auto", "always", "never"),
-        help="whether the plan is compiled and run before it is handed over, where its devices are present. Default: "
-        f"{defaults.check}",
+        help="whether the plan is compiled before it is handed over, also for devices that are not here, where their "
+        f"compiler is installed, and run where they are here. Default: {defaults.check}",
+    )
+    search.add_argument(
+        "--refine",
+        choices=REFINES,
+        help="whether the most promising plans are compiled for the topology (none of its devices need be present), or "
+        "run on the devices, and the fastest taken; in up to half of --time-limit. Default: "
+        f"{defaults.refine}",
+    )
+    search.add_argument(
+        "--cache", metavar="FOLDER", help="keep the compiles of --refine there. Default: they are not kept"
     )
     search.add_argument(
         "--cost-model",

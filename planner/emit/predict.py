@@ -29,18 +29,20 @@ def predict(chosen: Chosen, topology: Topology) -> Predicted:
     compute, communication = chosen.seconds
     runs = runs_of(chosen)
     flops, traffic = chosen.total("flops"), chosen.total("traffic_bytes")
-    collectives = runs.everything()
+    mesh, collectives = instance.mesh, runs.everything()
     communication += sum(run_seconds(instance, c) for own in runs.by_programs.values() for c in own)
     arguments, outputs, aliased = _border_bytes(chosen, topology.chip.platform)
     energy = EnergyObjective(chip=topology.chip)
     joules = float(energy.compute(seconds=np.asarray(compute), flops=np.asarray(flops), bytes=np.asarray(traffic)))
-    links = topology.links(instance.mesh.sizes) or ()
+    links = topology.links(mesh.sizes) or ()
     prices: dict[tuple[str, tuple[str, ...]], tuple[float, float]] = {}
     for collective in collectives:
-        kind, axes = collective.kind, collective.axes
+        axes, mask = collective.axes, mesh.mask(collective.axes)
+        kind = mesh.runs_as(collective.kind, mask, collective.bytes)
         if (kind, axes) not in prices:
-            group = tuple(link for name, link in zip(instance.mesh.names, links, strict=True) if name in axes)
-            prices[kind, axes] = energy.collective(kind, group, _affine(instance, kind, axes))
+            group = tuple(link for name, link in zip(mesh.names, links, strict=True) if name in axes)
+            affine = float(mesh.fixed_seconds[kind][mask]), float(mesh.seconds_per_byte[kind][mask])
+            prices[kind, axes] = energy.collective(kind, group, affine)
         fixed, per_byte = prices[kind, axes]
         joules += collective.count * (fixed + per_byte * collective.bytes)
     return Predicted(
@@ -49,7 +51,9 @@ def predict(chosen: Chosen, topology: Topology) -> Predicted:
         communication_seconds=communication,
         flops=flops,
         traffic_bytes=traffic,
-        collectives=as_lowered(collectives, topology.chip.platform),
+        collectives=as_lowered(
+            collectives, topology.chip.platform, lambda kind, axes, moved: mesh.runs_as(kind, mesh.mask(axes), moved)
+        ),
         peak_bytes=float(MemoryModel(instance=instance).profile(chosen.choice).max()),
         argument_bytes=arguments,
         output_bytes=outputs,
@@ -212,17 +216,10 @@ def _by_programs(instance: Instance) -> dict[int, list[Collective]]:
     }
 
 
-def _affine(instance: Instance, kind: str, axes: Sequence[str]) -> tuple[float, float]:
-    """Seconds of a collective over these axes, and of each of its bytes."""
-    mesh = instance.mesh
-    mask = sum(1 << a for a, name in enumerate(mesh.names) if name in axes)
-    return float(mesh.fixed_seconds[kind][mask]), float(mesh.seconds_per_byte[kind][mask])
-
-
 def run_seconds(instance: Instance, collective: Collective) -> float:
     """Seconds that a collective takes per call."""
-    fixed, per_byte = _affine(instance, collective.kind, collective.axes)
-    return collective.count * (fixed + per_byte * collective.bytes)
+    mesh = instance.mesh
+    return collective.count * mesh.collective_seconds(collective.kind, mesh.mask(collective.axes), collective.bytes)
 
 
 def _arg_reduced(reduced: Collective, graph: Graph, producer: int, devices: float) -> list[Collective]:

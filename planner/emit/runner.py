@@ -16,6 +16,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from planner.decision import Decision
 from planner.emit.halo_exchange import exchanges
+from planner.emit.jitted import Jitted, jitted
 from planner.emit.part_by_part import local_calls
 from planner.errors import ArgumentError, MeshError
 from planner.machine.global_arrays import placed
@@ -68,6 +69,12 @@ class Runner:
         return tuple(NamedSharding(self.mesh, spec) for spec in self._decision.out_specs)
 
     @property
+    def compiler_options(self) -> Mapping[str, str]:
+        """Those that the compiler of the target is given: the decision's, where it is the one that they are for."""
+        meant = self.target.platform == self._decision.request.topology.chip.platform
+        return self._decision.compiler_options if meant else {}
+
+    @property
     def own_results(self) -> int:
         """How many results are the function's own; the others go into its arguments."""
         return self.program.out_tree.num_leaves
@@ -110,8 +117,9 @@ class Runner:
             return self._run(*leaves)
 
         sharded.__name__ = sharded.__qualname__ = self._decision.function_name
-        return jax.jit(
+        return jitted(
             sharded,
+            compiler_options=self.compiler_options,
             in_shardings=self.in_shardings,
             out_shardings=list(self.out_shardings),
             donate_argnums=tuple(sorted(self.program.donated)),
@@ -143,8 +151,9 @@ class Runner:
 
         sharded.__name__ = sharded.__qualname__ = self._decision.function_name
         entering, leaving = self.as_arguments(self.in_shardings), self.as_result(self.out_shardings)
-        jitted = jax.jit(
+        made = jitted(
             sharded,
+            compiler_options=self.compiler_options,
             in_shardings=(
                 *(entering[i] for i in program.dynamic_argnums),
                 *self.in_shardings[len(self.in_shardings) - count :],
@@ -154,8 +163,8 @@ class Runner:
             static_argnums=self._decision.static_argnums,
         )
         if not count and not program.updates:
-            return jitted
-        return _Jitted(jitted, lambda: self.constants, self._settled if program.updates else None)
+            return made
+        return Jitted(made, constants=lambda: self.constants, settled=self._settled if program.updates else None)
 
     def _settled(self, args: Sequence[Any], results: Sequence[Any]) -> Any:
         """The function's own result; what it has changed in its arguments is written into them."""
@@ -261,42 +270,6 @@ class Runner:
             return jax.tree.leaves(fn(*(self._static_args.get(i, value) for i, value in enumerate(args))))
 
         return jax.jit(flat)
-
-
-class _Jitted:
-    """A jitted function whose last arguments are given once, and whose results are settled after a call.
-
-    It is called, traced and lowered with the other arguments alone.
-    """
-
-    def __init__(
-        self,
-        jitted: Any,
-        constants: Callable[[], tuple[Any, ...]],
-        settled: Callable[[Sequence[Any], Sequence[Any]], Any] | None,
-    ) -> None:
-        self._jitted, self._constants, self._settled = jitted, constants, settled
-        self.__name__: str = jitted.__name__
-
-    def __call__(self, *args: Any) -> Any:
-        results = self._jitted(*args, *self._constants())
-        if self._settled is None:
-            return results
-        own, updated = results
-        return self._settled(args, [*jax.tree.leaves(own), *updated])
-
-    def trace(self, *args: Any) -> Any:
-        """As of a jitted function."""
-        return self._jitted.trace(*args, *self._constants())
-
-    def lower(self, *args: Any) -> Any:
-        """As of a jitted function."""
-        return self._jitted.lower(*args, *self._constants())
-
-    def eval_shape(self, *args: Any) -> Any:
-        """As of a jitted function."""
-        shapes = self._jitted.eval_shape(*args, *self._constants())
-        return shapes if self._settled is None else shapes[0]
 
 
 def _as_planned(leaf: Leaf, value: Any) -> Any:

@@ -173,12 +173,14 @@ class _Decided:
         return self._run(self.runs.of_transfers.get(transfer.id, ()), transfer.trips * seconds)
 
     def _run(self, collectives: Sequence[Collective], seconds: float) -> Moved:
-        lowered = as_lowered(collectives, self.platform)
+        mesh = self.instance.mesh
+        lowered = as_lowered(
+            collectives, self.platform, lambda kind, axes, moved: mesh.runs_as(kind, mesh.mask(axes), moved)
+        )
         return Moved(tuple(c.kind for c in lowered), math.fsum(c.count * c.bytes for c in lowered), seconds)
 
     def _seconds(self, kind: str, mask: int, moved: float) -> float:
-        mesh = self.instance.mesh
-        return float(mesh.fixed_seconds[kind][mask] + mesh.seconds_per_byte[kind][mask] * moved)
+        return self.instance.mesh.collective_seconds(kind, mask, moved)
 
     def _halos(self) -> dict[tuple[int, int], Moved]:
         """What is fetched from neighbours, by the operand that it is a part of."""

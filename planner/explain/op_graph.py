@@ -167,7 +167,7 @@ class Undecided:
     """What is told of a program before anything is decided: the figures of the whole program on one device."""
 
     def __init__(self, graph: Graph, grouping: Grouping, liveness: Liveness) -> None:
-        self.graph = graph
+        self.graph, self.liveness = graph, liveness
         self.fused: dict[int, tuple[float, float]] = {
             part.op: (part.flops, math.fsum(amount for _, amount in part.traffic))
             for group in grouping.groups
@@ -183,7 +183,7 @@ class Undecided:
         trips = self.graph.regions[op.region].trips
         sizes = [[np.asarray(a.bytes) for a in self.graph.avals(of)] for of in (op.operands, op.results)]
         said = said_bytes(self.graph, op)
-        moved = float(moved_bytes(op, *sizes)) if said is None else said
+        moved = float(moved_bytes(self.graph, self.liveness, op, *sizes)) if said is None else said
         return _unknown(trips * op_flops(self.graph, op), trips * moved)
 
     def of_tensor(self, tensor: int) -> Attributes:

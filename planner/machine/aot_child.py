@@ -26,7 +26,7 @@ MEMORY_FIELDS = (
 
 
 Place = tuple[int, ...]
-"""Where a TPU device is: its slice, the three coordinates of its chip, and its core there."""
+"""Where a device is: of a TPU its slice, the three coordinates of its chip, and its core there; of a GPU its number."""
 
 
 def place_of(device: Any) -> Place | None:
@@ -50,11 +50,11 @@ def devices_of(request: dict[str, Any]) -> list[Any]:
     name = request["topology"] if platform == "tpu" else "topology"
     devices = list(topologies.get_topology_desc(name, platform, **request["topology_options"]).devices)
     if request["places"]:
-        there = {place_of(device): device for device in devices}
+        there = {place_of(device) or (device.id,): device for device in devices}
         wanted = [tuple(place) for place in request["places"]]
         missing = [place for place in wanted if place not in there]
         if missing:
-            raise ValueError(f"topology {request['topology']} has no device at {missing[0]} (slice, x, y, z, core)")
+            raise ValueError(f"topology {request['topology']} has no device at {missing[0]}")
         return [there[place] for place in wanted]
     if len(devices) != count:
         raise ValueError(f"topology {request['topology']} has {len(devices)} devices, the mesh needs {count}")

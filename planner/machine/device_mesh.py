@@ -29,7 +29,7 @@ from planner.machine.aot_child import Place, place_of
 
 TORUS_DIMS = (1, 2, 3)
 """The entries of a `Place` along which neighbours are wired."""
-_KINDS: tuple[Any, ...] = ("switch", "torus", "torus", "torus", "switch")
+_KINDS: tuple[Any, ...] = ("network", "torus", "torus", "torus", "switch")
 _RANKS = (1.0, 10.0, 10.0, 10.0, 100.0)
 """How the wires along the entries of a `Place` compare: enough to give large axes the better ones."""
 

@@ -55,27 +55,34 @@ def topology_of(devices: Sequence[jax.Device]) -> tuple[Topology, tuple[str, ...
         return named(f"{chip}:{shape}"), ()
     places = _places(devices)
     slices = {place[0] for place in places}
-    if len(slices) > 1:
+    every = _places(first.client.devices())
+    of_slice = {number: [place for place in places if place[0] == number] for number in slices}
+    first_slice = min(slices)
+    if len({frozenset(place[1:] for place in own) for own in of_slice.values()}) > 1:
+        counts = ", ".join(str(len(own)) for own in of_slice.values())
         raise MeshError(
-            f"the {len(devices)} devices lie in {len(slices)} slices, and the network between slices is not in the "
-            "hardware table; give those of one slice, or a topology=cost_models.Topology.custom(...) whose first dim, "
-            "of kind 'switch', are the slices"
+            f"the {len(devices)} devices lie in {len(slices)} slices, not at the same places in each ({counts} of each); "
+            "give the same part of every slice, or a topology=cost_models.Topology.custom(...) whose first dim, of kind "
+            "'network', are the slices"
         )
-    every = [place for place in _places(first.client.devices()) if place[0] in slices]
-    return _of_places(chip, places, every)
+    one, notes = _of_places(chip, of_slice[first_slice], [place for place in every if place[0] == first_slice])
+    return one.slices(len(slices)), notes
 
 
-def slices_of(devices: Sequence[jax.Device]) -> tuple[str, dict[str, Any]]:
-    """The name of the slices in which TPUs lie, all of their devices counted, and what `get_topology_desc` takes besides.
+def whole_of(devices: Sequence[jax.Device]) -> tuple[str, dict[str, Any]]:
+    """The name of all that devices are part of, slices or nodes, and what `get_topology_desc` takes besides.
 
-    Raises: MeshError for devices of unknown kind, or without coordinates.
+    Raises: MeshError for devices of unknown kind, or TPUs without coordinates.
     """
+    if devices[0].platform == "gpu":
+        return topology_of(devices[0].client.devices())[0].name, {}
     every = _places(devices[0].client.devices())
     chip, (slices, *chips, cores) = _chip(devices[0]), extents_of(every)
-    options: dict[str, Any] = {"num_slices": slices} if slices > 1 else {}
+    options: dict[str, Any] = {}
     if cores == 1 and CHIPS[chip].core_link_bytes_per_s:
         options["chip_config_name"] = "megacore"
-    return f"{chip}:{'x'.join(map(str, chips[:2] if chip in FLAT else chips))}", options
+    shape = "x".join(map(str, chips[:2] if chip in FLAT else chips))
+    return f"{chip}:{shape}" + (f"*{slices}" if slices > 1 else ""), options
 
 
 def _chip(device: jax.Device) -> str:

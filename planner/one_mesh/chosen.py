@@ -111,8 +111,7 @@ class Chosen:
         """(seconds of computing, seconds of communication) per device and call."""
         mesh = self.instance.mesh
         moved = sum(
-            t.trips
-            * float(mesh.fixed_seconds[step.kind][step.mask] + mesh.seconds_per_byte[step.kind][step.mask] * step.bytes)
+            t.trips * mesh.collective_seconds(step.kind, step.mask, step.bytes)
             for t, steps in self.moves
             for step in steps
             if step.kind is not None

@@ -15,6 +15,8 @@ import numpy.typing as npt
 from cost_models import CostModel
 from planner.any_mesh.fused_pass import FusedPass
 from planner.any_mesh.groups import Group, Grouping
+from planner.any_mesh.liveness import Liveness
+from planner.any_mesh.program_model import Model
 from planner.one_mesh.mesh import Mesh
 from planner.one_mesh.reshard import Locations, local_bytes
 from planner.one_mesh.strategies import Strategies
@@ -57,19 +59,12 @@ class Fetch:
     bytes: Floats
 
 
-def group_work(
-    graph: Graph,
-    grouping: Grouping,
-    group: Group,
-    fused: FusedPass | None,
-    strategies: Strategies,
-    model: CostModel,
-    mesh: Mesh,
-) -> Work:
-    """The work of every strategy of a group, `fused` its pass if it is one; arrays of shape (len(strategies),)."""
+def group_work(program: Model, group: Group, strategies: Strategies, model: CostModel, mesh: Mesh) -> Work:
+    """The work of every strategy of a group of a program; arrays of shape (len(strategies),)."""
+    fused = program.fused_pass(group)
     if fused is not None:
         return _fused(fused, strategies, model)
-    return _heavy(graph, grouping, graph.ops[group.ops[0]], strategies, model, mesh)
+    return _heavy(program, program.graph.ops[group.ops[0]], strategies, model, mesh)
 
 
 def _bytes(graph: Graph, strategies: Strategies, tensor: int, dims: Dims) -> Floats:
@@ -124,14 +119,24 @@ def _said_bytes(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies
     return None if said is None else said / _parts(grouping, op, strategies)
 
 
-def moved_bytes(op: Op, operands: Sequence[Floats], results: Sequence[Floats]) -> Floats:
-    """Bytes that a run of an op moves that is not fused, from those of its operands and results."""
+def moved_bytes(
+    graph: Graph, liveness: Liveness, op: Op, operands: Sequence[Floats], results: Sequence[Floats]
+) -> Floats:
+    """Bytes that a run of an op moves that is not fused, from those of its operands and results.
+
+    An operand that it computes itself is read as what that is computed from; what must be copied for it is moved, too.
+    """
     zero, row = np.zeros(()), traits(op.kind)
+    shares, copied = liveness.read_through.shares, liveness.in_place.passes.get(op.id, 0.0)
+    read = [shares.get((op.id, position), 1.0) * size for position, size in enumerate(operands)]
+    again = copied / graph.regions[op.region].trips * results[0] if copied else zero
     if row.picks:
-        return sum(operands[1:], zero) + 2 * sum(results, zero)
+        return again + sum(read[1:], zero) + 2 * sum(results, zero)
     if row.updates is not None:
-        return 2 * operands[row.updates] + sum(operands[1:], zero)
-    return sum(operands, zero) + sum(results, zero)
+        # What an update is combined with is read first.
+        written = 1 if row.overwrites else 2
+        return again + written * operands[row.updates] + sum(read[1:], zero)
+    return again + sum(read, zero) + sum(results, zero)
 
 
 def fetches(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies) -> list[Fetch]:
@@ -199,14 +204,15 @@ def _local_extents(
     return np.stack([extent / parts for extent, parts in zip(shape, cut, strict=True)], axis=1)
 
 
-def _heavy(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies, model: CostModel, mesh: Mesh) -> Work:
+def _heavy(program: Model, op: Op, strategies: Strategies, model: CostModel, mesh: Mesh) -> Work:
+    graph, grouping = program.graph, program.grouping
     placement = grouping.placements[op.id]
     flops = _flops(graph, grouping, op, strategies)
     operands = [_bytes(graph, strategies, t, d) for t, d in zip(op.operands, placement.operands, strict=True)]
     results = [_bytes(graph, strategies, t, d) for t, d in zip(op.results, placement.results, strict=True)]
     zero = np.zeros(len(strategies))
     said = _said_bytes(graph, grouping, op, strategies)
-    traffic = zero + (moved_bytes(op, operands, results) if said is None else said)
+    traffic = zero + (moved_bytes(graph, program.liveness, op, operands, results) if said is None else said)
     first = next(iter((*op.operands, *op.results)), None)
     # An op of neither, such as a print of a word, moves nothing.
     dtype = "float32" if first is None else graph.tensors[first].aval.dtype

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from cost_models import CostModel, Objective, Topology
+from cost_models.compilers import all_reduced_bytes
 from planner.errors import MeshError
 
 Shape = Mapping[str, int]
@@ -29,7 +32,9 @@ class Mesh:
 
     `sizes[a]` is the size of axis a. `fixed[kind][mask]` and `per_byte[kind][mask]` are the value of one collective over
     the axes in the bit set `mask` and of each of its bytes (the larger of local operand and result), in the objective's
-    unit; `fixed_seconds` and `seconds_per_byte` are the same in seconds.
+    unit; `fixed_seconds` and `seconds_per_byte` are the same in seconds. `all_reduced[kind][mask]` are the bytes up to
+    which the compiler makes an all-reduce of it (`cost_models.compilers`), inf where it always does: the tables have the
+    price of that then.
     """
 
     names: tuple[str, ...]
@@ -38,6 +43,7 @@ class Mesh:
     per_byte: Mapping[str, npt.NDArray[np.float64]]
     fixed_seconds: Mapping[str, npt.NDArray[np.float64]]
     seconds_per_byte: Mapping[str, npt.NDArray[np.float64]]
+    all_reduced: Mapping[str, npt.NDArray[np.float64]]
 
     @property
     def shape(self) -> dict[str, int]:
@@ -57,6 +63,19 @@ class Mesh:
         """The names of the axes in a bit set."""
         return tuple(name for a, name in enumerate(self.names) if mask >> a & 1)
 
+    def mask(self, axes: Collection[str]) -> int:
+        """The bit set of these axes."""
+        return sum(1 << a for a, name in enumerate(self.names) if name in axes)
+
+    def runs_as(self, kind: str, mask: int, bytes: float) -> str:
+        """What the compiler makes of a collective of so many bytes: its kind, or "all-reduce"."""
+        return "all-reduce" if bytes <= self.all_reduced[kind][mask] else kind
+
+    def collective_seconds(self, kind: str, mask: int, bytes: float) -> float:
+        """The seconds of one run of a collective of so many bytes, as it is compiled."""
+        kind = self.runs_as(kind, mask, bytes)
+        return float(self.fixed_seconds[kind][mask] + self.seconds_per_byte[kind][mask] * bytes)
+
 
 def parts_of_masks(sizes: Sequence[int]) -> list[int]:
     """The product of the sizes in every bit set of axes, by bit set."""
@@ -75,16 +94,16 @@ def make_mesh(shape: Mapping[str, int], topology: Topology, model: CostModel, ob
             f"the mesh {dict(shape)} does not fit the topology {topology.name} of {topology.num_devices} devices; "
             "its sizes must multiply to at most that and divide its physical dims"
         )
-    count = 1 << len(sizes)
-    tables = [{kind: np.zeros(count) for kind in COLLECTIVES} for _ in range(4)]
+    parts = parts_of_masks(sizes)
+    tables = [{kind: np.zeros(len(parts)) for kind in COLLECTIVES} for _ in range(5)]
     for kind in COLLECTIVES:
-        # XLA's CPU backend does the work of a reduce-scatter with an all-reduce.
-        run = "all-reduce" if kind == "reduce-scatter" and topology.chip.platform == "cpu" else kind
-        for mask in range(1, count):
-            group = tuple(link for a, link in enumerate(links) if mask >> a & 1)
-            affine = model.collective_affine(run, group)
-            value = objective.collective(run, group, affine)
-            for table, number in zip(tables, (*value, *affine), strict=True):
+        for mask, group in enumerate(parts[1:], 1):
+            all_reduced = all_reduced_bytes(kind, topology, group=group, devices=parts[-1]) if group > 1 else 0.0
+            run = "all-reduce" if all_reduced == math.inf else kind
+            wires = tuple(link for a, link in enumerate(links) if mask >> a & 1)
+            affine = model.collective_affine(run, wires)
+            value = objective.collective(run, wires, affine)
+            for table, number in zip(tables, (*value, *affine, all_reduced), strict=True):
                 table[kind][mask] = number
     return Mesh(
         names=names,
@@ -93,6 +112,7 @@ def make_mesh(shape: Mapping[str, int], topology: Topology, model: CostModel, ob
         per_byte=tables[1],
         fixed_seconds=tables[2],
         seconds_per_byte=tables[3],
+        all_reduced=tables[4],
     )
 
 
@@ -100,16 +120,31 @@ def factorizations(topology: Topology, *, max_axes: int = 3) -> list[dict[str, i
     """All meshes of up to `max_axes` axes (sizes descending) for every device count that divides the topology's.
 
     All devices first, then fewer; within one count, fewer axes first. Only meshes the topology can hold. The order of
-    the axes is no choice of its own: an axis may split any dim, and `Topology.links` gives each the best wires.
+    the axes is no choice of its own, as an axis may split any dim and `Topology.links` gives each the best wires; only
+    across a network between nodes or slices it says which axes lie there.
     """
     found: list[dict[str, int]] = []
     total = topology.num_devices
     for devices in sorted((d for d in range(1, total + 1) if total % d == 0), reverse=True):
         for axes in range(1, max_axes + 1):
             for sizes in _factors(devices, axes):
-                if topology.links(sizes) is not None:
-                    found.append(dict(zip(AXIS_NAMES, sizes, strict=False)))
+                for order in _orders(sizes, topology):
+                    found.append(dict(zip(AXIS_NAMES, order, strict=False)))
     return found
+
+
+def _orders(sizes: tuple[int, ...], topology: Topology) -> list[tuple[int, ...]]:
+    """The orders of axes that a topology can hold, of those whose axes cross its network alike the first."""
+    if topology.nodes == 1:
+        return [sizes] if topology.links(sizes) is not None else []
+    found: dict[tuple[tuple[int, int], ...], tuple[int, ...]] = {}
+    for order in dict.fromkeys(itertools.permutations(sizes)):
+        links = topology.links(order)
+        if links is None:
+            continue
+        across = [math.prod(s.extent for s in link.dims if s.kind == "network") for link in links]
+        found.setdefault(tuple(sorted(zip(order, across, strict=True))), order)
+    return list(found.values())
 
 
 def _factors(product: int, count: int, most: int | None = None) -> list[tuple[int, ...]]:

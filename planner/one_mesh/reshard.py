@@ -19,7 +19,7 @@ specs that is met, and `reshard_values` prices all pairs of a transfer at once f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from planner.one_mesh.mesh import COLLECTIVES, Mesh, parts_of_masks
 from planner.one_mesh.specs import Layout
+from planner.vectors import Floats
 
 Locations = npt.NDArray[np.int8]
 
@@ -74,9 +75,8 @@ class _Sequence:
         self.moves.append(_Move(kind, mask, self.held, tuple(tuple(dim) for dim in self.layout)))
 
     def arrange(self, order: list[list[int]]) -> None:
-        """Brings the axes of every dim into this order, by a permute over those of the dims that change."""
-        pairs = zip(self.layout, order, strict=True)
-        changed = _mask(a for before, after in pairs if before != after for a in after)
+        """Brings the axes of every dim into this order, by a permute over those that change their place."""
+        changed = sum(_mask(_moved(before, after)) for before, after in zip(self.layout, order, strict=True))
         self.layout = order
         if changed:
             self.add("collective-permute", changed)
@@ -102,6 +102,16 @@ def _mask(axes: Iterable[int]) -> int:
     return sum(1 << a for a in axes)
 
 
+def _moved(before: list[int], after: list[int]) -> list[int]:
+    """The axes of a dim along which a device's part is another one after a change of their order: not those that lead or
+    end both orders."""
+    if before == after:
+        return []
+    start = next(i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b)
+    stop = next(i for i, (a, b) in enumerate(zip(before[::-1], after[::-1], strict=True)) if a != b)
+    return after[start : len(after) - stop]
+
+
 def _moves(source: Sequence[int], partial: Sequence[bool], target: Sequence[int], rank: int) -> list[_Move]:
     """The sequence of one reshard; see the module."""
     axes, made = range(len(source)), _Sequence(source, rank)
@@ -125,8 +135,8 @@ def _moves(source: Sequence[int], partial: Sequence[bool], target: Sequence[int]
         leaving = groups[pair]
         staying = [a for a in layout[origin] if a not in leaving]
         if not minor:
-            layout[origin] = staying + leaving
-            made.add("collective-permute", _mask(layout[origin]))
+            before, layout[origin] = layout[origin], staying + leaving
+            made.add("collective-permute", _mask(_moved(before, layout[origin])))
         layout[origin] = staying
         layout[goal] = layout[goal] + leaving
         made.add("all-to-all", _mask(leaving))
@@ -166,6 +176,28 @@ def _crowded(source: Locations, target: Locations, sizes: Sequence[int], shape: 
     return crowded
 
 
+@dataclass(frozen=True, slots=True)
+class _Prices:
+    """What patterns cost: a fixed value and one per byte of the whole tensor, `steps` how many steps they were made of.
+
+    Of tensors of up to `limit` bytes a step becomes an all-reduce, so that they cost `small` and `small_per_byte`.
+    """
+
+    steps: int
+    fixed: Floats
+    per_byte: Floats
+    limit: Floats
+    small: Floats
+    small_per_byte: Floats
+
+    def of(self, index: npt.NDArray[np.int64], whole_bytes: float) -> Floats:
+        """The values of these patterns for a tensor of so many bytes; shape as `index`."""
+        value = self.fixed + whole_bytes * self.per_byte
+        if whole_bytes <= self.limit.max(initial=0.0):
+            value = np.where(whole_bytes <= self.limit, self.small + whole_bytes * self.small_per_byte, value)
+        return value[index]
+
+
 @dataclass
 class Patterns:
     """The reshards met so far on meshes of one number of axes, of any sizes: their sequences, worked out once each.
@@ -180,9 +212,7 @@ class Patterns:
     known: dict[object, int] = field(default_factory=dict[object, int])
     count: int = 0
     steps: list[tuple[int, int, int, int]] = field(default_factory=list[tuple[int, int, int, int]])
-    prices: dict[tuple[Mesh, bool], tuple[int, npt.NDArray[np.float64], npt.NDArray[np.float64]]] = field(
-        default_factory=dict[tuple[Mesh, bool], tuple[int, npt.NDArray[np.float64], npt.NDArray[np.float64]]]
-    )
+    prices: dict[tuple[Mesh, bool], _Prices] = field(default_factory=dict[tuple[Mesh, bool], _Prices])
 
     def index(
         self,
@@ -246,23 +276,42 @@ class Patterns:
             self.count += 1
         return self.known[known]
 
-    def price(self, mesh: Mesh, *, seconds: bool) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """The fixed value and the value per byte of the whole tensor of every pattern on a mesh."""
-        key = (mesh, seconds)
+    def price(self, mesh: Mesh, *, seconds: bool) -> _Prices:
+        """The values of every pattern on a mesh."""
         nothing = np.zeros(0)
-        priced, constants, slopes = self.prices.get(key, (0, nothing, nothing))
-        count = self.count - len(constants)
-        if count:
-            fixed = mesh.fixed_seconds if seconds else mesh.fixed
-            per_byte = mesh.seconds_per_byte if seconds else mesh.per_byte
-            owner, kind, mask, held = np.array(self.steps[priced:], np.int64).reshape(-1, 4).T
-            constant = np.stack([fixed[name] for name in COLLECTIVES])[kind, mask]
-            slope = np.stack([per_byte[name] for name in COLLECTIVES])[kind, mask] / mesh.mask_sizes()[held]
-            new = owner - len(constants)
-            constants = np.concatenate([constants, np.bincount(new, constant, minlength=count).astype(np.float64)])
-            slopes = np.concatenate([slopes, np.bincount(new, slope, minlength=count).astype(np.float64)])
-            self.prices[key] = (len(self.steps), constants, slopes)
-        return constants, slopes
+        known = self.prices.get((mesh, seconds), _Prices(0, nothing, nothing, nothing, nothing, nothing))
+        priced = len(known.fixed)
+        count = self.count - priced
+        if not count:
+            return known
+        fixed, per_byte = (mesh.fixed_seconds, mesh.seconds_per_byte) if seconds else (mesh.fixed, mesh.per_byte)
+        owner, kind, mask, held = np.array(self.steps[known.steps :], np.int64).reshape(-1, 4).T
+        owner -= priced
+        parts = mesh.mask_sizes()[held]
+
+        def found(table: Mapping[str, Floats]) -> Floats:
+            return np.stack([table[name] for name in COLLECTIVES])[kind, mask]
+
+        def total(values: Floats) -> Floats:
+            return np.bincount(owner, values, minlength=count).astype(np.float64)
+
+        limit = found(mesh.all_reduced) * parts
+        # Where it always becomes one, that is what the tables say.
+        changes = (limit > 0) & np.isfinite(limit)
+        whole, each = found(fixed), found(per_byte) / parts
+        limits = np.zeros(count)
+        np.maximum.at(limits, owner[changes], limit[changes])
+        new = (
+            total(whole),
+            total(each),
+            limits,
+            total(np.where(changes, fixed["all-reduce"][mask], whole)),
+            total(np.where(changes, per_byte["all-reduce"][mask] / parts, each)),
+        )
+        old = (known.fixed, known.per_byte, known.limit, known.small, known.small_per_byte)
+        made = _Prices(len(self.steps), *map(np.concatenate, zip(old, new, strict=True)))
+        self.prices[mesh, seconds] = made
+        return made
 
 
 def reshard_values(
@@ -283,8 +332,7 @@ def reshard_values(
     """
     crowded = _crowded(source, target, mesh.sizes, shape)
     index = patterns.index(source, partial, target, len(shape), crowded)
-    fixed, per_byte = patterns.price(mesh, seconds=seconds)
-    return fixed[index] + whole_bytes * per_byte[index]
+    return patterns.price(mesh, seconds=seconds).of(index, whole_bytes)
 
 
 def reshard_steps(

@@ -96,15 +96,7 @@ def _works(model: Model, terms: Terms, kinds: Kinds, kind_of: list[int]) -> tupl
         key = (model.alike[node.group], kind_of[node.id])
         if key not in known:
             group = model.grouping.groups[node.group]
-            known[key] = group_work(
-                model.graph,
-                model.grouping,
-                group,
-                model.fused_pass(group),
-                kinds.tables[kind_of[node.id]],
-                terms.cost_model,
-                terms.mesh,
-            )
+            known[key] = group_work(model, group, kinds.tables[kind_of[node.id]], terms.cost_model, terms.mesh)
         works.append(known[key])
     return tuple(works)
 

@@ -1,9 +1,15 @@
-"""Checks of a plan before it is handed over, as `Options.check` asks for them; what was not checked, and why."""
+"""Checks of a plan before it is handed over, as `Options.check` asks for them; what was not checked, and why.
+
+They end in an answer to the plan's proposal. A plan that does not compile or computes wrong numbers is dropped, and so is
+one that does not fit by the compiler for a TPU or GPU. One whose collectives are clearly not the promised ones is doubted:
+others are tried, and the fastest by the compiler's schedule is handed over. Smaller differences are told.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import jax
@@ -11,35 +17,70 @@ import jax
 from planner.decision import Checked
 from planner.machine.processes import Processes
 from planner.options import Options
+from planner.plans.answer import Answer
 from planner.plans.plan import Plan
-from planner.verify.verification import Verification, summary
+from planner.verify.verification import COMPILE_LIMIT_S, Verification, summary
 
+EVERYTHING = ("compiling", "numerics", "collectives", "memory")
 FATAL = ("compiling", "numerics")
-"""Checks whose failure drops a plan; differences in collectives or memory are told."""
+"""Checks whose failure drops a plan."""
+CLEARLY = 0.15
+"""A plan is doubted whose compiled collectives differ from the promised ones by this share of its step."""
+AFFORDABLE_OPERATIONS = 10_000
+"""Programs of more are not compiled for devices that are not here unless that is asked for: it takes minutes."""
 
 
-def check(made: Plan, args: Sequence[Any], options: Options, processes: Processes) -> tuple[Checked, ...]:
-    """What was checked of a plan, each with its verdict, and what was not, with the reason; the same on all processes."""
-    everything = ("compiling", "numerics", "collectives", "memory")
-    if options.check == "never":
-        return tuple(Checked(what=what, ok=None, detail="Options(check='never')") for what in everything)
-    if made.mesh_is_abstract and options.check == "auto":
-        why = f"the topology {made.decision.topology} has no devices here; verify() compiles for it where it can"
-        return tuple(Checked(what=what, ok=None, detail=why) for what in everything)
+def check(
+    made: Plan, args: Sequence[Any], options: Options, processes: Processes, *, operations: int
+) -> tuple[Plan, Answer]:
+    """A plan with its checks on record, and the answer to its proposal; the same on all processes.
+
+    `operations` are those of the program, loops' bodies counted once.
+    """
+    unchecked = _why_unchecked(made, options, operations)
+    if unchecked:
+        return made.with_checks([Checked(what=what, ok=None, detail=unchecked) for what in EVERYTHING]), Answer()
     whys = processes.gathered(lambda: _why_not_run(made, args, options))
     why = next(filter(None, whys), "")
-    verification = made.verify(*(() if why else args))
+    limit_s = options.affordable_compile_s if options.check == "auto" else COMPILE_LIMIT_S
+    verification = made.verify(*(() if why else args), compile_limit_s=limit_s)
     found = [_compiling(verification)]
     for what, ok, detail in summary(verification):
         unrun = what == "numerics" and why and found[0].ok
         found.append(Checked(what=what, ok=None if unrun else ok, detail=why if unrun else detail))
-    return tuple(found)
+    answers = processes.gathered(lambda: asdict(_answer(made, found, verification)))
+    worst = max((Answer(**answer) for answer in answers), key=lambda answer: (answer.dropped or "", answer.doubt or ""))
+    return made.with_checks(found, compiled=verification if found[0].ok else None), worst
 
 
-def failure(checked: Sequence[Checked]) -> str | None:
-    """Why a plan must be dropped, or None."""
+def _why_unchecked(made: Plan, options: Options, operations: int) -> str:
+    """Why nothing is to be checked, or ""."""
+    if options.check == "never":
+        return "Options(check='never')"
+    if options.check == "always" or not made.why_not_run:
+        return ""
+    why = made.why_not_compiled
+    if not why and made.decision.refined is not None:
+        why = "it was compiled to choose it, see Plan.refined; verify() compares it with its promises"
+    if not why and operations > AFFORDABLE_OPERATIONS:
+        why = f"compiling its {operations:,} operations takes minutes; verify() and Options(check='always') do it"
+    return f"{made.why_not_run}; {why}" if why else ""
+
+
+def _answer(made: Plan, checked: Sequence[Checked], verification: Verification) -> Answer:
+    """What is to become of a plan."""
     bad = next((c for c in checked if c.ok is False and c.what in FATAL), None)
-    return f"{bad.what}: {bad.detail}" if bad else None
+    memory, collectives, seconds = verification.memory, verification.collectives, verification.seconds
+    if memory.fits is False:
+        share = memory.peak[0] / memory.peak[1]
+        return Answer(dropped=f"memory: {memory.reason}", memory_share=share)
+    if bad is not None:
+        return Answer(dropped=f"{bad.what}: {bad.detail}")
+    apart = max(collectives.extra_seconds, collectives.missing_seconds)
+    timed = seconds is not None and made.decision.request.objective == "time"
+    if seconds is None or not timed or collectives.ok is not False or apart <= CLEARLY * seconds.scheduled:
+        return Answer(seconds=seconds and seconds.scheduled)
+    return Answer(doubt=f"collectives: {collectives.reason}", seconds=seconds.scheduled)
 
 
 def _why_not_run(made: Plan, args: Sequence[Any], options: Options) -> str:

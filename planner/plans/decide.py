@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from cost_models.compilers import NO_WINDOWED_EINSUM
 from planner.decision import Certificate, Decision, Guessed, Replicated, Ruled
 from planner.emit.constraints import place
 from planner.emit.predict import predict
@@ -73,6 +74,7 @@ def decide(
         notes=(*graph.notes, *_guess_note(guessed), *_told_of_devices(session, placement.mesh_shape), *notes),
         donate_argnums=program.donate_argnums,
         static_argnums=program.static_argnums,
+        compiler_options=dict(NO_WINDOWED_EINSUM[request.topology.chip.platform]),
     )
 
 

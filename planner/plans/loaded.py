@@ -64,7 +64,8 @@ class LoadedPlan:
             return args, program
 
         def question(_: object) -> dict[str, str]:
-            laid = (decision.mesh_shape, decision.in_specs, decision.out_specs, decision.constraints)
+            specs = (decision.in_specs, decision.out_specs, decision.constraints)
+            laid = (decision.mesh_shape, *specs, decision.compiler_options)
             digest = hashlib.sha256(repr((decision.fingerprint, *laid)).encode()).hexdigest()
             return {
                 "the saved plan": f"{decision.function_name} {digest[:12]}",

@@ -43,6 +43,10 @@ def made_ready(
     static_argnums: Sequence[int] | int,
 ) -> Ready:
     """What is asked of `plan`, on a target. Raises: ArgumentError, TraceError, MeshError, PinError."""
+    if options.refine != "never" and objective != "time":
+        raise ArgumentError(
+            f"Options(refine={options.refine!r}) compares seconds, but objective is {objective!r}; leave one of them out"
+        )
     request = Request(
         topology=target.topology,
         platform=target.devices[0].platform if target.devices else None,
@@ -79,8 +83,9 @@ def question(ready: Ready, options: Options) -> dict[str, str]:
         "static_argnums": program.static_argnums,
         **{f"Options.{field.name}": getattr(options, field.name) for field in fields(options)},
     }
-    # Who is told of the progress is a matter of each process.
-    return {name: repr(value) for name, value in told.items() if name != "Options.progress"}
+    # Who is told of the progress is a matter of each process, and so is where compiles are kept.
+    own = ("Options.progress", "Options.cache")
+    return {name: repr(value) for name, value in told.items() if name not in own}
 
 
 def checked_options(options: Options | None) -> Options:

@@ -17,7 +17,8 @@ from planner.explain.op_graph import OpGraph
 from planner.plans.report import describe
 from planner.plans.store import save_decision
 from planner.predicted import Predicted
-from planner.verify.verification import Verification, verify
+from planner.refined import Refined
+from planner.verify.verification import COMPILE_LIMIT_S, Verification, verify, why_no_compiler
 
 
 @final
@@ -29,9 +30,16 @@ class Plan:
     """
 
     def __init__(
-        self, *, decision: Decision, runner: Runner, alternatives: Callable[[], Alternatives], seed: int = 0
+        self,
+        *,
+        decision: Decision,
+        runner: Runner,
+        alternatives: Callable[[], Alternatives],
+        seed: int = 0,
+        compiled: Verification | None = None,
     ) -> None:
         self._decision, self._runner, self._state_problem, self._seed = decision, runner, alternatives, seed
+        self._compiled = compiled
 
     # ------------------------------------------------------------ what was decided
 
@@ -44,6 +52,12 @@ class Plan:
     def why_not_run(self) -> str:
         """Why the plan cannot be run here: no devices, or devices to compile for only; "" where it can."""
         return self._runner.target.why_not_run
+
+    @property
+    def why_not_compiled(self) -> str:
+        """Why the plan cannot be compiled here, where its devices are not; "" where it can."""
+        target = self._runner.target
+        return why_no_compiler(target.platform, target.topology.name) if self.why_not_run else ""
 
     @property
     def has_side_effects(self) -> bool:
@@ -120,6 +134,11 @@ class Plan:
         """Assumptions, time-outs and fallbacks the user should know of."""
         return self._decision.notes
 
+    @property
+    def refined(self) -> Refined | None:
+        """How compiles or runs chose the plan, as `Options(refine=...)` asks for; None where they had no say."""
+        return self._decision.refined
+
     # ------------------------------------------------------------ running
 
     @property
@@ -128,7 +147,8 @@ class Plan:
 
         The large arrays that the function closes over are arguments of the compiled program, passed along. What the
         function changes in place in Flax nnx objects is updated by a call; lowered or compiled, the program returns
-        those arrays beside the result.
+        those arrays beside the result. The decision's compiler options hold where it is called, lowered or compiled
+        by itself, not inside `jax.jit` or another transformation of the user's, as JAX refuses them there.
         """
         return self._runner.jit
 
@@ -154,12 +174,17 @@ class Plan:
     # ------------------------------------------------------------ evidence
 
     def verify(
-        self, *args: Any, reference: Callable[..., Any] | None = None, rtol: float | None = None
+        self,
+        *args: Any,
+        reference: Callable[..., Any] | None = None,
+        rtol: float | None = None,
+        compile_limit_s: float = COMPILE_LIMIT_S,
     ) -> Verification:
         """What the plan does beside what it promised: numerics, collectives and memory. Raises nothing, says all.
 
         Without arguments, or with shapes only, the numerics are not checked. For a topology without devices, or TPUs to
-        compile for only, the program is compiled for them where their compiler is installed. `reference` is the
+        compile for only, the program is compiled for them where their compiler is installed, for at most
+        `compile_limit_s` (nothing is compiled again that was compiled to check the plan). `reference` is the
         function whose results, on one device, the plan's are compared with; default the program as it was traced. How
         far they may differ follows from the program's own rounding; with `rtol`, floats may by that share of the
         largest value of their leaf.
@@ -169,6 +194,8 @@ class Plan:
 
         Raises: ProcessError where another process does not come.
         """
+        if self._compiled is not None and self.why_not_run:
+            return self._compiled
         return verify(
             self._decision,
             self._runner,
@@ -176,6 +203,7 @@ class Plan:
             seed=self._seed,
             reference=None if reference is None else self._runner.like(reference),
             rtol=rtol,
+            compile_limit_s=compile_limit_s,
         )
 
     @property
@@ -197,10 +225,22 @@ class Plan:
         """
         return explain(self._alternatives, path)
 
-    def with_checks(self, checked: Sequence[Checked], notes: Sequence[str] = ()) -> Plan:
-        """The same plan with these checks and further notes on record; what was compiled for them serves it, too."""
-        decision = replace(self._decision, checked=tuple(checked), notes=(*self._decision.notes, *notes))
-        return Plan(decision=decision, runner=self._runner, alternatives=self._state_problem, seed=self._seed)
+    def with_checks(self, checked: Sequence[Checked], compiled: Verification | None = None) -> Plan:
+        """The same plan with these checks on record; what was compiled for them serves it, too, as `compiled` does."""
+        return self._with(replace(self._decision, checked=tuple(checked)), compiled)
+
+    def with_notes(self, notes: Sequence[str]) -> Plan:
+        """The same plan with these notes."""
+        return self._with(replace(self._decision, notes=tuple(notes)), None)
+
+    def _with(self, decision: Decision, compiled: Verification | None) -> Plan:
+        return Plan(
+            decision=decision,
+            runner=self._runner,
+            alternatives=self._state_problem,
+            seed=self._seed,
+            compiled=compiled or self._compiled,
+        )
 
     def save(self, path: str | Path) -> None:
         """Writes the plan to a JSON file that `planner.load` reads."""

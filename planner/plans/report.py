@@ -16,12 +16,14 @@ from planner.decision import Decision, Guessed, Replicated, Ruled
 from planner.one_mesh.specs import spec_words
 from planner.plans.report_rows import TableRow, returned_as_taken, roots, rows_of, split_into
 from planner.predicted import Predicted
+from planner.refined import Refined
 from planner.units import quantity
 
 WIDTH = 118
 MOST_ROWS = 40
 MOST_INTERMEDIATES = 12
 MOST_COLLECTIVES = 16
+MOST_TRIALS = 8
 
 
 def describe(decision: Decision) -> str:
@@ -36,6 +38,7 @@ def describe(decision: Decision) -> str:
         *_ops("placed whole for lack of a rule", decision.replicated),
         *_ops("work guessed as one operation per result element", decision.guessed),
         *_ops("placed by Shardy's rule", decision.by_shardy),
+        *_refined(decision.refined),
         *_verdicts(decision),
     ]
     return _text(parts)
@@ -106,6 +109,8 @@ def _summary(decision: Decision) -> Table:
         "certificate",
         f"{c.status}: {c.value:.6g} {c.unit}, {bound} ({_count(c.meshes, 'mesh', 'es')}, {c.solve_seconds:.1f} s)",
     )
+    if decision.compiler_options:
+        _row(table, "compiler", ", ".join(f"{name}={value}" for name, value in decision.compiler_options.items()))
     return table
 
 
@@ -215,6 +220,43 @@ def _ops(heading: str, ops: Sequence[Replicated | Ruled | Guessed]) -> list[Rend
     if len(found) > MOST_ROWS:
         _row(table, f"... and {len(found) - MOST_ROWS} more", "", "")
     return [_heading(heading), table]
+
+
+def _refined(refined: Refined | None) -> list[RenderableType]:
+    """The fastest plans tried and the one chosen (*), with what was predicted, expected and found of each."""
+    if refined is None:
+        return []
+    tried = {"compile": "compiled", "measure": "run"}[refined.how]
+    words = (
+        f"refined: {_count(len(refined.trials), 'plan')} {tried} in {_count(refined.rounds, 'round')} and "
+        f"{refined.seconds:.0f} s; {refined.ended}"
+    )
+    figures: list[tuple[str, Justify]] = [(name, "right") for name in ("predicted", "expected", "found", "peak")]
+    table = _table(("", "left"), ("mesh", "left"), ("how it came about", "left"), *figures, ("", "left"))
+    order = sorted(
+        range(len(refined.trials)),
+        key=lambda i: (i != refined.chosen, refined.trials[i].found_seconds or float("inf"), i),
+    )
+    for i in order[:MOST_TRIALS]:
+        trial = refined.trials[i]
+        found, peak = trial.found_seconds, trial.found_peak_bytes
+        _row(
+            table,
+            "*" if i == refined.chosen else "",
+            "x".join(map(str, trial.mesh.values())),
+            trial.why if trial.emission == "as planned" else f"{trial.why}, {trial.emission}",
+            quantity(trial.predicted_seconds, "s"),
+            quantity(trial.expected_seconds, "s"),
+            "" if found is None else quantity(found, "s"),
+            "" if peak is None else quantity(peak, "B"),
+            "" if trial.status == "ok" else trial.status,
+        )
+    more = len(refined.trials) - MOST_TRIALS
+    return [
+        _heading(words),
+        *([table] if refined.trials else []),
+        *([Text(f"... and {more} more")] if more > 0 else []),
+    ]
 
 
 def _verdicts(decision: Decision) -> list[RenderableType]:

@@ -24,6 +24,7 @@ from planner.program.graph import Aval
 from planner.program.slots import Slot
 from planner.program.spec_entries import parts_over
 from planner.program.traced import Leaf, Program
+from planner.refined import Correction, Moved, Refined, Trial
 
 FORMAT = "meshwright plan"
 VERSION = 1
@@ -75,6 +76,7 @@ def record_of(decision: Decision, program: Program) -> dict[str, Any]:
         "in_tree": _tree_words(program.in_tree),
         "donate_argnums": list(decision.donate_argnums),
         "static_argnums": list(decision.static_argnums),
+        "compiler_options": dict(decision.compiler_options),
         "choice": list(decision.choice),
         "constraints": [
             {"at": slot[0], "path": list(slot[1]), "index": slot[2], "specs": [entries_of(spec) for spec in specs]}
@@ -88,6 +90,7 @@ def record_of(decision: Decision, program: Program) -> dict[str, Any]:
         "guessed": [dataclasses.asdict(op) for op in decision.guessed],
         "checked": [dataclasses.asdict(check) for check in decision.checked],
         "notes": list(decision.notes),
+        "refined": None if decision.refined is None else dataclasses.asdict(decision.refined),
     }
 
 
@@ -199,7 +202,23 @@ def decision_of(record: Mapping[str, Any]) -> Decision:
         notes=tuple(record["notes"]),
         donate_argnums=tuple(map(int, record["donate_argnums"])),
         static_argnums=tuple(map(int, record["static_argnums"])),
+        # Nor this, as they gave none.
+        compiler_options={str(name): str(value) for name, value in record.get("compiler_options", {}).items()},
+        refined=_read_refined(record.get("refined")),
     )
+
+
+def _read_refined(record: Mapping[str, Any] | None) -> Refined | None:
+    if record is None:
+        return None
+    trials: list[dict[str, Any]] = [dict(trial) for trial in record["trials"]]
+    for trial in trials:
+        trial["collectives"] = tuple(
+            replace(Moved(**moved), axes=tuple(moved["axes"])) for moved in trial["collectives"]
+        )
+    corrections = tuple(replace(Correction(**row), axes=tuple(row["axes"])) for row in record["corrections"])
+    told: dict[str, Any] = {**record, "trials": tuple(Trial(**trial) for trial in trials), "corrections": corrections}
+    return Refined(**told)
 
 
 def _read_leaf(record: Mapping[str, Any]) -> Leaf:

@@ -51,6 +51,12 @@ class Primitive:
     updates: int | None = None
     """The position of what it writes over a part of its first operand. Asked by `liveness`, `costs`, `rule_for`."""
 
+    overwrites: bool = False
+    """It does not read the part that it updates. Asked by `costs`."""
+
+    turns: bool = False
+    """It keeps the elements, but not their places. Asked by `in_place`."""
+
     carries: bool = False
     """It does to partial results what it does to whole ones: it only moves elements. Asked by `rule_for`."""
 

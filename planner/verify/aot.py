@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import importlib.util
 import io
-import itertools
 import json
 import os
 import re
@@ -30,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -38,19 +37,20 @@ from typing import Any, Literal
 
 import jax
 
-from cost_models import CostModelError, parse_topology
-from planner.errors import ArgumentError, CompileError, MeshError
+from planner.errors import ArgumentError, CompileError
 from planner.machine import aot_child
 from planner.machine.aot_child import Place
-from planner.machine.device_mesh import lay_out
+from planner.machine.compile_target import CompileTarget, compile_target
 from planner.verify.hlo.collectives import CompiledCollective, read_collectives
 from planner.verify.hlo.memory import CompiledMemory, memory_from_stats
 
 CompileStatus = Literal["ok", "oom", "error", "crash", "timeout", "unavailable"]
 Mode = Literal["dump", "full"]
+Platform = Literal["tpu", "cpu", "cuda"]
 
 _POLL_SECONDS = 0.05
-_SCHEDULED = "*.after_optimizations_after_buffer_assignment.txt"
+_SCHEDULED = {"tpu": "*.after_optimizations_after_buffer_assignment.txt", "cuda": "*gpu_after_optimizations.txt"}
+_MEMORY_REPORT = "*after_optimizations-memory-usage-report.txt"
 _TUPLED_ARGUMENTS = 2000  # jax._src.dispatch.should_tuple_args: TPU programs with more arguments take them as a tuple
 
 
@@ -59,7 +59,8 @@ class AotRequest:
     """A program to compile and what for.
 
     `program` is StableHLO bytecode; `free_outputs[i]` leaves a sharding open; `places` are those of the devices in the
-    order of the mesh, none where a topology's devices are taken as they are listed.
+    order of the mesh, none where a topology's devices are taken as they are listed; `capacity_bytes` is the memory of a
+    device where the compiler does not say by itself that a program does not fit.
     """
 
     program: bytes = field(repr=False)
@@ -67,23 +68,24 @@ class AotRequest:
     free_outputs: tuple[bool, ...]
     mesh_shape: Mapping[str, int]
     topology: str
-    platform: Literal["tpu", "cpu", "cuda"] = "tpu"
+    platform: Platform = "tpu"
     mode: Mode = "dump"
     timeout_s: float = 300.0
     topology_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     compiler_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     places: tuple[Place, ...] = ()
+    capacity_bytes: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AotReport:
     """What became of a compile.
 
-    `status` is "ok"; "oom" where the compiler says that the program does not fit; "error" where it refused the program;
-    "crash" where it died (`signal` says of what); "timeout"; "unavailable" where no compiler for the platform is
-    installed. `message` is the compiler's. `memory` and `collectives` are those of one device; of an "oom", `memory` is
-    None and `needed_bytes` what the compiler would have needed; on CPU and GPU "oom" is never said: compare the peak.
-    `hlo` is the scheduled HLO text, which `hlo_schedule` prices. `rematerialized` are the compiler's "involuntary
+    `status` is "ok"; "oom" where the program does not fit, as the compiler says or, of a GPU, as its peak shows; "error"
+    where the compiler refused the program; "crash" where it died (`signal` says of what); "timeout"; "unavailable" where
+    no compiler for the platform is installed. `message` is the compiler's. `memory` and `collectives` are those of one
+    device; of an "oom", `memory` is None and `needed_bytes` what would be needed; of a CPU it is never said.
+    `hlo` is the scheduled HLO text, which `hlo.schedule` prices. `rematerialized` are the compiler's "involuntary
     full rematerialization" warnings. `seconds` is the wall time of the child.
     """
 
@@ -109,7 +111,7 @@ def aot_compile(
     *,
     mesh_shape: Mapping[str, int],
     topology: str,
-    platform: Literal["tpu", "cpu", "cuda"] = "tpu",
+    platform: Platform | None = None,
     mode: Mode = "dump",
     timeout_s: float = 300.0,
     compiler_options: Mapping[str, Any] | None = None,
@@ -119,11 +121,13 @@ def aot_compile(
     """What the compiler of `topology` makes of a jitted function, from a child process.
 
     Parameters: `jitted` and `abstract_args` as the module's docstring says; `mesh_shape`, axis sizes in mesh order;
-    `topology`, "v5e:4x4" and the like for TPU, "1x<nodes>x<gpus per node>" for CUDA (CPU ignores it); `mode`, "full",
+    `topology`, "v5e:4x4", "h100:4x8" and the like (of a GPU that is not in the table "1x<nodes>x<GPUs per node>");
+    `platform`, that of the topology's chip unless the program shall be compiled for virtual CPU devices; `mode`, "full",
     or "dump" to stop once the schedule and the buffers are known (seconds instead of minutes; no `estimated_cycles` in
-    the text; TPU only, else it means "full"); `compiler_options`, XLA flags without dashes; `topology_options`, what
-    `jax.experimental.topologies.get_topology_desc` takes besides: `{"target_config": TEXT}` is needed for CUDA,
-    `{"num_slices": N}` makes several TPU slices; `places`, those of the TPUs of the mesh, default where a plan lays it.
+    a TPU's text; on CPU it means "full"); `compiler_options`, XLA flags without dashes, beside those that the jitted
+    function has itself; `topology_options`, what `jax.experimental.topologies.get_topology_desc` takes besides, such as
+    `{"target_config": TEXT}` of a GPU that is not in the table; `places`, those of the devices of the mesh, default
+    where a plan lays it.
     Raises: ArgumentError when mesh, program and topology do not belong together; CompileError when lowering fails.
     """
     return run_request(
@@ -166,7 +170,7 @@ def lower_request(
     *,
     mesh_shape: Mapping[str, int],
     topology: str,
-    platform: Literal["tpu", "cpu", "cuda"] = "tpu",
+    platform: Platform | None = None,
     mode: Mode = "dump",
     timeout_s: float = 300.0,
     compiler_options: Mapping[str, Any] | None = None,
@@ -174,15 +178,24 @@ def lower_request(
     places: Sequence[Place] | None = None,
 ) -> AotRequest:
     """The request of `aot_compile`, lowered but not yet compiled; it may be run later or elsewhere."""
-    if mode not in ("dump", "full") or platform not in ("tpu", "cpu", "cuda"):
+    if mode not in ("dump", "full") or platform not in ("tpu", "cpu", "cuda", None):
         raise ArgumentError(f"mode {mode!r} on platform {platform!r}; use 'dump' or 'full' on 'tpu', 'cpu' or 'cuda'")
+    sizes = tuple(mesh_shape.values())
+    target = (
+        CompileTarget(platform="cpu", topology=topology)
+        if platform == "cpu"
+        else compile_target(topology, sizes, topology_options, places)
+    )
+    if platform not in (target.platform, None):
+        raise ArgumentError(f"topology {topology} is not one of platform {platform!r}; leave the platform out")
     try:
-        lowered = jitted.trace(*abstract_args).lower(lowering_platforms=(platform,))
+        lowered = jitted.trace(*abstract_args).lower(lowering_platforms=(target.platform,))
     except Exception as error:
         raise CompileError(
-            f"lowering for {platform} failed with {type(error).__name__}: {error}; give shardings over one "
+            f"lowering for {target.platform} failed with {type(error).__name__}: {error}; give shardings over one "
             f"AbstractMesh of {dict(mesh_shape)} and ShapeDtypeStruct arguments"
         ) from error
+    own: tuple[tuple[str, Any], ...] = lowered._lowering._compiler_options_kvs
     module = lowered.compiler_ir("stablehlo")
     partitions = int(module.operation.attributes["mhlo.num_partitions"].value)
     if partitions != prod(mesh_shape.values()):
@@ -194,45 +207,20 @@ def lower_request(
     results = main.attributes.get("res_attrs", ())
     bytecode = io.BytesIO()
     module.operation.write_bytecode(bytecode)
-    options: dict[str, Any] = dict(topology_options or {})
-    if platform == "cuda":
-        options["topology"] = topology
-    elif platform == "tpu" and topology.endswith(":1x1"):
-        options.setdefault("chips_per_host_bounds", [1, 1, 1])
-    if platform == "tpu" and places is None:
-        places = _places(tuple(mesh_shape.values()), topology, options)
     return AotRequest(
         program=bytecode.getvalue(),
         num_arguments=len(main.regions[0].blocks[0].arguments),
         free_outputs=tuple("sdy.sharding" not in r and "mhlo.sharding" not in r for r in results),
         mesh_shape=dict(mesh_shape),
-        topology=topology,
-        platform=platform,
-        mode=mode if platform == "tpu" else "full",
+        topology=target.topology,
+        platform=target.platform,
+        mode=mode if target.platform != "cpu" else "full",
         timeout_s=timeout_s,
-        topology_options=options,
-        compiler_options=dict(compiler_options or {}),
-        places=tuple(places or ()),
+        topology_options=target.options,
+        compiler_options={**target.compiler_options, **dict(own), **(compiler_options or {})},
+        places=target.places,
+        capacity_bytes=target.capacity_bytes,
     )
-
-
-def _places(sizes: tuple[int, ...], topology: str, options: Mapping[str, Any]) -> tuple[Place, ...]:
-    """The places of the devices of a mesh on TPUs of a topology, laid as a plan lays its own. Raises: ArgumentError."""
-    try:
-        known = parse_topology(topology)
-    except CostModelError as error:
-        raise ArgumentError(str(error)) from error
-    if options.get("chip_config_name") == "megacore":
-        known = known.megacore()
-    cores = known.shape[-1] if known.kind[-1] != "torus" else 1
-    chips = [extent for extent, kind in zip(known.shape, known.kind, strict=True) if kind == "torus"]
-    extents = (options.get("num_slices", 1), *chips, *(1,) * (3 - len(chips)), cores)
-    places = list(itertools.product(*map(range, extents)))
-    try:
-        order = lay_out(sizes, places, known).order
-    except MeshError as error:
-        raise ArgumentError(f"topology {topology}: {error}") from error
-    return tuple(places[int(i)] for i in order.flat)
 
 
 def unavailable_reason(platform: str) -> str:
@@ -240,12 +228,15 @@ def unavailable_reason(platform: str) -> str:
     if platform == "tpu" and importlib.util.find_spec("libtpu") is None:
         return f"libtpu is not installed; pip install the version that jax {jax.__version__} pins in its `tpu` extra"
     if platform == "cuda" and not any(importlib.util.find_spec(f"jax_cuda{v}_plugin") for v in (12, 13)):
-        return f"no CUDA plugin is installed; pip install jax-cuda12-plugin=={jax.__version__}"
+        return f"no CUDA plugin is installed; pip install jax-cuda12-plugin=={jax.__version__} (no GPU or driver is needed)"
     return ""
 
 
-def run_request(request: AotRequest) -> AotReport:
-    """The report on a request, compiled in a child process that is ended at the latest after `timeout_s`."""
+def run_request(request: AotRequest, *, stopped: Callable[[], bool] = lambda: False) -> AotReport:
+    """The report on a request, compiled in a child process that is ended at the latest after `timeout_s`.
+
+    It is ended, too, as soon as `stopped` says so, and then counts as one that took too long.
+    """
     reason = unavailable_reason(request.platform)
     if reason:
         return AotReport(status="unavailable", message=reason, seconds=0.0)
@@ -253,7 +244,7 @@ def run_request(request: AotRequest) -> AotReport:
         directory = Path(name)
         dump = directory / "dump"
         options = dict(request.compiler_options)
-        if request.platform == "tpu":
+        if request.platform != "cpu":
             options |= {"xla_dump_to": str(dump), "xla_dump_hlo_as_text": True}
         (directory / "program.mlirbc").write_bytes(request.program)
         (directory / "request.json").write_text(
@@ -272,7 +263,7 @@ def run_request(request: AotRequest) -> AotReport:
             )
         )
         started = time.monotonic()
-        code = _run_child(request, directory, dump)
+        code = _run_child(request, directory, dump, stopped)
         return _read_report(request, directory, dump, code, time.monotonic() - started)
 
 
@@ -299,7 +290,7 @@ def _environment(request: AotRequest) -> dict[str, str]:
     }
 
 
-def _run_child(request: AotRequest, directory: Path, dump: Path) -> int | None:
+def _run_child(request: AotRequest, directory: Path, dump: Path, stopped: Callable[[], bool]) -> int | None:
     """The child's exit status; 0 also where it was ended with all that is wanted on disk; None after a timeout."""
     child = Path(aot_child.__file__)
     with (directory / "stderr").open("wb") as stderr:
@@ -312,11 +303,11 @@ def _run_child(request: AotRequest, directory: Path, dump: Path) -> int | None:
         )
         deadline = time.monotonic() + request.timeout_s
         try:
-            while time.monotonic() < deadline:
+            while time.monotonic() < deadline and not stopped():
                 try:
                     return process.wait(_POLL_SECONDS)
                 except subprocess.TimeoutExpired:
-                    if request.mode == "dump" and _scheduled_text(dump):
+                    if request.mode == "dump" and dumped_memory(dump) and _scheduled_text(dump, request.platform):
                         return 0
             return None
         finally:
@@ -324,9 +315,9 @@ def _run_child(request: AotRequest, directory: Path, dump: Path) -> int | None:
             process.wait()
 
 
-def _scheduled_text(dump: Path) -> str:
+def _scheduled_text(dump: Path, platform: Platform) -> str:
     """The scheduled HLO of a dump, or "" while it is not all written."""
-    for path in sorted(dump.glob(_SCHEDULED), key=lambda p: p.stat().st_size, reverse=True):
+    for path in sorted(dump.glob(_SCHEDULED[platform]), key=lambda p: p.stat().st_size, reverse=True):
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 4))
             if file.read().rstrip().endswith(b"}") and "\nENTRY " in (text := path.read_text()):
@@ -342,7 +333,7 @@ def _read_report(request: AotRequest, directory: Path, dump: Path, code: int | N
         return AotReport(status="timeout", message=message, seconds=seconds, rematerialized=involuntary)
     path = directory / "report.json"
     record: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    text = _scheduled_text(dump) if request.mode == "dump" and not record else ""
+    text = _scheduled_text(dump, request.platform) if request.mode == "dump" and not record else ""
     if not record and not text:
         number = -code if code < 0 else None
         died = f"signal {signal.Signals(number).name}" if number else f"exit status {code}"
@@ -359,16 +350,25 @@ def _read_report(request: AotRequest, directory: Path, dump: Path, code: int | N
             rematerialized=involuntary,
         )
     text = text or (directory / "program.hlo").read_text()
-    memory = dumped_memory(dump) if request.platform == "tpu" else None
+    memory = dumped_memory(dump) or (memory_from_stats(record["memory"]) if record else None)
+    excess = _excess(memory, request.capacity_bytes)
     return AotReport(
-        status="ok",
-        message="",
+        status="oom" if excess else "ok",
+        message=excess,
         seconds=seconds,
-        memory=memory or (memory_from_stats(record["memory"]) if record else None),
+        memory=None if excess else memory,
+        needed_bytes=float(memory.peak_bytes) if memory is not None and excess else None,
         collectives=read_collectives(text, num_devices=prod(request.mesh_shape.values())),
         rematerialized=involuntary,
         hlo=text,
     )
+
+
+def _excess(memory: CompiledMemory | None, capacity_bytes: float | None) -> str:
+    """That a program needs more than a device has, or ""."""
+    if memory is None or capacity_bytes is None or memory.peak_bytes <= capacity_bytes:
+        return ""
+    return f"the program needs {memory.peak_bytes:.4g} bytes per device, of which there are {capacity_bytes:.4g}"
 
 
 def _is_out_of_memory(error: str) -> bool:
@@ -382,12 +382,12 @@ def _needed_bytes(error: str) -> float | None:
 
 
 def dumped_memory(dump: Path) -> CompiledMemory | None:
-    """The HBM bytes in an `xla_dump_to` folder of a TPU compile; None where the buffer assignment is not there.
+    """The HBM bytes in an `xla_dump_to` folder of a compile; None where the buffer assignment is not there.
 
-    The peak is the total of memory space 0, arguments included: what the compiler compares with the chip's HBM. (The
-    `peak_memory_in_bytes` of a finished compile counts the on-chip VMEM too.)
+    The peak is the total of memory space 0, arguments included: what the TPU compiler compares with the chip's HBM and a
+    GPU's runtime allocates. (The `peak_memory_in_bytes` of a finished compile for TPU counts the on-chip VMEM too.)
     """
-    reports = sorted(dump.glob("*after_optimizations-memory-usage-report.txt"), key=lambda p: p.stat().st_size)
+    reports = sorted(dump.glob(_MEMORY_REPORT), key=lambda p: p.stat().st_size)
     buffers = sorted(dump.glob("*after_optimizations-buffer-assignment.txt"), key=lambda p: p.stat().st_size)
     if not reports or not buffers:
         return None

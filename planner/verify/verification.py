@@ -1,69 +1,60 @@
 """Verification: what a plan does beside what it promised.
 
 Numerics: the sharded result against the single device's (see `numerics`). Collectives and memory: those of the compiled
-HLO against the prediction, as the platform lowers it.
+HLO against the prediction, as the platform lowers it (`compared_collectives`, `compared_memory`). Seconds: those of the
+schedule that the compiler made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
 
-from cost_models import CostModelError, parse_topology
 from planner.decision import Decision
 from planner.emit.runner import Runner
+from planner.errors import ArgumentError
 from planner.machine.aot_child import Place, place_of
-from planner.machine.device_topology import slices_of
+from planner.machine.compile_target import why_not_compiled
+from planner.machine.device_topology import whole_of
 from planner.machine.global_arrays import in_common
 from planner.machine.processes import Processes
-from planner.predicted import as_lowered
-from planner.verify.aot import aot_compile
-from planner.verify.hlo.collectives import CompiledCollective, read_collectives
-from planner.verify.hlo.memory import CompiledMemory, memory_of
+from planner.units import quantity
+from planner.verify.aot import aot_compile, unavailable_reason
+from planner.verify.compared_collectives import Collectives, compare_collectives
+from planner.verify.compared_memory import Memory, compare_memory, does_not_fit
+from planner.verify.hlo.collectives import read_collectives
+from planner.verify.hlo.memory import memory_of
 from planner.verify.numerics import Numerics, compare_numerics
+from planner.verify.scheduled import why_not_judged
+from planner.verify.step_time import step_time
 
-COLLECTIVE_TOLERANCE = 0.10
-SMALL_BYTES = 4096.0
-"""Collectives that together move no more than this are not held against a plan: scalars, counters, flags."""
-PEAK_TOLERANCE = 0.25
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collectives:
-    """Bytes and runs per (kind, axes), predicted and compiled; `surprises` name what was not predicted, and where."""
-
-    ok: bool | None
-    reason: str
-    predicted_bytes: float = 0.0
-    compiled_bytes: float = 0.0
-    by_kind: Mapping[tuple[str, tuple[str, ...]], tuple[float, float]] | None = None
-    surprises: tuple[str, ...] = ()
-    compiled: tuple[CompiledCollective, ...] = ()
+COMPILE_LIMIT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """Bytes per device, (predicted, compiled); `peak` is only held against a plan where the compiler's is trustworthy."""
+class Seconds:
+    """Seconds of a call: `predicted`, and `scheduled`, those of the compiler's schedule; `reason` has them in words."""
 
-    ok: bool | None
+    predicted: float
+    scheduled: float
     reason: str
-    arguments: tuple[float, float] = (0.0, 0.0)
-    outputs: tuple[float, float] = (0.0, 0.0)
-    aliased: tuple[float, float] = (0.0, 0.0)
-    peak: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """The three verdicts. `ok`: nothing that was checked failed, and something was checked."""
+    """The three verdicts. `ok`: nothing that was checked failed, and something was checked.
+
+    `seconds` informs: no verdict comes of it. None where nothing was compiled.
+    """
 
     numerics: Numerics
     collectives: Collectives
     memory: Memory
+    seconds: Seconds | None = None
 
     @property
     def ok(self) -> bool:
@@ -75,6 +66,8 @@ class Verification:
         word = {True: "ok", False: "FAILED", None: "not checked"}
         parts = (("numerics", self.numerics), ("collectives", self.collectives), ("memory", self.memory))
         lines = [f"{name}: {word[part.ok]}. {part.reason}" for name, part in parts]
+        if self.seconds is not None:
+            lines.append(f"seconds: {self.seconds.reason}")
         return "\n".join([*lines, *(f"  {text}" for text in self.collectives.surprises)])
 
 
@@ -86,11 +79,13 @@ def verify(
     seed: int,
     reference: Callable[..., Any] | None = None,
     rtol: float | None = None,
+    compile_limit_s: float = COMPILE_LIMIT_S,
 ) -> Verification:
     """The verification of what a decision promises of what its runner does.
 
     `args` are the flat arguments, or the reason why it cannot be run. `reference` and `rtol` are as of
-    `compare_numerics`. Where the devices are of several processes, all make this call together, and get one verdict.
+    `compare_numerics`; `compile_limit_s` is how long a compile for devices that are not here may take. Where the devices
+    are of several processes, all make this call together, and get one verdict.
 
     Raises: ProcessError where another process does not come.
     """
@@ -99,7 +94,7 @@ def verify(
     if target.devices is not None:
         names = [leaf.name for leaf in decision.arguments]
         args = in_common(names, args, runner.mesh, processes)
-    found = _compiled(decision, runner)
+    found = _compiled(decision, runner, compile_limit_s)
     mine = found if isinstance(found, str) else None
     failed = next((why for why in processes.gathered(lambda: mine) if why), None)
     if isinstance(found, str) or failed is not None:
@@ -108,7 +103,7 @@ def verify(
             collectives=Collectives(ok=False, reason=f"the plan does not compile: {failed}"),
             memory=Memory(ok=None, reason="the plan does not compile"),
         )
-    collectives, memory = found
+    collectives, memory, seconds = found
     numerics = (
         Numerics(ok=None, reason=args)
         if isinstance(args, str)
@@ -119,7 +114,7 @@ def verify(
             processes,
         )
     )
-    return Verification(numerics=numerics, collectives=collectives, memory=memory)
+    return Verification(numerics=numerics, collectives=collectives, memory=memory, seconds=seconds)
 
 
 def _agreed(mine: Numerics, processes: Processes) -> Numerics:
@@ -135,37 +130,39 @@ def _agreed(mine: Numerics, processes: Processes) -> Numerics:
 # ---------------------------------------------------------------- compiled program
 
 
-def _compiled(decision: Decision, runner: Runner) -> tuple[Collectives, Memory] | str:
-    """Collectives and memory of the compiled program against the prediction, or why it does not compile."""
+Parts = tuple[Collectives, Memory, Seconds | None]
+
+
+def _compiled(decision: Decision, runner: Runner, compile_limit_s: float) -> Parts | str:
+    """What the compiled program is beside the prediction, or why it does not compile."""
     target = runner.target
     try:
-        if target.devices is None or (target.why_not_run and target.platform == "tpu"):
-            return _deviceless(decision, runner)
+        if target.devices is None or target.why_not_run:
+            return _deviceless(decision, runner, compile_limit_s)
         executable = runner.executable
         count = int(np.prod(list(decision.mesh_shape.values()), dtype=np.int64))
-        found = read_collectives(executable.as_text(), num_devices=count)
-        platform = target.devices[0].platform
+        text, platform = executable.as_text(), target.devices[0].platform
         return (
-            compare_collectives(decision, found, platform),
+            compare_collectives(decision, read_collectives(text, num_devices=count), platform),
             compare_memory(decision, memory_of(executable), platform),
+            _scheduled(decision, text, platform),
         )
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[:300]}"
 
 
-def _deviceless(decision: Decision, runner: Runner) -> tuple[Collectives, Memory]:
+def _deviceless(decision: Decision, runner: Runner, compile_limit_s: float) -> Parts:
     """What the compiler alone says, where nothing can be run."""
     mesh, target = runner.mesh, runner.target
-    platform, topology = target.topology.chip.platform, target.topology.name
+    platform, topology = target.platform, target.topology.name
     options: dict[str, Any] = {}
     places: list[Place] | None = None
     if isinstance(mesh, Mesh):
-        platform = target.platform
-        topology, options = slices_of(list(mesh.devices.flat))
-        places = [place for device in mesh.devices.flat if (place := place_of(device)) is not None]
-    if platform != "tpu" or not _is_known(topology):
-        reason = f"compiling for {topology} without devices is not supported"
-        return Collectives(ok=None, reason=reason), Memory(ok=None, reason=reason)
+        topology, options = whole_of(list(mesh.devices.flat))
+        places = [place_of(device) or (device.id,) for device in mesh.devices.flat]
+    why_not = why_no_compiler(target.platform, topology)
+    if why_not:
+        return _unchecked(why_not)
     report = aot_compile(
         runner.flat_jit,
         runner.program.in_avals,
@@ -173,104 +170,62 @@ def _deviceless(decision: Decision, runner: Runner) -> tuple[Collectives, Memory
         topology=topology,
         topology_options=options,
         places=places,
+        timeout_s=compile_limit_s,
     )
-    if report.status == "unavailable":
-        return Collectives(ok=None, reason=report.message), Memory(ok=None, reason=report.message)
+    if report.status == "timeout":
+        return _unchecked(
+            f"the compile took longer than {compile_limit_s:g} s; verify(compile_limit_s=...) allows more"
+        )
     if report.memory is None:
         reason = f"the compiler for {topology} said {report.status}: {report.message[:300]}"
-        needed = report.needed_bytes or 0.0
-        return (
-            Collectives(ok=None if report.status == "oom" else False, reason=reason),
-            Memory(ok=False, reason=reason, peak=(decision.predicted.peak_bytes, needed)),
-        )
-    return compare_collectives(decision, report.collectives, platform), compare_memory(
-        decision, report.memory, platform
+        if report.status == "oom":
+            return Collectives(ok=None, reason=reason), does_not_fit(decision, report.needed_bytes), None
+        return Collectives(ok=False, reason=reason), Memory(ok=False, reason=reason), None
+    found = compare_collectives(decision, report.collectives, platform)
+    return (
+        _without_verdict(found) if platform == "tpu" and _crosses_slices(decision) else found,
+        compare_memory(decision, report.memory, platform),
+        _scheduled(decision, report.hlo, platform),
     )
 
 
-def _is_known(topology: str) -> bool:
-    """Whether a topology's name is one that compilers know, not one of the user's own."""
+def _crosses_slices(decision: Decision) -> bool:
+    """Whether a mesh lies on more than one slice."""
+    links = decision.request.topology.links(tuple(decision.mesh_shape.values())) or ()
+    return any(segment.kind == "network" for link in links for segment in link.dims)
+
+
+def _without_verdict(found: Collectives) -> Collectives:
+    """The same without a verdict: between slices libtpu writes transfers by the hosts, which no reader here knows."""
+    reason = "not compared: what passes between slices is compiled to transfers by the hosts, which are not read"
+    return replace(found, ok=None, reason=reason, differences=(), surprises=())
+
+
+def _unchecked(reason: str) -> Parts:
+    return Collectives(ok=None, reason=reason), Memory(ok=None, reason=reason), None
+
+
+def _scheduled(decision: Decision, hlo: str, platform: str) -> Seconds | None:
+    """Predicted seconds and those of the compiler's schedule; None where it cannot be read."""
+    topology, predicted = decision.request.topology, decision.predicted.seconds
+    if platform != topology.chip.platform or why_not_judged(topology):
+        return None
     try:
-        parse_topology(topology)
-    except CostModelError:
-        return False
-    return True
-
-
-def compare_collectives(decision: Decision, compiled: Sequence[CompiledCollective], platform: str) -> Collectives:
-    """Predicted and compiled bytes per kind and axes; ok when the totals agree within `COLLECTIVE_TOLERANCE`.
-
-    Loops that end when some value does count as one pass on both sides: how often they run is not what is compared.
-    """
-    predicted = (
-        as_lowered(decision.predicted.collectives, platform)
-        if not _is_lowered(decision, platform)
-        else (decision.predicted.collectives)
-    )
-    promised: dict[tuple[str, tuple[str, ...]], float] = {}
-    for c in predicted:
-        key = (c.kind, _real_axes(c.axes, decision.mesh_shape))
-        promised[key] = promised.get(key, 0.0) + c.bytes * (c.count / c.assumed if c.assumed else 0.0)
-    actual: dict[tuple[str, tuple[str, ...]], float] = {}
-    largest: dict[tuple[str, tuple[str, ...]], CompiledCollective] = {}
-    unknown: list[str] = []
-    for c in compiled:
-        axes = c.axes(decision.mesh_shape)
-        key = (c.kind, axes if axes is not None else ("?",))
-        actual[key] = actual.get(key, 0.0) + c.bytes * c.known_trips
-        if key not in largest or c.bytes > largest[key].bytes:
-            largest[key] = c
-        if c.trip_count is None:
-            unknown.append(f"how often the {c.kind} at {c.source or c.op_name} runs is not known: one pass is compared")
-    total, real = sum(promised.values()), sum(actual.values())
-    surprises = list(dict.fromkeys(unknown))
-    for key in sorted(actual, key=lambda k: -actual[k]):
-        extra = actual[key] - promised.get(key, 0.0)
-        if extra > max(SMALL_BYTES, COLLECTIVE_TOLERANCE * max(total, real)):
-            c = largest[key]
-            surprises.append(
-                f"{c.kind} over {','.join(key[1])}: {actual[key]:.4g} bytes, {promised.get(key, 0.0):.4g} predicted; "
-                f"the largest is at {c.source or '?'} ({c.op_name})"
-            )
-    keys = set(promised) | set(actual)
-    ok = abs(total - real) <= max(SMALL_BYTES, COLLECTIVE_TOLERANCE * max(total, real))
-    return Collectives(
-        ok=ok,
-        reason=f"{real:.6g} bytes compiled, {total:.6g} predicted",
-        predicted_bytes=total,
-        compiled_bytes=real,
-        by_kind={key: (promised.get(key, 0.0), actual.get(key, 0.0)) for key in sorted(keys)},
-        surprises=tuple(surprises),
-        compiled=tuple(compiled),
+        estimate = step_time(hlo, topology, decision.mesh_shape)
+    except ArgumentError:
+        return None
+    exposed = quantity(estimate.exposed_collective_seconds, "s")
+    return Seconds(
+        predicted=predicted,
+        scheduled=estimate.seconds,
+        reason=f"{quantity(estimate.seconds, 's')} by the compiler's schedule, {exposed} of them waiting for "
+        f"collectives; {quantity(predicted, 's')} predicted",
     )
 
 
-def _is_lowered(decision: Decision, platform: str) -> bool:
-    return decision.request.topology.chip.platform == "cpu" and platform == "cpu"
-
-
-def _real_axes(axes: tuple[str, ...], mesh_shape: Mapping[str, int]) -> tuple[str, ...]:
-    return tuple(axis for axis in axes if mesh_shape[axis] > 1)
-
-
-def compare_memory(decision: Decision, compiled: CompiledMemory, platform: str) -> Memory:
-    """Predicted and compiled bytes; ok when arguments, outputs and aliases agree, and off the CPU the peak within 25 %."""
-    p = decision.predicted
-    arguments = (p.argument_bytes, float(compiled.argument_bytes))
-    outputs = (p.output_bytes, float(compiled.output_bytes))
-    aliased = (p.alias_bytes, float(compiled.alias_bytes))
-    peak = (p.peak_bytes, float(compiled.peak_bytes))
-    close = all(abs(a - b) <= max(1024.0, 0.01 * b) for a, b in (arguments, outputs, aliased))
-    if platform == "cpu":
-        ok, extra = close, "the CPU's peak is not trustworthy"
-    else:
-        fits = abs(peak[0] - peak[1]) <= PEAK_TOLERANCE * max(peak)
-        ok, extra = fits, f"peak {peak[1]:.4g} bytes compiled, {peak[0]:.4g} predicted"
-    reason = (
-        f"arguments {arguments[1]:.6g} of {arguments[0]:.6g}, results {outputs[1]:.6g} of {outputs[0]:.6g}, "
-        f"aliased {aliased[1]:.6g} of {aliased[0]:.6g} bytes; {extra}"
-    )
-    return Memory(ok=ok, reason=reason, arguments=arguments, outputs=outputs, aliased=aliased, peak=peak)
+def why_no_compiler(platform: str, topology: str) -> str:
+    """Why nothing can be compiled here for a platform and a topology whose devices are not, or ""."""
+    return why_not_compiled(topology) or unavailable_reason("cuda" if platform == "gpu" else platform)
 
 
 def summary(verification: Verification) -> list[tuple[str, bool | None, str]]:

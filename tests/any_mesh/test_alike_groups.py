@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -25,7 +27,8 @@ def test_what_alike_groups_share_is_what_each_would_get(name: str) -> None:
         assert np.array_equal(strategies.assignment, shared.strategies[node.id].assignment)
         group = model.grouping.groups[node.group]
         fused = fused_pass(model.graph, model.grouping, model.liveness, group) if group.fused else None
-        alone = group_work(model.graph, model.grouping, group, fused, strategies, session.cost_model, shared.mesh)
+        passes = {} if fused is None else {group.id: fused}
+        alone = group_work(replace(model, _passes=passes), group, strategies, session.cost_model, shared.mesh)
         work = shared.works[node.id]
         assert work is not None
         for field in ("seconds", "flops", "traffic_bytes", "exchange", "exchange_seconds"):

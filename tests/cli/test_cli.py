@@ -237,4 +237,5 @@ def test_module_runs(tmp_path):
     )
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
-    assert done.stderr.startswith("meshwright: error: ")
+    # Plugins of jax may have said something before.
+    assert done.stderr.splitlines()[-1].startswith("meshwright: error: ")

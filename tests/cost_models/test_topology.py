@@ -35,6 +35,8 @@ def parts(name: str, mesh: tuple[int, ...]) -> Parts:
         ("v5p:2x2x4", (2, 2, 4), (False, False, False), 16),
         ("v5p:4x4x8", (4, 4, 8), (True, True, True), 128),
         ("v6e:16x16", (16, 16), (True, True), 256),
+        ("v5e:16x16*4", (4, 16, 16), (False, True, True), 1024),
+        ("v4:2x2x2*2", (2, 2, 2, 2, 2), (False, False, False, False, False), 32),
     ],
 )
 def test_names(name: str, shape: tuple[int, ...], wrap: tuple[bool, ...], devices: int) -> None:
@@ -60,6 +62,11 @@ def test_names(name: str, shape: tuple[int, ...], wrap: tuple[bool, ...], device
         "h100:2x16",
         "cpu:2x4",
         "h100:x",
+        "h100:4x8*2",
+        "cpu:8*2",
+        "v5e:4x4*0",
+        "v5e:4x4*",
+        "v5e:4x4*2*2",
     ],
 )
 def test_a_bad_name_is_told_what_names_there_are(name: str) -> None:
@@ -79,7 +86,15 @@ def test_a_bad_name_is_told_what_names_there_are(name: str) -> None:
         ("v5p:4x4x4", (16, 4), [[(0, 4, 1, True), (1, 4, 1, True)], [(2, 4, 1, True)]]),
         ("v5e:8x16", (16, 8), [[(1, 16, 1, True)], [(0, 8, 1, False)]]),
         ("h100:4x8", (4, 8), [[(0, 4, 1, False)], [(1, 8, 1, False)]]),
-        ("h100:4x8", (8, 4), [[(1, 8, 1, False)], [(0, 4, 1, False)]]),
+        # across nodes and slices lie the leading axes, whatever the wires of the others
+        ("h100:4x8", (8, 4), [[(0, 4, 1, False), (1, 2, 4, False)], [(1, 4, 1, False)]]),
+        ("h100:4x8", (2, 16), [[(0, 2, 2, False)], [(0, 2, 1, False), (1, 8, 1, False)]]),
+        ("h100:4x8", (2, 8), [[(0, 2, 1, False)], [(1, 8, 1, False)]]),
+        ("h100:3x8", (2, 12), [[(1, 2, 4, False)], [(0, 3, 1, False), (1, 4, 1, False)]]),
+        ("v5e:16x16*4", (64, 16), [[(0, 4, 1, False), (1, 16, 1, True)], [(2, 16, 1, True)]]),
+        ("v5e:16x16*4", (16, 64), [[(0, 4, 1, False), (1, 4, 1, False)], [(1, 4, 4, True), (2, 16, 1, True)]]),
+        ("v5e:4x4*2", (16,), [[(1, 4, 1, False), (2, 4, 1, False)]]),
+        ("v4:2x2x1*2", (2, 8), [[(0, 2, 1, False)], [(1, 2, 1, False), (2, 2, 1, False), (4, 2, 1, False)]]),
         ("h100:4x8", (32,), [[(0, 4, 1, False), (1, 8, 1, False)]]),
         ("tpu7x:2x2x1", (4, 2), [[(0, 2, 1, False), (1, 2, 1, False)], [(3, 2, 1, False)]]),
         # parts of dims: the small axis runs along neighbours, a ring through the large one has room to turn
@@ -105,7 +120,9 @@ def test_a_mesh_that_does_not_fit_has_no_links(name: str, mesh: tuple[int, ...])
     assert parse_topology(name).order(mesh) is None
 
 
-@pytest.mark.parametrize("name", ["v5e:4x4", "v5p:4x4x4", "h100:4x8", "tpu7x:2x2x1", "cpu:8"])
+@pytest.mark.parametrize(
+    "name", ["v5e:4x4", "v5p:4x4x4", "h100:4x8", "tpu7x:2x2x1", "cpu:8", "v5e:4x4*2", "v4:2x2x1*4"]
+)
 def test_every_factorization_maps_and_orders_every_device_once(name: str) -> None:
     topology = parse_topology(name)
     count = topology.num_devices
@@ -124,9 +141,28 @@ def test_every_factorization_maps_and_orders_every_device_once(name: str) -> Non
 
 
 def test_order_keeps_the_physical_neighbours_of_the_links() -> None:
-    order = parse_topology("h100:4x8").order((8, 4))
-    np.testing.assert_array_equal(order, np.arange(32).reshape(4, 8).T)
+    order = parse_topology("v5p:2x4x2").order((4, 4))
+    np.testing.assert_array_equal(order, np.arange(16).reshape(2, 4, 2).transpose(1, 0, 2).reshape(4, 4))
     np.testing.assert_array_equal(parse_topology("cpu:8").order((2, 4)), np.arange(8).reshape(2, 4))
+
+
+@pytest.mark.parametrize("mesh", [(32,), (16, 2), (2, 16), (8, 4), (4, 8), (2, 4, 4), (8, 2, 2), (16,), (2, 8), (4, 2)])
+def test_gpus_are_numbered_as_jax_numbers_them(mesh: tuple[int, ...]) -> None:
+    """So that a mesh of devices in their natural order, as `jax.make_mesh` makes it, is the one that is priced."""
+    order = parse_topology("h100:4x8").order(mesh)
+    np.testing.assert_array_equal(order, np.arange(math.prod(mesh)).reshape(mesh))
+
+
+def test_slices_share_the_network_of_the_data_centre() -> None:
+    one, four = parse_topology("v5e:4x4"), parse_topology("v5e:4x4*4")
+    assert (four.nodes, one.nodes, parse_topology("h100:4x8").nodes, parse_topology("cpu:8").nodes) == (4, 1, 4, 1)
+    assert four == one.slices(4)
+    assert one.slices(1) is one
+    assert parse_topology("v5e:4x4*1") == one
+    links = four.links((4, 16))
+    assert links is not None
+    assert [s.bytes_per_s for s in links[0].dims] == [CHIPS["v5e"].network_bytes_per_s]
+    assert links[1] == one.slices(2).links((2, 16))[1]  # pyright: ignore[reportOptionalSubscript]
 
 
 def test_a_custom_mesh_of_its_own_shape_maps_one_to_one() -> None:

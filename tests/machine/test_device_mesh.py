@@ -175,24 +175,29 @@ def test_devices_that_fill_no_block_are_a_line_and_that_is_told() -> None:
 
 
 @NEEDS_LIBTPU
-def test_slices_need_a_topology_of_ones_own_and_are_its_first_dim() -> None:
-    devices = devices_in("v5e:2x2", num_slices=2)
-    with pytest.raises(MeshError, match=r"lie in 2 slices.*Topology.custom"):
-        resolve(devices, None)
-    chip = parse_topology("v5e:2x2").chip
-    two = Topology.custom(
-        name="two slices",
-        shape=(2, 2, 2),
-        link_bytes_per_s=(3e9, 45e9, 45e9),
-        kind=("switch", "torus", "torus"),
-        chip=chip,
-    )
-    mesh, links = resolve(shuffled(devices), two).jax_mesh({"x": 4, "y": 2}), two.links((4, 2))
-    assert isinstance(mesh, Mesh)
-    assert links is not None
-    for line, link in ((mesh.devices[:, 0], links[0]), (mesh.devices[0], links[1])):
-        crosses = len({device.slice_index for device in line}) == 2
-        assert crosses == any(segment.kind == "switch" for segment in link.dims)
+@pytest.mark.parametrize("chips", ["v5e:2x2", "v4:2x2x1", "v5p:2x2x2"])
+def test_meshes_on_slices_cross_the_network_where_that_is_priced(chips: str) -> None:
+    devices = devices_in(chips, num_slices=2)
+    target = resolve(shuffled(devices), None)
+    assert (target.topology, target.notes) == (parse_topology(f"{chips}*2"), ())
+    for shape in factorizations(target.topology):
+        mesh, links = target.jax_mesh(shape), target.topology.links(tuple(shape.values()))
+        assert isinstance(mesh, Mesh)
+        assert links is not None
+        assert target.told(shape) == ()
+        for axis, link in enumerate(links):
+            line = np.moveaxis(mesh.devices, axis, 0).reshape(link.size, -1)[:, 0]
+            crosses = len({device.slice_index for device in line}) == 2
+            assert crosses == any(segment.kind == "network" for segment in link.dims)
+
+
+@NEEDS_LIBTPU
+def test_parts_of_slices_must_be_the_same_in_each() -> None:
+    devices = devices_in("v5e:2x4", num_slices=2)
+    half = [device for device in devices if device.coords[1] < 2]
+    assert resolve(shuffled(half), None).topology == parse_topology("v5e:2x2*2")
+    with pytest.raises(MeshError, match=r"lie in 2 slices, not at the same places in each \(8, 7 of each\); give"):
+        resolve(devices[:-1], None)
 
 
 @NEEDS_LIBTPU
@@ -231,6 +236,9 @@ def split_over(shape: dict[str, int]) -> Any:
         ("v5e:4x4", {}, {"a": 2, "b": 2}),
         ("v4:2x2x2", {}, {"a": 4, "b": 4}),
         ("v4:2x2x2", {"chip_config_name": "megacore"}, {"a": 8}),
+        ("v5e:2x4*2", {}, {"a": 4, "b": 4}),
+        ("v5e:2x4*2", {}, {"a": 2, "b": 8}),
+        ("v4:2x2x1*2", {}, {"a": 2, "b": 8}),
     ],
 )
 def test_the_compiler_gets_the_devices_of_the_plan(
@@ -241,13 +249,14 @@ def test_the_compiler_gets_the_devices_of_the_plan(
     laid = devices_of(
         {
             "platform": "tpu",
-            "topology": topology,
-            "topology_options": options,
+            "topology": request.topology,
+            "topology_options": request.topology_options,
             "mesh_shape": list(shape.values()),
             "places": request.places,
         }
     )
-    mesh = resolve(shuffled(devices_in(topology, **options)), None).jax_mesh(shape)
+    slices = {"num_slices": 2} if "*" in topology else {}
+    mesh = resolve(shuffled(devices_in(request.topology, **options, **slices)), None).jax_mesh(shape)
     assert isinstance(mesh, Mesh)
     assert [device.id for device in laid] == [device.id for device in mesh.devices.flat]
 
@@ -290,7 +299,7 @@ ARGS = ([np.ones((1024, 1024), np.float32)] * 2, np.ones((8192, 1024), np.float3
 def test_devices_to_compile_for_only_get_a_plan_that_was_compiled_and_not_run() -> None:
     """All meshes are searched, most of which split a physical dim of 4."""
     devices = devices_in("v5e:4x4")
-    plan = planner.plan(step, ARGS, devices=devices)
+    plan = planner.plan(step, ARGS, devices=devices, options=planner.Options(check="always"))
     assert plan.decision.topology == "v5e:4x4"
     assert isinstance(plan.mesh, Mesh)
     checked = {check.what: check for check in plan.checked}
@@ -322,4 +331,4 @@ def test_a_topology_of_ones_own_is_not_compiled_for_and_that_is_told() -> None:
     )
     found = planner.plan(step, ARGS, topology=own, mesh={"a": 8}, options=NEVER).verify()
     assert (found.collectives.ok, found.memory.ok) == (None, None)
-    assert "compiling for a ring without devices is not supported" in found.collectives.reason
+    assert "the topology a ring is not one that compilers know" in found.collectives.reason

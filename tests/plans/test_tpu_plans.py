@@ -46,7 +46,9 @@ def test_the_tpu_compiler_finds_what_was_predicted(name: str) -> None:
     found = plan.verify()
     for part in (found.memory.arguments, found.memory.outputs, found.memory.aliased):
         assert part[0] == pytest.approx(part[1], rel=0.01, abs=1024)
-    assert found.memory.peak[0] == pytest.approx(found.memory.peak[1], rel=PEAK_TOLERANCE)
+    peak = found.memory.peak
+    assert peak[1] <= (1 + PEAK_TOLERANCE) * peak[0]
+    assert peak[0] <= (1 + PEAK_TOLERANCE) * peak[1] + ON_CHIP_BYTES
     assert found.collectives.predicted_bytes == pytest.approx(
         found.collectives.compiled_bytes, rel=COLLECTIVE_TOLERANCE
     )
@@ -85,7 +87,7 @@ def test_a_memory_limit_holds_in_the_compiled_program() -> None:
     """With less than the unlimited plan takes, another plan is found, and it keeps the limit when compiled."""
     model = MODELS["llama"]()
     free = planner.plan(model.fn, model.args, topology="v5e:2x4", donate_argnums=model.donate_argnums, options=NEVER)
-    limit = 0.9 * free.predicted.peak_bytes
+    limit = 0.95 * free.predicted.peak_bytes
     tight = planner.plan(
         model.fn,
         model.args,

@@ -12,7 +12,6 @@ from planner.rules.primitives import PRIMITIVES
 ROOT = Path(planner.__file__).resolve().parent
 EXEMPT = {
     "hlo": "names of HLO's opcodes, some of which are primitives, too",
-    "hlo_schedule": "names of HLO's opcodes, some of which are primitives, too",
     "jaxpr": "reads programs without knowing rules: what a loop compares its counter by",
     "rules": "holds the table",
     "trace": "reads programs without knowing rules: what a loop compares its counter by",

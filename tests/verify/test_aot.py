@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,9 +11,9 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks import hlo_schedule
 from planner.errors import ArgumentError, CompileError
 from planner.verify import aot
+from planner.verify.hlo import schedule
 
 
 def train_step(
@@ -71,9 +72,9 @@ def test_tpu_dump(topology: str, mesh_shape: dict[str, int]) -> None:
     jitted, args = train_step(mesh_shape)
     report = aot.aot_compile(jitted, args, mesh_shape=mesh_shape, topology=topology)
     check_report(report, mesh_shape)
-    rates = hlo_schedule.Rates(flops_per_s=1.97e14, hbm_bytes_per_s=8.1e11, link_bytes_per_s=46.7e9)
+    rates = schedule.Rates(flops_per_s=1.97e14, hbm_bytes_per_s=8.1e11, link_bytes_per_s=46.7e9)
     devices = mesh_shape["data"] * mesh_shape["model"]
-    assert hlo_schedule.estimate_seconds(report.hlo, num_devices=devices, rates=rates).seconds > 0
+    assert schedule.estimate_seconds(report.hlo, num_devices=devices, rates=rates).seconds > 0
 
 
 def test_tpu_full_agrees_with_dump() -> None:
@@ -105,6 +106,54 @@ def test_a_mesh_of_fewer_devices_is_compiled_for_a_block_of_the_topology() -> No
     mesh_shape = {"data": 2, "model": 2}
     jitted, args = train_step(mesh_shape)
     check_report(aot.aot_compile(jitted, args, mesh_shape=mesh_shape, topology="v5e:2x4"), mesh_shape)
+
+
+NEEDS_CUDA = pytest.mark.skipif(bool(aot.unavailable_reason("cuda")), reason="no CUDA plugin is installed")
+
+
+@NEEDS_CUDA
+@pytest.mark.parametrize(
+    ("topology", "mesh_shape"), [("h100:8", {"data": 4, "model": 2}), ("b200:2x8", {"data": 2, "model": 8})]
+)
+def test_gpu_dump(topology: str, mesh_shape: dict[str, int]) -> None:
+    jitted, args = train_step(mesh_shape)
+    report = aot.aot_compile(jitted, args, mesh_shape=mesh_shape, topology=topology)
+    check_report(report, mesh_shape)
+    assert '"name":"sol"' in report.hlo
+
+
+@NEEDS_CUDA
+def test_gpu_full_agrees_with_dump() -> None:
+    mesh_shape = {"data": 2, "model": 2}
+    jitted, args = train_step(mesh_shape, layers=2, width=256)
+    full, dump = (
+        aot.aot_compile(jitted, args, mesh_shape=mesh_shape, topology="a100:4", mode=mode) for mode in ("full", "dump")
+    )
+    assert full.memory is not None
+    assert dump.memory is not None
+    assert dump.memory == replace(full.memory, peak_bytes=dump.memory.peak_bytes)
+    assert dump.memory.peak_bytes == pytest.approx(full.memory.peak_bytes, rel=0.03)
+    assert [(c.kind, c.bytes, c.groups, c.trip_count) for c in full.collectives] == [
+        (c.kind, c.bytes, c.groups, c.trip_count) for c in dump.collectives
+    ]
+
+
+@NEEDS_CUDA
+def test_gpu_program_that_does_not_fit() -> None:
+    mesh_shape = {"data": 1, "model": 2}
+    mesh = AbstractMesh((2,), ("model",), axis_types=(AxisType.Auto,))
+    jitted = jax.jit(lambda w, v: w @ v, in_shardings=NamedSharding(mesh, P()), out_shardings=NamedSharding(mesh, P()))
+    args = [jax.ShapeDtypeStruct((100_000, 100_000), jnp.float32)] * 2
+    report = aot.aot_compile(jitted, args, mesh_shape=mesh_shape, topology="h100:2")
+    assert (report.ok, report.status, report.memory) == (False, "oom", None)
+    assert report.needed_bytes == pytest.approx(1.2e11, rel=0.1)
+    assert "needs 1.2e+11 bytes per device, of which there are 8.494e+10" in report.message
+
+
+def test_a_topology_of_another_platform_is_refused() -> None:
+    jitted, args = train_step({"data": 4, "model": 2})
+    with pytest.raises(ArgumentError, match="topology h100:8 is not one of platform 'tpu'"):
+        aot.lower_request(jitted, args, mesh_shape={"data": 8}, topology="h100:8", platform="tpu")
 
 
 def test_cpu_child() -> None:

@@ -11,16 +11,16 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks import hlo_schedule
 from planner.errors import ArgumentError
+from planner.verify.hlo import schedule, work
 from planner.verify.hlo.collectives import read_collectives
 from planner.verify.hlo.groups import axes_of
 from planner.verify.hlo.memory import memory_of
-from planner.verify.hlo.text import bytes_of
+from planner.verify.hlo.text import bytes_of, parse_module
 
 DATA = Path(__file__).parent / "data"
 MESH = {"data": 4, "model": 2}
-RATES = hlo_schedule.Rates(flops_per_s=1.6e14, hbm_bytes_per_s=8.1e11, link_bytes_per_s=46.7e9)
+RATES = schedule.Rates(flops_per_s=1.6e14, hbm_bytes_per_s=8.1e11, link_bytes_per_s=46.7e9)
 
 
 def summary(name: str) -> list[tuple[object, ...]]:
@@ -168,8 +168,8 @@ ENTRY %main (p: f32[8,4]) -> f32[2,4] {
 """  # noqa: E501
     (found,) = read_collectives(text, num_devices=8)
     assert (found.kind, found.bytes, found.group_size, found.trip_count) == ("reduce-scatter", 128, 4, 1)
-    rates = hlo_schedule.Rates(flops_per_s=1, hbm_bytes_per_s=1, link_bytes_per_s=96, hop_seconds=0)
-    assert hlo_schedule.estimate_seconds(text, num_devices=8, rates=rates).exposed_collective_seconds == 0.5
+    rates = schedule.Rates(flops_per_s=1, hbm_bytes_per_s=1, link_bytes_per_s=96, hop_seconds=0)
+    assert schedule.estimate_seconds(text, num_devices=8, rates=rates).exposed_collective_seconds == 0.5
 
 
 def test_groups_of_one_device_are_no_collectives() -> None:
@@ -252,6 +252,55 @@ def test_trip_counts_from_conditions(name: str) -> None:
     assert found.trip_count == trips
 
 
+INLINE_ELEMENTS = """HloModule m, is_scheduled=true
+
+%sum (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %add = f32[] add(%a, %b)
+}
+
+%body (p: (s32[], f32[8,128], (f32[16], /*index=1*/f32[4,4]))) -> (s32[], f32[8,128], (f32[16], f32[4,4])) {
+  %p = (s32[], f32[8,128]{1,0}, (f32[16]{0}, /*index=1*/f32[4,4]{1,0:S(1)})) parameter(0)
+  %one = s32[] constant(1)
+  %next = s32[] add(%p#0, %one)
+  %reduced = f32[8,128]{1,0} all-reduce(%p#1), channel_id=1, replica_groups={{0,1}}, to_apply=%sum
+  %inner = f32[4,4]{1,0} copy(%p#2#1)
+  ROOT %out = (s32[], f32[8,128]{1,0}, (f32[16]{0}, f32[4,4]{1,0})) tuple(%next, %reduced, %p#2)
+}
+
+%condition (q: (s32[], f32[8,128], (f32[16], f32[4,4]))) -> pred[] {
+  %three = s32[] constant(3)
+  %q = (s32[], f32[8,128]{1,0}, (f32[16]{0}, f32[4,4]{1,0})) parameter(0)
+  ROOT %lt = pred[] compare(%q#0, %three), direction=LT
+}
+
+ENTRY %main (x: f32[8,128], y: (f32[16], f32[4,4])) -> f32[8,128] {
+  %x = f32[8,128]{1,0} parameter(0)
+  %y = (f32[16]{0}, f32[4,4]{1,0}) parameter(1)
+  %zero = s32[] constant(0)
+  %start = (s32[], f32[8,128]{1,0:T(8,128)}, (f32[16]{0}, f32[4,4]{1,0})) tuple(%zero, %x, %y)
+  %loop = (s32[], f32[8,128]{1,0}, (f32[16]{0}, f32[4,4]{1,0})) while(%start), condition=%condition, body=%body
+  ROOT %result = f32[8,128]{1,0} copy(%loop#1)
+}
+"""
+"""Elements of tuples as libtpu 0.0.50 writes them, an element of an element among them."""
+
+
+def test_elements_of_tuples_among_the_operands() -> None:
+    (found,) = read_collectives(INLINE_ELEMENTS, num_devices=2)
+    assert (found.kind, found.bytes, found.trip_count) == ("all-reduce", 8 * 128 * 4, 3)
+    body = parse_module(INLINE_ELEMENTS).computations["body"]
+    assert [(i.name, bytes_of(i.shape), i.operands) for i in body.instructions if i.opcode == "get-tuple-element"] == [
+        ("p#0", 4, ("p",)),
+        ("p#1", 8 * 128 * 4, ("p",)),
+        ("p#2", 16 * 4 + 4 * 4 * 4, ("p",)),
+        ("p#2#1", 4 * 4 * 4, ("p#2",)),
+    ]
+    with pytest.raises(ArgumentError, match="is an element of no tuple"):
+        parse_module(INLINE_ELEMENTS.replace("%loop#1", "%loop#7"))
+
+
 def test_axes_of_every_set_of_axes() -> None:
     shape, names = (2, 3, 4), ("x", "y", "z")
     devices = np.arange(24).reshape(shape)
@@ -296,16 +345,16 @@ def test_the_devices_here_agree() -> None:
 
 def test_schedule_of_a_finished_compile() -> None:
     text = (DATA / "tpu_v5e_scan.hlo").read_text()
-    plain = hlo_schedule.estimate_seconds(text, num_devices=8, rates=RATES)
+    plain = schedule.estimate_seconds(text, num_devices=8, rates=RATES)
     # 3 layers, forward and backward: 3 * (2 + 4) products of 1024 x 1024 x 1024 per device
     assert plain.compute_seconds >= 3 * 6 * 2 * 1024**3 / RATES.flops_per_s
     assert plain.seconds == pytest.approx(plain.compute_seconds + plain.exposed_collective_seconds)
     assert 0 < plain.exposed_collective_seconds <= plain.collective_seconds
     assert plain.from_cycles == 0
     assert plain.unknown_loops == 0
-    cycles = hlo_schedule.Rates(flops_per_s=1, hbm_bytes_per_s=1, link_bytes_per_s=46.7e9, clock_hz=1.5e9)
+    cycles = schedule.Rates(flops_per_s=1, hbm_bytes_per_s=1, link_bytes_per_s=46.7e9, clock_hz=1.5e9)
     assert (
-        hlo_schedule.estimate_seconds(
+        schedule.estimate_seconds(
             text, num_devices=8, rates=cycles, collective_seconds=lambda _: 0.0
         ).exposed_collective_seconds
         == 0
@@ -324,16 +373,125 @@ ENTRY %main (p: bf16[1024,1024]) -> bf16[1024,1024] {
 }
 """
     text = text.replace("GROUPS", "channel_id=1, replica_groups=[4,2]<=[8], use_global_device_ids=true")
-    rates = hlo_schedule.Rates(flops_per_s=2e9, hbm_bytes_per_s=1e30, link_bytes_per_s=2**21, hop_seconds=0)
-    result = hlo_schedule.estimate_seconds(text, num_devices=8, rates=rates)
+    rates = schedule.Rates(flops_per_s=2e9, hbm_bytes_per_s=1e30, link_bytes_per_s=2**21, hop_seconds=0)
+    result = schedule.estimate_seconds(text, num_devices=8, rates=rates)
     assert result.collective_seconds == pytest.approx(0.5)
     assert result.compute_seconds == pytest.approx(1.073741824)
     assert result.exposed_collective_seconds == 0
-    slower = hlo_schedule.Rates(flops_per_s=8e9, hbm_bytes_per_s=1e30, link_bytes_per_s=2**21, hop_seconds=0)
-    result = hlo_schedule.estimate_seconds(text, num_devices=8, rates=slower)
+    slower = schedule.Rates(flops_per_s=8e9, hbm_bytes_per_s=1e30, link_bytes_per_s=2**21, hop_seconds=0)
+    result = schedule.estimate_seconds(text, num_devices=8, rates=slower)
     assert result.exposed_collective_seconds == pytest.approx(0.5 - 1.073741824 / 4)
 
 
 def test_unscheduled_text_is_refused() -> None:
     with pytest.raises(ArgumentError, match="is_scheduled"):
-        hlo_schedule.estimate_seconds("HloModule m\n", num_devices=8, rates=RATES)
+        schedule.estimate_seconds("HloModule m\n", num_devices=8, rates=RATES)
+
+
+def test_padding_of_tiles_counts_as_traffic() -> None:
+    assert work.hbm_bytes("bf16[64,100]{1,0:T(8,128)(2,1)}") == 2 * 64 * 128
+    assert work.hbm_bytes("bf16[64,100]{0,1:T(8,128)(2,1)}") == 2 * 128 * 104
+    assert work.hbm_bytes("(f32[3,5]{1,0}, f32[8,128]{1,0:T(8,128)S(1)})") == 4 * 15
+
+
+def test_buffers_in_flight_are_carried_through_a_fusion_for_nothing() -> None:
+    text = """HloModule m, is_scheduled=true, num_partitions=8
+
+%f (a: bf16[1024,1024], b: bf16[1024,1024], w: bf16[4096,1024]) -> (bf16[1024,1024], bf16[4096,1024]) {
+  %a = bf16[1024,1024]{1,0} parameter(0)
+  %b = bf16[1024,1024]{1,0} parameter(1)
+  %w = bf16[4096,1024]{1,0} parameter(2)
+  %s = bf16[1024,1024]{1,0} add(%a, %b)
+  ROOT %t = (bf16[1024,1024]{1,0}, bf16[4096,1024]{1,0}) tuple(%s, %w)
+}
+
+ENTRY %main (w: bf16[4096,1024], a: bf16[1024,1024], b: bf16[1024,1024]) -> bf16[1024,1024] {
+  %w = bf16[4096,1024]{1,0} parameter(0)
+  %a = bf16[1024,1024]{1,0} parameter(1)
+  %b = bf16[1024,1024]{1,0} parameter(2)
+  %x = (bf16[1024,1024]{1,0}, bf16[4096,1024]{1,0}) fusion(%a, %b, %w), kind=kLoop, output_to_operand_aliasing={{1}: (2, {})}, calls=%f, backend_config={"continuation_config":{"output_tuple_original_start":"0","output_tuple_original_end":"0","operand_original_start":"0","operand_original_end":"1"}}
+  ROOT %r = bf16[1024,1024]{1,0} get-tuple-element(%x), index=0
+}
+"""  # noqa: E501
+    module = parse_module(text)
+    entry = module.computations[module.entry]
+    assert work.hbm_bytes_of(entry.by_name["x"], entry, module) == 3 * 2 * 1024**2
+
+
+def test_slices_are_found_in_nested_fusions() -> None:
+    text = """HloModule m, is_scheduled=true, num_partitions=8
+
+%inner (w: f32[8,64,64], i: s32[]) -> f32[64,64] {
+  %w = f32[8,64,64]{2,1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %s = f32[1,64,64]{2,1,0} dynamic-slice(%w, %i, %i, %i), dynamic_slice_sizes={1,64,64}
+  ROOT %b = f32[64,64]{1,0} bitcast(%s)
+}
+
+%outer (w: f32[8,64,64], i: s32[], x: f32[64,64]) -> f32[64,64] {
+  %w = f32[8,64,64]{2,1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %x = f32[64,64]{1,0} parameter(2)
+  %p = f32[64,64]{1,0} fusion(%w, %i), kind=kLoop, calls=%inner
+  ROOT %d = f32[64,64]{1,0} dot(%x, %p), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+ENTRY %main (w: f32[8,64,64], i: s32[], x: f32[64,64]) -> f32[64,64] {
+  %w = f32[8,64,64]{2,1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %x = f32[64,64]{1,0} parameter(2)
+  ROOT %f = f32[64,64]{1,0} fusion(%w, %i, %x), kind=kOutput, calls=%outer
+}
+"""
+    module = parse_module(text)
+    entry = module.computations[module.entry]
+    fused = entry.by_name["f"]
+    assert work.hbm_bytes_of(fused, entry, module) == 3 * 4 * 64 * 64 + 4
+    assert work.flops_of(fused, entry, module) == 2 * 64**3
+    assert work.flops_of(fused, entry, module, lanes=work.LANES) == 2 * 64 * 128**2
+
+
+def test_the_gradient_of_a_convolutions_kernel_is_a_product_over_batch_and_positions() -> None:
+    """A window wider than its steps is contracted: libtpu's own cycles are 1.56 times the raw work here, not 16 times."""
+    text = """\
+HloModule gradient, is_scheduled=true
+
+ENTRY %main (x: bf16[8,28,28,128], dy: bf16[8,28,28,128]) -> bf16[3,3,128,128] {
+  %x = bf16[8,28,28,128]{3,2,1,0} parameter(0)
+  %dy = bf16[8,28,28,128]{3,2,1,0} parameter(1)
+  ROOT %dw = bf16[3,3,128,128]{3,2,1,0} convolution(%x, %dy), window={size=28x28 pad=1_1x1_1}, dim_labels=f01b_i01o->01bf
+}
+"""
+    module = parse_module(text)
+    entry = module.computations[module.entry]
+    met = sum(27 if tap != 1 else 28 for tap in range(3))  # rows of the image that a row of the kernel meets
+    raw = 2 * 8 * 128 * 128 * met**2
+    assert work.flops_of(entry.by_name["dw"], entry, module) == raw
+    padded = work.flops_of(entry.by_name["dw"], entry, module, lanes=work.LANES)
+    assert raw < padded < 1.02 * raw
+
+
+def test_slices_brought_to_the_chip_ahead_of_their_use_run_beside_the_rest() -> None:
+    text = """\
+HloModule prefetch, is_scheduled=true
+
+%slicing (p: f32[4,1024,1024]) -> f32[1,1024,1024] {
+  %p = f32[4,1024,1024]{2,1,0} parameter(0)
+  ROOT %s = f32[1,1024,1024]{2,1,0:S(1)} slice(%p), slice={[0:1], [0:1024], [0:1024]}
+}
+
+ENTRY %main (p: f32[4,1024,1024], x: f32[2048,1024]) -> f32[2048,1024] {
+  %p = f32[4,1024,1024]{2,1,0} parameter(0)
+  %x = f32[2048,1024]{1,0} parameter(1)
+  %room = f32[4,1024,1024]{2,1,0} custom-call(), custom_call_target="AllocateBuffer"
+  %start = ((f32[4,1024,1024]{2,1,0}), f32[1,1024,1024]{2,1,0:S(1)}, s32[]) async-start(%p), calls=%slicing
+  %y = f32[2048,1024]{1,0} negate(%x)
+  %done = f32[1,1024,1024]{2,1,0:S(1)} async-done(%start)
+  %z = f32[1,1024,1024]{2,1,0:S(1)} abs(%done)
+  ROOT %r = f32[2048,1024]{1,0} negate(%y)
+}
+"""
+    mebibytes = 2**20
+    rates = schedule.Rates(flops_per_s=1e30, hbm_bytes_per_s=mebibytes, link_bytes_per_s=1.0)
+    found = schedule.estimate_seconds(text, num_devices=1, rates=rates)
+    assert found.seconds == found.compute_seconds == 2 * (8 + 8)  # the slice's 4 pass beside the first of the two

@@ -11,6 +11,9 @@ from planner.verify.hlo.loops import trip_count_of
 from planner.verify.hlo.promoted import promoted
 from planner.verify.hlo.text import Computation, Instruction, Module, arrays_of, bytes_of, kind_of, parse_module
 
+WINDOWED = "windowed_dot_general"
+"""In the names of the bodies of loops that XLA's partitioner makes of a matmul (`spmd/dot_handler.cc`)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledCollective:
@@ -19,7 +22,8 @@ class CompiledCollective:
     `bytes` is the larger of its local operand and result, once; `trip_count` how often it runs per call (None where a
     loop around it has no bound that can be read) and `known_trips` the same with such loops counted as one pass;
     `promoted` whether the compiler moves a wider type than the program asked for (XLA's CPU backend computes bfloat16
-    in float32). `groups` of a permute are its pairs and its `group_size` is the length of its longest chain.
+    in float32). `groups` of a permute are its pairs and its `group_size` is the length of its longest chain. `windowed`:
+    it runs in a loop that the compiler made of a matmul and the collective beside it.
     """
 
     kind: str
@@ -34,6 +38,7 @@ class CompiledCollective:
     channel_id: int | None
     promoted: bool
     name: str
+    windowed: bool = False
 
     @property
     def logical_bytes(self) -> float:
@@ -63,7 +68,15 @@ def collectives_of(module: Module, *, num_devices: int) -> tuple[CompiledCollect
     found: list[CompiledCollective] = []
     echoes: list[CompiledCollective] = []
 
-    def visit(computation: Computation, trips: int, known: bool, fused: str, caller: Instruction | None) -> None:
+    def visit(
+        computation: Computation,
+        trips: int,
+        known: bool,
+        fused: str,
+        caller: Instruction | None,
+        windowed: bool = False,
+    ) -> None:
+        windowed = windowed or WINDOWED in computation.name
         echo = fused.startswith("async_collective_fusion") or _has_target(computation, "AsyncCollectiveDone")
         for instruction in computation.instructions:
             if kind_of(instruction):
@@ -73,17 +86,24 @@ def collectives_of(module: Module, *, num_devices: int) -> tuple[CompiledCollect
                 if collective is not None:
                     kind = "reduce-scatter" if "all-reduce-scatter" in fused else collective.kind
                     (echoes if echo else found).append(
-                        replace(collective, kind=kind, trip_count=trips if known else None, known_trips=trips)
+                        replace(
+                            collective,
+                            kind=kind,
+                            trip_count=trips if known else None,
+                            known_trips=trips,
+                            windowed=windowed,
+                        )
                     )
             match instruction.opcode:
                 case "while":
                     count = trip_count_of(instruction, computation, module)
                     inner, clear = trips * (1 if count is None else count), known and count is not None
-                    visit(module.computations[instruction.attribute("body") or ""], inner, clear, fused, instruction)
+                    body = module.computations[instruction.attribute("body") or ""]
+                    visit(body, inner, clear, fused, instruction, windowed)
                 case "call" | "conditional" | "fusion" | "async-start" | "call-start":
                     for name in instruction.called:
                         inside = name if instruction.opcode == "fusion" else fused
-                        visit(module.computations[name], trips, known, inside, instruction)
+                        visit(module.computations[name], trips, known, inside, instruction, windowed)
                 case _:
                     pass
 

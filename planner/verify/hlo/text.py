@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from math import prod
@@ -115,7 +115,7 @@ def parse_module(text: str) -> Module:
     for line in text.splitlines():
         if body is not None:
             if line.startswith("}"):
-                computations[name] = Computation(name=name, instructions=tuple(body))
+                computations[name] = Computation(name=name, instructions=_with_elements(body))
                 body = None
             elif match := _INSTRUCTION.match(line):
                 body.append(_parse_instruction(match[2], match[3], root=bool(match[1])))
@@ -147,10 +147,64 @@ def _parse_instruction(name: str, rest: str, *, root: bool) -> Instruction:
     if opcode in ("constant", "parameter", "iota"):
         operands = (inner,)
     else:
-        operands = tuple(re.findall(r"%([\w.\-]+)", inner)) or tuple(
+        operands = tuple(re.findall(r"%([\w.\-]+(?:#\d+)*)", inner)) or tuple(
             part.split()[-1] for part in inner.split(", ") if part and not part.startswith("/*")
         )
     return Instruction(name=name, shape=shape, opcode=opcode, operands=operands, attributes=rest[end + 1 :], root=root)
+
+
+def _with_elements(body: Sequence[Instruction]) -> tuple[Instruction, ...]:
+    """The instructions of a computation, elements of tuples taken by instructions of their own, before they are read.
+
+    libtpu 0.0.50 writes `%tuple#1` among the operands where its predecessors have a `get-tuple-element` with index 1.
+    """
+    if not any("#" in operand for instruction in body for operand in instruction.operands):
+        return tuple(body)
+    shapes: dict[str, str] = {}
+    found: list[Instruction] = []
+    for instruction in body:
+        for operand in instruction.operands if instruction.opcode != "constant" else ():
+            whole, *path = operand.split("#")
+            for index in path:
+                element = f"{whole}#{index}"
+                if element not in shapes:
+                    parts = elements_of(shapes.get(whole, ""))
+                    if int(index) >= len(parts):
+                        raise ArgumentError(
+                            f"{operand} is an element of no tuple of the HLO text, {whole} is {shapes.get(whole)!r}; "
+                            "report it"
+                        )
+                    shapes[element] = parts[int(index)]
+                    found.append(
+                        Instruction(
+                            name=element,
+                            shape=shapes[element],
+                            opcode="get-tuple-element",
+                            operands=(whole,),
+                            attributes=f", index={index}",
+                            root=False,
+                        )
+                    )
+                whole = element
+        shapes[instruction.name] = instruction.shape
+        found.append(instruction)
+    return tuple(found)
+
+
+def elements_of(shape: str) -> tuple[str, ...]:
+    """The texts of the elements of a tuple's shape; none for an array's."""
+    if not shape.startswith("("):
+        return ()
+    parts: list[str] = []
+    depth, start = 0, 1
+    for position, character in enumerate(shape):
+        depth += (character in "([{") - (character in ")]}")
+        if (character == "," and depth == 1) or depth == 0:
+            parts.append(re.sub(r"/\*.*?\*/", "", shape[start:position]).strip())
+            start = position + 1
+        if depth == 0:
+            break
+    return tuple(part for part in parts if part)
 
 
 def closing(text: str, start: int) -> int:

@@ -4,6 +4,8 @@ Instructions are walked in schedule order with one clock per computation:
 
     an op           takes its `estimated_cycles` over the clock rate where the text has them (finished compiles), else
                     max(flops / flops_per_s, HBM bytes / hbm_bytes_per_s)
+    a copy or slice that is brought to the chip ahead of its use
+                    runs beside the rest, after those before it; allocating takes nothing
     a collective    takes its ring time; if asynchronous it runs from its start to its done, after those before it over
                     the same groups, and only what has not passed by its done is exposed
     a while loop    takes its body's time times its trip count
@@ -11,6 +13,7 @@ Instructions are walked in schedule order with one clock per computation:
 Ignored: contention between collectives over different groups, wrap-around and hop distance of the physical torus,
 collectives in flight across loop iterations, dispatch overhead, and that the compiler's cycles of elementwise fusions
 are 2 to 5 times too many (so never compare an estimate by cycles with one without). Differences under 5 % are ties.
+`work` has the operations and bytes, those of padded tiles included.
 """
 
 from __future__ import annotations
@@ -18,14 +21,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import prod
-
-import numpy as np
 
 from planner.errors import ArgumentError
 from planner.verify.hlo.collectives import CompiledCollective, describe_collectives
 from planner.verify.hlo.loops import trip_count_of
-from planner.verify.hlo.text import Computation, Instruction, Module, arrays_of, bytes_of, kind_of, parse_module
+from planner.verify.hlo.text import Computation, Instruction, Module, bytes_of, kind_of, parse_module
+from planner.verify.hlo.work import flops_of, hbm_bytes_of
 
 _FREE = frozenset(
     {
@@ -44,7 +45,6 @@ _FREE = frozenset(
         "domain",
     }
 )
-_ON_CHIP = re.compile(r"[a-z][a-z0-9]*\[[0-9,<= ]*\]\{[^{}]*S\([1-9]\)[^{}]*\}")
 _WRAPPERS = ("fusion", "async-start", "call-start")
 
 
@@ -70,7 +70,8 @@ class Rates:
     """What the judge assumes of a chip.
 
     `clock_hz` None means: do not use the compiler's cycles. `link_bytes_per_s` is one direction of one mesh axis;
-    `hop_seconds` defaults to the per-hop latency of TPU links (https://jax-ml.github.io/scaling-book/sharding, "1us").
+    `hop_seconds` defaults to the per-hop latency of TPU links (https://jax-ml.github.io/scaling-book/sharding, "1us");
+    `lanes` is the extent to which matrix units fill up the dims of their weights, `work.LANES` on a TPU.
     """
 
     flops_per_s: float
@@ -78,6 +79,7 @@ class Rates:
     link_bytes_per_s: float
     clock_hz: float | None = None
     hop_seconds: float = 1e-6
+    lanes: int = 1
 
 
 def estimate_seconds(
@@ -98,7 +100,9 @@ def estimate_seconds(
             f"HLO text without is_scheduled=true, got {scheduled_hlo_text[:60]!r}; pass that of a finished compile "
             "or that dumped after buffer assignment"
         )
-    price = collective_seconds or (lambda c: ring_seconds(c, rates.link_bytes_per_s, rates.hop_seconds))
+    price = collective_seconds or (
+        lambda c: ring_seconds(c.kind, c.bytes, c.group_size, rates.link_bytes_per_s, rates.hop_seconds)
+    )
     walker = _Walker(parse_module(scheduled_hlo_text), num_devices, rates, price)
     total = walker.walk(walker.module.computations[walker.module.entry])
     return ScheduleEstimate(
@@ -111,7 +115,7 @@ def estimate_seconds(
     )
 
 
-def ring_seconds(collective: CompiledCollective, link_bytes_per_s: float, hop_seconds: float) -> float:
+def ring_seconds(kind: str, bytes: float, group_size: int, link_bytes_per_s: float, hop_seconds: float) -> float:
     """Seconds of one collective over its group as a ring of links used in both directions.
 
     With n devices, b bytes (the larger of operand and result) and a link of l bytes/s per direction:
@@ -119,8 +123,8 @@ def ring_seconds(collective: CompiledCollective, link_bytes_per_s: float, hop_se
     n/4, both directions); a permute b / l. Latency: one hop per step.
     Reference: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH" (2005).
     """
-    n, b = collective.group_size, collective.bytes
-    match collective.kind:
+    n, b = group_size, bytes
+    match kind:
         case "all-reduce":
             return b * (n - 1) / n / link_bytes_per_s + 2 * (n - 1) * hop_seconds
         case "all-to-all" | "ragged-all-to-all":
@@ -161,6 +165,7 @@ class _Walker:
         totals = _Totals()
         finish: dict[object, float] = {}  # when what is in flight ends, by the key its done will give
         busy: dict[object, float] = {}  # when the links of a grouping, or the copy engine, are free again
+        fetching: set[str] = set()  # slices on their way to the chip
 
         def start(key: object, resource: object, seconds: float) -> None:
             begin = max(totals.clock, busy.get(resource, 0.0))
@@ -183,10 +188,15 @@ class _Walker:
                     wait(key, exposes=True)
             elif opcode in ("copy-start", "slice-start"):
                 start(instruction.name, "copy", bytes_of(_first_array(instruction.shape)) / self.rates.hbm_bytes_per_s)
+            elif opcode == "async-start" and self._is_slice(instruction):
+                fetching.add(instruction.name)
+                callee = self.module.computations[instruction.called[0]]
+                start(instruction.name, "copy", bytes_of(callee.instructions[-1].shape) / self.rates.hbm_bytes_per_s)
             elif opcode in ("copy-done", "slice-done"):
                 wait(instruction.operands[0], exposes=False)
             elif opcode.endswith("-done"):
-                wait(self._origin(instruction, computation), exposes=True)
+                origin = self._origin(instruction, computation)
+                wait(origin, exposes=origin not in fetching)
             elif opcode == "fusion" and (channel := self._done_channel(instruction)) is not None:
                 wait(channel, exposes=True)
             elif opcode == "while":
@@ -197,7 +207,7 @@ class _Walker:
             elif opcode in ("call", "conditional", "async-start", "call-start"):
                 branches = [self.walk(self.module.computations[name]) for name in instruction.called]
                 totals.add(max(branches, key=lambda t: t.clock, default=_Totals()))
-            elif opcode not in _FREE:
+            elif opcode not in _FREE and '"AllocateBuffer"' not in instruction.attributes:
                 self._run(instruction, computation, totals)
         for key in list(finish):
             wait(key, exposes=True)
@@ -210,7 +220,7 @@ class _Walker:
             totals.cycles += seconds
         else:
             seconds = max(
-                flops_of(instruction, computation, self.module) / self.rates.flops_per_s,
+                flops_of(instruction, computation, self.module, lanes=self.rates.lanes) / self.rates.flops_per_s,
                 hbm_bytes_of(instruction, computation, self.module) / self.rates.hbm_bytes_per_s,
             )
         totals.clock += seconds
@@ -242,6 +252,11 @@ class _Walker:
             return True
         return instruction.opcode == "fusion" and self._calls(instruction, "AsyncCollectiveStart")
 
+    def _is_slice(self, instruction: Instruction) -> bool:
+        """Whether what an instruction starts is the slice of an array that is brought to the chip ahead of its use."""
+        body = [i for i in self.module.computations[instruction.called[0]].instructions if i.opcode not in _FREE]
+        return [i.opcode for i in body] == ["slice"]
+
     def _calls(self, instruction: Instruction, target: str) -> bool:
         callee = self.module.computations[instruction.called[0]]
         return any(i.opcode == "custom-call" and f'"{target}"' in i.attributes for i in callee.instructions)
@@ -259,95 +274,11 @@ class _Walker:
         return source.name if source is not None else ""
 
 
-def _async_key(instruction: Instruction, collective: CompiledCollective) -> object:
-    """What the matching done will ask for: the start's name, or the channel where fusions carry the state."""
-    return str(collective.channel_id) if instruction.opcode == "fusion" else instruction.name
-
-
-# ------------------------------------------------------------------------------------------------------ roofline terms
-
-
-def flops_of(instruction: Instruction, computation: Computation, module: Module) -> float:
-    """Floating-point operations of the matrix products in an op, those inside a fusion included."""
-    if instruction.opcode == "fusion":
-        callee = module.computations[instruction.called[0]]
-        return sum(
-            flops_of(i, callee, module) for i in callee.instructions if i.opcode in ("fusion", "dot", "convolution")
-        )
-    if instruction.opcode == "dot":
-        dims = [int(d) for d in _list(instruction, "lhs_contracting_dims")]
-        left = _dims(computation.by_name[instruction.operands[0]].shape)
-        return 2.0 * prod(_dims(instruction.shape)) * prod(left[d] for d in dims)
-    return _convolution_flops(instruction, computation) if instruction.opcode == "convolution" else 0.0
-
-
-def _convolution_flops(instruction: Instruction, computation: Computation) -> float:
-    """2 * batch * features in * features out * (output, window) pairs of positions that meet an input element.
-
-    As XLA's HloCostAnalysis::HandleConvolution counts; the TPU compiler writes every matrix product as a convolution
-    whose batch dims are windows that meet one element each.
-    """
-    left, right, result = re.findall(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.attributes)[0]
-    base = dict(zip(left, _dims(computation.by_name[instruction.operands[0]].shape), strict=True))
-    kernel = dict(zip(right, _dims(computation.by_name[instruction.operands[1]].shape), strict=True))
-    out = dict(zip(result, _dims(instruction.shape), strict=True))
-    window = re.search(r"window=\{([^}]*)\}", instruction.attributes)
-    entries = dict(part.split("=") for part in window[1].split()) if window else {}
-    pairs = 1.0
-    for position in range(len(left) - 2):
-        label = str(position)
-
-        def entry(key: str, default: str, position: int = position) -> str:
-            return entries[key].split("x")[position] if key in entries else default
-
-        stride, low = int(entry("stride", "1")), int(entry("pad", "0_0").split("_")[0])
-        base_dilation, window_dilation = int(entry("lhs_dilate", "1")), int(entry("rhs_dilate", "1"))
-        places = np.arange(out[label])[:, None] * stride - low + np.arange(kernel[label])[None, :] * window_dilation
-        inside = (places >= 0) & (places <= (base[label] - 1) * base_dilation) & (places % base_dilation == 0)
-        pairs *= int(inside.sum())
-    return 2.0 * out["b"] * out["f"] * kernel["i"] * pairs
-
-
-def hbm_bytes_of(instruction: Instruction, computation: Computation, module: Module) -> float:
-    """Bytes an op moves to and from HBM: operands and results, less those in on-chip memory, slices as their slice."""
-    total = _hbm(instruction.shape)
-    callee = module.computations[instruction.called[0]] if instruction.opcode == "fusion" else None
-    for position, name in enumerate(instruction.operands):
-        source = computation.by_name.get(name)
-        if source is None or source.opcode == "constant":
-            continue
-        whole = _hbm(source.shape)
-        users: tuple[Instruction, ...] = ()
-        if callee is not None and position in callee.parameters:
-            users = callee.consumers.get(callee.parameters[position], ())
-        elif instruction.opcode in ("dynamic-slice", "slice", "gather", "dynamic-update-slice"):
-            users = (instruction,) if position == 0 else ()
-        if users and all(user.opcode in ("dynamic-slice", "slice", "gather") for user in users):
-            whole = min(whole, sum(bytes_of(user.shape) for user in users))
-        elif users and all(user.opcode == "dynamic-update-slice" and user.operands[0] != "" for user in users):
-            # Updated in place: neither the buffer's read nor its write counts, only the update's write.
-            total -= min(total, whole)
-            owner = callee if callee is not None else computation
-            whole = sum(
-                bytes_of(owner.by_name[user.operands[1]].shape) for user in users if user.operands[1] in owner.by_name
-            )
-        total += whole
-    return total
-
-
-def _hbm(shape: str) -> float:
-    return bytes_of(_ON_CHIP.sub("", shape))
-
-
 def _first_array(shape: str) -> str:
     match = re.search(r"[a-z][a-z0-9]*\[[0-9,<= ]*\]", shape)
     return match[0] if match else ""
 
 
-def _dims(shape: str) -> tuple[int, ...]:
-    return next(iter(arrays_of(shape)), ("", ()))[1]
-
-
-def _list(instruction: Instruction, key: str) -> list[str]:
-    match = re.search(rf"{key}=\{{([\d,]*)\}}", instruction.attributes)
-    return match[1].split(",") if match and match[1] else []
+def _async_key(instruction: Instruction, collective: CompiledCollective) -> object:
+    """What the matching done will ask for: the start's name, or the channel where fusions carry the state."""
+    return str(collective.channel_id) if instruction.opcode == "fusion" else instruction.name

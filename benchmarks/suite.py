@@ -1,0 +1,130 @@
+"""The programs that plans are judged on, at real sizes for a topology: layers are left out where the chips cannot hold all.
+
+`PROGRAMS[name].build(topology)` gives the model. Batches grow with the number of devices where programs are trained on one
+sequence each, as people scale them; graphs, grids and the batches of the others stay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import jax
+
+from benchmarks.hand_plans.families import FAMILIES, Family
+from benchmarks.models import bert, decode, deep, gnn, gpt, llama, lstm, mlp, moe, resnet, sparse, spectral, unet, vit
+from benchmarks.models.base import Model
+from cost_models import Topology
+
+TOPOLOGIES = ("v5e:4x4", "v5e:16x16", "v5p:4x4x4", "h100:8", "h100:4x8")
+STATE_SHARE = 0.4
+"""The share of all memory that arguments may take; the rest is for activations and what is in flight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """How a program is built for a topology, and the family of its hand plans."""
+
+    build: Callable[[Topology], Model]
+    family: Family
+
+
+def argument_bytes(model: Model) -> int:
+    """The bytes of a model's arguments."""
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(model.args))
+
+
+def layers_held(build: Callable[[int], Model], most: int, topology: Topology) -> int:
+    """How many layers, of at most so many, have arguments that fit their share of a topology's memory; at least one.
+
+    `build(layers)` gives the model; its bytes grow evenly with the layers.
+    """
+    one, two = argument_bytes(build(1)), argument_bytes(build(2))
+    room = STATE_SHARE * topology.chip.hbm_bytes * topology.num_devices
+    return max(1, min(most, 1 + int((room - one) / (two - one))))
+
+
+def _layered(build: Callable[[int, int], Model], most: int) -> Callable[[Topology], Model]:
+    """`build(layers, devices)` with as many layers as a topology holds."""
+
+    def sized(topology: Topology) -> Model:
+        devices = topology.num_devices
+        return build(layers_held(lambda layers: build(layers, devices), most, topology), devices)
+
+    return sized
+
+
+def _llama(name: str) -> Program:
+    config = replace(llama.CONFIGS[name], query_block=512)
+    return Program(
+        family=FAMILIES["llama"],
+        build=_layered(
+            lambda n, devices: llama.llama(replace(config, layers=n), batch=devices, size="real"), config.layers
+        ),
+    )
+
+
+def _gpt(name: str, *, layers: int | None = None, scan: bool = True) -> Program:
+    config = gpt.CONFIGS[name]
+
+    def build(n: int, devices: int) -> Model:
+        return gpt.gpt(replace(config, layers=n), batch=max(64, devices), scan=scan, tied=scan, size="real")
+
+    return Program(family=FAMILIES["gpt"], build=_layered(build, layers or config.layers))
+
+
+def _sparse(name: str) -> Program:
+    config = sparse.CONFIGS[name]
+    return Program(
+        family=FAMILIES["sparse"],
+        build=_layered(
+            lambda n, devices: sparse.sparse(replace(config, layers=n), batch=devices, size="real"), config.layers
+        ),
+    )
+
+
+def _decode(name: str, batch: int) -> Program:
+    config = llama.CONFIGS[name]
+    return Program(
+        family=FAMILIES["decode"],
+        build=_layered(lambda n, _: decode.decode(replace(config, layers=n), batch=batch, size="real"), config.layers),
+    )
+
+
+def _resnet(name: str, images: int) -> Program:
+    config = resnet.CONFIGS[name]
+    return Program(
+        family=FAMILIES["resnet"],
+        build=lambda topology: resnet.resnet(config, batch=images * topology.num_devices, size="real"),
+    )
+
+
+def _fixed(name: str, build: Callable[[], Model]) -> Program:
+    return Program(family=FAMILIES[name], build=lambda topology: build())
+
+
+PROGRAMS: Mapping[str, Program] = {
+    "llama 8B": _llama("8B"),
+    "llama 70B": _llama("70B"),
+    "gpt 1.3B": _gpt("1.3B"),
+    "gpt 175B": _gpt("175B"),
+    "gpt unrolled x8": _gpt("1.3B", layers=8, scan=False),
+    "gpt deep x16": _fixed("deep", lambda: deep.deep(replace(deep.REAL, layers=16), batch=512, size="real")),
+    "mixtral 8x7B": _sparse("8x7B"),
+    "deepseek-like 708B": _sparse("V3"),
+    "moe": _fixed("moe", lambda: moe.build("real")),
+    "bert": _fixed("bert", lambda: bert.build("real")),
+    "vit": _fixed("vit", lambda: vit.build("real")),
+    "wide resnet 250M": _resnet("250M", 16),
+    "resnet50": _resnet("resnet50", 64),
+    "unet": _fixed("unet", lambda: unet.build("real")),
+    "lstm": _fixed("lstm", lambda: lstm.build("real")),
+    "mlp": _fixed("mlp", lambda: mlp.build("real")),
+    "gnn": _fixed("gnn", lambda: gnn.build("real")),
+    "spectral": _fixed("spectral", lambda: spectral.build("real")),
+    "decode 8B b128": _decode("8B", 128),
+    "decode 70B b8": _decode("70B", 8),
+    "decode 70B b256": _decode("70B", 256),
+}
+"""By the names under which results are kept."""

@@ -1,0 +1,70 @@
+"""Compilers: what those of each platform make of collectives, as tables with their sources, and the options they take.
+
+Read off compiled programs, with no device: `planner.verify.aot` compiles for every topology named here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from cost_models.hardware import Platform
+from cost_models.topology import Topology
+
+NO_WINDOWED_EINSUM: Mapping[Platform, Mapping[str, str]] = MappingProxyType(
+    {"tpu": {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}, "gpu": {}, "cpu": {}}
+)
+"""Compiler options under which gathers and scatters beside matmuls stay what was emitted.
+
+XLA's TPU compiler else makes loops of small matmuls and collective-permutes of those above a threshold, which hide
+communication and read the matmul's other operand once per pass (Wang et al. 2023,
+https://doi.org/10.1145/3567955.3567959). libtpu 0.0.42 and 0.0.50; the GPU's threshold is 100,000 MiB by default, and the
+CPU has none.
+"""
+
+LEAST_SCATTERED_BYTES = 4096
+"""A tile of 8 x 128 words of 32 bits: XLA's TPU compiler makes an all-reduce of a reduce-scatter to parts below it."""
+
+LARGE_SLICE = 64
+"""Devices of a TPU slice from which on an all-gather over all of them becomes an all-reduce of a buffer of zeros."""
+
+LARGEST_GATHER_BY_SUM_BYTES = 16 * 2**20
+"""The largest result for which that is done on a torus of two dims; on one of three it always is."""
+
+
+def all_reduced_bytes(kind: str, topology: Topology, *, group: int, devices: int) -> float:
+    """The bytes up to which a collective is compiled to an all-reduce of as many bytes: 0 if never, inf if always.
+
+    `group` is the number of devices that it is over, of the `devices` of the program; its bytes are the larger of the
+    local operand and result. XLA's CPU backend has no reduce-scatter. Its TPU compiler sums over all dims of a torus at
+    once where the group is the whole slice, and has no emitter of that kind for most scatters and large gathers, which
+    take one ring:
+
+        reduce-scatter over all    three dims: always (TPU7x: never); a square of 4 x 4 or more: always; else where small
+        all-gather over all        of 64 devices or more: three dims: always; two: up to 16 MiB
+
+    By libtpu 0.0.42 for v4, v5e, v5p, v6e and tpu7x slices from 4 to 512 devices and 32 KiB to 512 MiB, bfloat16 and
+    float32 alike, in a `shard_map` or by constraint; over axes of a mesh that are not all of it, nothing becomes an
+    all-reduce but scatters to parts of less than a tile.
+    """
+    platform = topology.chip.platform
+    if platform == "cpu":
+        return math.inf if kind == "reduce-scatter" else 0.0
+    if platform != "tpu" or kind not in ("reduce-scatter", "all-gather"):
+        return 0.0
+    small = LEAST_SCATTERED_BYTES * group - 1.0 if kind == "reduce-scatter" else 0.0
+    if group < devices or topology.nodes > 1:
+        return small
+    dims = [
+        extent for extent, wires in zip(topology.shape, topology.kind, strict=True) if wires == "torus" and extent > 1
+    ]
+    if kind == "all-gather":
+        if devices < max(LARGE_SLICE, topology.num_devices):
+            return 0.0
+        return math.inf if len(dims) > 2 else LARGEST_GATHER_BY_SUM_BYTES
+    if topology.chip.name.startswith("tpu7x"):
+        return small
+    block, cores = devices < topology.num_devices, topology.kind[-1] != "torus"
+    square = len(dims) == 2 and dims[0] == dims[1] >= 4
+    return math.inf if block or cores or square or len(dims) > 2 else small

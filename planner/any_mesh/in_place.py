@@ -1,0 +1,188 @@
+"""In place: which results take over the memory of what they are made from, and what is copied where that cannot be.
+
+A compiler writes an update over its operand, the carry of a loop over its first value and over that of the trip before, and
+a result over the donated argument that it is paired with. Where what stands there is still needed, or belongs to somebody
+else (an argument that is not given away, what a loop reads in every trip, a slice of a stack), it copies first: the whole
+of it is read and written once more. A result that is made while its argument is still read, such as the stack of slices
+that a loop makes of those of its argument, is made elsewhere and copied into the argument's memory at the end. The rules
+are those seen in the schedules and buffer assignments of XLA's TPU compiler.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from planner.program.graph import Graph, Op
+from planner.program.slots import ENTERING
+from planner.rules.primitives import traits
+
+READ_AND_WRITTEN = 2.0
+_FOREIGN = ("loop_const", "loop_slice")
+"""Boundary ops whose result lies in memory that the body does not own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InPlace:
+    """What lies in donated arguments, and what is copied.
+
+    `taken` are the tensors in the memory of a donated argument, which need none of their own. `passes[op]` says how
+    often per call the first result of an op is read or written beyond what the op itself does.
+    """
+
+    taken: frozenset[int]
+    passes: Mapping[int, float]
+
+
+def in_place(
+    graph: Graph, materialised: Sequence[bool], last: Sequence[int], spans: Sequence[tuple[int, int]]
+) -> InPlace:
+    """What is written in place, from the time until which each tensor is needed and the spans of regions (op ids)."""
+    walk = _Walk(graph=graph, materialised=materialised, last=last, spans=spans)
+    for out, position in sorted(graph.aliases.items()):
+        walk.lead_back(graph.outputs[out], graph.inputs[position])
+    for op in graph.ops:
+        trips = graph.regions[op.region].trips
+        if op.kind == "loop_carry_in":
+            runs = graph.regions[graph.regions[op.region].parent or 0].trips
+            if not materialised[op.operands[0]]:
+                walk.passes[op.id] += runs
+            elif walk.must_copy(op):
+                walk.passes[op.id] += READ_AND_WRITTEN * runs
+        elif op.kind == "loop_carry_out":
+            if walk.trip(op) is None:
+                walk.passes[op.id] += READ_AND_WRITTEN * trips
+        elif traits(op.kind).updates is not None and walk.must_copy(op):
+            walk.passes[op.id] += READ_AND_WRITTEN * trips
+    return InPlace(taken=frozenset(walk.taken), passes=dict(walk.passes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chain:
+    """Tensors that follow one another in one memory, latest first.
+
+    They begin with what is made at the time `start`; `origin` is what stood in that memory before, if it is known.
+    """
+
+    tensors: tuple[int, ...]
+    start: int
+    origin: int | None
+
+
+@dataclass(kw_only=True)
+class _Walk:
+    graph: Graph
+    materialised: Sequence[bool]
+    last: Sequence[int]
+    spans: Sequence[tuple[int, int]]
+    taken: set[int] = field(default_factory=set[int])
+    given: set[int] = field(default_factory=set[int])
+    """Arguments that are written over by what is computed from them."""
+    passes: defaultdict[int, float] = field(default_factory=lambda: defaultdict[int, float](float))
+
+    @cached_property
+    def _first_of(self) -> dict[int, int]:
+        """What carries begin a trip as, by what they leave their loop as."""
+        return {outside: inside for inside, outside in self.graph.ties}
+
+    def lead_back(self, result: int, argument: int) -> None:
+        """Puts a result, and all that it follows in place, into an argument's memory; or copies it there at the end."""
+        if result == argument or result in self.taken:
+            return
+        chain = self.chain(result)
+        if chain.origin == argument:
+            self.given.add(argument)
+        elif self.last[argument] > chain.start or self._moves(chain.tensors[-1], argument):
+            self.passes[self._maker(result).id] += READ_AND_WRITTEN
+            return
+        self.taken.update(chain.tensors)
+
+    def _moves(self, made: int, argument: int) -> bool:
+        """Whether the pass that makes a tensor, last to read an argument, reads it elsewhere than it would write to."""
+        if self._maker(made).id != self.last[argument]:
+            return False
+        size = self.graph.tensors[argument].aval.size
+        met, left = set[tuple[int, bool]](), [(made, False)]
+        while left:
+            tensor, moved = left.pop()
+            op = self._maker(tensor)
+            moved |= traits(op.kind).turns or self.graph.tensors[tensor].aval.size != size
+            if moved and argument in op.operands:
+                return True
+            above = {(t, moved) for t in op.operands if not self.materialised[t]} - met
+            met |= above
+            left += above
+        return False
+
+    def must_copy(self, op: Op) -> bool:
+        """Whether an op that writes over its first operand must have a copy of it."""
+        return self.last[op.operands[0]] > op.id or self._guarded(op.operands[0])
+
+    def _maker(self, tensor: int) -> Op:
+        return self.graph.ops[self.graph.tensors[tensor].producer or 0]
+
+    def _guarded(self, tensor: int) -> bool:
+        """Whether a tensor that is not needed any more may not be written over all the same."""
+        if self.graph.tensors[tensor].producer is None:
+            return tensor not in self.given
+        op = self._maker(tensor)
+        if op.kind == "branch_in":
+            outer = op.operands[0]
+            return self.last[outer] > self.spans[op.region][1] or self._guarded(outer)
+        return op.kind in _FOREIGN or (traits(op.kind).renames and self._guarded(op.operands[0]))
+
+    def chain(self, tensor: int) -> _Chain:
+        """What a tensor follows in one memory, up to an argument or to what enters the body in which it is made."""
+        tensors, start = list[int](), len(self.graph.ops)
+        while self.graph.tensors[tensor].producer is not None:
+            op = self._maker(tensor)
+            if op.kind in ENTERING:
+                break
+            tensors.append(tensor)
+            start = free = op.id
+            before: int | None = None
+            if op.kind == "loop_carry_out":
+                entered = self._entered(op)
+                tensors += self.trip(op) or ()
+                start = self.spans[op.region][0]
+                if entered is not None:
+                    tensors.append(entered.results[0])
+                    free, (before,) = entered.id, entered.operands
+            elif op.kind == "branch_out":
+                branches = [self.chain(operand) for operand in op.operands]
+                tensors += [inner for branch in branches for inner in branch.tensors]
+                start = min(start, *(branch.start for branch in branches))
+                before = self._outside(branches)
+            elif op.kind == "loop_stack":
+                start = self.spans[op.region][0]
+            elif traits(op.kind).renames or traits(op.kind).updates is not None:
+                before = op.operands[0]
+            if before is None or self.last[before] > free:
+                return _Chain(tensors=tuple(tensors), start=start, origin=None)
+            tensor = before
+        return _Chain(tensors=tuple(tensors), start=start, origin=tensor)
+
+    def _entered(self, op: Op) -> Op | None:
+        """The op by which the carry entered its loop that leaves it by this op; None where no trip reads it."""
+        first = self._first_of.get(op.results[0])
+        return None if first is None else self._maker(first)
+
+    def _outside(self, branches: Sequence[_Chain]) -> int | None:
+        """What the branches of a conditional write over, where it is one tensor around it."""
+        inside = {branch.origin for branch in branches if branch.origin is not None}
+        outer = {op.operands[0] if op.kind == "branch_in" else None for op in map(self._maker, inside)}
+        return outer.pop() if len(outer) == 1 else None
+
+    def trip(self, op: Op) -> tuple[int, ...] | None:
+        """What a body makes in the memory of the carry that leaves it by this op; None where it is copied there."""
+        entered, inner = self._entered(op), self.chain(op.operands[0])
+        if entered is None or inner.origin == entered.results[0]:
+            return inner.tensors
+        if not inner.tensors:
+            return None
+        first = self._maker(inner.tensors[-1])
+        # Where an update had to copy what it writes into, it is the old value that moves out of the way.
+        moved = traits(first.kind).updates is not None and self.must_copy(first)
+        return inner.tensors if moved or self.last[entered.results[0]] <= inner.start else None

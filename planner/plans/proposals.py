@@ -1,0 +1,120 @@
+"""Proposals: the decisions to offer one after the other, those that compilers or runs prefer before all others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from typing import Any, Literal
+
+from planner.decision import Decision
+from planner.errors import InfeasibleError
+from planner.options import Options
+from planner.plans.answer import Answer
+from planner.plans.attempts import FALLBACKS, attempts
+from planner.plans.refining.judges import CompilerJudge, Emits, Judge, why_no_compiler
+from planner.plans.refining.measuring import MeasuringJudge, why_not_measured
+from planner.plans.refining.prospects import Prospects
+from planner.plans.refining.refine import Clock, Result, refine
+from planner.rules.op_work import op_flops
+from planner.search.meshes import Found
+from planner.session import Session
+from planner.solver.deadline import Deadline
+from planner.verify.compile_pool import CompilePool
+from planner.verify.kept_reports import KeptReports
+
+REFINING_SHARE = 0.5
+"""Part of the time limit after which nothing more is tried, if there is a plan by then."""
+RELAXED = (1.1, 1.5, 2.5)
+"""Where nothing is predicted to fit: the limits, as multiples of the one given, for plans that compilers shall judge."""
+
+
+def proposals(
+    session: Session,
+    meshes: Sequence[Mapping[str, int]],
+    options: Options,
+    *,
+    notes: Sequence[str],
+    values: Sequence[Any],
+) -> Generator[Decision, Answer]:
+    """The decisions to try, best first, each answered (`send`); the last is one of them again, to be handed over.
+
+    `values` are the flat arguments, or shapes. Raises: what `attempts` raises.
+    """
+    how = options.refine
+    if how == "never":
+        yield from attempts(session, meshes, options, notes=notes)
+        return
+    refined = _refined(session, meshes, options, values, how)
+    if isinstance(refined, str):
+        yield from attempts(session, meshes, options, notes=(*notes, refined))
+        return
+    dropped: list[str] = []
+    for decision in refined.decisions[: FALLBACKS + 1]:
+        proposed = replace(decision, notes=(*decision.notes, *notes, *dropped))
+        answer = yield proposed
+        if answer.dropped is None:
+            # Compilers or runs have preferred it to the others already.
+            yield proposed
+        dropped.append(f"the plan on the mesh {dict(decision.mesh_shape)} failed: {answer.dropped}")
+    note = f"none of the plans tried is taken ({refined.refined.ended}): this is the best by predictions alone"
+    rest = attempts(session, meshes, options, notes=(*notes, *dropped, note))
+    following = next(rest)
+    while True:
+        following = rest.send((yield replace(following, refined=refined.refined)))
+
+
+def _refined(
+    session: Session,
+    meshes: Sequence[Mapping[str, int]],
+    options: Options,
+    values: Sequence[Any],
+    how: Literal["compile", "measure"],
+) -> Result | str:
+    """The plans tried, best first; or why none could be."""
+    began, limit = time.monotonic(), session.request.memory_limit
+    emits = Emits(program=session.program, target=session.target, graph=session.graph)
+    why = why_no_compiler(session.target) if how == "compile" else ""
+    if how == "measure":
+        why = why_not_measured(session.program, session.target, _flops(session), options)
+    if why:
+        return f"the plan is not refined: {why}"
+    found = _found(session, meshes, options)
+    clock = Clock(
+        began=began,
+        soft=Deadline(began + REFINING_SHARE * options.time_limit_s),
+        hard=Deadline(began + options.time_limit_s),
+    )
+    prospects = Prospects(session, options, limit_bytes=limit, meshes=len(meshes))
+    with ExitStack() as stack:
+        judge: Judge
+        if how == "compile":
+            pool = stack.enter_context(CompilePool(KeptReports(options.cache)))
+            judge = CompilerJudge(emits, pool, clock.hard)
+        else:
+            judge = MeasuringJudge(emits, values, clock.soft)
+        result = refine(found.candidates, meshes, prospects, judge, clock, how=how, limit_bytes=limit)
+    told = tuple(prospects.certified(decision, found) for decision in result.decisions[: FALLBACKS + 1])
+    return replace(result, decisions=told)
+
+
+def _found(session: Session, meshes: Sequence[Mapping[str, int]], options: Options) -> Found:
+    """The plans of the search; where none is predicted to fit, and a compiler has the last word, of higher limits.
+
+    Raises: PinError, InfeasibleError.
+    """
+    limit = session.request.memory_limit
+    try:
+        return session.search(meshes, limit_bytes=limit, options=options)
+    except InfeasibleError:
+        for factor in RELAXED if options.refine == "compile" else ():
+            with suppress(InfeasibleError):
+                return session.search(meshes, limit_bytes=factor * limit, options=options)
+        raise
+
+
+def _flops(session: Session) -> float:
+    """Operations of one call, on all devices together."""
+    graph = session.graph
+    return sum(op_flops(graph, op) * graph.regions[op.region].trips for op in graph.ops)

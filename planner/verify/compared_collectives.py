@@ -1,0 +1,151 @@
+"""Collectives: those of the compiled program beside those that were promised, weighed by the seconds they take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from planner.decision import Decision
+from planner.predicted import Collective, as_lowered
+from planner.units import quantity
+from planner.verify.collective_prices import CollectivePrices, collective_prices, plain_kind
+from planner.verify.differences import Difference, Key, Moved, bytes_by, differences
+from planner.verify.hlo.collectives import CompiledCollective
+
+COMMUNICATION_SHARE = 0.05
+"""Collectives may differ by this share of the seconds of all communication, promised or compiled, whichever are more."""
+STEP_SHARE = 0.01
+"""Or by this share of the seconds of a call."""
+BYTES_SHARE = 0.10
+"""Where the CPU compiles, by this share of the bytes instead: between virtual devices seconds say nothing."""
+SMALL_BYTES = 4096.0
+"""Collectives that together move no more than this are not held against a plan: scalars, counters, flags."""
+TOLD_SHARE = 0.1
+"""Differences are told where they are more than this share of what is allowed."""
+TOLD = 8
+SMALLEST_TOLD = 0.01
+"""One by one: at most so many, of at least this share of the largest's seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collectives:
+    """Bytes and seconds of a call, promised and compiled, by kind and axes; `differences` name what became of what.
+
+    `extra_seconds` are compiled and were not promised, `missing_seconds` were promised and are not compiled.
+    `surprises` says the largest differences in words.
+    """
+
+    ok: bool | None
+    reason: str
+    predicted_bytes: float = 0.0
+    compiled_bytes: float = 0.0
+    predicted_seconds: float = 0.0
+    compiled_seconds: float = 0.0
+    extra_seconds: float = 0.0
+    missing_seconds: float = 0.0
+    by_kind: Mapping[Key, tuple[float, float]] | None = None
+    differences: tuple[Difference, ...] = ()
+    surprises: tuple[str, ...] = ()
+    compiled: tuple[CompiledCollective, ...] = field(default=(), repr=False)
+
+
+def compare_collectives(decision: Decision, compiled: Sequence[CompiledCollective], platform: str) -> Collectives:
+    """Promised and compiled collectives, kind by kind and axes by axes, each difference priced on the topology's wires.
+
+    ok where what is compiled and was not promised, and what was promised and is not compiled, each takes less than
+    `COMMUNICATION_SHARE` of the seconds of communication or `STEP_SHARE` of those predicted of a call (on CPU: moves
+    less than `BYTES_SHARE` of the bytes), or where both move no more than `SMALL_BYTES`. A difference of only the number
+    of pieces is none. Loops that end when some value does count as one pass on both sides: how often they run is not
+    what is compared.
+    """
+    shape = decision.mesh_shape
+    prices = collective_prices(decision.request.topology, shape)
+    predicted = decision.predicted.collectives
+    if not _is_lowered(decision, platform):
+        predicted = as_lowered(predicted, platform, lambda kind, *_: kind)
+    promised = [m for c in predicted if (m := _promised(c, shape, prices)).axes]
+    actual = [_compiled(c, prices) for c in compiled]
+    found = differences(promised, actual, every_axis=tuple(axis for axis, size in shape.items() if size > 1))
+    by_kind = [bytes_by(side, lambda m: m.key) for side in (promised, actual)]
+    total = [sum(sums.values()) for sums in by_kind]
+    seconds = [sum(m.seconds for m in side) for side in (promised, actual)]
+    missing, extra = sum(d.promised_seconds for d in found), sum(d.compiled_seconds for d in found)
+    if platform == "cpu":
+        apart = max(sum(d.promised_bytes for d in found), sum(d.compiled_bytes for d in found))
+        allowed = BYTES_SHARE * max(total)
+    else:
+        apart = max(missing, extra)
+        allowed = max(COMMUNICATION_SHARE * max(seconds), STEP_SHARE * decision.predicted.seconds)
+    small = sum(max(d.promised_bytes, d.compiled_bytes) for d in found) <= SMALL_BYTES
+    return Collectives(
+        ok=small or apart <= allowed,
+        reason=(
+            f"{quantity(total[1], 'B')} in {quantity(seconds[1], 's')} compiled, {quantity(total[0], 'B')} in "
+            f"{quantity(seconds[0], 's')} promised; {quantity(extra, 's')} compiled that were not promised, "
+            f"{quantity(missing, 's')} promised that were not compiled"
+        ),
+        predicted_bytes=total[0],
+        compiled_bytes=total[1],
+        predicted_seconds=seconds[0],
+        compiled_seconds=seconds[1],
+        extra_seconds=extra,
+        missing_seconds=missing,
+        by_kind={
+            key: (by_kind[0].get(key, 0.0), by_kind[1].get(key, 0.0)) for key in sorted({*by_kind[0], *by_kind[1]})
+        },
+        differences=found,
+        surprises=(*_unknown_loops(compiled), *(() if small or apart <= TOLD_SHARE * allowed else _told(found))),
+        compiled=tuple(compiled),
+    )
+
+
+def _promised(collective: Collective, mesh_shape: Mapping[str, int], prices: CollectivePrices) -> Moved:
+    axes = tuple(axis for axis in collective.axes if mesh_shape[axis] > 1)
+    runs = collective.count / collective.assumed if collective.assumed else 0.0
+    return Moved(
+        kind=collective.kind,
+        axes=axes,
+        source=collective.source,
+        each_bytes=collective.bytes,
+        runs=runs,
+        bytes=runs * collective.bytes,
+        seconds=runs * prices.promised(collective.kind, collective.bytes, axes),
+    )
+
+
+def _compiled(collective: CompiledCollective, prices: CollectivePrices) -> Moved:
+    runs = collective.known_trips
+    return Moved(
+        kind=plain_kind(collective.kind),
+        axes=collective.axes(prices.mesh_shape) or ("?",),
+        source="/".join(collective.source.rsplit("/", 2)[-2:]),
+        each_bytes=collective.bytes,
+        runs=runs,
+        bytes=runs * collective.bytes,
+        seconds=runs * prices.compiled(collective),
+        op_name=collective.op_name,
+        windowed=collective.windowed,
+    )
+
+
+def _is_lowered(decision: Decision, platform: str) -> bool:
+    return decision.request.topology.chip.platform == "cpu" and platform == "cpu"
+
+
+def _unknown_loops(compiled: Sequence[CompiledCollective]) -> tuple[str, ...]:
+    """What could not be read of the compiled program."""
+    unknown = [c for c in compiled if c.trip_count is None]
+    words = [
+        f"how often the {c.kind} at {c.source or c.op_name} runs is not known: one pass is compared" for c in unknown
+    ]
+    return tuple(dict.fromkeys(words))
+
+
+def _told(found: Sequence[Difference]) -> tuple[str, ...]:
+    """The largest differences in words."""
+    large = [d for d in found if d.seconds >= SMALLEST_TOLD * found[0].seconds][:TOLD]
+    rest = found[len(large) :]
+    if not rest:
+        return tuple(map(str, large))
+    more = quantity(max(sum(d.promised_seconds for d in rest), sum(d.compiled_seconds for d in rest)), "s")
+    return (*map(str, large), f"and {len(rest)} smaller difference{'s' * (len(rest) > 1)} of {more}")

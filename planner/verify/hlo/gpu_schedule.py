@@ -1,0 +1,334 @@
+"""The time of one step, estimated from a scheduled GPU program: a judge that compares plans, not a simulator.
+
+Kernels run one after the other, as they are scheduled. Collectives run beside them, one after the other, each from its
+start to its done; what has not passed by the done is exposed. A loop takes its body's time times its trip count.
+
+What a kernel takes is what XLA's compiler notes of it (`reification_cost` in the backend's configuration, compiled with
+`xla_gpu_collect_cost_model_stats`), each by the model of its own that is sound:
+
+    matrix products     "sol", interpolated from measurements (default_matmul_perf_table.txtpb), put right as below
+    other Triton fusions    "indexing-cost-model"
+    loop and input fusions  "sol", there the fusion's own performance model
+    collectives         "sol" (measured within a node, a ring between nodes); where it has none, or the 5,000 us by which
+                        the scheduler says that it knows nothing, the price that is given
+
+and a roofline where nothing is noted: convolutions, copies, sorts, everything of chips that XLA has no measurements of;
+and for updates in place, whose models count the whole buffer. No kernel takes less than its roofline. Of a product whose
+types were not measured together, "sol" counts every dim in bytes of the result, so it says too much by the cube of the
+result's item size (MatmulInterpolator::EstimatedRuntime).
+
+Ignored: the launch of kernels, and what collectives take of the memory's bandwidth.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from cost_models import Chip
+from planner.errors import ArgumentError
+from planner.verify.hlo.collectives import CompiledCollective, describe_collectives
+from planner.verify.hlo.loops import trip_count_of
+from planner.verify.hlo.schedule import ScheduleEstimate
+from planner.verify.hlo.text import Computation, Instruction, Module, arrays_of, element_bits, kind_of, parse_module
+from planner.verify.hlo.work import convolution_flops, flops_of, hbm_bytes_of
+
+_FREE = frozenset(
+    {
+        *(
+            "parameter",
+            "constant",
+            "tuple",
+            "get-tuple-element",
+            "bitcast",
+            "after-all",
+            "opt-barrier",
+            "add-dependency",
+        ),
+        *("partition-id", "replica-id", "async-update", "domain", "iota"),
+    }
+)
+_KNOWS_NOTHING_US = 5000.0
+"""kHighLatency of XLA's latency hiding scheduler."""
+_MEASURED_PRODUCTS = frozenset(
+    {
+        ("bf16", "bf16", "bf16"),
+        ("f32", "f32", "f32"),
+        ("f8e4m3fn", "f8e4m3fn", "bf16"),
+        ("f8e4m3fn", "f8e5m2", "bf16"),
+        ("f8e5m2", "f8e4m3fn", "bf16"),
+    }
+)
+"""Types of operands and result that XLA's table of matrix products has."""
+_DTYPES: Mapping[str, str] = {
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "f32": "float32",
+    "f64": "float64",
+    "s8": "int8",
+    "u8": "uint8",
+    "c64": "complex64",
+    "c128": "complex128",
+}
+_NOTED = re.compile(r'"exec_time_us":([\d.e+-]+)[^{}]*"name":"([^"]*)"')
+
+
+def estimate_gpu_seconds(
+    scheduled_hlo_text: str,
+    *,
+    num_devices: int,
+    chip: Chip,
+    collective_seconds: Callable[[CompiledCollective], float],
+) -> ScheduleEstimate:
+    """The estimate of a step from the scheduled HLO text of a GPU program (`is_scheduled=true`).
+
+    Parameters: `num_devices`, partitions of the program; `chip`, its rates; `collective_seconds`, the time of a
+    collective of which the compiler notes none. `from_cycles` of the estimate is the share of the compute time that
+    the compiler noted.
+    Raises: ArgumentError when the text is not scheduled, for its order then says nothing about time.
+    """
+    if "is_scheduled=true" not in scheduled_hlo_text[:4096]:
+        raise ArgumentError(
+            f"HLO text without is_scheduled=true, got {scheduled_hlo_text[:60]!r}; pass that of a finished compile "
+            "or that dumped after buffer assignment"
+        )
+    walker = _Walker(parse_module(scheduled_hlo_text), num_devices, chip, collective_seconds)
+    total = walker.walk(walker.module.computations[walker.module.entry])
+    compute = total.clock - total.exposed
+    return ScheduleEstimate(
+        seconds=total.clock,
+        compute_seconds=compute,
+        exposed_collective_seconds=total.exposed,
+        collective_seconds=total.collective,
+        from_cycles=total.noted / compute if compute else 0.0,
+        unknown_loops=walker.unknown_loops,
+    )
+
+
+def noted_seconds(instruction: Instruction) -> Mapping[str, float]:
+    """What the compiler notes that an instruction takes, by the name of its model."""
+    return {name: float(us) * 1e-6 for us, name in _NOTED.findall(instruction.attributes)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Product:
+    """A matrix product inside of a kernel: HLO types of its operands and of the kernel's result."""
+
+    left: str
+    right: str
+    result: str
+
+    @property
+    def dtype(self) -> str:
+        """The type that the matrix unit computes in, as `Chip.peak` names it."""
+        widest = max((self.left, self.right), key=element_bits)
+        return "float8" if widest.startswith("f8") else _DTYPES.get(widest, "float32")
+
+    def put_right(self, seconds: float) -> float:
+        """What the compiler's note would be if it counted elements."""
+        if (self.left, self.right, self.result) in _MEASURED_PRODUCTS:
+            return seconds
+        return seconds / (element_bits(self.result) / 8) ** 3
+
+
+@dataclass(slots=True)
+class _Totals:
+    clock: float = 0.0
+    exposed: float = 0.0
+    collective: float = 0.0
+    noted: float = 0.0
+
+    def add(self, other: _Totals, times: float = 1.0) -> None:
+        self.clock += times * other.clock
+        self.exposed += times * other.exposed
+        self.collective += times * other.collective
+        self.noted += times * other.noted
+
+
+class _Walker:
+    """One walk over a module; `walk` gives the totals of one run of a computation."""
+
+    def __init__(
+        self, module: Module, num_devices: int, chip: Chip, price: Callable[[CompiledCollective], float]
+    ) -> None:
+        self.module = module
+        self.num_devices = num_devices
+        self.chip = chip
+        self.price = price
+        self.unknown_loops = 0
+
+    def walk(self, computation: Computation) -> _Totals:
+        totals = _Totals()
+        finish: dict[str, float] = {}  # when the collectives in flight end, by the names of their starts
+        free = 0.0  # when the last of them ends
+
+        def wait(name: str) -> None:
+            late = max(0.0, finish.pop(name, 0.0) - totals.clock)
+            totals.clock += late
+            totals.exposed += late
+
+        for instruction in computation.instructions:
+            opcode = instruction.opcode
+            collective = self._collective(instruction, computation)
+            if collective is not None:
+                seconds = self._collective_seconds(instruction, collective)
+                totals.collective += seconds
+                free = finish[instruction.name] = max(totals.clock, free) + seconds
+                if not opcode.endswith("-start"):
+                    wait(instruction.name)
+            elif opcode.endswith("-done"):
+                wait(_origin(instruction, computation))
+            elif opcode == "while":
+                trips = trip_count_of(instruction, computation, self.module)
+                self.unknown_loops += trips is None
+                body = self.walk(self.module.computations[instruction.attribute("body") or ""])
+                totals.add(body, 1 if trips is None else trips)
+            elif opcode in ("call", "conditional", "async-start", "call-start"):
+                branches = [self.walk(self.module.computations[name]) for name in instruction.called]
+                totals.add(max(branches, key=lambda t: t.clock, default=_Totals()))
+            elif opcode not in _FREE and not opcode.endswith("-start"):
+                seconds, noted = self._kernel(instruction, computation)
+                totals.clock += seconds
+                totals.noted += seconds * noted
+        for name in list(finish):
+            wait(name)
+        return totals
+
+    def _collective(self, instruction: Instruction, computation: Computation) -> CompiledCollective | None:
+        """The collective an instruction starts or is, looking into the wrapper of an asynchronous one."""
+        if kind_of(instruction):
+            return describe_collectives(instruction, computation, self.module, self.num_devices)
+        if instruction.opcode != "async-start":
+            return None
+        for callee in (self.module.computations[name] for name in instruction.called):
+            for inner in callee.instructions:
+                if kind_of(inner):
+                    return describe_collectives(inner, callee, self.module, self.num_devices)
+        return None
+
+    def _collective_seconds(self, instruction: Instruction, collective: CompiledCollective) -> float:
+        noted = noted_seconds(instruction).get("sol", 0.0)
+        known = noted and abs(noted * 1e6 - _KNOWS_NOTHING_US) > 1e-6
+        return noted if known else self.price(collective)
+
+    def _kernel(self, instruction: Instruction, computation: Computation) -> tuple[float, bool]:
+        """What a kernel takes, and whether the compiler noted it."""
+        kernel = _Kernel(instruction, computation, self.module)
+        product = kernel.product
+        flops, moved = kernel.flops, hbm_bytes_of(instruction, computation, self.module)
+        dtype = kernel.dtype
+        peak = self.chip.peak(dtype)
+        least = max(flops / peak, moved / self.chip.hbm_bytes_per_s)
+        notes = noted_seconds(instruction)
+        if product is not None and "sol" in notes:
+            return max(product.put_right(notes["sol"]), least), True
+        if flops:
+            matrix = self.chip.matrix_latency_s + flops / (peak * self.chip.efficiency(dtype))
+            return max(matrix, least), False
+        noted = notes.get("indexing-cost-model", notes.get("sol"))
+        if noted is None or _updates_in_place(instruction, self.module):
+            return least, False
+        return max(noted, least), True
+
+
+class _Kernel:
+    """What is in a kernel: its matrix product, if it has one, and its operations."""
+
+    def __init__(self, instruction: Instruction, computation: Computation, module: Module) -> None:
+        self.instruction, self.computation, self.module = instruction, computation, module
+
+    @cached_property
+    def product(self) -> _Product | None:
+        """The matrix product, of several the first."""
+        found = _dot_in(self.instruction, self.computation, self.module)
+        if found is None:
+            return None
+        dot, where = found
+        left, right = (next(arrays_of(where.by_name[name].shape))[0] for name in dot.operands[:2])
+        return _Product(left=left, right=right, result=next(arrays_of(self.instruction.shape))[0])
+
+    @property
+    def dtype(self) -> str:
+        """The type that its matrix product or convolution computes in."""
+        if self.product is not None:
+            return self.product.dtype
+        return _DTYPES.get(next(arrays_of(self.instruction.shape), ("", ()))[0], "float32")
+
+    @property
+    def flops(self) -> float:
+        """Operations of matrix products and convolutions."""
+        if _is_library_product(self.instruction):
+            return _library_flops(self.instruction, self.computation)
+        if _is_library_convolution(self.instruction):
+            roles = _roles(self.instruction, self.computation)
+            return convolution_flops(self.instruction.attributes, *roles, lanes=1)
+        return flops_of(self.instruction, self.computation, self.module)
+
+
+def _dot_in(
+    instruction: Instruction, computation: Computation, module: Module
+) -> tuple[Instruction, Computation] | None:
+    """The first dot of an instruction, with the computation it stands in."""
+    if instruction.opcode == "dot" or _is_library_product(instruction):
+        return instruction, computation
+    if instruction.opcode != "fusion":
+        return None
+    for name in instruction.called:
+        callee = module.computations[name]
+        for inner in callee.instructions:
+            found = _dot_in(inner, callee, module)
+            if found is not None:
+                return found
+    return None
+
+
+def _updates_in_place(instruction: Instruction, module: Module) -> bool:
+    """Whether a kernel writes a slice into a buffer that it returns."""
+    if instruction.opcode != "fusion":
+        return False
+    callee = module.computations[instruction.called[0]]
+    roots = [callee.root]
+    if callee.root.opcode == "tuple":
+        roots = [callee.by_name[name] for name in callee.root.operands]
+    while any(root.opcode == "bitcast" for root in roots):
+        roots = [callee.by_name[root.operands[0]] if root.opcode == "bitcast" else root for root in roots]
+    return any(root.opcode == "dynamic-update-slice" for root in roots)
+
+
+def _is_library_product(instruction: Instruction) -> bool:
+    return instruction.opcode == "custom-call" and 'custom_call_target="__cublas$' in instruction.attributes
+
+
+def _is_library_convolution(instruction: Instruction) -> bool:
+    return instruction.opcode == "custom-call" and 'custom_call_target="__cudnn$conv' in instruction.attributes
+
+
+def _roles(convolution: Instruction, computation: Computation) -> tuple[str, str, str]:
+    """The shapes of image, kernel and result of the convolution that a call computes, or is a gradient of."""
+    first, second = (computation.by_name[name].shape for name in convolution.operands[:2])
+    result = convolution.shape  # of a tuple, the first array
+    if "BackwardFilter" in convolution.attributes:
+        return first, result, second
+    return (result, second, first) if "BackwardInput" in convolution.attributes else (first, second, result)
+
+
+def _library_flops(instruction: Instruction, computation: Computation) -> float:
+    """Operations of a product that a library computes: 2 per element of the result and of the contracted dims."""
+    left = next(arrays_of(computation.by_name[instruction.operands[0]].shape))[1]
+    match = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', instruction.attributes)
+    contracted, elements = 1.0, 1.0
+    for dim in re.findall(r"\d+", match[1]) if match else ():
+        contracted *= left[int(dim)]
+    for extent in next(arrays_of(instruction.shape))[1]:
+        elements *= extent
+    return 2.0 * contracted * elements
+
+
+def _origin(instruction: Instruction, computation: Computation) -> str:
+    """The start that a done belongs to."""
+    source = computation.by_name.get(instruction.operands[0])
+    while source is not None and source.opcode.endswith("-update"):
+        source = computation.by_name.get(source.operands[0])
+    return source.name if source is not None else ""

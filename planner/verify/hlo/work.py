@@ -1,0 +1,228 @@
+"""The work of one instruction of a compiled program: operations of the matrix unit, and bytes of memory traffic.
+
+Both count what a TPU's tiles pad: its layouts say so themselves (`{1,0:T(8,128)(2,1)}`), and matrix products are done in
+tiles of `LANES` by `LANES` weights. Programs for other platforms have layouts without tiles and `lanes=1`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+
+from planner.verify.hlo.text import Computation, Instruction, Module, arrays_of, bytes_of, element_bits
+
+LANES = 128
+"""Rows and columns of a matrix unit's tile."""
+SUBLANES = 8
+
+_ARRAY = re.compile(r"\b([a-z][a-z0-9]*)\[([0-9,<= ]*)\](?:\{([0-9,]*)(?::([^{}]*))?\})?")
+_ON_CHIP = re.compile(r"S\([1-9]\)")
+_TILE = re.compile(r"T\(([0-9,*]+)\)")
+_READS_A_PART = ("dynamic-slice", "slice", "gather")
+_SAME_VALUES = ("bitcast", "copy", "reshape", "transpose", "convert")
+
+
+# -------------------------------------------------------------------------------------------------- matrix products
+
+
+def flops_of(instruction: Instruction, computation: Computation, module: Module, *, lanes: int = 1) -> float:
+    """Floating-point operations of the matrix products in an op, those inside a fusion included.
+
+    `lanes` is the extent to which a matrix unit fills up the dims of its weights: `LANES` on a TPU.
+    """
+    if instruction.opcode == "fusion":
+        callee = module.computations[instruction.called[0]]
+        return sum(
+            flops_of(i, callee, module, lanes=lanes)
+            for i in callee.instructions
+            if i.opcode in ("fusion", "dot", "convolution")
+        )
+    if instruction.opcode == "dot":
+        dims = [int(d) for d in _list(instruction, "lhs_contracting_dims")]
+        batch = [int(d) for d in _list(instruction, "lhs_batch_dims")]
+        left = _dims(computation.by_name[instruction.operands[0]].shape)
+        contracted, batched = prod(left[d] for d in dims), prod(left[d] for d in batch)
+        rows = prod(left) / max(contracted * batched, 1)
+        columns = prod(_dims(instruction.shape)) / max(batched * rows, 1)
+        return 2.0 * batched * _filled(contracted, rows, columns, lanes)
+    if instruction.opcode == "convolution":
+        image, kernel = (computation.by_name[name].shape for name in instruction.operands[:2])
+        return convolution_flops(instruction.attributes, image, kernel, instruction.shape, lanes=lanes)
+    return 0.0
+
+
+def _filled(contracted: float, rows: float, columns: float, lanes: int) -> float:
+    """The multiplications of a product of (rows, contracted) and (contracted, columns), tiles of weights filled up.
+
+    Either side may be the weights; the other streams past them.
+    """
+    if lanes == 1 or not contracted * rows * columns:
+        return contracted * rows * columns
+    up = _rounded(contracted, lanes)
+    return min(up * _rounded(columns, lanes) * rows, up * _rounded(rows, lanes) * columns)
+
+
+def _rounded(extent: float, unit: int) -> float:
+    return -(-extent // unit) * unit
+
+
+def convolution_flops(attributes: str, image: str, window_of: str, result: str, *, lanes: int) -> float:
+    """2 * batch * features in * features out * (output, window) pairs of positions that meet an input element.
+
+    `image`, `window_of` (the kernel) and `result` are the texts of their shapes. As XLA's
+    HloCostAnalysis::HandleConvolution counts; the TPU compiler writes every matrix product as a convolution whose batch
+    dims are windows that meet one element each.
+    """
+    left, right, last = re.findall(r"dim_labels=(\w+)_(\w+)->(\w+)", attributes)[0]
+    base = dict(zip(left, _dims(image), strict=True))
+    kernel = dict(zip(right, _dims(window_of), strict=True))
+    out = dict(zip(last, _dims(result), strict=True))
+    window = re.search(r"window=\{([^}]*)\}", attributes)
+    entries = dict(part.split("=") for part in window[1].split()) if window else {}
+    pairs, batch = 1.0, float(out["b"])
+    contracted, columns = float(kernel["i"]), float(out["f"])
+    for position in range(len(left) - 2):
+        label = str(position)
+
+        def entry(key: str, default: str, position: int = position) -> str:
+            return entries[key].split("x")[position] if key in entries else default
+
+        stride, low = int(entry("stride", "1")), int(entry("pad", "0_0").split("_")[0])
+        base_dilation, window_dilation = int(entry("lhs_dilate", "1")), int(entry("rhs_dilate", "1"))
+        places = np.arange(out[label])[:, None] * stride - low + np.arange(kernel[label])[None, :] * window_dilation
+        inside = (places >= 0) & (places <= (base[label] - 1) * base_dilation) & (places % base_dilation == 0)
+        met = int(inside.sum())
+        if kernel[label] > out[label]:
+            contracted *= (
+                met / out[label]
+            )  # a window wider than its steps, as of a kernel's gradient: contracted as well
+            pairs *= out[label]
+        elif kernel[label] == 1 and met == out[label]:
+            batch *= met  # a further dim of the streamed side
+        elif base[label] == 1 and met == out[label] == kernel[label]:
+            columns *= met  # a further dim of the weights
+        else:
+            pairs *= met
+    return 2.0 * pairs * _filled(contracted, batch, columns, lanes)
+
+
+# --------------------------------------------------------------------------------------------------- memory traffic
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """How an op uses an operand: bytes read of it, and those of the parts that it overwrites in place (None: none)."""
+
+    read: float
+    updated: float | None = None
+
+
+def hbm_bytes_of(instruction: Instruction, computation: Computation, module: Module) -> float:
+    """Bytes an op moves to and from HBM: operands and results, less those in on-chip memory; slices as their slice.
+
+    What is updated in place counts the update. Of a fusion that carries an asynchronous collective through it, the
+    buffers in flight are aliased and count nothing.
+    """
+    operands, results = _own(instruction)
+    total = sum(hbm_bytes(array) for array in results)
+    for position in operands:
+        source = computation.by_name.get(instruction.operands[position])
+        if source is None or source.opcode == "constant":
+            continue
+        whole = hbm_bytes(source.shape)
+        if not whole:
+            continue
+        use = _use_by(instruction, position, computation, module, whole)
+        total += use.read
+        if use.updated is not None:
+            total += use.updated - min(total, whole)
+    return total
+
+
+def hbm_bytes(shape: str) -> float:
+    """Bytes of the arrays in the text of a shape that lie in HBM, with the padding that their tiles say."""
+    return sum(
+        _padded(dtype, dims, order, layout)
+        for dtype, dims, order, layout in _ARRAY.findall(shape)
+        if not _ON_CHIP.search(layout)
+    )
+
+
+@lru_cache(maxsize=65536)
+def _padded(dtype: str, dims_text: str, order_text: str, layout: str) -> float:
+    dims = [int(d.strip("<= ")) for d in dims_text.split(",") if d.strip()]
+    tile = _TILE.search(layout)
+    if tile and order_text and "*" not in tile[1]:
+        order = [int(d) for d in order_text.split(",")]  # minor to major
+        for dim, unit in zip(order, reversed([int(t) for t in tile[1].split(",")]), strict=False):
+            dims[dim] = -(-dims[dim] // unit) * unit
+    return element_bits(dtype) * prod(dims) / 8
+
+
+def _own(instruction: Instruction) -> tuple[list[int], list[str]]:
+    """Positions of the operands, and the shapes of the results, that the computation itself reads and writes.
+
+    `continuation_config` in the backend's configuration says which results are the computation's own; operands that
+    pass through, aliased to others, are not.
+    """
+    results = _parts(instruction.shape)
+    positions = list(range(len(instruction.operands)))
+    match = re.search(r'"continuation_config":\{([^}]*)\}', instruction.attributes)
+    if match is None:
+        return positions, results
+    bounds = {key: int(value) for key, value in re.findall(r'"(\w+)":"(\d+)"', match[1])}
+    first, last = bounds.get("output_tuple_original_start", 0), bounds.get("output_tuple_original_end", 0)
+    aliases = re.search(r"output_to_operand_aliasing=\{(.*?)\}, \w+=", instruction.attributes)
+    pairs = re.findall(r"\{(\d*)\}: \((\d+)", aliases[1]) if aliases else []
+    through = {int(operand) for result, operand in pairs if not result or not first <= int(result) <= last}
+    return [p for p in positions if p not in through], results[first : last + 1]
+
+
+def _parts(shape: str) -> list[str]:
+    """The arrays of the text of a shape, each as text."""
+    return [match[0] for match in _ARRAY.finditer(shape)]
+
+
+def _use_by(reader: Instruction, position: int, computation: Computation, module: Module, whole: float) -> _Use:
+    """How one reader uses what is its operand at a position; `whole` are that operand's bytes."""
+    if reader.opcode == "fusion":
+        callee = module.computations[reader.called[0]]
+        name = callee.parameters.get(position)
+        return _Use(whole) if name is None else _uses(name, callee, module, whole)
+    if reader.opcode in _READS_A_PART and position == 0:
+        return _Use(min(whole, bytes_of(reader.shape)))
+    if reader.opcode == "dynamic-update-slice" and position == 0:
+        update = computation.by_name.get(reader.operands[1])
+        return _Use(0.0, bytes_of(update.shape)) if update is not None else _Use(whole)
+    if reader.opcode == "scatter" and position == 0:
+        update = computation.by_name.get(reader.operands[-1])
+        return _Use(bytes_of(update.shape), bytes_of(update.shape)) if update is not None else _Use(whole)
+    return _Use(whole)
+
+
+def _uses(name: str, computation: Computation, module: Module, whole: float) -> _Use:
+    """How everything in a fused computation uses a value, through what only renames or rearranges it."""
+    read, updated = 0.0, None
+    for user in computation.consumers.get(name, ()):
+        for position in (p for p, operand in enumerate(user.operands) if operand == name):
+            if user.opcode in _SAME_VALUES and not user.root:
+                use = _uses(user.name, computation, module, whole)
+            else:
+                use = _use_by(user, position, computation, module, whole)
+            read += use.read
+            if use.updated is not None:
+                updated = (updated or 0.0) + use.updated
+    return _Use(min(read, whole), updated)
+
+
+def _dims(shape: str) -> tuple[int, ...]:
+    return next(iter(arrays_of(shape)), ("", ()))[1]
+
+
+def _list(instruction: Instruction, key: str) -> list[str]:
+    match = re.search(rf"{key}=\{{([\d,]*)\}}", instruction.attributes)
+    return match[1].split(",") if match and match[1] else []

@@ -1,0 +1,41 @@
+"""Seconds of a compiled program's schedule on a topology: what a plan's predicted seconds are held against.
+
+Nothing runs: the schedule is the compiler's, the rates are the chip's data sheet, and collectives take what the analytic
+cost model says of the wires under their mesh axes; of a GPU program, what its compiler notes of kernels and collectives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from cost_models import Topology
+from planner.verify.collective_prices import collective_prices
+from planner.verify.hlo.gpu_schedule import estimate_gpu_seconds
+from planner.verify.hlo.schedule import Rates, ScheduleEstimate, estimate_seconds
+from planner.verify.hlo.work import LANES
+
+
+def step_time(scheduled_hlo_text: str, topology: Topology, mesh_shape: Mapping[str, int]) -> ScheduleEstimate:
+    """The estimate of one call on one device, from the scheduled HLO of a program over a mesh on the topology.
+
+    A collective whose groups are those of no set of axes is priced as a ring over the slowest wire.
+    Raises: ArgumentError when the text is not scheduled.
+    """
+    chip = topology.chip
+    prices, num_devices = collective_prices(topology, mesh_shape), math.prod(mesh_shape.values())
+    if chip.platform == "gpu":
+        return estimate_gpu_seconds(
+            scheduled_hlo_text, num_devices=num_devices, chip=chip, collective_seconds=prices.compiled
+        )
+    return estimate_seconds(
+        scheduled_hlo_text,
+        num_devices=num_devices,
+        rates=Rates(
+            flops_per_s=chip.peak("bfloat16", "matrix"),
+            hbm_bytes_per_s=chip.hbm_bytes_per_s,
+            link_bytes_per_s=prices.slowest_bytes_per_s,
+            lanes=LANES if chip.platform == "tpu" else 1,
+        ),
+        collective_seconds=prices.compiled,
+    )

@@ -1,0 +1,56 @@
+"""What compilers make of collectives: the table of all-reduces in the place of scatters and gathers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from cost_models import parse_topology
+from cost_models.compilers import all_reduced_bytes
+
+ALWAYS, NEVER, GATHERED = math.inf, 0.0, 16 * 2**20
+
+WHOLE = {
+    # topology: (reduce-scatter, all-gather) over all devices; None where only scatters to parts below a tile change
+    "v5e:2x4": (None, NEVER),
+    "v5e:4x4": (ALWAYS, NEVER),
+    "v5e:4x8": (None, NEVER),
+    "v5e:8x8": (ALWAYS, GATHERED),
+    "v5e:8x16": (None, GATHERED),
+    "v6e:16x16": (ALWAYS, GATHERED),
+    "v5p:2x2x1": (None, NEVER),
+    "v5p:2x2x4": (ALWAYS, NEVER),
+    "v5p:4x4x4": (ALWAYS, ALWAYS),
+    "v4:2x2x1": (ALWAYS, NEVER),
+    "v4:2x4x4": (ALWAYS, ALWAYS),
+    "tpu7x:2x2x4": (None, NEVER),
+    "tpu7x:4x4x4": (None, ALWAYS),
+}
+
+
+@pytest.mark.parametrize("name", sorted(WHOLE))
+def test_groups_of_all_devices(name: str) -> None:
+    topology = parse_topology(name)
+    count = topology.num_devices
+    scatter, gather = WHOLE[name]
+    assert all_reduced_bytes("all-gather", topology, group=count, devices=count) == gather
+    expected = 4096 * count - 1 if scatter is None else scatter
+    assert all_reduced_bytes("reduce-scatter", topology, group=count, devices=count) == expected
+
+
+def test_groups_of_some_devices_and_other_kinds() -> None:
+    torus = parse_topology("v5p:4x4x4")
+    assert all_reduced_bytes("all-gather", torus, group=32, devices=64) == NEVER
+    assert all_reduced_bytes("reduce-scatter", torus, group=32, devices=64) == 4096 * 32 - 1
+    assert all_reduced_bytes("all-gather", torus, group=32, devices=32) == NEVER, "a block of the slice"
+    assert all_reduced_bytes("reduce-scatter", torus, group=32, devices=32) == ALWAYS
+    for kind in ("all-to-all", "collective-permute", "all-reduce"):
+        assert all_reduced_bytes(kind, torus, group=64, devices=64) == NEVER
+
+
+def test_other_platforms() -> None:
+    cpu, gpu = parse_topology("cpu:8"), parse_topology("h100:8")
+    assert all_reduced_bytes("reduce-scatter", cpu, group=2, devices=8) == ALWAYS
+    assert all_reduced_bytes("all-gather", cpu, group=8, devices=8) == NEVER
+    assert all_reduced_bytes("reduce-scatter", gpu, group=8, devices=8) == NEVER

@@ -1,0 +1,89 @@
+"""Compiler options of a plan: given where it is called or lowered by itself, left out under transformations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import planner
+from cost_models.compilers import NO_WINDOWED_EINSUM
+from planner.emit.jitted import Jitted, jitted
+from planner.emit.variants import variants
+from planner.verify.aot import lower_request
+from tests.small import NEVER, mlp, mlp_args, shapes
+
+X = jnp.linspace(0.0, 1.0, 8)
+OPTIONS = {"xla_cpu_enable_fast_math": "False"}
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "call": lambda f: f(X),
+    "jit": lambda f: jax.jit(f)(X),
+    "jit that closes over the argument": lambda f: jax.jit(lambda: f(X))(),
+    "grad": lambda f: jax.grad(f)(X),
+    "jit of grad": lambda f: jax.jit(jax.grad(f))(X),
+    "vmap": lambda f: jax.vmap(f)(jnp.stack([X, X])),
+    "scan": lambda f: jax.lax.fori_loop(0, 3, lambda _, c: c + f(X), 0.0),
+    "shape": lambda f: jax.eval_shape(f, X).shape,
+}
+
+
+def total(x: jax.Array) -> jax.Array:
+    return jnp.sin(x).sum()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_function_with_options_can_be_transformed(name: str) -> None:
+    np.testing.assert_allclose(CALLS[name](jitted(total, compiler_options=OPTIONS)), CALLS[name](total), rtol=1e-6)
+
+
+def test_options_reach_the_compiler() -> None:
+    unknown = jitted(total, compiler_options={"no_such_option": "1"})
+    with pytest.raises(Exception, match="no_such_option"):
+        unknown(X)
+    with pytest.raises(Exception, match="no_such_option"):
+        unknown.lower(X).compile()
+    assert unknown.eval_shape(X).shape == ()
+    assert not isinstance(jitted(total, compiler_options={}), Jitted)
+
+
+@pytest.fixture(scope="module")
+def for_tpu() -> planner.Plan:
+    return planner.plan(mlp, shapes(mlp_args()), topology="v5e:2x4", options=NEVER)
+
+
+def test_a_plan_for_tpus_turns_windowed_einsum_off(for_tpu: planner.Plan, tmp_path: Path) -> None:
+    off = NO_WINDOWED_EINSUM["tpu"]
+    assert for_tpu.decision.compiler_options == off
+    assert "xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000" in str(for_tpu)
+    made = lower_request(
+        for_tpu.jit, shapes(mlp_args()), mesh_shape=for_tpu.decision.mesh_shape, topology="v5e:2x4"
+    ).compiler_options
+    assert made == off
+    for_tpu.save(tmp_path / "plan.json")
+    assert planner.load(tmp_path / "plan.json").decision == for_tpu.decision
+    record = json.loads((tmp_path / "plan.json").read_text())
+    del record["compiler_options"]
+    (tmp_path / "plan.json").write_text(json.dumps(record))
+    assert planner.load(tmp_path / "plan.json").decision.compiler_options == {}, "a file of an earlier planner"
+
+
+def test_other_compilers_are_not_given_the_options(for_tpu: planner.Plan, tmp_path: Path) -> None:
+    for_tpu.save(tmp_path / "plan.json")
+    bound = planner.load(tmp_path / "plan.json").bind(mlp, mlp_args(), devices=jax.devices())
+    np.testing.assert_allclose(bound.jit(*mlp_args()), mlp(*mlp_args()), rtol=1e-4, atol=1e-5)
+    assert planner.plan(mlp, mlp_args(), mesh={"x": 8}, options=NEVER).decision.compiler_options == {}
+
+
+def test_windowed_einsum_is_a_variant(for_tpu: planner.Plan) -> None:
+    (windows,) = variants(for_tpu.decision)
+    assert windows == replace(for_tpu.decision, compiler_options={})
+    assert variants(windows) == ()
+    assert variants(planner.plan(mlp, mlp_args(), mesh={"x": 8}, options=NEVER).decision) == ()

@@ -1,0 +1,183 @@
+"""Which plan is handed over, by what the compiler for devices that are not here says of each; the compiler is scripted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import planner
+from planner.errors import InfeasibleError
+from planner.plans import checks
+from planner.verify import verification
+from planner.verify.aot import AotReport
+from planner.verify.hlo.collectives import CompiledCollective
+from planner.verify.hlo.memory import CompiledMemory
+from planner.verify.hlo.schedule import ScheduleEstimate
+
+WIDE = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
+
+
+def step(w: Any, v: Any, x: Any) -> Any:
+    """A step with several good meshes."""
+
+    def loss(w: Any, v: Any) -> Any:
+        return jnp.sum(jnp.tanh(jnp.tanh(x @ w) @ v) ** 2)
+
+    return jax.tree.map(lambda p, g: p - g, (w, v), jax.grad(loss, (0, 1))(w, v))
+
+
+@dataclass
+class Compiler:
+    """Says of the plans that it is given, in turn, what `script` says; the last word is said of all that follow."""
+
+    script: list[Callable[[], tuple[AotReport, float]]]
+    seen: list[Any] = field(default_factory=list[Any])
+    seconds: float = 0.0
+
+    def compile(self, jitted: Any, args: Any, *, mesh_shape: Any, **asked: Any) -> AotReport:
+        report, self.seconds = self.script[min(len(self.seen), len(self.script) - 1)]()
+        self.seen.append((mesh_shape, asked))
+        return report
+
+    def step_time(self, *_: Any) -> ScheduleEstimate:
+        return ScheduleEstimate(
+            seconds=self.seconds,
+            compute_seconds=self.seconds,
+            exposed_collective_seconds=0.0,
+            collective_seconds=0.0,
+            from_cycles=0.0,
+            unknown_loops=0,
+        )
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Compiler]:
+    """Makes the compiler for TPUs one that follows a script."""
+
+    def make(*script: Callable[[], tuple[AotReport, float]]) -> Compiler:
+        compiler = Compiler(list(script))
+        monkeypatch.setattr(checks, "AFFORDABLE_OPERATIONS", 10_000)
+        monkeypatch.setattr(verification, "unavailable_reason", lambda platform: "")
+        monkeypatch.setattr(verification, "aot_compile", compiler.compile)
+        monkeypatch.setattr(verification, "step_time", compiler.step_time)
+        return compiler
+
+    return make
+
+
+def report(peak: float = 1e6, gathered: float = 0.0, seconds: float = 1e-3) -> Callable[[], tuple[AotReport, float]]:
+    """A compile of this peak that gathers so many bytes over all devices, and takes so long a call."""
+    gather = CompiledCollective(
+        kind="all-gather",
+        bytes=gathered,
+        dtypes=("f32",),
+        group_size=8,
+        groups=(tuple(range(8)),),
+        trip_count=1,
+        known_trips=1,
+        op_name="jit(step)/dot_general",
+        source="a/b.py:1",
+        channel_id=1,
+        promoted=False,
+        name="all-gather",
+    )
+    memory = CompiledMemory(argument_bytes=0, output_bytes=0, alias_bytes=0, temp_bytes=0, peak_bytes=int(peak))
+    made = AotReport(
+        status="ok", message="", seconds=1.0, memory=memory, collectives=(gather,) if gathered else (), hlo="HLO"
+    )
+    return lambda: (made, seconds)
+
+
+def planned(*, mesh: dict[str, int] | None = None, **asked: Any) -> planner.Plan:
+    return planner.plan(step, (WIDE, WIDE, WIDE), topology="v5e:2x4", mesh=mesh, **asked)
+
+
+def word(plan: planner.Plan, what: str) -> bool | None:
+    return next(c.ok for c in plan.checked if c.what == what)
+
+
+def test_a_plan_is_compiled_for_devices_that_are_not_here(scripted: Callable[..., Compiler]) -> None:
+    compiler = scripted(report(seconds=1.0))
+    plan = planned()
+    assert len(compiler.seen) == 1
+    assert compiler.seen[0][1]["timeout_s"] == planner.Options().affordable_compile_s
+    assert (word(plan, "compiling"), word(plan, "numerics")) == (True, None)
+    assert plan.verify().seconds == plan.verify().seconds
+    assert len(compiler.seen) == 1, "what was compiled to check the plan is not compiled again"
+
+
+def test_what_is_not_compiled_is_told(scripted: Callable[..., Compiler], monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = scripted(report())
+    monkeypatch.setattr(checks, "AFFORDABLE_OPERATIONS", 3)
+    assert "operations takes minutes" in planned().checked[0].detail
+    assert not compiler.seen
+    assert planned(options=planner.Options(check="always")).checked[0].ok is True
+    monkeypatch.setattr(verification, "unavailable_reason", lambda platform: "no compiler is installed")
+    monkeypatch.setattr(checks, "AFFORDABLE_OPERATIONS", 10_000)
+    assert planned().checked[0].detail == "the topology v5e:2x4 has no devices here; no compiler is installed"
+
+
+def test_a_compile_that_takes_too_long_is_told(scripted: Callable[..., Compiler]) -> None:
+    late = AotReport(status="timeout", message="", seconds=7.0)
+    scripted(lambda: (late, 0.0))
+    plan = planned(options=planner.Options(affordable_compile_s=7.0))
+    assert {c.ok for c in plan.checked} == {None}
+    assert "the compile took longer than 7 s" in plan.checked[0].detail
+
+
+def test_a_plan_that_does_not_fit_gives_way_to_one_that_takes_less(scripted: Callable[..., Compiler]) -> None:
+    scripted(report(seconds=1.0))
+    free = planned(mesh={"x": 8}).predicted.peak_bytes
+    compiler = scripted(report(peak=1.5 * free, seconds=1.0), report(peak=0.9 * free, seconds=1.0))
+    plan = planned(mesh={"x": 8}, memory_limit=1.2 * free)
+    assert len(compiler.seen) == 2
+    assert plan.predicted.peak_bytes <= 1.2 * free / 1.5
+    assert plan.decision.request.memory_limit == 1.2 * free
+    assert any("it does not fit" in note for note in plan.notes)
+
+
+def test_where_nothing_fits_by_the_compiler_that_is_said(scripted: Callable[..., Compiler]) -> None:
+    scripted(report(peak=20e9))
+    with pytest.raises(InfeasibleError, match="the least needs 20 GB"):
+        planned(mesh={"x": 8})
+
+
+def test_a_doubted_plan_gives_way_to_a_faster_one(scripted: Callable[..., Compiler]) -> None:
+    compiler = scripted(report(gathered=1e13, seconds=100.0), report(seconds=1.0))
+    plan = planned()
+    assert len(compiler.seen) == 2
+    assert plan.decision.mesh_shape == compiler.seen[1][0] != compiler.seen[0][0]
+    assert any("is doubted: collectives" in note for note in plan.notes)
+    assert any("the fastest of 2 plans by the compiler's schedule, 1 s" in note for note in plan.notes)
+    assert plan.checked[0].ok is True
+
+
+def test_a_doubted_plan_stays_where_the_others_are_no_better(scripted: Callable[..., Compiler]) -> None:
+    compiler = scripted(report(gathered=1e13, seconds=100.0), report(gathered=1e13, seconds=101.0))
+    plan = planned()
+    assert len(compiler.seen) == 4
+    assert plan.decision.mesh_shape == compiler.seen[0][0]
+    assert word(plan, "collectives") is False
+
+
+def test_nothing_else_is_tried_that_is_predicted_to_be_slower(scripted: Callable[..., Compiler]) -> None:
+    compiler = scripted(report(gathered=1e6, seconds=1e-5))
+    plan = planned()
+    assert (len(compiler.seen), word(plan, "collectives")) == (1, False)
+
+
+def test_seconds_are_no_matter_where_joules_are(scripted: Callable[..., Compiler]) -> None:
+    compiler = scripted(report(gathered=1e13, seconds=100.0), report(seconds=1.0))
+    assert word(planned(objective="energy"), "collectives") is False
+    assert len(compiler.seen) == 1
+
+
+def test_a_fixed_mesh_is_kept(scripted: Callable[..., Compiler]) -> None:
+    compiler = scripted(report(gathered=1e13, seconds=100.0))
+    assert planned(mesh={"x": 8}).decision.mesh_shape == {"x": 8}
+    assert len(compiler.seen) == 1

@@ -1,0 +1,220 @@
+"""The judge of GPU schedules, on small texts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cost_models import CHIPS
+from planner.errors import ArgumentError
+from planner.verify.hlo.collectives import CompiledCollective
+from planner.verify.hlo.gpu_schedule import estimate_gpu_seconds
+from planner.verify.hlo.schedule import ScheduleEstimate
+
+HEAD = "HloModule m, is_scheduled=true, num_partitions=8\n"
+CHIP = replace(CHIPS["h100"], matrix_latency_s=0.0, matrix_efficiency=0.5)
+PRICE_S = 3e-3
+US = pytest.approx
+
+
+def notes(**seconds_us: float) -> str:
+    """The backend's configuration with what models note."""
+    entries = ",".join(
+        f'{{"end_to_end_cycles":1,"exec_time_us":{us},"compute_time_us":0,"memory_access_time_us":0,"name":"{name}"}}'
+        for name, us in seconds_us.items()
+    )
+    return f'backend_config={{"operation_queue_id":"0","reification_cost":[{entries}],"device_type":"X"}}'
+
+
+def judged(text: str) -> ScheduleEstimate:
+    def price(collective: CompiledCollective) -> float:
+        return PRICE_S
+
+    return estimate_gpu_seconds(HEAD + text, num_devices=8, chip=CHIP, collective_seconds=price)
+
+
+def product(left: str, right: str, result: str, note: str) -> str:
+    """A kernel that multiplies 1024 x 1024 matrices: 2.1e9 operations."""
+    return f"""
+%fused (p.0: {left}[1024,1024], p.1: {right}[1024,1024]) -> {result}[1024,1024] {{
+  %p.0 = {left}[1024,1024]{{1,0}} parameter(0)
+  %p.1 = {right}[1024,1024]{{1,0}} parameter(1)
+  ROOT %dot.0 = {result}[1024,1024]{{1,0}} dot(%p.0, %p.1), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+}}
+
+ENTRY %main (a: {left}[1024,1024], b: {right}[1024,1024]) -> {result}[1024,1024] {{
+  %a = {left}[1024,1024]{{1,0}} parameter(0)
+  %b = {right}[1024,1024]{{1,0}} parameter(1)
+  ROOT %gemm = {result}[1024,1024]{{1,0}} fusion(%a, %b), kind=kCustom, calls=%fused, {note}
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("types", "sol_us", "seconds"),
+    [
+        (("bf16", "bf16", "bf16"), 20.0, 20e-6),
+        (("f32", "f32", "f32"), 20.0, 20e-6),
+        # not measured together: every dim was counted in bytes of the result
+        (("bf16", "bf16", "f32"), 640.0, 10e-6),
+        (("f32", "f32", "bf16"), 80.0, 10e-6),
+        # never less than the roofline
+        (("bf16", "bf16", "bf16"), 1.0, 2 * 1024**3 / 989e12),
+    ],
+)
+def test_products_take_what_was_measured(types: tuple[str, str, str], sol_us: float, seconds: float) -> None:
+    found = judged(product(*types, notes(**{"": 1e9, "indexing-cost-model": 7e3, "sol": sol_us})))
+    assert found.seconds == US(seconds)
+    assert (found.from_cycles, found.exposed_collective_seconds) == (1.0, 0.0)
+
+
+def test_products_of_which_nothing_is_noted_take_a_roofline() -> None:
+    found = judged(product("bf16", "bf16", "bf16", 'backend_config={"operation_queue_id":"0"}'))
+    assert found.seconds == US(2 * 1024**3 / (0.5 * 989e12))
+    assert found.from_cycles == 0.0
+
+
+def test_products_of_a_library_are_read_from_their_configuration() -> None:
+    dims = '"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"]}'
+    called = f'custom_call_target="__cublas$gemm", backend_config={{"gemm_backend_config":{{{dims}}}}}'
+    found = judged(f"""
+ENTRY %main (a: bf16[1024,1024], b: bf16[1024,1024]) -> bf16[1024,1024] {{
+  %a = bf16[1024,1024]{{1,0}} parameter(0)
+  %b = bf16[1024,1024]{{1,0}} parameter(1)
+  %gemm = (bf16[1024,1024]{{1,0}}, s8[4096]{{0}}) custom-call(%a, %b), {called}
+  ROOT %out = bf16[1024,1024]{{1,0}} get-tuple-element(%gemm), index=0
+}}
+""")
+    assert found.seconds == US(2 * 1024**3 / (0.5 * 989e12))
+
+
+def kernel(note: str, body: str = "ROOT %e = f32[1048576]{0} exponential(%p)") -> str:
+    return f"""
+%fused (p: f32[1048576]) -> f32[1048576] {{
+  %p = f32[1048576]{{0}} parameter(0)
+  {body}
+}}
+
+ENTRY %main (a: f32[1048576]) -> f32[1048576] {{
+  %a = f32[1048576]{{0}} parameter(0)
+  ROOT %k = f32[1048576]{{0}} fusion(%a), kind=kLoop, calls=%fused, {note}
+}}
+"""
+
+
+def test_other_kernels_take_what_their_model_says_and_at_least_their_traffic() -> None:
+    least = 8 * 2**20 / CHIP.hbm_bytes_per_s
+    assert judged(kernel(notes(**{"": 1e9, "sol": 50.0}))).seconds == US(50e-6)
+    assert judged(kernel(notes(**{"": 1e9, "indexing-cost-model": 40.0, "sol": 0.01}))).seconds == US(40e-6)
+    assert judged(kernel(notes(sol=0.01))).seconds == US(least)
+    assert judged(kernel('backend_config={"reification_cost":[]}')).seconds == US(least)
+
+
+def test_an_update_in_place_takes_its_part_only() -> None:
+    found = judged(f"""
+%fused (p: f32[64,1048576], u: f32[1,1048576], i: s32[]) -> f32[64,1048576] {{
+  %p = f32[64,1048576]{{1,0}} parameter(0)
+  %u = f32[1,1048576]{{1,0}} parameter(1)
+  %i = s32[] parameter(2)
+  %z = s32[] constant(0)
+  ROOT %d = f32[64,1048576]{{1,0}} dynamic-update-slice(%p, %u, %i, %z)
+}}
+
+ENTRY %main (a: f32[64,1048576], b: f32[1,1048576], i: s32[]) -> f32[64,1048576] {{
+  %a = f32[64,1048576]{{1,0}} parameter(0)
+  %b = f32[1,1048576]{{1,0}} parameter(1)
+  %i = s32[] parameter(2)
+  ROOT %k = f32[64,1048576]{{1,0}} fusion(%a, %b, %i), kind=kLoop, calls=%fused, {notes(sol=160.0)}
+}}
+""")
+    assert found.seconds == US(8 * 2**20 / CHIP.hbm_bytes_per_s, rel=1e-3)
+
+
+REDUCED = "channel_id=1, replica_groups=[1,8]<=[8], use_global_device_ids=true, to_apply=%add"
+
+
+def collectives(note: str, between: str = "") -> str:
+    return f"""
+%add (x: f32[], y: f32[]) -> f32[] {{
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  ROOT %s = f32[] add(%x, %y)
+}}
+
+%fused (p: f32[1048576]) -> f32[1048576] {{
+  %p = f32[1048576]{{0}} parameter(0)
+  ROOT %e = f32[1048576]{{0}} exponential(%p)
+}}
+
+ENTRY %main (a: f32[1048576], b: f32[1048576]) -> f32[1048576] {{
+  %a = f32[1048576]{{0}} parameter(0)
+  %b = f32[1048576]{{0}} parameter(1)
+  %start = f32[1048576]{{0}} all-reduce-start(%a), {REDUCED}, {note}
+  {between}
+  ROOT %done = f32[1048576]{{0}} all-reduce-done(%start)
+}}
+"""
+
+
+WORK = f"%k = f32[1048576]{{0}} fusion(%b), kind=kLoop, calls=%fused, {notes(sol=400.0)}"
+
+
+def test_what_stands_between_start_and_done_hides_a_collective() -> None:
+    alone = judged(collectives(notes(sol=1000.0)))
+    assert (alone.seconds, alone.exposed_collective_seconds) == (US(1e-3), US(1e-3))
+    beside = judged(collectives(notes(sol=1000.0), WORK))
+    assert (beside.seconds, beside.compute_seconds) == (US(1e-3), US(4e-4))
+    assert (beside.exposed_collective_seconds, beside.collective_seconds) == (US(6e-4), US(1e-3))
+    assert judged(collectives(notes(sol=100.0), WORK)).seconds == US(4e-4)
+
+
+@pytest.mark.parametrize("note", ['backend_config={"reification_cost":[]}', notes(sol=5000.0)])
+def test_collectives_that_the_compiler_cannot_price_are_priced_for_it(note: str) -> None:
+    assert judged(collectives(note)).seconds == US(PRICE_S)
+
+
+def test_collectives_pass_one_after_the_other() -> None:
+    second = (
+        f"%start.2 = f32[1048576]{{0}} all-reduce-start(%b), channel_id=2, replica_groups=[1,8]<=[8], "
+        f"use_global_device_ids=true, to_apply=%add, {notes(sol=500.0)}\n"
+        "  %done.2 = f32[1048576]{0} all-reduce-done(%start.2)"
+    )
+    found = judged(collectives(notes(sol=1000.0), second))
+    assert (found.seconds, found.collective_seconds) == (US(1.5e-3), US(1.5e-3))
+
+
+def test_loops_take_their_trips() -> None:
+    text = f"""
+%fused (p: f32[1048576]) -> f32[1048576] {{
+  %p = f32[1048576]{{0}} parameter(0)
+  ROOT %e = f32[1048576]{{0}} exponential(%p)
+}}
+
+%body (t: (s32[], f32[1048576])) -> (s32[], f32[1048576]) {{
+  %t = (s32[], f32[1048576]{{0}}) parameter(0)
+  %i = s32[] get-tuple-element(%t), index=0
+  %v = f32[1048576]{{0}} get-tuple-element(%t), index=1
+  %k = f32[1048576]{{0}} fusion(%v), kind=kLoop, calls=%fused, {notes(sol=10.0)}
+  ROOT %r = (s32[], f32[1048576]{{0}}) tuple(%i, %k)
+}}
+
+%cond (t: (s32[], f32[1048576])) -> pred[] {{
+  %t = (s32[], f32[1048576]{{0}}) parameter(0)
+  ROOT %p = pred[] constant(true)
+}}
+
+ENTRY %main (a: (s32[], f32[1048576])) -> (s32[], f32[1048576]) {{
+  %a = (s32[], f32[1048576]{{0}}) parameter(0)
+  ROOT %w = (s32[], f32[1048576]{{0}}) while(%a), condition=%cond, body=%body KNOWN
+}}
+"""
+    known = judged(text.replace("KNOWN", ', backend_config={"known_trip_count":{"n":"7"}}'))
+    assert (known.seconds, known.unknown_loops) == (US(70e-6), 0)
+    unknown = judged(text.replace(" KNOWN", ""))
+    assert (unknown.seconds, unknown.unknown_loops) == (US(10e-6), 1)
+
+
+def test_text_without_a_schedule_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="is_scheduled"):
+        estimate_gpu_seconds("HloModule m\n", num_devices=8, chip=CHIP, collective_seconds=lambda _: 0.0)
