@@ -1,6 +1,6 @@
 """Does a plan keep its promises? Collectives, peak memory and seconds, predicted beside those of the real compiler.
 
-    python -m benchmarks.fidelity [--only NAME,NAME] [--topology T,T] [--plans ours,meshes] [--out FILE.json]
+    python -m benchmarks.fidelity [--only NAME,NAME] [--topology T,T] [--plans ours,meshes] [--out FILE.json] [--kept DIR]
     python -m benchmarks.fidelity --summary [--out FILE.json]
 
 Every program is planned for every topology: as the planner would (`ours`) and on fixed meshes of one and two axes
@@ -13,7 +13,8 @@ with no device present. Held against each other are
     fits       whether the peak is below what the chip grants
     tau        Kendall's, per program and topology, over pairs of plans whose compiled seconds differ by more than 5 %
 
-Rows in the file stay, except those made again, so that a run can go on where it was ended.
+Rows in the file stay, except those made again, so that a run can go on where it was ended. With `--again` and a folder of
+kept compiles only what is planned otherwise than before is compiled.
 """
 
 from __future__ import annotations
@@ -30,31 +31,17 @@ from typing import Any
 
 import planner
 from benchmarks.models.base import Model
-from benchmarks.planning_time import PROGRAMS
 from benchmarks.stamp import stamp
+from benchmarks.suite import PROGRAMS
 from cost_models import Topology, parse_topology
 from planner.errors import PlannerError
 from planner.predicted import Predicted
-from planner.verify.aot import AotReport, aot_compile
+from planner.verify.aot import AotReport, AotRequest, lower_request, run_request
+from planner.verify.kept_reports import KeptReports
 from planner.verify.step_time import step_time
 
 RESULTS = Path(__file__).resolve().parent / "results" / "fidelity.json"
 TOPOLOGIES = ("v5e:4x4", "v5e:16x16", "v5p:4x4x4")
-SUITE = (
-    "llama 8B",
-    "gpt 1.3B",
-    "mixtral 8x7B",
-    "deepseek-like 708B",
-    "gpt unrolled x2",
-    "bert",
-    "decode",
-    "lstm",
-    "mlp",
-    "moe",
-    "resnet",
-    "vit",
-)
-"""Programs of `planning_time`; those of thousands of equations are left out."""
 TIE = 0.05
 COMPILE_LIMIT_S = 300.0
 
@@ -107,7 +94,16 @@ def compiled(report: AotReport, topology: Topology, mesh: Mapping[str, int]) -> 
     }
 
 
-def measure(model: Model, topology: str, mesh: Mapping[str, int] | None) -> dict[str, Any]:
+def compile_once(request: AotRequest, kept: KeptReports) -> AotReport:
+    """The report on a request, the kept one if there is one."""
+    report = kept.find(request)
+    if report is None:
+        report = run_request(request)
+        kept.keep(request, report)
+    return report
+
+
+def measure(model: Model, topology: str, mesh: Mapping[str, int] | None, kept: KeptReports) -> dict[str, Any]:
     """One plan, on a mesh or on the best that fits, predicted and compiled."""
     started = time.perf_counter()
     plan = planner.plan(
@@ -120,7 +116,9 @@ def measure(model: Model, topology: str, mesh: Mapping[str, int] | None) -> dict
         options=planner.Options(check="never"),
     )
     shape, planned = plan.decision.mesh_shape, time.perf_counter()
-    report = aot_compile(plan.jit, model.args, mesh_shape=shape, topology=topology, timeout_s=COMPILE_LIMIT_S)
+    report = compile_once(
+        lower_request(plan.jit, model.args, mesh_shape=shape, topology=topology, timeout_s=COMPILE_LIMIT_S), kept
+    )
     return {
         "mesh": dict(shape),
         "plan_seconds": planned - started,
@@ -206,13 +204,15 @@ def line(row: Mapping[str, Any]) -> str:
 def main() -> None:
     """Compares the plans, prints each as it is made, and writes them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join(SUITE), help="programs of planning_time, separated by commas")
+    parser.add_argument("--only", default=",".join(PROGRAMS), help="programs of the suite, separated by commas")
     parser.add_argument("--topology", default=",".join(TOPOLOGIES))
     parser.add_argument("--plans", default="ours,meshes")
     parser.add_argument("--again", action="store_true", help="make rows again that are in the file")
     parser.add_argument("--summary", action="store_true", help="only say what the file holds")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--kept", type=Path, help="folder of finished compiles, read and written")
     options = parser.parse_args()
+    kept = KeptReports(options.kept)
     rows: list[dict[str, Any]] = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
     if options.summary:
         for row in rows:
@@ -220,7 +220,7 @@ def main() -> None:
     for topology in () if options.summary else options.topology.split(","):
         devices = parse_topology(topology).num_devices
         for name in options.only.split(","):
-            model = PROGRAMS[name](devices)
+            model = PROGRAMS[name].build(parse_topology(topology))
             cases: list[tuple[str, dict[str, int] | None]] = [("ours", None)] if "ours" in options.plans else []
             cases += [("mesh", mesh) for mesh in fixed_meshes(devices) if "meshes" in options.plans]
             for plan, mesh in cases:
@@ -229,7 +229,7 @@ def main() -> None:
                 if old and not options.again:
                     continue
                 try:
-                    row = key | measure(model, topology, mesh)
+                    row = key | measure(model, topology, mesh, kept)
                 except PlannerError as error:
                     print(f"{name} {topology} {plan} {mesh}: {type(error).__name__}: {str(error)[:200]}", flush=True)
                     continue
