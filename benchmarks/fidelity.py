@@ -4,8 +4,8 @@
     python -m benchmarks.fidelity --summary [--out FILE.json]
 
 Every program is planned for every topology: as the planner would (`ours`) and on fixed meshes of one and two axes
-(`meshes`), whatever their memory, so that there are good and bad plans to rank. Every plan is compiled for the topology
-with no device present. Held against each other are
+(`meshes`), whatever their memory where nothing fits, so that there are good and bad plans to rank. Every plan is compiled
+for the topology with no device present. Held against each other are
 
     bytes      of collectives by kind and axes: the sum of the differences over the sum of the compiled
     peak       bytes of memory per device
@@ -34,7 +34,7 @@ from benchmarks.models.base import Model
 from benchmarks.stamp import stamp
 from benchmarks.suite import PROGRAMS
 from cost_models import Topology, parse_topology
-from planner.errors import PlannerError
+from planner.errors import InfeasibleError, PlannerError
 from planner.predicted import Predicted
 from planner.verify.aot import AotReport, AotRequest, lower_request, run_request
 from planner.verify.kept_reports import KeptReports
@@ -44,6 +44,8 @@ RESULTS = Path(__file__).resolve().parent / "results" / "fidelity.json"
 TOPOLOGIES = ("v5e:4x4", "v5e:16x16", "v5p:4x4x4")
 TIE = 0.05
 COMPILE_LIMIT_S = 300.0
+UNLIMITED = 1e15
+"""Bytes."""
 
 Bytes = Mapping[str, float]
 
@@ -103,18 +105,27 @@ def compile_once(request: AotRequest, kept: KeptReports) -> AotReport:
     return report
 
 
-def measure(model: Model, topology: str, mesh: Mapping[str, int] | None, kept: KeptReports) -> dict[str, Any]:
-    """One plan, on a mesh or on the best that fits, predicted and compiled."""
-    started = time.perf_counter()
-    plan = planner.plan(
+def _planned(model: Model, topology: str, mesh: Mapping[str, int] | None, limit: float | None) -> planner.Plan:
+    return planner.plan(
         model.fn,
         model.args,
         topology=topology,
         mesh=mesh,
-        memory_limit=None if mesh is None else 1e15,
+        memory_limit=limit,
         donate_argnums=model.donate_argnums,
         options=planner.Options(check="never"),
     )
+
+
+def measure(model: Model, topology: str, mesh: Mapping[str, int] | None, kept: KeptReports) -> dict[str, Any]:
+    """One plan, on a mesh or on the best that fits, predicted and compiled."""
+    started = time.perf_counter()
+    try:
+        plan = _planned(model, topology, mesh, None)
+    except InfeasibleError:
+        if mesh is None:
+            raise
+        plan = _planned(model, topology, mesh, UNLIMITED)
     shape, planned = plan.decision.mesh_shape, time.perf_counter()
     report = compile_once(
         lower_request(plan.jit, model.args, mesh_shape=shape, topology=topology, timeout_s=COMPILE_LIMIT_S), kept
