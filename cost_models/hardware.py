@@ -60,7 +60,8 @@ class Chip:
     rate of the vector unit. `matrix_efficiency`: share of the peak that large matmuls reach; `matrix_latency_s`: what a
     matmul takes beside its work (see `Roofline`); `efficiencies` are those of dtypes that reach another. `passes`: how
     often its compiler goes over memory for what could be fused into one pass. `hbm_bytes`: what the runtime grants
-    to one device. `link_bytes_per_s`: per direction, and per axis of a torus or per device of a switch.
+    to one device. `on_chip_bytes`: the memory on the chip that its compiler gives to arrays, 0 where it gives none.
+    `link_bytes_per_s`: per direction, and per axis of a torus or per device of a switch.
     `core_link_bytes_per_s`: between the two devices of one chip, 0 where a chip is one device. `node_size`: devices
     that share the fast switch, 0 for a torus. `network_bytes_per_s`: per device and direction between nodes, or slices.
     """
@@ -77,6 +78,7 @@ class Chip:
     matrix_latency_s: float = 0.0
     efficiencies: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
     passes: float = 1.0
+    on_chip_bytes: float = 0.0
     core_link_bytes_per_s: float = 0.0
     node_size: int = 0
     network_bytes_per_s: float = 0.0
@@ -118,6 +120,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             vector_flops_per_s=2.15e12,
             matrix_efficiency=1.0,
             hbm_bytes=int(15.25 * GIB),
+            on_chip_bytes=32 * 2**20,
             hbm_bytes_per_s=600e9,
             link_bytes_per_s=45e9,
             link_latency_s=1e-6,
@@ -143,6 +146,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             vector_flops_per_s=6.1e12,
             matrix_efficiency=1.0,
             hbm_bytes=int(15.75 * GIB),
+            on_chip_bytes=128 * 2**20,
             hbm_bytes_per_s=819e9,
             link_bytes_per_s=46.7e9,
             link_latency_s=1e-6,
@@ -166,6 +170,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             vector_flops_per_s=14.3e12,
             matrix_efficiency=1.0,
             hbm_bytes=int(95.74 * GIB),
+            on_chip_bytes=128 * 2**20,
             hbm_bytes_per_s=2765e9,
             link_bytes_per_s=93e9,
             link_latency_s=1e-6,
@@ -188,6 +193,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             vector_flops_per_s=7.2e12,
             matrix_efficiency=1.0,
             hbm_bytes=int(31.25 * GIB),
+            on_chip_bytes=128 * 2**20,
             hbm_bytes_per_s=1640e9,
             link_bytes_per_s=93e9,
             link_latency_s=1e-6,
@@ -211,6 +217,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             vector_flops_per_s=7.8e12,
             matrix_efficiency=1.0,
             hbm_bytes=int(94.75 * GIB),
+            on_chip_bytes=64 * 2**20,
             hbm_bytes_per_s=3690e9,
             link_bytes_per_s=93e9,
             link_latency_s=1e-6,

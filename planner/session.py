@@ -34,7 +34,12 @@ class Session:
         self.program, self.target, self.request = program, target, request
         self.graph = build_graph(program, while_trips=request.while_trips)
         self.tensor_pins, self.output_pins = match_pins(request.pins, self.graph)
-        self.model = model_of(self.graph, pinned_outputs=set(self.output_pins), kept=set(self.tensor_pins))
+        self.model = model_of(
+            self.graph,
+            pinned_outputs=set(self.output_pins),
+            kept=set(self.tensor_pins),
+            kernels_known=request.topology.chip.platform == "tpu",
+        )
         self._patterns: dict[int, Patterns] = {}
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The types of arrays, under the names that annotations use."""
+"""Arrays under the names that annotations use, and what several modules ask of them."""
 
 from __future__ import annotations
 
@@ -7,3 +7,14 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
+
+
+def distinct_lines(lines: NDArray[np.int8]) -> tuple[NDArray[np.int8], Indices]:
+    """The distinct lines of a table of small numbers from -1 up, and for every line which of them it is."""
+    base = int(lines.max(initial=-1)) + 2
+    if lines.shape[1] * np.log2(base) >= 62:
+        rows, of = np.unique(lines, axis=0, return_inverse=True)
+        return rows, of.ravel()
+    codes = (lines.astype(np.int64) + 1) @ base ** np.arange(lines.shape[1])[::-1]
+    _, firsts, of = np.unique(codes, return_index=True, return_inverse=True)
+    return lines[firsts], of

@@ -8,11 +8,14 @@ from planner.machine.target import resolve
 from planner.program.trace import trace
 from planner.session import Session
 
+ALIKE = "cpu:8"
+"""A topology on which the two layers of a small model are alike: on a TPU the last meets its gradient on the chip."""
 
-def small_session(name: str) -> Session:
-    """The session of one program for v5e:2x4, minimising time."""
+
+def small_session(name: str, topology: str = "v5e:2x4") -> Session:
+    """The session of one program, minimising time."""
     model = MODELS[name]("small")
-    target = resolve(None, "v5e:2x4")
+    target = resolve(None, topology)
     request = Request(
         topology=target.topology,
         platform=None,

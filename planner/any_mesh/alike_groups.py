@@ -10,21 +10,39 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from planner.any_mesh.groups import Group, Grouping
+from planner.any_mesh.kernels import Kernels
 from planner.any_mesh.liveness import Liveness
 from planner.program.graph import Graph, Tensor
 from planner.program.slots import BOUNDARY
 from planner.rules.primitives import slides_of
 
 
-def alike(graph: Graph, grouping: Grouping, liveness: Liveness) -> tuple[int, ...]:
-    """For every group the first group that it is like."""
+def alike(graph: Graph, grouping: Grouping, liveness: Liveness, kernels: Kernels | None = None) -> tuple[int, ...]:
+    """For every group the first group that it is like; with `kernels`, in what these move, too."""
     made_in = [_made_in(graph, grouping, tensor) for tensor in graph.tensors]
     first: dict[Hashable, int] = {}
     numbers: dict[Hashable, int] = {}
     return tuple(
         [
-            first.setdefault(_signature(graph, grouping, liveness, made_in, group, numbers), group.id)
+            first.setdefault(
+                (_signature(graph, grouping, liveness, made_in, group, numbers), _moved(group, kernels)), group.id
+            )
             for group in grouping.groups
+        ]
+    )
+
+
+def _moved(group: Group, kernels: Kernels | None) -> Hashable:
+    """What the kernels of a group read and write, by the places of their ops in it."""
+    own = () if kernels is None else kernels.of_group.get(group.id, ())
+    places = {op: place for place, op in enumerate(group.ops)} if own else {}
+    return tuple(
+        [
+            (
+                places[kernel.op],
+                *(tuple([access[1:] for access in of]) for of in (*kernel.operands, *kernel.results, kernel.others)),
+            )
+            for kernel in own
         ]
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,6 +13,8 @@ from planner.any_mesh.alike_groups import alike
 from planner.any_mesh.flow import Flow, Transfer, build_flow
 from planner.any_mesh.fused_pass import FusedPass, fused_pass
 from planner.any_mesh.groups import Group, Grouping, group_ops
+from planner.any_mesh.kernel_traffic import Array, Movement, movements
+from planner.any_mesh.kernels import Kernels, kernels_of
 from planner.any_mesh.liveness import Liveness, analyse
 from planner.any_mesh.memory_spans import Copied, Holdings, copied, held
 from planner.program.graph import Graph
@@ -26,6 +29,7 @@ class Model:
     """A program's graph, groups, flow and liveness, and what follows from them whatever the mesh.
 
     `alike` names for every group the first group that it is like: one set of strategies and costs serves both.
+    `kernels` are those that the target's compiler makes; None where it is not known which.
     """
 
     graph: Graph
@@ -33,6 +37,8 @@ class Model:
     flow: Flow
     liveness: Liveness
     alike: tuple[int, ...]
+    kernels: Kernels | None
+    _moved: dict[int, tuple[Movement, ...]] = field(default_factory=dict[int, tuple[Movement, ...]])
     _passes: dict[int, FusedPass] = field(default_factory=dict[int, FusedPass])
     _factor_bytes: dict[int, Floats] = field(default_factory=dict[int, Floats])
 
@@ -41,6 +47,15 @@ class Model:
         if group.fused and group.id not in self._passes:
             self._passes[group.id] = fused_pass(self.graph, self.grouping, self.liveness, group)
         return self._passes.get(group.id)
+
+    def moved(self, group: Group) -> tuple[Movement, ...]:
+        """What the kernels of a group move, trips included: of one op and array once. Nothing where there are none."""
+        if group.id not in self._moved:
+            total = defaultdict[tuple[int, Array], float](float)
+            for op, array, times in movements(self.graph, self.grouping, self.liveness, self.kernels, group):
+                total[op, array] += times * self.graph.regions[self.graph.ops[op].region].trips
+            self._moved[group.id] = tuple(Movement(*key, times) for key, times in total.items())
+        return self._moved[group.id]
 
     def factor_bytes(self, group: Group) -> Floats:
         """For every factor of a group the bytes of the results that it is a factor of, which its splitting divides."""
@@ -75,9 +90,22 @@ class Model:
         )
 
 
-def model_of(graph: Graph, *, pinned_outputs: AbstractSet[int], kept: AbstractSet[int]) -> Model:
-    """The model of a program, whose outputs at some positions are pinned, and some tensors are `kept` as pinned."""
+def model_of(
+    graph: Graph, *, pinned_outputs: AbstractSet[int], kept: AbstractSet[int], kernels_known: bool = False
+) -> Model:
+    """The model of a program, whose outputs at some positions are pinned, and some tensors are `kept` as pinned.
+
+    `kernels_known`: it is for a target whose compiler makes the kernels of `any_mesh.kernels`.
+    """
     grouping = group_ops(graph)
     flow = build_flow(graph, grouping, pinned_outputs=pinned_outputs, kept=kept)
     liveness = analyse(graph, grouping)
-    return Model(graph=graph, grouping=grouping, flow=flow, liveness=liveness, alike=alike(graph, grouping, liveness))
+    kernels = kernels_of(graph, grouping, liveness) if kernels_known else None
+    return Model(
+        graph=graph,
+        grouping=grouping,
+        flow=flow,
+        liveness=liveness,
+        alike=alike(graph, grouping, liveness, kernels),
+        kernels=kernels,
+    )

@@ -25,7 +25,7 @@ from planner.any_mesh.groups import Group, Placement
 from planner.emit.predict import run_seconds, runs_of
 from planner.explain.op_graph import Attributes, OpGraph, network_of
 from planner.one_mesh.chosen import Chosen
-from planner.one_mesh.costs import fetches
+from planner.one_mesh.costs import fetches, kernel_traffic
 from planner.one_mesh.reshard import Step
 from planner.one_mesh.specs import spec_of, spec_words
 from planner.predicted import Collective, as_lowered
@@ -110,6 +110,11 @@ class _Decided:
             part.op: self._split(group, part)
             for part in pass_parts(self.model.graph, self.model.grouping, self.model.liveness, group)
         }
+        kept = self.instance.strategies[group.id].keep(np.array([pick]))
+        traffic_of = kernel_traffic(self.model, group, kept, self.instance.mesh.on_chip_bytes)
+        if traffic_of is not None:
+            figures = {op: (figures.get(op, (0.0, 0.0))[0], 0.0) for op in {**figures, **traffic_of}}
+            figures |= {op: (figures[op][0], float(moved[0])) for op, moved in traffic_of.items()}
         traffic, flops = (math.fsum(of[i] for of in figures.values()) for i in (1, 0))
         for op, (computed, moved) in figures.items():
             share = moved / traffic if traffic else computed / flops if flops else 1 / len(figures)

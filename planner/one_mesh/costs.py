@@ -1,12 +1,15 @@
 """The cost of computing: seconds, flops and memory traffic of every strategy of a group, on its local shards.
 
 An op that is not fused is a roofline of its own: its flops against the bytes of its operands and results. A fused group
-is one pass over memory (see `fused_pass`). Ops that index move only what they touch.
+is one pass over memory (see `fused_pass`). Ops that index move only what they touch. Where it is known how the compiler
+makes kernels of a program (`Model.kernels`) the bytes are what these move between them and the memory, in tiles, and
+products of matrices multiply what their tiles are filled up with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,11 +18,14 @@ import numpy.typing as npt
 from cost_models import CostModel
 from planner.any_mesh.fused_pass import FusedPass
 from planner.any_mesh.groups import Group, Grouping
+from planner.any_mesh.kernel_traffic import Array
+from planner.any_mesh.kernels import Home
 from planner.any_mesh.liveness import Liveness
 from planner.any_mesh.program_model import Model
 from planner.one_mesh.mesh import Mesh
 from planner.one_mesh.reshard import Locations, local_bytes
 from planner.one_mesh.strategies import Strategies
+from planner.one_mesh.tpu_tiles import LANES, local_tiled_bytes
 from planner.program.graph import Graph, Op
 from planner.rules.kernels.kernel_parts import kernel_of
 from planner.rules.op_work import op_engine, op_flops
@@ -27,6 +33,9 @@ from planner.rules.primitives import slides_of, traits
 from planner.rules.rule import Dims
 from planner.rules.sliding import Margin, hops, image_of, margins
 from planner.vectors import Floats
+
+ON_CHIP: Mapping[Home, float] = {"chip": 1 / 2, "loop": 1 / 32, "memory": 0.0}
+"""The largest share of the memory on the chip that an array takes there, as seen in schedules of v5e, v5p and v6e."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +72,36 @@ def group_work(program: Model, group: Group, strategies: Strategies, model: Cost
     """The work of every strategy of a group of a program; arrays of shape (len(strategies),)."""
     fused = program.fused_pass(group)
     if fused is not None:
-        return _fused(fused, strategies, model)
+        moved = kernel_traffic(program, group, strategies, mesh.on_chip_bytes)
+        return _fused(
+            fused, None if moved is None else sum(moved.values(), np.zeros(len(strategies))), strategies, model
+        )
     return _heavy(program, program.graph.ops[group.ops[0]], strategies, model, mesh)
+
+
+def kernel_traffic(
+    program: Model, group: Group, strategies: Strategies, on_chip_bytes: float
+) -> dict[int, Floats] | None:
+    """The bytes that each op of a group moves to and from memory under every strategy, trips included.
+
+    None where nothing is known of kernels. What stays on a chip that has so many bytes for arrays is not moved.
+    """
+    if program.kernels is None:
+        return None
+    moved: dict[int, Floats] = {}
+    sizes: dict[Array, Floats] = {}
+    for op, array, times in program.moved(group):
+        if array not in sizes:
+            sizes[array] = _moved_of(array, strategies, on_chip_bytes)
+        moved[op] = moved.get(op, 0.0) + times * sizes[array]
+    return moved
+
+
+def _moved_of(array: Array, strategies: Strategies, on_chip_bytes: float) -> Floats:
+    located = strategies.locations(array.dims)
+    sizes = local_tiled_bytes(located, strategies.axis_sizes, array.shape, array.itemsize)
+    room = ON_CHIP[array.home] * on_chip_bytes
+    return np.where(sizes < room, 0.0, sizes) if room else sizes
 
 
 def _bytes(graph: Graph, strategies: Strategies, tensor: int, dims: Dims) -> Floats:
@@ -211,13 +248,20 @@ def _heavy(program: Model, op: Op, strategies: Strategies, model: CostModel, mes
     operands = [_bytes(graph, strategies, t, d) for t, d in zip(op.operands, placement.operands, strict=True)]
     results = [_bytes(graph, strategies, t, d) for t, d in zip(op.results, placement.results, strict=True)]
     zero = np.zeros(len(strategies))
-    said = _said_bytes(graph, grouping, op, strategies)
-    traffic = zero + (moved_bytes(graph, program.liveness, op, operands, results) if said is None else said)
+    trips = graph.regions[op.region].trips
+    said, moved = _said_bytes(graph, grouping, op, strategies), None
+    if said is None and program.kernels is not None:
+        group = grouping.groups[grouping.group_of[op.id]]
+        moved = kernel_traffic(program, group, strategies, mesh.on_chip_bytes)
+    if moved is not None:
+        traffic = sum(moved.values(), zero) / trips
+    else:
+        traffic = zero + (moved_bytes(graph, program.liveness, op, operands, results) if said is None else said)
+    multiplied = flops if program.kernels is None else flops * _filled(graph, grouping, op, strategies)
     first = next(iter((*op.operands, *op.results)), None)
     # An op of neither, such as a print of a word, moves nothing.
     dtype = "float32" if first is None else graph.tensors[first].aval.dtype
-    seconds = model.compute_seconds(kind=op.kind, engine=op_engine(op), dtype=dtype, flops=flops, bytes=traffic)
-    trips = graph.regions[op.region].trips
+    seconds = model.compute_seconds(kind=op.kind, engine=op_engine(op), dtype=dtype, flops=multiplied, bytes=traffic)
     exchange, exchange_seconds = np.zeros(len(strategies)), np.zeros(len(strategies))
     copied: dict[int, Floats] = {}
     for fetch in fetches(graph, grouping, op, strategies):
@@ -245,12 +289,34 @@ def _heavy(program: Model, op: Op, strategies: Strategies, model: CostModel, mes
     )
 
 
-def _fused(of: FusedPass, strategies: Strategies, model: CostModel) -> Work:
-    flops, traffic = np.zeros(len(strategies)), np.zeros(len(strategies))
+def _filled(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies) -> Floats:
+    """By how much more a matrix unit multiplies than the parts of an op ask for, tiles filled up with zeros."""
+    product = traits(op.kind).product
+    if product is None:
+        return np.ones(len(strategies))
+
+    def share(shapes: Sequence[tuple[int, ...]]) -> float:
+        contracted, rows, columns = product(shapes, op.params)
+        if not contracted * rows * columns:
+            return 1.0
+        return _up(contracted) / contracted * min(_up(columns) / columns, _up(rows) / rows)
+
+    return _of_parts(graph, grouping, op, strategies, share)
+
+
+def _up(extent: float) -> float:
+    """An extent filled up to whole tiles."""
+    return math.ceil(extent / LANES) * LANES
+
+
+def _fused(of: FusedPass, traffic: Floats | None, strategies: Strategies, model: CostModel) -> Work:
+    flops = np.zeros(len(strategies))
     for factors, amount in of.flops:
         flops += amount / strategies.shards(factors)
-    for dims, amount in of.traffic:
-        traffic += local_bytes(strategies.locations(dims), strategies.axis_sizes, amount)
+    if traffic is None:
+        traffic = np.zeros(len(strategies))
+        for dims, amount in of.traffic:
+            traffic += local_bytes(strategies.locations(dims), strategies.axis_sizes, amount)
     seconds = model.compute_seconds(kind="elementwise", engine="vector", dtype=of.dtype, flops=flops, bytes=traffic)
     nothing = np.zeros(len(strategies))
     return Work(seconds=seconds, flops=flops, traffic_bytes=traffic, exchange=nothing, exchange_seconds=nothing)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from cost_models import Objective
 from planner.any_mesh.flow import Transfer
@@ -22,11 +21,11 @@ from planner.one_mesh.costs import Work
 from planner.one_mesh.mesh import Mesh
 from planner.one_mesh.reshard import Locations, Patterns, local_bytes, reshard_values
 from planner.one_mesh.strategies import Kinds, Strategies
-from planner.one_mesh.tpu_tiles import tiled_bytes
+from planner.one_mesh.tpu_tiles import local_tiled_bytes
 from planner.program.graph import Aval
 from planner.rules.rule import Dims
 from planner.solver.problem import Edge, Problem
-from planner.vectors import Floats, Indices
+from planner.vectors import Floats, Indices, distinct_lines
 
 TIE = 1e-3
 """Weight of memory among equally good plans, as a share of the cost of reading the bytes once."""
@@ -125,8 +124,8 @@ class Instance:
         t = target.locations(transfer.target_dims)
         key = (s.tobytes(), p.tobytes(), t.tobytes(), aval.shape, aval.bytes, transfer.trips)
         if key not in self._cache:
-            rows, row_of = _distinct(np.concatenate([s, p.astype(np.int8)], axis=1))
-            columns, column_of = _distinct(t)
+            rows, row_of = distinct_lines(np.concatenate([s, p.astype(np.int8)], axis=1))
+            columns, column_of = distinct_lines(t)
             axes = s.shape[1]
             values = reshard_values(
                 self.mesh,
@@ -202,15 +201,7 @@ class Instance:
     def _resident_bytes(self, aval: Aval, locations: Locations) -> Floats:
         if not self.tiled:
             return local_bytes(locations, self.mesh.sizes, aval.bytes)
-        rows, row_of = _distinct(locations)
-        sizes = np.zeros(len(rows))
-        for i, row in enumerate(rows.tolist()):
-            shape = list(aval.shape)
-            for axis, dim in enumerate(row):
-                if dim >= 0:
-                    shape[dim] //= self.mesh.sizes[axis]
-            sizes[i] = tiled_bytes(tuple(shape), aval.itemsize)
-        return sizes[row_of]
+        return local_tiled_bytes(locations, self.mesh.sizes, aval.shape, aval.itemsize)
 
 
 def _kept(table: Strategies, positions: Indices) -> Strategies:
@@ -221,14 +212,3 @@ def _kept(table: Strategies, positions: Indices) -> Strategies:
 def _taken(work: Work, positions: Indices) -> Work:
     """The work of some strategies."""
     return Work(**{part.name: getattr(work, part.name)[positions] for part in fields(Work)})
-
-
-def _distinct(lines: npt.NDArray[np.int8]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.intp]]:
-    """The distinct lines of a table of small numbers from -1 up, and for every line which of them it is."""
-    base = int(lines.max(initial=-1)) + 2
-    if lines.shape[1] * np.log2(base) >= 62:
-        rows, of = np.unique(lines, axis=0, return_inverse=True)
-        return rows, of.ravel()
-    codes = (lines.astype(np.int64) + 1) @ base ** np.arange(lines.shape[1])[::-1]
-    _, firsts, of = np.unique(codes, return_index=True, return_inverse=True)
-    return lines[firsts], of

@@ -11,6 +11,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import permutations
 
+import numpy as np
+
+from planner.one_mesh.reshard import Locations
+from planner.vectors import Floats, distinct_lines
+
 LANES = 128
 SUBLANES = 8
 SCALAR_BYTES = 512.0
@@ -32,6 +37,19 @@ def tiled_bytes(shape: tuple[int, ...], itemsize: float) -> float:
         for minor, second in permutations(_distinct(shape), 2)
     )
     return least * itemsize
+
+
+def local_tiled_bytes(locations: Locations, axis_sizes: Sequence[int], shape: Sequence[int], itemsize: float) -> Floats:
+    """Bytes per device of an array of this whole shape at each of the locations (see `reshard.Locations`)."""
+    rows, row_of = distinct_lines(locations)
+    sizes = np.zeros(len(rows))
+    for i, row in enumerate(rows.tolist()):
+        local = list(shape)
+        for axis, dim in enumerate(row):
+            if dim >= 0:
+                local[dim] //= axis_sizes[axis]
+        sizes[i] = tiled_bytes(tuple(local), itemsize)
+    return sizes[row_of]
 
 
 def _distinct(shape: Sequence[int]) -> list[int]:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from planner.program.graph import Aval
 from planner.rules.factors import RuleFunction
+from planner.rules.matrix_products import ProductFunction
 from planner.rules.sliding import Slide
 
 SlideFunction = Callable[[Sequence[Aval], Sequence[Aval], Mapping[str, Any]], tuple[Slide, ...]]
@@ -32,6 +33,9 @@ class Primitive:
 
     matmul: bool = False
     """It runs on the matrix unit, and computes an operand on the way unless that is costly. Asked by `liveness`."""
+
+    product: ProductFunction | None = None
+    """The product of matrices that it is on the part of one device. Asked by `costs`."""
 
     costly: bool = False
     """A compiler rather stores its result than computes it again inside a matmul. Asked by `liveness`."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from planner.program.graph import Aval, Graph, Op
 from planner.rules.factors import fits, replicated
+from planner.rules.matrix_products import convolution_product, dot_product
 from planner.rules.ops.contract import dot_general, ragged_dot_general, scaled_dot
 from planner.rules.ops.convolution import conv_general_dilated
 from planner.rules.ops.elementwise import elementwise, leading, paired
@@ -66,7 +67,11 @@ PRIMITIVES: Mapping[str, Primitive] = {
     "concatenate": Primitive(concatenate, fused=True),
     "conj": Primitive(elementwise, fused=True),
     "conv_general_dilated": Primitive(
-        conv_general_dilated, matmul=True, partial_on_parts=True, slides=convolution_slides
+        conv_general_dilated,
+        matmul=True,
+        product=convolution_product,
+        partial_on_parts=True,
+        slides=convolution_slides,
     ),
     "convert_element_type": Primitive(elementwise, fused=True, carries=True),
     "copy": Primitive(elementwise, fused=True, carries=True),
@@ -83,7 +88,7 @@ PRIMITIVES: Mapping[str, Primitive] = {
     "device_put": Primitive(paired),
     "digamma": Primitive(elementwise, fused=True),
     "div": Primitive(elementwise, fused=True),
-    "dot_general": Primitive(dot_general, matmul=True, partial_on_parts=True, rounds=True),
+    "dot_general": Primitive(dot_general, matmul=True, product=dot_product, partial_on_parts=True, rounds=True),
     "dynamic_slice": Primitive(dynamic_slice, fused=True, streams=True, picks=True),
     "dynamic_update_slice": Primitive(dynamic_update_slice, streams=True, updates=1, overwrites=True, by_hand="parts"),
     "eig": Primitive(partial(batched, core=2)),

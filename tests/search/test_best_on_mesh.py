@@ -11,7 +11,7 @@ from planner.search.best_on_mesh import Outcome, Postponed, free_plan
 from planner.search.within_limit import OVER
 from planner.solver.budget import Budget
 from planner.solver.deadline import Deadline
-from tests.sessions import small_session
+from tests.sessions import ALIKE, small_session
 
 SHAPE = {"x": 4, "y": 2}
 
@@ -21,7 +21,7 @@ def _budget() -> Budget:
 
 
 def test_a_plan_is_the_same_whether_nodes_or_classes_decide() -> None:
-    session = small_session("bert")
+    session = small_session("bert", ALIKE)
     shared, instance = session.shared(SHAPE), session.instance(SHAPE)
     assert shared is not None
     values: list[float] = []

@@ -27,7 +27,7 @@ from planner.solver.methods import solve
 from planner.solver.network.table_cache import TableCache
 from planner.solver.problem import Array, Edge, Problem, Row
 from planner.solver.smaller.quotient import SMALLEST, classes_of, quotient, solve_shared
-from tests.sessions import small_session
+from tests.sessions import ALIKE, small_session
 from tests.small import shapes
 
 
@@ -199,7 +199,7 @@ def test_the_shared_problem_does_not_grow_with_the_layers() -> None:
     ],
 )
 def test_a_problem_stated_from_one_member_of_each_class_is_the_whole_one(name: str, shape: dict[str, int]) -> None:
-    session = small_session(name)
+    session = small_session(name, ALIKE)
     shared = session.shared(shape)
     assert shared is not None
     whole = session.instance(shape).problem
@@ -217,7 +217,7 @@ def test_a_problem_stated_from_one_member_of_each_class_is_the_whole_one(name: s
 
 
 def test_the_whole_instance_made_of_members_is_the_one_stated_at_once() -> None:
-    session = small_session("bert")
+    session = small_session("bert", ALIKE)
     shape = {"x": 4, "y": 2}
     shared = session.shared(shape)
     assert shared is not None

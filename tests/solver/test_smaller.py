@@ -23,7 +23,7 @@ from planner.solver.smaller.narrow import cheap, restricted, swept
 from planner.solver.smaller.prepared import Prepared
 from planner.solver.smaller.quotient import classes_of, quotient
 from planner.solver.smaller.smaller import Chain, floor_of
-from tests.sessions import small_session
+from tests.sessions import ALIKE, small_session
 
 
 def _random(seed: int, *, rows: bool = False, nodes: int = 8, forbidden: float = 0.1) -> Problem:
@@ -131,7 +131,7 @@ def test_what_is_left_below_a_cutoff_costs_the_same_and_nothing_below_it_is_lost
 
 
 def test_a_chain_leads_back_step_by_step_and_is_worth_its_weakest_bound() -> None:
-    session = small_session("bert")
+    session = small_session("bert", ALIKE)
     shared = session.shared({"x": 4, "y": 2})
     assert shared is not None
     optimum = solve(shared.problem, time_limit=60.0)

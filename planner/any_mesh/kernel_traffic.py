@@ -1,0 +1,76 @@
+"""What the kernels of a group move, whatever the mesh: the arrays that go to and from memory, by op, in one run of each.
+
+An op that picks reads of its first operand what it returns; one that updates writes the update over its place, and reads
+that first where it combines the two. What is not written in place is read and written once more (see `in_place`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from planner.any_mesh.groups import Group, Grouping
+from planner.any_mesh.kernels import Access, Home, Kernel, Kernels
+from planner.any_mesh.liveness import Liveness
+from planner.program.graph import Graph, Op
+from planner.rules.primitives import traits
+from planner.rules.rule import Dims
+
+
+class Array(NamedTuple):
+    """An array that is moved: its shape, whose dims are in the factors of a group, and where it may stand."""
+
+    shape: tuple[int, ...]
+    itemsize: float
+    dims: Dims
+    home: Home
+
+
+class Movement(NamedTuple):
+    """Of an op, in one run: `times` the bytes of an array."""
+
+    op: int
+    array: Array
+    times: float
+
+
+def movements(
+    graph: Graph, grouping: Grouping, liveness: Liveness, kernels: Kernels | None, group: Group
+) -> Iterator[Movement]:
+    """What the ops of a group move; nothing where no kernels are known."""
+    if kernels is None:
+        return
+    for kernel in kernels.of_group.get(group.id, ()):
+        yield from _of_kernel(graph, grouping, kernel)
+    for number in group.ops:
+        copied = liveness.in_place.passes.get(number)
+        if copied:
+            op = graph.ops[number]
+            yield _whole(graph, grouping, op, op.results[0], copied / graph.regions[op.region].trips)
+
+
+def _of_kernel(graph: Graph, grouping: Grouping, kernel: Kernel) -> Iterator[Movement]:
+    op = graph.ops[kernel.op]
+    row = traits(op.kind)
+    parts = kernel.operands and (row.picks or row.updates is not None)
+    if parts and row.picks:
+        yield _whole(graph, grouping, op, op.results[0])
+    elif parts and row.updates is not None:
+        yield _whole(graph, grouping, op, op.operands[row.updates], 1.0 if row.overwrites else 2.0)
+    for accesses in kernel.operands[1:] if parts else kernel.operands:
+        yield from (_moved(op, access) for access in accesses)
+    for accesses in kernel.results if row.updates is None else ():
+        yield from (_moved(op, access) for access in accesses)
+    yield from (_moved(op, access) for access in kernel.others)
+
+
+def _moved(op: Op, access: Access) -> Movement:
+    return Movement(op.id, Array(access.shape, access.itemsize, access.dims, access.home), access.times)
+
+
+def _whole(graph: Graph, grouping: Grouping, op: Op, tensor: int, times: float = 1.0) -> Movement:
+    """An operand or result of an op that stands in memory, once or more."""
+    placement, aval = grouping.placements[op.id], graph.tensors[tensor].aval
+    sides = zip((*op.operands, *op.results), (*placement.operands, *placement.results), strict=True)
+    dims = next(dims for of, dims in sides if of == tensor)
+    return Movement(op.id, Array(aval.shape, aval.itemsize, dims, "memory"), times)
