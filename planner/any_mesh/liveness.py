@@ -17,9 +17,11 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from planner.any_mesh.groups import Grouping
+from planner.any_mesh.hoisted import hoisted_casts
 from planner.any_mesh.in_place import InPlace, in_place
 from planner.any_mesh.op_forms import is_fused
 from planner.any_mesh.read_through import ReadThrough, read_through
+from planner.any_mesh.share import WHOLE, Share
 from planner.program.graph import Graph, Op
 from planner.program.slots import ENTERING, LEAVING
 from planner.rules.primitives import kinds_where, traits
@@ -31,8 +33,7 @@ class Buffer(NamedTuple):
     tensor: int
     start: int
     stop: int
-    for_matmuls: bool
-    """Nothing but matmuls of default precision reads it."""
+    share: Share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +83,10 @@ def analyse(graph: Graph, grouping: Grouping) -> Liveness:
                 continue
             start = spans[op.region][0] if op.kind == "loop_stack" else op.id
             stop = max(last[tensor], op.id + 1)
-            narrow = _only_matmuls_read(graph, tensor)
-            buffers.append(Buffer(tensor=tensor, start=start, stop=stop, for_matmuls=narrow))
+            share = _for_matmuls(graph, tensor) if _only_matmuls_read(graph, tensor) else WHOLE
+            buffers.append(Buffer(tensor=tensor, start=start, stop=stop, share=share))
     buffers += _shared_operands(graph, passes, materialised)
+    buffers += [Buffer(tensor=t, share=share, start=a, stop=b) for t, share, a, b in hoisted_casts(graph, spans)]
     return Liveness(
         materialised=tuple(materialised),
         buffers=tuple(buffers),
@@ -191,6 +193,11 @@ def _only_matmuls_read(graph: Graph, tensor: int) -> bool:
     )
 
 
+def _for_matmuls(graph: Graph, tensor: int) -> Share:
+    """How what matmuls alone read is stored: a TPU multiplies float32 of default precision as bfloat16."""
+    return Share(tpu=0.5) if graph.tensors[tensor].aval.dtype == "float32" else WHOLE
+
+
 def _shared_operands(graph: Graph, passes: Sequence[bool], materialised: Sequence[bool]) -> list[Buffer]:
     """What a pass computes for several matmuls side by side (as for the two gradients of one): stored while they run.
 
@@ -206,7 +213,8 @@ def _shared_operands(graph: Graph, passes: Sequence[bool], materialised: Sequenc
         reads = sorted({reader for reader, _ in consumers if reader in rank})
         for first, second in pairwise(reads):
             if rank[second] == rank[first] + 1 and second - first <= NEIGHBOURS:
-                found.append(Buffer(tensor=tensor.id, start=first, stop=second + 1, for_matmuls=True))
+                share = _for_matmuls(graph, tensor.id)
+                found.append(Buffer(tensor=tensor.id, start=first, stop=second + 1, share=share))
     return found
 
 

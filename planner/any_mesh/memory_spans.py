@@ -1,7 +1,7 @@
 """Holdings: what a program keeps in memory and when, whatever the mesh; `memory` gives it bytes on one.
 
 An item is a tensor in the form that the choice of a node gives it, over a span of the schedule. Items of one form (a type,
-the factors of its dims, whether matmuls alone read it) have the same bytes wherever nodes have the same strategies, so
+the factors of its dims, the share of its bytes) have the same bytes wherever nodes have the same strategies, so
 that bytes are worked out per form and not per item.
 """
 
@@ -14,17 +14,18 @@ import numpy as np
 
 from planner.any_mesh.flow import Flow, Transfer
 from planner.any_mesh.liveness import Liveness, region_spans
+from planner.any_mesh.share import WHOLE, Share
 from planner.program.gc_pause import paused
 from planner.program.graph import Aval, Graph
 from planner.program.slots import ENTERING
 from planner.rules.rule import Dims
 from planner.vectors import Indices
 
-TensorForm = tuple[Aval, Dims, bool]
-"""Type of a tensor, the factors of its dims, and whether only matmuls read it."""
+TensorForm = tuple[Aval, Dims, Share]
+"""Type of a tensor, the factors of its dims, and in how many of its bytes it stands."""
 
-Item = tuple[int, int, Dims, bool, int, int]
-"""Tensor, node, dims, whether only matmuls read it, start and stop."""
+Item = tuple[int, int, Dims, Share, int, int]
+"""Tensor, node, dims, share of its bytes, start and stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,10 +43,10 @@ class Holdings:
     def of(graph: Graph, items: Iterable[Item]) -> Holdings:
         """The columns of these items."""
         avals = graph.aval_numbers
-        numbers: dict[tuple[int, Dims, bool], int] = {}
+        numbers: dict[tuple[int, Dims, Share], int] = {}
         rows = [
-            (tensor, node, numbers.setdefault((avals[tensor], dims, for_matmuls), len(numbers)), start, stop)
-            for tensor, node, dims, for_matmuls, start, stop in items
+            (tensor, node, numbers.setdefault((avals[tensor], dims, share), len(numbers)), start, stop)
+            for tensor, node, dims, share, start, stop in items
         ]
         of_type = {number: graph.tensors[tensor].aval for tensor, _, number, _, _ in rows}
         tensors, nodes, form, starts, stops = np.asarray(rows, np.intp).reshape(-1, 5).T
@@ -55,7 +56,7 @@ class Holdings:
             form=form,
             starts=starts,
             stops=stops,
-            forms=tuple((of_type[number], dims, narrow) for (_, dims, narrow), number in numbers.items()),
+            forms=tuple((of_type[number], dims, share) for (_, dims, share), number in numbers.items()),
         )
 
 
@@ -78,18 +79,18 @@ def _held(graph: Graph, flow: Flow, liveness: Liveness) -> Iterable[Item]:
     for tensor in graph.tensors:
         home = flow.home[tensor.id]
         if tensor.producer is None and home is not None and tensor.aval.bytes:
-            yield tensor.id, home[0], home[1], False, 0, liveness.steps + 1
+            yield tensor.id, home[0], home[1], WHOLE, 0, liveness.steps + 1
     summed: set[int] = set()
     for transfer in flow.transfers:
         made = graph.tensors[transfer.tensor]
         if transfer.reduced and made.producer is not None:
             summed.add(made.id)
-            yield made.id, transfer.source, transfer.source_dims, False, made.producer, made.producer + 1
+            yield made.id, transfer.source, transfer.source_dims, WHOLE, made.producer, made.producer + 1
     for buffer in liveness.buffers:
         home = flow.home[buffer.tensor]
         if home is not None:
             start = buffer.start + (buffer.tensor in summed)
-            yield buffer.tensor, home[0], home[1], buffer.for_matmuls, start, buffer.stop
+            yield buffer.tensor, home[0], home[1], buffer.share, start, buffer.stop
 
 
 @paused()
@@ -111,6 +112,6 @@ def copied(graph: Graph, flow: Flow, moving: Sequence[Transfer]) -> Copied:
         start = min([op for op, _ in served])
         stop = max([spans[ops[op].region][1] if ops[op].kind in ENTERING else op + 1 for op, _ in served])
         transfers.append(transfer)
-        sources.append((transfer.tensor, transfer.source, transfer.source_dims, False, start, stop))
-        targets.append((transfer.tensor, transfer.target, transfer.target_dims, False, start, stop))
+        sources.append((transfer.tensor, transfer.source, transfer.source_dims, WHOLE, start, stop))
+        targets.append((transfer.tensor, transfer.target, transfer.target_dims, WHOLE, start, stop))
     return Copied(transfers=tuple(transfers), sources=Holdings.of(graph, sources), targets=Holdings.of(graph, targets))

@@ -309,9 +309,5 @@ def whole_bytes(model: Model, *, tiled: bool) -> float:
 
 
 def _share(form: TensorForm, tiled: bool) -> float:
-    """In which part of a tensor's own size it is stored.
-
-    A TPU multiplies float32 of default precision as bfloat16, and stores it so where nothing else reads it.
-    """
-    aval, _, for_matmuls = form
-    return 0.5 if tiled and for_matmuls and aval.dtype == "float32" else 1.0
+    """In which part of a tensor's own size it is stored."""
+    return form[2].tpu if tiled else form[2].elsewhere

@@ -1,0 +1,16 @@
+"""Shares: in how many of its bytes a tensor stands in memory, on a TPU and elsewhere."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Share(NamedTuple):
+    """Bytes in memory for each byte of a tensor."""
+
+    tpu: float = 1.0
+    elsewhere: float = 1.0
+
+
+WHOLE = Share()
+"""A tensor as it is."""
