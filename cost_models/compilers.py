@@ -23,6 +23,13 @@ https://doi.org/10.1145/3567955.3567959). libtpu 0.0.42 and 0.0.50; the GPU's th
 CPU has none.
 """
 
+STACKS_CARRIED: frozenset[Platform] = frozenset(("tpu",))
+"""Platforms for which a loop that makes a new stack of a donated one is emitted with that stack in its carry.
+
+XLA's TPU compiler keeps what a scan takes in slices and what it gives back in slices as two stacks, and copies the second
+over the first behind the loop: half as much memory again and twice the traffic of an update in place. libtpu 0.0.42.
+"""
+
 LEAST_SCATTERED_BYTES = 4096
 """A tile of 8 x 128 words of 32 bits: XLA's TPU compiler makes an all-reduce of a reduce-scatter to parts below it."""
 

@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from cost_models import Topology
+from cost_models.compilers import STACKS_CARRIED
 from planner.errors import MeshError
 from planner.machine.aot_child import place_of
 from planner.machine.device_mesh import DeviceOrder, in_order, lay_out
@@ -41,6 +42,11 @@ class Target:
     def platform(self) -> str:
         """The platform whose compiler builds the program: "cpu", "gpu" or "tpu"."""
         return self.devices[0].platform if self.devices else self.topology.chip.platform
+
+    @property
+    def carries_stacks(self) -> bool:
+        """Whether loops are to update donated stacks in their carry, which the topology decides, not the devices."""
+        return self.topology.chip.platform in STACKS_CARRIED
 
     @property
     def why_not_run(self) -> str:

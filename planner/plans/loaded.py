@@ -59,7 +59,13 @@ class LoadedPlan:
         def prepared() -> tuple[tuple[Any, ...], Program]:
             args = self._arguments(example_args)
             target.shared_by_all([decision.mesh_shape])
-            program = trace(fn, args, donate_argnums=decision.donate_argnums, static_argnums=decision.static_argnums)
+            program = trace(
+                fn,
+                args,
+                donate_argnums=decision.donate_argnums,
+                static_argnums=decision.static_argnums,
+                carry_stacks=target.carries_stacks,
+            )
             self._same_program(program)
             return args, program
 

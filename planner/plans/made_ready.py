@@ -62,6 +62,7 @@ def made_ready(
         example_args,
         donate_argnums=checked_positions("donate_argnums", donate_argnums),
         static_argnums=checked_positions("static_argnums", static_argnums),
+        carry_stacks=target.carries_stacks,
     )
     session = Session(program=program, target=target, request=request)
     meshes, notes = target.shared_by_all(offered_meshes(program, target, request, mesh, options.max_axes))

@@ -13,6 +13,7 @@ from planner.errors import ArgumentError, TraceError
 from planner.program.arguments import abstracted, argument_leaf, aval_of, joined, name_of, parameter_names, positions
 from planner.program.gc_pause import paused
 from planner.program.jaxpr.bodies import consts_of
+from planner.program.jaxpr.carried_stacks import with_stacks_carried
 from planner.program.jaxpr.constants import hoisted
 from planner.program.jaxpr.demands import with_plain_constraints
 from planner.program.jaxpr.parallelism import effects_of, parallelism_of
@@ -29,17 +30,20 @@ def trace(
     *,
     donate_argnums: Sequence[int] = (),
     static_argnums: Sequence[int] = (),
+    carry_stacks: bool = False,
 ) -> Program:
     """The program `fn` is for arguments like `example_args` (arrays or `jax.ShapeDtypeStruct`s; nothing is computed).
 
     Donation and static arguments of a jitted function's own join those that are given. What `fn` changes in place in Flax
-    nnx objects is among the results, see `Program.updates`.
+    nnx objects is among the results, see `Program.updates`. `carry_stacks`: loops update donated stacks in place, see
+    `jaxpr.carried_stacks`.
 
     Raises: ArgumentError for arguments that are not arrays or positions that do not exist; TraceError when JAX cannot
     trace the function, or when it changes arguments in a way that a compiled function cannot.
     """
     given = _checked_arguments(fn, example_args, donate_argnums, static_argnums)
-    return _as_program(fn, given, _traced(fn, given))
+    program = _as_program(fn, given, _traced(fn, given))
+    return with_stacks_carried(program) if carry_stacks else program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
