@@ -14,7 +14,9 @@ from jax.sharding import PartitionSpec
 
 from planner.emit.by_hand import by_hand, chosen_split, read_from_operands
 from planner.one_mesh.chosen import Chosen
+from planner.one_mesh.reshard import Step
 from planner.one_mesh.specs import to_spec
+from planner.program.graph import Op
 from planner.program.slots import Slot, operand_slot, result_slot
 from planner.rules.sliding import is_grouped
 
@@ -34,7 +36,8 @@ def place(chosen: Chosen, *, sum_whole: bool) -> Emission:
 
     `sum_whole` lays a sum that is wanted scattered down whole first. XLA then always adds up partial results, which its
     GPU compiler merges with the slice into a reduce-scatter; left to itself it may gather the operands instead. Its TPU
-    compiler overlaps the direct form better (as a loop of small dots and permutes).
+    compiler does as much, and overlaps the direct form better where windowed einsum is on (as a loop of small dots and
+    permutes); so there that is laid, but for sums scattered onto a dim that several operands have (`_onto_batch`).
     """
     instance = chosen.instance
     graph, flow, names = instance.model.graph, instance.model.flow, instance.mesh.names
@@ -51,7 +54,8 @@ def place(chosen: Chosen, *, sum_whole: bool) -> Emission:
             chain = (made,)
             if tensor in summed and summed[tensor].id in steps_of:
                 first, laid = steps_of[summed[tensor].id][0], layouts[summed[tensor].id]
-                at_once = first.kind == "all-reduce" or (first.kind == "reduce-scatter" and not sum_whole)
+                apart = sum_whole or _onto_batch(chosen, op, position, first)
+                at_once = first.kind == "all-reduce" or (first.kind == "reduce-scatter" and not apart)
                 chain = laid if at_once else (made, *laid)
             constraints[result_slot(op, position)] = chain
     through = dict(flow.fetched)
@@ -79,6 +83,22 @@ def place(chosen: Chosen, *, sum_whole: bool) -> Emission:
         out_specs=tuple(map(chosen.returned, range(len(graph.outputs)))),
         constraints=constraints,
     )
+
+
+def _onto_batch(chosen: Chosen, op: Op, position: int, scatter: Step) -> bool:
+    """Whether a sum is scattered onto a dim that several operands of its op have, as the batch of a matmul.
+
+    XLA's partitioner then gathers the operands over all other axes, to split them as the result is.
+    """
+    placement = chosen.instance.model.grouping.placements[op.id]
+    axes = {axis for axis in range(len(chosen.instance.mesh.names)) if scatter.mask >> axis & 1}
+    onto = {
+        factor
+        for dim, held in zip(placement.results[position], scatter.layout, strict=True)
+        for factor in dim
+        if axes & set(held)
+    }
+    return sum(any(onto & set(dim) for dim in dims) for dims in placement.operands) > 1
 
 
 def _hold_readers(chosen: Chosen, tensors: Iterable[int], constraints: dict[Slot, tuple[PartitionSpec, ...]]) -> None:

@@ -1,0 +1,84 @@
+"""What is laid where a sum is scattered: at once or whole first, and what the TPU's compiler makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import planner
+from planner.testing import assert_same_as_single_device
+from planner.verify.aot import unavailable_reason
+
+needs_libtpu = pytest.mark.skipif(
+    bool(unavailable_reason("tpu")), reason=unavailable_reason("tpu") or "libtpu is there"
+)
+
+OPERANDS = (P("x", None, "y"), P("x", "y"))
+"""Of `combine`: groups over x, what is summed over y."""
+SCATTERED: Mapping[str, P] = {
+    "onto the batch": P(("x", "y")),
+    "onto rows": P("x", "y"),
+    "onto columns": P("x", None, "y"),
+}
+
+
+def combine(a: Any, b: Any) -> Any:
+    return jnp.einsum("gsk,gkm->gsm", a, b)
+
+
+def combine_plan(name: str, topology: str, **given: Any) -> planner.Plan:
+    """The plan of `combine` on x=2,y=2 whose sum is scattered so."""
+    args = (jax.ShapeDtypeStruct((8, 512, 8192), jnp.bfloat16), jax.ShapeDtypeStruct((8, 8192, 1024), jnp.bfloat16))
+    pins = {"a": OPERANDS[0], "b": OPERANDS[1], "out": SCATTERED[name]}
+    return planner.plan(combine, args, topology=topology, mesh={"x": 2, "y": 2}, pins=pins, **given)
+
+
+@pytest.mark.parametrize("name", SCATTERED)
+def test_on_tpus_only_a_sum_scattered_onto_a_batch_is_laid_whole_first(name: str) -> None:
+    plan = combine_plan(name, "v5e:2x2", options=planner.Options(check="never"))
+    assert [(c.kind, c.axes) for c in plan.predicted.collectives] == [("reduce-scatter", ("y",))]
+    chain = next(specs for slot, specs in plan.decision.constraints.items() if slot[0] == "result")
+    assert chain == ((P("x"), SCATTERED[name]) if name == "onto the batch" else (SCATTERED[name],))
+
+
+@needs_libtpu
+@pytest.mark.parametrize("name", SCATTERED)
+def test_the_tpu_compiler_scatters_what_was_promised(name: str) -> None:
+    found = combine_plan(name, "v5e:2x2", options=planner.Options(check="never")).verify().collectives
+    assert found.ok, found
+    by_kind = found.by_kind or {}
+    assert by_kind["reduce-scatter", ("y",)][1] == pytest.approx(by_kind["reduce-scatter", ("y",)][0], rel=0.1)
+    assert not any(kind == "all-gather" for kind, _ in by_kind), found
+
+
+def in_a_loop(a: Any, b: Any) -> Any:
+    def step(carry: Any, x: Any) -> tuple[Any, None]:
+        return jnp.tanh(combine(x, b)), None
+
+    return jax.lax.scan(jax.checkpoint(step), jnp.zeros((8, 4, 16)), a)[0]
+
+
+def test_numbers_and_gradients_are_right_in_loops_and_under_vmap() -> None:
+    a = jax.random.normal(jax.random.key(0), (3, 8, 4, 96))
+    b = jax.random.normal(jax.random.key(1), (8, 96, 16))
+    pins = {"a": P(None, "x", None, "y"), "b": OPERANDS[1], "out": SCATTERED["onto the batch"]}
+    plan = assert_same_as_single_device(in_a_loop, (a, b), mesh={"x": 2, "y": 2}, pins=pins)
+
+    def loss(function: Any, b: Any) -> Any:
+        return jnp.sum(jnp.sin(function(a, b)))
+
+    wanted = jax.grad(lambda b: loss(in_a_loop, b))(b)
+    np.testing.assert_allclose(jax.jit(jax.grad(lambda b: loss(plan, b)))(b), wanted, rtol=1e-4, atol=1e-5)
+    several = jnp.stack([b, 2 * b])
+    np.testing.assert_allclose(
+        jax.jit(jax.vmap(lambda b: plan(a, b)))(several),
+        jax.vmap(lambda b: in_a_loop(a, b))(several),
+        rtol=1e-4,
+        atol=1e-5,
+    )
