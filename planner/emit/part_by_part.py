@@ -4,6 +4,9 @@ XLA's partitioner gathers their operands all the same: FFTs before JAX 0.12, `to
 solves whose right-hand sides are split where they are calls of a library. An update of a single element of a split dim
 it computes wrongly (see `hazards`). In a `shard_map` every device runs the op on the part it holds.
 
+On TPUs the result of an update of what is donated is laid out as the argument: within the `shard_map`, as the partitioner
+would gather what has a layout of its own.
+
 Scatters of a single update per device stay with the partitioner, but behind a barrier that keeps their operand a buffer.
 """
 
@@ -17,22 +20,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from planner.emit.by_hand import Axes, by_hand, laid_split, rule_by_dims
 from planner.one_mesh.specs import from_entries
+from planner.one_mesh.tpu_tiles import lies_in_order
 from planner.program.graph import Graph, Op, Path
-from planner.program.slots import Slot
+from planner.program.slots import BOUNDARY, Slot
 from planner.program.spec_entries import parts_over
-from planner.rules.primitives import kinds_where
+from planner.rules.primitives import kinds_where, traits
 from planner.rules.rule import Dims, Rule
 
 
 def local_calls(
-    graph: Graph, constraints: Mapping[Slot, tuple[PartitionSpec, ...]], mesh: Mesh | AbstractMesh
+    graph: Graph, constraints: Mapping[Slot, tuple[PartitionSpec, ...]], mesh: Mesh | AbstractMesh, platform: str
 ) -> dict[Path, Callable[..., Sequence[Any]]]:
-    """For the path of every local op whose results the constraints split: a function that computes them part by part."""
+    """For the path of every local op whose results the constraints split: a function that computes them part by part.
+
+    `platform` is that whose compiler builds the program.
+    """
     found: dict[Path, Callable[..., Sequence[Any]]] = {}
+    kept = _on_donated(graph) if platform == "tpu" else frozenset[int]()
     for op in graph.of_kinds(kinds_where(lambda row: row.by_hand in ("parts", "barrier"))):
         split = laid_split(graph, op, constraints, mesh.size)
         how = by_hand(graph, op, split)
@@ -40,11 +49,31 @@ def local_calls(
             found[op.path] = partial(_behind_barrier, op.primitive, op.params)
         rule = rule_by_dims(graph, op) if how == "parts" else None
         if rule is not None:
-            found[op.path] = _local(op, rule, split.results[0], mesh)
+            found[op.path] = _local(op, rule, split.results[0], mesh, op.id in kept)
     return found
 
 
-def _local(op: Op, rule: Rule, made: Axes, mesh: Mesh | AbstractMesh) -> Callable[..., Sequence[Any]]:
+def _on_donated(graph: Graph) -> frozenset[int]:
+    """The updates in a row of which a result takes the place of a donated argument."""
+    first = {outside: inside for inside, outside in graph.ties}
+    found, met, left = set[int](), set[int](), [graph.outputs[result] for result in graph.aliases]
+    while left:
+        tensor = left.pop()
+        producer = graph.tensors[tensor].producer
+        if producer is None or tensor in met:
+            continue
+        met.add(tensor)
+        op = graph.ops[producer]
+        if op.kind in BOUNDARY or traits(op.kind).renames:
+            left += op.operands
+            left += [first[tensor]] if tensor in first else []
+        elif traits(op.kind).updates is not None:
+            found.add(op.id)
+            left.append(op.operands[0])
+    return frozenset(found)
+
+
+def _local(op: Op, rule: Rule, made: Axes, mesh: Mesh | AbstractMesh, as_given: bool) -> Callable[..., Sequence[Any]]:
     axes = {factor: names for dim, names in zip(rule.results[0], made, strict=True) for factor in dim}
 
     def spec(dims: Dims) -> Axes:
@@ -52,7 +81,7 @@ def _local(op: Op, rule: Rule, made: Axes, mesh: Mesh | AbstractMesh) -> Callabl
 
     operands = [spec(dims) for dims in rule.operands]
     if op.kind == "dynamic_update_slice":
-        function = partial(_updated, operands[0], operands[1], dict(mesh.shape))
+        function = partial(_updated, operands[0], operands[1], dict(mesh.shape), as_given)
     else:
         function = partial(_bound, op.primitive, op.params)
     return jax.shard_map(
@@ -78,7 +107,13 @@ def _behind_barrier(primitive: Any, params: Mapping[str, Any], operand: Any, *re
 
 
 def _updated(
-    operand_spec: Axes, update_spec: Axes, sizes: Mapping[str, int], operand: Any, update: Any, *starts: Any
+    operand_spec: Axes,
+    update_spec: Axes,
+    sizes: Mapping[str, int],
+    as_given: bool,
+    operand: Any,
+    update: Any,
+    *starts: Any,
 ) -> tuple[Any, ...]:
     """The part of a dynamic update: where only the operand is split, the device that holds the element writes it."""
     here, places = jnp.bool_(True), list[Any]()
@@ -94,4 +129,16 @@ def _updated(
             place = jnp.clip(place, 0, operand.shape[dim] - 1)
         places.append(place)
     before = lax.dynamic_slice(operand, places, update.shape)
-    return (lax.dynamic_update_slice(operand, jnp.where(here, update, before), places),)
+    made = lax.dynamic_update_slice(operand, jnp.where(here, update, before), places)
+    return (_as_given(made) if as_given else made,)
+
+
+def _as_given(x: Any) -> Any:
+    """An array in the layout that it has as an argument, if that is in the order of its dims.
+
+    XLA's TPU compiler lays out a carry as its readers want it, and copies all of it before and behind the loop, where that
+    is another layout than the argument's.
+    """
+    if not lies_in_order(tuple(x.shape), x.dtype.itemsize):
+        return x
+    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))

@@ -106,7 +106,8 @@ class Runner:
 
         graph = self._graph or build_graph(self.program)
         laid = self._decision.constraints
-        by_hand = {**exchanges(graph, laid, mesh), **kernels(graph, laid, mesh), **local_calls(graph, laid, mesh)}
+        parts = local_calls(graph, laid, mesh, self.target.platform)
+        by_hand = {**exchanges(graph, laid, mesh), **kernels(graph, laid, mesh), **parts}
         return constrained(self.program, edits, by_hand)
 
     @cached_property

@@ -39,6 +39,22 @@ def tiled_bytes(shape: tuple[int, ...], itemsize: float) -> float:
     return least * itemsize
 
 
+def lies_in_order(shape: tuple[int, ...], itemsize: float) -> bool:
+    """Whether an argument of this (local) shape lies in the order of its dims: no other layout has less padding.
+
+    Elements below 4 bytes are packed, as many rows of a tile as make up a word.
+    """
+    if len(shape) < 2 or 0 in shape:
+        return len(shape) < 2
+    packed = max(1, int(4 / itemsize))
+
+    def padded(second: int, minor: int) -> float:
+        rows = max(packed, min(SUBLANES, _power_of_2(second)))
+        return _round(minor, LANES) * _round(second, rows) / (minor * second)
+
+    return padded(*shape[-2:]) <= min(padded(*pair) for pair in permutations(_distinct(shape), 2))
+
+
 def local_tiled_bytes(locations: Locations, axis_sizes: Sequence[int], shape: Sequence[int], itemsize: float) -> Floats:
     """Bytes per device of an array of this whole shape at each of the locations (see `reshard.Locations`)."""
     rows, row_of = distinct_lines(locations)

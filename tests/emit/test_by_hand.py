@@ -52,7 +52,7 @@ def test_a_choice_and_its_constraints_agree_on_what_is_emitted_by_hand(name: str
     for node, pick in bench.choices():
         chosen = Chosen(instance=instance, choice=tuple(bench.following(node, pick)))
         constraints = place(chosen, sum_whole=True).constraints
-        written = {**exchanges(graph, constraints, mesh), **local_calls(graph, constraints, mesh)}
+        written = {**exchanges(graph, constraints, mesh), **local_calls(graph, constraints, mesh, "cpu")}
         for op in graph.ops:
             predicted = by_hand(graph, op, chosen_split(chosen, op))
             laid = by_hand(graph, op, laid_split(graph, op, constraints, mesh.size))

@@ -10,8 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import PartitionSpec
 
+import planner
+from planner.machine.target import Target
 from planner.testing import assert_same_as_single_device
+from planner.verify.aot import aot_compile, unavailable_reason
 
 
 def normal(*shape: int) -> jax.Array:
@@ -62,13 +66,65 @@ def test_every_device_computes_its_part(name: str) -> None:
         function,
         args,
         mesh=dict(zip("xy", sizes, strict=False)),
-        pins={"out": jax.sharding.PartitionSpec(*_split(jax.eval_shape(function, *args).shape, sizes))},
+        pins={"out": PartitionSpec(*_split(jax.eval_shape(function, *args).shape, sizes))},
     )
     found = plan.verify()
     assert found.collectives.compiled_bytes <= found.collectives.predicted_bytes + 64, str(found)
     wanted = jax.grad(lambda *a: jnp.sum(jnp.sin(function(*a))))(*args)
     got = jax.jit(jax.grad(lambda *a: jnp.sum(jnp.sin(plan(*a)))))(*args)
     np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+def _carried(c: jax.Array, x: jax.Array, at: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A token written into a cache of shape (layers, batch, length, heads, width) and attended to, layer by layer."""
+
+    def body(n: Any, carry: Any) -> Any:
+        c, x = carry
+        c = lax.dynamic_update_slice(c, x[None, :, None], (n, 0, at, 0, 0))
+        query = jnp.stack([x] * 8, axis=2)
+        scores = jax.nn.softmax(jnp.einsum("bhgw,bthw->bhgt", query, c[n]).astype(jnp.float32))
+        return c, jnp.einsum("bhgt,bthw->bhw", scores.astype(c.dtype), c[n])
+
+    return lax.fori_loop(0, c.shape[0], body, (c, x))
+
+
+@pytest.mark.skipif(bool(unavailable_reason("tpu")), reason=unavailable_reason("tpu") or "libtpu is there")
+def test_a_donated_cache_keeps_its_layout_in_a_loop() -> None:
+    """Left to itself, the compiler lays it out anew before the loop and back behind it."""
+    cache = jax.ShapeDtypeStruct((4, 8, 1024, 8, 128), jnp.bfloat16)
+    args = cache, jax.ShapeDtypeStruct((8, 8, 128), jnp.bfloat16), jax.ShapeDtypeStruct((), jnp.int32)
+    plan = planner.plan(
+        _carried,
+        args,
+        topology="v5e:2x2",
+        mesh={"x": 4},
+        pins={"c": PartitionSpec(None, "x")},
+        donate_argnums=0,
+        options=planner.Options(check="never"),
+    )
+    report = aot_compile(plan.jit, args, mesh_shape={"x": 4}, topology="v5e:2x2")
+    held = cache.size * 2 / 4
+    assert report.memory is not None
+    assert report.memory.peak_bytes < 1.7 * held
+    copies = [line for line in report.hlo.splitlines() if " copy(" in line and "bf16[4,2,1024,8,128]" in line]
+    assert copies == []
+
+
+def test_layouts_change_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU's compiler takes them, too."""
+    monkeypatch.setattr(Target, "platform", "tpu")
+    args = normal(2, 4, 16, 8, 128), normal(4, 8, 128), jnp.int32(3)
+    plan = planner.plan(
+        _carried,
+        args,
+        mesh={"x": 4},
+        pins={"c": PartitionSpec(None, "x")},
+        donate_argnums=0,
+        options=planner.Options(check="never"),
+    )
+    assert "layout_constraint" in str(jax.make_jaxpr(plan.jit)(*args))
+    for meant, made in zip(jax.jit(_carried)(*args), plan(*args), strict=True):
+        np.testing.assert_allclose(made, meant, rtol=1e-5)
 
 
 def _split(shape: tuple[int, ...], sizes: tuple[int, ...]) -> list[str | None]:

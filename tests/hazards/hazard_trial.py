@@ -97,7 +97,7 @@ class Bench:
             return
         with (
             patch("planner.emit.runner.exchanges", lambda graph, constraints, mesh: {}),
-            patch("planner.emit.runner.local_calls", lambda graph, constraints, mesh: {}),
+            patch("planner.emit.runner.local_calls", lambda graph, constraints, mesh, platform: {}),
         ):
             yield
 
