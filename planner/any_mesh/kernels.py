@@ -116,13 +116,27 @@ class _Walk:
         tensor, dims = op.operands[position], self.grouping.placements[op.id].operands[position]
         producer = self.graph.tensors[tensor].producer
         if self.stands[tensor] or producer is None:
-            return {tensor: Leaf(dims)} if self.graph.tensors[tensor].aval.bytes >= LEAST_BYTES else {}
+            share = self.sunk_share(tensor)
+            return {tensor: Leaf(dims, share)} if share * self.graph.tensors[tensor].aval.bytes >= LEAST_BYTES else {}
         leaves = self.leaves.get(tensor, {})
         if self.grouping.group_of[producer] == self.grouping.group_of[op.id]:
             return leaves
         made = self.graph.ops[producer]
         seen = self.grouping.placements[producer].results[made.results.index(tensor)]
         return self.renamed(leaves, tensor, seen, dims)
+
+    def sunk_share(self, tensor: int) -> float:
+        """The bytes that are read for each byte of a tensor: fewer for what was broadcast before the loop that reads it.
+
+        Compilers broadcast it again in every trip.
+        """
+        tensors, source = self.graph.tensors, tensor
+        while (producer := tensors[source].producer) is not None:
+            op = self.graph.ops[producer]
+            if op.kind not in ("loop_const", "broadcast_in_dim") or (source == tensor and op.kind != "loop_const"):
+                break
+            source = op.operands[0]
+        return min(1.0, tensors[source].aval.bytes / max(tensors[tensor].aval.bytes, 1.0))
 
     def renamed(self, leaves: Leaves, tensor: int, seen: Dims, own: Dims) -> Leaves:
         """Leaves in the factors of another group: `seen` and `own` are the dims of a tensor in both."""
@@ -347,7 +361,7 @@ class _Homes:
 
     def access(self, tensor: int, dims: Dims, number: int) -> Access:
         aval = self.graph.tensors[tensor].aval
-        return Access(tensor, aval.shape, aval.itemsize, dims, self.home(tensor, number), self.width(tensor))
+        return Access(tensor, aval.shape, aval.itemsize, dims, self.home(tensor, number), 1.0)
 
     def home(self, tensor: int, number: int) -> Home:
         graph = self.graph
@@ -370,18 +384,3 @@ class _Homes:
         if made is None or (readers and readers[-1] - made > SOON):
             return "memory"
         return "chip"
-
-    def width(self, tensor: int) -> float:
-        """A matmul's result that is only read as a wider float is written as such."""
-        graph = self.graph
-        producer = graph.tensors[tensor].producer
-        if producer is None or not traits(graph.ops[producer].kind).matmul or tensor in graph.returned:
-            return 1.0
-        itemsize = graph.tensors[tensor].aval.itemsize
-        widths: set[float] = set()
-        for reader, _ in graph.consumers[tensor]:
-            op = graph.ops[reader]
-            if op.kind != "convert_element_type":
-                return 1.0
-            widths.add(graph.tensors[op.results[0]].aval.itemsize)
-        return max(max(widths) / itemsize, 1.0) if len(widths) == 1 else 1.0

@@ -50,3 +50,25 @@ def test_passes_that_read_the_same_are_one_kernel() -> None:
     _, (kernel,) = _kernels(fn, X, X)
     assert (kernel.operands, kernel.results) == ((), ())
     assert [access.shape for access in kernel.others] == [X.shape] * 4
+
+
+def test_what_is_broadcast_before_a_loop_is_read_as_it_was_before() -> None:
+    mask = jax.ShapeDtypeStruct((512,), jnp.float32)
+
+    def fn(x: jax.Array, mask: jax.Array) -> jax.Array:
+        wide = jnp.broadcast_to(mask, (4096, 512))
+        return jax.lax.fori_loop(0, 8, lambda _, y: jnp.sort(y * wide, axis=0), x)
+
+    _, kernels = _kernels(fn, jax.ShapeDtypeStruct((4096, 512), jnp.float32), mask)
+    read = [access for kernel in kernels for access in kernel.others if access.shape == (4096, 512)]
+    assert sum(access.times for access in read) == 2.0
+
+
+def test_a_matmul_writes_the_type_that_it_makes() -> None:
+    def fn(x: jax.Array, up: jax.Array) -> tuple[jax.Array, jax.Array]:
+        wide = (x @ up).astype(jnp.float32)
+        return wide.sum(0), jnp.sort(wide)
+
+    graph, kernels = _kernels(fn, X, WEIGHT)
+    first = next(kernel for kernel in kernels if graph.ops[kernel.op].kind == "dot_general")
+    assert [access.itemsize * access.times for of in first.results for access in of] in ([2.0], [])

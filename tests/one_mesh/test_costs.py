@@ -1,0 +1,73 @@
+"""The cost of computing on a TPU: tiles that are filled up, and what stays on the chip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import planner
+
+CHECK = planner.Options(check="never")
+
+
+def _predicted(
+    fn: Callable[..., Any], *args: Any, topology: str = "v5e:2x2", mesh: dict[str, int] | None = None
+) -> Any:
+    return planner.plan(fn, args, topology=topology, mesh=mesh or {"x": 1}, options=CHECK).predicted
+
+
+def _square(columns: int, contracted: int = 4096, rows: int = 4096) -> tuple[jax.ShapeDtypeStruct, ...]:
+    return (
+        jax.ShapeDtypeStruct((rows, contracted), jnp.bfloat16),
+        jax.ShapeDtypeStruct((contracted, columns), jnp.bfloat16),
+    )
+
+
+def _product(x: jax.Array, y: jax.Array) -> jax.Array:
+    return x @ y
+
+
+@pytest.mark.parametrize(("columns", "filled"), [(4096, 4096), (4096 + 64, 4096 + 128)])
+def test_a_matmul_fills_up_its_tiles(columns: int, filled: int) -> None:
+    full, narrow = (_predicted(_product, *_square(n, rows=8192 + 1)) for n in (4096, columns))
+    assert narrow.flops == full.flops * columns / 4096
+    assert narrow.compute_seconds == pytest.approx(full.compute_seconds * filled / 4096, rel=1e-3)
+
+
+def test_either_side_may_be_the_weights() -> None:
+    """A few rows stream past the weights, or the other way round: what is filled up least."""
+    assert _predicted(_product, *_square(4096, rows=8)).compute_seconds == pytest.approx(
+        _predicted(_product, *_square(8, rows=4096)).compute_seconds, rel=0.1
+    )
+
+
+def test_what_stays_on_the_chip_costs_no_traffic() -> None:
+    def chain(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.sort(jnp.sort(x) @ y)
+
+    small, large = (
+        _predicted(chain, *(jax.ShapeDtypeStruct((n, n), jnp.bfloat16) for _ in range(2))) for n in (1024, 8192)
+    )
+    # Small: x, y and the result. Large: what is made between is written and read as well.
+    assert small.traffic_bytes == pytest.approx(3 * 2 * 1024**2, rel=0.01)
+    assert large.traffic_bytes == pytest.approx(7 * 2 * 8192**2, rel=0.01)
+
+
+def test_padding_is_moved_as_well() -> None:
+    found = _predicted(lambda x: jnp.sort(x, axis=0), jax.ShapeDtypeStruct((65, 65, 65), jnp.float32))
+    assert found.traffic_bytes == 2 * 4 * 65 * 72 * 128
+
+
+def test_the_op_graph_adds_up_to_the_prediction() -> None:
+    def fn(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
+        return jnp.tanh(jnp.tanh(x @ up) @ down.T) + x
+
+    args = (*_square(2048, 512, 4096), jax.ShapeDtypeStruct((512, 2048), jnp.bfloat16))
+    plan = planner.plan(fn, args, topology="v5e:2x2", mesh={"x": 2, "y": 2}, options=CHECK)
+    nodes = [data for _, data in plan.graph.nodes(data=True)]
+    assert sum(data["bytes"] for data in nodes) == pytest.approx(plan.predicted.traffic_bytes)
+    assert sum(data["seconds"] for data in nodes) == pytest.approx(plan.predicted.compute_seconds)
