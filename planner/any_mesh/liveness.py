@@ -19,9 +19,10 @@ from typing import Literal, NamedTuple
 from planner.any_mesh.groups import Grouping
 from planner.any_mesh.hoisted import hoisted_casts
 from planner.any_mesh.in_place import InPlace, in_place
+from planner.any_mesh.narrow import NarrowReads
 from planner.any_mesh.op_forms import is_fused
 from planner.any_mesh.read_through import ReadThrough, read_through
-from planner.any_mesh.share import WHOLE, Share
+from planner.any_mesh.share import Share
 from planner.program.graph import Graph, Op
 from planner.program.slots import ENTERING, LEAVING
 from planner.rules.primitives import kinds_where, traits
@@ -45,6 +46,7 @@ class Liveness:
     steps: int
     in_place: InPlace
     read_through: ReadThrough
+    narrow: NarrowReads
 
 
 NEIGHBOURS = 4
@@ -76,6 +78,7 @@ def analyse(graph: Graph, grouping: Grouping) -> Liveness:
     spans = region_spans(graph)
     last = _last_uses(graph, passes, materialised, spans)
     found = in_place(graph, materialised, last, spans)
+    narrow = NarrowReads(graph)
     buffers: list[Buffer] = []
     for op in graph.ops:
         for tensor in op.results:
@@ -83,16 +86,18 @@ def analyse(graph: Graph, grouping: Grouping) -> Liveness:
                 continue
             start = spans[op.region][0] if op.kind == "loop_stack" else op.id
             stop = max(last[tensor], op.id + 1)
-            share = _for_matmuls(graph, tensor) if _only_matmuls_read(graph, tensor) else WHOLE
-            buffers.append(Buffer(tensor=tensor, start=start, stop=stop, share=share))
-    buffers += _shared_operands(graph, passes, materialised)
-    buffers += [Buffer(tensor=t, share=share, start=a, stop=b) for t, share, a, b in hoisted_casts(graph, spans)]
+            buffers.append(Buffer(tensor=tensor, start=start, stop=stop, share=narrow.share(tensor)))
+    buffers += _shared_operands(graph, passes, materialised, narrow)
+    buffers += [
+        Buffer(tensor=t, share=share, start=a, stop=b) for t, share, a, b in hoisted_casts(graph, narrow, spans)
+    ]
     return Liveness(
         materialised=tuple(materialised),
         buffers=tuple(buffers),
         steps=len(graph.ops),
         in_place=found,
         read_through=read_through(graph, materialised, passes),
+        narrow=narrow,
     )
 
 
@@ -185,20 +190,9 @@ def _must_stand(graph: Graph, tensor: int, needs: Sequence[Need], hard: bool) ->
     return False
 
 
-def _only_matmuls_read(graph: Graph, tensor: int) -> bool:
-    readers = [graph.ops[reader] for reader, _ in graph.consumers[tensor]]
-    exact = any(op.params.get("precision") is not None for op in readers)
-    return (
-        bool(readers) and not exact and tensor not in graph.returned and all(traits(op.kind).matmul for op in readers)
-    )
-
-
-def _for_matmuls(graph: Graph, tensor: int) -> Share:
-    """How what matmuls alone read is stored: a TPU multiplies float32 of default precision as bfloat16."""
-    return Share(tpu=0.5) if graph.tensors[tensor].aval.dtype == "float32" else WHOLE
-
-
-def _shared_operands(graph: Graph, passes: Sequence[bool], materialised: Sequence[bool]) -> list[Buffer]:
+def _shared_operands(
+    graph: Graph, passes: Sequence[bool], materialised: Sequence[bool], narrow: NarrowReads
+) -> list[Buffer]:
     """What a pass computes for several matmuls side by side (as for the two gradients of one): stored while they run.
 
     Matmuls far apart (a forward and its backward one) compute it each for themselves.
@@ -213,7 +207,7 @@ def _shared_operands(graph: Graph, passes: Sequence[bool], materialised: Sequenc
         reads = sorted({reader for reader, _ in consumers if reader in rank})
         for first, second in pairwise(reads):
             if rank[second] == rank[first] + 1 and second - first <= NEIGHBOURS:
-                share = _for_matmuls(graph, tensor.id)
+                share = narrow.share(tensor.id, [(first, 0), (second, 0)])
                 found.append(Buffer(tensor=tensor.id, start=first, stop=second + 1, share=share))
     return found
 

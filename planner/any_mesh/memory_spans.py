@@ -7,8 +7,9 @@ that bytes are worked out per form and not per item.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,11 +22,32 @@ from planner.program.slots import ENTERING
 from planner.rules.rule import Dims
 from planner.vectors import Indices
 
-TensorForm = tuple[Aval, Dims, Share]
-"""Type of a tensor, the factors of its dims, and in how many of its bytes it stands."""
+Reduced = frozenset[int]
 
-Item = tuple[int, int, Dims, Share, int, int]
-"""Tensor, node, dims, share of its bytes, start and stop."""
+
+class TensorForm(NamedTuple):
+    """Type of a tensor, the factors of its dims, and in how many of its bytes it stands.
+
+    `reduced` are the factors whose splitting leaves partial sums in it, where a compiler that sums over all devices at
+    once keeps the whole; None for what is no such sum.
+    """
+
+    aval: Aval
+    dims: Dims
+    share: Share
+    reduced: Reduced | None = None
+
+
+class Item(NamedTuple):
+    """A tensor as a node decides, from `start` to `stop`."""
+
+    tensor: int
+    node: int
+    dims: Dims
+    start: int
+    stop: int
+    share: Share = WHOLE
+    reduced: Reduced | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,26 +65,25 @@ class Holdings:
     def of(graph: Graph, items: Iterable[Item]) -> Holdings:
         """The columns of these items."""
         avals = graph.aval_numbers
-        numbers: dict[tuple[int, Dims, Share], int] = {}
-        rows = [
-            (tensor, node, numbers.setdefault((avals[tensor], dims, share), len(numbers)), start, stop)
-            for tensor, node, dims, share, start, stop in items
-        ]
-        of_type = {number: graph.tensors[tensor].aval for tensor, _, number, _, _ in rows}
+        numbers: dict[tuple[int, Dims, Share, Reduced | None], int] = {}
+        of_type: list[TensorForm] = []
+        rows: list[tuple[int, int, int, int, int]] = []
+        for tensor, node, dims, start, stop, share, reduced in items:
+            number = numbers.setdefault((avals[tensor], dims, share, reduced), len(numbers))
+            if number == len(of_type):
+                of_type.append(TensorForm(graph.tensors[tensor].aval, dims, share, reduced))
+            rows.append((tensor, node, number, start, stop))
         tensors, nodes, form, starts, stops = np.asarray(rows, np.intp).reshape(-1, 5).T
-        return Holdings(
-            tensors=tensors,
-            nodes=nodes,
-            form=form,
-            starts=starts,
-            stops=stops,
-            forms=tuple((of_type[number], dims, share) for (_, dims, share), number in numbers.items()),
-        )
+        return Holdings(tensors=tensors, nodes=nodes, form=form, starts=starts, stops=stops, forms=tuple(of_type))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Copied:
-    """The copies that transfers may keep beside their source: copy i is of `transfers[i]`, item i of both columns."""
+    """What transfers may keep beside their source: copy i is of `transfers[i]`, item i of both columns.
+
+    Of a transfer that sums, what may be kept is the whole sum, beside the part of it that is stored in the end: its
+    "source" is that part, its "target" the sum.
+    """
 
     transfers: tuple[Transfer, ...]
     sources: Holdings
@@ -79,30 +100,38 @@ def _held(graph: Graph, flow: Flow, liveness: Liveness) -> Iterable[Item]:
     for tensor in graph.tensors:
         home = flow.home[tensor.id]
         if tensor.producer is None and home is not None and tensor.aval.bytes:
-            yield tensor.id, home[0], home[1], WHOLE, 0, liveness.steps + 1
+            yield Item(tensor.id, home[0], home[1], 0, liveness.steps + 1)
     summed: set[int] = set()
     for transfer in flow.transfers:
         made = graph.tensors[transfer.tensor]
         if transfer.reduced and made.producer is not None:
             summed.add(made.id)
-            yield made.id, transfer.source, transfer.source_dims, WHOLE, made.producer, made.producer + 1
+            yield Item(made.id, transfer.source, transfer.source_dims, made.producer, made.producer + 1)
     for buffer in liveness.buffers:
         home = flow.home[buffer.tensor]
         if home is not None:
             start = buffer.start + (buffer.tensor in summed)
-            yield buffer.tensor, home[0], home[1], buffer.share, start, buffer.stop
+            yield Item(buffer.tensor, home[0], home[1], start, buffer.stop, buffer.share)
 
 
 @paused()
-def copied(graph: Graph, flow: Flow, moving: Sequence[Transfer]) -> Copied:
-    """The copies that these transfers make, held while those run that read them."""
+def copied(graph: Graph, flow: Flow, liveness: Liveness, moving: Sequence[Transfer]) -> Copied:
+    """The copies that these transfers make, held while those run that read them, and the whole sums of parts."""
+    found = [*_copies(graph, flow, liveness, moving), *_sums(flow, liveness, moving)]
+    return Copied(
+        transfers=tuple(transfer for transfer, _, _ in found),
+        sources=Holdings.of(graph, [source for _, source, _ in found]),
+        targets=Holdings.of(graph, [target for _, _, target in found]),
+    )
+
+
+def _copies(
+    graph: Graph, flow: Flow, liveness: Liveness, moving: Sequence[Transfer]
+) -> Iterator[tuple[Transfer, Item, Item]]:
     reads: dict[int, list[tuple[int, int]]] = {}
     for read, node in flow.fetched:
         reads.setdefault(node, []).append(read)
     ops, spans = graph.ops, region_spans(graph)
-    transfers: list[Transfer] = []
-    sources: list[Item] = []
-    targets: list[Item] = []
     for transfer in moving:
         if transfer.source == transfer.target or transfer.reduced:
             continue
@@ -111,7 +140,23 @@ def copied(graph: Graph, flow: Flow, moving: Sequence[Transfer]) -> Copied:
             continue
         start = min([op for op, _ in served])
         stop = max([spans[ops[op].region][1] if ops[op].kind in ENTERING else op + 1 for op, _ in served])
-        transfers.append(transfer)
-        sources.append((transfer.tensor, transfer.source, transfer.source_dims, WHOLE, start, stop))
-        targets.append((transfer.tensor, transfer.target, transfer.target_dims, WHOLE, start, stop))
-    return Copied(transfers=tuple(transfers), sources=Holdings.of(graph, sources), targets=Holdings.of(graph, targets))
+        share = liveness.narrow.share(transfer.tensor, served)
+        source = Item(transfer.tensor, transfer.source, transfer.source_dims, start, stop, share)
+        yield transfer, source, source._replace(node=transfer.target, dims=transfer.target_dims)
+
+
+def _sums(flow: Flow, liveness: Liveness, moving: Sequence[Transfer]) -> Iterator[tuple[Transfer, Item, Item]]:
+    summed = {
+        transfer.tensor: transfer for transfer in moving if transfer.reduced and transfer.source != transfer.target
+    }
+    for buffer in liveness.buffers:
+        transfer = summed.get(buffer.tensor)
+        home = flow.home[buffer.tensor]
+        if transfer is None or home is None or home[0] != transfer.target:
+            continue
+        part = Item(buffer.tensor, home[0], home[1], buffer.start + 1, buffer.stop, reduced=frozenset())
+        yield (
+            transfer,
+            part,
+            part._replace(node=transfer.source, dims=transfer.source_dims, reduced=transfer.reduced),
+        )

@@ -77,7 +77,7 @@ class Model:
     @cached_property
     def copied(self) -> Copied:
         """What transfers may keep beside it."""
-        return copied(self.graph, self.flow, self.moving)
+        return copied(self.graph, self.flow, self.liveness, self.moving)
 
     @cached_property
     def moving(self) -> tuple[Transfer, ...]:

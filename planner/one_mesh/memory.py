@@ -30,6 +30,9 @@ from planner.vectors import Floats
 LARGE_COPY = 1e-3
 """Fetched copies below this share of the limit are left out of rows (they are still counted in the peak)."""
 
+NOT_ALL = 0.99
+"""A sum has been scattered over all devices if it is larger by more than this share of their number."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charge:
@@ -44,12 +47,14 @@ class Charge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """A fetched copy that may exist in [start, stop): bytes of the source's and of the target's spec, per strategy.
+    """A copy that may exist in [start, stop): bytes of the source's and of the target's spec, per strategy of their nodes.
 
     Copies of one `kind` have the same bytes.
     """
 
     transfer: Transfer
+    source: int
+    target: int
     kind: tuple[int, int]
     source_bytes: Floats
     target_bytes: Floats
@@ -58,8 +63,8 @@ class Copy:
 
     def bytes(self, choice: Sequence[int]) -> float:
         """Bytes of the copy under a choice: 0 where the source is read in place."""
-        target = float(self.target_bytes[choice[self.transfer.target]])
-        return target if target > float(self.source_bytes[choice[self.transfer.source]]) else 0.0
+        target = float(self.target_bytes[choice[self.target]])
+        return target if target > float(self.source_bytes[choice[self.source]]) else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -84,10 +89,7 @@ class _Table:
         _, first, which = np.unique(codes, return_index=True, return_inverse=True)
         pieces: list[Floats] = []
         for i in first.tolist():
-            aval, dims, _ = form = holdings.forms[holdings.form[i]]
-            sizes = instance.resident_bytes(aval, int(holdings.nodes[i]), dims)
-            share = _share(form, instance.tiled)
-            pieces.append(sizes if share == 1 else share * sizes)
+            pieces.append(_bytes(instance, int(holdings.nodes[i]), holdings.forms[holdings.form[i]]))
         ends = np.cumsum([0, *map(len, pieces)])
         return _Table(
             nodes=holdings.nodes,
@@ -168,17 +170,19 @@ class MemoryModel:
         """The copies that transfers may keep beside their source."""
         transfers = self.instance.model.copied.transfers
         sources, targets = self._copied
-        columns = (sources.which, targets.which, sources.starts, sources.stops)
+        columns = (sources.nodes, targets.nodes, sources.which, targets.which, sources.starts, sources.stops)
         return tuple(
             Copy(
                 transfer=transfer,
-                kind=(source, target),
-                source_bytes=sources.pieces[source],
-                target_bytes=targets.pieces[target],
+                source=source,
+                target=target,
+                kind=(of_source, of_target),
+                source_bytes=sources.pieces[of_source],
+                target_bytes=targets.pieces[of_target],
                 start=start,
                 stop=stop,
             )
-            for transfer, source, target, start, stop in zip(
+            for transfer, source, target, of_source, of_target, start, stop in zip(
                 transfers, *(column.tolist() for column in columns), strict=True
             )
         )
@@ -266,12 +270,12 @@ class MemoryModel:
 
     def _auxiliary(self, copy: Copy, nodes: list[Floats], names: list[str], edges: list[Edge]) -> Floats:
         """Adds the node that says whether a copy exists; returns its bytes per choice."""
-        transfer, node = copy.transfer, len(nodes)
+        node = len(nodes)
         usage, to_target, to_source = self._tied(copy)
         nodes.append(np.zeros(len(usage)))
-        names.append(f"copy of {self.instance.model.graph.tensors[transfer.tensor].name}")
-        edges.append(Edge(nodes=(node, transfer.target), costs=to_target))
-        edges.append(Edge(nodes=(node, transfer.source), costs=to_source))
+        names.append(f"copy of {self.instance.model.graph.tensors[copy.transfer.tensor].name}")
+        edges.append(Edge(nodes=(node, copy.target), costs=to_target))
+        edges.append(Edge(nodes=(node, copy.source), costs=to_source))
         return usage
 
     def _tied(self, copy: Copy) -> tuple[Floats, Floats, Floats]:
@@ -301,13 +305,36 @@ def whole_bytes(model: Model, *, tiled: bool) -> float:
     No plan on n devices needs less than an n-th of it on each.
     """
     held, steps = model.held, model.liveness.steps + 1
-    sizes = np.asarray([_share(form, tiled) * form[0].bytes for form in held.forms] or [0.0])[held.form]
+    sizes = np.asarray([_share(form, tiled) * form.aval.bytes for form in held.forms] or [0.0])[held.form]
     change = np.zeros(steps + 1)
     np.add.at(change, held.starts, sizes)
     np.subtract.at(change, np.minimum(held.stops, steps), sizes)
     return float(np.cumsum(change)[:steps].max(initial=0.0))
 
 
+def _bytes(instance: Instance, node: int, form: TensorForm) -> Floats:
+    """Bytes of a tensor of a form under each strategy of a node."""
+    sizes = instance.resident_bytes(form.aval, node, form.dims)
+    if form.reduced is not None:
+        return _summed_bytes(instance, node, sizes, form.reduced)
+    share = _share(form, instance.tiled)
+    return sizes if share == 1 else share * sizes
+
+
+def _summed_bytes(instance: Instance, node: int, sizes: Floats, reduced: frozenset[int]) -> Floats:
+    """Bytes of a whole sum, if it is kept, under each strategy of the node that leaves partial results.
+
+    A TPU's compiler that sums over all devices at once, to give each its part, keeps the sum and reads the parts from it.
+    Of the node that stores the parts: the most bytes of a sum that is not one over all devices for these parts.
+    """
+    mesh = instance.mesh
+    if not reduced:
+        return sizes * mesh.num_devices * NOT_ALL
+    over_all = instance.strategies[node].shards(reduced) == mesh.num_devices
+    as_one = sizes <= mesh.all_reduced["reduce-scatter"][-1]
+    return np.where(over_all & as_one & instance.tiled, sizes, 0.0)
+
+
 def _share(form: TensorForm, tiled: bool) -> float:
     """In which part of a tensor's own size it is stored."""
-    return form[2].tpu if tiled else form[2].elsewhere
+    return form.share.tpu if tiled else form.share.elsewhere

@@ -11,6 +11,7 @@ import pytest
 from planner.any_mesh.groups import group_ops
 from planner.any_mesh.hoisted import hoisted_casts
 from planner.any_mesh.liveness import analyse, region_spans
+from planner.any_mesh.narrow import NarrowReads
 from planner.any_mesh.share import Share
 from planner.program.graph import Graph
 from planner.program.jaxpr.flatten import build_graph
@@ -54,7 +55,9 @@ def _computed_with_first(c: jax.Array, w: jax.Array) -> jax.Array:
 def test_a_stack_that_is_read_through_a_cast_alone_stands_narrow_beside_itself(body: Body, hoisted: bool) -> None:
     graph = _scanned(body)
     spans = region_spans(graph)
-    assert hoisted_casts(graph, spans) == ([(graph.inputs[0], NARROW, *spans[1])] if hoisted else [])
+    assert hoisted_casts(graph, NarrowReads(graph), spans) == (
+        [(graph.inputs[0], NARROW, *spans[1])] if hoisted else []
+    )
 
 
 def test_what_widens_is_not_hoisted() -> None:
@@ -63,7 +66,7 @@ def test_what_widens_is_not_hoisted() -> None:
 
     args = (jax.ShapeDtypeStruct(STACK.shape, jnp.bfloat16), jax.ShapeDtypeStruct(X.shape, jnp.float32))
     graph = build_graph(trace(step, args), while_trips=1.0)
-    assert not hoisted_casts(graph, region_spans(graph))
+    assert not hoisted_casts(graph, NarrowReads(graph), region_spans(graph))
 
 
 def test_loops_share_a_copy_that_lives_until_the_last_of_them_ends() -> None:
@@ -74,7 +77,7 @@ def test_loops_share_a_copy_that_lives_until_the_last_of_them_ends() -> None:
     spans = region_spans(graph)
     loops = [span for span, region in zip(spans, graph.regions, strict=True) if region.kind == "scan"]
     assert len(loops) == 2
-    (found,) = hoisted_casts(graph, spans)
+    (found,) = hoisted_casts(graph, NarrowReads(graph), spans)
     assert found == (graph.inputs[0], NARROW, loops[0][0], loops[1][1])
     assert [b for b in analyse(graph, group_ops(graph)).buffers if b.tensor == graph.inputs[0]] != []
 
@@ -88,4 +91,4 @@ def test_a_stack_of_stacks_is_narrowed_once_before_both_loops() -> None:
 
     graph = build_graph(trace(step, (jax.ShapeDtypeStruct((2, *STACK.shape), jnp.float32), X)), while_trips=1.0)
     spans = region_spans(graph)
-    assert hoisted_casts(graph, spans) == [(graph.inputs[0], NARROW, *spans[1])]
+    assert hoisted_casts(graph, NarrowReads(graph), spans) == [(graph.inputs[0], NARROW, *spans[1])]

@@ -56,3 +56,23 @@ def test_a_paused_collector_goes_on_as_it_was() -> None:
     with pytest.raises(ValueError, match="within"), paused():
         raise ValueError("within")
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize(("topology", "whole"), [("v5e:4x4", True), ("cpu:16", False)])
+def test_a_sum_over_all_devices_that_the_compiler_does_not_scatter_stands_whole(topology: str, whole: bool) -> None:
+    """Its parts are read from the sum: it stands beside them where they are split over all devices, and only there."""
+    instance = small_session("deep", topology).instance({"x": 16})
+    kept: list[float] = []
+    for copy in MemoryModel(instance=instance).copies:
+        if not copy.transfer.reduced:
+            continue
+        stored = instance.stored_bytes(copy.transfer.tensor)
+        assert stored is not None
+        for source, size in enumerate(stored[1].tolist()):
+            choice = [0] * len(instance.strategies)
+            for target in range(len(copy.target_bytes)):
+                choice[copy.source], choice[copy.target] = source, target
+                if copy.bytes(choice):
+                    kept.append(copy.bytes(choice))
+                    assert copy.bytes(choice) > 15 * size
+    assert bool(kept) is whole
