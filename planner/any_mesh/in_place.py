@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from planner.program.graph import Graph, Op
-from planner.program.slots import ENTERING
+from planner.program.slots import BOUNDARY, ENTERING
 from planner.rules.primitives import traits
 
 READ_AND_WRITTEN = 2.0
@@ -57,6 +57,27 @@ def in_place(
         elif traits(op.kind).updates is not None and walk.must_copy(op):
             walk.passes[op.id] += READ_AND_WRITTEN * trips
     return InPlace(taken=frozenset(walk.taken), passes=dict(walk.passes))
+
+
+def on_donated(graph: Graph) -> frozenset[int]:
+    """The arrays that follow one another, by updates and through loops, from a donated argument to what takes its place."""
+    first = {outside: inside for inside, outside in graph.ties}
+    found, left = set[int](), [graph.outputs[result] for result in graph.aliases]
+    while left:
+        tensor = left.pop()
+        producer = graph.tensors[tensor].producer
+        if producer is None or tensor in found:
+            continue
+        op = graph.ops[producer]
+        if op.kind in BOUNDARY or traits(op.kind).renames:
+            left += op.operands
+            left += [first[tensor]] if tensor in first else []
+        elif traits(op.kind).updates is not None:
+            left.append(op.operands[0])
+        else:
+            continue
+        found.add(tensor)
+    return frozenset(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,12 +18,16 @@ from planner.rules.rule import Dims
 
 
 class Array(NamedTuple):
-    """An array that is moved: its shape, whose dims are in the factors of a group, and where it may stand."""
+    """An array that is moved: its shape, whose dims are in the factors of a group, and where it may stand.
+
+    With `turned` it is moved only where a device holds several elements along that dim, and its dims lie in their order.
+    """
 
     shape: tuple[int, ...]
     itemsize: float
     dims: Dims
     home: Home
+    turned: int | None = None
 
 
 class Movement(NamedTuple):
@@ -65,7 +69,8 @@ def _of_kernel(graph: Graph, grouping: Grouping, kernel: Kernel) -> Iterator[Mov
 
 
 def _moved(op: Op, access: Access) -> Movement:
-    return Movement(op.id, Array(access.shape, access.itemsize, access.dims, access.home), access.times)
+    array = Array(access.shape, access.itemsize, access.dims, access.home, access.turned)
+    return Movement(op.id, array, access.times)
 
 
 def _whole(graph: Graph, grouping: Grouping, op: Op, tensor: int, times: float = 1.0) -> Movement:

@@ -16,12 +16,14 @@ come from these kernels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from planner.any_mesh.groups import Grouping
+from planner.any_mesh.in_place import READ_AND_WRITTEN
 from planner.any_mesh.liveness import Liveness, is_pass
+from planner.any_mesh.turned_slices import turned_slices
 from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY, ENTERING, LEAVING
 from planner.rules.primitives import traits
@@ -39,7 +41,7 @@ SOON = 16
 
 class Access(NamedTuple):
     """A tensor that a kernel reads or writes: `times` the bytes of an array of this shape, whose dims are in the factors
-    of the kernel's group."""
+    of the kernel's group. With `turned`: of a copy that is made as `turned_slices` says of that dim."""
 
     tensor: int
     shape: tuple[int, ...]
@@ -47,6 +49,7 @@ class Access(NamedTuple):
     dims: Dims
     home: Home
     times: float
+    turned: int | None = None
 
 
 class Kernel(NamedTuple):
@@ -315,6 +318,7 @@ class _Homes:
             for leaf in {leaf for of in (*kernel.operands, kernel.reads) for leaf in of}:
                 if walk.made_by.get(leaf) != number:
                     self.readers.setdefault(leaf, []).append(number)
+        self.copied = turned_slices(graph)
         self.bound: dict[int, str] = {}
         for op in graph.ops:
             if op.kind in LEAVING:
@@ -343,8 +347,17 @@ class _Homes:
             others=(
                 *(self.read(t, leaf, number) for t, leaf in kernel.reads.items()),
                 *(self.access(t, d, number) for t, d in kernel.writes.items()),
+                *self.turned(kernel),
             ),
         )
+
+    def turned(self, kernel: _Kernel) -> Iterator[Access]:
+        """The copies of slices that a matmul does not read where they lie: written, and read from the stack."""
+        op = self.graph.ops[kernel.op]
+        for position, itemsize, dim in self.copied.get(op.id, ()) if kernel.anchor else ():
+            tensor, dims = op.operands[position], self.walk.grouping.placements[op.id].operands[position]
+            shape = self.graph.tensors[tensor].aval.shape
+            yield Access(tensor, shape, itemsize, dims, "chip", READ_AND_WRITTEN, dim)
 
     def read(self, tensor: int, leaf: Leaf, number: int, *, direct: bool = False) -> Access:
         """What a kernel reads. What a matmul reads directly of a parameter in float32 was made bfloat16 before."""

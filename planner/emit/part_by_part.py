@@ -23,13 +23,14 @@ from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
+from planner.any_mesh.in_place import on_donated
 from planner.emit.by_hand import Axes, by_hand, laid_split, rule_by_dims
 from planner.one_mesh.specs import from_entries
 from planner.one_mesh.tpu_tiles import lies_in_order
 from planner.program.graph import Graph, Op, Path
-from planner.program.slots import BOUNDARY, Slot
+from planner.program.slots import Slot
 from planner.program.spec_entries import parts_over
-from planner.rules.primitives import kinds_where, traits
+from planner.rules.primitives import kinds_where
 from planner.rules.rule import Dims, Rule
 
 
@@ -41,7 +42,7 @@ def local_calls(
     `platform` is that whose compiler builds the program.
     """
     found: dict[Path, Callable[..., Sequence[Any]]] = {}
-    kept = _on_donated(graph) if platform == "tpu" else frozenset[int]()
+    kept = on_donated(graph) if platform == "tpu" else frozenset[int]()
     for op in graph.of_kinds(kinds_where(lambda row: row.by_hand in ("parts", "barrier"))):
         split = laid_split(graph, op, constraints, mesh.size)
         how = by_hand(graph, op, split)
@@ -49,28 +50,8 @@ def local_calls(
             found[op.path] = partial(_behind_barrier, op.primitive, op.params)
         rule = rule_by_dims(graph, op) if how == "parts" else None
         if rule is not None:
-            found[op.path] = _local(op, rule, split.results[0], mesh, op.id in kept)
+            found[op.path] = _local(op, rule, split.results[0], mesh, op.results[0] in kept)
     return found
-
-
-def _on_donated(graph: Graph) -> frozenset[int]:
-    """The updates in a row of which a result takes the place of a donated argument."""
-    first = {outside: inside for inside, outside in graph.ties}
-    found, met, left = set[int](), set[int](), [graph.outputs[result] for result in graph.aliases]
-    while left:
-        tensor = left.pop()
-        producer = graph.tensors[tensor].producer
-        if producer is None or tensor in met:
-            continue
-        met.add(tensor)
-        op = graph.ops[producer]
-        if op.kind in BOUNDARY or traits(op.kind).renames:
-            left += op.operands
-            left += [first[tensor]] if tensor in first else []
-        elif traits(op.kind).updates is not None:
-            found.add(op.id)
-            left.append(op.operands[0])
-    return frozenset(found)
 
 
 def _local(op: Op, rule: Rule, made: Axes, mesh: Mesh | AbstractMesh, as_given: bool) -> Callable[..., Sequence[Any]]:

@@ -25,7 +25,7 @@ from planner.any_mesh.program_model import Model
 from planner.one_mesh.mesh import Mesh
 from planner.one_mesh.reshard import Locations, local_bytes
 from planner.one_mesh.strategies import Strategies
-from planner.one_mesh.tpu_tiles import LANES, local_tiled_bytes
+from planner.one_mesh.tpu_tiles import LANES, local_tiled_bytes, turned
 from planner.program.graph import Graph, Op
 from planner.rules.kernels.kernel_parts import kernel_of
 from planner.rules.op_work import op_engine, op_flops
@@ -100,6 +100,8 @@ def kernel_traffic(
 def _moved_of(array: Array, strategies: Strategies, on_chip_bytes: float) -> Floats:
     located = strategies.locations(array.dims)
     sizes = local_tiled_bytes(located, strategies.axis_sizes, array.shape, array.itemsize)
+    if array.turned is not None:
+        sizes *= turned(located, strategies.axis_sizes, array.shape, array.itemsize, array.turned)
     room = ON_CHIP[array.home] * on_chip_bytes
     return np.where(sizes < room, 0.0, sizes) if room else sizes
 

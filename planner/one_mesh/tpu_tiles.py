@@ -7,7 +7,7 @@ padding.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import permutations
 
@@ -57,15 +57,31 @@ def lies_in_order(shape: tuple[int, ...], itemsize: float) -> bool:
 
 def local_tiled_bytes(locations: Locations, axis_sizes: Sequence[int], shape: Sequence[int], itemsize: float) -> Floats:
     """Bytes per device of an array of this whole shape at each of the locations (see `reshard.Locations`)."""
+    return _of_parts(lambda local: tiled_bytes(local, itemsize), locations, axis_sizes, shape)
+
+
+def turned(locations: Locations, axis_sizes: Sequence[int], shape: Sequence[int], itemsize: float, dim: int) -> Floats:
+    """1 where a device's part of an array has several elements along a dim and lies in the order of its dims, else 0."""
+
+    def is_turned(local: tuple[int, ...]) -> float:
+        return float(local[dim] > 1 and lies_in_order(local, itemsize))
+
+    return _of_parts(is_turned, locations, axis_sizes, shape)
+
+
+def _of_parts(
+    figure: Callable[[tuple[int, ...]], float], locations: Locations, axis_sizes: Sequence[int], shape: Sequence[int]
+) -> Floats:
+    """A figure of the shape of a device's part of an array at each of the locations."""
     rows, row_of = distinct_lines(locations)
-    sizes = np.zeros(len(rows))
+    found = np.zeros(len(rows))
     for i, row in enumerate(rows.tolist()):
         local = list(shape)
         for axis, dim in enumerate(row):
             if dim >= 0:
                 local[dim] //= axis_sizes[axis]
-        sizes[i] = tiled_bytes(tuple(local), itemsize)
-    return sizes[row_of]
+        found[i] = figure(tuple(local))
+    return found[row_of]
 
 
 def _distinct(shape: Sequence[int]) -> list[int]:
