@@ -26,7 +26,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from planner.any_mesh.in_place import on_donated
 from planner.emit.by_hand import Axes, by_hand, laid_split, rule_by_dims
 from planner.one_mesh.specs import from_entries
-from planner.one_mesh.tpu_tiles import lies_in_order
+from planner.one_mesh.tpu_tiles import argument_order
 from planner.program.graph import Graph, Op, Path
 from planner.program.slots import Slot
 from planner.program.spec_entries import parts_over
@@ -115,11 +115,9 @@ def _updated(
 
 
 def _as_given(x: Any) -> Any:
-    """An array in the layout that it has as an argument, if that is in the order of its dims.
+    """An array in the layout that it has as an argument.
 
-    XLA's TPU compiler lays out a carry as its readers want it, and copies all of it before and behind the loop, where that
-    is another layout than the argument's.
+    XLA's TPU compiler lays out a carry as its readers or its updates want it, and copies all of it before and behind the
+    loop, where that is another layout than the argument's.
     """
-    if not lies_in_order(tuple(x.shape), x.dtype.itemsize):
-        return x
-    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+    return with_layout_constraint(x, Layout(argument_order(tuple(x.shape), x.dtype.itemsize)))

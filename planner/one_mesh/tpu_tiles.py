@@ -39,20 +39,25 @@ def tiled_bytes(shape: tuple[int, ...], itemsize: float) -> float:
     return least * itemsize
 
 
-def lies_in_order(shape: tuple[int, ...], itemsize: float) -> bool:
-    """Whether an argument of this (local) shape lies in the order of its dims: no other layout has less padding.
+@lru_cache(maxsize=65536)
+def argument_order(shape: tuple[int, ...], itemsize: float) -> tuple[int, ...]:
+    """The dims of an argument of this (local) shape from the outermost to the innermost in memory.
 
-    Elements below 4 bytes are packed, as many rows of a tile as make up a word.
+    The two innermost are those with the least padding, of equal ones the last; the others lie in their order. Elements
+    below 4 bytes are packed: a tile has as many rows as make up a word, or more.
     """
-    if len(shape) < 2 or 0 in shape:
-        return len(shape) < 2
+    rank = len(shape)
+    if rank < 2 or 0 in shape:
+        return tuple(range(rank))
     packed = max(1, int(4 / itemsize))
 
-    def padded(second: int, minor: int) -> float:
+    def padding(pair: tuple[int, int]) -> float:
+        minor, second = shape[pair[0]], shape[pair[1]]
         rows = max(packed, min(SUBLANES, _power_of_2(second)))
         return _round(minor, LANES) * _round(second, rows) / (minor * second)
 
-    return padded(*shape[-2:]) <= min(padded(*pair) for pair in permutations(_distinct(shape), 2))
+    minor, second = min(permutations(reversed(range(rank)), 2), key=padding)
+    return (*(dim for dim in range(rank) if dim not in (minor, second)), second, minor)
 
 
 def local_tiled_bytes(locations: Locations, axis_sizes: Sequence[int], shape: Sequence[int], itemsize: float) -> Floats:
@@ -62,9 +67,10 @@ def local_tiled_bytes(locations: Locations, axis_sizes: Sequence[int], shape: Se
 
 def turned(locations: Locations, axis_sizes: Sequence[int], shape: Sequence[int], itemsize: float, dim: int) -> Floats:
     """1 where a device's part of an array has several elements along a dim and lies in the order of its dims, else 0."""
+    in_order = tuple(range(len(shape)))
 
     def is_turned(local: tuple[int, ...]) -> float:
-        return float(local[dim] > 1 and lies_in_order(local, itemsize))
+        return float(local[dim] > 1 and argument_order(local, itemsize) == in_order)
 
     return _of_parts(is_turned, locations, axis_sizes, shape)
 
