@@ -24,3 +24,4 @@ from cost_models.topology import parse_topology as parse_topology
 from cost_models.work import engine as engine
 from cost_models.work import flops as flops
 from cost_models.work import is_known as is_known
+from cost_models.work import tpu_passes as tpu_passes

@@ -213,3 +213,23 @@ def ormqr(operands: Shapes, results: Shapes, params: Params) -> float:
 
 def symmetric_product(operands: Shapes, results: Shapes, params: Params) -> float:
     return float(math.prod(results[-1]) * operands[0][-1])
+
+
+# Passes over memory: how often a TPU goes over the operands and results of an op.
+
+
+def fft_passes(operands: Shapes, results: Shapes, params: Params) -> float:
+    """Products with matrices of roots of unity: one stage up to 256 points, else two; what is real is made complex."""
+    passes = sum(2.25 if length <= 256 else 5.5 for length in params["fft_lengths"])
+    return passes if operands[0] == results[0] else 2 * passes
+
+
+def sort_passes(operands: Shapes, results: Shapes, params: Params) -> float:
+    """It is laid out for the sort and back; of several operands sorted by one the second way is left out."""
+    return 3.0 if len(operands) == 1 else 2.0
+
+
+def cumulative_passes(operands: Shapes, results: Shapes, params: Params) -> float:
+    """Sums within tiles, then over tiles; along the last dim it is laid out anew."""
+    axis, shape = int(params["axis"]), operands[0]
+    return (1.0 if shape[axis] <= 128 else 2.0) + (axis == len(shape) - 1)

@@ -13,10 +13,12 @@ from cost_models.formulas import (
     cholesky,
     cholesky_update,
     convolution,
+    cumulative_passes,
     dot_general,
     eig,
     eigh,
     fft,
+    fft_passes,
     hessenberg,
     householder,
     integer_pow,
@@ -30,6 +32,7 @@ from cost_models.formulas import (
     scaled_matmul,
     scatter_update,
     sort,
+    sort_passes,
     svd,
     symmetric_product,
     top_k,
@@ -53,6 +56,10 @@ class Work:
 
     engine: Engine = "vector"
     """The unit that runs it; factorizations are bound by their panels, and count as vector work."""
+
+    tpu_passes: float | Formula = 1.0
+    """How often what XLA's TPU compiler makes of it goes over the memory of its operands and results: read off the
+    schedules of microprograms on v5e (libtpu 0.0.42)."""
 
 
 PRIMITIVES: Mapping[str, Work] = MappingProxyType(
@@ -102,10 +109,10 @@ PRIMITIVES: Mapping[str, Work] = MappingProxyType(
         "cosh": Work(1),
         "create_token": Work(0),
         "cumlogsumexp": Work(reduction),
-        "cummax": Work(reduction),
-        "cummin": Work(reduction),
-        "cumprod": Work(reduction),
-        "cumsum": Work(reduction),
+        "cummax": Work(reduction, tpu_passes=cumulative_passes),
+        "cummin": Work(reduction, tpu_passes=cumulative_passes),
+        "cumprod": Work(reduction, tpu_passes=cumulative_passes),
+        "cumsum": Work(reduction, tpu_passes=cumulative_passes),
         "dce_sink": Work(0),
         "debug_callback": Work(0),
         "debug_print": Work(0),
@@ -132,7 +139,7 @@ PRIMITIVES: Mapping[str, Work] = MappingProxyType(
         "exp2": Work(1),
         "expand_dims": Work(0),
         "expm1": Work(1),
-        "fft": Work(fft),
+        "fft": Work(fft, tpu_passes=fft_passes),
         "floor": Work(1),
         "free_ref": Work(0),
         "freeze": Work(0),
@@ -259,7 +266,7 @@ PRIMITIVES: Mapping[str, Work] = MappingProxyType(
         "sin": Work(1),
         "sinh": Work(1),
         "slice": Work(0),
-        "sort": Work(sort),
+        "sort": Work(sort, tpu_passes=sort_passes),
         "split": Work(0),
         "sqrt": Work(1),
         "square": Work(1),

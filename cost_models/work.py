@@ -34,3 +34,9 @@ def is_known(kind: str) -> bool:
 def engine(kind: str) -> Engine:
     """The unit that runs a primitive: "matrix" or "vector"."""
     return PRIMITIVES.get(kind, UNKNOWN).engine
+
+
+def tpu_passes(kind: str, operand_shapes: Shapes, result_shapes: Shapes, params: Params) -> float:
+    """How often a TPU goes over the memory of the operands and results of one run of a primitive; parameters as `flops`."""
+    passes = PRIMITIVES.get(kind, UNKNOWN).tpu_passes
+    return passes(operand_shapes, result_shapes, params) if callable(passes) else passes

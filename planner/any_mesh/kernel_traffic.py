@@ -13,6 +13,7 @@ from planner.any_mesh.groups import Group, Grouping
 from planner.any_mesh.kernels import Access, Home, Kernel, Kernels
 from planner.any_mesh.liveness import Liveness
 from planner.program.graph import Graph, Op
+from planner.rules.op_work import op_passes
 from planner.rules.primitives import traits
 from planner.rules.rule import Dims
 
@@ -31,11 +32,12 @@ class Array(NamedTuple):
 
 
 class Movement(NamedTuple):
-    """Of an op, in one run: `times` the bytes of an array."""
+    """Of an op, in one run: `times` the bytes of an array, which is the whole of what it lies in, or part of it."""
 
     op: int
     array: Array
     times: float
+    inside: Array
 
 
 def movements(
@@ -58,24 +60,35 @@ def _of_kernel(graph: Graph, grouping: Grouping, kernel: Kernel) -> Iterator[Mov
     row = traits(op.kind)
     parts = kernel.operands and (row.picks or row.updates is not None)
     if parts and row.picks:
-        yield _whole(graph, grouping, op, op.results[0])
+        table = next((_array(access) for access in kernel.operands[0]), None)
+        yield _whole(graph, grouping, op, op.results[0], inside=table)
     elif parts and row.updates is not None:
-        yield _whole(graph, grouping, op, op.operands[row.updates], 1.0 if row.overwrites else 2.0)
+        target = next((_array(access) for access in kernel.results[0]), None)
+        times = 1.0 if row.overwrites else 2.0
+        yield _whole(graph, grouping, op, op.operands[row.updates], times, inside=target)
+    passes = op_passes(graph, op) if kernel.operands else 1.0
     for accesses in kernel.operands[1:] if parts else kernel.operands:
-        yield from (_moved(op, access) for access in accesses)
+        yield from (_moved(op, access, passes) for access in accesses)
     for accesses in kernel.results if row.updates is None else ():
-        yield from (_moved(op, access) for access in accesses)
+        yield from (_moved(op, access, passes) for access in accesses)
     yield from (_moved(op, access) for access in kernel.others)
 
 
-def _moved(op: Op, access: Access) -> Movement:
-    array = Array(access.shape, access.itemsize, access.dims, access.home, access.turned)
-    return Movement(op.id, array, access.times)
+def _array(access: Access) -> Array:
+    return Array(access.shape, access.itemsize, access.dims, access.home, access.turned)
 
 
-def _whole(graph: Graph, grouping: Grouping, op: Op, tensor: int, times: float = 1.0) -> Movement:
-    """An operand or result of an op that stands in memory, once or more."""
+def _moved(op: Op, access: Access, passes: float = 1.0) -> Movement:
+    array = _array(access)
+    return Movement(op.id, array, passes * access.times, array)
+
+
+def _whole(
+    graph: Graph, grouping: Grouping, op: Op, tensor: int, times: float = 1.0, *, inside: Array | None = None
+) -> Movement:
+    """An operand or result of an op, once or more, in memory or inside of another array."""
     placement, aval = grouping.placements[op.id], graph.tensors[tensor].aval
     sides = zip((*op.operands, *op.results), (*placement.operands, *placement.results), strict=True)
     dims = next(dims for of, dims in sides if of == tensor)
-    return Movement(op.id, Array(aval.shape, aval.itemsize, dims, "memory"), times)
+    array = Array(aval.shape, aval.itemsize, dims, "memory")
+    return Movement(op.id, array, times, array if inside is None else inside)

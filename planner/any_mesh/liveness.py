@@ -20,6 +20,7 @@ from planner.any_mesh.groups import Grouping
 from planner.any_mesh.hoisted import hoisted_casts
 from planner.any_mesh.in_place import InPlace, in_place
 from planner.any_mesh.narrow import NarrowReads
+from planner.any_mesh.often_read import stored_for_many
 from planner.any_mesh.op_forms import is_fused
 from planner.any_mesh.read_through import ReadThrough, read_through
 from planner.any_mesh.share import Share
@@ -74,7 +75,7 @@ def is_pass(graph: Graph, grouping: Grouping, op: Op) -> bool:
 def analyse(graph: Graph, grouping: Grouping) -> Liveness:
     """The materialised tensors and buffers of a graph."""
     passes = [is_pass(graph, grouping, op) for op in graph.ops]
-    materialised = _materialised(graph, grouping, passes)
+    materialised = stored_for_many(graph, passes, _materialised(graph, grouping, passes))
     spans = region_spans(graph)
     last = _last_uses(graph, passes, materialised, spans)
     found = in_place(graph, materialised, last, spans)

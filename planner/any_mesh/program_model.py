@@ -51,10 +51,12 @@ class Model:
     def moved(self, group: Group) -> tuple[Movement, ...]:
         """What the kernels of a group move, trips included: of one op and array once. Nothing where there are none."""
         if group.id not in self._moved:
-            total = defaultdict[tuple[int, Array], float](float)
-            for op, array, times in movements(self.graph, self.grouping, self.liveness, self.kernels, group):
-                total[op, array] += times * self.graph.regions[self.graph.ops[op].region].trips
-            self._moved[group.id] = tuple(Movement(*key, times) for key, times in total.items())
+            total = defaultdict[tuple[int, Array, Array], float](float)
+            for op, array, times, inside in movements(self.graph, self.grouping, self.liveness, self.kernels, group):
+                total[op, array, inside] += times * self.graph.regions[self.graph.ops[op].region].trips
+            self._moved[group.id] = tuple(
+                Movement(op, array, times, inside) for (op, array, inside), times in total.items()
+            )
         return self._moved[group.id]
 
     def factor_bytes(self, group: Group) -> Floats:

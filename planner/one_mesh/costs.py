@@ -90,20 +90,22 @@ def kernel_traffic(
         return None
     moved: dict[int, Floats] = {}
     sizes: dict[Array, Floats] = {}
-    for op, array, times in program.moved(group):
-        if array not in sizes:
-            sizes[array] = _moved_of(array, strategies, on_chip_bytes)
-        moved[op] = moved.get(op, 0.0) + times * sizes[array]
+    for op, array, times, inside in program.moved(group):
+        for of in (array, inside):
+            if of not in sizes:
+                sizes[of] = _moved_of(of, strategies)
+        room = ON_CHIP[inside.home] * on_chip_bytes
+        size = np.where(sizes[inside] < room, 0.0, sizes[array]) if room else sizes[array]
+        moved[op] = moved.get(op, 0.0) + times * size
     return moved
 
 
-def _moved_of(array: Array, strategies: Strategies, on_chip_bytes: float) -> Floats:
+def _moved_of(array: Array, strategies: Strategies) -> Floats:
     located = strategies.locations(array.dims)
     sizes = local_tiled_bytes(located, strategies.axis_sizes, array.shape, array.itemsize)
-    if array.turned is not None:
-        sizes *= turned(located, strategies.axis_sizes, array.shape, array.itemsize, array.turned)
-    room = ON_CHIP[array.home] * on_chip_bytes
-    return np.where(sizes < room, 0.0, sizes) if room else sizes
+    if array.turned is None:
+        return sizes
+    return sizes * turned(located, strategies.axis_sizes, array.shape, array.itemsize, array.turned)
 
 
 def _bytes(graph: Graph, strategies: Strategies, tensor: int, dims: Dims) -> Floats:

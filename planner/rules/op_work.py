@@ -18,6 +18,12 @@ def op_flops(graph: Graph, op: Op) -> float:
     return cost_models.flops(op.kind, operands, [graph.tensors[t].aval.shape for t in op.results], op.params)
 
 
+def op_passes(graph: Graph, op: Op) -> float:
+    """How often a TPU goes over the memory of what an op reads and makes."""
+    operands, results = ([graph.tensors[t].aval.shape for t in of] for of in (op.operands, op.results))
+    return 1.0 if op.primitive is None else cost_models.tpu_passes(op.kind, operands, results, op.params)
+
+
 def said_bytes(graph: Graph, op: Op) -> float | None:
     """The memory traffic of one run of a kernel on whole arrays, as its user says it; None where nobody does."""
     kernel = kernel_of(op)

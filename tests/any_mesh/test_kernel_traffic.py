@@ -28,7 +28,7 @@ def _moved(model: Model, kind: str) -> float:
     """The bytes that ops of a kind move, none of them on the chip."""
     total = 0.0
     for group in model.grouping.groups:
-        for op, array, times in model.moved(group):
+        for op, array, times, _ in model.moved(group):
             if model.graph.ops[op].kind == kind:
                 total += times * array.itemsize * jnp.prod(jnp.asarray(array.shape)).item()
     return total

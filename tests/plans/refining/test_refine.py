@@ -96,7 +96,7 @@ def test_the_fastest_plan_tried_is_taken(session: Session) -> None:
     """Whatever is predicted: here the judge prefers the mesh that it is told to."""
 
     def says(decision: Decision) -> Verdict:
-        return ran(decision.predicted.seconds * (1.0 if shape_of(decision) == (4, 2) else 3.0))
+        return ran(decision.predicted.seconds * (1.0 if shape_of(decision) == (4, 2) else 30.0))
 
     judge = Judge(says)
     result = refined(session, judge)

@@ -1,0 +1,62 @@
+"""Often read: what a compiler stores because so many kernels would compute it anew from much.
+
+A result of passes that stands nowhere is computed by every kernel that reads it from what it is computed from. Where that
+reads more than storing it would, XLA makes it once, as a further result of the kernel at hand, and stores it: the gradient
+behind a residual block and its activation, for the reductions and gradients of the norms and convolutions before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner.program.graph import Graph, Op
+from planner.program.slots import BOUNDARY
+
+MANY = 64
+"""Kernels beyond which nobody counts."""
+
+
+def stored_for_many(graph: Graph, passes: Sequence[bool], materialised: Sequence[bool]) -> list[bool]:
+    """Which tensors stand in memory, with those that are read often; in the order in which they are made.
+
+    n kernels that compute it anew read n times what it is computed from; stored, that is read once, and it is written
+    once and read n times. What a single pass of its size reads is not stored, but what that pass makes of it.
+    """
+    stored = list(materialised)
+    readers = _reading_kernels(graph, passes, stored)
+    sources: list[frozenset[int]] = [frozenset((t.id,) if stored[t.id] else ()) for t in graph.tensors]
+    for op in graph.ops:
+        if op.kind in BOUNDARY or not passes[op.id]:
+            continue
+        together = frozenset[int]().union(*[sources[t] for t in op.operands])
+        for tensor in op.results:
+            if stored[tensor]:
+                continue
+            aval = graph.tensors[tensor].aval
+            own = frozenset([t for t in together if graph.tensors[t].aval.size == aval.size])
+            count, read = len(readers[tensor]), sum(graph.tensors[t].aval.bytes for t in own)
+            if len(graph.consumers[tensor]) > 1 and (count - 1) * read > (count + 1) * aval.bytes:
+                stored[tensor] = True
+                own = frozenset((tensor,))
+            sources[tensor] = own
+    return stored
+
+
+def _reading_kernels(graph: Graph, passes: Sequence[bool], stored: Sequence[bool]) -> list[frozenset[int]]:
+    """For every tensor the ops whose kernels read it, or compute it anew: by their ids."""
+    found: list[frozenset[int]] = [frozenset()] * len(graph.tensors)
+    for op in reversed(graph.ops):
+        own = _kernels_of(graph, op, passes, stored, found)
+        for tensor in op.operands:
+            if len(found[tensor]) < MANY:
+                found[tensor] |= own
+    return found
+
+
+def _kernels_of(
+    graph: Graph, op: Op, passes: Sequence[bool], stored: Sequence[bool], found: Sequence[frozenset[int]]
+) -> frozenset[int]:
+    """The kernels for which an op reads its operands: its own, or those that compute its results anew."""
+    if op.kind in BOUNDARY or not passes[op.id] or any(stored[tensor] for tensor in op.results):
+        return frozenset((op.id,))
+    return frozenset[int]().union(*[found[tensor] for tensor in op.results])
