@@ -6,7 +6,7 @@ Read off compiled programs, with no device: `planner.verify.aot` compiles for ev
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from cost_models.hardware import Platform
@@ -75,3 +75,42 @@ def all_reduced_bytes(kind: str, topology: Topology, *, group: int, devices: int
     block, cores = devices < topology.num_devices, topology.kind[-1] != "torus"
     square = len(dims) == 2 and dims[0] == dims[1] >= 4
     return math.inf if block or cores or square or len(dims) > 2 else small
+
+
+TILE_ROWS, TILE_LANES = 8, 128
+"""A tile of words of 32 bits, in which TPUs keep the last two dims of an array; narrower types take several in one."""
+
+
+def scatters(chip_name: str, shape: Sequence[int], dim: int, *, parts: int, itemsize: int) -> bool:
+    """Whether a TPU's compiler has a reduce-scatter of an array of this shape onto one of its dims; else it sums the whole.
+
+    `shape` is that of what each of `parts` devices holds, from the most to the least major dim, in elements of `itemsize`
+    bytes. Its emitters cut an array at its major end, or between its tiles:
+
+        last dim            parts must be whole tiles, of 128 lanes in 32 bits and 256 in 16
+        last but one        parts must be whole tiles, of 8 rows in 32 bits and 16 in 16, of several matrices; a single one
+                            is cut anywhere, unless a dim of one element stands before it
+        before these        only where no dim before it has more than one element
+
+    Arrays of one dim, of less than a tile or of 8-bit elements are summed whole. TPU7x cuts everywhere but rows within
+    tiles. By libtpu 0.0.42 for v4, v5e, v5p, v6e and tpu7x slices of 8 and 16 devices, over groups of 2, 4 and 8.
+    """
+    if len(shape) < 2 or itemsize < 2:
+        return False
+    rows, lanes = len(shape) - 2, len(shape) - 1
+    extents = list(shape)
+    if shape[lanes] < TILE_LANES <= shape[rows]:
+        # Kept the other way round, so that lanes are used.
+        extents[rows], extents[lanes] = shape[lanes], shape[rows]
+        dim = {rows: lanes, lanes: rows}.get(dim, dim)
+    part, several = extents[dim] // parts, math.prod(extents[:dim]) > 1
+    packed = max(1, 4 // itemsize)
+    if chip_name.startswith("tpu7x"):
+        return dim != rows or not several or part % (packed * TILE_ROWS) == 0
+    if extents[rows] < TILE_ROWS or extents[lanes] < TILE_LANES:
+        return False
+    if dim == lanes:
+        return part % (packed * TILE_LANES) == 0
+    if dim == rows:
+        return part % (packed * TILE_ROWS) == 0 if several else rows == 0
+    return not several

@@ -16,6 +16,7 @@ from planner.any_mesh.groups import Group, Grouping, group_ops
 from planner.any_mesh.kernel_traffic import Array, Movement, movements
 from planner.any_mesh.kernels import Kernels, kernels_of
 from planner.any_mesh.liveness import Liveness, analyse
+from planner.any_mesh.memory_order import memory_order
 from planner.any_mesh.memory_spans import Copied, Holdings, copied, held
 from planner.program.graph import Graph
 from planner.vectors import Floats
@@ -41,6 +42,7 @@ class Model:
     _moved: dict[int, tuple[Movement, ...]] = field(default_factory=dict[int, tuple[Movement, ...]])
     _passes: dict[int, FusedPass] = field(default_factory=dict[int, FusedPass])
     _factor_bytes: dict[int, Floats] = field(default_factory=dict[int, Floats])
+    _orders: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
 
     def fused_pass(self, group: Group) -> FusedPass | None:
         """The pass of a fused group; None for another."""
@@ -58,6 +60,14 @@ class Model:
                 Movement(op, array, times, inside) for (op, array, inside), times in total.items()
             )
         return self._moved[group.id]
+
+    def memory_order(self, transfer: Transfer) -> tuple[int, ...] | None:
+        """The dims of a transfer's tensor as they lie in memory while it is summed; None where nothing is."""
+        if not transfer.reduced:
+            return None
+        if transfer.tensor not in self._orders:
+            self._orders[transfer.tensor] = memory_order(self.graph, self.grouping, transfer.tensor)
+        return self._orders[transfer.tensor]
 
     def factor_bytes(self, group: Group) -> Floats:
         """For every factor of a group the bytes of the results that it is a factor of, which its splitting divides."""

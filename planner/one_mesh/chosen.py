@@ -100,9 +100,12 @@ class Chosen:
             else ()
         )
         partial = tuple(factor in transfer.reduced for factor in factors) or (False,) * len(source)
-        key = (source, partial, target, aval.shape, aval.bytes)
+        order = instance.model.memory_order(transfer)
+        key = (source, partial, target, aval.shape, aval.bytes, order)
         if key not in known:
-            made = reshard_steps(instance.mesh, source, partial, target, shape=aval.shape, whole_bytes=aval.bytes)
+            made = reshard_steps(
+                instance.mesh, source, partial, target, shape=aval.shape, whole_bytes=aval.bytes, order=order
+            )
             known[key] = tuple(made)
         return known[key]
 

@@ -111,9 +111,9 @@ class Instance:
 
     def transfer_values(self, transfer: Transfer) -> Floats:
         """The value of one transfer for every pair of strategies of its nodes: shape (n, m), trips included."""
-        aval = self.model.graph.tensors[transfer.tensor].aval
+        aval, order = self.model.graph.tensors[transfer.tensor].aval, self.model.memory_order(transfer)
         alike = (
-            *(self.kind_of[transfer.source], transfer.source_dims, transfer.reduced),
+            *(self.kind_of[transfer.source], transfer.source_dims, transfer.reduced, order),
             *(self.kind_of[transfer.target], transfer.target_dims, aval.shape, aval.bytes, transfer.trips),
         )
         found = self._cache.get(alike)
@@ -122,7 +122,7 @@ class Instance:
         source, target = self.strategies[transfer.source], self.strategies[transfer.target]
         s, p = source.locations(transfer.source_dims), source.splits(transfer.reduced)
         t = target.locations(transfer.target_dims)
-        key = (s.tobytes(), p.tobytes(), t.tobytes(), aval.shape, aval.bytes, transfer.trips)
+        key = (s.tobytes(), p.tobytes(), t.tobytes(), aval.shape, aval.bytes, transfer.trips, order)
         if key not in self._cache:
             rows, row_of = distinct_lines(np.concatenate([s, p.astype(np.int8)], axis=1))
             columns, column_of = distinct_lines(t)
@@ -135,6 +135,7 @@ class Instance:
                 shape=aval.shape,
                 whole_bytes=aval.bytes,
                 patterns=self.patterns,
+                order=order,
             )
             self._cache[key] = self.weight * transfer.trips * values[row_of][:, column_of]
         self._cache[alike] = self._cache[key]

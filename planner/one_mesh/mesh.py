@@ -34,7 +34,8 @@ class Mesh:
     the axes in the bit set `mask` and of each of its bytes (the larger of local operand and result), in the objective's
     unit; `fixed_seconds` and `seconds_per_byte` are the same in seconds. `all_reduced[kind][mask]` are the bytes up to
     which the compiler makes an all-reduce of it (`cost_models.compilers`), inf where it always does: the tables have the
-    price of that then. `on_chip_bytes` is the memory for arrays on each chip.
+    price of that then. `on_chip_bytes` is the memory for arrays on each chip. `tpu` is the name of the chip where it is a
+    TPU, whose compiler scatters some arrays only (`cost_models.compilers.scatters`), else "".
     """
 
     names: tuple[str, ...]
@@ -45,6 +46,7 @@ class Mesh:
     seconds_per_byte: Mapping[str, npt.NDArray[np.float64]]
     all_reduced: Mapping[str, npt.NDArray[np.float64]]
     on_chip_bytes: float = 0.0
+    tpu: str = ""
 
     @property
     def shape(self) -> dict[str, int]:
@@ -115,6 +117,7 @@ def make_mesh(shape: Mapping[str, int], topology: Topology, model: CostModel, ob
         seconds_per_byte=tables[3],
         all_reduced=tables[4],
         on_chip_bytes=topology.chip.on_chip_bytes,
+        tpu=topology.chip.name if topology.chip.platform == "tpu" else "",
     )
 
 

@@ -3,7 +3,7 @@
 A spec is a row of locations: for every mesh axis the dim it splits, or -1. Several axes on one dim are in mesh order,
 major first. A reshard from S to T, of a tensor that may also hold partial sums over the axes R, is
 
-    1. reduce     reduce-scatter over R if T splits one dim by all of R, else all-reduce over R
+    1. reduce     reduce-scatter over R if T splits one dim by all of R and the compiler can, else all-reduce over R
     2. slice      axes that only T has, laid minor on their dim (no communication)
     3. all-to-all axes that move from one dim to another, one per pair of dims, minor ones first; a permute makes an
                   axis minor where it is not
@@ -25,11 +25,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from planner.one_mesh.mesh import COLLECTIVES, Mesh, parts_of_masks
+from planner.one_mesh.mesh import COLLECTIVES, Mesh
+from planner.one_mesh.reshard_ways import APART, PLAIN, Locations, ways_of
 from planner.one_mesh.specs import Layout
 from planner.vectors import Floats
-
-Locations = npt.NDArray[np.int8]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,13 +111,15 @@ def _moved(before: list[int], after: list[int]) -> list[int]:
     return after[start : len(after) - stop]
 
 
-def _moves(source: Sequence[int], partial: Sequence[bool], target: Sequence[int], rank: int) -> list[_Move]:
-    """The sequence of one reshard; see the module."""
+def _moves(
+    source: Sequence[int], partial: Sequence[bool], target: Sequence[int], rank: int, scattering: bool
+) -> list[_Move]:
+    """The sequence of one reshard; see the module. Sums are scattered if possible and `scattering`."""
     axes, made = range(len(source)), _Sequence(source, rank)
     reduced = [a for a in axes if partial[a]]
     if reduced:
         dims = {target[a] for a in reduced}
-        scatter = len(dims) == 1 and -1 not in dims
+        scatter = scattering and len(dims) == 1 and -1 not in dims
         for a in reduced if scatter else ():
             made.layout[target[a]].append(a)
         made.add("reduce-scatter" if scatter else "all-reduce", _mask(reduced))
@@ -161,19 +162,13 @@ def _moves_apart(source: Sequence[int], partial: Sequence[bool], target: Sequenc
     return made.moves
 
 
-def _crowded(source: Locations, target: Locations, sizes: Sequence[int], shape: Sequence[int]) -> npt.NDArray[np.bool_]:
-    """For every pair of specs, whether a dim may be too small for all axes that one or the other puts on it."""
-    crowded = np.zeros((len(source), len(target)), np.bool_)
-    every = int(np.prod(sizes, dtype=np.int64))
-    bits = 1 << np.arange(len(sizes))
-    for dim, extent in enumerate(shape):
-        if extent % every == 0:
-            continue
-        rows, columns = (source == dim) @ bits, (target == dim) @ bits
-        if rows.any() and columns.any():
-            indivisible = np.array([extent % parts != 0 for parts in parts_of_masks(sizes)])
-            crowded |= indivisible[rows[:, None] | columns]
-    return crowded
+def _sequence(
+    way: int, source: Sequence[int], partial: Sequence[bool], target: Sequence[int], rank: int
+) -> list[_Move]:
+    """The sequence of one reshard that is done in one of the three ways."""
+    if way == APART:
+        return _moves_apart(source, partial, target, rank)
+    return _moves(source, partial, target, rank, scattering=way == PLAIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +197,7 @@ class _Prices:
 class Patterns:
     """The reshards met so far on meshes of one number of axes, of any sizes: their sequences, worked out once each.
 
-    `tables[axes, rank][crowded, source and partial, target]` is the index of a pattern, -1 where not met; `steps` are
+    `tables[axes, rank][way, source and partial, target]` is the index of a pattern, -1 where not met; `steps` are
     those of all patterns as (pattern, kind, mask, held); `prices` keeps what they cost on the meshes seen.
     """
 
@@ -220,9 +215,9 @@ class Patterns:
         partial: npt.NDArray[np.bool_],
         target: Locations,
         rank: int,
-        crowded: npt.NDArray[np.bool_],
+        ways: npt.NDArray[np.int64],
     ) -> npt.NDArray[np.int64]:
-        """The pattern of every pair: shape (n, m), as `crowded`, which says where axes must not meet on a dim."""
+        """The pattern of every pair: shape (n, m), as `ways`."""
         axes = source.shape[1]
         # An axis of the source is on a dim, nowhere, or nowhere with partial sums: rank + 2 states.
         states = np.where(partial & (source < 0), rank + 1, source + 1).astype(np.int64)
@@ -230,19 +225,18 @@ class Patterns:
         columns = (target.astype(np.int64) + 1) @ (rank + 1) ** np.arange(axes)
         key = (axes, rank)
         if key not in self.tables:
-            self.tables[key] = np.full((2, (rank + 2) ** axes, (rank + 1) ** axes), -1, np.int64)
+            self.tables[key] = np.full((3, (rank + 2) ** axes, (rank + 1) ** axes), -1, np.int64)
         table = self.tables[key]
-        place = crowded.astype(np.int64)
-        found = table[place, rows[:, None], columns[None, :]]
+        found = table[ways, rows[:, None], columns[None, :]]
         missing = np.flatnonzero(found.ravel() < 0)
         if missing.size:
             i, j = np.divmod(missing, len(target))
-            table[place[i, j], rows[i], columns[j]] = self._learn(source[i], partial[i], target[j], crowded[i, j])
-            found = table[place, rows[:, None], columns[None, :]]
+            table[ways[i, j], rows[i], columns[j]] = self._learn(source[i], partial[i], target[j], ways[i, j])
+            found = table[ways, rows[:, None], columns[None, :]]
         return found
 
     def _learn(
-        self, source: Locations, partial: npt.NDArray[np.bool_], target: Locations, crowded: npt.NDArray[np.bool_]
+        self, source: Locations, partial: npt.NDArray[np.bool_], target: Locations, ways: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.int64]:
         """The patterns of some reshards; those that differ only in the numbers of their dims share one."""
         axes = source.shape[1]
@@ -257,19 +251,19 @@ class Patterns:
                 fresh &= ~same
             number[fresh, place] = met[fresh]
             met += fresh
-        keys = np.concatenate([number, partial, crowded[:, None]], axis=1, dtype=np.int8)
+        keys = np.concatenate([number, partial, ways[:, None]], axis=1, dtype=np.int8)
         _, firsts, of = np.unique(keys.view(np.dtype((np.void, keys.shape[1]))), return_index=True, return_inverse=True)
         learnt = [self._pattern(keys[first].tolist(), axes) for first in firsts.tolist()]
         return np.asarray(learnt, np.int64)[of.ravel()]
 
     def _pattern(self, key: list[int], axes: int) -> int:
-        """The pattern of a reshard: numbers of the dims of source and target in turn, partial sums, whether crowded."""
+        """The pattern of a reshard: numbers of the dims of source and target in turn, partial sums, the way."""
         known = tuple(key)
         if known not in self.known:
             s, t = key[0 : 2 * axes : 2], key[1 : 2 * axes : 2]
-            partial, crowded = [bool(p) for p in key[2 * axes : 3 * axes]], bool(key[-1])
+            partial = [bool(p) for p in key[2 * axes : 3 * axes]]
             rank = max(key[: 2 * axes]) + 1
-            for move in (_moves_apart if crowded else _moves)(s, partial, t, rank):
+            for move in _sequence(key[-1], s, partial, t, rank):
                 if move.kind is not None:
                     self.steps.append((self.count, COLLECTIVES.index(move.kind), move.mask, move.held))
             self.known[known] = self.count
@@ -323,15 +317,17 @@ def reshard_values(
     shape: Sequence[int],
     whole_bytes: float,
     patterns: Patterns,
+    order: Sequence[int] | None = None,
     seconds: bool = False,
 ) -> npt.NDArray[np.float64]:
     """The value of every reshard from `source[i]` (partial over `partial[i]`) to `target[j]`: shape (n, m).
 
     Parameters: locations of shapes (n, axes), (n, axes) and (m, axes); `shape` and `whole_bytes` of the tensor;
-    `patterns`, what was met before; `seconds` prices in seconds instead of the mesh's objective.
+    `patterns`, what was met before; `order`, the dims as they lie in memory, most major first, if otherwise than in
+    `shape`; `seconds` prices in seconds instead of the mesh's objective.
     """
-    crowded = _crowded(source, target, mesh.sizes, shape)
-    index = patterns.index(source, partial, target, len(shape), crowded)
+    ways = ways_of(mesh, source, partial, target, shape=shape, whole_bytes=whole_bytes, order=order)
+    index = patterns.index(source, partial, target, len(shape), ways)
     return patterns.price(mesh, seconds=seconds).of(index, whole_bytes)
 
 
@@ -343,10 +339,12 @@ def reshard_steps(
     *,
     shape: Sequence[int],
     whole_bytes: float,
+    order: Sequence[int] | None = None,
 ) -> list[Step]:
-    """The steps of one reshard, in order; see the module for the sequence."""
+    """The steps of one reshard, in order; see the module for the sequence and `reshard_values` for the parameters."""
     sizes = mesh.mask_sizes()
-    crowded = _crowded(np.array([source], np.int8), np.array([target], np.int8), mesh.sizes, shape)[0, 0]
+    pair = np.array([source], np.int8), np.array([partial], np.bool_), np.array([target], np.int8)
+    way = int(ways_of(mesh, *pair, shape=shape, whole_bytes=whole_bytes, order=order)[0, 0])
     return [
         Step(
             kind=move.kind,
@@ -354,5 +352,5 @@ def reshard_steps(
             bytes=0.0 if move.kind is None else whole_bytes / float(sizes[move.held]),
             layout=move.layout,
         )
-        for move in (_moves_apart if crowded else _moves)(source, partial, target, len(shape))
+        for move in _sequence(way, source, partial, target, len(shape))
     ]

@@ -86,7 +86,7 @@ def test_what_becomes_an_all_reduce_is_priced_as_one(topology: str, shape: tuple
     mesh = make_mesh(
         dict(zip("xy", shape, strict=True)), chips, Roofline(topology=chips), objective("time", chips.chip)
     )
-    whole, patterns = float(mebibytes * 2**20), Patterns()
+    rows, whole, patterns = (1024 * mebibytes, 256), float(mebibytes * 2**20), Patterns()
     # Gathered from and scattered onto one dim, over all axes and over one.
     for source, partial, target in (
         ([0, 0], [False, False], [-1, -1]),
@@ -94,15 +94,45 @@ def test_what_becomes_an_all_reduce_is_priced_as_one(topology: str, shape: tuple
         ([0, -1], [False, False], [-1, -1]),
         ([-1, -1], [True, False], [0, -1]),
     ):
-        (step,) = reshard_steps(mesh, source, partial, target, shape=(4096,), whole_bytes=whole)
+        (step,) = reshard_steps(mesh, source, partial, target, shape=rows, whole_bytes=whole)
         assert step.kind is not None
         arrays = (np.array([source], np.int8), np.array([partial]), np.array([target], np.int8))
-        value = reshard_values(mesh, *arrays, shape=(4096,), whole_bytes=whole, patterns=patterns, seconds=True)
+        value = reshard_values(mesh, *arrays, shape=rows, whole_bytes=whole, patterns=patterns, seconds=True)
         assert value[0, 0] == pytest.approx(mesh.collective_seconds(step.kind, step.mask, step.bytes), rel=1e-9)
     everything, latency = 3, mesh.fixed_seconds["all-reduce"][3]
     limit = mesh.all_reduced["all-gather"][everything]
     assert (mesh.fixed_seconds["all-gather"][everything] == latency) == (limit == math.inf)
     assert mesh.runs_as("all-gather", everything, whole) == ("all-reduce" if whole <= limit else "all-gather")
+
+
+@pytest.mark.parametrize("topology", ["v5e:2x4", "tpu7x:2x2x2", "h100:8"])
+def test_sums_that_a_tpu_cannot_scatter_are_whole_first(topology: str) -> None:
+    """Scattered onto the middle one of the dims in memory: (groups, rows, experts, columns) as they lie there."""
+    chips = parse_topology(topology)
+    mesh = make_mesh({"x": 2, "y": 4}, chips, Roofline(topology=chips), objective("time", chips.chip))
+    shape, order = (8, 4096, 64, 256), (0, 2, 1, 3)
+    made: dict[int, list[str | None]] = {}
+    for dim in (1, 2, 3):
+        pair = ([0, -1], [False, True], [0, dim])
+        whole = 2.0 * math.prod(shape)
+        steps = reshard_steps(mesh, *pair, shape=shape, whole_bytes=whole, order=order)
+        made[dim] = [step.kind for step in steps]
+        value = reshard_values(
+            mesh,
+            *(np.array([pair[0]], np.int8), np.array([pair[1]]), np.array([pair[2]], np.int8)),
+            shape=shape,
+            whole_bytes=whole,
+            patterns=Patterns(),
+            order=order,
+            seconds=True,
+        )
+        paid = [mesh.collective_seconds(s.kind, s.mask, s.bytes) for s in steps if s.kind]
+        assert value[0, 0] == pytest.approx(sum(paid), rel=1e-9)
+    cut = ["reduce-scatter"]
+    assert made[1] == cut
+    # 64 columns are no whole tile of 256.
+    assert made[2] == (["all-reduce", None] if topology.startswith("v5e") else cut)
+    assert made[3] == (["all-reduce", None] if topology.startswith("v5e") else cut)
 
 
 @settings(max_examples=300)
