@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from planner.any_mesh.alike_groups import alike
+from planner.any_mesh.eased import Eased, eased
 from planner.any_mesh.flow import Flow, Transfer, build_flow
 from planner.any_mesh.fused_pass import FusedPass, fused_pass
 from planner.any_mesh.groups import Group, Grouping, group_ops
@@ -80,6 +81,11 @@ class Model:
                             found[factor] += self.graph.tensors[tensor].aval.bytes
             self._factor_bytes[group.id] = found
         return self._factor_bytes[group.id]
+
+    @cached_property
+    def eased(self) -> Eased:
+        """What a TPU's compiler spares the program of its moves."""
+        return eased(self.graph, self.grouping, self.flow)
 
     @cached_property
     def held(self) -> Holdings:

@@ -14,13 +14,12 @@ from planner.one_mesh.chosen import Chosen
 from planner.one_mesh.costs import fetches
 from planner.one_mesh.instance import Instance
 from planner.one_mesh.memory import MemoryModel
+from planner.one_mesh.reshard import SUMMING
 from planner.predicted import Collective, Predicted, as_lowered
 from planner.program.graph import Graph
 from planner.program.loop_invariant import lifted, outermost
 from planner.program.slots import read_in
 from planner.rules.primitives import traits
-
-SUMMING = ("all-reduce", "reduce-scatter")
 
 
 def predict(chosen: Chosen, topology: Topology) -> Predicted:
@@ -124,7 +123,7 @@ def _of_transfers(chosen: Chosen) -> dict[int, list[Collective]]:
                 kind=step.kind,
                 bytes=step.bytes,
                 axes=instance.mesh.axes(step.mask),
-                count=transfer.trips,
+                count=transfer.trips * (instance.eased(transfer)[0] if step.kind in SUMMING else 1.0),
                 source=transfer.source_line,
                 tensor=tensor.name,
                 dtype=tensor.aval.dtype,

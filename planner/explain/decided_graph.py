@@ -173,8 +173,8 @@ class _Decided:
         self.charged.add(transfer.id)
         return self.moved.get(transfer.id, NOTHING)
 
-    def _moved(self, transfer: Transfer, steps: Iterable[Step]) -> Moved:
-        seconds = math.fsum(self._seconds(step.kind, step.mask, step.bytes) for step in steps if step.kind is not None)
+    def _moved(self, transfer: Transfer, steps: Sequence[Step]) -> Moved:
+        seconds = math.fsum(self.chosen.step_seconds(transfer, steps))
         return self._run(self.runs.of_transfers.get(transfer.id, ()), transfer.trips * seconds)
 
     def _run(self, collectives: Sequence[Collective], seconds: float) -> Moved:

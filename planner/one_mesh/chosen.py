@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 
 from planner.any_mesh.flow import Transfer
 from planner.one_mesh.instance import Instance
-from planner.one_mesh.reshard import Step, reshard_steps
+from planner.one_mesh.reshard import SUMMING, Step, reshard_steps
 from planner.one_mesh.specs import spec_of
 from planner.program.graph import Op
 from planner.rules.rule import Dims
@@ -112,14 +112,17 @@ class Chosen:
     @property
     def seconds(self) -> tuple[float, float]:
         """(seconds of computing, seconds of communication) per device and call."""
-        mesh = self.instance.mesh
-        moved = sum(
-            t.trips * mesh.collective_seconds(step.kind, step.mask, step.bytes)
-            for t, steps in self.moves
-            for step in steps
-            if step.kind is not None
-        )
+        moved = sum(t.trips * sum(self.step_seconds(t, steps)) for t, steps in self.moves)
         return self.total("seconds"), moved + self.total("exchange_seconds")
+
+    def step_seconds(self, transfer: Transfer, steps: Sequence[Step]) -> list[float]:
+        """What each step of a transfer adds to a run of its body: less than it takes where a compiler spares some of it."""
+        mesh, (sums, hidden) = self.instance.mesh, self.instance.eased(transfer)
+        found = [0.0 if s.kind is None else mesh.collective_seconds(s.kind, s.mask, s.bytes) for s in steps]
+        gathers = sum(seconds for step, seconds in zip(steps, found, strict=True) if step.kind == "all-gather")
+        shown = 1 - min(mesh.hidden_gathers * gathers, hidden) / gathers if gathers else 1.0
+        shares = [sums if s.kind in SUMMING else shown if s.kind == "all-gather" else 1.0 for s in steps]
+        return [share * seconds for share, seconds in zip(shares, found, strict=True)]
 
     def total(self, attribute: str) -> float:
         """The sum over groups of one field of `Work`."""

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models import CostModel, Objective, Topology
-from cost_models.compilers import all_reduced_bytes
+from cost_models.compilers import HIDDEN_GATHERS, all_reduced_bytes
 from planner.errors import MeshError
 
 Shape = Mapping[str, int]
@@ -35,7 +35,8 @@ class Mesh:
     unit; `fixed_seconds` and `seconds_per_byte` are the same in seconds. `all_reduced[kind][mask]` are the bytes up to
     which the compiler makes an all-reduce of it (`cost_models.compilers`), inf where it always does: the tables have the
     price of that then. `on_chip_bytes` is the memory for arrays on each chip. `tpu` is the name of the chip where it is a
-    TPU, whose compiler scatters some arrays only (`cost_models.compilers.scatters`), else "".
+    TPU, whose compiler scatters some arrays only (`cost_models.compilers.scatters`), else "". `hidden_gathers` is the
+    share of gathers that matmuls hide, which take at least the flops of a device over `matmul_flops_per_s`.
     """
 
     names: tuple[str, ...]
@@ -47,6 +48,8 @@ class Mesh:
     all_reduced: Mapping[str, npt.NDArray[np.float64]]
     on_chip_bytes: float = 0.0
     tpu: str = ""
+    hidden_gathers: float = 0.0
+    matmul_flops_per_s: float = math.inf
 
     @property
     def shape(self) -> dict[str, int]:
@@ -118,6 +121,8 @@ def make_mesh(shape: Mapping[str, int], topology: Topology, model: CostModel, ob
         all_reduced=tables[4],
         on_chip_bytes=topology.chip.on_chip_bytes,
         tpu=topology.chip.name if topology.chip.platform == "tpu" else "",
+        hidden_gathers=HIDDEN_GATHERS.get(topology.chip.name, 0.0),
+        matmul_flops_per_s=topology.chip.peak("bfloat16", "matrix"),
     )
 
 

@@ -30,6 +30,12 @@ from planner.one_mesh.reshard_ways import APART, PLAIN, Locations, ways_of
 from planner.one_mesh.specs import Layout
 from planner.vectors import Floats
 
+Shares = tuple[float, ...]
+"""A number for each of `COLLECTIVES`: the share of its price that counts."""
+ALL: Shares = (1.0,) * len(COLLECTIVES)
+GATHERS: Shares = tuple(float(kind == "all-gather") for kind in COLLECTIVES)
+SUMMING = ("all-reduce", "reduce-scatter")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
@@ -207,7 +213,7 @@ class Patterns:
     known: dict[object, int] = field(default_factory=dict[object, int])
     count: int = 0
     steps: list[tuple[int, int, int, int]] = field(default_factory=list[tuple[int, int, int, int]])
-    prices: dict[tuple[Mesh, bool], _Prices] = field(default_factory=dict[tuple[Mesh, bool], _Prices])
+    prices: dict[tuple[Mesh, bool, Shares], _Prices] = field(default_factory=dict[tuple[Mesh, bool, Shares], _Prices])
 
     def index(
         self,
@@ -270,10 +276,10 @@ class Patterns:
             self.count += 1
         return self.known[known]
 
-    def price(self, mesh: Mesh, *, seconds: bool) -> _Prices:
+    def price(self, mesh: Mesh, *, seconds: bool, shares: Shares) -> _Prices:
         """The values of every pattern on a mesh."""
         nothing = np.zeros(0)
-        known = self.prices.get((mesh, seconds), _Prices(0, nothing, nothing, nothing, nothing, nothing))
+        known = self.prices.get((mesh, seconds, shares), _Prices(0, nothing, nothing, nothing, nothing, nothing))
         priced = len(known.fixed)
         count = self.count - priced
         if not count:
@@ -281,13 +287,13 @@ class Patterns:
         fixed, per_byte = (mesh.fixed_seconds, mesh.seconds_per_byte) if seconds else (mesh.fixed, mesh.per_byte)
         owner, kind, mask, held = np.array(self.steps[known.steps :], np.int64).reshape(-1, 4).T
         owner -= priced
-        parts = mesh.mask_sizes()[held]
+        parts, share = mesh.mask_sizes()[held], np.asarray(shares)[kind]
 
         def found(table: Mapping[str, Floats]) -> Floats:
             return np.stack([table[name] for name in COLLECTIVES])[kind, mask]
 
         def total(values: Floats) -> Floats:
-            return np.bincount(owner, values, minlength=count).astype(np.float64)
+            return np.bincount(owner, share * values, minlength=count).astype(np.float64)
 
         limit = found(mesh.all_reduced) * parts
         # Where it always becomes one, that is what the tables say.
@@ -304,7 +310,7 @@ class Patterns:
         )
         old = (known.fixed, known.per_byte, known.limit, known.small, known.small_per_byte)
         made = _Prices(len(self.steps), *map(np.concatenate, zip(old, new, strict=True)))
-        self.prices[mesh, seconds] = made
+        self.prices[mesh, seconds, shares] = made
         return made
 
 
@@ -318,17 +324,18 @@ def reshard_values(
     whole_bytes: float,
     patterns: Patterns,
     order: Sequence[int] | None = None,
+    shares: Shares = ALL,
     seconds: bool = False,
 ) -> npt.NDArray[np.float64]:
     """The value of every reshard from `source[i]` (partial over `partial[i]`) to `target[j]`: shape (n, m).
 
     Parameters: locations of shapes (n, axes), (n, axes) and (m, axes); `shape` and `whole_bytes` of the tensor;
     `patterns`, what was met before; `order`, the dims as they lie in memory, most major first, if otherwise than in
-    `shape`; `seconds` prices in seconds instead of the mesh's objective.
+    `shape`; `shares`, what counts of each kind of collective; `seconds` prices in seconds instead of the mesh's objective.
     """
     ways = ways_of(mesh, source, partial, target, shape=shape, whole_bytes=whole_bytes, order=order)
     index = patterns.index(source, partial, target, len(shape), ways)
-    return patterns.price(mesh, seconds=seconds).of(index, whole_bytes)
+    return patterns.price(mesh, seconds=seconds, shares=shares).of(index, whole_bytes)
 
 
 def reshard_steps(

@@ -86,11 +86,9 @@ def promise_of(chosen: Chosen, predicted: Predicted) -> Promise:
     seconds: dict[Key, float] = defaultdict(float)
     lines: set[tuple[str, int]] = set()
     for transfer, steps in chosen.moves:
-        for step in steps:
+        for step, taken in zip(steps, chosen.step_seconds(transfer, steps), strict=True):
             if step.kind is not None:
-                seconds[step.kind, step.mask] += transfer.trips * mesh.collective_seconds(
-                    step.kind, step.mask, step.bytes
-                )
+                seconds[step.kind, step.mask] += transfer.trips * taken
                 lines.add((transfer.source_line, step.mask))
     splits: dict[str, dict[Split, int]] = {}
     for node in model.flow.nodes:

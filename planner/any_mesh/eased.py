@@ -1,0 +1,90 @@
+"""Eased: what a TPU's compiler spares a program of its moves: sums that are added first, and gathers fetched ahead.
+
+Partial sums over the same axes that are only added to one another are added before they are summed over devices, once for
+all (XLA's all-reduce reassociation): what flows back into the input of several matmuls.
+
+A gather of what nothing in its body must be computed for, such as a layer's weights, runs beside the matmuls before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from planner.any_mesh.flow import Flow, Transfer
+from planner.any_mesh.groups import Grouping
+from planner.program.graph import Graph
+from planner.rules.op_work import op_flops
+from planner.rules.primitives import traits
+
+ALWAYS_THERE = ("loop_slice", "loop_const", "branch_in")
+"""How a body takes in what is there before it runs; what its last trip made is not."""
+SUMS = ("add", "add_any")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eased:
+    """By transfer: `together`, how many sums are added to one, itself included, where others are; `ahead`, the flops of
+    the matmuls that read what it fetches, where that can be fetched ahead."""
+
+    together: Mapping[int, int]
+    ahead: Mapping[int, float]
+
+
+def eased(graph: Graph, grouping: Grouping, flow: Flow) -> Eased:
+    """What is spared of the transfers of a program."""
+    return Eased(together=_together(graph, grouping, flow), ahead=_ahead(graph, flow))
+
+
+def _together(graph: Graph, grouping: Grouping, flow: Flow) -> dict[int, int]:
+    leaves = {
+        t.tensor: t.id
+        for t in flow.transfers
+        if t.reduced and grouping.placements[graph.tensors[t.tensor].producer or 0].combiner == "add"
+    }
+    joined: dict[int, tuple[int, ...]] = {tensor: (transfer,) for tensor, transfer in leaves.items()}
+    found: dict[int, int] = {}
+    for op in graph.of_kinds(SUMS):
+        terms = [joined.get(tensor, ()) for tensor in op.operands]
+        alone = all(len(graph.consumers[tensor]) == 1 and tensor not in graph.returned for tensor in op.operands)
+        regions = {graph.ops[graph.tensors[tensor].producer or 0].region for tensor in op.operands}
+        if alone and all(terms) and regions == {op.region}:
+            joined[op.results[0]] = terms[0] + terms[1]
+            found |= dict.fromkeys(joined[op.results[0]], len(joined[op.results[0]]))
+    return found
+
+
+def _ahead(graph: Graph, flow: Flow) -> dict[int, float]:
+    there: dict[int, bool] = dict.fromkeys(graph.inputs, True)
+    for op in graph.ops:
+        fetched = op.kind in ALWAYS_THERE or (
+            bool(traits(op.kind).fused) and all(there.get(tensor, True) for tensor in op.operands)
+        )
+        there |= dict.fromkeys(op.results, fetched)
+    served: dict[int, list[tuple[int, int]]] = {}
+    for read, node in flow.fetched:
+        served.setdefault(node, []).append(read)
+    found: dict[int, float] = {}
+    for transfer in flow.transfers:
+        if transfer.reduced or transfer.output is not None or not there.get(transfer.tensor, True):
+            continue
+        reads = [*transfer.reads, *served.get(transfer.target, ())]
+        flops = _flops_of_readers(graph, transfer, [op for op, _ in reads])
+        if flops:
+            found[transfer.id] = flops
+    return found
+
+
+def _flops_of_readers(graph: Graph, transfer: Transfer, readers: list[int]) -> float:
+    """The flops of one run of the matmuls of its body that read what a transfer brings, through other ops or at once."""
+    flops, left, seen = 0.0, list(readers), set[int]()
+    while left:
+        op = graph.ops[left.pop()]
+        if op.id in seen or op.region != transfer.region:
+            continue
+        seen.add(op.id)
+        if traits(op.kind).matmul:
+            flops += op_flops(graph, op)
+        elif traits(op.kind).fused:
+            left += [reader for tensor in op.results for reader, _ in graph.consumers[tensor]]
+    return flops

@@ -1,0 +1,106 @@
+"""What a TPU's compiler spares a program of its moves, and that prices, predictions and the op graph know it alike."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import planner
+from cost_models import Roofline, parse_topology
+from cost_models.compilers import HIDDEN_GATHERS
+from planner.any_mesh.program_model import Model, model_of
+from planner.program.jaxpr.flatten import build_graph
+from planner.program.trace import trace
+from planner.verify.aot import unavailable_reason
+
+NEVER = planner.Options(check="never")
+WIDTH, ROWS = 1024, 8192
+
+
+def shape(*extents: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(extents, jnp.bfloat16)
+
+
+def model(fn: Any, *args: Any) -> Model:
+    return model_of(build_graph(trace(fn, args)), pinned_outputs=frozenset(), kept=frozenset())
+
+
+def together(fn: Any, *args: Any) -> list[int]:
+    return sorted(model(fn, *args).eased.together.values())
+
+
+X, W = shape(ROWS, WIDTH), shape(WIDTH, WIDTH)
+
+
+def test_sums_that_are_only_added_are_one() -> None:
+    assert together(lambda a, b, u, v: a @ u + b @ v, X, X, W, W) == [2, 2]
+    assert together(lambda a, u, v, w: (a @ u + a @ v) + a @ w, X, W, W, W) == [3, 3, 3]
+
+
+def test_sums_that_something_else_reads_stay_apart() -> None:
+    assert not together(lambda a, u, v: jnp.tanh(a @ u) + a @ v, X, W, W)
+    assert not together(lambda a, u: a @ u + a, X, W)
+
+    def read_twice(a: Any, u: Any, v: Any) -> Any:
+        first = a @ u
+        return first + a @ v, jnp.tanh(first)
+
+    assert not together(read_twice, X, W, W)
+
+
+def scanned(x: Any, weights: Any) -> Any:
+    return jax.lax.scan(lambda h, w: (jnp.tanh(h @ w.astype(jnp.bfloat16)), None), x, weights)[0]
+
+
+def test_weights_are_fetched_ahead_and_activations_are_not() -> None:
+    found = model(scanned, X, jax.ShapeDtypeStruct((4, WIDTH, WIDTH), jnp.float32))
+    graph = found.graph
+    ahead = {graph.tensors[t.tensor].aval.shape for t in found.flow.transfers if t.id in found.eased.ahead}
+    others = {graph.tensors[t.tensor].aval.shape for t in found.flow.transfers if t.id not in found.eased.ahead}
+    assert (WIDTH, WIDTH) in ahead
+    assert (ROWS, WIDTH) in others - ahead
+    assert set(found.eased.ahead.values()) == {2.0 * ROWS * WIDTH * WIDTH}
+
+
+@pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1"])
+def test_gathers_of_weights_are_hidden_where_the_compiler_hides_them(topology: str) -> None:
+    """Rows and weights both split: every trip gathers its weights, beside a matmul that takes longer."""
+    args = (X, shape(4, WIDTH, WIDTH))
+    plan = planner.plan(
+        scanned,
+        args,
+        topology=topology,
+        mesh={"x": 4},
+        pins={"x": P("x"), "weights": P(None, "x")},
+        options=NEVER,
+    )
+    chips = parse_topology(topology)
+    links = chips.links((4,)) or ()
+    whole = 0.0
+    for gather in plan.predicted.collectives:
+        assert gather.kind == "all-gather"
+        latency_s, seconds_per_byte = Roofline(topology=chips).collective_affine(gather.kind, links)
+        whole += gather.count * (latency_s + gather.bytes * seconds_per_byte)
+    hidden = HIDDEN_GATHERS.get(chips.chip.name, 0.0)
+    assert plan.predicted.communication_seconds == pytest.approx((1 - hidden) * whole, rel=1e-6)
+    total = math.fsum(a.get("seconds", 0.0) for *_, a in (*plan.graph.nodes(data=True), *plan.graph.edges(data=True)))
+    assert total == pytest.approx(plan.predicted.seconds, rel=1e-6)
+
+
+def two_products(a: Any, b: Any, u: Any, v: Any) -> Any:
+    return jnp.tanh(a @ u + b @ v)
+
+
+@pytest.mark.skipif(bool(unavailable_reason("tpu")), reason=unavailable_reason("tpu") or "libtpu is there")
+def test_libtpu_sums_once() -> None:
+    specs = {"a": P(None, "x"), "b": P(None, "x"), "u": P("x"), "v": P("x"), "out": P("x")}
+    a, u = shape(ROWS, 16 * WIDTH), shape(16 * WIDTH, WIDTH)
+    plan = planner.plan(two_products, (a, a, u, u), topology="v5e:2x2", mesh={"x": 4}, pins=specs, options=NEVER)
+    found = plan.verify().collectives
+    assert found.predicted_bytes == pytest.approx(found.compiled_bytes, rel=0.05)
+    assert found.compiled_bytes == pytest.approx(2.0 * ROWS * WIDTH, rel=0.05)
