@@ -14,6 +14,7 @@ from planner.one_mesh.chosen import Chosen
 from planner.one_mesh.costs import fetches
 from planner.one_mesh.instance import Instance
 from planner.one_mesh.memory import MemoryModel
+from planner.one_mesh.mesh import COLLECTIVES
 from planner.one_mesh.reshard import SUMMING
 from planner.predicted import Collective, Predicted, as_lowered
 from planner.program.graph import Graph
@@ -123,7 +124,7 @@ def _of_transfers(chosen: Chosen) -> dict[int, list[Collective]]:
                 kind=step.kind,
                 bytes=step.bytes,
                 axes=instance.mesh.axes(step.mask),
-                count=transfer.trips * (instance.eased(transfer)[0] if step.kind in SUMMING else 1.0),
+                count=transfer.trips * instance.eased(transfer)[0][COLLECTIVES.index(step.kind)][1],
                 source=transfer.source_line,
                 tensor=tensor.name,
                 dtype=tensor.aval.dtype,

@@ -10,7 +10,8 @@ from jax.sharding import PartitionSpec
 
 from planner.any_mesh.flow import Transfer
 from planner.one_mesh.instance import Instance
-from planner.one_mesh.reshard import SUMMING, Step, reshard_steps
+from planner.one_mesh.mesh import COLLECTIVES
+from planner.one_mesh.reshard import Step, reshard_steps
 from planner.one_mesh.specs import spec_of
 from planner.program.graph import Op
 from planner.rules.rule import Dims
@@ -117,12 +118,19 @@ class Chosen:
 
     def step_seconds(self, transfer: Transfer, steps: Sequence[Step]) -> list[float]:
         """What each step of a transfer adds to a run of its body: less than it takes where a compiler spares some of it."""
-        mesh, (sums, hidden) = self.instance.mesh, self.instance.eased(transfer)
-        found = [0.0 if s.kind is None else mesh.collective_seconds(s.kind, s.mask, s.bytes) for s in steps]
+        mesh, (shares, hidden) = self.instance.mesh, self.instance.eased(transfer)
+        found: list[float] = []
+        for step in steps:
+            kind = None if step.kind is None else mesh.runs_as(step.kind, step.mask, step.bytes)
+            if step.kind is None or kind is None:
+                found.append(0.0)
+                continue
+            of_fixed, of_bytes = shares[COLLECTIVES.index(step.kind)]
+            fixed, per_byte = mesh.fixed_seconds[kind][step.mask], mesh.seconds_per_byte[kind][step.mask]
+            found.append(float(of_fixed * fixed + of_bytes * per_byte * step.bytes))
         gathers = sum(seconds for step, seconds in zip(steps, found, strict=True) if step.kind == "all-gather")
         shown = 1 - min(mesh.hidden_gathers * gathers, hidden) / gathers if gathers else 1.0
-        shares = [sums if s.kind in SUMMING else shown if s.kind == "all-gather" else 1.0 for s in steps]
-        return [share * seconds for share, seconds in zip(shares, found, strict=True)]
+        return [shown * s if step.kind == "all-gather" else s for step, s in zip(steps, found, strict=True)]
 
     def total(self, attribute: str) -> float:
         """The sum over groups of one field of `Work`."""

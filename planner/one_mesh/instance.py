@@ -18,8 +18,8 @@ from planner.any_mesh.flow import Transfer
 from planner.any_mesh.program_model import Model
 from planner.identity import numbered
 from planner.one_mesh.costs import Work
-from planner.one_mesh.mesh import COLLECTIVES, Mesh
-from planner.one_mesh.reshard import ALL, GATHERS, SUMMING, Locations, Patterns, Shares, local_bytes, reshard_values
+from planner.one_mesh.mesh import Mesh
+from planner.one_mesh.reshard import ALL, GATHERS, Locations, Patterns, Shares, local_bytes, reshard_values, shares_of
 from planner.one_mesh.strategies import Kinds, Strategies
 from planner.one_mesh.tpu_tiles import local_tiled_bytes
 from planner.program.graph import Aval
@@ -109,20 +109,20 @@ class Instance:
         """How many devices' values count: all of them for energy, that of one (they run side by side) for time."""
         return float(self.mesh.num_devices) if self.objective.name == "energy" else 1.0
 
-    def eased(self, transfer: Transfer) -> tuple[float, float]:
-        """(share of a transfer's sums that it takes, seconds of its gathers that run beside matmuls at the most)."""
+    def eased(self, transfer: Transfer) -> tuple[Shares, float]:
+        """What of a transfer's collectives counts, and the seconds of its gathers that matmuls hide at the most."""
         mesh, found = self.mesh, self.model.eased
         if not mesh.tpu:
-            return 1.0, 0.0
+            return ALL, 0.0
         flops = found.ahead.get(transfer.id, 0.0) if mesh.hidden_gathers and self.objective.name == "time" else 0.0
-        return 1 / found.together.get(transfer.id, 1), flops / (mesh.num_devices * mesh.matmul_flops_per_s)
+        return shares_of(found, transfer.id), flops / (mesh.num_devices * mesh.matmul_flops_per_s)
 
     def transfer_values(self, transfer: Transfer) -> Floats:
         """The value of one transfer for every pair of strategies of its nodes: shape (n, m), trips included."""
         aval, order = self.model.graph.tensors[transfer.tensor].aval, self.model.memory_order(transfer)
-        sums, hidden = self.eased(transfer)
+        shares, hidden = self.eased(transfer)
         alike = (
-            *(self.kind_of[transfer.source], transfer.source_dims, transfer.reduced, order, sums, hidden),
+            *(self.kind_of[transfer.source], transfer.source_dims, transfer.reduced, order, shares, hidden),
             *(self.kind_of[transfer.target], transfer.target_dims, aval.shape, aval.bytes, transfer.trips),
         )
         found = self._cache.get(alike)
@@ -131,13 +131,13 @@ class Instance:
         source, target = self.strategies[transfer.source], self.strategies[transfer.target]
         s, p = source.locations(transfer.source_dims), source.splits(transfer.reduced)
         t = target.locations(transfer.target_dims)
-        key = (s.tobytes(), p.tobytes(), t.tobytes(), aval.shape, aval.bytes, transfer.trips, order, sums, hidden)
+        key = (s.tobytes(), p.tobytes(), t.tobytes(), aval.shape, aval.bytes, transfer.trips, order, shares, hidden)
         if key not in self._cache:
             rows, row_of = distinct_lines(np.concatenate([s, p.astype(np.int8)], axis=1))
             columns, column_of = distinct_lines(t)
             axes = s.shape[1]
 
-            def priced(shares: Shares) -> Floats:
+            def priced(counted: Shares) -> Floats:
                 return reshard_values(
                     self.mesh,
                     rows[:, :axes],
@@ -147,10 +147,10 @@ class Instance:
                     whole_bytes=aval.bytes,
                     patterns=self.patterns,
                     order=order,
-                    shares=shares,
+                    shares=counted,
                 )
 
-            values = priced(ALL if sums == 1.0 else tuple(sums if kind in SUMMING else 1.0 for kind in COLLECTIVES))
+            values = priced(shares)
             if hidden:
                 values = values - np.minimum(self.mesh.hidden_gathers * priced(GATHERS), hidden)
             self._cache[key] = self.weight * transfer.trips * values[row_of][:, column_of]

@@ -25,16 +25,24 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from planner.any_mesh.eased import Eased
 from planner.one_mesh.mesh import COLLECTIVES, Mesh
 from planner.one_mesh.reshard_ways import APART, PLAIN, Locations, ways_of
 from planner.one_mesh.specs import Layout
 from planner.vectors import Floats
 
-Shares = tuple[float, ...]
-"""A number for each of `COLLECTIVES`: the share of its price that counts."""
-ALL: Shares = (1.0,) * len(COLLECTIVES)
-GATHERS: Shares = tuple(float(kind == "all-gather") for kind in COLLECTIVES)
+Shares = tuple[tuple[float, float], ...]
+"""For each of `COLLECTIVES` the shares that count of its fixed price and of that of its bytes."""
+ALL: Shares = ((1.0, 1.0),) * len(COLLECTIVES)
+GATHERS: Shares = tuple((1.0, 1.0) if kind == "all-gather" else (0.0, 0.0) for kind in COLLECTIVES)
 SUMMING = ("all-reduce", "reduce-scatter")
+
+
+def shares_of(eased: Eased, transfer: int) -> Shares:
+    """What counts of the collectives of a transfer: of sums that are one its part, of combined ones no fixed price."""
+    part = 1 / eased.together.get(transfer, 1)
+    sums = (0.0 if transfer in eased.combined else part, part)
+    return ALL if sums == (1.0, 1.0) else tuple(sums if kind in SUMMING else (1.0, 1.0) for kind in COLLECTIVES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,26 +295,26 @@ class Patterns:
         fixed, per_byte = (mesh.fixed_seconds, mesh.seconds_per_byte) if seconds else (mesh.fixed, mesh.per_byte)
         owner, kind, mask, held = np.array(self.steps[known.steps :], np.int64).reshape(-1, 4).T
         owner -= priced
-        parts, share = mesh.mask_sizes()[held], np.asarray(shares)[kind]
+        parts, (of_fixed, of_bytes) = mesh.mask_sizes()[held], np.asarray(shares)[kind].T
 
         def found(table: Mapping[str, Floats]) -> Floats:
             return np.stack([table[name] for name in COLLECTIVES])[kind, mask]
 
         def total(values: Floats) -> Floats:
-            return np.bincount(owner, share * values, minlength=count).astype(np.float64)
+            return np.bincount(owner, values, minlength=count).astype(np.float64)
 
         limit = found(mesh.all_reduced) * parts
         # Where it always becomes one, that is what the tables say.
         changes = (limit > 0) & np.isfinite(limit)
-        whole, each = found(fixed), found(per_byte) / parts
+        whole, each = of_fixed * found(fixed), of_bytes * found(per_byte) / parts
         limits = np.zeros(count)
         np.maximum.at(limits, owner[changes], limit[changes])
         new = (
             total(whole),
             total(each),
             limits,
-            total(np.where(changes, fixed["all-reduce"][mask], whole)),
-            total(np.where(changes, per_byte["all-reduce"][mask] / parts, each)),
+            total(np.where(changes, of_fixed * fixed["all-reduce"][mask], whole)),
+            total(np.where(changes, of_bytes * per_byte["all-reduce"][mask] / parts, each)),
         )
         old = (known.fixed, known.per_byte, known.limit, known.small, known.small_per_byte)
         made = _Prices(len(self.steps), *map(np.concatenate, zip(old, new, strict=True)))

@@ -53,6 +53,21 @@ def test_sums_that_something_else_reads_stay_apart() -> None:
     assert not together(read_twice, X, W, W)
 
 
+def test_sums_that_no_matmul_waits_for_are_combined() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.sum(jnp.tanh(jnp.tanh(x @ w[0]) @ w[1]).astype(jnp.float32))
+
+    def step(w: Any, x: Any) -> Any:
+        return jax.tree.map(lambda w, g: w - g, w, jax.grad(loss)(w, x))
+
+    found = model(step, (W, W), X)
+    graph = found.graph
+    combined = [t for t in found.flow.transfers if t.id in found.eased.combined]
+    assert {graph.tensors[t.tensor].aval.shape for t in combined} >= {(WIDTH, WIDTH)}
+    others = {graph.tensors[t.tensor].aval.shape for t in found.flow.transfers if t.reduced and t not in combined}
+    assert others == {(ROWS, WIDTH)}
+
+
 def scanned(x: Any, weights: Any) -> Any:
     return jax.lax.scan(lambda h, w: (jnp.tanh(h @ w.astype(jnp.bfloat16)), None), x, weights)[0]
 
