@@ -19,11 +19,11 @@ from typing import Literal, NamedTuple
 from planner.any_mesh.groups import Grouping
 from planner.any_mesh.hoisted import hoisted_casts
 from planner.any_mesh.in_place import InPlace, in_place
-from planner.any_mesh.narrow import NarrowReads
+from planner.any_mesh.narrow import BFLOAT16_BYTES, NarrowReads
 from planner.any_mesh.often_read import stored_for_many
 from planner.any_mesh.op_forms import is_fused
 from planner.any_mesh.read_through import ReadThrough, read_through
-from planner.any_mesh.share import Share
+from planner.any_mesh.share import ELSEWHERE, WHOLE, Share
 from planner.program.graph import Graph, Op
 from planner.program.slots import ENTERING, LEAVING
 from planner.rules.primitives import kinds_where, traits
@@ -88,7 +88,7 @@ def analyse(graph: Graph, grouping: Grouping) -> Liveness:
             start = spans[op.region][0] if op.kind == "loop_stack" else op.id
             stop = max(last[tensor], op.id + 1)
             buffers.append(Buffer(tensor=tensor, start=start, stop=stop, share=narrow.share(tensor)))
-    buffers += _shared_operands(graph, passes, materialised, narrow)
+    buffers += _shared_operands(graph, passes, materialised)
     buffers += [
         Buffer(tensor=t, share=share, start=a, stop=b) for t, share, a, b in hoisted_casts(graph, narrow, spans)
     ]
@@ -191,12 +191,11 @@ def _must_stand(graph: Graph, tensor: int, needs: Sequence[Need], hard: bool) ->
     return False
 
 
-def _shared_operands(
-    graph: Graph, passes: Sequence[bool], materialised: Sequence[bool], narrow: NarrowReads
-) -> list[Buffer]:
+def _shared_operands(graph: Graph, passes: Sequence[bool], materialised: Sequence[bool]) -> list[Buffer]:
     """What a pass computes for several matmuls side by side (as for the two gradients of one): stored while they run.
 
-    Matmuls far apart (a forward and its backward one) compute it each for themselves.
+    Matmuls far apart (a forward and its backward one) compute it each for themselves. On a TPU so do all of them, unless it
+    is computed in 16 bits, which its vector unit widens and rounds at every step.
     """
     matmuls = [op.id for op in graph.of_kinds(kinds_where(lambda row: row.matmul)) if not passes[op.id]]
     rank = {op: position for position, op in enumerate(matmuls)}
@@ -206,9 +205,10 @@ def _shared_operands(
         if materialised[tensor.id] or len(consumers) < 2:
             continue
         reads = sorted({reader for reader, _ in consumers if reader in rank})
+        cast = tensor.producer is not None and graph.ops[tensor.producer].kind == "convert_element_type"
+        share = WHOLE if tensor.aval.itemsize <= BFLOAT16_BYTES and not cast else ELSEWHERE
         for first, second in pairwise(reads):
             if rank[second] == rank[first] + 1 and second - first <= NEIGHBOURS:
-                share = narrow.share(tensor.id, [(first, 0), (second, 0)])
                 found.append(Buffer(tensor=tensor.id, start=first, stop=second + 1, share=share))
     return found
 

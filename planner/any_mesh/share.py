@@ -14,3 +14,6 @@ class Share(NamedTuple):
 
 WHOLE = Share()
 """A tensor as it is."""
+
+ELSEWHERE = Share(tpu=0.0)
+"""What stands in memory everywhere but on a TPU."""

@@ -43,3 +43,21 @@ def _most_alive(layers: int, *, remat: bool) -> int:
 def test_residual_stream_is_stored_once_per_sum(remat: bool, sums: int) -> None:
     """Every layer more brings the sums that its backward pass starts from, not the terms of all sums before them."""
     assert _most_alive(12, remat=remat) - _most_alive(6, remat=remat) == 6 * sums
+
+
+@pytest.mark.parametrize(("narrow", "stands"), [(False, False), (True, True)], ids=["cast last", "computed in 16 bits"])
+def test_what_two_gradients_read_is_computed_by_each_on_a_tpu(narrow: bool, stands: bool) -> None:
+    """The gradient of a softmax, which the matmuls for both gradients of a product read."""
+
+    def gradients(logits: jax.Array, x: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+        grad = (jnp.exp(logits) - 0.5).astype(jnp.bfloat16)
+        grad = grad * 2 if narrow else grad
+        return jax.lax.dot_general(grad, x, (((0,), (0,)), ((), ()))), jax.lax.dot_general(
+            grad, weight, (((1,), (1,)), ((), ()))
+        )
+
+    args = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in (((64, 96), "float32"), ((64, 32), "bfloat16"))]
+    graph = build_graph(trace(gradients, (*args, jax.ShapeDtypeStruct((32, 96), "bfloat16"))), while_trips=1.0)
+    (kept,) = [b for b in analyse(graph, group_ops(graph)).buffers if graph.tensors[b.tensor].aval.shape == (64, 96)]
+    assert kept.share.elsewhere == 1.0
+    assert bool(kept.share.tpu) is stands
