@@ -82,10 +82,11 @@ class Copied:
     """What transfers may keep beside their source: copy i is of `transfers[i]`, item i of both columns.
 
     Of a transfer that sums, what may be kept is the whole sum, beside the part of it that is stored in the end: its
-    "source" is that part, its "target" the sum.
+    "source" is that part, its "target" the sum. `shared[i]`: the source of copy i does not give way to it.
     """
 
     transfers: tuple[Transfer, ...]
+    shared: tuple[bool, ...]
     sources: Holdings
     targets: Holdings
 
@@ -119,15 +120,16 @@ def copied(graph: Graph, flow: Flow, liveness: Liveness, moving: Sequence[Transf
     """The copies that these transfers make, held while those run that read them, and the whole sums of parts."""
     found = [*_copies(graph, flow, liveness, moving), *_sums(flow, liveness, moving)]
     return Copied(
-        transfers=tuple(transfer for transfer, _, _ in found),
-        sources=Holdings.of(graph, [source for _, source, _ in found]),
-        targets=Holdings.of(graph, [target for _, _, target in found]),
+        transfers=tuple(transfer for transfer, _, _, _ in found),
+        shared=tuple(shared for _, _, _, shared in found),
+        sources=Holdings.of(graph, [source for _, source, _, _ in found]),
+        targets=Holdings.of(graph, [target for _, _, target, _ in found]),
     )
 
 
 def _copies(
     graph: Graph, flow: Flow, liveness: Liveness, moving: Sequence[Transfer]
-) -> Iterator[tuple[Transfer, Item, Item]]:
+) -> Iterator[tuple[Transfer, Item, Item, bool]]:
     reads: dict[int, list[tuple[int, int]]] = {}
     for read, node in flow.fetched:
         reads.setdefault(node, []).append(read)
@@ -142,10 +144,17 @@ def _copies(
         stop = max([spans[ops[op].region][1] if ops[op].kind in ENTERING else op + 1 for op, _ in served])
         share = liveness.narrow.share(transfer.tensor, served)
         source = Item(transfer.tensor, transfer.source, transfer.source_dims, start, stop, share)
-        yield transfer, source, source._replace(node=transfer.target, dims=transfer.target_dims)
+        moved = source._replace(node=transfer.target, dims=transfer.target_dims)
+        yield transfer, source, moved, not _gives_way(graph, liveness, transfer.tensor, len(served))
 
 
-def _sums(flow: Flow, liveness: Liveness, moving: Sequence[Transfer]) -> Iterator[tuple[Transfer, Item, Item]]:
+def _gives_way(graph: Graph, liveness: Liveness, tensor: int, served: int) -> bool:
+    """Whether a tensor in memory is done with when so many of its readers have their copy, which may take its place."""
+    made = graph.tensors[tensor].producer is not None and tensor not in graph.returned
+    return made and liveness.materialised[tensor] and served >= len(graph.consumers[tensor])
+
+
+def _sums(flow: Flow, liveness: Liveness, moving: Sequence[Transfer]) -> Iterator[tuple[Transfer, Item, Item, bool]]:
     summed = {
         transfer.tensor: transfer for transfer in moving if transfer.reduced and transfer.source != transfer.target
     }
@@ -159,4 +168,5 @@ def _sums(flow: Flow, liveness: Liveness, moving: Sequence[Transfer]) -> Iterato
             transfer,
             part,
             part._replace(node=transfer.source, dims=transfer.source_dims, reduced=transfer.reduced),
+            False,
         )

@@ -24,8 +24,9 @@ from planner.any_mesh.flow import Transfer
 from planner.any_mesh.memory_spans import Holdings, TensorForm
 from planner.any_mesh.program_model import Model
 from planner.one_mesh.instance import Instance
+from planner.one_mesh.needed import Classes, Pairs, classes_of
 from planner.solver.problem import Edge, Problem, Row
-from planner.vectors import Floats
+from planner.vectors import Floats, Indices
 
 LARGE_COPY = 1e-3
 """Fetched copies below this share of the limit are left out of rows (they are still counted in the peak)."""
@@ -47,31 +48,35 @@ class Charge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """A copy that may exist in [start, stop): bytes of the source's and of the target's spec, per strategy of their nodes.
+    """A copy that may exist in [start, stop): the bytes of the target's spec, per strategy of its node.
 
-    Copies of one `kind` have the same bytes.
+    It is `needed` by class of the source and class of the target. Copies of one `kind` have the same classes and bytes.
     """
 
     transfer: Transfer
     source: int
     target: int
-    kind: tuple[int, int]
-    source_bytes: Floats
+    kind: tuple[int, int, bool]
+    source_classes: Indices
+    target_classes: Indices
+    needed: npt.NDArray[np.bool_]
     target_bytes: Floats
     start: int
     stop: int
 
     def bytes(self, choice: Sequence[int]) -> float:
         """Bytes of the copy under a choice: 0 where the source is read in place."""
-        target = float(self.target_bytes[choice[self.target]])
-        return target if target > float(self.source_bytes[choice[self.source]]) else 0.0
+        target = choice[self.target]
+        kept = self.needed[self.source_classes[choice[self.source]], self.target_classes[target]]
+        return float(self.target_bytes[target]) if kept else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Table:
     """Holdings with the bytes that choices of their nodes give them: of item i, `flat[offsets[i] + choice of nodes[i]]`.
 
-    The same are `pieces[which[i]]`, one array for all items of one form with the same strategies.
+    The same are `pieces[which[i]]`, one array for all items of one form with the same strategies, of which
+    `firsts[which[i]]` is the first.
     """
 
     nodes: npt.NDArray[np.intp]
@@ -81,6 +86,7 @@ class _Table:
     stops: npt.NDArray[np.intp]
     pieces: list[Floats]
     which: npt.NDArray[np.intp]
+    firsts: npt.NDArray[np.intp]
 
     @staticmethod
     def of(instance: Instance, strategies_of: npt.NDArray[np.intp], holdings: Holdings) -> _Table:
@@ -99,6 +105,7 @@ class _Table:
             stops=np.minimum(holdings.stops, instance.model.liveness.steps + 1),
             pieces=pieces,
             which=which.ravel(),
+            firsts=first,
         )
 
     def bytes(self, choice: npt.NDArray[np.intp]) -> Floats:
@@ -128,8 +135,8 @@ class MemoryModel:
     """The memory of an instance."""
 
     instance: Instance
-    _ties: dict[tuple[int, int], tuple[Floats, Floats, Floats]] = field(
-        init=False, default_factory=dict[tuple[int, int], tuple[Floats, Floats, Floats]]
+    _ties: dict[tuple[int, int, bool], tuple[Floats, Floats, Floats]] = field(
+        init=False, default_factory=dict[tuple[int, int, bool], tuple[Floats, Floats, Floats]]
     )
 
     @property
@@ -166,24 +173,41 @@ class MemoryModel:
         )
 
     @cached_property
+    def _pairs(self) -> Pairs:
+        """Which copies are needed, by the choices of the nodes of their source and target."""
+        copied, (sources, targets) = self.instance.model.copied, self._copied
+        return Pairs.of(
+            (self._classes(copied.sources, sources), self._classes(copied.targets, targets)),
+            (sources.which, targets.which),
+            copied.shared,
+        )
+
+    def _classes(self, holdings: Holdings, table: _Table) -> list[Classes]:
+        return [
+            classes_of(self.instance, int(holdings.nodes[first]), holdings.forms[holdings.form[first]], sizes)
+            for first, sizes in zip(table.firsts.tolist(), table.pieces, strict=True)
+        ]
+
+    @cached_property
     def copies(self) -> tuple[Copy, ...]:
         """The copies that transfers may keep beside their source."""
-        transfers = self.instance.model.copied.transfers
-        sources, targets = self._copied
+        copied, (sources, targets), pairs = self.instance.model.copied, self._copied, self._pairs
         columns = (sources.nodes, targets.nodes, sources.which, targets.which, sources.starts, sources.stops)
         return tuple(
             Copy(
                 transfer=transfer,
                 source=source,
                 target=target,
-                kind=(of_source, of_target),
-                source_bytes=sources.pieces[of_source],
+                kind=(of_source, of_target, shared),
+                source_classes=pairs.classes[0][of_source].of,
+                target_classes=pairs.classes[1][of_target].of,
+                needed=pairs.tables[of_source, of_target, shared],
                 target_bytes=targets.pieces[of_target],
                 start=start,
                 stop=stop,
             )
-            for transfer, source, target, of_source, of_target, start, stop in zip(
-                transfers, *(column.tolist() for column in columns), strict=True
+            for transfer, shared, source, target, of_source, of_target, start, stop in zip(
+                copied.transfers, copied.shared, *(column.tolist() for column in columns), strict=True
             )
         )
 
@@ -193,8 +217,8 @@ class MemoryModel:
         change = np.zeros(self.steps + 1)
         self._charged.add(change, self._charged.bytes(picks))
         sources, targets = self._copied
-        held = targets.bytes(picks)
-        targets.add(change, np.where(held > sources.bytes(picks), held, 0.0))
+        needed = self._pairs.needed(picks[sources.nodes], picks[targets.nodes])
+        targets.add(change, np.where(needed, targets.bytes(picks), 0.0))
         return np.cumsum(change)[: self.steps]
 
     def average_bytes(self) -> list[Floats]:
@@ -281,11 +305,13 @@ class MemoryModel:
     def _tied(self, copy: Copy) -> tuple[Floats, Floats, Floats]:
         """The bytes per choice of a copy's node, and its tables to target and source; copies that are alike share them."""
         if copy.kind not in self._ties:
-            sizes, spec_of = np.unique(copy.target_bytes, return_inverse=True)
-            same = spec_of.ravel()[None, :] == np.arange(len(sizes))[:, None]
-            in_place = copy.source_bytes[None, :] >= sizes[:, None]
+            # Targets are alike that have the same bytes and are needed beside the same sources.
+            table = np.concatenate([copy.target_bytes[None, :], copy.needed[:, copy.target_classes]])
+            alike, spec_of = np.unique(table, axis=1, return_inverse=True)
+            same = spec_of.ravel()[None, :] == np.arange(alike.shape[1])[:, None]
+            in_place = alike[1:].T[:, copy.source_classes] == 0
             self._ties[copy.kind] = (
-                np.concatenate([sizes, np.zeros(len(sizes))]),
+                np.concatenate([alike[0], np.zeros(alike.shape[1])]),
                 np.where(np.concatenate([same, same]), 0.0, np.inf),
                 np.where(np.concatenate([np.ones_like(in_place), in_place]), 0.0, np.inf),
             )
