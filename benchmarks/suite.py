@@ -84,12 +84,13 @@ def _sparse(name: str) -> Program:
     )
 
 
-def _decode(name: str, batch: int) -> Program:
+def _decode(name: str, batch: int, *, quantized: bool = False) -> Program:
     config = llama.CONFIGS[name]
-    return Program(
-        family=FAMILIES["decode"],
-        build=_layered(lambda n, _: decode.decode(replace(config, layers=n), batch=batch, size="real"), config.layers),
-    )
+
+    def build(n: int, _: int) -> Model:
+        return decode.decode(replace(config, layers=n), batch=batch, size="real", quantized=quantized)
+
+    return Program(family=FAMILIES["decode"], build=_layered(build, config.layers))
 
 
 def _resnet(name: str, images: int) -> Program:
@@ -126,5 +127,6 @@ PROGRAMS: Mapping[str, Program] = {
     "decode 8B b128": _decode("8B", 128),
     "decode 70B b8": _decode("70B", 8),
     "decode 70B b256": _decode("70B", 256),
+    "decode 70B b256 int8": _decode("70B", 256, quantized=True),
 }
 """By the names under which results are kept."""

@@ -125,6 +125,8 @@ DECODE = Family(
     data={
         "keys": "batch length kv .",
         "values": "batch length kv .",
+        "whole": "batch length kv .",
+        "scale": "batch length kv",
         "tokens": "batch",
         "position": "batch",
     },

@@ -7,7 +7,7 @@ sequences or at each one's own (`Positions`).
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -35,12 +35,13 @@ def decode(
     layout: Layout = "scanned",
     positions: Positions = "one",
     donated: bool = True,
+    quantized: bool = False,
 ) -> Model:
     """A step (params, cache, tokens, position) -> (logits, cache).
 
     The cache holds "keys" and "values" of shape (layers, batch, max_len, kv_heads, head_dim), where max_len is the
     configuration's sequence; `tokens` has shape (batch,), `position` says where they stand. Unless the cache is `donated`
-    the step returns another.
+    the step returns another. `quantized`: each holds "whole" numbers of 8 bits and a "scale" for every head and position.
     """
 
     def project(layer: Tree, x: jax.Array, position: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -59,15 +60,18 @@ def decode(
         def scanned(x: jax.Array, layer_and_cache: Tree) -> tuple[jax.Array, Tree]:
             layer, keys, values = layer_and_cache
             query, key, value = project(layer, x, position)
-            keys = _written(keys[None], key, 0, position)[0]
-            values = _written(values[None], value, 0, position)[0]
-            return mixed(layer, x, query, keys, values, visible), (keys, values)
+            keys, values = (
+                jax.tree.map(lambda part: part[0], _kept(jax.tree.map(lambda part: part[None], old), new, 0, position))
+                for old, new in ((keys, key), (values, value))
+            )
+            return mixed(layer, x, query, _read(keys), _read(values), visible), (keys, values)
 
         def carried(carry: Tree, layer: Tree, n: jax.Array | int) -> Tree:
             x, keys, values = carry
             query, key, value = project(layer, x, position)
-            keys, values = _written(keys, key, n, position), _written(values, value, n, position)
-            return mixed(layer, x, query, keys[n], values[n], visible), keys, values
+            keys, values = _kept(keys, key, n, position), _kept(values, value, n, position)
+            own_keys, own_values = (_read(jax.tree.map(lambda part: part[n], of)) for of in (keys, values))
+            return mixed(layer, x, query, own_keys, own_values, visible), keys, values
 
         layers, keys, values = params["layers"], cache["keys"], cache["values"]
         x = params["embed"][tokens[:, None]]
@@ -96,7 +100,7 @@ def decode(
         key_tokens, key = jax.random.split(seed())
         params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), parameters(shapes(config), key))
         shape = (config.layers, batch, config.sequence, config.kv_heads, config.head_dim)
-        cache = {"keys": jnp.zeros(shape, jnp.bfloat16), "values": jnp.zeros(shape, jnp.bfloat16)}
+        cache = {"keys": _empty(shape, quantized), "values": _empty(shape, quantized)}
         tokens = jax.random.randint(key_tokens, (batch,), 0, config.vocabulary)
         position = jnp.asarray(config.sequence // 2, jnp.int32)
         if positions == "each":
@@ -127,10 +131,36 @@ def _rotated(x: jax.Array, position: jax.Array, base: float) -> jax.Array:
     return jax.vmap(lambda one, at: rope(one[None], at[None], base)[0])(x, position)
 
 
+def _empty(shape: tuple[int, ...], quantized: bool) -> Any:
+    """A cache of nothing."""
+    if not quantized:
+        return jnp.zeros(shape, jnp.bfloat16)
+    return {"whole": jnp.zeros(shape, jnp.int8), "scale": jnp.zeros(shape[:-1], jnp.float32)}
+
+
+def _kept(cache: Any, new: jax.Array, layer: jax.Array | int, position: jax.Array) -> Any:
+    """A cache with `new`, of one position, written into a layer."""
+    if isinstance(cache, jax.Array):
+        return _written(cache, new, layer, position)
+    scale = jnp.abs(new).max(-1).astype(jnp.float32) / 127
+    whole = jnp.round(new / jnp.maximum(scale, 1e-9)[..., None]).astype(jnp.int8)
+    return {
+        "whole": _written(cache["whole"], whole, layer, position),
+        "scale": _written(cache["scale"], scale, layer, position),
+    }
+
+
+def _read(cache: Any) -> jax.Array:
+    """What a layer's cache holds."""
+    if isinstance(cache, jax.Array):
+        return cache
+    return cache["whole"].astype(jnp.bfloat16) * cache["scale"][..., None].astype(jnp.bfloat16)
+
+
 def _written(cache: jax.Array, new: jax.Array, layer: jax.Array | int, position: jax.Array) -> jax.Array:
-    """A cache of shape (layers, batch, max_len, kv_heads, head_dim) with `new`, of one position, written into a layer."""
+    """A part of a cache, of shape (layers, batch, max_len, ...), with `new`, of one position, written into a layer."""
     if not position.ndim:
-        return lax.dynamic_update_slice(cache, new[None], (layer, 0, position, 0, 0))
+        return lax.dynamic_update_slice(cache, new[None], (layer, 0, position, *(0 for _ in cache.shape[3:])))
     return cache.at[layer, jnp.arange(cache.shape[1]), position].set(new[:, 0])
 
 

@@ -21,14 +21,15 @@ from planner.rules.rule import Dims
 class Array(NamedTuple):
     """An array that is moved: its shape, whose dims are in the factors of a group, and where it may stand.
 
-    With `turned` it is moved only where a device holds several elements along that dim, and its dims lie in their order.
+    With `turned`, a dim and an itemsize, it is moved only where a device holds several elements along that dim, and an
+    argument like it of such elements lies in the order of its dims.
     """
 
     shape: tuple[int, ...]
     itemsize: float
     dims: Dims
     home: Home
-    turned: int | None = None
+    turned: tuple[int, float] | None = None
 
 
 class Movement(NamedTuple):

@@ -41,7 +41,7 @@ SOON = 16
 
 class Access(NamedTuple):
     """A tensor that a kernel reads or writes: `times` the bytes of an array of this shape, whose dims are in the factors
-    of the kernel's group. With `turned`: of a copy that is made as `turned_slices` says of that dim."""
+    of the kernel's group. `turned` (dim, itemsize of what is copied): of a copy that is made as `turned_slices` says."""
 
     tensor: int
     shape: tuple[int, ...]
@@ -49,7 +49,7 @@ class Access(NamedTuple):
     dims: Dims
     home: Home
     times: float
-    turned: int | None = None
+    turned: tuple[int, float] | None = None
 
 
 class Kernel(NamedTuple):
@@ -356,8 +356,8 @@ class _Homes:
         op = self.graph.ops[kernel.op]
         for position, itemsize, dim in self.copied.get(op.id, ()) if kernel.anchor else ():
             tensor, dims = op.operands[position], self.walk.grouping.placements[op.id].operands[position]
-            shape = self.graph.tensors[tensor].aval.shape
-            yield Access(tensor, shape, itemsize, dims, "chip", READ_AND_WRITTEN, dim)
+            aval = self.graph.tensors[tensor].aval
+            yield Access(tensor, aval.shape, aval.itemsize, dims, "chip", READ_AND_WRITTEN, (dim, itemsize))
 
     def read(self, tensor: int, leaf: Leaf, number: int, *, direct: bool = False) -> Access:
         """What a kernel reads. What a matmul reads directly of a parameter in float32 was made bfloat16 before."""

@@ -2,7 +2,8 @@
 
 A matrix unit takes the two dims that lie innermost. A cache of shape (layers, batch, length, heads, width) whose heads are
 a batch of the product is turned around on the way, and XLA's TPU compiler then no longer makes the slice part of the
-product: it is copied out of the stack first. A product with a vector is none of the matrix unit's.
+product: it is copied out of the stack first, in the type of the product's operand. A product with a vector is none of the
+matrix unit's.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def _moved_of(array: Array, strategies: Strategies) -> Floats:
     sizes = local_tiled_bytes(located, strategies.axis_sizes, array.shape, array.itemsize)
     if array.turned is None:
         return sizes
-    return sizes * turned(located, strategies.axis_sizes, array.shape, array.itemsize, array.turned)
+    return sizes * turned(located, strategies.axis_sizes, array.shape, *array.turned)
 
 
 def _bytes(graph: Graph, strategies: Strategies, tensor: int, dims: Dims) -> Floats:

@@ -65,8 +65,8 @@ def local_tiled_bytes(locations: Locations, axis_sizes: Sequence[int], shape: Se
     return _of_parts(lambda local: tiled_bytes(local, itemsize), locations, axis_sizes, shape)
 
 
-def turned(locations: Locations, axis_sizes: Sequence[int], shape: Sequence[int], itemsize: float, dim: int) -> Floats:
-    """1 where a device's part of an array has several elements along a dim and lies in the order of its dims, else 0."""
+def turned(locations: Locations, axis_sizes: Sequence[int], shape: Sequence[int], dim: int, itemsize: float) -> Floats:
+    """1 where a device's part of an argument has several elements along a dim and lies in their order, else 0."""
     in_order = tuple(range(len(shape)))
 
     def is_turned(local: tuple[int, ...]) -> float:

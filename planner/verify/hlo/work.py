@@ -209,7 +209,7 @@ def _uses(name: str, computation: Computation, module: Module, whole: float) -> 
     read, updated = 0.0, None
     for user in computation.consumers.get(name, ()):
         for position in (p for p, operand in enumerate(user.operands) if operand == name):
-            if user.opcode in _SAME_VALUES and not user.root:
+            if _keeps_values(user, module) and not user.root:
                 use = _uses(user.name, computation, module, whole)
             else:
                 use = _use_by(user, position, computation, module, whole)
@@ -217,6 +217,14 @@ def _uses(name: str, computation: Computation, module: Module, whole: float) -> 
             if use.updated is not None:
                 updated = (updated or 0.0) + use.updated
     return _Use(min(read, whole), updated)
+
+
+def _keeps_values(instruction: Instruction, module: Module) -> bool:
+    """Whether an op only renames or rearranges its operand; a fusion, where all ops in it do."""
+    if instruction.opcode != "fusion":
+        return instruction.opcode in _SAME_VALUES
+    inside = module.computations[instruction.called[0]].instructions
+    return all(step.opcode == "parameter" or step.opcode in _SAME_VALUES for step in inside)
 
 
 def _dims(shape: str) -> tuple[int, ...]:
