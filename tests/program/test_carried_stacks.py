@@ -87,6 +87,14 @@ def _read_before(c: jax.Array, x: jax.Array, at: jax.Array) -> Result:
     return _scan(body, c, x)
 
 
+def _written_late(c: jax.Array, x: jax.Array, at: jax.Array) -> Result:
+    def body(x: jax.Array, keys: jax.Array) -> Result:
+        new = _mixed(x, keys) + x
+        return new, lax.dynamic_update_slice(keys[:, :, None], x[:, None, None], (0, at, 0, 0)).reshape(keys.shape)
+
+    return _scan(body, c, x)
+
+
 def _scaled(c: jax.Array, x: jax.Array, at: jax.Array) -> Result:
     return _scan(lambda x, keys: (x + keys[:, 0], 2 * keys), c, x)
 
@@ -146,6 +154,7 @@ CASES = {
     "scattered with a dim more": Case(_scattered_with_a_dim_more, 1, 1, EACH),
     "mapped over sequences": Case(_mapped, 1, 1, EACH),
     "read as it was before": Case(_read_before, 1, 0),
+    "read only before": Case(_written_late, 1, 1),
     "computed anew": Case(_scaled, 1, 0),
     "backwards and unrolled": Case(_backwards, 1, 1),
     "in a call": Case(_called, 1, 1),

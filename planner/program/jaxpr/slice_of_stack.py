@@ -1,7 +1,8 @@
 """A slice of a stack, read from the stack and written into it, in the equations of a loop's body.
 
 A slice that is nothing but updated (a cache into which a token is written) is updated within the stack, and read from it
-afterwards. Any other is read at the start of the body and written at its end.
+afterwards; or, where nothing reads it afterwards, read at the start of the body and updated at its end. Any other is read
+at the start of the body and written at its end.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def in_stack(eqns: Sequence[Any], returned: Sequence[Any], part: Slice) -> tuple
     `returned` is what else the body gives back.
     """
     updates = _updates(eqns, returned, part)
-    if not updates:
+    if updates is None:
         stack = fresh_var(part.stack)
         read = partial(_read, shape=part.old.aval.shape)
         return [
@@ -64,19 +65,22 @@ def in_stack(eqns: Sequence[Any], returned: Sequence[Any], part: Slice) -> tuple
             *eqns,
             *_steps(_written, [part.stack, part.new, part.index], stack, part.source),
         ], stack
-    found: list[Any] = []
     stack = part.stack
-    for number, eqn in enumerate(eqns):
-        step = updates.get(number)
-        if step is None:
-            found.append(eqn)
-        elif step is not _same:
-            before, stack = stack, fresh_var(stack)
-            found += _steps(step, [before, part.index, *eqn.invars[1:]], stack, eqn.source_info)
-        if number == max(updates):
-            read = partial(_read, shape=eqn.outvars[0].aval.shape)
-            found += _steps(read, [stack, part.index], eqn.outvars[0], eqn.source_info)
-    return found, stack
+    written: list[Any] = []
+    for number, step in updates.steps.items():
+        before, eqn = stack, eqns[number]
+        if step is not _same:
+            stack = fresh_var(before)
+            written += _steps(step, [before, part.index, *eqn.invars[1:]], stack, eqn.source_info)
+    left = [eqn for number, eqn in enumerate(eqns) if number not in updates.gone]
+    if updates.late:
+        read = partial(_read, shape=part.old.aval.shape)
+        return [*_steps(read, [part.stack, part.index], part.old, part.source), *left, *written], stack
+    last = max(updates.steps)
+    read = partial(_read, shape=eqns[last].outvars[0].aval.shape)
+    written += _steps(read, [stack, part.index], eqns[last].outvars[0], eqns[last].source_info)
+    place = last + 1 - len(updates.steps)
+    return [*left[:place], *written, *left[place:]], stack
 
 
 Step = Callable[..., Any]
@@ -89,27 +93,45 @@ def _same(stack: Any, index: Any, *operands: Any) -> Any:
     return stack
 
 
-def _updates(eqns: Sequence[Any], returned: Sequence[Any], part: Slice) -> dict[int, Step]:
-    """By number of the equations that update a slice: what does so in its stack; none where something else is done too.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Updates:
+    """By number of the equations that update a slice: what does so in its stack; `late`: it is only read before.
 
-    What reads the slice as it was before the last update would have to read a copy of the stack.
+    `gone` are the equations for which nothing else stands then.
+    """
+
+    steps: dict[int, Step]
+    gone: frozenset[int]
+    late: bool
+
+
+def _updates(eqns: Sequence[Any], returned: Sequence[Any], part: Slice) -> _Updates | None:
+    """How a slice is updated; None where something else is done to it, or it is read both before and after.
+
+    What reads the slice as it was before an update would have to read a copy of the stack.
     """
     made = {var: number for number, eqn in enumerate(eqns) for var in eqn.outvars}
     chain, var = list[int](), part.new
     while var is not part.old:
         number = None if isinstance(var, jex_core.Literal) else made.get(var)
         if number is None or not (is_update(eqns[number]) or _adds_unit_dims(eqns[number])):
-            return {}
+            return None
         chain.append(number)
         var = eqns[number].invars[0]
-    while chain and not is_update(eqns[chain[0]]):
-        del chain[0]
-    passing = {id(eqns[number].invars[0]) for number in chain}
+    chain.reverse()
+    places = [place for place, number in enumerate(chain) if is_update(eqns[number])]
+    if not places:
+        return None
     reads = [id(atom) for eqn in eqns for atom in eqn.invars] + [id(atom) for atom in returned]
-    if sum(atom in passing for atom in reads) > len(chain):
-        return {}
-    steps = {number: _step(eqns[number], part) for number in chain}
-    return {} if None in steps.values() else {number: step for number, step in steps.items() if step is not None}
+    # What else reads the slice: as it was, between its updates, as it is in the end.
+    others = [reads.count(id(eqns[number].invars[0])) - 1 for number in chain]
+    before, between = sum(others[: places[0] + 1]), sum(others[places[0] + 1 : places[-1] + 1])
+    after = sum(others[places[-1] + 1 :]) + reads.count(id(part.new))
+    steps = {number: _step(eqns[number], part) for number in chain[: places[-1] + 1]}
+    known = {number: step for number, step in steps.items() if step is not None}
+    if between or (before and after) or len(known) < len(steps):
+        return None
+    return _Updates(steps=known, gone=frozenset(chain[places[0] :]) if before else frozenset(known), late=before > 0)
 
 
 def _adds_unit_dims(eqn: Any) -> bool:
