@@ -60,11 +60,20 @@ def _together(graph: Graph, grouping: Grouping, flow: Flow) -> dict[int, int]:
 
 
 def _combined(graph: Graph, flow: Flow) -> frozenset[int]:
+    first = {outside: inside for inside, outside in graph.ties}
     waited: set[int] = set()
-    for op in reversed(graph.ops):
-        own = bool(traits(op.kind).fused) and not any(tensor in waited for tensor in op.results)
-        if not own and op.kind not in LEAVING:
-            waited.update(op.operands)
+    before = -1
+    while (
+        len(waited) > before
+    ):  # until it is known of every carry whether a trip waits for what the one before it leaves
+        before = len(waited)
+        for op in reversed(graph.ops):
+            if op.kind in LEAVING:
+                waits = op.kind == "loop_carry_out" and first.get(op.results[0]) in waited
+            else:
+                waits = not traits(op.kind).fused or not waited.isdisjoint(op.results)
+            if waits:
+                waited.update(op.operands)
     return frozenset(t.id for t in flow.transfers if t.reduced and t.tensor not in waited)
 
 

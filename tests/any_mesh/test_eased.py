@@ -68,6 +68,24 @@ def test_sums_that_no_matmul_waits_for_are_combined() -> None:
     assert others == {(ROWS, WIDTH)}
 
 
+def test_the_next_trip_waits_for_what_a_trip_leaves_in_the_carry() -> None:
+    """Unless it only adds to it."""
+
+    def combined(fn: Any) -> list[tuple[int, ...]]:
+        found = model(fn, X, shape(4, WIDTH, WIDTH))
+        sums = [t for t in found.flow.transfers if t.id in found.eased.combined]
+        return [found.graph.tensors[t.tensor].aval.shape for t in sums]
+
+    def summed(x: Any, weights: Any) -> Any:
+        return jax.lax.scan(lambda total, w: (total + x @ w, None), jnp.zeros_like(x), weights)[0]
+
+    def residual(x: Any, weights: Any) -> Any:
+        return jax.lax.scan(lambda x, w: (x + x @ w, None), x, weights)[0]
+
+    assert combined(summed) == [X.shape]
+    assert combined(residual) == []
+
+
 def scanned(x: Any, weights: Any) -> Any:
     return jax.lax.scan(lambda h, w: (jnp.tanh(h @ w.astype(jnp.bfloat16)), None), x, weights)[0]
 
