@@ -14,28 +14,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Literal
 
+from planner.any_mesh.buffer import Buffer
 from planner.any_mesh.groups import Grouping
 from planner.any_mesh.hoisted import hoisted_casts
 from planner.any_mesh.in_place import InPlace, in_place
+from planner.any_mesh.laid_out import laid_out_anew
 from planner.any_mesh.narrow import BFLOAT16_BYTES, NarrowReads
 from planner.any_mesh.often_read import stored_for_many
 from planner.any_mesh.op_forms import is_fused
 from planner.any_mesh.read_through import ReadThrough, read_through
-from planner.any_mesh.share import ELSEWHERE, WHOLE, Share
+from planner.any_mesh.share import ELSEWHERE, WHOLE
 from planner.program.graph import Graph, Op
 from planner.program.slots import ENTERING, LEAVING
 from planner.rules.primitives import kinds_where, traits
-
-
-class Buffer(NamedTuple):
-    """One tensor in memory over the half-open interval [start, stop) of op ids."""
-
-    tensor: int
-    start: int
-    stop: int
-    share: Share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +82,7 @@ def analyse(graph: Graph, grouping: Grouping) -> Liveness:
             stop = max(last[tensor], op.id + 1)
             buffers.append(Buffer(tensor=tensor, start=start, stop=stop, share=narrow.share(tensor)))
     buffers += _shared_operands(graph, passes, materialised)
+    buffers += laid_out_anew(graph, passes, materialised, last)
     buffers += [
         Buffer(tensor=t, share=share, start=a, stop=b) for t, share, a, b in hoisted_casts(graph, narrow, spans)
     ]
