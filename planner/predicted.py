@@ -18,7 +18,7 @@ class Collective:
     `assumed` is the part of `count` that nothing says: the passes of loops that end when some value does. `lifted` are
     both for a compiler that moves out of loops what none of their passes changes. `by_dim` are the axes of a sum by the
     dim that they split, for one that sums over one dim after the other. `emitted` is the kind that the program asks for,
-    where `kind` is what a platform's compiler makes of it.
+    where `kind` is what a platform's compiler makes of it, and `bytes` are the share `narrowed` of what it asks to move.
     """
 
     kind: str
@@ -32,6 +32,7 @@ class Collective:
     lifted: tuple[float, float]
     by_dim: tuple[tuple[str, ...], ...] = ()
     emitted: str = ""
+    narrowed: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +68,8 @@ def as_lowered(
         replace(
             c,
             kind="all-reduce" if c.kind == "reduce-scatter" else c.kind,
-            bytes=c.bytes * widened_on_cpu(c.dtype),
+            bytes=c.bytes / c.narrowed * widened_on_cpu(c.dtype),
+            narrowed=1.0,
             count=c.lifted[0],
             assumed=c.lifted[1],
             axes=axes,

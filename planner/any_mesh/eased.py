@@ -6,6 +6,8 @@ all (XLA's all-reduce reassociation): what flows back into the input of several 
 Sums that no matmul of their body waits for, such as gradients, are combined into a few large ones, which take the latency
 of one (58 to 3 in a train step of BERT whose layers are written out).
 
+What all that read a gathered tensor want narrower is gathered so (see `narrow`).
+
 A gather of what nothing in its body must be computed for, such as a layer's weights, runs beside the matmuls before it.
 """
 
@@ -14,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner.any_mesh.flow import Flow, Transfer
+from planner.any_mesh.flow import Flow, Read, Transfer
 from planner.any_mesh.groups import Grouping
+from planner.any_mesh.narrow import NarrowReads
 from planner.program.graph import Graph
 from planner.program.slots import LEAVING
 from planner.rules.op_work import op_flops
@@ -29,16 +32,28 @@ SUMS = ("add", "add_any")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eased:
     """By transfer: `together`, how many sums are added to one, itself included, where others are; `combined`, those whose
-    sums wait for others; `ahead`, the flops of the matmuls that read what it fetches, where that can be fetched ahead."""
+    sums wait for others; `narrowed`, the share of the bytes that is gathered, where that is less; `ahead`, the flops of the
+    matmuls that read what it fetches, where that can be fetched ahead."""
 
     together: Mapping[int, int]
     combined: frozenset[int]
+    narrowed: Mapping[int, float]
     ahead: Mapping[int, float]
 
 
-def eased(graph: Graph, grouping: Grouping, flow: Flow) -> Eased:
-    """What is spared of the transfers of a program."""
-    return Eased(together=_together(graph, grouping, flow), combined=_combined(graph, flow), ahead=_ahead(graph, flow))
+def eased(graph: Graph, grouping: Grouping, flow: Flow, narrow: NarrowReads) -> Eased:
+    """What is spared of the transfers of a program, whose tensors are read so narrow."""
+    served: dict[int, list[Read]] = {}
+    for read, node in flow.fetched:
+        served.setdefault(node, []).append(read)
+    reads = {t.id: [*t.reads, *served.get(t.target, ())] for t in flow.transfers if not t.reduced and t.output is None}
+    shares = {t.id: narrow.share(t.tensor, reads[t.id]).tpu for t in flow.transfers if reads.get(t.id)}
+    return Eased(
+        together=_together(graph, grouping, flow),
+        combined=_combined(graph, flow),
+        narrowed={transfer: share for transfer, share in shares.items() if share < 1},
+        ahead=_ahead(graph, flow, reads),
+    )
 
 
 def _together(graph: Graph, grouping: Grouping, flow: Flow) -> dict[int, int]:
@@ -63,13 +78,13 @@ def _combined(graph: Graph, flow: Flow) -> frozenset[int]:
     first = {outside: inside for inside, outside in graph.ties}
     waited: set[int] = set()
     before = -1
-    while (
-        len(waited) > before
-    ):  # until it is known of every carry whether a trip waits for what the one before it leaves
+    # Until it is known of every carry whether a trip waits for what the one before it leaves.
+    while len(waited) > before:
         before = len(waited)
         for op in reversed(graph.ops):
             if op.kind in LEAVING:
-                waits = op.kind == "loop_carry_out" and first.get(op.results[0]) in waited
+                read = first.get(op.results[0]) if op.kind == "loop_carry_out" else op.results[0]
+                waits = op.kind != "loop_stack" and read in waited
             else:
                 waits = not traits(op.kind).fused or not waited.isdisjoint(op.results)
             if waits:
@@ -77,22 +92,17 @@ def _combined(graph: Graph, flow: Flow) -> frozenset[int]:
     return frozenset(t.id for t in flow.transfers if t.reduced and t.tensor not in waited)
 
 
-def _ahead(graph: Graph, flow: Flow) -> dict[int, float]:
+def _ahead(graph: Graph, flow: Flow, reads: Mapping[int, list[Read]]) -> dict[int, float]:
     there: dict[int, bool] = dict.fromkeys(graph.inputs, True)
     for op in graph.ops:
         fetched = op.kind in ALWAYS_THERE or (
             bool(traits(op.kind).fused) and all(there.get(tensor, True) for tensor in op.operands)
         )
         there |= dict.fromkeys(op.results, fetched)
-    served: dict[int, list[tuple[int, int]]] = {}
-    for read, node in flow.fetched:
-        served.setdefault(node, []).append(read)
     found: dict[int, float] = {}
     for transfer in flow.transfers:
-        if transfer.reduced or transfer.output is not None or not there.get(transfer.tensor, True):
-            continue
-        reads = [*transfer.reads, *served.get(transfer.target, ())]
-        flops = _flops_of_readers(graph, transfer, [op for op, _ in reads])
+        readers = [op for op, _ in reads.get(transfer.id, ())] if there.get(transfer.tensor, True) else []
+        flops = _flops_of_readers(graph, transfer, readers)
         if flops:
             found[transfer.id] = flops
     return found

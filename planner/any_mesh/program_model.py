@@ -85,7 +85,7 @@ class Model:
     @cached_property
     def eased(self) -> Eased:
         """What a TPU's compiler spares the program of its moves."""
-        return eased(self.graph, self.grouping, self.flow)
+        return eased(self.graph, self.grouping, self.flow, self.liveness.narrow)
 
     @cached_property
     def held(self) -> Holdings:

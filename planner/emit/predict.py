@@ -120,17 +120,20 @@ def _of_transfers(chosen: Chosen) -> dict[int, list[Collective]]:
             if step.kind is None or key in seen:
                 continue
             seen.add(key)
+            counted = instance.eased(transfer)[0][COLLECTIVES.index(step.kind)][1]
+            summing = step.kind in SUMMING
             collective = Collective(
                 kind=step.kind,
-                bytes=step.bytes,
+                bytes=step.bytes * (1.0 if summing else counted),
                 axes=instance.mesh.axes(step.mask),
-                count=transfer.trips * instance.eased(transfer)[0][COLLECTIVES.index(step.kind)][1],
+                count=transfer.trips * (counted if summing else 1.0),
                 source=transfer.source_line,
                 tensor=tensor.name,
                 dtype=tensor.aval.dtype,
                 assumed=region.assumed,
                 lifted=(outside.trips * copies, outside.assumed),
-                by_dim=_summed_dims(chosen, transfer, step.mask) if step.kind in SUMMING else (),
+                by_dim=_summed_dims(chosen, transfer, step.mask) if summing else (),
+                narrowed=1.0 if summing else counted,
             )
             producer = tensor.producer
             if step.kind == "all-reduce" and producer is not None and placements[producer].combiner == "arg":

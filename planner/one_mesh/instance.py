@@ -152,7 +152,8 @@ class Instance:
 
             values = priced(shares)
             if hidden:
-                values = values - np.minimum(self.mesh.hidden_gathers * priced(GATHERS), hidden)
+                gathers = priced(tuple((a * c, b * d) for (a, b), (c, d) in zip(GATHERS, shares, strict=True)))
+                values = values - np.minimum(self.mesh.hidden_gathers * gathers, hidden)
             self._cache[key] = self.weight * transfer.trips * values[row_of][:, column_of]
         self._cache[alike] = self._cache[key]
         return self._cache[key]

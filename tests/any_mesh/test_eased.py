@@ -14,6 +14,7 @@ import planner
 from cost_models import Roofline, parse_topology
 from cost_models.compilers import HIDDEN_GATHERS
 from planner.any_mesh.program_model import Model, model_of
+from planner.predicted import as_lowered
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.trace import trace
 from planner.verify.aot import unavailable_reason
@@ -84,6 +85,41 @@ def test_the_next_trip_waits_for_what_a_trip_leaves_in_the_carry() -> None:
 
     assert combined(summed) == [X.shape]
     assert combined(residual) == []
+
+
+def test_what_the_next_trip_reads_is_waited_for() -> None:
+    def carried(x: Any, w: Any) -> Any:
+        return jax.lax.scan(lambda h, _: (jnp.tanh(h @ w), h @ w), x, None, length=3)
+
+    found = model(carried, X, W)
+    combined = [t for t in found.flow.transfers if t.reduced and t.id in found.eased.combined]
+    assert len([t for t in found.flow.transfers if t.reduced]) == 2
+    assert len(combined) == 1
+
+
+def test_a_gather_moves_what_its_readers_want() -> None:
+    """A TPU multiplies float32 as bfloat16, and gathers it so."""
+    weights = jax.ShapeDtypeStruct((WIDTH, 2 * WIDTH), jnp.float32)
+    rows = jax.ShapeDtypeStruct((64 * ROWS, WIDTH), jnp.float32)
+
+    def product(x: Any, w: Any) -> Any:
+        return x @ w
+
+    for topology, share in (("v5e:2x2", 0.5), ("h100:4", 1.0)):
+        plan = planner.plan(
+            product,
+            (rows, weights),
+            topology=topology,
+            mesh={"x": 4},
+            pins={"x": P("x"), "w": P("x"), "out": P("x")},
+            options=NEVER,
+        )
+        (gather,) = plan.predicted.collectives
+        assert gather.kind == "all-gather"
+        assert gather.bytes == share * 4 * WIDTH * 2 * WIDTH
+        # What virtual CPU devices are given to move is not narrowed.
+        (whole,) = as_lowered(plan.predicted.collectives, "cpu", lambda kind, *_: kind)
+        assert whole.bytes == 4 * WIDTH * 2 * WIDTH
 
 
 def scanned(x: Any, weights: Any) -> Any:
