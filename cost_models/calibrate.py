@@ -1,8 +1,9 @@
-"""Calibration: microbenchmarks of the devices at hand, fitted to a `Profile`.
+"""Calibration: microbenchmarks of the devices at hand, or of a compiler's schedules, fitted to a `Profile`.
 
 Every benchmark runs on all devices at once, since virtual devices share their host's cores: matmuls and elementwise
 passes on one shard per device, a collective over all groups of its size. The work is repeated in a loop inside one
-jitted program, so that the cost of starting a program is left out.
+jitted program, so that the cost of starting a program is left out. A `Clock` says how long a run takes: that of `calibrate`
+runs it; whoever asks a compiler instead has a clock of his own.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
@@ -26,13 +28,58 @@ from cost_models.profile import CollectiveFit, Fit, MatmulFit, Profile
 
 Body = Callable[[Any, jax.Array], jax.Array]
 
-MATMUL_SIZES = (64, 256, 512)
 MATMUL_DTYPES = ("float32", "bfloat16")
-PASS_BYTES = (1 << 16, 1 << 20, 1 << 22)
-COLLECTIVE_BYTES = (1 << 14, 1 << 18, 1 << 21)
-VECTOR_BYTES = (1 << 14, 1 << 16)
 VECTOR_STEPS = 32
 MAX_TIMINGS = 15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Of the benchmarks: extents of square matmuls, and bytes per device of passes, vector work and collectives.
+
+    `per_call` is about how much work one call repeats: floating-point operations of matmuls, bytes of passes, of
+    collectives.
+    """
+
+    matmuls: tuple[int, ...]
+    passes: tuple[int, ...]
+    vector: tuple[int, ...]
+    collectives: tuple[int, ...]
+    per_call: tuple[float, float, float]
+
+
+AT_HAND = Sizes(
+    matmuls=(64, 256, 512),
+    passes=(1 << 16, 1 << 20, 1 << 22),
+    vector=(1 << 14, 1 << 16),
+    collectives=(1 << 14, 1 << 18, 1 << 21),
+    per_call=(5e7, 1 << 24, 1 << 22),
+)
+"""What devices that share a host can run in a minute."""
+ON_ACCELERATORS = Sizes(
+    matmuls=(512, 2048, 8192),
+    passes=(1 << 22, 1 << 26, 1 << 28),
+    vector=(1 << 18, 1 << 20),
+    collectives=(1 << 16, 1 << 22, 1 << 26),
+    per_call=(1e9, 1 << 28, 1 << 26),
+)
+"""What fills an accelerator; too large for its on-chip memory where memory is what is measured."""
+
+
+class Clock(Protocol):
+    """What says how long a microbenchmark takes."""
+
+    @property
+    def count(self) -> int:
+        """The number of devices."""
+        ...
+
+    def seconds(self, body: Body, shape: tuple[int, ...], dtype: str, *, group: int, repeats: int) -> float:
+        """The seconds of one run of `body(index, shard)`, a map from a device's shard to a shard like it.
+
+        `shape`: of one device's shard; `group`: the size of the mesh axis "group" that the body may communicate over.
+        """
+        ...
 
 
 class Device(Protocol):
@@ -65,34 +112,54 @@ def calibrate(
     kinds = {device.device_kind for device in devices}
     if len(kinds) != 1:
         raise CostModelError(f"calibration needs devices of one kind, got {sorted(kinds) or 'none'}; give those alone")
-    say = progress or (lambda line: None)
-    groups = [size for size in _divisors(len(devices)) if size > 1]
-    points = (
-        len(MATMUL_DTYPES) * len(MATMUL_SIZES)
-        + len(PASS_BYTES)
-        + len(VECTOR_BYTES)
-        + len(COLLECTIVE_KINDS) * len(groups) * len(COLLECTIVE_BYTES)
-    )
+    points = benchmarks(AT_HAND, len(devices))
     timer = _Timer(devices=devices, slice_seconds=budget_seconds / points, seed=seed)
-    matmuls: list[MatmulFit] = []
-    for dtype in MATMUL_DTYPES:
-        matmuls.append(MatmulFit(dtype=dtype, fit=_matmul(timer, dtype)))
-        say(f"matmul {dtype}: {1 / matmuls[-1].fit.seconds_per_unit:.3g} FLOP/s per device")
-    elementwise = _elementwise(timer)
-    say(f"elementwise: {1 / elementwise.seconds_per_unit:.3g} bytes/s per device")
-    vector = _vector(timer)
-    say(f"vector: {1 / vector.seconds_per_unit:.3g} FLOP/s per device")
-    collectives: list[CollectiveFit] = []
-    for kind in COLLECTIVE_KINDS:
-        for size in groups:
-            fit = _collective(timer, kind, size)
-            collectives.append(CollectiveFit(kind=kind, group_size=size, fit=fit))
-            say(f"{kind} over {size}: {fit.latency_s:.3g} s + {fit.seconds_per_unit:.3g} s/byte")
-    return Profile(
+    return fitted(
+        timer,
+        AT_HAND,
         machine=f"{platform.system()} {platform.machine()}, {platform.processor() or 'unnamed processor'}",
         platform=devices[0].platform,
         device_kind=devices[0].device_kind,
-        num_devices=len(devices),
+        progress=progress,
+    )
+
+
+def benchmarks(sizes: Sizes, devices: int) -> int:
+    """How many benchmarks there are of these sizes on so many devices."""
+    collectives = len(COLLECTIVE_KINDS) * len(_groups(devices)) * len(sizes.collectives)
+    return len(MATMUL_DTYPES) * len(sizes.matmuls) + len(sizes.passes) + len(sizes.vector) + collectives
+
+
+def fitted(
+    clock: Clock,
+    sizes: Sizes,
+    *,
+    machine: str,
+    platform: str,
+    device_kind: str,
+    progress: Callable[[str], None] | None = None,
+) -> Profile:
+    """The profile that a clock's microbenchmarks of these sizes are fitted to, stamped with what was measured."""
+    say = progress or (lambda line: None)
+    matmuls: list[MatmulFit] = []
+    for dtype in MATMUL_DTYPES:
+        matmuls.append(MatmulFit(dtype=dtype, fit=_matmul(clock, sizes, dtype)))
+        say(f"matmul {dtype}: {1 / matmuls[-1].fit.seconds_per_unit:.3g} FLOP/s per device")
+    elementwise = _elementwise(clock, sizes)
+    say(f"elementwise: {1 / elementwise.seconds_per_unit:.3g} bytes/s per device")
+    vector = _vector(clock, sizes)
+    say(f"vector: {1 / vector.seconds_per_unit:.3g} FLOP/s per device")
+    collectives: list[CollectiveFit] = []
+    for kind in COLLECTIVE_KINDS:
+        for size in _groups(clock.count):
+            fit = _collective(clock, sizes, kind, size)
+            collectives.append(CollectiveFit(kind=kind, group_size=size, fit=fit))
+            say(f"{kind} over {size}: {fit.latency_s:.3g} s + {fit.seconds_per_unit:.3g} s/byte")
+    return Profile(
+        machine=machine,
+        platform=platform,
+        device_kind=device_kind,
+        num_devices=clock.count,
         jax_version=jax.__version__,
         date=datetime.date.today().isoformat(),
         matmuls=tuple(matmuls),
@@ -100,6 +167,15 @@ def calibrate(
         vector=vector,
         collectives=tuple(collectives),
     )
+
+
+def looped(body: Body, repeats: int, mesh: Any, spec: PartitionSpec) -> Any:
+    """The jitted program that runs a body so often on every shard of its argument, split by `spec` over a mesh."""
+
+    def loop(shard: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, repeats, body, shard)
+
+    return jax.jit(jax.shard_map(loop, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
 
 
 class _Timer:
@@ -122,11 +198,7 @@ class _Timer:
             axis_types=(AxisType.Auto, AxisType.Auto),
         )
         spec = PartitionSpec(("outer", "group"))
-
-        def loop(shard: jax.Array) -> jax.Array:
-            return jax.lax.fori_loop(0, repeats, body, shard)
-
-        run = jax.jit(jax.shard_map(loop, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
+        run = looped(body, repeats, mesh, spec)
         data = self._random.standard_normal((self.count * shape[0], *shape[1:]), dtype=np.float32)
         values = jax.device_put(jnp.asarray(data, dtype), NamedSharding(mesh, spec))
         started = time.perf_counter()
@@ -147,8 +219,9 @@ def _line(units: Sequence[float], seconds: Sequence[float]) -> Fit:
     return Fit(latency_s=0.0, seconds_per_unit=seconds[-1] / units[-1], residual=fit.residual)
 
 
-def _divisors(count: int) -> list[int]:
-    return [size for size in range(1, count + 1) if count % size == 0]
+def _groups(devices: int) -> list[int]:
+    """The sizes of groups that so many devices divide into."""
+    return [size for size in range(2, devices + 1) if devices % size == 0]
 
 
 def _repeats(units: float, per_call: float) -> int:
@@ -156,33 +229,34 @@ def _repeats(units: float, per_call: float) -> int:
     return int(min(max(per_call / units, 4), 64))
 
 
-def _matmul(timer: _Timer, dtype: str) -> Fit:
+def _matmul(clock: Clock, sizes: Sizes, dtype: str) -> Fit:
     units: list[float] = []
     seconds: list[float] = []
-    for size in MATMUL_SIZES:
+    for size in sizes.matmuls:
 
         def body(index: Any, x: jax.Array, size: int = size) -> jax.Array:
             return x @ x * (1 / size)
 
         work = 2.0 * size**3
         units.append(work)
-        seconds.append(timer.seconds(body, (size, size), dtype, group=1, repeats=_repeats(work, 5e7)))
+        seconds.append(clock.seconds(body, (size, size), dtype, group=1, repeats=_repeats(work, sizes.per_call[0])))
     return _line(units, seconds)
 
 
-def _elementwise(timer: _Timer) -> Fit:
+def _elementwise(clock: Clock, sizes: Sizes) -> Fit:
     """Per byte, each element being read once and written once."""
 
     def body(index: Any, x: jax.Array) -> jax.Array:
         return x * 0.5 + 1.0
 
+    per_call = sizes.per_call[1]
     seconds = [
-        timer.seconds(body, (size // 4,), "float32", group=1, repeats=_repeats(size, 1 << 24)) for size in PASS_BYTES
+        clock.seconds(body, (size // 4,), "float32", group=1, repeats=_repeats(size, per_call)) for size in sizes.passes
     ]
-    return _line([2.0 * size for size in PASS_BYTES], seconds)
+    return _line([2.0 * size for size in sizes.passes], seconds)
 
 
-def _vector(timer: _Timer) -> Fit:
+def _vector(clock: Clock, sizes: Sizes) -> Fit:
     """Per operation of a polynomial evaluated on data that stays in the cache."""
 
     def body(index: Any, x: jax.Array) -> jax.Array:
@@ -191,20 +265,20 @@ def _vector(timer: _Timer) -> Fit:
             y = y * x + 0.5
         return y * 1e-3
 
-    seconds = [timer.seconds(body, (size // 4,), "float32", group=1, repeats=64) for size in VECTOR_BYTES]
-    return _line([2.0 * VECTOR_STEPS * size / 4 for size in VECTOR_BYTES], seconds)
+    seconds = [clock.seconds(body, (size // 4,), "float32", group=1, repeats=64) for size in sizes.vector]
+    return _line([2.0 * VECTOR_STEPS * size / 4 for size in sizes.vector], seconds)
 
 
-def _collective(timer: _Timer, kind: str, group: int) -> Fit:
+def _collective(clock: Clock, sizes: Sizes, kind: str, group: int) -> Fit:
     """Per byte of the larger of the local operand and result."""
     seconds: list[float] = []
-    for size in COLLECTIVE_BYTES:
+    for size in sizes.collectives:
         elements = size // 4
         elements -= elements % group
         shard = elements // group if kind == "all-gather" else elements
         body = _BODIES[kind](group)
-        seconds.append(timer.seconds(body, (shard,), "float32", group=group, repeats=_repeats(size, 1 << 22)))
-    return _line([float(size) for size in COLLECTIVE_BYTES], seconds)
+        seconds.append(clock.seconds(body, (shard,), "float32", group=group, repeats=_repeats(size, sizes.per_call[2])))
+    return _line([float(size) for size in sizes.collectives], seconds)
 
 
 def _all_reduce(group: int) -> Body:

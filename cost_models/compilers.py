@@ -122,3 +122,9 @@ def scatters(chip_name: str, shape: Sequence[int], dim: int, *, parts: int, item
     if dim == rows:
         return part % (packed * TILE_ROWS) == 0 if several else rows == 0
     return not several
+
+
+CLOCK_HZ: Mapping[str, float] = MappingProxyType(
+    {"v4": 1.05e9, "v5e": 1.5e9, "v5p": 1.75e9, "v6e": 1.75e9, "tpu7x": 1.9e9}
+)
+"""Cycles per second of each chip, in which its compiler counts (the chips' rates over the operations of a cycle)."""

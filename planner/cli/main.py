@@ -19,7 +19,7 @@ from typing import Any
 
 import jax
 
-from cost_models import OBJECTIVES, CostModelError, Profile, calibrate, save_profile
+from cost_models import OBJECTIVES, CostModelError, Profile, calibrate, parse_topology, save_profile
 from planner.api import load, plan
 from planner.cli.program_file import Planned, load_program
 from planner.cli.progress import show_progress, status
@@ -29,7 +29,10 @@ from planner.machine.device_profile import default_profile
 from planner.one_mesh.mesh import AXIS_NAMES
 from planner.options import REFINES, Options
 from planner.plans.report import describe, describe_profile
+from planner.verify.compiler_clock import compiler_profile
 
+SMALL_SLICES = {"v4": "2x2x2", "v5p": "2x2x4", "tpu7x": "2x2x2"}
+"""The slices for which a chip's microbenchmarks are compiled; of those not named, 4x4."""
 PIN_HELP = (
     "place the tensors whose names match the shell-style PATTERN as SPEC: one entry per dim, separated by commas, each "
     "an axis, several axes in brackets, or None for a dim that is not split, as in 'x,None,(y,z)' or "
@@ -88,7 +91,24 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
-    """Measures the devices at hand, prints what was fitted and keeps it where `cost_model="measured"` looks for it."""
+    """Measures, prints what was fitted and keeps it where `cost_model="measured"` looks for it."""
+    profile = _measured(arguments) if arguments.compiler is None else _scheduled(arguments.compiler)
+    path: Path = arguments.output or default_profile(profile.platform, profile.device_kind, profile.num_devices)
+    save_profile(profile, path)
+    print(describe_profile(profile))
+    print(f"wrote {path}", file=sys.stderr)
+    return 0
+
+
+def _scheduled(name: str) -> Profile:
+    """The profile of a topology by its compiler's schedules."""
+    topology = parse_topology(name if ":" in name else f"{name}:{SMALL_SLICES.get(name, '4x4')}")
+    with status(f"compiling for {topology.name}") as say:
+        return compiler_profile(topology, progress=say)
+
+
+def _measured(arguments: argparse.Namespace) -> Profile:
+    """The profile of the devices at hand."""
     try:
         devices = jax.devices()
     except RuntimeError as error:
@@ -98,12 +118,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
             raise ArgumentError(f"--devices is {arguments.devices}, but jax finds {len(devices)}; give at most those")
         devices = devices[: arguments.devices]
     with status("measuring") as say:
-        profile: Profile = calibrate(devices, budget_seconds=arguments.budget, seed=arguments.seed, progress=say)
-    path: Path = arguments.output or default_profile(profile.platform, profile.device_kind, profile.num_devices)
-    save_profile(profile, path)
-    print(describe_profile(profile))
-    print(f"wrote {path}", file=sys.stderr)
-    return 0
+        return calibrate(devices, budget_seconds=arguments.budget, seed=arguments.seed, progress=say)
 
 
 # ---------------------------------------------------------------- what the arguments mean
@@ -302,6 +317,12 @@ def _add_calibrate(commands: Any) -> None:
         default=60.0,
         metavar="SECONDS",
         help="about how many seconds to measure. Default: %(default)g",
+    )
+    measure.add_argument(
+        "--compiler",
+        metavar="TOPOLOGY",
+        help="instead of timing devices, compile the microbenchmarks for a TPU topology, such as v5e:4x4, or a chip, "
+        "such as v5e, and fit the compiler's schedules; takes minutes, and no device",
     )
     measure.add_argument("--devices", type=int, metavar="N", help="measure the first N devices. Default: all")
     measure.add_argument("--seed", type=int, default=0, metavar="N", help="of the data. Default: %(default)s")

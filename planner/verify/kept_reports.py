@@ -41,7 +41,7 @@ def key_of(request: AotRequest) -> str:
         for field in fields(request)
         if field.name not in ("program", "timeout_s")
     }
-    words = json.dumps([VERSION, _releases(), told], sort_keys=True, default=_plain)
+    words = json.dumps([VERSION, releases(), told], sort_keys=True, default=_plain)
     return hashlib.sha256(request.program + words.encode()).hexdigest()
 
 
@@ -50,7 +50,8 @@ def _plain(value: object) -> object:
     return dict(value) if isinstance(value, Mapping) else repr(value)
 
 
-def _releases() -> list[str]:
+def releases() -> list[str]:
+    """Name and version of each of `COMPILERS` that is installed."""
     found: list[str] = []
     for name in COMPILERS:
         try:

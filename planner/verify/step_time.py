@@ -16,9 +16,12 @@ from planner.verify.hlo.schedule import Rates, ScheduleEstimate, estimate_second
 from planner.verify.hlo.work import LANES
 
 
-def step_time(scheduled_hlo_text: str, topology: Topology, mesh_shape: Mapping[str, int]) -> ScheduleEstimate:
+def step_time(
+    scheduled_hlo_text: str, topology: Topology, mesh_shape: Mapping[str, int], *, clock_hz: float | None = None
+) -> ScheduleEstimate:
     """The estimate of one call on one device, from the scheduled HLO of a program over a mesh on the topology.
 
+    With `clock_hz` an op takes the compiler's own cycles where a TPU's text has them, else what the data sheet says.
     A collective whose groups are those of no set of axes is priced as a ring over the slowest wire.
     Raises: ArgumentError when the text is not scheduled.
     """
@@ -35,6 +38,7 @@ def step_time(scheduled_hlo_text: str, topology: Topology, mesh_shape: Mapping[s
             flops_per_s=chip.peak("bfloat16", "matrix"),
             hbm_bytes_per_s=chip.hbm_bytes_per_s,
             link_bytes_per_s=prices.slowest_bytes_per_s,
+            clock_hz=clock_hz,
             lanes=LANES if chip.platform == "tpu" else 1,
         ),
         collective_seconds=prices.compiled,

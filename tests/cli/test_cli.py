@@ -239,3 +239,19 @@ def test_module_runs(tmp_path):
     assert "Traceback" not in done.stderr
     # Plugins of jax may have said something before.
     assert done.stderr.splitlines()[-1].startswith("meshwright: error: ")
+
+
+def test_calibrate_asks_a_compiler(tmp_path, capsys, monkeypatch):
+    """A chip's name stands for a small slice of it; without cycles there is an error."""
+    asked = []
+
+    def refuse(topology, *, progress):
+        asked.append(topology.name)
+        raise ArgumentError("no such compiler")
+
+    monkeypatch.setattr("planner.cli.main.compiler_profile", refuse)
+    for name in ("v5e", "v5p", "v5e:2x2"):
+        assert main(["calibrate", "--compiler", name, "-o", str(tmp_path / "profile.json")]) == 2
+    assert asked == ["v5e:4x4", "v5p:2x2x4", "v5e:2x2"]
+    assert "no such compiler" in capsys.readouterr().err
+    assert not (tmp_path / "profile.json").exists()

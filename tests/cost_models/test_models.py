@@ -55,6 +55,7 @@ PUBLIC_NAMES = [
     "parse_topology",
     "profile_path",
     "save_profile",
+    "tpu_passes",
 ]
 
 
