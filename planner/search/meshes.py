@@ -215,8 +215,8 @@ def _alone(meshes: Sequence[Mapping[str, int]], program: States) -> _Alone:
     model = instance.model if shared is None else shared.members.whole
     values = (instance if shared is None else shared).node_values
     return _Alone(
-        # Parts of a kernel may have less work in all than the whole, where a function of shapes says it.
-        value=0.0 if has_work_of_shapes(model.graph) else floor_of(values) * (1 - WORTHWHILE),
+        # Parts may have less work in all than the whole: as a function of their shapes says, or as they stay on chips.
+        value=0.0 if has_work_of_shapes(model.graph) or model.kernels else floor_of(values) * (1 - WORTHWHILE),
         divisible=instance.objective.name != "energy",
         bytes=whole_bytes(model, tiled=instance.tiled) * (1 - WORTHWHILE),
     )

@@ -80,3 +80,25 @@ def test_it_is_not_where_a_device_holds_one_head(spec: tuple[str | None, ...], p
 
 def _queries(batch: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
     return jax.ShapeDtypeStruct((batch, *QUERY.shape[1:]), jnp.bfloat16), AT
+
+
+def test_the_search_knows_that_parts_may_need_less_than_their_share() -> None:
+    """Four heads on eight devices: a mesh of two axes holds one on each, and spares what one axis copies."""
+    args = (
+        jax.ShapeDtypeStruct((LAYERS, 128, LENGTH, 4, WIDTH), jnp.bfloat16),
+        jax.ShapeDtypeStruct((128, 4, 8, WIDTH), jnp.bfloat16),
+        AT,
+    )
+
+    def seconds(mesh: dict[str, int] | None) -> float:
+        plan = planner.plan(
+            HEADS_INSIDE,
+            args,
+            topology="v5e:2x4",
+            mesh=mesh,
+            donate_argnums=0,
+            options=planner.Options(check="never"),
+        )
+        return plan.predicted.seconds
+
+    assert seconds(None) <= 1.01 * seconds({"x": 4, "y": 2}) < 0.6 * seconds({"x": 8})
