@@ -20,7 +20,7 @@ from planner.any_mesh.buffer import Buffer
 from planner.any_mesh.groups import Grouping
 from planner.any_mesh.hoisted import hoisted_casts
 from planner.any_mesh.in_place import InPlace, in_place
-from planner.any_mesh.laid_out import laid_out_anew
+from planner.any_mesh.laid_out import ON_TPU, laid_out_anew
 from planner.any_mesh.narrow import BFLOAT16_BYTES, NarrowReads
 from planner.any_mesh.often_read import stored_for_many
 from planner.any_mesh.op_forms import is_fused
@@ -83,6 +83,7 @@ def analyse(graph: Graph, grouping: Grouping) -> Liveness:
             buffers.append(Buffer(tensor=tensor, start=start, stop=stop, share=narrow.share(tensor)))
     buffers += _shared_operands(graph, passes, materialised)
     buffers += laid_out_anew(graph, passes, materialised, last)
+    buffers += _also_narrow(graph, materialised, last)
     buffers += [
         Buffer(tensor=t, share=share, start=a, stop=b) for t, share, a, b in hoisted_casts(graph, narrow, spans)
     ]
@@ -183,6 +184,20 @@ def _must_stand(graph: Graph, tensor: int, needs: Sequence[Need], hard: bool) ->
         if need == "always" or (hard and need == "where costly"):
             return True
     return False
+
+
+def _also_narrow(graph: Graph, materialised: Sequence[bool], last: Sequence[int]) -> list[Buffer]:
+    """What a matmul makes that stands widened beside itself on a TPU: passes go on reading the narrow one."""
+    found: list[Buffer] = []
+    for op in graph.of_kinds(("convert_element_type",)):
+        (narrow,), (wide,) = op.operands, op.results
+        producer = graph.tensors[narrow].producer
+        widens = graph.tensors[narrow].aval.itemsize < graph.tensors[wide].aval.itemsize
+        if widens and materialised[wide] and producer is not None and traits(graph.ops[producer].kind).matmul:
+            start = max(last[narrow], producer + 1)
+            if last[wide] > start:
+                found.append(Buffer(tensor=narrow, start=start, stop=last[wide], share=ON_TPU))
+    return found
 
 
 def _shared_operands(graph: Graph, passes: Sequence[bool], materialised: Sequence[bool]) -> list[Buffer]:
