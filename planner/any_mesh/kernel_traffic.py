@@ -1,7 +1,8 @@
 """What the kernels of a group move, whatever the mesh: the arrays that go to and from memory, by op, in one run of each.
 
 An op that picks reads of its first operand what it returns; one that updates writes the update over its place, and reads
-that first where it combines the two. What is not written in place is read and written once more (see `in_place`).
+that first where it combines the two. What is not written in place is read and written once more (see `in_place`); what is
+narrowed before a loop is read once and written narrow, in the name of the first loop that reads it (see `hoisted`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from planner.any_mesh.groups import Group, Grouping
+from planner.any_mesh.hoisted import TAKEN_IN
 from planner.any_mesh.kernels import Access, Home, Kernel, Kernels
 from planner.any_mesh.liveness import Liveness
 from planner.program.graph import Graph, Op
@@ -49,11 +51,15 @@ def movements(
         return
     for kernel in kernels.of_group.get(group.id, ()):
         yield from _of_kernel(graph, grouping, kernel)
+    narrowed = {stack: 1.0 + share.tpu for stack, share, _, _ in liveness.hoisted}
     for number in group.ops:
+        op = graph.ops[number]
         copied = liveness.in_place.passes.get(number)
         if copied:
-            op = graph.ops[number]
             yield _whole(graph, grouping, op, op.results[0], copied / graph.regions[op.region].trips)
+        if op.kind in TAKEN_IN and graph.consumers[op.operands[0]][0][0] == number and op.operands[0] in narrowed:
+            times = narrowed[op.operands[0]] / graph.regions[op.region].trips
+            yield _whole(graph, grouping, op, op.operands[0], times)
 
 
 def _of_kernel(graph: Graph, grouping: Grouping, kernel: Kernel) -> Iterator[Movement]:
@@ -80,7 +86,8 @@ def _array(access: Access) -> Array:
 
 
 def _moved(op: Op, access: Access, passes: float = 1.0) -> Movement:
-    array = _array(access)
+    """What an op moves; what goes over memory several times has too much in flight for the chip."""
+    array = _array(access) if passes == 1.0 else _array(access)._replace(home="memory")
     return Movement(op.id, array, passes * access.times, array)
 
 

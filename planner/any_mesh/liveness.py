@@ -18,7 +18,7 @@ from typing import Literal
 
 from planner.any_mesh.buffer import Buffer
 from planner.any_mesh.groups import Grouping
-from planner.any_mesh.hoisted import hoisted_casts
+from planner.any_mesh.hoisted import Hoisted, hoisted_casts
 from planner.any_mesh.in_place import InPlace, in_place
 from planner.any_mesh.laid_out import ON_TPU, laid_out_anew
 from planner.any_mesh.narrow import BFLOAT16_BYTES, NarrowReads
@@ -33,7 +33,10 @@ from planner.rules.primitives import kinds_where, traits
 
 @dataclass(frozen=True, kw_only=True)
 class Liveness:
-    """`materialised[tensor]`: it is read from and written to memory; `buffers`: what is allocated besides arguments."""
+    """`materialised[tensor]`: it is read from and written to memory; `buffers`: what is allocated besides arguments.
+
+    `hoisted`: the narrow copies that are made before loops.
+    """
 
     materialised: tuple[bool, ...]
     buffers: tuple[Buffer, ...]
@@ -41,6 +44,7 @@ class Liveness:
     in_place: InPlace
     read_through: ReadThrough
     narrow: NarrowReads
+    hoisted: tuple[Hoisted, ...]
 
 
 NEIGHBOURS = 4
@@ -84,9 +88,8 @@ def analyse(graph: Graph, grouping: Grouping) -> Liveness:
     buffers += _shared_operands(graph, passes, materialised)
     buffers += laid_out_anew(graph, passes, materialised, last)
     buffers += _also_narrow(graph, materialised, last)
-    buffers += [
-        Buffer(tensor=t, share=share, start=a, stop=b) for t, share, a, b in hoisted_casts(graph, narrow, spans)
-    ]
+    hoisted = hoisted_casts(graph, narrow, spans)
+    buffers += [Buffer(tensor=t, share=share, start=a, stop=b) for t, share, a, b in hoisted]
     return Liveness(
         materialised=tuple(materialised),
         buffers=tuple(buffers),
@@ -94,6 +97,7 @@ def analyse(graph: Graph, grouping: Grouping) -> Liveness:
         in_place=found,
         read_through=read_through(graph, materialised, passes),
         narrow=narrow,
+        hoisted=tuple(hoisted),
     )
 
 

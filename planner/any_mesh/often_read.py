@@ -1,8 +1,9 @@
 """Often read: what a compiler stores because so many kernels would compute it anew from much.
 
 A result of passes that stands nowhere is computed by every kernel that reads it from what it is computed from. Where that
-reads more than storing it would, XLA makes it once, as a further result of the kernel at hand, and stores it: the gradient
-behind a residual block and its activation, for the reductions and gradients of the norms and convolutions before it.
+reads more than storing it would, XLA makes it once, as a further result of the matmul or convolution at hand, and stores
+it: the gradient behind a residual block and its activation, for the reductions and gradients of the norms and convolutions
+before it. What no matmul makes a part of is computed anew all the same.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 
 from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY
+from planner.rules.primitives import traits
 
 MANY = 64
 """Kernels beyond which nobody counts."""
@@ -35,11 +37,18 @@ def stored_for_many(graph: Graph, passes: Sequence[bool], materialised: Sequence
             aval = graph.tensors[tensor].aval
             own = frozenset([t for t in together if graph.tensors[t].aval.size == aval.size])
             count, read = len(readers[tensor]), sum(graph.tensors[t].aval.bytes for t in own)
-            if len(graph.consumers[tensor]) > 1 and (count - 1) * read > (count + 1) * aval.bytes:
+            often = (count - 1) * read > (count + 1) * aval.bytes
+            if often and len(graph.consumers[tensor]) > 1 and any(_is_product(graph, t, passes) for t in own):
                 stored[tensor] = True
                 own = frozenset((tensor,))
             sources[tensor] = own
     return stored
+
+
+def _is_product(graph: Graph, tensor: int, passes: Sequence[bool]) -> bool:
+    """Whether a matmul or convolution makes a tensor."""
+    producer = graph.tensors[tensor].producer
+    return producer is not None and not passes[producer] and traits(graph.ops[producer].kind).matmul
 
 
 def _reading_kernels(graph: Graph, passes: Sequence[bool], stored: Sequence[bool]) -> list[frozenset[int]]:

@@ -62,3 +62,13 @@ def test_nothing_is_known_where_no_kernels_are() -> None:
     model = _model(_updated, TABLE, ROWS, WHERE, known=False)
     assert model.kernels is None
     assert not any(model.moved(group) for group in model.grouping.groups)
+
+
+def test_weights_that_a_loop_reads_narrow_are_narrowed_once() -> None:
+    stack = jax.ShapeDtypeStruct((8, 256, 256), jnp.float32)
+
+    def fn(x: jax.Array, stack: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda y, w: (jnp.tanh(y @ w.astype(y.dtype)), None), x, stack)[0]
+
+    model = _model(fn, jax.ShapeDtypeStruct((256, 256), jnp.bfloat16), stack)
+    assert _moved(model, "loop_slice") == 1.5 * 8 * 256 * 256 * 4

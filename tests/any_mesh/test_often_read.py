@@ -25,7 +25,7 @@ def _stored(fn: Callable[..., Any], count: int, kind: str) -> list[bool]:
 
 def test_what_three_products_read_of_three_arrays_is_stored() -> None:
     def fn(a: jax.Array, b: jax.Array, c: jax.Array) -> tuple[jax.Array, ...]:
-        mixed = jnp.maximum(a * b, c)
+        mixed = jnp.maximum((a @ a) * b, c)
         return mixed @ a, mixed @ b, mixed @ c
 
     # 3 x 3 read where 3, 1 written and 3 read do; and the product before it only the maximum reads.
@@ -35,16 +35,24 @@ def test_what_three_products_read_of_three_arrays_is_stored() -> None:
 
 def test_what_two_products_read_of_two_arrays_is_computed_by_both() -> None:
     def fn(a: jax.Array, b: jax.Array) -> tuple[jax.Array, ...]:
-        mixed = jnp.maximum(a, b)
+        mixed = jnp.maximum(a @ a, b)
         return mixed @ a, mixed @ b
 
     # 2 x 2 read, where 2 read, 1 written and 2 read would be more.
     assert _stored(fn, 2, "max") == [False]
 
 
-def test_readers_behind_other_passes_count() -> None:
+def test_what_no_product_makes_a_part_of_is_computed_anew() -> None:
     def fn(a: jax.Array, b: jax.Array, c: jax.Array) -> tuple[jax.Array, ...]:
         mixed = jnp.maximum(a * b, c)
+        return mixed @ a, mixed @ b, mixed @ c
+
+    assert _stored(fn, 3, "max") == [False]
+
+
+def test_readers_behind_other_passes_count() -> None:
+    def fn(a: jax.Array, b: jax.Array, c: jax.Array) -> tuple[jax.Array, ...]:
+        mixed = jnp.maximum((a @ a) * b, c)
         wide, narrow = 2.0 * mixed, mixed - 1.0
         return wide @ a, narrow @ b, wide @ c, narrow @ a
 
