@@ -4,7 +4,7 @@ Partial sums over the same axes that are only added to one another are added bef
 all (XLA's all-reduce reassociation): what flows back into the input of several matmuls.
 
 Sums that no matmul of their body waits for, such as gradients, are combined into a few large ones, which take the latency
-of one (58 to 3 in a train step of BERT whose layers are written out).
+of one (58 to 3 in a train step of BERT whose layers are written out): each is charged its share of it.
 
 What all that read a gathered tensor want narrower is gathered so (see `narrow`).
 
@@ -13,6 +13,7 @@ A gather of what nothing in its body must be computed for, such as a layer's wei
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -22,21 +23,20 @@ from planner.any_mesh.narrow import NarrowReads
 from planner.program.graph import Graph
 from planner.program.slots import LEAVING
 from planner.rules.op_work import op_flops
-from planner.rules.primitives import traits
+from planner.rules.primitives import kinds_where, traits
 
 ALWAYS_THERE = ("loop_slice", "loop_const", "branch_in")
 """How a body takes in what is there before it runs; what its last trip made is not."""
-SUMS = ("add", "add_any")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eased:
-    """By transfer: `together`, how many sums are added to one, itself included, where others are; `combined`, those whose
-    sums wait for others; `narrowed`, the share of the bytes that is gathered, where that is less; `ahead`, the flops of the
-    matmuls that read what it fetches, where that can be fetched ahead."""
+    """By transfer: `together`, how many sums are added to one, itself included, where others are; `combined`, the share of
+    a latency that sums take which wait for others; `narrowed`, the share of the bytes that is gathered, where that is less;
+    `ahead`, the flops of the matmuls that read what it fetches, where that can be fetched ahead."""
 
     together: Mapping[int, int]
-    combined: frozenset[int]
+    combined: Mapping[int, float]
     narrowed: Mapping[int, float]
     ahead: Mapping[int, float]
 
@@ -64,7 +64,7 @@ def _together(graph: Graph, grouping: Grouping, flow: Flow) -> dict[int, int]:
     }
     joined: dict[int, tuple[int, ...]] = {tensor: (transfer,) for tensor, transfer in leaves.items()}
     found: dict[int, int] = {}
-    for op in graph.of_kinds(SUMS):
+    for op in graph.of_kinds(kinds_where(lambda row: row.adds)):
         terms = [joined.get(tensor, ()) for tensor in op.operands]
         alone = all(len(graph.consumers[tensor]) == 1 and tensor not in graph.returned for tensor in op.operands)
         regions = {graph.ops[graph.tensors[tensor].producer or 0].region for tensor in op.operands}
@@ -74,7 +74,7 @@ def _together(graph: Graph, grouping: Grouping, flow: Flow) -> dict[int, int]:
     return found
 
 
-def _combined(graph: Graph, flow: Flow) -> frozenset[int]:
+def _combined(graph: Graph, flow: Flow) -> dict[int, float]:
     first = {outside: inside for inside, outside in graph.ties}
     waited: set[int] = set()
     before = -1
@@ -89,7 +89,9 @@ def _combined(graph: Graph, flow: Flow) -> frozenset[int]:
                 waits = not traits(op.kind).fused or not waited.isdisjoint(op.results)
             if waits:
                 waited.update(op.operands)
-    return frozenset(t.id for t in flow.transfers if t.reduced and t.tensor not in waited)
+    combined = [t for t in flow.transfers if t.reduced and t.tensor not in waited]
+    counts = Counter(t.region for t in combined)
+    return {t.id: 1 / counts[t.region] for t in combined}
 
 
 def _ahead(graph: Graph, flow: Flow, reads: Mapping[int, list[Read]]) -> dict[int, float]:

@@ -39,9 +39,9 @@ SUMMING = ("all-reduce", "reduce-scatter")
 
 
 def shares_of(eased: Eased, transfer: int) -> Shares:
-    """What counts of the collectives of a transfer: of sums that are one its part, of combined ones no fixed price."""
+    """What counts of the collectives of a transfer: of sums that are one its part, of the latency its share."""
     part = 1 / eased.together.get(transfer, 1)
-    sums, gathers = (0.0 if transfer in eased.combined else part, part), (1.0, eased.narrowed.get(transfer, 1.0))
+    sums, gathers = (part * eased.combined.get(transfer, 1.0), part), (1.0, eased.narrowed.get(transfer, 1.0))
     counted = {"all-reduce": sums, "reduce-scatter": sums, "all-gather": gathers}
     return tuple(counted.get(kind, (1.0, 1.0)) for kind in COLLECTIVES)
 

@@ -118,7 +118,7 @@ class _Refining:
                 pass
             if self._trying.unavailable:
                 return self._trying.unavailable
-            if self._over:
+            if self._over or self._trying.judge.pending:  # a trial is waited for until then
                 return "the time was over"
             if len(self._trying.tried) == before:
                 return "no plan that was not tried is expected to be faster"
