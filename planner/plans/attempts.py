@@ -18,6 +18,7 @@ from planner.one_mesh.mesh import Shape, mesh_words
 from planner.options import Options
 from planner.plans.answer import Answer
 from planner.plans.decide import decide
+from planner.plans.roomy import room_note, search_with_room
 from planner.search.fewer_devices import on_fewer_devices
 from planner.search.meshes import Found
 from planner.session import Session
@@ -88,8 +89,7 @@ class _Run:
 
     def first(self) -> Found:
         """The best plans. Raises: PinError, InfeasibleError."""
-        self.limit_bytes = self.session.request.memory_limit
-        found = self.session.search(self.meshes, limit_bytes=self.limit_bytes, options=self.options)
+        found, self.limit_bytes = search_with_room(self.session, self.meshes, self.options)
         self.bound = found.bound
         return found
 
@@ -112,6 +112,8 @@ class _Run:
             meshes=len(self.meshes),
             notes=(*self.notes, *found.notes, *(() if self.told else why), *self.told),
         )
+        room = room_note(self.session, self.limit_bytes, made.predicted.peak_bytes)
+        made = replace(made, notes=(*made.notes, *room))
         self.tried.append(made)
         return made
 

@@ -17,6 +17,7 @@ from planner.plans.refining.judges import CompilerJudge, Emits, Judge, why_no_co
 from planner.plans.refining.measuring import MeasuringJudge, why_not_measured
 from planner.plans.refining.prospects import Prospects
 from planner.plans.refining.refine import Clock, Result, refine
+from planner.plans.roomy import search_with_room
 from planner.rules.op_work import op_flops
 from planner.search.meshes import Found
 from planner.session import Session
@@ -106,7 +107,7 @@ def _found(session: Session, meshes: Sequence[Mapping[str, int]], options: Optio
     """
     limit = session.request.memory_limit
     try:
-        return session.search(meshes, limit_bytes=limit, options=options)
+        return search_with_room(session, meshes, options)[0]
     except InfeasibleError:
         for factor in RELAXED if options.refine == "compile" else ():
             with suppress(InfeasibleError):
