@@ -33,8 +33,8 @@ over the first behind the loop: half as much memory again and twice the traffic 
 ROOM: Mapping[Platform, float] = MappingProxyType({"tpu": 0.95})
 """The share of a device's memory up to which the compiler schedules a program as it is, where that is not all of it.
 
-Nearer to the limit XLA's TPU compiler computes values again to save memory: Llama-3-8B on v5p:4x4x4 takes 15 % more time with
-102 of 102.8 GB than with 97.
+Nearer to the limit XLA's TPU compiler computes values again to save memory: Llama-3-8B on v5p:4x4x4 takes 15 % more time
+with 102 of 102.8 GB than with 97.
 """
 
 LEAST_SCATTERED_BYTES = 4096

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from jax.sharding import PartitionSpec
@@ -24,6 +26,7 @@ from planner.program.traced import Program
 from planner.search.meshes import Asked, Found, search
 from planner.search.offered_meshes import fitting_meshes
 from planner.search.one_per_class import Members, SharedInstance, members
+from planner.solver.smaller.smaller import floor_of
 
 
 class Session:
@@ -66,6 +69,17 @@ class Session:
         """The problem on one mesh with one decision for all copies of a layer; None where there are no `members`."""
         found = self.members
         return None if found is None else SharedInstance(members=found, instance=state(found.model, self._terms(shape)))
+
+    def floor(self, shape: Shape) -> float:
+        """What computing takes at the least on one mesh with nothing moved that could stay on a chip.
+
+        That of one device is no more than the parts take on all devices together.
+        """
+        found, terms = self.members, self._terms(shape)
+        terms = replace(terms, mesh=replace(terms.mesh, on_chip_bytes=math.inf))
+        if found is None:
+            return floor_of(state(self.model, terms).node_values)
+        return floor_of(SharedInstance(members=found, instance=state(found.model, terms)).node_values)
 
     def instance(self, shape: Shape) -> Instance:
         """The problem on one mesh. Raises: PinError, InfeasibleError where the pins do not fit it."""

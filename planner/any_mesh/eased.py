@@ -14,8 +14,10 @@ A gather of what nothing in its body must be computed for, such as a layer's wei
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from typing import final
 
 from planner.any_mesh.flow import Flow, Read, Transfer
 from planner.any_mesh.groups import Grouping
@@ -52,7 +54,7 @@ def eased(graph: Graph, grouping: Grouping, flow: Flow, narrow: NarrowReads) -> 
         together=_together(graph, grouping, flow),
         combined=_combined(graph, flow),
         narrowed={transfer: share for transfer, share in shares.items() if share < 1},
-        ahead=_ahead(graph, flow, reads),
+        ahead=Ahead(graph, flow, reads),
     )
 
 
@@ -94,32 +96,51 @@ def _combined(graph: Graph, flow: Flow) -> dict[int, float]:
     return {t.id: 1 / counts[t.region] for t in combined}
 
 
-def _ahead(graph: Graph, flow: Flow, reads: Mapping[int, list[Read]]) -> dict[int, float]:
-    there: dict[int, bool] = dict.fromkeys(graph.inputs, True)
-    for op in graph.ops:
-        fetched = op.kind in ALWAYS_THERE or (
-            bool(traits(op.kind).fused) and all(there.get(tensor, True) for tensor in op.operands)
-        )
-        there |= dict.fromkeys(op.results, fetched)
-    found: dict[int, float] = {}
-    for transfer in flow.transfers:
-        readers = [op for op, _ in reads.get(transfer.id, ())] if there.get(transfer.tensor, True) else []
-        flops = _flops_of_readers(graph, transfer, readers)
-        if flops:
-            found[transfer.id] = flops
-    return found
+@final
+class Ahead(Mapping[int, float]):
+    """By transfer the flops of the matmuls that read what it fetches, where it can be ahead; worked out when asked."""
 
+    def __init__(self, graph: Graph, flow: Flow, reads: Mapping[int, list[Read]]) -> None:
+        self._graph, self._flow, self._reads = graph, flow, reads
+        self._known: dict[int, float] = {}
 
-def _flops_of_readers(graph: Graph, transfer: Transfer, readers: list[int]) -> float:
-    """The flops of one run of the matmuls of its body that read what a transfer brings, through other ops or at once."""
-    flops, left, seen = 0.0, list(readers), set[int]()
-    while left:
-        op = graph.ops[left.pop()]
-        if op.id in seen or op.region != transfer.region:
-            continue
-        seen.add(op.id)
-        if traits(op.kind).matmul:
-            flops += op_flops(graph, op)
-        elif traits(op.kind).fused:
-            left += [reader for tensor in op.results for reader, _ in graph.consumers[tensor]]
-    return flops
+    def __getitem__(self, transfer: int) -> float:
+        if transfer not in self._known:
+            self._known[transfer] = self._flops(self._flow.transfers[transfer])
+        if not self._known[transfer]:
+            raise KeyError(transfer)
+        return self._known[transfer]
+
+    def __iter__(self) -> Iterator[int]:
+        return (t.id for t in self._flow.transfers if t.id in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    @cached_property
+    def _there(self) -> dict[int, bool]:
+        """Which tensors are there before their body runs."""
+        there: dict[int, bool] = dict.fromkeys(self._graph.inputs, True)
+        for op in self._graph.ops:
+            fetched = op.kind in ALWAYS_THERE or (
+                bool(traits(op.kind).fused) and all(there.get(tensor, True) for tensor in op.operands)
+            )
+            there |= dict.fromkeys(op.results, fetched)
+        return there
+
+    def _flops(self, transfer: Transfer) -> float:
+        """Those of one run of the matmuls of its body that read what a transfer brings, through other ops or at once."""
+        if not self._there.get(transfer.tensor, True):
+            return 0.0
+        graph = self._graph
+        flops, left, seen = 0.0, [op for op, _ in self._reads.get(transfer.id, ())], set[int]()
+        while left:
+            op = graph.ops[left.pop()]
+            if op.id in seen or op.region != transfer.region:
+                continue
+            seen.add(op.id)
+            if traits(op.kind).matmul:
+                flops += op_flops(graph, op)
+            elif traits(op.kind).fused:
+                left += [reader for tensor in op.results for reader, _ in graph.consumers[tensor]]
+        return flops

@@ -84,17 +84,21 @@ def kernel_traffic(
 ) -> dict[int, Floats] | None:
     """The bytes that each op of a group moves to and from memory under every strategy, trips included.
 
-    None where nothing is known of kernels. What stays on a chip that has so many bytes for arrays is not moved.
+    None where nothing is known of kernels. What stays on a chip that has so many bytes for arrays is not moved; on one that
+    has infinitely many, nothing is that stays on any, however it is split.
     """
     if program.kernels is None:
         return None
     moved: dict[int, Floats] = {}
     sizes: dict[Array, Floats] = {}
     for op, array, times, inside in program.moved(group):
+        if on_chip_bytes == math.inf and (ON_CHIP[inside.home] or array.turned is not None):
+            moved.setdefault(op, np.zeros(len(strategies)))
+            continue
         for of in (array, inside):
             if of not in sizes:
                 sizes[of] = _moved_of(of, strategies)
-        room = ON_CHIP[inside.home] * on_chip_bytes
+        room = ON_CHIP[inside.home] and ON_CHIP[inside.home] * on_chip_bytes
         size = np.where(sizes[inside] < room, 0.0, sizes[array]) if room else sizes[array]
         moved[op] = moved.get(op, 0.0) + times * size
     return moved
@@ -299,18 +303,19 @@ def _filled(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies) ->
     if product is None:
         return np.ones(len(strategies))
 
-    def share(shapes: Sequence[tuple[int, ...]]) -> float:
-        contracted, rows, columns = product(shapes, op.params)
-        if not contracted * rows * columns:
-            return 1.0
-        return _up(contracted) / contracted * min(_up(columns) / columns, _up(rows) / rows)
+    axis_sizes = np.asarray(strategies.axis_sizes, np.int64)
+    held = [
+        list(_local_extents(graph.tensors[t].aval.shape, strategies.locations(dims), axis_sizes).T)
+        for t, dims in zip(op.operands, grouping.placements[op.id].operands, strict=True)
+    ]
+    contracted, rows, columns = (np.maximum(extent, 1.0) for extent in product(held, op.params))
+    share = _up(contracted) / contracted * np.minimum(_up(columns) / columns, _up(rows) / rows)
+    return np.broadcast_to(share, len(strategies))
 
-    return _of_parts(graph, grouping, op, strategies, share)
 
-
-def _up(extent: float) -> float:
-    """An extent filled up to whole tiles."""
-    return math.ceil(extent / LANES) * LANES
+def _up(extents: Floats) -> Floats:
+    """Extents filled up to whole tiles."""
+    return np.ceil(extents / LANES) * LANES
 
 
 def _fused(of: FusedPass, traffic: Floats | None, strategies: Strategies, model: CostModel) -> Work:

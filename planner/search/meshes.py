@@ -24,7 +24,6 @@ from planner.search.no_fit import no_fit
 from planner.search.one_per_class import SharedInstance
 from planner.solver.budget import Budget
 from planner.solver.deadline import Deadline
-from planner.solver.smaller.smaller import floor_of
 
 MESH_SHARE = 0.4
 """Part of the time left that one mesh may take: another may be better."""
@@ -53,6 +52,10 @@ class States(Protocol):
 
     def shared(self, shape: Mapping[str, int]) -> SharedInstance | None:
         """The problem with one decision for all copies of a layer; None where that would lose something."""
+        ...
+
+    def floor(self, shape: Mapping[str, int]) -> float:
+        """What computing takes at the least, by parts of what one mesh computes too."""
         ...
 
 
@@ -213,10 +216,9 @@ def _alone(meshes: Sequence[Mapping[str, int]], program: States) -> _Alone:
     shared = program.shared(shape)
     instance = program.instance(shape) if shared is None else shared.instance
     model = instance.model if shared is None else shared.members.whole
-    values = (instance if shared is None else shared).node_values
     return _Alone(
-        # Parts may have less work in all than the whole: as a function of their shapes says, or as they stay on chips.
-        value=0.0 if has_work_of_shapes(model.graph) or model.kernels else floor_of(values) * (1 - WORTHWHILE),
+        # Parts of a kernel may have less work in all than the whole, where a function of shapes says it.
+        value=0.0 if has_work_of_shapes(model.graph) else program.floor(shape) * (1 - WORTHWHILE),
         divisible=instance.objective.name != "energy",
         bytes=whole_bytes(model, tiled=instance.tiled) * (1 - WORTHWHILE),
     )
