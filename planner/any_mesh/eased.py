@@ -6,7 +6,7 @@ all (XLA's all-reduce reassociation): what flows back into the input of several 
 Sums that no matmul of their body waits for, such as gradients, are combined into a few large ones, which take the latency
 of one (58 to 3 in a train step of BERT whose layers are written out): each is charged its share of it.
 
-What all that read a gathered tensor want narrower is gathered so (see `narrow`).
+What all that read a tensor want narrower is gathered and moved so (see `narrow`).
 
 A gather of what nothing in its body must be computed for, such as a layer's weights, runs beside the matmuls before it.
 """
@@ -34,7 +34,7 @@ ALWAYS_THERE = ("loop_slice", "loop_const", "branch_in")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eased:
     """By transfer: `together`, how many sums are added to one, itself included, where others are; `combined`, the share of
-    a latency that sums take which wait for others; `narrowed`, the share of the bytes that is gathered, where that is less;
+    a latency that sums take which wait for others; `narrowed`, the share of the bytes that is moved, where that is less;
     `ahead`, the flops of the matmuls that read what it fetches, where that can be fetched ahead."""
 
     together: Mapping[int, int]

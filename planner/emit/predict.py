@@ -121,6 +121,8 @@ def _of_transfers(chosen: Chosen) -> dict[int, list[Collective]]:
                 continue
             seen.add(key)
             counted = instance.eased(transfer)[0][COLLECTIVES.index(step.kind)][1]
+            if step.kind == "all-gather" and instance.mesh.runs_as(step.kind, step.mask, step.bytes) != step.kind:
+                counted = 1.0
             summing = step.kind in SUMMING
             collective = Collective(
                 kind=step.kind,

@@ -126,6 +126,8 @@ class Chosen:
                 found.append(0.0)
                 continue
             of_fixed, of_bytes = shares[COLLECTIVES.index(step.kind)]
+            if step.kind != kind and step.kind == "all-gather":  # a sum moves what it gathers as it is
+                of_bytes = of_fixed
             fixed, per_byte = mesh.fixed_seconds[kind][step.mask], mesh.seconds_per_byte[kind][step.mask]
             found.append(float(of_fixed * fixed + of_bytes * per_byte * step.bytes))
         gathers = sum(seconds for step, seconds in zip(steps, found, strict=True) if step.kind == "all-gather")

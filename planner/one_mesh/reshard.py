@@ -35,14 +35,16 @@ Shares = tuple[tuple[float, float], ...]
 """For each of `COLLECTIVES` the shares that count of its fixed price and of that of its bytes."""
 ALL: Shares = ((1.0, 1.0),) * len(COLLECTIVES)
 GATHERS: Shares = tuple((1.0, 1.0) if kind == "all-gather" else (0.0, 0.0) for kind in COLLECTIVES)
+GATHER = COLLECTIVES.index("all-gather")
 SUMMING = ("all-reduce", "reduce-scatter")
+MOVING = ("all-gather", "all-to-all", "collective-permute")
 
 
 def shares_of(eased: Eased, transfer: int) -> Shares:
     """What counts of the collectives of a transfer: of sums that are one its part, of the latency its share."""
     part = 1 / eased.together.get(transfer, 1)
-    sums, gathers = (part * eased.combined.get(transfer, 1.0), part), (1.0, eased.narrowed.get(transfer, 1.0))
-    counted = {"all-reduce": sums, "reduce-scatter": sums, "all-gather": gathers}
+    sums, moved = (part * eased.combined.get(transfer, 1.0), part), (1.0, eased.narrowed.get(transfer, 1.0))
+    counted = {"all-reduce": sums, "reduce-scatter": sums} | dict.fromkeys(MOVING, moved)
     return tuple(counted.get(kind, (1.0, 1.0)) for kind in COLLECTIVES)
 
 
@@ -297,6 +299,8 @@ class Patterns:
         owner, kind, mask, held = np.array(self.steps[known.steps :], np.int64).reshape(-1, 4).T
         owner -= priced
         parts, (of_fixed, of_bytes) = mesh.mask_sizes()[held], np.asarray(shares)[kind].T
+        # A gather that is compiled to a sum moves what it gathers as it is.
+        of_bytes = np.where((kind == GATHER) & np.isinf(mesh.all_reduced["all-gather"][mask]), of_fixed, of_bytes)
 
         def found(table: Mapping[str, Floats]) -> Floats:
             return np.stack([table[name] for name in COLLECTIVES])[kind, mask]
