@@ -14,7 +14,7 @@ A gather of what nothing in its body must be computed for, such as a layer's wei
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import final
@@ -41,6 +41,23 @@ class Eased:
     combined: Mapping[int, float]
     narrowed: Mapping[int, float]
     ahead: Mapping[int, float]
+
+    def figures(self, transfer: int) -> tuple[float | None, ...]:
+        """All that is spared of a transfer."""
+        return tuple(of.get(transfer) for of in (self.together, self.combined, self.narrowed, self.ahead))
+
+    def of(self, transfers: Sequence[int]) -> Eased:
+        """What is spared of some transfers, numbered anew as they stand here."""
+
+        def kept(figures: Mapping[int, float]) -> dict[int, float]:
+            return {i: figures[t] for i, t in enumerate(transfers) if t in figures}
+
+        return Eased(
+            together={i: self.together[t] for i, t in enumerate(transfers) if t in self.together},
+            combined=kept(self.combined),
+            narrowed=kept(self.narrowed),
+            ahead=kept(self.ahead),
+        )
 
 
 def eased(graph: Graph, grouping: Grouping, flow: Flow, narrow: NarrowReads) -> Eased:

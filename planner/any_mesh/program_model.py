@@ -32,6 +32,7 @@ class Model:
 
     `alike` names for every group the first group that it is like: one set of strategies and costs serves both.
     `kernels` are those that the target's compiler makes; None where it is not known which.
+    `given_eased` is what is spared of the transfers where these are some of a larger model's.
     """
 
     graph: Graph
@@ -40,6 +41,7 @@ class Model:
     liveness: Liveness
     alike: tuple[int, ...]
     kernels: Kernels | None
+    given_eased: Eased | None = None
     _moved: dict[int, tuple[Movement, ...]] = field(default_factory=dict[int, tuple[Movement, ...]])
     _passes: dict[int, FusedPass] = field(default_factory=dict[int, FusedPass])
     _factor_bytes: dict[int, Floats] = field(default_factory=dict[int, Floats])
@@ -85,6 +87,8 @@ class Model:
     @cached_property
     def eased(self) -> Eased:
         """What a TPU's compiler spares the program of its moves."""
+        if self.given_eased is not None:
+            return self.given_eased
         return eased(self.graph, self.grouping, self.flow, self.liveness.narrow)
 
     @cached_property

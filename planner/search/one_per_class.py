@@ -76,7 +76,8 @@ def _numbered(keys: list[Hashable]) -> list[int]:
 def _of_transfer(model: Model, transfer: Transfer) -> Hashable:
     """All that its values follow from, but for the strategies of its ends."""
     aval = model.graph.aval_numbers[transfer.tensor]
-    return transfer.source_dims, transfer.reduced, transfer.target_dims, aval, transfer.trips
+    spared = None if model.kernels is None else (model.eased.figures(transfer.id), model.memory_order(transfer))
+    return transfer.source_dims, transfer.reduced, transfer.target_dims, aval, transfer.trips, spared
 
 
 def _of_nodes(model: Model, within: list[tuple[Transfer, int]]) -> list[Hashable]:
@@ -125,7 +126,9 @@ def _cut_down(model: Model, classes: Classes, within: list[Transfer], between: l
         home=tuple(home),
         fetched=(),
     )
-    return Members(model=replace(model, flow=flow), whole=model, classes=classes, counts=tuple(counts))
+    spared = None if model.kernels is None else model.eased.of([transfer.id for transfer in kept])
+    smaller = replace(model, flow=flow, given_eased=spared)
+    return Members(model=smaller, whole=model, classes=classes, counts=tuple(counts))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
