@@ -12,6 +12,7 @@ import json
 import math
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,10 @@ MEMORY_FIELDS = (
 
 Place = tuple[int, ...]
 """Where a device is: of a TPU its slice, the three coordinates of its chip, and its core there; of a GPU its number."""
+
+
+WATCH_SECONDS = 0.5
+"""How often a child looks whether its parent is there."""
 
 
 def place_of(device: Any) -> Place | None:
@@ -92,8 +97,20 @@ def compile_program(request: dict[str, Any], directory: Path) -> dict[str, Any]:
     return {"ok": True, "seconds": seconds, "memory": memory}
 
 
+def end_with(parent: int) -> None:
+    """Has this process end as soon as its parent does, however that ended: a compile can take minutes and gigabytes."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(WATCH_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def main(directory: Path) -> None:
     """Compile as the request says and leave `report.json`, written whole or not at all."""
+    end_with(os.getppid())
     request = json.loads((directory / "request.json").read_text())
     try:
         record = compile_program(request, directory)

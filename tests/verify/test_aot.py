@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -247,3 +251,29 @@ def test_misuse() -> None:
         aot.aot_compile(jitted, args, mesh_shape={"data": 4}, topology="v5e:2x2", mode="fast")  # pyright: ignore
     with pytest.raises(CompileError, match="lowering for tpu failed"):
         aot.aot_compile(jitted, args[:1], mesh_shape={"data": 4}, topology="v5e:2x2")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc")
+def test_a_compiler_ends_with_whoever_asked_for_it() -> None:
+    """Even one that is killed, and can tell nobody."""
+    child = (
+        "import os, time; from planner.machine.aot_child import end_with; end_with(os.getppid()); "
+        "print(os.getpid(), flush=True); time.sleep(60)"
+    )
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        process.kill()
+    deadline = time.monotonic() + 20
+    while _runs(pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not _runs(pid)
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process is there, other than as one that nobody has waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
