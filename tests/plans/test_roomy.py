@@ -13,7 +13,7 @@ from planner.plans.roomy import room_note, roomy_limit, search_with_room
 from planner.session import Session
 from tests.sessions import small_session
 
-MESHES = [{"x": 8}, {"x": 4, "y": 2}]
+MESHES = [{"x": 8}]
 
 
 def session_of(share: float) -> tuple[Session, float]:
