@@ -36,7 +36,7 @@ from benchmarks.suite import PROGRAMS
 from cost_models import Topology, parse_topology
 from planner.errors import InfeasibleError, PlannerError
 from planner.predicted import Predicted
-from planner.verify.aot import AotReport, AotRequest, lower_request, run_request
+from planner.verify.aot import AotReport, lower_request
 from planner.verify.kept_reports import KeptReports
 from planner.verify.step_time import step_time
 
@@ -96,15 +96,6 @@ def compiled(report: AotReport, topology: Topology, mesh: Mapping[str, int]) -> 
     }
 
 
-def compile_once(request: AotRequest, kept: KeptReports) -> AotReport:
-    """The report on a request, the kept one if there is one."""
-    report = kept.find(request)
-    if report is None:
-        report = run_request(request)
-        kept.keep(request, report)
-    return report
-
-
 def _planned(model: Model, topology: str, mesh: Mapping[str, int] | None, limit: float | None) -> planner.Plan:
     return planner.plan(
         model.fn,
@@ -127,8 +118,8 @@ def measure(model: Model, topology: str, mesh: Mapping[str, int] | None, kept: K
             raise
         plan = _planned(model, topology, mesh, UNLIMITED)
     shape, planned = plan.decision.mesh_shape, time.perf_counter()
-    report = compile_once(
-        lower_request(plan.jit, model.args, mesh_shape=shape, topology=topology, timeout_s=COMPILE_LIMIT_S), kept
+    report = kept.compiled(
+        lower_request(plan.jit, model.args, mesh_shape=shape, topology=topology, timeout_s=COMPILE_LIMIT_S)
     )
     return {
         "mesh": dict(shape),

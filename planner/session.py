@@ -26,7 +26,6 @@ from planner.program.traced import Program
 from planner.search.meshes import Asked, Found, search
 from planner.search.offered_meshes import fitting_meshes
 from planner.search.one_per_class import Members, SharedInstance, members
-from planner.solver.smaller.smaller import floor_of
 
 
 class Session:
@@ -70,16 +69,16 @@ class Session:
         found = self.members
         return None if found is None else SharedInstance(members=found, instance=state(found.model, self._terms(shape)))
 
-    def floor(self, shape: Shape) -> float:
-        """What computing takes at the least on one mesh with nothing moved that could stay on a chip.
+    def alone(self, shape: Shape) -> Instance | SharedInstance:
+        """The problem on one device with nothing moved that could stay on a chip, however it is split.
 
-        That of one device is no more than the parts take on all devices together.
+        To compute it takes no more than to compute its parts on all devices together.
         """
         found, terms = self.members, self._terms(shape)
         terms = replace(terms, mesh=replace(terms.mesh, on_chip_bytes=math.inf))
         if found is None:
-            return floor_of(state(self.model, terms).node_values)
-        return floor_of(SharedInstance(members=found, instance=state(found.model, terms)).node_values)
+            return state(self.model, terms)
+        return SharedInstance(members=found, instance=state(found.model, terms))
 
     def instance(self, shape: Shape) -> Instance:
         """The problem on one mesh. Raises: PinError, InfeasibleError where the pins do not fit it."""

@@ -17,17 +17,18 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import final
+from typing import TypeVar, final
 
 from planner.any_mesh.flow import Flow, Read, Transfer
 from planner.any_mesh.groups import Grouping
 from planner.any_mesh.narrow import NarrowReads
 from planner.program.graph import Graph
-from planner.program.slots import LEAVING
+from planner.program.slots import LEAVING, TAKEN_IN
 from planner.rules.op_work import op_flops
 from planner.rules.primitives import kinds_where, traits
 
-ALWAYS_THERE = ("loop_slice", "loop_const", "branch_in")
+F = TypeVar("F", int, float)
+ALWAYS_THERE = TAKEN_IN | {"branch_in"}
 """How a body takes in what is there before it runs; what its last trip made is not."""
 
 
@@ -49,11 +50,11 @@ class Eased:
     def of(self, transfers: Sequence[int]) -> Eased:
         """What is spared of some transfers, numbered anew as they stand here."""
 
-        def kept(figures: Mapping[int, float]) -> dict[int, float]:
+        def kept(figures: Mapping[int, F]) -> dict[int, F]:
             return {i: figures[t] for i, t in enumerate(transfers) if t in figures}
 
         return Eased(
-            together={i: self.together[t] for i, t in enumerate(transfers) if t in self.together},
+            together=kept(self.together),
             combined=kept(self.combined),
             narrowed=kept(self.narrowed),
             ahead=kept(self.ahead),

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.any_mesh.narrow import TAKEN_IN, NarrowReads
+from planner.any_mesh.narrow import NarrowReads
 from planner.any_mesh.share import Share
 from planner.program.graph import Graph
+from planner.program.slots import TAKEN_IN
 from planner.rules.primitives import traits
 
 Hoisted = tuple[int, Share, int, int]

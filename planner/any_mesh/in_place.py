@@ -16,12 +16,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from planner.program.graph import Graph, Op
-from planner.program.slots import BOUNDARY, ENTERING
+from planner.program.slots import BOUNDARY, ENTERING, TAKEN_IN
 from planner.rules.primitives import traits
 
 READ_AND_WRITTEN = 2.0
-_FOREIGN = ("loop_const", "loop_slice")
-"""Boundary ops whose result lies in memory that the body does not own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +150,7 @@ class _Walk:
         if op.kind == "branch_in":
             outer = op.operands[0]
             return self.last[outer] > self.spans[op.region][1] or self._guarded(outer)
-        return op.kind in _FOREIGN or (traits(op.kind).renames and self._guarded(op.operands[0]))
+        return op.kind in TAKEN_IN or (traits(op.kind).renames and self._guarded(op.operands[0]))
 
     def chain(self, tensor: int) -> _Chain:
         """What a tensor follows in one memory, up to an argument or to what enters the body in which it is made."""

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from planner.any_mesh.groups import Group, Grouping
-from planner.any_mesh.hoisted import TAKEN_IN
 from planner.any_mesh.kernels import Access, Home, Kernel, Kernels
 from planner.any_mesh.liveness import Liveness
 from planner.program.graph import Graph, Op
+from planner.program.slots import TAKEN_IN
 from planner.rules.op_work import op_passes
 from planner.rules.primitives import traits
 from planner.rules.rule import Dims
@@ -51,7 +51,7 @@ def movements(
         return
     for kernel in kernels.of_group.get(group.id, ()):
         yield from _of_kernel(graph, grouping, kernel)
-    narrowed = {stack: 1.0 + share.tpu for stack, share, _, _ in liveness.hoisted}
+    narrowed = liveness.narrowed
     for number in group.ops:
         op = graph.ops[number]
         copied = liveness.in_place.passes.get(number)

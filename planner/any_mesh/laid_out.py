@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cost_models.compilers import TILE_LANES
 from planner.any_mesh.buffer import Buffer
 from planner.any_mesh.share import Share
 from planner.program.graph import Graph
 from planner.rules.primitives import kinds_where
 
-LANES = 128
 ON_TPU = Share(tpu=1.0, elsewhere=0.0)
 _REDUCTIONS = kinds_where(lambda row: row.fused and row.partial_on_parts)
 
@@ -27,7 +27,7 @@ def laid_out_anew(
     for op in graph.of_kinds(("reshape",)):
         before, tensor = graph.tensors[op.operands[0]].aval.shape, op.results[0]
         after = graph.tensors[tensor].aval.shape
-        if not passes[op.id] or not before or not after or after[-1] >= min(before[-1], LANES):
+        if not passes[op.id] or not before or not after or after[-1] >= min(before[-1], TILE_LANES):
             continue
         readers = [graph.ops[reader] for reader, _ in graph.consumers[tensor]]
         if len(readers) == 1 and readers[0].kind == "convert_element_type":

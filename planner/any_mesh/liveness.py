@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Literal
 
@@ -27,7 +28,7 @@ from planner.any_mesh.op_forms import is_fused
 from planner.any_mesh.read_through import ReadThrough, read_through
 from planner.any_mesh.share import ELSEWHERE, WHOLE
 from planner.program.graph import Graph, Op
-from planner.program.slots import ENTERING, LEAVING
+from planner.program.slots import ENTERING, LEAVING, TAKEN_IN
 from planner.rules.primitives import kinds_where, traits
 
 
@@ -45,6 +46,11 @@ class Liveness:
     read_through: ReadThrough
     narrow: NarrowReads
     hoisted: tuple[Hoisted, ...]
+
+    @cached_property
+    def narrowed(self) -> dict[int, float]:
+        """For every tensor that is narrowed before a loop the bytes that this reads and writes for each of its own."""
+        return {tensor: 1.0 + share.tpu for tensor, share, _, _ in self.hoisted}
 
 
 NEIGHBOURS = 4
@@ -248,7 +254,7 @@ def _last_uses(
         last[tensor] = len(graph.ops)
     for op in reversed(graph.ops):
         row = traits(op.kind)
-        if op.kind in ("loop_const", "loop_slice", "branch_in"):
+        if op.kind in TAKEN_IN or op.kind == "branch_in":
             need = spans[op.region][1]
         else:
             # A fused pass writes over what it was the last to read.

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 
 from planner.any_mesh.share import WHOLE, Share
 from planner.program.graph import Graph
+from planner.program.slots import TAKEN_IN
 from planner.rules.primitives import traits
 
 BFLOAT16_BYTES = 2.0
-TAKEN_IN = ("loop_slice", "loop_const")
-"""How a loop takes in what no trip changes."""
 
 
 @dataclass(frozen=True, slots=True)

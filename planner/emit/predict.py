@@ -14,7 +14,6 @@ from planner.one_mesh.chosen import Chosen
 from planner.one_mesh.costs import fetches
 from planner.one_mesh.instance import Instance
 from planner.one_mesh.memory import MemoryModel
-from planner.one_mesh.mesh import COLLECTIVES
 from planner.one_mesh.reshard import SUMMING
 from planner.predicted import Collective, Predicted, as_lowered
 from planner.program.graph import Graph
@@ -120,9 +119,7 @@ def _of_transfers(chosen: Chosen) -> dict[int, list[Collective]]:
             if step.kind is None or key in seen:
                 continue
             seen.add(key)
-            counted = instance.eased(transfer)[0][COLLECTIVES.index(step.kind)][1]
-            if step.kind == "all-gather" and instance.mesh.runs_as(step.kind, step.mask, step.bytes) != step.kind:
-                counted = 1.0
+            _, counted = instance.counted(instance.eased(transfer)[0], step)
             summing = step.kind in SUMMING
             collective = Collective(
                 kind=step.kind,

@@ -106,26 +106,26 @@ class _Decided:
         if not group.fused:
             self.shares[group.ops[0]] = (float(work.flops[pick]), float(work.traffic_bytes[pick]), seconds)
             return
-        figures = {
-            part.op: self._split(group, part)
-            for part in pass_parts(self.model.graph, self.model.grouping, self.model.liveness, group)
-        }
+        parts = list(pass_parts(self.model.graph, self.model.grouping, self.model.liveness, group))
+        flops = {part.op: part.flops / self._parts(group.id, part.factors) for part in parts}
         kept = self.instance.strategies[group.id].keep(np.array([pick]))
-        traffic_of = kernel_traffic(self.model, group, kept, self.instance.mesh.on_chip_bytes)
-        if traffic_of is not None:
-            figures = {op: (figures.get(op, (0.0, 0.0))[0], 0.0) for op in {**figures, **traffic_of}}
-            figures |= {op: (figures[op][0], float(moved[0])) for op, moved in traffic_of.items()}
-        traffic, flops = (math.fsum(of[i] for of in figures.values()) for i in (1, 0))
-        for op, (computed, moved) in figures.items():
-            share = moved / traffic if traffic else computed / flops if flops else 1 / len(figures)
-            self.shares[op] = (computed, moved, seconds * share)
-        if not figures:
+        of_kernels = kernel_traffic(self.model, group, kept, self.instance.mesh.on_chip_bytes)
+        if of_kernels is None:
+            moved = {part.op: self._moved_by(group, part) for part in parts}
+        else:
+            moved = {op: float(of[0]) for op, of in of_kernels.items()}
+        ops = {**flops, **moved}
+        traffic, computed = math.fsum(moved.values()), math.fsum(flops.values())
+        for op in ops:
+            own_moved, own_flops = moved.get(op, 0.0), flops.get(op, 0.0)
+            share = own_moved / traffic if traffic else own_flops / computed if computed else 1 / len(ops)
+            self.shares[op] = (own_flops, own_moved, seconds * share)
+        if not ops:
             self.shares[group.ops[0]] = (0.0, 0.0, seconds)
 
-    def _split(self, group: Group, part: Part) -> tuple[float, float]:
-        """The flops and bytes of one op of a fused group on one device."""
-        moved = math.fsum(amount / self._parts(group.id, (f for dim in d for f in dim)) for d, amount in part.traffic)
-        return part.flops / self._parts(group.id, part.factors), moved
+    def _moved_by(self, group: Group, part: Part) -> float:
+        """The bytes that one op of a fused group moves on one device."""
+        return math.fsum(amount / self._parts(group.id, (f for dim in d for f in dim)) for d, amount in part.traffic)
 
     def _parts(self, node: int, factors: Iterable[int] | FactorSet) -> float:
         """Into how many pass_parts a node's choice cuts the product of these factors."""

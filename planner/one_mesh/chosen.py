@@ -10,7 +10,6 @@ from jax.sharding import PartitionSpec
 
 from planner.any_mesh.flow import Transfer
 from planner.one_mesh.instance import Instance
-from planner.one_mesh.mesh import COLLECTIVES
 from planner.one_mesh.reshard import Step, reshard_steps
 from planner.one_mesh.specs import spec_of
 from planner.program.graph import Op
@@ -121,13 +120,11 @@ class Chosen:
         mesh, (shares, hidden) = self.instance.mesh, self.instance.eased(transfer)
         found: list[float] = []
         for step in steps:
-            kind = None if step.kind is None else mesh.runs_as(step.kind, step.mask, step.bytes)
-            if step.kind is None or kind is None:
+            if step.kind is None:
                 found.append(0.0)
                 continue
-            of_fixed, of_bytes = shares[COLLECTIVES.index(step.kind)]
-            if step.kind != kind and step.kind == "all-gather":  # a sum moves what it gathers as it is
-                of_bytes = of_fixed
+            of_fixed, of_bytes = self.instance.counted(shares, step)
+            kind = mesh.runs_as(step.kind, step.mask, step.bytes)
             fixed, per_byte = mesh.fixed_seconds[kind][step.mask], mesh.seconds_per_byte[kind][step.mask]
             found.append(float(of_fixed * fixed + of_bytes * per_byte * step.bytes))
         gathers = sum(seconds for step, seconds in zip(steps, found, strict=True) if step.kind == "all-gather")

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models import CostModel
+from cost_models.compilers import MATRIX_LANES
 from planner.any_mesh.fused_pass import FusedPass
 from planner.any_mesh.groups import Group, Grouping
 from planner.any_mesh.kernel_traffic import Array
@@ -25,7 +26,7 @@ from planner.any_mesh.program_model import Model
 from planner.one_mesh.mesh import Mesh
 from planner.one_mesh.reshard import Locations, local_bytes
 from planner.one_mesh.strategies import Strategies
-from planner.one_mesh.tpu_tiles import LANES, local_tiled_bytes, turned
+from planner.one_mesh.tpu_tiles import local_tiled_bytes, turned
 from planner.program.graph import Graph, Op
 from planner.rules.kernels.kernel_parts import kernel_of
 from planner.rules.op_work import op_engine, op_flops
@@ -253,18 +254,9 @@ def _heavy(program: Model, op: Op, strategies: Strategies, model: CostModel, mes
     graph, grouping = program.graph, program.grouping
     placement = grouping.placements[op.id]
     flops = _flops(graph, grouping, op, strategies)
-    operands = [_bytes(graph, strategies, t, d) for t, d in zip(op.operands, placement.operands, strict=True)]
-    results = [_bytes(graph, strategies, t, d) for t, d in zip(op.results, placement.results, strict=True)]
     zero = np.zeros(len(strategies))
     trips = graph.regions[op.region].trips
-    said, moved = _said_bytes(graph, grouping, op, strategies), None
-    if said is None and program.kernels is not None:
-        group = grouping.groups[grouping.group_of[op.id]]
-        moved = kernel_traffic(program, group, strategies, mesh.on_chip_bytes)
-    if moved is not None:
-        traffic = sum(moved.values(), zero) / trips
-    else:
-        traffic = zero + (moved_bytes(graph, program.liveness, op, operands, results) if said is None else said)
+    traffic = _traffic(program, op, strategies, mesh.on_chip_bytes)
     multiplied = flops if program.kernels is None else flops * _filled(graph, grouping, op, strategies)
     first = next(iter((*op.operands, *op.results)), None)
     # An op of neither, such as a print of a word, moves nothing.
@@ -279,9 +271,8 @@ def _heavy(program: Model, op: Op, strategies: Strategies, model: CostModel, mes
         exchange[fetch.rows] += value / fetch.shared
         exchange_seconds[fetch.rows] += duration / fetch.shared
         position = op.operands.index(fetch.tensor)
-        copied.setdefault(position, np.zeros(len(strategies)))[fetch.rows] = (
-            2 * operands[position][fetch.rows] / fetch.shared
-        )
+        whole = _bytes(graph, strategies, fetch.tensor, placement.operands[position])
+        copied.setdefault(position, np.zeros(len(strategies)))[fetch.rows] = 2 * whole[fetch.rows] / fetch.shared
     if copied:
         # A part and its halo are put together in memory before the op runs.
         moved = sum(copied.values(), zero)
@@ -295,6 +286,24 @@ def _heavy(program: Model, op: Op, strategies: Strategies, model: CostModel, mes
         exchange=exchange * trips,
         exchange_seconds=exchange_seconds * trips,
     )
+
+
+def _traffic(program: Model, op: Op, strategies: Strategies, on_chip_bytes: float) -> Floats:
+    """The bytes that a run of an op moves that is not fused: as its user says, or its kernel, or the op itself."""
+    graph, grouping = program.graph, program.grouping
+    zero = np.zeros(len(strategies))
+    said = _said_bytes(graph, grouping, op, strategies)
+    if said is not None:
+        return zero + said
+    moved = kernel_traffic(program, grouping.groups[grouping.group_of[op.id]], strategies, on_chip_bytes)
+    if moved is not None:
+        return sum(moved.values(), zero) / graph.regions[op.region].trips
+    placement = grouping.placements[op.id]
+    operands, results = (
+        [_bytes(graph, strategies, t, d) for t, d in zip(of, dims, strict=True)]
+        for of, dims in ((op.operands, placement.operands), (op.results, placement.results))
+    )
+    return zero + moved_bytes(graph, program.liveness, op, operands, results)
 
 
 def _filled(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies) -> Floats:
@@ -315,7 +324,7 @@ def _filled(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies) ->
 
 def _up(extents: Floats) -> Floats:
     """Extents filled up to whole tiles."""
-    return np.ceil(extents / LANES) * LANES
+    return np.ceil(extents / MATRIX_LANES) * MATRIX_LANES
 
 
 def _fused(of: FusedPass, traffic: Floats | None, strategies: Strategies, model: CostModel) -> Work:

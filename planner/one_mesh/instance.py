@@ -18,8 +18,18 @@ from planner.any_mesh.flow import Transfer
 from planner.any_mesh.program_model import Model
 from planner.identity import numbered
 from planner.one_mesh.costs import Work
-from planner.one_mesh.mesh import Mesh
-from planner.one_mesh.reshard import ALL, GATHERS, Locations, Patterns, Shares, local_bytes, reshard_values, shares_of
+from planner.one_mesh.mesh import COLLECTIVES, Mesh
+from planner.one_mesh.reshard import (
+    ALL,
+    GATHERS,
+    Locations,
+    Patterns,
+    Shares,
+    Step,
+    local_bytes,
+    reshard_values,
+    shares_of,
+)
 from planner.one_mesh.strategies import Kinds, Strategies
 from planner.one_mesh.tpu_tiles import local_tiled_bytes
 from planner.program.graph import Aval
@@ -116,6 +126,15 @@ class Instance:
             return ALL, 0.0
         flops = found.ahead.get(transfer.id, 0.0) if mesh.hidden_gathers and self.objective.name == "time" else 0.0
         return shares_of(found, transfer.id), flops / (mesh.num_devices * mesh.matmul_flops_per_s)
+
+    def counted(self, shares: Shares, step: Step) -> tuple[float, float]:
+        """What of a step counts by the shares of its transfer: of its fixed price, and of its bytes."""
+        if step.kind is None:
+            return 0.0, 0.0
+        fixed, of_bytes = shares[COLLECTIVES.index(step.kind)]
+        # A gather that is compiled to a sum moves what it gathers as it is.
+        summed = step.kind == "all-gather" and self.mesh.runs_as(step.kind, step.mask, step.bytes) != step.kind
+        return fixed, fixed if summed else of_bytes
 
     def transfer_values(self, transfer: Transfer) -> Floats:
         """The value of one transfer for every pair of strategies of its nodes: shape (n, m), trips included."""

@@ -13,11 +13,10 @@ from itertools import permutations
 
 import numpy as np
 
+from cost_models.compilers import TILE_LANES, TILE_ROWS
 from planner.one_mesh.reshard import Locations
 from planner.vectors import Floats, distinct_lines
 
-LANES = 128
-SUBLANES = 8
 SCALAR_BYTES = 512.0
 
 
@@ -29,11 +28,11 @@ def tiled_bytes(shape: tuple[int, ...], itemsize: float) -> float:
     if not shape:
         return SCALAR_BYTES
     if len(shape) == 1:
-        unit = min(max(_power_of_2(shape[0]), LANES), SUBLANES * LANES)
+        unit = min(max(_power_of_2(shape[0]), TILE_LANES), TILE_ROWS * TILE_LANES)
         return _round(shape[0], unit) * itemsize
     size = math.prod(shape)
     least = min(
-        _round(minor, LANES) * _round(second, min(SUBLANES, _power_of_2(second))) * (size // (minor * second))
+        _round(minor, TILE_LANES) * _round(second, min(TILE_ROWS, _power_of_2(second))) * (size // (minor * second))
         for minor, second in permutations(_distinct(shape), 2)
     )
     return least * itemsize
@@ -53,8 +52,8 @@ def argument_order(shape: tuple[int, ...], itemsize: float) -> tuple[int, ...]:
 
     def padding(pair: tuple[int, int]) -> float:
         minor, second = shape[pair[0]], shape[pair[1]]
-        rows = max(packed, min(SUBLANES, _power_of_2(second)))
-        return _round(minor, LANES) * _round(second, rows) / (minor * second)
+        rows = max(packed, min(TILE_ROWS, _power_of_2(second)))
+        return _round(minor, TILE_LANES) * _round(second, rows) / (minor * second)
 
     minor, second = min(permutations(reversed(range(rank)), 2), key=padding)
     return (*(dim for dim in range(rank) if dim not in (minor, second)), second, minor)

@@ -16,6 +16,9 @@ ENTERING = frozenset(("loop_const", "loop_carry_in", "loop_slice", "branch_in"))
 LEAVING = frozenset(("loop_carry_out", "loop_stack", "branch_out"))
 """Boundary ops whose result lives in the parent of their region."""
 
+TAKEN_IN = frozenset(("loop_const", "loop_slice"))
+"""Boundary ops by which a loop takes in what no trip changes, in memory that its body does not own."""
+
 SlotKind = Literal["operand", "result", "invar", "outvar"]
 
 Slot = tuple[SlotKind, Path, int]

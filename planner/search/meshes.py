@@ -24,6 +24,7 @@ from planner.search.no_fit import no_fit
 from planner.search.one_per_class import SharedInstance
 from planner.solver.budget import Budget
 from planner.solver.deadline import Deadline
+from planner.solver.smaller.smaller import floor_of
 
 MESH_SHARE = 0.4
 """Part of the time left that one mesh may take: another may be better."""
@@ -54,8 +55,8 @@ class States(Protocol):
         """The problem with one decision for all copies of a layer; None where that would lose something."""
         ...
 
-    def floor(self, shape: Mapping[str, int]) -> float:
-        """What computing takes at the least, by parts of what one mesh computes too."""
+    def alone(self, shape: Mapping[str, int]) -> Instance | SharedInstance:
+        """The problem on one device, at no more than what its parts take on all devices together."""
         ...
 
 
@@ -213,12 +214,12 @@ def _alone(meshes: Sequence[Mapping[str, int]], program: States) -> _Alone:
     if len(meshes) < 2:
         return _Alone(value=0.0, divisible=True, bytes=0.0)
     shape = dict.fromkeys(meshes[0], 1)
-    shared = program.shared(shape)
-    instance = program.instance(shape) if shared is None else shared.instance
-    model = instance.model if shared is None else shared.members.whole
+    stated = program.alone(shape)
+    instance = stated.instance if isinstance(stated, SharedInstance) else stated
+    model = stated.members.whole if isinstance(stated, SharedInstance) else stated.model
     return _Alone(
         # Parts of a kernel may have less work in all than the whole, where a function of shapes says it.
-        value=0.0 if has_work_of_shapes(model.graph) else program.floor(shape) * (1 - WORTHWHILE),
+        value=0.0 if has_work_of_shapes(model.graph) else floor_of(stated.node_values) * (1 - WORTHWHILE),
         divisible=instance.objective.name != "energy",
         bytes=whole_bytes(model, tiled=instance.tiled) * (1 - WORTHWHILE),
     )

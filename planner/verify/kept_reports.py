@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, final
 
 from planner.errors import ArgumentError
-from planner.verify.aot import AotReport, AotRequest
+from planner.verify.aot import AotReport, AotRequest, run_request
 from planner.verify.hlo.collectives import read_collectives
 from planner.verify.hlo.memory import CompiledMemory
 
@@ -88,6 +88,14 @@ class KeptReports:
             except OSError:
                 return None
         return _report(self._known[key], prod(request.mesh_shape.values())) if key in self._known else None
+
+    def compiled(self, request: AotRequest) -> AotReport:
+        """The report on an equal request, or that of compiling it now, which is kept."""
+        report = self.find(request)
+        if report is None:
+            report = run_request(request)
+            self.keep(request, report)
+        return report
 
     def keep(self, request: AotRequest, report: AotReport) -> None:
         """Keeps a report if it would come out the same again. A folder that has become full keeps no more."""

@@ -10,10 +10,10 @@ import math
 from collections.abc import Mapping
 
 from cost_models import Topology
+from cost_models.compilers import MATRIX_LANES
 from planner.verify.collective_prices import collective_prices
 from planner.verify.hlo.gpu_schedule import estimate_gpu_seconds
 from planner.verify.hlo.schedule import Rates, ScheduleEstimate, estimate_seconds
-from planner.verify.hlo.work import LANES
 
 
 def step_time(
@@ -39,7 +39,7 @@ def step_time(
             hbm_bytes_per_s=chip.hbm_bytes_per_s,
             link_bytes_per_s=prices.slowest_bytes_per_s,
             clock_hz=clock_hz,
-            lanes=LANES if chip.platform == "tpu" else 1,
+            lanes=MATRIX_LANES if chip.platform == "tpu" else 1,
         ),
         collective_seconds=prices.compiled,
     )

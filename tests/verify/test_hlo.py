@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from cost_models.compilers import MATRIX_LANES
 from planner.errors import ArgumentError
 from planner.verify.hlo import schedule, work
 from planner.verify.hlo.collectives import read_collectives
@@ -448,7 +449,7 @@ ENTRY %main (w: f32[8,64,64], i: s32[], x: f32[64,64]) -> f32[64,64] {
     fused = entry.by_name["f"]
     assert work.hbm_bytes_of(fused, entry, module) == 3 * 4 * 64 * 64 + 4
     assert work.flops_of(fused, entry, module) == 2 * 64**3
-    assert work.flops_of(fused, entry, module, lanes=work.LANES) == 2 * 64 * 128**2
+    assert work.flops_of(fused, entry, module, lanes=MATRIX_LANES) == 2 * 64 * 128**2
 
 
 def test_a_fusion_that_only_rearranges_is_seen_through() -> None:
@@ -494,7 +495,7 @@ ENTRY %main (x: bf16[8,28,28,128], dy: bf16[8,28,28,128]) -> bf16[3,3,128,128] {
     met = sum(27 if tap != 1 else 28 for tap in range(3))  # rows of the image that a row of the kernel meets
     raw = 2 * 8 * 128 * 128 * met**2
     assert work.flops_of(entry.by_name["dw"], entry, module) == raw
-    padded = work.flops_of(entry.by_name["dw"], entry, module, lanes=work.LANES)
+    padded = work.flops_of(entry.by_name["dw"], entry, module, lanes=MATRIX_LANES)
     assert raw < padded < 1.02 * raw
 
 

@@ -71,7 +71,7 @@ class Rates:
 
     `clock_hz` None means: do not use the compiler's cycles. `link_bytes_per_s` is one direction of one mesh axis;
     `hop_seconds` defaults to the per-hop latency of TPU links (https://jax-ml.github.io/scaling-book/sharding, "1us");
-    `lanes` is the extent to which matrix units fill up the dims of their weights, `work.LANES` on a TPU.
+    `lanes` is the extent to which matrix units fill up the dims of their weights, `MATRIX_LANES` on a TPU.
     """
 
     flops_per_s: float

@@ -1,7 +1,7 @@
 """The work of one instruction of a compiled program: operations of the matrix unit, and bytes of memory traffic.
 
 Both count what a TPU's tiles pad: its layouts say so themselves (`{1,0:T(8,128)(2,1)}`), and matrix products are done in
-tiles of `LANES` by `LANES` weights. Programs for other platforms have layouts without tiles and `lanes=1`.
+tiles of `MATRIX_LANES` by `MATRIX_LANES` weights. Programs for other platforms have layouts without tiles and `lanes=1`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,6 @@ from math import prod
 import numpy as np
 
 from planner.verify.hlo.text import Computation, Instruction, Module, arrays_of, bytes_of, element_bits
-
-LANES = 128
-"""Rows and columns of a matrix unit's tile."""
-SUBLANES = 8
 
 _ARRAY = re.compile(r"\b([a-z][a-z0-9]*)\[([0-9,<= ]*)\](?:\{([0-9,]*)(?::([^{}]*))?\})?")
 _ON_CHIP = re.compile(r"S\([1-9]\)")
@@ -32,7 +28,7 @@ _SAME_VALUES = ("bitcast", "copy", "reshape", "transpose", "convert")
 def flops_of(instruction: Instruction, computation: Computation, module: Module, *, lanes: int = 1) -> float:
     """Floating-point operations of the matrix products in an op, those inside a fusion included.
 
-    `lanes` is the extent to which a matrix unit fills up the dims of its weights: `LANES` on a TPU.
+    `lanes` is the extent to which a matrix unit fills up the dims of its weights: `MATRIX_LANES` on a TPU.
     """
     if instruction.opcode == "fusion":
         callee = module.computations[instruction.called[0]]
