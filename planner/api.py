@@ -108,7 +108,7 @@ def plan(
         decision = _decided(target.processes, proposed, answer, program)
         if _identity(decision) in kept:
             return kept[_identity(decision)].with_notes(decision.notes)
-        checked, answer = check(made(decision), args, options, target.processes, operations=len(session.graph.ops))
+        checked, answer = check(made(decision), args, options, target, operations=len(session.graph.ops))
         if answer.good and not kept:
             return checked
         if answer.dropped is None:

@@ -107,11 +107,18 @@ class Session:
         return pinned_location(name, spec, self.graph.tensors[tensor].aval.shape, shape)
 
     def search(
-        self, meshes: Sequence[Shape], *, limit_bytes: float, options: Options, without: Collection[str] = ()
+        self,
+        meshes: Sequence[Shape],
+        *,
+        limit_bytes: float,
+        options: Options,
+        without: Collection[str] = (),
+        explained: bool = True,
     ) -> Found:
         """The plans for these meshes, best first, but for those named in `without`.
 
-        Raises: PinError, InfeasibleError where the pins fit no mesh, or nothing fits the limit.
+        Raises: PinError, InfeasibleError where the pins fit no mesh, or nothing fits the limit; why is sought if
+        `explained`.
         """
         usable = fitting_meshes(meshes, without=without, stated=self.instance if self.pinned else None)
         asked = Asked(
@@ -121,5 +128,6 @@ class Session:
             seed=options.seed,
             progress=options.progress,
             share=options.share_layers,
+            explained=explained,
         )
         return search(usable, self, asked)

@@ -1,9 +1,9 @@
 """Attempts: the plans to try one after the other, until one passes its checks.
 
 Compilers reject or miscompile what was not foreseen; then the next best mesh is tried, and at last the best plan without
-constraints inside. Of a plan that does not fit by its compiler, one that promises to take less is sought, on any mesh. A
-plan that is only doubted is kept while others are tried that may be faster; the fastest by its compiler's schedule is
-proposed again.
+constraints inside. Of a plan that does not fit by its compiler, one that promises to take less is sought, on any mesh.
+Where nothing is predicted to fit, plans that come near it are proposed if a compiler judges them. A plan that is only
+doubted is kept while others are tried that may be faster; the fastest by its compiler's schedule is proposed again.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from planner.errors import CompileError, InfeasibleError, PinError
 from planner.one_mesh.mesh import Shape, mesh_words
 from planner.options import Options
 from planner.plans.answer import Answer
+from planner.plans.checks import why_not_compiled
 from planner.plans.decide import decide
-from planner.plans.roomy import room_note, search_with_room
+from planner.plans.memory_limits import room_note, search_beyond, search_with_room
 from planner.search.fewer_devices import on_fewer_devices
 from planner.search.meshes import Found
 from planner.session import Session
@@ -26,6 +27,8 @@ from planner.units import quantity
 
 FALLBACKS = 3
 """How many next best plans are tried when a check fails."""
+JUDGED = "nothing is predicted to fit: the compiler finds that this plan does, and may compute values again for it"
+"""What a plan above the limit says, which is handed over only if the compiler finds so."""
 
 
 def attempts(
@@ -48,7 +51,7 @@ def attempts(
         found = None if answer.good else run.next_best(answer)
     if run.kept:
         yield run.fastest()
-    if run.short and len(run.short) == len(run.tried):
+    if run.none_fits is not None or (run.short and len(run.short) == len(run.tried)):
         raise run.nothing_fits()
     # Some programs run on one device only, for no reason that could be read in them.
     alone = run.again([{"x": 1}]) if {"x": 1} in meshes else None
@@ -69,9 +72,10 @@ def attempts(
 class _Run:
     """What was tried in one call, and what became of it.
 
-    `limit_bytes` is what the next plan may promise to take. `dropped` says by mesh why nothing more is tried there;
-    `told` is what the notes of later plans say; `kept` are the plans that may be handed over, with the seconds of their
-    schedules; `short` the bytes that those would need which do not fit.
+    `limit_bytes` is what the next plan may promise to take, `most_bytes` what any may. `none_fits` says why none is
+    predicted to fit, where a compiler is asked about plans above the limit. `dropped` says by mesh why nothing more is
+    tried there; `told` is what the notes of later plans say; `kept` are the plans that may be handed over, with the
+    seconds of their schedules; `short` the bytes that those would need which do not fit.
     """
 
     session: Session
@@ -79,6 +83,8 @@ class _Run:
     options: Options
     notes: tuple[str, ...]
     limit_bytes: float = 0.0
+    most_bytes: float = 0.0
+    none_fits: InfeasibleError | None = None
     bound: float = 0.0
     start: float = field(default_factory=time.monotonic)
     tried: list[Decision] = field(default_factory=list[Decision])
@@ -89,7 +95,17 @@ class _Run:
 
     def first(self) -> Found:
         """The best plans. Raises: PinError, InfeasibleError."""
-        found, self.limit_bytes = search_with_room(self.session, self.meshes, self.options)
+        session, meshes, options = self.session, self.meshes, self.options
+        try:
+            found, self.limit_bytes = search_with_room(session, meshes, options)
+        except InfeasibleError as none_fits:
+            # The CPU's compiler has no limit to keep to, and its peak is not trustworthy.
+            unjudged = why_not_compiled(session.target, options, len(session.graph.ops))
+            if unjudged or session.target.platform == "cpu":
+                raise
+            found, self.limit_bytes = search_beyond(session, meshes, options, none_fits)
+            self.none_fits = none_fits
+        self.most_bytes = max(self.limit_bytes, session.request.memory_limit)
         self.bound = found.bound
         return found
 
@@ -113,7 +129,8 @@ class _Run:
             notes=(*self.notes, *found.notes, *(() if self.told else why), *self.told),
         )
         room = room_note(self.session, self.limit_bytes, made.predicted.peak_bytes)
-        made = replace(made, notes=(*made.notes, *room))
+        beyond = () if self.none_fits is None else (JUDGED,)
+        made = replace(made, notes=(*made.notes, *room, *beyond))
         self.tried.append(made)
         return made
 
@@ -141,14 +158,13 @@ class _Run:
 
     def next_best(self, answer: Answer) -> Found | None:
         """The best of the plans left; None where there are none, or none that may be faster than what is kept."""
-        asked = self.session.request.memory_limit
         if answer.memory_share is not None:
-            self.limit_bytes = asked * answer.memory_share
+            self.limit_bytes = self.session.request.memory_limit * answer.memory_share
             found = self.again(self.meshes)
             if found is not None:
                 return found
             # No plan promises to take so little: on another mesh the compiler may need what was promised.
-            self.limit_bytes = asked
+            self.limit_bytes = self.most_bytes
             self.dropped[mesh_words(self.tried[-1].mesh_shape)] = self.told[-1]
         if answer.doubt is not None and time.monotonic() - self.start > self.options.time_limit_s:
             return None
@@ -167,6 +183,7 @@ class _Run:
                 limit_bytes=self.limit_bytes,
                 options=replace(self.options, time_limit_s=left),
                 without=self.dropped,
+                explained=False,
             )
         except (InfeasibleError, PinError):
             return None
@@ -188,6 +205,13 @@ class _Run:
     def nothing_fits(self) -> InfeasibleError:
         """The error that says so."""
         tried = "; ".join(self.told)
+        if self.none_fits is not None:
+            return InfeasibleError(
+                f"{self.none_fits}. By the compiler, which may compute values again, none of {len(self.tried)} plans that "
+                f"are predicted to need little more fits either: {tried}",
+                least_bytes=self.none_fits.least_bytes,
+                conflict=self.none_fits.conflict,
+            )
         return InfeasibleError(
             f"no plan fits {quantity(self.session.request.memory_limit, 'B')} per device by the compiler, of the "
             f"{len(self.short)} that were tried the least needs {quantity(min(self.short), 'B')}: {tried}. Use more "

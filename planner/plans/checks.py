@@ -1,8 +1,9 @@
 """Checks of a plan before it is handed over, as `Options.check` asks for them; what was not checked, and why.
 
 They end in an answer to the plan's proposal. A plan that does not compile or computes wrong numbers is dropped, and so is
-one that does not fit by the compiler for a TPU or GPU. One whose collectives are clearly not the promised ones is doubted:
-others are tried, and the fastest by the compiler's schedule is handed over. Smaller differences are told.
+one that does not fit by the compiler for a TPU or GPU, or that is predicted not to where no compiler says otherwise. One
+whose collectives are clearly not the promised ones is doubted: others are tried, and the fastest by the compiler's schedule
+is handed over. Smaller differences are told.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from typing import Any
 import jax
 
 from planner.decision import Checked
-from planner.machine.processes import Processes
+from planner.machine.target import Target
 from planner.options import Options
 from planner.plans.answer import Answer
 from planner.plans.plan import Plan
-from planner.verify.verification import COMPILE_LIMIT_S, Verification, summary
+from planner.units import quantity
+from planner.verify.verification import COMPILE_LIMIT_S, Verification, summary, why_no_compiler
 
 EVERYTHING = ("compiling", "numerics", "collectives", "memory")
 FATAL = ("compiling", "numerics")
@@ -30,16 +32,15 @@ AFFORDABLE_OPERATIONS = 10_000
 """Programs of more are not compiled for devices that are not here unless that is asked for: it takes minutes."""
 
 
-def check(
-    made: Plan, args: Sequence[Any], options: Options, processes: Processes, *, operations: int
-) -> tuple[Plan, Answer]:
-    """A plan with its checks on record, and the answer to its proposal; the same on all processes.
+def check(made: Plan, args: Sequence[Any], options: Options, target: Target, *, operations: int) -> tuple[Plan, Answer]:
+    """A plan with its checks on record, and the answer to its proposal; the same on all processes of its target.
 
     `operations` are those of the program, loops' bodies counted once.
     """
-    unchecked = _why_unchecked(made, options, operations)
+    unchecked = _why_unchecked(made, target, options, operations)
     if unchecked:
         return made.with_checks([Checked(what=what, ok=None, detail=unchecked) for what in EVERYTHING]), Answer()
+    processes = target.processes
     whys = processes.gathered(lambda: _why_not_run(made, args, options))
     why = next(filter(None, whys), "")
     limit_s = options.affordable_compile_s if options.check == "auto" else COMPILE_LIMIT_S
@@ -53,18 +54,25 @@ def check(
     return made.with_checks(found, compiled=verification if found[0].ok else None), worst
 
 
-def _why_unchecked(made: Plan, options: Options, operations: int) -> str:
-    """Why nothing is to be checked, or ""."""
+def why_not_compiled(target: Target, options: Options, operations: int) -> str:
+    """Why plans for a target are not to be compiled to check them, or ""."""
     if options.check == "never":
         return "Options(check='never')"
-    if options.check == "always" or not made.why_not_run:
+    if options.check == "always" or not target.why_not_run:
         return ""
-    why = made.why_not_compiled
-    if not why and made.decision.refined is not None:
-        why = "it was compiled to choose it, see Plan.refined; verify() compares it with its promises"
+    why = why_no_compiler(target.platform, target.topology.name)
     if not why and operations > AFFORDABLE_OPERATIONS:
         why = f"compiling its {operations:,} operations takes minutes; verify() and Options(check='always') do it"
-    return f"{made.why_not_run}; {why}" if why else ""
+    return f"{target.why_not_run}; {why}" if why else ""
+
+
+def _why_unchecked(made: Plan, target: Target, options: Options, operations: int) -> str:
+    """Why nothing is to be checked, or ""."""
+    refined = made.decision.refined
+    if options.check == "auto" and made.why_not_run and refined is not None and refined.chosen is not None:
+        told = "it was compiled to choose it, see Plan.refined; verify() compares it with its promises"
+        return f"{made.why_not_run}; {told}"
+    return why_not_compiled(target, options, operations)
 
 
 def _answer(made: Plan, checked: Sequence[Checked], verification: Verification) -> Answer:
@@ -76,6 +84,11 @@ def _answer(made: Plan, checked: Sequence[Checked], verification: Verification) 
         return Answer(dropped=f"memory: {memory.reason}", memory_share=share)
     if bad is not None:
         return Answer(dropped=f"{bad.what}: {bad.detail}")
+    predicted = made.predicted.peak_bytes
+    if memory.fits is None and predicted > made.decision.request.memory_limit:
+        return Answer(
+            dropped=f"memory: predicted are {quantity(predicted, 'B')}, and no compiler says otherwise: {memory.reason}"
+        )
     apart = max(collectives.extra_seconds, collectives.missing_seconds)
     timed = seconds is not None and made.decision.request.objective == "time"
     if seconds is None or not timed or collectives.ok is not False or apart <= CLEARLY * seconds.scheduled:

@@ -18,7 +18,7 @@ from planner.plans.report import describe
 from planner.plans.store import save_decision
 from planner.predicted import Predicted
 from planner.refined import Refined
-from planner.verify.verification import COMPILE_LIMIT_S, Verification, verify, why_no_compiler
+from planner.verify.verification import COMPILE_LIMIT_S, Verification, verify
 
 
 @final
@@ -52,12 +52,6 @@ class Plan:
     def why_not_run(self) -> str:
         """Why the plan cannot be run here: no devices, or devices to compile for only; "" where it can."""
         return self._runner.target.why_not_run
-
-    @property
-    def why_not_compiled(self) -> str:
-        """Why the plan cannot be compiled here, where its devices are not; "" where it can."""
-        target = self._runner.target
-        return why_no_compiler(target.platform, target.topology.name) if self.why_not_run else ""
 
     @property
     def has_side_effects(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -13,11 +13,11 @@ from planner.errors import InfeasibleError
 from planner.options import Options
 from planner.plans.answer import Answer
 from planner.plans.attempts import FALLBACKS, attempts
+from planner.plans.memory_limits import search_beyond, search_with_room
 from planner.plans.refining.judges import CompilerJudge, Emits, Judge, why_no_compiler
 from planner.plans.refining.measuring import MeasuringJudge, why_not_measured
 from planner.plans.refining.prospects import Prospects
 from planner.plans.refining.refine import Clock, Result, refine
-from planner.plans.roomy import search_with_room
 from planner.rules.op_work import op_flops
 from planner.search.meshes import Found
 from planner.session import Session
@@ -27,8 +27,6 @@ from planner.verify.kept_reports import KeptReports
 
 REFINING_SHARE = 0.5
 """Part of the time limit after which nothing more is tried, if there is a plan by then."""
-RELAXED = (1.1, 1.5, 2.5)
-"""Where nothing is predicted to fit: the limits, as multiples of the one given, for plans that compilers shall judge."""
 
 
 def proposals(
@@ -105,14 +103,12 @@ def _found(session: Session, meshes: Sequence[Mapping[str, int]], options: Optio
 
     Raises: PinError, InfeasibleError.
     """
-    limit = session.request.memory_limit
     try:
         return search_with_room(session, meshes, options)[0]
-    except InfeasibleError:
-        for factor in RELAXED if options.refine == "compile" else ():
-            with suppress(InfeasibleError):
-                return session.search(meshes, limit_bytes=factor * limit, options=options)
-        raise
+    except InfeasibleError as none_fits:
+        if options.refine != "compile":
+            raise
+        return search_beyond(session, meshes, options, none_fits)[0]
 
 
 def _flops(session: Session) -> float:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from planner.errors import InfeasibleError
 from planner.one_mesh.instance import Instance
 from planner.one_mesh.memory import whole_bytes
 from planner.options import Progress, Share
@@ -25,6 +26,7 @@ from planner.search.one_per_class import SharedInstance
 from planner.solver.budget import Budget
 from planner.solver.deadline import Deadline
 from planner.solver.smaller.smaller import floor_of
+from planner.units import quantity
 
 MESH_SHARE = 0.4
 """Part of the time left that one mesh may take: another may be better."""
@@ -64,7 +66,8 @@ class States(Protocol):
 class Asked:
     """What is asked of a search: bytes per device, whether their peak is what is minimised, how long it may take.
 
-    `seed` is that of heuristics, `share` says whether layers share their decisions (see `quotient`).
+    `seed` is that of heuristics, `share` says whether layers share their decisions (see `quotient`), `explained` whether
+    the error that nothing fits says why.
     """
 
     limit_bytes: float
@@ -73,13 +76,14 @@ class Asked:
     seed: int = 0
     share: Share = "auto"
     progress: Callable[[Progress], object] | None = None
+    explained: bool = True
 
 
 def search(meshes: Sequence[Mapping[str, int]], program: States, asked: Asked) -> Found:
     """The plans for these meshes, best first.
 
-    Raises: InfeasibleError when no mesh has a plan within the limit; it names what needs the most and the least memory that
-    would do.
+    Raises: InfeasibleError when no mesh has a plan within the limit; where that is asked for it names what needs the most
+    and the least memory that would do.
     """
     limit_bytes = asked.limit_bytes
     run = _MeshSearch(meshes, asked)
@@ -108,6 +112,8 @@ def search(meshes: Sequence[Mapping[str, int]], program: States, asked: Asked) -
             run.settle(tried, free_plan(stated, limit_bytes, run.budget(), best=run.best))
         run.tell(tried + 1, shape)
     run.take_up()
+    if not run.candidates and not asked.explained:
+        raise InfeasibleError(f"no plan fits {quantity(limit_bytes, 'B')} per device")
     if not run.candidates:
         raise no_fit([meshes[tried] for tried in sorted(run.over)], program.instance, limit_bytes, run.budget())
     first = run.first

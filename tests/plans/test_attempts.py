@@ -181,3 +181,45 @@ def test_a_fixed_mesh_is_kept(scripted: Callable[..., Compiler]) -> None:
     compiler = scripted(report(gathered=1e13, seconds=100.0))
     assert planned(mesh={"x": 8}).decision.mesh_shape == {"x": 8}
     assert len(compiler.seen) == 1
+
+
+@pytest.fixture
+def least() -> float:
+    """The least memory that would do on one mesh, by prediction."""
+    with pytest.raises(InfeasibleError) as told:
+        planned(mesh={"x": 8}, memory_limit=1e6)
+    assert told.value.least_bytes is not None
+    return told.value.least_bytes
+
+
+def test_where_nothing_is_predicted_to_fit_the_compiler_is_asked(
+    scripted: Callable[..., Compiler], least: float
+) -> None:
+    compiler = scripted(report(peak=0.85 * least, seconds=1.0))
+    plan = planned(mesh={"x": 8}, memory_limit=0.9 * least)
+    assert len(compiler.seen) == 1
+    assert plan.predicted.peak_bytes > 0.9 * least
+    assert any("nothing is predicted to fit" in note for note in plan.notes)
+
+
+def test_where_nothing_fits_by_prediction_nor_compiler_both_are_told(
+    scripted: Callable[..., Compiler], least: float
+) -> None:
+    compiler = scripted(report(peak=2 * least))
+    with pytest.raises(InfeasibleError, match=r"no plan fits .* By the compiler.* none of 1 plans") as told:
+        planned(mesh={"x": 8}, memory_limit=0.9 * least)
+    assert len(compiler.seen) == 1
+    assert told.value.least_bytes == pytest.approx(least, rel=0.01)
+
+
+def test_what_no_compiler_found_to_fit_is_not_handed_over(scripted: Callable[..., Compiler], least: float) -> None:
+    late = AotReport(status="timeout", message="", seconds=7.0)
+    scripted(lambda: (late, 0.0))
+    with pytest.raises(InfeasibleError, match="no compiler says otherwise"):
+        planned(mesh={"x": 8}, memory_limit=0.9 * least)
+    compiler = scripted(report(peak=0.85 * least))
+    with pytest.raises(InfeasibleError, match="no plan fits"):
+        planned(mesh={"x": 8}, memory_limit=0.9 * least, options=planner.Options(check="never"))
+    with pytest.raises(InfeasibleError, match="no plan fits"):
+        planned(mesh={"x": 8}, memory_limit=0.2 * least)
+    assert not compiler.seen

@@ -1,8 +1,13 @@
-"""Room: plans are sought with some memory to spare, where a compiler makes programs slower that take nearly all of it."""
+"""Memory limits: what plans keep to, of what they may take.
+
+Some memory is left free where a compiler makes programs slower that take nearly all of it. Where nothing is predicted to
+fit, plans above the limit are sought for a compiler to judge: to save memory it may compute values again.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from cost_models.compilers import ROOM
 from planner.errors import InfeasibleError
@@ -13,6 +18,8 @@ from planner.session import Session
 
 TOLD = 0.9
 """The share of the limit from which on a plan says that there is a lower one."""
+BEYOND = (1.1, 1.5, 2.5)
+"""The limits, as multiples of the one given, of plans that a compiler shall judge where nothing is predicted to fit."""
 
 
 def search_with_room(session: Session, meshes: Sequence[Shape], options: Options) -> tuple[Found, float]:
@@ -23,11 +30,25 @@ def search_with_room(session: Session, meshes: Sequence[Shape], options: Options
     asked = session.request.memory_limit
     limit = roomy_limit(session)
     if limit < asked:
-        try:
-            return session.search(meshes, limit_bytes=limit, options=options), limit
-        except InfeasibleError:
-            pass  # perhaps with all of it
+        with suppress(InfeasibleError):  # perhaps with all of it
+            return session.search(meshes, limit_bytes=limit, options=options, explained=False), limit
     return session.search(meshes, limit_bytes=asked, options=options), asked
+
+
+def search_beyond(
+    session: Session, meshes: Sequence[Shape], options: Options, none_fits: InfeasibleError
+) -> tuple[Found, float]:
+    """The best plans that are predicted to need little more than the limit, where nothing less is, and those bytes.
+
+    Raises: none_fits, where the least memory that would do is not known or is far above the limit.
+    """
+    asked, least = session.request.memory_limit, none_fits.least_bytes
+    for factor in BEYOND:
+        if least is not None and least <= factor * asked:
+            with suppress(InfeasibleError):
+                found = session.search(meshes, limit_bytes=factor * asked, options=options, explained=False)
+                return found, factor * asked
+    raise none_fits
 
 
 def roomy_limit(session: Session) -> float:
