@@ -100,8 +100,7 @@ class _Run:
             found, self.limit_bytes = search_with_room(session, meshes, options)
         except InfeasibleError as none_fits:
             # The CPU's compiler has no limit to keep to, and its peak is not trustworthy.
-            unjudged = why_not_compiled(session.target, options, len(session.graph.ops))
-            if unjudged or session.target.platform == "cpu":
+            if session.target.platform == "cpu" or why_not_compiled(session.target, options):
                 raise
             found, self.limit_bytes = search_beyond(session, meshes, options, none_fits)
             self.none_fits = none_fits

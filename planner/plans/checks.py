@@ -54,8 +54,8 @@ def check(made: Plan, args: Sequence[Any], options: Options, target: Target, *, 
     return made.with_checks(found, compiled=verification if found[0].ok else None), worst
 
 
-def why_not_compiled(target: Target, options: Options, operations: int) -> str:
-    """Why plans for a target are not to be compiled to check them, or ""."""
+def why_not_compiled(target: Target, options: Options, operations: int = 0) -> str:
+    """Why plans for a target are not to be compiled to check them, or ""; 0 operations: however many there are."""
     if options.check == "never":
         return "Options(check='never')"
     if options.check == "always" or not target.why_not_run:
@@ -72,7 +72,8 @@ def _why_unchecked(made: Plan, target: Target, options: Options, operations: int
     if options.check == "auto" and made.why_not_run and refined is not None and refined.chosen is not None:
         told = "it was compiled to choose it, see Plan.refined; verify() compares it with its promises"
         return f"{made.why_not_run}; {told}"
-    return why_not_compiled(target, options, operations)
+    beyond = made.predicted.peak_bytes > made.decision.request.memory_limit
+    return why_not_compiled(target, options, 0 if beyond else operations)
 
 
 def _answer(made: Plan, checked: Sequence[Checked], verification: Verification) -> Answer:

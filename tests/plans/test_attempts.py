@@ -193,9 +193,10 @@ def least() -> float:
 
 
 def test_where_nothing_is_predicted_to_fit_the_compiler_is_asked(
-    scripted: Callable[..., Compiler], least: float
+    scripted: Callable[..., Compiler], least: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = scripted(report(peak=0.85 * least, seconds=1.0))
+    monkeypatch.setattr(checks, "AFFORDABLE_OPERATIONS", 3)
     plan = planned(mesh={"x": 8}, memory_limit=0.9 * least)
     assert len(compiler.seen) == 1
     assert plan.predicted.peak_bytes > 0.9 * least
