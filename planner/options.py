@@ -42,7 +42,8 @@ class Options:
     `check`: "auto" compiles the plan, and runs it beside the single device where the arguments are concrete and that is
     affordable; for devices that are not here it compiles where their compiler is installed and that is affordable, in a
     child process; "always" does all of this at any price; "never" trusts the prediction. `Plan.checked` says what was not
-    checked.
+    checked. Where nothing is predicted to fit and a compiler is there, the plan that needs little more is compiled whatever
+    its size, as the compiler may compute values again to save memory: what it finds to fit is returned, and says so.
     `cost_model`: "analytic" (roofline and collective algorithms) or "measured" (a profile of these devices).
     `profile`: the profile's file for "measured"; default where `python -m planner calibrate` writes it.
     `seed`: of everything random in the solver and in verification.
@@ -56,7 +57,8 @@ class Options:
     fits; "measure" does the same by running them on the devices at hand; "never" trusts the prices. It takes up to half of
     `time_limit_s`; `Plan.refined` says what was tried.
     `cache`: a folder in which the compiles of `refine` are kept; None keeps them for one call.
-    `affordable_compile_s`: "auto" compiles for devices that are not here for at most so many seconds.
+    `affordable_compile_s`: "auto" compiles for devices that are not here for at most so many seconds; up to `time_limit_s`
+    where nothing is predicted to fit.
     `progress`: called with a `search.Progress` after every mesh; of several processes, on the one that searches.
 
     Raises: ArgumentError for a value that is none of these.

@@ -48,7 +48,7 @@ def attempts(
     while found is not None and len(run.tried) <= FALLBACKS:
         answer = yield run.decision(found)
         run.learn(answer)
-        found = None if answer.good else run.next_best(answer)
+        found = None if answer.good or run.hopeless(answer) else run.next_best(answer)
     if run.kept:
         yield run.fastest()
     if run.none_fits is not None or (run.short and len(run.short) == len(run.tried)):
@@ -155,6 +155,10 @@ class _Run:
         else:
             self.short.append(decision.predicted.peak_bytes / answer.memory_share)
 
+    def hopeless(self, answer: Answer) -> bool:
+        """Whether nothing else is to be tried: nothing is predicted to fit, and the compiler did not say by how much."""
+        return self.none_fits is not None and answer.memory_share is None
+
     def next_best(self, answer: Answer) -> Found | None:
         """The best of the plans left; None where there are none, or none that may be faster than what is kept."""
         if answer.memory_share is not None:
@@ -206,8 +210,8 @@ class _Run:
         tried = "; ".join(self.told)
         if self.none_fits is not None:
             return InfeasibleError(
-                f"{self.none_fits}. By the compiler, which may compute values again, none of {len(self.tried)} plans that "
-                f"are predicted to need little more fits either: {tried}",
+                f"{self.none_fits}. Nor does the compiler, which may compute values again, say that a plan fits that is "
+                f"predicted to need little more: {tried}",
                 least_bytes=self.none_fits.least_bytes,
                 conflict=self.none_fits.conflict,
             )

@@ -43,7 +43,10 @@ def check(made: Plan, args: Sequence[Any], options: Options, target: Target, *, 
     processes = target.processes
     whys = processes.gathered(lambda: _why_not_run(made, args, options))
     why = next(filter(None, whys), "")
-    limit_s = options.affordable_compile_s if options.check == "auto" else COMPILE_LIMIT_S
+    limit_s = COMPILE_LIMIT_S
+    if options.check == "auto":
+        # The alternative is an error: that may take as long as the search.
+        limit_s = max(options.affordable_compile_s, options.time_limit_s if _beyond(made) else 0.0)
     verification = made.verify(*(() if why else args), compile_limit_s=limit_s)
     found = [_compiling(verification)]
     for what, ok, detail in summary(verification):
@@ -72,8 +75,12 @@ def _why_unchecked(made: Plan, target: Target, options: Options, operations: int
     if options.check == "auto" and made.why_not_run and refined is not None and refined.chosen is not None:
         told = "it was compiled to choose it, see Plan.refined; verify() compares it with its promises"
         return f"{made.why_not_run}; {told}"
-    beyond = made.predicted.peak_bytes > made.decision.request.memory_limit
-    return why_not_compiled(target, options, 0 if beyond else operations)
+    return why_not_compiled(target, options, 0 if _beyond(made) else operations)
+
+
+def _beyond(made: Plan) -> bool:
+    """Whether a plan is predicted not to fit."""
+    return made.predicted.peak_bytes > made.decision.request.memory_limit
 
 
 def _answer(made: Plan, checked: Sequence[Checked], verification: Verification) -> Answer:
@@ -85,8 +92,8 @@ def _answer(made: Plan, checked: Sequence[Checked], verification: Verification) 
         return Answer(dropped=f"memory: {memory.reason}", memory_share=share)
     if bad is not None:
         return Answer(dropped=f"{bad.what}: {bad.detail}")
-    predicted = made.predicted.peak_bytes
-    if memory.fits is None and predicted > made.decision.request.memory_limit:
+    if memory.fits is None and _beyond(made):
+        predicted = made.predicted.peak_bytes
         return Answer(
             dropped=f"memory: predicted are {quantity(predicted, 'B')}, and no compiler says otherwise: {memory.reason}"
         )
