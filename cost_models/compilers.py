@@ -92,6 +92,21 @@ gathers are exposed; of gathers of activations, of reductions and of all-to-alls
 and v6e hide neither.
 """
 
+
+def flops_that_hide(topology: Topology) -> tuple[float, float]:
+    """The flops of matmuls beside which a gather is hidden however it is done: of any, and of each byte of its result.
+
+    All devices together multiply as much while it passes hop by hop through all of them, and while what it and the gathers
+    before it bring, twice its bytes, comes over the slowest wire that as many groups share as it can have; both twice, as
+    it may be compiled to an all-reduce. Nothing where no gather is hidden.
+    """
+    if topology.chip.name not in HIDDEN_GATHERS:
+        return 0.0, 0.0
+    flops_per_s = topology.num_devices * topology.chip.peak("bfloat16", "matrix")
+    seconds = 2 * topology.num_devices * max(topology.link_latency_s)
+    return flops_per_s * seconds, flops_per_s * 4 * max(topology.shape) / min(topology.link_bytes_per_s)
+
+
 MATRIX_LANES = 128
 """Rows and columns of the tile of weights that products of matrices on a TPU are filled up to."""
 

@@ -10,6 +10,7 @@ from functools import cached_property
 from jax.sharding import PartitionSpec
 
 from cost_models import CostModel, Roofline, objective
+from cost_models.compilers import flops_that_hide
 from planner.any_mesh.program_model import model_of
 from planner.decision import Request
 from planner.machine.device_profile import measured_model
@@ -41,6 +42,7 @@ class Session:
             pinned_outputs=set(self.output_pins),
             kept=set(self.tensor_pins),
             kernels_known=request.topology.chip.platform == "tpu",
+            hiding=flops_that_hide(request.topology),
         )
         self._patterns: dict[int, Patterns] = {}
 

@@ -13,6 +13,7 @@ A gather of what nothing in its body must be computed for, such as a layer's wei
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ ALWAYS_THERE = TAKEN_IN | {"branch_in"}
 class Eased:
     """By transfer: `together`, how many sums are added to one, itself included, where others are; `combined`, the share of
     a latency that sums take which wait for others; `narrowed`, the share of the bytes that is moved, where that is less;
-    `ahead`, the flops of the matmuls that read what it fetches, where that can be fetched ahead."""
+    `ahead`, the flops of the matmuls that read what it fetches, where that can be fetched ahead, as far as they matter."""
 
     together: Mapping[int, int]
     combined: Mapping[int, float]
@@ -61,8 +62,14 @@ class Eased:
         )
 
 
-def eased(graph: Graph, grouping: Grouping, flow: Flow, narrow: NarrowReads) -> Eased:
-    """What is spared of the transfers of a program, whose tensors are read so narrow."""
+def eased(
+    graph: Graph, grouping: Grouping, flow: Flow, narrow: NarrowReads, enough: tuple[float, float] = (math.inf, 0.0)
+) -> Eased:
+    """What is spared of the transfers of a program, whose tensors are read so narrow.
+
+    `enough` are the flops that hide any gather, and those for each of its bytes: of more nobody needs to know. So layers
+    are alike though what the first of them fetch is read by all behind them, along the residual stream.
+    """
     served: dict[int, list[Read]] = {}
     for read, node in flow.fetched:
         served.setdefault(node, []).append(read)
@@ -72,7 +79,7 @@ def eased(graph: Graph, grouping: Grouping, flow: Flow, narrow: NarrowReads) -> 
         together=_together(graph, grouping, flow),
         combined=_combined(graph, flow),
         narrowed={transfer: share for transfer, share in shares.items() if share < 1},
-        ahead=Ahead(graph, flow, reads),
+        ahead=Ahead(graph, flow, reads, enough),
     )
 
 
@@ -116,10 +123,13 @@ def _combined(graph: Graph, flow: Flow) -> dict[int, float]:
 
 @final
 class Ahead(Mapping[int, float]):
-    """By transfer the flops of the matmuls that read what it fetches, where it can be ahead; worked out when asked."""
+    """By transfer the flops of the matmuls that read what it fetches, where it can be ahead; worked out when asked.
 
-    def __init__(self, graph: Graph, flow: Flow, reads: Mapping[int, list[Read]]) -> None:
-        self._graph, self._flow, self._reads = graph, flow, reads
+    At most those that hide it: `enough`, as of `eased`.
+    """
+
+    def __init__(self, graph: Graph, flow: Flow, reads: Mapping[int, list[Read]], enough: tuple[float, float]) -> None:
+        self._graph, self._flow, self._reads, self._enough = graph, flow, reads, enough
         self._known: dict[int, float] = {}
 
     def __getitem__(self, transfer: int) -> float:
@@ -148,11 +158,12 @@ class Ahead(Mapping[int, float]):
 
     def _flops(self, transfer: Transfer) -> float:
         """Those of one run of the matmuls of its body that read what a transfer brings, through other ops or at once."""
-        if not self._there.get(transfer.tensor, True):
+        graph, (of_any, per_byte) = self._graph, self._enough
+        enough = of_any + per_byte * graph.tensors[transfer.tensor].aval.bytes
+        if not enough or not self._there.get(transfer.tensor, True):
             return 0.0
-        graph = self._graph
         flops, left, seen = 0.0, [op for op, _ in self._reads.get(transfer.id, ())], set[int]()
-        while left:
+        while left and flops < enough:
             op = graph.ops[left.pop()]
             if op.id in seen or op.region != transfer.region:
                 continue
@@ -161,4 +172,4 @@ class Ahead(Mapping[int, float]):
                 flops += op_flops(graph, op)
             elif traits(op.kind).fused:
                 left += [reader for tensor in op.results for reader, _ in graph.consumers[tensor]]
-        return flops
+        return min(flops, enough)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -32,7 +33,8 @@ class Model:
 
     `alike` names for every group the first group that it is like: one set of strategies and costs serves both.
     `kernels` are those that the target's compiler makes; None where it is not known which.
-    `given_eased` is what is spared of the transfers where these are some of a larger model's.
+    `hiding` are the flops of matmuls that hide any gather, and those for each of its bytes (see `eased`). `given_eased` is
+    what is spared of the transfers where these are some of a larger model's.
     """
 
     graph: Graph
@@ -41,6 +43,7 @@ class Model:
     liveness: Liveness
     alike: tuple[int, ...]
     kernels: Kernels | None
+    hiding: tuple[float, float] = (math.inf, 0.0)
     given_eased: Eased | None = None
     _moved: dict[int, tuple[Movement, ...]] = field(default_factory=dict[int, tuple[Movement, ...]])
     _passes: dict[int, FusedPass] = field(default_factory=dict[int, FusedPass])
@@ -89,7 +92,7 @@ class Model:
         """What a TPU's compiler spares the program of its moves."""
         if self.given_eased is not None:
             return self.given_eased
-        return eased(self.graph, self.grouping, self.flow, self.liveness.narrow)
+        return eased(self.graph, self.grouping, self.flow, self.liveness.narrow, self.hiding)
 
     @cached_property
     def held(self) -> Holdings:
@@ -113,11 +116,16 @@ class Model:
 
 
 def model_of(
-    graph: Graph, *, pinned_outputs: AbstractSet[int], kept: AbstractSet[int], kernels_known: bool = False
+    graph: Graph,
+    *,
+    pinned_outputs: AbstractSet[int],
+    kept: AbstractSet[int],
+    kernels_known: bool = False,
+    hiding: tuple[float, float] = (math.inf, 0.0),
 ) -> Model:
     """The model of a program, whose outputs at some positions are pinned, and some tensors are `kept` as pinned.
 
-    `kernels_known`: it is for a target whose compiler makes the kernels of `any_mesh.kernels`.
+    `kernels_known`: it is for a target whose compiler makes the kernels of `any_mesh.kernels`; `hiding` as of `Model`.
     """
     grouping = group_ops(graph)
     flow = build_flow(graph, grouping, pinned_outputs=pinned_outputs, kept=kept)
@@ -130,4 +138,5 @@ def model_of(
         liveness=liveness,
         alike=alike(graph, grouping, liveness, kernels),
         kernels=kernels,
+        hiding=hiding,
     )

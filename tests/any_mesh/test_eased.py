@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -133,7 +134,11 @@ def test_weights_are_fetched_ahead_and_activations_are_not() -> None:
     others = {graph.tensors[t.tensor].aval.shape for t in found.flow.transfers if t.id not in found.eased.ahead}
     assert (WIDTH, WIDTH) in ahead
     assert (ROWS, WIDTH) in others - ahead
-    assert set(found.eased.ahead.values()) == {2.0 * ROWS * WIDTH * WIDTH}
+    flops = 2.0 * ROWS * WIDTH * WIDTH
+    assert set(found.eased.ahead.values()) == {flops}
+    # Of more than what hides the gather nobody needs to know.
+    assert set(replace(found, hiding=(flops / 2, 0.0)).eased.ahead.values()) == {flops / 2}
+    assert not replace(found, hiding=(0.0, 0.0)).eased.ahead
 
 
 @pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1"])

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from cost_models import parse_topology
-from cost_models.compilers import all_reduced_bytes
+from cost_models import Roofline, parse_topology
+from cost_models.compilers import HIDDEN_GATHERS, all_reduced_bytes, flops_that_hide
 
 ALWAYS, NEVER, GATHERED = math.inf, 0.0, 16 * 2**20
 
@@ -54,3 +54,28 @@ def test_other_platforms() -> None:
     assert all_reduced_bytes("reduce-scatter", cpu, group=2, devices=8) == ALWAYS
     assert all_reduced_bytes("all-gather", cpu, group=8, devices=8) == NEVER
     assert all_reduced_bytes("reduce-scatter", gpu, group=8, devices=8) == NEVER
+
+
+@pytest.mark.parametrize("name", ["v5e:4x4", "v5e:4x8", "v5e:16x16", "v5e:16x16*4", "tpu7x:2x2x4"])
+@pytest.mark.parametrize("shape", [(2,), (4, 2), (2, 4), (16,), (8, 4), (4, 2, 2), (4, 8, 4)])
+@pytest.mark.parametrize("bytes", [512.0, 2.0**20, 2.0**30])
+def test_no_gather_takes_longer_than_the_matmuls_that_hide_any(name: str, shape: tuple[int, ...], bytes: float) -> None:
+    topology = parse_topology(name)
+    links = topology.links(shape)
+    if links is None:
+        pytest.skip("the topology cannot hold the mesh")
+    of_any, per_byte = flops_that_hide(topology)
+    hidden = (of_any + per_byte * bytes) / (topology.num_devices * topology.chip.peak("bfloat16", "matrix"))
+    for kind in ("all-gather", "all-reduce"):
+        # Axis by axis, and over all axes at once.
+        model = Roofline(topology=topology)
+        gathers = [model.collective_affine(kind, wires) for wires in (tuple(links), *((link,) for link in links))]
+        (latency, each), *parts = gathers
+        held = [bytes / math.prod(shape[:axis]) for axis in range(len(shape))]
+        one_by_one = sum(fixed + slope * size for (fixed, slope), size in zip(parts, held, strict=True))
+        assert HIDDEN_GATHERS[topology.chip.name] * max(latency + each * bytes, one_by_one) <= hidden
+
+
+def test_nothing_hides_gathers_where_they_run_alone() -> None:
+    assert flops_that_hide(parse_topology("v5p:4x4x4")) == (0.0, 0.0)
+    assert flops_that_hide(parse_topology("h100:8")) == (0.0, 0.0)
