@@ -11,10 +11,14 @@ def memory_order(graph: Graph, grouping: Grouping, tensor: int) -> tuple[int, ..
     """The dims of a tensor from the most to the least major.
 
     As in its shape, but for products: the matrix unit makes tiles of the last free dim of either operand, so that these
-    two are the least major, and other free dims lie before them.
+    two are the least major, and other free dims lie before them. A convolution makes tiles of batch and features, for
+    every place in space.
     """
     dims = range(len(graph.tensors[tensor].aval.shape))
     producer = graph.tensors[tensor].producer
+    if producer is not None and graph.ops[producer].kind == "conv_general_dilated":
+        batch, features, *space = graph.ops[producer].params["dimension_numbers"].out_spec
+        return (*sorted(space), batch, features)
     if producer is None or not traits(graph.ops[producer].kind).matmul or len(graph.ops[producer].operands) != 2:
         return tuple(dims)
     placement = grouping.placements[producer]
