@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Literal
 
@@ -27,6 +27,7 @@ from planner.any_mesh.often_read import stored_for_many
 from planner.any_mesh.op_forms import is_fused
 from planner.any_mesh.read_through import ReadThrough, read_through
 from planner.any_mesh.share import ELSEWHERE, WHOLE
+from planner.any_mesh.stand_ins import stand_ins, stood_in
 from planner.program.graph import Graph, Op
 from planner.program.slots import ENTERING, LEAVING, TAKEN_IN
 from planner.rules.primitives import kinds_where, traits
@@ -91,6 +92,7 @@ def analyse(graph: Graph, grouping: Grouping) -> Liveness:
             start = spans[op.region][0] if op.kind == "loop_stack" else op.id
             stop = max(last[tensor], op.id + 1)
             buffers.append(Buffer(tensor=tensor, start=start, stop=stop, share=narrow.share(tensor)))
+    buffers = stood_in(buffers, stand_ins(graph, passes, materialised, partial(_is_needed, graph, passes)))
     buffers += _shared_operands(graph, passes, materialised)
     buffers += laid_out_anew(graph, passes, materialised, last)
     buffers += _also_narrow(graph, materialised, last)
@@ -194,6 +196,12 @@ def _must_stand(graph: Graph, tensor: int, needs: Sequence[Need], hard: bool) ->
         if need == "always" or (hard and need == "where costly"):
             return True
     return False
+
+
+def _is_needed(graph: Graph, passes: Sequence[bool], tensor: int) -> bool:
+    """Whether some reader of a tensor, under whatever name, needs it in memory."""
+    readers = [graph.ops[reader] for reader in _readers(graph, tensor)]
+    return any(op.kind in ENTERING or _need(op, passes[op.id]) == "always" for op in readers)
 
 
 def _also_narrow(graph: Graph, materialised: Sequence[bool], last: Sequence[int]) -> list[Buffer]:

@@ -96,7 +96,8 @@ class Graph:
     `inputs`/`outputs` are tensor ids of the flattened arguments and results; `ties` are pairs of tensors that must have
     one spec (loop carries, branch results); `aliases` maps an output position to the donated input position it reuses;
     `feeds` maps an output position to the input position it would be fed back to by the next call; `kept` are the input
-    positions that stay arguments of the compiled program.
+    positions that stay arguments of the compiled program; `equal` maps a tensor to the first one in its body that is
+    computed alike from the same.
     """
 
     ops: tuple[Op, ...]
@@ -109,6 +110,7 @@ class Graph:
     aliases: Mapping[int, int]
     feeds: Mapping[int, int]
     kept: frozenset[int]
+    equal: Mapping[int, int] = field(default_factory=dict[int, int])
     notes: tuple[str, ...] = ()
 
     @cached_property

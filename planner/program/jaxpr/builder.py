@@ -10,6 +10,7 @@ import jax.extend.source_info_util as source_info_util
 
 from planner.program.arguments import aval_of
 from planner.program.graph import Aval, Op, Path, Region, Tensor
+from planner.program.jaxpr.equal_values import EqualValues
 
 WhileTrips = float | Mapping[str, float]
 
@@ -30,6 +31,7 @@ class Builder:
     """By traceback: equal for all layers that one line of a Python loop writes out."""
     literals: dict[Aval, int] = field(default_factory=dict[Aval, int])
     calls: list[str] = field(default_factory=lambda: ["(no source)"])
+    equal: EqualValues = field(default_factory=EqualValues)
 
     def tensor(self, aval: Aval, producer: int | None, name: str, kind: Any) -> int:
         count = self.names.get(name, 0)

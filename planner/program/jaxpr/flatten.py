@@ -61,6 +61,7 @@ def build_graph(program: Program, *, while_trips: WhileTrips = 1.0) -> Graph:
         aliases=aliases,
         feeds=feeds,
         kept=_kept(program),
+        equal=builder.equal.first,
         notes=tuple(dict.fromkeys(builder.notes)),
     )
 
@@ -87,6 +88,7 @@ def _walk(b: Builder, jaxpr: Any, env: Env, path: Path, region: int) -> list[int
         structure = structure_of(eqn)
         if structure is None:
             results = _leaf(b, eqn, operands, here, region)
+            b.equal.add(eqn, operands, results, region)
         elif structure.kind == "inline":
             results = _inline(b, eqn, structure, operands, here, region)
         elif structure.kind == "scan":
@@ -118,7 +120,9 @@ def _inline(b: Builder, eqn: Any, s: Structure, operands: list[int], path: Path,
     taken = operands if s.takes is None else [operands[i] for i in s.takes]
     env = dict(zip(opened(inner).invars, taken, strict=True))
     b.calls.append(b.source(eqn))
+    outside = b.equal.enter(eqn)
     results = _walk(b, inner, env, body_path(path, s.bodies[0]), region)
+    b.equal.leave(outside)
     b.calls.pop()
     return results
 
