@@ -67,8 +67,12 @@ def place(chosen: Chosen, *, sum_whole: bool) -> Emission:
             if not graph.tensors[transfer.tensor].aval.shape:
                 continue
             chain = layouts.get(transfer.id, ())
-            if (op_id, position) in through:
-                chain = (*layouts.get(into[through[op_id, position]].id, ()), *chain)
+            fetched = into.get(through.get((op_id, position), -1))
+            if fetched is not None and chosen.at(transfer.target, transfer.target_dims) != chosen.home(transfer.tensor):
+                chain = (*layouts.get(fetched.id, ()), *chain)
+            elif fetched is not None:
+                # XLA's GPU compiler (jaxlib 0.10.2) reads zeros where what was gathered is sliced to what it was.
+                chain = (chosen.wanted(graph.ops[op_id], position),)
             if chain:
                 constraints[operand_slot(graph.ops[op_id], position)] = chain
     _hold_readers(chosen, {t.tensor for t in flow.transfers if t.reads and t.id in layouts}, constraints)

@@ -26,7 +26,7 @@ def groups_of(instruction: Instruction, num_devices: int) -> ReplicaGroups:
     attributes = instruction.attributes
     pairs = re.search(r"source_target_pairs=(\{\{.*?\}\}|\{\})", attributes)
     if pairs:
-        return _groups(pairs[1], num_devices)
+        return () if pairs[1] == "{}" else _groups(pairs[1], num_devices)
     match = re.search(
         r"replica_groups=(\{\{.*?\}\}|\{\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?"
         r"|mesh\[[^\]]*\](?:, device_ids=\([^{]*\))? *\{[^}]*\})",
