@@ -97,25 +97,6 @@ RING: Mapping[str, Ring] = MappingProxyType(
 """By chip; XLA's `nic_speed_gbps` over the rate of a port, less 2.5 % for headers, `nccl_op_launch_time` and so on."""
 
 
-COMBINING = ("all-gather", "all-reduce", "reduce-scatter")
-"""Kinds of which XLA's GPU compiler makes one collective of several, up to 30 MiB together."""
-COMBINED = 0.2
-"""Share of the latency that each of several combined pays: 0.05 to 0.5 in scheduled train steps on 8 and 32 H100 (BERT,
-ViT, GPT, Llama, Mixtral and smaller ones). Decoding has nothing to combine, and is priced too low by that."""
-EXPOSED = 0.5
-"""Share of a collective that computing does not hide: 0.01 to 0.9 in the same schedules, half of them between 0.25 and 0.6;
-little where layers are written out, most where they are a loop that the network binds."""
-
-
-def in_step(chip: Chip, kind: str, links: tuple[Link, ...]) -> tuple[float, float]:
-    """What a collective adds to a step, as the compiler combines and hides it: latency and seconds per byte.
-
-    Raises: CostModelError for an unknown kind.
-    """
-    latency, per_byte = affine(chip.name, chip.hbm_bytes_per_s, kind, links)
-    return EXPOSED * (COMBINED if kind in COMBINING else 1.0) * latency, EXPOSED * per_byte
-
-
 def is_measured(chip: Chip, links: tuple[Link, ...]) -> bool:
     """Whether the collectives of a chip over these links are priced here: known GPUs behind switches."""
     wired = all(segment.kind in ("switch", "network") for link in links for segment in link.dims)

@@ -31,10 +31,9 @@ _DCN_LATENCY_S = 30e-6
 """A message between hosts of a data centre, both network stacks passed: an estimate, that of a round trip in XLA's model of
 GPU clusters (sol_gpu_cost_model.cc: 68.89 us * 0.45)."""
 
-_GPU_PASSES = 3.0
-"""XLA's GPU compiler ends a kernel at a reduction whose result is spread again, and at a transpose, and reads columns that
-it sums badly: in scheduled train steps on 8 H100 fusions take 3.6 (BERT), 3.5 (ViT), 3.7 (a sparse transformer), 2.5 (GPT)
-and 2.0 times (an MLP) what one pass over the tensors that must stand in memory would take."""
+MEASURED_EXTENTS, MEASURED_BATCH = (256, 4096), 4
+"""Extents of the products of matrices, and how many at once, that were measured for the rate and latency of GPUs: others
+are multiplied at the rate of the nearest (openxla/xla, xla/service/gpu/model/matmul_interpolator.cc)."""
 
 DTYPE_FALLBACKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -58,10 +57,9 @@ class Chip:
 
     `peak_flops_per_s`: rate of the matrix unit by dtype, "float8" for all float8 kinds. `vector_flops_per_s`: float32
     rate of the vector unit. `matrix_efficiency`: share of the peak that large matmuls reach; `matrix_latency_s`: what a
-    matmul takes beside its work (see `Roofline`); `efficiencies` are those of dtypes that reach another. `passes`: how
-    often its compiler goes over memory for what could be fused into one pass. `hbm_bytes`: what the runtime grants
-    to one device. `on_chip_bytes`: the memory on the chip that its compiler gives to arrays, 0 where it gives none.
-    `link_bytes_per_s`: per direction, and per axis of a torus or per device of a switch.
+    matmul takes beside its work (see `Roofline`); `efficiencies` are those of dtypes that reach another. `hbm_bytes`:
+    what the runtime grants to one device. `on_chip_bytes`: the memory on the chip that its compiler gives to arrays, 0
+    where it gives none. `link_bytes_per_s`: per direction, and per axis of a torus or per device of a switch.
     `core_link_bytes_per_s`: between the two devices of one chip, 0 where a chip is one device. `node_size`: devices
     that share the fast switch, 0 for a torus. `network_bytes_per_s`: per device and direction between nodes, or slices.
     """
@@ -77,7 +75,6 @@ class Chip:
     link_latency_s: float
     matrix_latency_s: float = 0.0
     efficiencies: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
-    passes: float = 1.0
     on_chip_bytes: float = 0.0
     core_link_bytes_per_s: float = 0.0
     node_size: int = 0
@@ -251,7 +248,6 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             hbm_bytes=85_100_068_864,
             hbm_bytes_per_s=2039e9,
             link_bytes_per_s=300e9,
-            passes=_GPU_PASSES,
             link_latency_s=3.4e-6,
             node_size=8,
             network_bytes_per_s=25e9,
@@ -283,7 +279,6 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             hbm_bytes=84_942_979_072,
             hbm_bytes_per_s=3350e9,
             link_bytes_per_s=450e9,
-            passes=_GPU_PASSES,
             efficiencies={"float32": 0.6},
             link_latency_s=3.4e-6,
             node_size=8,
@@ -318,7 +313,6 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             hbm_bytes=151_397_597_184,
             hbm_bytes_per_s=4800e9,
             link_bytes_per_s=450e9,
-            passes=_GPU_PASSES,
             efficiencies={"float32": 0.6},
             link_latency_s=3.4e-6,
             node_size=8,
@@ -350,7 +344,6 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             hbm_bytes=191_514_083_328,
             hbm_bytes_per_s=7672e9,
             link_bytes_per_s=900e9,
-            passes=_GPU_PASSES,
             link_latency_s=3.4e-6,
             node_size=8,
             network_bytes_per_s=50e9,
@@ -381,7 +374,6 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             hbm_bytes=192 * GIB,
             hbm_bytes_per_s=5300e9,
             link_bytes_per_s=448e9,
-            passes=_GPU_PASSES,
             link_latency_s=3.4e-6,
             node_size=8,
             network_bytes_per_s=50e9,

@@ -40,7 +40,9 @@ class Measured:
                 f" {self.topology.chip.platform}; give the topology of the machine that was measured"
             )
 
-    def compute_seconds(self, *, kind: str, engine: Engine, dtype: str, flops: Floats, bytes: Floats) -> Floats:
+    def compute_seconds(
+        self, *, kind: str, engine: Engine, dtype: str, flops: Floats, bytes: Floats, pieces: Floats | float = 1.0
+    ) -> Floats:
         """The seconds of one op on one device, for each of several strategies; see `CostModel`."""
         passes = self.profile.elementwise
         fit = self._matmul(dtype) if engine == "matrix" else self.profile.vector

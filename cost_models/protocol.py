@@ -22,12 +22,14 @@ class CostModel(Protocol):
         """The name of the model, for reports."""
         ...
 
-    def compute_seconds(self, *, kind: str, engine: Engine, dtype: str, flops: Floats, bytes: Floats) -> Floats:
+    def compute_seconds(
+        self, *, kind: str, engine: Engine, dtype: str, flops: Floats, bytes: Floats, pieces: Floats | float = 1.0
+    ) -> Floats:
         """The seconds of one op on one device, for each of several strategies.
 
         `kind`: the primitive's name; `engine`: the unit that runs it; `flops` and `bytes`: the floating-point
         operations and the bytes moved from and to memory of the local shard, arrays of one shape, which the result
-        has too.
+        has too. `pieces`: as how many of the largest products that were measured one of matrices counts, latency and all.
         """
         ...
 

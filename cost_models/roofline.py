@@ -20,32 +20,30 @@ class Roofline:
     """Seconds from data sheets alone: max(flops / rate, bytes / bandwidth) per op (Williams, Waterman & Patterson 2009,
     https://doi.org/10.1145/1498765.1498785).
 
-    The matrix unit's rate is the chip's peak for the dtype times its `matrix_efficiency`, after its `matrix_latency_s`:
-    GPUs fill and drain many cores, and reach 60 to 80 % of the data sheet. A TPU's is 1: what tiles leave unfilled is
+    The matrix unit's rate is the chip's peak for the dtype times its `matrix_efficiency`, after its `matrix_latency_s` for
+    each of the largest products that were measured (`pieces`): GPUs fill and drain many cores, and reach 60 to 80 % of the
+    data sheet. A TPU's is 1: what tiles leave unfilled is
     counted as work instead, and predictions shall agree with schedules priced by the data sheet (the compiler's own
-    cycles are at 70-90 % of it for large matmuls, alike for all plans). What is not for the matrix unit goes over memory
-    as often as the chip's `passes` say. Collectives of GPUs count what they add to a step (`gpu_collectives.in_step`),
-    unless `alone` asks for what each takes by itself.
+    cycles are at 70-90 % of it for large matmuls, alike for all plans).
     """
 
     topology: Topology
-    alone: bool = False
     name: str = "roofline"
 
-    def compute_seconds(self, *, kind: str, engine: Engine, dtype: str, flops: Floats, bytes: Floats) -> Floats:
+    def compute_seconds(
+        self, *, kind: str, engine: Engine, dtype: str, flops: Floats, bytes: Floats, pieces: Floats | float = 1.0
+    ) -> Floats:
         """The seconds of one op on one device, for each of several strategies; see `CostModel`."""
         chip = self.topology.chip
         rate = chip.peak(dtype, engine)
         if engine == "vector":
-            return np.maximum(flops / rate, chip.passes * bytes / chip.hbm_bytes_per_s)
-        busy = np.maximum(flops / (rate * chip.efficiency(dtype)), bytes / chip.hbm_bytes_per_s)
-        return chip.matrix_latency_s + busy
+            return np.maximum(flops / rate, bytes / chip.hbm_bytes_per_s)
+        busy = pieces * chip.matrix_latency_s + flops / (rate * chip.efficiency(dtype))
+        return np.maximum(busy, bytes / chip.hbm_bytes_per_s)
 
     def collective_affine(self, kind: str, links: tuple[Link, ...]) -> tuple[float, float]:
         """The latency in seconds and the seconds per byte of a collective; see `CostModel`."""
         chip = self.topology.chip
         if gpu_collectives.is_measured(chip, links):
-            if self.alone:
-                return gpu_collectives.affine(chip.name, chip.hbm_bytes_per_s, kind, links)
-            return gpu_collectives.in_step(chip, kind, links)
+            return gpu_collectives.affine(chip.name, chip.hbm_bytes_per_s, kind, links)
         return collectives.affine(kind, links)

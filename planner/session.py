@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -11,6 +11,8 @@ from jax.sharding import PartitionSpec
 
 from cost_models import CostModel, Roofline, objective
 from cost_models.compilers import flops_that_hide
+from cost_models.hardware import Platform
+from planner.any_mesh.fusion import ON_GPU, ON_TPU, Fusion
 from planner.any_mesh.program_model import model_of
 from planner.decision import Request
 from planner.machine.device_profile import measured_model
@@ -28,6 +30,9 @@ from planner.search.meshes import Asked, Found, search
 from planner.search.offered_meshes import fitting_meshes
 from planner.search.one_per_class import Members, SharedInstance, members
 
+FUSIONS: Mapping[Platform, Fusion] = {"tpu": ON_TPU, "gpu": ON_GPU}
+"""How the compiler of a platform fuses, where it is known."""
+
 
 class Session:
     """A program and what is asked of it: instances of it for meshes, and the search over them."""
@@ -41,7 +46,7 @@ class Session:
             self.graph,
             pinned_outputs=set(self.output_pins),
             kept=set(self.tensor_pins),
-            kernels_known=request.topology.chip.platform == "tpu",
+            fusion=FUSIONS.get(request.topology.chip.platform),
             hiding=flops_that_hide(request.topology),
         )
         self._patterns: dict[int, Patterns] = {}

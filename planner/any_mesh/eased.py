@@ -21,6 +21,7 @@ from functools import cached_property
 from typing import TypeVar, final
 
 from planner.any_mesh.flow import Flow, Read, Transfer
+from planner.any_mesh.fusion import Fusion
 from planner.any_mesh.groups import Grouping
 from planner.any_mesh.narrow import NarrowReads
 from planner.program.graph import Graph
@@ -63,9 +64,14 @@ class Eased:
 
 
 def eased(
-    graph: Graph, grouping: Grouping, flow: Flow, narrow: NarrowReads, enough: tuple[float, float] = (math.inf, 0.0)
+    graph: Graph,
+    grouping: Grouping,
+    flow: Flow,
+    narrow: NarrowReads,
+    fusion: Fusion,
+    enough: tuple[float, float] = (math.inf, 0.0),
 ) -> Eased:
-    """What is spared of the transfers of a program, whose tensors are read so narrow.
+    """What is spared of the transfers of a program, whose tensors are read so narrow where the compiler narrows.
 
     `enough` are the flops that hide any gather, and those for each of its bytes: of more nobody needs to know. So layers
     are alike though what the first of them fetch is read by all behind them, along the residual stream.
@@ -76,9 +82,9 @@ def eased(
     reads = {t.id: [*t.reads, *served.get(t.target, ())] for t in flow.transfers if not t.reduced and t.output is None}
     shares = {t.id: narrow.share(t.tensor, reads[t.id]).tpu for t in flow.transfers if reads.get(t.id)}
     return Eased(
-        together=_together(graph, grouping, flow),
+        together=_together(graph, grouping, flow) if fusion.eases_moves else {},
         combined=_combined(graph, flow),
-        narrowed={transfer: share for transfer, share in shares.items() if share < 1},
+        narrowed={transfer: share for transfer, share in shares.items() if share < 1 and fusion.eases_moves},
         ahead=Ahead(graph, flow, reads, enough),
     )
 

@@ -50,19 +50,24 @@ def movements(
     if kernels is None:
         return
     for kernel in kernels.of_group.get(group.id, ()):
-        yield from _of_kernel(graph, grouping, kernel)
+        yield from _of_kernel(graph, grouping, kernel, tiled=kernels.fusion.computes_operands)
     narrowed = liveness.narrowed
     for number in group.ops:
         op = graph.ops[number]
         copied = liveness.in_place.passes.get(number)
         if copied:
             yield _whole(graph, grouping, op, op.results[0], copied / graph.regions[op.region].trips)
-        if op.kind in TAKEN_IN and graph.consumers[op.operands[0]][0][0] == number and op.operands[0] in narrowed:
+        if (
+            kernels.fusion.computes_operands
+            and op.kind in TAKEN_IN
+            and graph.consumers[op.operands[0]][0][0] == number
+            and op.operands[0] in narrowed
+        ):
             times = narrowed[op.operands[0]] / graph.regions[op.region].trips
             yield _whole(graph, grouping, op, op.operands[0], times)
 
 
-def _of_kernel(graph: Graph, grouping: Grouping, kernel: Kernel) -> Iterator[Movement]:
+def _of_kernel(graph: Graph, grouping: Grouping, kernel: Kernel, *, tiled: bool) -> Iterator[Movement]:
     op = graph.ops[kernel.op]
     row = traits(op.kind)
     parts = kernel.operands and (row.picks or row.updates is not None)
@@ -73,7 +78,7 @@ def _of_kernel(graph: Graph, grouping: Grouping, kernel: Kernel) -> Iterator[Mov
         target = next((_array(access) for access in kernel.results[0]), None)
         times = 1.0 if row.overwrites else 2.0
         yield _whole(graph, grouping, op, op.operands[row.updates], times, inside=target)
-    passes = op_passes(graph, op) if kernel.operands else 1.0
+    passes = op_passes(graph, op) if kernel.operands and tiled else 1.0
     for accesses in kernel.operands[1:] if parts else kernel.operands:
         yield from (_moved(op, access, passes) for access in accesses)
     for accesses in kernel.results if row.updates is None else ():

@@ -15,10 +15,13 @@ whose seconds of computing they give within a tenth for most train steps; `kerne
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from planner.any_mesh.bad_transposes import TRANSACTION_BYTES, bad_transposes
+from planner.any_mesh.factor_names import names_between, renamed, told
+from planner.any_mesh.fusion import ON_TPU, Fusion, read_alone, source, sunk_share
 from planner.any_mesh.groups import Grouping
 from planner.any_mesh.in_place import READ_AND_WRITTEN
 from planner.any_mesh.liveness import Liveness, is_pass
@@ -66,8 +69,9 @@ class Kernel(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Kernels:
-    """The kernels of every group, in program order."""
+    """The kernels of every group, in program order, and how they are fused."""
 
+    fusion: Fusion
     of_group: Mapping[int, tuple[Kernel, ...]]
 
 
@@ -97,6 +101,7 @@ class _Kernel:
     reads: Leaves = field(default_factory=Leaves)
     writes: dict[int, Dims] = field(default_factory=dict[int, Dims])
     reduced: set[int] = field(default_factory=set[int])
+    rows_kept: bool = True
     seen_from: dict[int, tuple[int, Dims, Dims]] = field(default_factory=dict[int, tuple[int, Dims, Dims]])
     """For each other group whose ops are fused to it: a tensor, and its dims in that group and in this one."""
 
@@ -107,6 +112,8 @@ class _Walk:
     grouping: Grouping
     stands: Sequence[bool]
     passes: Sequence[bool]
+    fusion: Fusion
+    bad: Collection[int]
     leaves: dict[int, Leaves] = field(default_factory=dict[int, Leaves])
     kernels: list[_Kernel] = field(default_factory=list[_Kernel])
     made_by: dict[int, int] = field(default_factory=dict[int, int])
@@ -118,7 +125,7 @@ class _Walk:
         tensor, dims = op.operands[position], self.grouping.placements[op.id].operands[position]
         producer = self.graph.tensors[tensor].producer
         if self.stands[tensor] or producer is None:
-            share = self.sunk_share(tensor)
+            share = sunk_share(self.graph, tensor)
             return {tensor: Leaf(dims, share)} if share * self.graph.tensors[tensor].aval.bytes >= LEAST_BYTES else {}
         leaves = self.leaves.get(tensor, {})
         if self.grouping.group_of[producer] == self.grouping.group_of[op.id]:
@@ -126,19 +133,6 @@ class _Walk:
         made = self.graph.ops[producer]
         seen = self.grouping.placements[producer].results[made.results.index(tensor)]
         return self.renamed(leaves, tensor, seen, dims)
-
-    def sunk_share(self, tensor: int) -> float:
-        """The bytes that are read for each byte of a tensor: fewer for what was broadcast before the loop that reads it.
-
-        Compilers broadcast it again in every trip.
-        """
-        tensors, source = self.graph.tensors, tensor
-        while (producer := tensors[source].producer) is not None:
-            op = self.graph.ops[producer]
-            if op.kind not in ("loop_const", "broadcast_in_dim") or (source == tensor and op.kind != "loop_const"):
-                break
-            source = op.operands[0]
-        return min(1.0, tensors[source].aval.bytes / max(tensors[tensor].aval.bytes, 1.0))
 
     def renamed(self, leaves: Leaves, tensor: int, seen: Dims, own: Dims) -> Leaves:
         """Leaves in the factors of another group: `seen` and `own` are the dims of a tensor in both."""
@@ -164,12 +158,17 @@ class _Walk:
             avals = self.graph.tensors
             share = avals[op.results[0]].aval.bytes / max(avals[op.operands[0]].aval.bytes, 1.0)
             operands[0] = {tensor: leaf._replace(share=share * leaf.share) for tensor, leaf in operands[0].items()}
+        if op.id in self.bad:
+            operands[0] = {
+                tensor: leaf._replace(share=leaf.share * TRANSACTION_BYTES / self.graph.tensors[tensor].aval.itemsize)
+                for tensor, leaf in operands[0].items()
+            }
         together: Leaves = {}
         for of in operands:
             for tensor, leaf in of.items():
                 before = together.get(tensor)
                 if before is not None and leaf.like == before.like is None:
-                    leaf = leaf._replace(share=min(1.0, leaf.share + before.share))
+                    leaf = leaf._replace(share=_joined(leaf.share, before.share))
                 together[tensor] = leaf
         for tensor, dims in zip(op.results, placement.results, strict=True):
             if self.stands[tensor]:
@@ -196,7 +195,7 @@ class _Walk:
         """Has what a fused op makes written by a kernel: that which makes what it reads, a pass at hand, or a new one."""
         group = self.grouping.group_of[op.id]
         after = max((self.made_by[leaf] for leaf in leaves if leaf in self.made_by), default=-1)
-        number = self.continued(op, tensor, dims, leaves, after)
+        number = self.continued(op, tensor, dims, leaves, after, reduced=reduced)
         if number is None:
             number = self.at_hand(op, leaves, after)
         kernel = self.kernels[number]
@@ -208,14 +207,17 @@ class _Walk:
             if self.made_by.get(leaf) != number:
                 before = kernel.reads.get(leaf)
                 if before is not None and of.like == before.like is None:
-                    of = of._replace(share=min(1.0, of.share + before.share))
+                    of = of._replace(share=_joined(of.share, before.share))
                 kernel.reads[leaf] = of
         kernel.writes[tensor] = dims
         self.made_by[tensor] = number
         if reduced:
+            side_by_side = kernel.reduced and not any(leaf in kernel.reduced for leaf in leaves)
+            rank = len(self.graph.tensors[op.operands[0]].aval.shape)
+            kernel.rows_kept &= self.fusion.rows_kept and not side_by_side and op.params.get("axes") == (rank - 1,)
             kernel.reduced.add(tensor)
 
-    def continued(self, op: Op, tensor: int, dims: Dims, leaves: Leaves, after: int) -> int | None:
+    def continued(self, op: Op, tensor: int, dims: Dims, leaves: Leaves, after: int, *, reduced: bool) -> int | None:
         """The matmul that goes on with its result to make a tensor; None where there is none that can.
 
         Not what is kept of a parameter: the gradient has been summed over devices, as a rule.
@@ -227,6 +229,9 @@ class _Walk:
             return None
         own = [leaf for leaf in leaves if self.made_by.get(leaf) == after]
         if any(leaf in kernel.reduced for leaf in own):
+            return None
+        ends = reduced or op.id in self.bad or not read_alone(graph, self.stands, op, own)
+        if ends and not self.fusion.computes_operands:
             return None
         size = max(graph.tensors[leaf].aval.size for leaf in own)
         kept = [leaf for leaf in leaves if graph.tensors[leaf].producer is None]
@@ -254,9 +259,9 @@ class _Walk:
         large = [leaf for leaf in leaves if 2 * tensors[leaf].aval.bytes >= most]
         for number in reversed(self.latest.setdefault(key, [])):
             kernel = self.kernels[number]
-            if number < after:
+            if number < after or op.id in self.bad:
                 break
-            if any(leaf in kernel.reduced for leaf in leaves):
+            if not kernel.rows_kept and any(leaf in kernel.reduced for leaf in leaves):
                 continue
             if any(leaf in kernel.reads or self.made_by.get(leaf) == number for leaf in large):
                 return number
@@ -265,46 +270,23 @@ class _Walk:
         return len(self.kernels) - 1
 
 
-Names = dict[int, tuple[int, ...]]
-"""The factors of one group by those of another."""
+def _joined(share: float, other: float) -> float:
+    """The share of a tensor that is read for two that are read."""
+    return max(share, other, min(1.0, share + other))
 
 
-def names_between(seen: Dims, own: Dims) -> Names:
-    """The factors of a group by those of another, from the dims of one tensor in both: `seen` in the other, `own` in it.
-
-    Of a product of factors that the other side sees as one it is the leading one that is split first.
-    """
-    names: Names = {}
-    for one, other in zip(seen, own, strict=True):
-        if len(one) == len(other):
-            names.update({a: (b,) for a, b in zip(one, other, strict=True)})
-        elif one and other:
-            names[one[0]] = other
-            names.update(dict.fromkeys(one[1:], ()))
-    return names
-
-
-def told(names: Names, dims: Dims, shape: Sequence[int]) -> bool:
-    """Whether the names tell how every dim of a tensor is split."""
-    return all(extent == 1 or all(f in names for f in dim) for extent, dim in zip(shape, dims, strict=True))
-
-
-def renamed(names: Names, dims: Dims) -> Dims:
-    """Dims in the factors of another group."""
-    return tuple([tuple([f for factor in dim for f in names.get(factor, ())]) for dim in dims])
-
-
-def kernels_of(graph: Graph, grouping: Grouping, liveness: Liveness) -> Kernels:
-    """The kernels of a graph."""
+def kernels_of(graph: Graph, grouping: Grouping, liveness: Liveness, fusion: Fusion = ON_TPU) -> Kernels:
+    """The kernels of a graph, fused so."""
     passes = [is_pass(graph, grouping, op) for op in graph.ops]
-    walk = _Walk(graph=graph, grouping=grouping, stands=liveness.materialised, passes=passes)
+    bad = frozenset[int]() if fusion.computes_operands else bad_transposes(graph)
+    walk = _Walk(graph=graph, grouping=grouping, stands=liveness.materialised, passes=passes, fusion=fusion, bad=bad)
     for op in graph.ops:
         walk.add(op)
     homes = _Homes(graph, walk)
     found: dict[int, list[Kernel]] = {}
     for number, kernel in enumerate(walk.kernels):
         found.setdefault(kernel.group, []).append(homes.told(number, kernel))
-    return Kernels(of_group={group: tuple(of) for group, of in found.items()})
+    return Kernels(fusion=fusion, of_group={group: tuple(of) for group, of in found.items()})
 
 
 class _Homes:
@@ -317,7 +299,8 @@ class _Homes:
             for leaf in {leaf for of in (*kernel.operands, kernel.reads) for leaf in of}:
                 if walk.made_by.get(leaf) != number:
                     self.readers.setdefault(leaf, []).append(number)
-        self.copied = turned_slices(graph)
+        self.copied = turned_slices(graph) if walk.fusion.computes_operands else {}
+        self.sliced = set[int]()
         self.bound: dict[int, str] = {}
         for op in graph.ops:
             if op.kind in LEAVING:
@@ -347,8 +330,22 @@ class _Homes:
                 *(self.read(t, leaf, number) for t, leaf in kernel.reads.items()),
                 *(self.access(t, d, number) for t, d in kernel.writes.items()),
                 *self.turned(kernel),
+                *self.cut_out(kernel),
             ),
         )
+
+    def cut_out(self, kernel: _Kernel) -> Iterator[Access]:
+        """The slices of a loop's stacks that a matmul reads but does not compute: copied, by the first to do so."""
+        graph, op = self.graph, self.graph.ops[kernel.op]
+        if self.walk.fusion.computes_operands or not kernel.anchor or not traits(op.kind).matmul:
+            return
+        for tensor, dims in zip(op.operands, self.walk.grouping.placements[op.id].operands, strict=True):
+            taken = source(graph, tensor)
+            producer = graph.tensors[taken].producer
+            if producer is not None and graph.ops[producer].kind == "loop_slice" and taken not in self.sliced:
+                self.sliced.add(taken)
+                itemsize = graph.tensors[taken].aval.itemsize
+                yield Access(tensor, graph.tensors[tensor].aval.shape, itemsize, dims, "memory", READ_AND_WRITTEN)
 
     def turned(self, kernel: _Kernel) -> Iterator[Access]:
         """The copies of slices that a matmul does not read where they lie: written, and read from the stack."""
@@ -363,7 +360,7 @@ class _Homes:
         found = self.access(tensor if leaf.like is None else leaf.like, leaf.dims, number)
         times = leaf.share * found.times
         aval = self.graph.tensors[tensor].aval
-        if direct and aval.dtype == "float32":
+        if direct and aval.dtype == "float32" and self.walk.fusion.computes_operands:
             times *= 0.5
         return found._replace(tensor=tensor, times=times, home=self.home(tensor, number))
 

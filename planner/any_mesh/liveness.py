@@ -11,13 +11,15 @@ outside lives until the loop ends, a carry as long as the loop, and a stack from
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import Literal
 
 from planner.any_mesh.buffer import Buffer
+from planner.any_mesh.fusion import ON_TPU as FUSED_ON_TPU
+from planner.any_mesh.fusion import Fusion, stored_on_gpus
 from planner.any_mesh.groups import Grouping
 from planner.any_mesh.hoisted import Hoisted, hoisted_casts
 from planner.any_mesh.in_place import InPlace, in_place
@@ -76,10 +78,11 @@ def is_pass(graph: Graph, grouping: Grouping, op: Op) -> bool:
     return False
 
 
-def analyse(graph: Graph, grouping: Grouping) -> Liveness:
-    """The materialised tensors and buffers of a graph."""
+def analyse(graph: Graph, grouping: Grouping, fusion: Fusion = FUSED_ON_TPU) -> Liveness:
+    """The materialised tensors and buffers of a graph, where matmuls are fused so."""
     passes = [is_pass(graph, grouping, op) for op in graph.ops]
-    materialised = stored_for_many(graph, passes, _materialised(graph, grouping, passes))
+    stored = frozenset[int]() if fusion.computes_operands else stored_on_gpus(graph, passes)
+    materialised = stored_for_many(graph, passes, _materialised(graph, grouping, passes, stored))
     spans = region_spans(graph)
     last = _last_uses(graph, passes, materialised, spans)
     found = in_place(graph, materialised, last, spans)
@@ -117,7 +120,8 @@ def _is_view(graph: Graph, op: Op) -> bool:
     return op.kind == "loop_slice" and all(is_fused(graph.ops[reader]) for reader, _ in graph.consumers[op.results[0]])
 
 
-def _materialised(graph: Graph, grouping: Grouping, passes: Sequence[bool]) -> list[bool]:
+def _materialised(graph: Graph, grouping: Grouping, passes: Sequence[bool], stored: Collection[int]) -> list[bool]:
+    """Which tensors stand in memory: those `stored` for matmuls among them."""
     kept = [tensor.producer is None for tensor in graph.tensors]
     sizes = [tensor.aval.size for tensor in graph.tensors]
     needs: list[Need] = [_need(op, is_pass) for op, is_pass in zip(graph.ops, passes, strict=True)]
@@ -136,7 +140,7 @@ def _materialised(graph: Graph, grouping: Grouping, passes: Sequence[bool]) -> l
         passing = passes[op.id] and op.kind not in BORDER and not grouping.placements[op.id].reduced
         hard = row.costly or not costly.isdisjoint(op.operands)
         for tensor in op.results:
-            if not passing or tensor in graph.returned or _must_stand(graph, tensor, needs, hard):
+            if not passing or tensor in graph.returned or tensor in stored or _must_stand(graph, tensor, needs, hard):
                 kept[tensor] = True
                 terms[tensor] = frozenset((tensor,))
                 continue

@@ -14,6 +14,7 @@ from planner.any_mesh.alike_groups import alike
 from planner.any_mesh.eased import Eased, eased
 from planner.any_mesh.flow import Flow, Transfer, build_flow
 from planner.any_mesh.fused_pass import FusedPass, fused_pass
+from planner.any_mesh.fusion import ON_TPU, Fusion
 from planner.any_mesh.groups import Group, Grouping, group_ops
 from planner.any_mesh.kernel_traffic import Array, Movement, movements
 from planner.any_mesh.kernels import Kernels, kernels_of
@@ -92,7 +93,8 @@ class Model:
         """What a TPU's compiler spares the program of its moves."""
         if self.given_eased is not None:
             return self.given_eased
-        return eased(self.graph, self.grouping, self.flow, self.liveness.narrow, self.hiding)
+        fusion = self.kernels.fusion if self.kernels is not None else ON_TPU
+        return eased(self.graph, self.grouping, self.flow, self.liveness.narrow, fusion, self.hiding)
 
     @cached_property
     def held(self) -> Holdings:
@@ -120,17 +122,17 @@ def model_of(
     *,
     pinned_outputs: AbstractSet[int],
     kept: AbstractSet[int],
-    kernels_known: bool = False,
+    fusion: Fusion | None = None,
     hiding: tuple[float, float] = (math.inf, 0.0),
 ) -> Model:
     """The model of a program, whose outputs at some positions are pinned, and some tensors are `kept` as pinned.
 
-    `kernels_known`: it is for a target whose compiler makes the kernels of `any_mesh.kernels`; `hiding` as of `Model`.
+    `fusion`: how the target's compiler fuses, where that is known; `hiding` as of `Model`.
     """
     grouping = group_ops(graph)
     flow = build_flow(graph, grouping, pinned_outputs=pinned_outputs, kept=kept)
-    liveness = analyse(graph, grouping)
-    kernels = kernels_of(graph, grouping, liveness) if kernels_known else None
+    liveness = analyse(graph, grouping, fusion or ON_TPU)
+    kernels = kernels_of(graph, grouping, liveness, fusion) if fusion is not None else None
     return Model(
         graph=graph,
         grouping=grouping,

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from cost_models import CostModel
 from cost_models.compilers import MATRIX_LANES
+from cost_models.hardware import MEASURED_BATCH, MEASURED_EXTENTS
 from planner.any_mesh.fused_pass import FusedPass
 from planner.any_mesh.groups import Group, Grouping
 from planner.any_mesh.kernel_traffic import Array
@@ -257,11 +258,14 @@ def _heavy(program: Model, op: Op, strategies: Strategies, model: CostModel, mes
     zero = np.zeros(len(strategies))
     trips = graph.regions[op.region].trips
     traffic = _traffic(program, op, strategies, mesh.on_chip_bytes)
-    multiplied = flops if program.kernels is None else flops * _filled(graph, grouping, op, strategies)
+    multiplied = flops * _filled(graph, grouping, op, strategies) if mesh.tpu else flops
+    pieces = 1.0 if mesh.tpu else _pieces(graph, grouping, op, strategies, flops)
     first = next(iter((*op.operands, *op.results)), None)
     # An op of neither, such as a print of a word, moves nothing.
     dtype = "float32" if first is None else graph.tensors[first].aval.dtype
-    seconds = model.compute_seconds(kind=op.kind, engine=op_engine(op), dtype=dtype, flops=multiplied, bytes=traffic)
+    seconds = model.compute_seconds(
+        kind=op.kind, engine=op_engine(op), dtype=dtype, flops=multiplied, bytes=traffic, pieces=pieces
+    )
     exchange, exchange_seconds = np.zeros(len(strategies)), np.zeros(len(strategies))
     copied: dict[int, Floats] = {}
     for fetch in fetches(graph, grouping, op, strategies):
@@ -308,18 +312,38 @@ def _traffic(program: Model, op: Op, strategies: Strategies, on_chip_bytes: floa
 
 def _filled(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies) -> Floats:
     """By how much more a matrix unit multiplies than the parts of an op ask for, tiles filled up with zeros."""
+    multiplied = _product(graph, grouping, op, strategies)
+    if multiplied is None:
+        return np.ones(len(strategies))
+    contracted, rows, columns = multiplied
+    share = _up(contracted) / contracted * np.minimum(_up(columns) / columns, _up(rows) / rows)
+    return np.broadcast_to(share, len(strategies))
+
+
+def _pieces(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies, flops: Floats) -> Floats:
+    """As how many of the largest measured products of matrices an op counts: parts of one, where it is smaller."""
+    multiplied = _product(graph, grouping, op, strategies) if op.kind == "dot_general" else None
+    if multiplied is None:
+        return np.ones(len(strategies))
+    extents = [np.broadcast_to(extent, len(strategies)) for extent in multiplied]
+    batch = np.maximum(flops / (2 * np.prod(extents, axis=0)), 1.0)
+    pieces = batch / np.minimum(batch, MEASURED_BATCH)
+    for extent in extents:
+        pieces = pieces * extent / np.clip(extent, *MEASURED_EXTENTS)
+    return pieces
+
+
+def _product(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies) -> tuple[Floats, ...] | None:
+    """What an op contracts, its rows and its columns on one device; None where it is no product of matrices."""
     product = traits(op.kind).product
     if product is None:
-        return np.ones(len(strategies))
-
+        return None
     axis_sizes = np.asarray(strategies.axis_sizes, np.int64)
     held = [
         list(_local_extents(graph.tensors[t].aval.shape, strategies.locations(dims), axis_sizes).T)
         for t, dims in zip(op.operands, grouping.placements[op.id].operands, strict=True)
     ]
-    contracted, rows, columns = (np.maximum(extent, 1.0) for extent in product(held, op.params))
-    share = _up(contracted) / contracted * np.minimum(_up(columns) / columns, _up(rows) / rows)
-    return np.broadcast_to(share, len(strategies))
+    return tuple(np.maximum(extent, 1.0) for extent in product(held, op.params))
 
 
 def _up(extents: Floats) -> Floats:

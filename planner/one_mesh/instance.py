@@ -122,7 +122,7 @@ class Instance:
     def eased(self, transfer: Transfer) -> tuple[Shares, float]:
         """What of a transfer's collectives counts, and the seconds of its gathers that matmuls hide at the most."""
         mesh, found = self.mesh, self.model.eased
-        if not mesh.tpu:
+        if self.model.kernels is None:
             return ALL, 0.0
         flops = found.ahead.get(transfer.id, 0.0) if mesh.hidden_gathers and self.objective.name == "time" else 0.0
         return shares_of(found, transfer.id), flops / (mesh.num_devices * mesh.matmul_flops_per_s)

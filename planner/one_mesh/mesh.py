@@ -122,7 +122,7 @@ def make_mesh(shape: Mapping[str, int], topology: Topology, model: CostModel, ob
         on_chip_bytes=topology.chip.on_chip_bytes,
         tpu=topology.chip.name if topology.chip.platform == "tpu" else "",
         hidden_gathers=HIDDEN_GATHERS.get(topology.chip.name, 0.0),
-        matmul_flops_per_s=topology.chip.peak("bfloat16", "matrix"),
+        matmul_flops_per_s=topology.chip.peak("bfloat16", "matrix") * topology.chip.efficiency("bfloat16"),
     )
 
 

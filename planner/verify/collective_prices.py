@@ -50,7 +50,7 @@ def collective_prices(topology: Topology, mesh_shape: Mapping[str, int]) -> Coll
     """The prices on a mesh as the topology lays it."""
     links = topology.links(tuple(mesh_shape.values())) or ()
     return CollectivePrices(
-        model=Roofline(topology=topology, alone=True),
+        model=Roofline(topology=topology),
         mesh_shape=dict(mesh_shape),
         links=dict(zip(mesh_shape, links, strict=False)),
         slowest_bytes_per_s=min(topology.link_bytes_per_s),

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from planner.any_mesh.fusion import ON_TPU
 from planner.any_mesh.program_model import Model, model_of
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.trace import trace
@@ -21,7 +22,7 @@ MANY = jax.ShapeDtypeStruct((64, 1), jnp.int32)
 
 def _model(fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), known: bool = True) -> Model:
     graph = build_graph(trace(fn, args, donate_argnums=donate), while_trips=1.0)
-    return model_of(graph, pinned_outputs=set(), kept=set(), kernels_known=known)
+    return model_of(graph, pinned_outputs=set(), kept=set(), fusion=ON_TPU if known else None)
 
 
 def _moved(model: Model, kind: str) -> float:

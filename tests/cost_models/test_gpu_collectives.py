@@ -8,7 +8,6 @@ import pytest
 
 from cost_models import CHIPS, CostModelError, Roofline, Topology, parse_topology
 from cost_models.collectives import COLLECTIVE_KINDS
-from cost_models.gpu_collectives import COMBINED, EXPOSED
 from cost_models.links import Link
 
 MIB = 2**20
@@ -16,9 +15,7 @@ MIB = 2**20
 
 def seconds(name: str, mesh: tuple[int, ...], axes: tuple[int, ...], kind: str, bytes: float) -> float:
     topology = parse_topology(name)
-    latency_s, per_byte = Roofline(topology=topology, alone=True).collective_affine(
-        kind, links_of(topology, mesh, axes)
-    )
+    latency_s, per_byte = Roofline(topology=topology).collective_affine(kind, links_of(topology, mesh, axes))
     return latency_s + bytes * per_byte
 
 
@@ -78,20 +75,11 @@ def test_wires_of_ones_own_are_taken_in_proportion() -> None:
     slow = Topology.custom(name="half", shape=(8,), link_bytes_per_s=(225e9,), kind=("switch",), chip=CHIPS["h100"])
     ring = Topology.custom(name="ring", shape=(8,), link_bytes_per_s=(225e9,), kind=("torus",), chip=CHIPS["h100"])
     prices = [
-        Roofline(topology=topology, alone=True).collective_affine("all-reduce", links_of(topology, (8,), (0,)))
+        Roofline(topology=topology).collective_affine("all-reduce", links_of(topology, (8,), (0,)))
         for topology in (parse_topology("h100:8"), slow, ring)
     ]
     assert prices[1] == (prices[0][0], pytest.approx(2 * prices[0][1]))
     assert prices[2][1] == pytest.approx(2 * 7 / 8 / 225e9)
-
-
-def test_in_a_step_launches_are_combined_and_half_is_hidden() -> None:
-    topology = parse_topology("h100:8")
-    links = links_of(topology, (8,), (0,))
-    for kind, combined in (("all-gather", COMBINED), ("all-to-all", 1.0)):
-        latency_s, per_byte = Roofline(topology=topology, alone=True).collective_affine(kind, links)
-        in_step = Roofline(topology=topology).collective_affine(kind, links)
-        assert in_step == pytest.approx((EXPOSED * combined * latency_s, EXPOSED * per_byte))
 
 
 def test_a_group_of_one_is_free_and_an_unknown_kind_is_refused() -> None:
