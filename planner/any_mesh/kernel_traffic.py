@@ -91,8 +91,10 @@ def _array(access: Access) -> Array:
 
 
 def _moved(op: Op, access: Access, passes: float = 1.0) -> Movement:
-    """What an op moves; what goes over memory several times has too much in flight for the chip."""
-    array = _array(access) if passes == 1.0 else _array(access)._replace(home="memory")
+    """What an op moves; what goes over memory several times has more in flight."""
+    array = _array(access)
+    if passes != 1.0 and access.home == "chip":
+        array = array._replace(home="passes")
     return Movement(op.id, array, passes * access.times, array)
 
 

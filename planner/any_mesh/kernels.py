@@ -31,9 +31,9 @@ from planner.program.slots import BOUNDARY, ENTERING, LEAVING
 from planner.rules.primitives import traits
 from planner.rules.rule import Dims
 
-Home = Literal["chip", "loop", "memory"]
-"""Where a tensor may stand: on the chip, if there is room, where it is read soon after it was made; for as long as a loop
-runs, if it is small; or in memory."""
+Home = Literal["chip", "passes", "loop", "memory"]
+"""Where a tensor may stand: on the chip, if there is room, where it is read soon after it was made, or while an op goes
+over it several times, if there is room for what is in flight; for as long as a loop runs, if it is small; or in memory."""
 
 LEAST_BYTES = 4096
 """What is smaller is not counted."""

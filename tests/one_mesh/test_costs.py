@@ -57,6 +57,18 @@ def test_what_stays_on_the_chip_costs_no_traffic() -> None:
     assert large.traffic_bytes == pytest.approx(6 * 2 * 8192**2, rel=0.01)
 
 
+def test_transforms_of_small_arrays_stay_on_the_chip() -> None:
+    def chain(x: jax.Array) -> jax.Array:
+        return jnp.fft.ifft(jnp.fft.fft(x))
+
+    small, large = (
+        _predicted(chain, jax.ShapeDtypeStruct((rows, 1024), jnp.complex64)).traffic_bytes / (8 * 1024 * rows)
+        for rows in (1024, 16384)
+    )
+    # What lies between the two goes over memory many times where it does not fit.
+    assert large > 1.5 * small
+
+
 def test_padding_is_moved_as_well() -> None:
     found = _predicted(lambda x: jnp.sort(x, axis=0), jax.ShapeDtypeStruct((65, 65, 65), jnp.float32))
     assert found.traffic_bytes == 3 * 2 * 4 * 65 * 72 * 128
