@@ -6,7 +6,8 @@ Read off compiled programs, with no device: `planner.verify.aot` compiles for ev
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 
 from cost_models.hardware import Platform
@@ -119,7 +120,8 @@ TILE_ROWS, TILE_LANES = 8, 128
 """A tile of words of 32 bits, in which TPUs keep the last two dims of an array; narrower types take several in one."""
 
 
-def scatters(chip_name: str, shape: Sequence[int], dim: int, *, parts: int, itemsize: int) -> bool:
+@lru_cache(maxsize=65536)
+def scatters(chip_name: str, shape: tuple[int, ...], dim: int, *, parts: int, itemsize: int) -> bool:
     """Whether a TPU's compiler has a reduce-scatter of an array of this shape onto one of its dims; else it sums the whole.
 
     `shape` is that of what each of `parts` devices holds, from the most to the least major dim, in elements of `itemsize`

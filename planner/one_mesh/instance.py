@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from cost_models import Objective
 from planner.any_mesh.flow import Transfer
@@ -27,7 +28,7 @@ from planner.one_mesh.reshard import (
     Shares,
     Step,
     local_bytes,
-    reshard_values,
+    patterns_of,
     shares_of,
 )
 from planner.one_mesh.strategies import Kinds, Strategies
@@ -65,6 +66,9 @@ class Instance:
     node_values: tuple[Floats, ...]
     given: Problem | None = None
     _cache: dict[object, Floats] = field(init=False, default_factory=dict[object, Floats])
+    _met: dict[object, tuple[npt.NDArray[np.int64], Indices, Indices]] = field(
+        init=False, default_factory=dict[object, tuple[npt.NDArray[np.int64], Indices, Indices]]
+    )
 
     @cached_property
     def strategies(self) -> tuple[Strategies, ...]:
@@ -150,24 +154,15 @@ class Instance:
         source, target = self.strategies[transfer.source], self.strategies[transfer.target]
         s, p = source.locations(transfer.source_dims), source.splits(transfer.reduced)
         t = target.locations(transfer.target_dims)
-        key = (s.tobytes(), p.tobytes(), t.tobytes(), aval.shape, aval.bytes, transfer.trips, order, shares, hidden)
+        pairs = (s.tobytes(), p.tobytes(), t.tobytes(), aval.shape, aval.bytes, order)
+        key = (pairs, transfer.trips, shares, hidden)
         if key not in self._cache:
-            rows, row_of = distinct_lines(np.concatenate([s, p.astype(np.int8)], axis=1))
-            columns, column_of = distinct_lines(t)
-            axes = s.shape[1]
+            if pairs not in self._met:
+                self._met[pairs] = self._reshards((s, p, t), aval, order)
+            index, row_of, column_of = self._met[pairs]
 
             def priced(counted: Shares) -> Floats:
-                return reshard_values(
-                    self.mesh,
-                    rows[:, :axes],
-                    rows[:, axes:].astype(np.bool_),
-                    columns,
-                    shape=aval.shape,
-                    whole_bytes=aval.bytes,
-                    patterns=self.patterns,
-                    order=order,
-                    shares=counted,
-                )
+                return self.patterns.price(self.mesh, seconds=False, shares=counted).of(index, aval.bytes)
 
             values = priced(shares)
             if hidden:
@@ -176,6 +171,26 @@ class Instance:
             self._cache[key] = self.weight * transfer.trips * values[row_of][:, column_of]
         self._cache[alike] = self._cache[key]
         return self._cache[key]
+
+    def _reshards(
+        self, ends: tuple[Locations, npt.NDArray[np.bool_], Locations], aval: Aval, order: tuple[int, ...] | None
+    ) -> tuple[npt.NDArray[np.int64], Indices, Indices]:
+        """The patterns between distinct specs of a source (with its partial sums) and a target, and which each has."""
+        source, partial, target = ends
+        rows, row_of = distinct_lines(np.concatenate([source, partial.astype(np.int8)], axis=1))
+        columns, column_of = distinct_lines(target)
+        axes = source.shape[1]
+        index = patterns_of(
+            self.mesh,
+            rows[:, :axes],
+            rows[:, axes:].astype(np.bool_),
+            columns,
+            shape=aval.shape,
+            whole_bytes=aval.bytes,
+            patterns=self.patterns,
+            order=order,
+        )
+        return index, row_of, column_of
 
     def stated_values(self) -> list[Floats]:
         """The `node_values` worked out from works, transfers and storage."""

@@ -346,9 +346,26 @@ def reshard_values(
     `patterns`, what was met before; `order`, the dims as they lie in memory, most major first, if otherwise than in
     `shape`; `shares`, what counts of each kind of collective; `seconds` prices in seconds instead of the mesh's objective.
     """
+    found = patterns_of(
+        mesh, source, partial, target, shape=shape, whole_bytes=whole_bytes, patterns=patterns, order=order
+    )
+    return patterns.price(mesh, seconds=seconds, shares=shares).of(found, whole_bytes)
+
+
+def patterns_of(
+    mesh: Mesh,
+    source: Locations,
+    partial: npt.NDArray[np.bool_],
+    target: Locations,
+    *,
+    shape: Sequence[int],
+    whole_bytes: float,
+    patterns: Patterns,
+    order: Sequence[int] | None = None,
+) -> npt.NDArray[np.int64]:
+    """The numbers among `patterns` of what `reshard_values` prices, with the parameters of that: shape (n, m)."""
     ways = ways_of(mesh, source, partial, target, shape=shape, whole_bytes=whole_bytes, order=order)
-    index = patterns.index(source, partial, target, len(shape), ways)
-    return patterns.price(mesh, seconds=seconds, shares=shares).of(index, whole_bytes)
+    return patterns.index(source, partial, target, len(shape), ways)
 
 
 def reshard_steps(

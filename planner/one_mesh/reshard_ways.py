@@ -35,19 +35,30 @@ def ways_of(
     if mesh.tpu and partial.any():
         places = list(range(len(shape)) if order is None else order)
         itemsize = round(whole_bytes / max(1, math.prod(shape)))
-        for i in np.flatnonzero(partial.any(axis=1)).tolist():
-            held = [
-                extent // math.prod(n for n, place in zip(mesh.sizes, source[i], strict=True) if place == dim)
-                for dim, extent in enumerate(shape)
-            ]
-            parts = math.prod(n for n, summed in zip(mesh.sizes, partial[i], strict=True) if summed)
-            onto = target[:, partial[i]]
+        parts = parts_of_masks(mesh.sizes)
+        masks = partial @ (1 << np.arange(len(mesh.sizes)))
+        for mask in np.unique(masks[masks > 0]).tolist():
+            rows = np.flatnonzero(masks == mask)
+            held = local_extents(source[rows], mesh.sizes, shape)[:, places].tolist()
+            onto = target[:, partial[rows[0]]]
             for dim in np.unique(onto[onto >= 0]).tolist():
-                kept = [held[place] for place in places]
-                if not scatters(mesh.tpu, kept, places.index(dim), parts=parts, itemsize=itemsize):
-                    ways[i, (onto == dim).all(axis=1)] = SUMMED
+                columns = np.flatnonzero((onto == dim).all(axis=1))
+                at = places.index(dim)
+                summed = [not scatters(mesh.tpu, tuple(of), at, parts=parts[mask], itemsize=itemsize) for of in held]
+                ways[np.ix_(rows[summed], columns)] = SUMMED
     ways[_crowded(source, target, mesh.sizes, shape)] = APART
     return ways
+
+
+def local_extents(locations: Locations, sizes: Sequence[int], shape: Sequence[int]) -> npt.NDArray[np.int64]:
+    """The extents of a device's part of an array of this whole shape at each of the locations: shape (n, rank)."""
+    local = np.tile(np.asarray(shape, np.int64), (len(locations), 1))
+    lines = np.arange(len(locations))
+    for axis, size in enumerate(sizes):
+        dims = locations[:, axis]
+        split = lines[dims >= 0]
+        local[split, dims[split]] //= size
+    return local
 
 
 def _crowded(source: Locations, target: Locations, sizes: Sequence[int], shape: Sequence[int]) -> npt.NDArray[np.bool_]:

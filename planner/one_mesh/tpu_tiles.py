@@ -14,7 +14,7 @@ from itertools import permutations
 import numpy as np
 
 from cost_models.compilers import TILE_LANES, TILE_ROWS
-from planner.one_mesh.reshard import Locations
+from planner.one_mesh.reshard_ways import Locations, local_extents
 from planner.vectors import Floats, distinct_lines
 
 SCALAR_BYTES = 512.0
@@ -79,14 +79,8 @@ def _of_parts(
 ) -> Floats:
     """A figure of the shape of a device's part of an array at each of the locations."""
     rows, row_of = distinct_lines(locations)
-    found = np.zeros(len(rows))
-    for i, row in enumerate(rows.tolist()):
-        local = list(shape)
-        for axis, dim in enumerate(row):
-            if dim >= 0:
-                local[dim] //= axis_sizes[axis]
-        found[i] = figure(tuple(local))
-    return found[row_of]
+    parts = map(tuple, local_extents(rows, axis_sizes, shape).tolist())
+    return np.asarray([figure(local) for local in parts], np.float64)[row_of]
 
 
 def _distinct(shape: Sequence[int]) -> list[int]:
