@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -76,13 +75,13 @@ class Session:
         found = self.members
         return None if found is None else SharedInstance(members=found, instance=state(found.model, self._terms(shape)))
 
-    def alone(self, shape: Shape) -> Instance | SharedInstance:
-        """The problem on one device with nothing moved that could stay on a chip, however it is split.
+    def alone(self, shape: Shape, devices: int) -> Instance | SharedInstance:
+        """The problem on one device with nothing moved that could stay on the chips of so many, however it is split.
 
-        To compute it takes no more than to compute its parts on all devices together.
+        To compute it takes no more than to compute its parts on all of them together.
         """
         found, terms = self.members, self._terms(shape)
-        terms = replace(terms, mesh=replace(terms.mesh, on_chip_bytes=math.inf))
+        terms = replace(terms, mesh=replace(terms.mesh, stands_for=devices))
         if found is None:
             return state(self.model, terms)
         return SharedInstance(members=found, instance=state(found.model, terms))

@@ -109,7 +109,7 @@ class _Decided:
         parts = list(pass_parts(self.model.graph, self.model.grouping, self.model.liveness, group))
         flops = {part.op: part.flops / self._parts(group.id, part.factors) for part in parts}
         kept = self.instance.strategies[group.id].keep(np.array([pick]))
-        of_kernels = kernel_traffic(self.model, group, kept, self.instance.mesh.on_chip_bytes)
+        of_kernels = kernel_traffic(self.model, group, kept, self.instance.mesh)
         if of_kernels is None:
             moved = {part.op: self._moved_by(group, part) for part in parts}
         else:

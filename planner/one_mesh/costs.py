@@ -74,33 +74,34 @@ def group_work(program: Model, group: Group, strategies: Strategies, model: Cost
     """The work of every strategy of a group of a program; arrays of shape (len(strategies),)."""
     fused = program.fused_pass(group)
     if fused is not None:
-        moved = kernel_traffic(program, group, strategies, mesh.on_chip_bytes)
+        moved = kernel_traffic(program, group, strategies, mesh)
         return _fused(
             fused, None if moved is None else sum(moved.values(), np.zeros(len(strategies))), strategies, model
         )
     return _heavy(program, program.graph.ops[group.ops[0]], strategies, model, mesh)
 
 
-def kernel_traffic(
-    program: Model, group: Group, strategies: Strategies, on_chip_bytes: float
-) -> dict[int, Floats] | None:
+def kernel_traffic(program: Model, group: Group, strategies: Strategies, mesh: Mesh) -> dict[int, Floats] | None:
     """The bytes that each op of a group moves to and from memory under every strategy, trips included.
 
-    None where nothing is known of kernels. What stays on a chip that has so many bytes for arrays is not moved; on one that
-    has infinitely many, nothing is that stays on any, however it is split.
+    None where nothing is known of kernels. What stays on the chip is not moved; by a device that stands for several,
+    nothing is that could be split so among them that its parts stay on their chips.
     """
     if program.kernels is None:
         return None
     moved: dict[int, Floats] = {}
     sizes: dict[Array, Floats] = {}
     for op, array, times, inside in program.moved(group):
-        if on_chip_bytes == math.inf and (ON_CHIP[inside.home] or array.turned is not None):
-            moved.setdefault(op, np.zeros(len(strategies)))
-            continue
+        room = ON_CHIP[inside.home] * mesh.on_chip_bytes
+        if mesh.stands_for > 1:
+            fits = math.prod(inside.shape) * inside.itemsize < mesh.stands_for * room
+            if fits or array.turned is not None:
+                moved.setdefault(op, np.zeros(len(strategies)))
+                continue
+            room = 0.0
         for of in (array, inside):
             if of not in sizes:
                 sizes[of] = _moved_of(of, strategies)
-        room = ON_CHIP[inside.home] and ON_CHIP[inside.home] * on_chip_bytes
         size = np.where(sizes[inside] < room, 0.0, sizes[array]) if room else sizes[array]
         moved[op] = moved.get(op, 0.0) + times * size
     return moved
@@ -257,7 +258,7 @@ def _heavy(program: Model, op: Op, strategies: Strategies, model: CostModel, mes
     flops = _flops(graph, grouping, op, strategies)
     zero = np.zeros(len(strategies))
     trips = graph.regions[op.region].trips
-    traffic = _traffic(program, op, strategies, mesh.on_chip_bytes)
+    traffic = _traffic(program, op, strategies, mesh)
     multiplied = flops * _filled(graph, grouping, op, strategies) if mesh.tpu else flops
     pieces = 1.0 if mesh.tpu else _pieces(graph, grouping, op, strategies, flops)
     first = next(iter((*op.operands, *op.results)), None)
@@ -292,14 +293,14 @@ def _heavy(program: Model, op: Op, strategies: Strategies, model: CostModel, mes
     )
 
 
-def _traffic(program: Model, op: Op, strategies: Strategies, on_chip_bytes: float) -> Floats:
+def _traffic(program: Model, op: Op, strategies: Strategies, mesh: Mesh) -> Floats:
     """The bytes that a run of an op moves that is not fused: as its user says, or its kernel, or the op itself."""
     graph, grouping = program.graph, program.grouping
     zero = np.zeros(len(strategies))
     said = _said_bytes(graph, grouping, op, strategies)
     if said is not None:
         return zero + said
-    moved = kernel_traffic(program, grouping.groups[grouping.group_of[op.id]], strategies, on_chip_bytes)
+    moved = kernel_traffic(program, grouping.groups[grouping.group_of[op.id]], strategies, mesh)
     if moved is not None:
         return sum(moved.values(), zero) / graph.regions[op.region].trips
     placement = grouping.placements[op.id]

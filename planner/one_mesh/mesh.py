@@ -36,7 +36,8 @@ class Mesh:
     which the compiler makes an all-reduce of it (`cost_models.compilers`), inf where it always does: the tables have the
     price of that then. `on_chip_bytes` is the memory for arrays on each chip. `tpu` is the name of the chip where it is a
     TPU, whose compiler scatters some arrays only (`cost_models.compilers.scatters`), else "". `hidden_gathers` is the
-    share of gathers that matmuls hide, which take at least the flops of a device over `matmul_flops_per_s`.
+    share of gathers that matmuls hide, which take at least the flops of a device over `matmul_flops_per_s`. A mesh of one
+    device may stand for several, at no more than what the parts of a program take on all of these: `stands_for`.
     """
 
     names: tuple[str, ...]
@@ -47,6 +48,7 @@ class Mesh:
     seconds_per_byte: Mapping[str, npt.NDArray[np.float64]]
     all_reduced: Mapping[str, npt.NDArray[np.float64]]
     on_chip_bytes: float = 0.0
+    stands_for: int = 1
     tpu: str = ""
     hidden_gathers: float = 0.0
     matmul_flops_per_s: float = math.inf

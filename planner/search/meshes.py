@@ -57,8 +57,8 @@ class States(Protocol):
         """The problem with one decision for all copies of a layer; None where that would lose something."""
         ...
 
-    def alone(self, shape: Mapping[str, int]) -> Instance | SharedInstance:
-        """The problem on one device, at no more than what its parts take on all devices together."""
+    def alone(self, shape: Mapping[str, int], devices: int) -> Instance | SharedInstance:
+        """The problem on one device, at no more than what its parts take on so many devices together."""
         ...
 
 
@@ -88,11 +88,12 @@ def search(meshes: Sequence[Mapping[str, int]], program: States, asked: Asked) -
     limit_bytes = asked.limit_bytes
     run = _MeshSearch(meshes, asked)
     start, stopped = time.monotonic(), False
-    alone = _alone(meshes, program)
+    alone = _Alone(meshes, program)
     for tried, shape in enumerate(meshes):
         if tried and _kind(shape) != _kind(meshes[tried - 1]):
             run.take_up()
-        floor, needed = alone.floor(shape, asked.minimise_memory), alone.bytes / math.prod(shape.values())
+        floor = alone.floor(shape, minimise_memory=asked.minimise_memory, best=run.best)
+        needed = alone.bytes / math.prod(shape.values())
         if run.deadline.passed and tried:
             run.bounds[tried] = floor
             late = f"the time limit of {asked.time_limit_s:g} s ended the search after {tried} of {len(meshes)} meshes"
@@ -199,33 +200,46 @@ class _MeshSearch:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Alone:
-    """What one device needs: the least `value` of computing, which n devices share if it is `divisible`, and `bytes`."""
+    """What one device needs: the least value of computing, which n devices share if it is divisible, and `bytes`.
 
-    value: float
-    divisible: bool
-    bytes: float
+    The more devices, the more may stay on their chips: what is computed for a number of them holds for fewer, and is
+    computed anew for those where that may tell more.
+    """
 
-    def floor(self, shape: Mapping[str, int], minimise_memory: bool) -> float:
-        """A lower bound of what is minimised on a mesh."""
+    def __init__(self, meshes: Sequence[Mapping[str, int]], program: States) -> None:
+        self.program, self.shape = program, dict.fromkeys(meshes[0], 1)
+        self.most = max(math.prod(shape.values()) for shape in meshes)
+        self.values: dict[int, float] = {}
+        self.bytes, self.divisible = 0.0, True
+        if len(meshes) > 1:
+            stated = program.alone(self.shape, self.most)
+            instance = stated.instance if isinstance(stated, SharedInstance) else stated
+            model = stated.members.whole if isinstance(stated, SharedInstance) else stated.model
+            self.bytes = whole_bytes(model, tiled=instance.tiled) * (1 - WORTHWHILE)
+            self.divisible = instance.objective.name != "energy"
+            # Parts of a kernel may have less work in all than the whole, where a function of shapes says it.
+            self.of_shapes = has_work_of_shapes(model.graph)
+            self.values[self.most] = 0.0 if self.of_shapes else _least_value(stated)
+
+    def floor(self, shape: Mapping[str, int], *, minimise_memory: bool, best: float) -> float:
+        """A lower bound of what is minimised on a mesh, to be compared with the `best` plan so far."""
+        if not self.values:
+            # There is one mesh only, and so nothing to be saved.
+            return 0.0
         count = math.prod(shape.values())
         if minimise_memory:
             return self.bytes / count
-        return self.value / count if self.divisible else self.value
+        found = self._shared(self.values[self.most], count)
+        if found < best < math.inf and count < self.most and not self.of_shapes:
+            if count not in self.values:
+                self.values[count] = _least_value(self.program.alone(self.shape, count))
+            found = self._shared(self.values[count], count)
+        return found
+
+    def _shared(self, value: float, count: int) -> float:
+        return value / count if self.divisible else value
 
 
-def _alone(meshes: Sequence[Mapping[str, int]], program: States) -> _Alone:
-    """What one device needs; nothing where there is one mesh only, and so nothing to be saved."""
-    if len(meshes) < 2:
-        return _Alone(value=0.0, divisible=True, bytes=0.0)
-    shape = dict.fromkeys(meshes[0], 1)
-    stated = program.alone(shape)
-    instance = stated.instance if isinstance(stated, SharedInstance) else stated
-    model = stated.members.whole if isinstance(stated, SharedInstance) else stated.model
-    return _Alone(
-        # Parts of a kernel may have less work in all than the whole, where a function of shapes says it.
-        value=0.0 if has_work_of_shapes(model.graph) else floor_of(stated.node_values) * (1 - WORTHWHILE),
-        divisible=instance.objective.name != "energy",
-        bytes=whole_bytes(model, tiled=instance.tiled) * (1 - WORTHWHILE),
-    )
+def _least_value(stated: Instance | SharedInstance) -> float:
+    return floor_of(stated.node_values) * (1 - WORTHWHILE)

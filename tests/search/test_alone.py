@@ -1,0 +1,66 @@
+"""What one device needs bounds what each of several does, though their parts may stay on their chips."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from cost_models import parse_topology
+from planner.decision import Request
+from planner.machine.target import resolve
+from planner.one_mesh.mesh import factorizations
+from planner.program.trace import trace
+from planner.session import Session
+from planner.solver.smaller.smaller import floor_of
+from tests.sessions import small_session
+
+ROWS, WIDTH = 65536, 2048
+"""An array of 268 MB: its part takes less than half of the memory on a chip where 8 share it, and more where 2 do."""
+
+
+def chain(x: Any, w: Any) -> Any:
+    for _ in range(4):
+        x = jnp.tanh(x @ w)
+    return x
+
+
+def session(topology: str = "v5e:2x4") -> Session:
+    target = resolve(None, topology)
+    args = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.bfloat16), jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.bfloat16)
+    request = Request(
+        topology=target.topology,
+        platform=None,
+        objective="time",
+        memory_limit=16e9,
+        pins={},
+        cost_model="analytic",
+        profile=None,
+        while_trips=1.0,
+    )
+    return Session(program=trace(chain, args), target=target, request=request)
+
+
+def traffic(found: Session, devices: int) -> float:
+    """The bytes that one device moves which stands for so many, at the least."""
+    return sum(
+        float(work.traffic_bytes.min()) for work in found.alone({"x": 1}, devices).whole().works if work is not None
+    )
+
+
+def test_fewer_devices_have_less_room_for_their_parts() -> None:
+    found = session()
+    on_one, on_two, on_eight = (traffic(found, devices) for devices in (1, 2, 8))
+    assert on_eight < 0.5 * on_two
+    assert on_two == on_one
+
+
+@pytest.mark.parametrize("name", ["gpt", "moe", "decode"])
+def test_no_mesh_computes_in_less_than_its_share(name: str) -> None:
+    found = small_session(name)
+    for shape in factorizations(parse_topology("v5e:2x4"), max_axes=2):
+        devices = found.instance(shape).mesh.num_devices
+        alone = floor_of(found.alone({"x": 1}, devices).node_values) / devices
+        assert alone * (1 - 1e-6) <= floor_of(found.instance(shape).node_values)
