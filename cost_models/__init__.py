@@ -17,6 +17,7 @@ from cost_models.profile import Profile as Profile
 from cost_models.profile import load_profile as load_profile
 from cost_models.profile import profile_path as profile_path
 from cost_models.profile import save_profile as save_profile
+from cost_models.profile import shipped_profile as shipped_profile
 from cost_models.protocol import CostModel as CostModel
 from cost_models.roofline import Roofline as Roofline
 from cost_models.topology import Topology as Topology

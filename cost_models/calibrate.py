@@ -137,6 +137,7 @@ def fitted(
     machine: str,
     platform: str,
     device_kind: str,
+    topology: str = "",
     progress: Callable[[str], None] | None = None,
 ) -> Profile:
     """The profile that a clock's microbenchmarks of these sizes are fitted to, stamped with what was measured."""
@@ -166,6 +167,7 @@ def fitted(
         elementwise=elementwise,
         vector=vector,
         collectives=tuple(collectives),
+        topology=topology,
     )
 
 

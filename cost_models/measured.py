@@ -16,7 +16,7 @@ from cost_models.links import Link
 from cost_models.profile import Fit, Profile
 from cost_models.protocol import Floats
 from cost_models.roofline import Roofline
-from cost_models.topology import Topology
+from cost_models.topology import Topology, parse_topology
 
 
 @final
@@ -25,8 +25,9 @@ class Measured:
     """Seconds from a profile: a latency per op, then the roofline of the measured rates; collectives by interpolation.
 
     A dtype that was not measured takes the float32 rate times the ratio of the chip's data-sheet peaks. A group size
-    between two measured ones is interpolated in log2 of the size, beyond the largest extrapolated. Where the group's
-    links differ from those that were measured, the seconds per byte change as the analytic model says.
+    between two measured ones is interpolated in log2 of the size. Where the group's links differ from those that were
+    measured, the seconds per byte change as the analytic model says. A larger group than any measured is extrapolated, or
+    takes what the largest took, changed as the analytic model says, if the profile names the topology that was measured.
     """
 
     profile: Profile
@@ -55,13 +56,14 @@ class Measured:
         size = math.prod(link.size for link in links)
         if size == 1:
             return 0.0, 0.0
-        latency_s, seconds_per_byte = _interpolated(self.profile, kind, size)
-        reference = self._measured_links(size)
+        reached = min(size, self.profile.num_devices) if self.profile.topology else size
+        latency_s, seconds_per_byte = _interpolated(self.profile, kind, reached)
+        reference = self._measured_links(reached)
         if reference is not None:
-            analytic = Roofline(topology=self.topology)
-            seconds_per_byte *= (
-                analytic.collective_affine(kind, links)[1] / analytic.collective_affine(kind, reference)[1]
-            )
+            now = Roofline(topology=self.topology).collective_affine(kind, links)
+            then = Roofline(topology=self._measured).collective_affine(kind, reference)
+            latency_s *= now[0] / then[0] if reached < size else 1.0
+            seconds_per_byte *= now[1] / then[1]
         return latency_s, seconds_per_byte
 
     def _matmul(self, dtype: str) -> Fit:
@@ -79,11 +81,16 @@ class Measured:
 
     def _measured_links(self, size: int) -> tuple[Link, ...] | None:
         """The links of the groups that calibration used: the last axis of a mesh (devices / size, size)."""
-        devices = self.topology.num_devices
+        devices = self._measured.num_devices
         if devices % size:
             return None
-        links = self.topology.links((devices // size, size))
+        links = self._measured.links((devices // size, size))
         return None if links is None else links[1:]
+
+    @property
+    def _measured(self) -> Topology:
+        """The topology that was measured; this one, where the profile names none."""
+        return parse_topology(self.profile.topology) if self.profile.topology else self.topology
 
 
 @functools.lru_cache(maxsize=65536)

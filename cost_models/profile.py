@@ -13,6 +13,8 @@ from typing import Any, cast
 from cost_models.errors import CostModelError
 
 FORMAT = "meshwright profile 1"
+SHIPPED = Path(__file__).resolve().parent / "profiles"
+"""Profiles of chips, by name, as `python -m planner calibrate --compiler CHIP` writes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +51,8 @@ class Profile:
     """The measured figures of one machine's devices, and where, when and with what they were measured.
 
     `matmuls` by dtype; `elementwise` per byte read or written of an elementwise pass; `vector` per floating-point
-    operation of float32 work on data in the cache; `collectives` by kind and group size.
+    operation of float32 work on data in the cache; `collectives` by kind and group size. `topology` is the name of the one
+    that was measured, where it has one: collectives over other links are then scaled from those that were measured.
     """
 
     machine: str
@@ -62,12 +65,19 @@ class Profile:
     elementwise: Fit
     vector: Fit
     collectives: tuple[CollectiveFit, ...]
+    topology: str = ""
 
 
 def profile_path(cache_dir: Path | str, *, platform: str, device_kind: str, num_devices: int) -> Path:
     """The path of the profile of such devices under a cache directory, by convention."""
     kind = re.sub(r"[^a-z0-9]+", "-", device_kind.lower()).strip("-")
     return Path(cache_dir) / f"profile-{platform}-{kind}-{num_devices}.json"
+
+
+def shipped_profile(chip: str) -> Profile | None:
+    """The profile of a chip that comes with this package, fitted to its compiler's schedules; None where there is none."""
+    path = SHIPPED / f"{chip}.json"
+    return load_profile(path) if path.is_file() else None
 
 
 def save_profile(profile: Profile, path: Path | str) -> None:
@@ -125,6 +135,7 @@ def _profile(data: Mapping[str, Any]) -> Profile:
             CollectiveFit(kind=str(row["kind"]), group_size=int(row["group_size"]), fit=_fit(row["fit"]))
             for row in data["collectives"]
         ),
+        topology=str(data.get("topology", "")),
     )
 
 

@@ -45,7 +45,8 @@ class Options:
     checked. Where nothing is predicted to fit and a compiler is there, the plan that needs little more is compiled whatever
     its size, as the compiler may compute values again to save memory: what it finds to fit is returned, and says so.
     `cost_model`: "analytic" (roofline and collective algorithms) or "measured" (a profile of these devices).
-    `profile`: the profile's file for "measured"; default where `python -m planner calibrate` writes it.
+    `profile`: the profile's file for "measured"; default where `python -m planner calibrate` writes it, or what comes
+    with the package for v4, v5e and v5p. The notes say which it is.
     `seed`: of everything random in the solver and in verification.
     `max_axes`: most mesh axes searched. `while_trips`: trip count assumed for loops whose counter does not say it, or
     a mapping from patterns over their source lines (`*/solve.py:12`, as the plan's notes print them) to trip counts.

@@ -50,6 +50,7 @@ COST_MODELS = [
     "parse_topology",
     "profile_path",
     "save_profile",
+    "shipped_profile",
     "tpu_passes",
 ]
 

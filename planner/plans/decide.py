@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from cost_models import Measured
 from cost_models.compilers import NO_WINDOWED_EINSUM
 from planner.decision import Certificate, Decision, Guessed, Replicated, Ruled
 from planner.emit.constraints import place
@@ -71,7 +72,13 @@ def decide(
         by_shardy=tuple(Ruled(**_told(graph, op)) for op in model.grouping.by_shardy),
         guessed=guessed,
         checked=(),
-        notes=(*graph.notes, *_guess_note(guessed), *_told_of_devices(session, placement.mesh_shape), *notes),
+        notes=(
+            *graph.notes,
+            *_guess_note(guessed),
+            *_told_of_prices(session),
+            *_told_of_devices(session, placement.mesh_shape),
+            *notes,
+        ),
         donate_argnums=program.donate_argnums,
         static_argnums=program.static_argnums,
         compiler_options=dict(NO_WINDOWED_EINSUM[request.topology.chip.platform]),
@@ -99,6 +106,15 @@ def alternatives(session: Session, decision: Decision) -> Alternatives:
         function_name=decision.function_name,
         platform=session.request.topology.chip.platform,
     )
+
+
+def _told_of_prices(session: Session) -> tuple[str, ...]:
+    """What a plan says of prices that are not those of data sheets: what they were fitted to."""
+    model = session.cost_model
+    if not isinstance(model, Measured):
+        return ()
+    of = model.profile
+    return (f"prices are of a profile of {of.num_devices} x {of.device_kind}: {of.machine}, {of.date}",)
 
 
 def _told_of_devices(session: Session, shape: Shape) -> tuple[str, ...]:

