@@ -131,6 +131,28 @@ ENTRY %main (a: f32[64,1048576], b: f32[1,1048576], i: s32[]) -> f32[64,1048576]
     assert found.seconds == US(8 * 2**20 / CHIP.hbm_bytes_per_s, rel=1e-3)
 
 
+def test_what_is_sliced_from_an_update_is_written_however_large_the_stack() -> None:
+    found = judged("""
+%fused (p: f32[64,1048576], u: f32[1,1048576], i: s32[]) -> f32[1,1048576] {
+  %p = f32[64,1048576]{1,0} parameter(0)
+  %u = f32[1,1048576]{1,0} parameter(1)
+  %i = s32[] parameter(2)
+  %z = s32[] constant(0)
+  %d = f32[64,1048576]{1,0} dynamic-update-slice(%p, %u, %i, %z)
+  ROOT %s = f32[1,1048576]{1,0} dynamic-slice(%d, %i, %z), dynamic_slice_sizes={1,1048576}
+}
+
+ENTRY %main (a: f32[64,1048576], b: f32[1,1048576], i: s32[]) -> f32[1,1048576] {
+  %a = f32[64,1048576]{1,0} parameter(0)
+  %b = f32[1,1048576]{1,0} parameter(1)
+  %i = s32[] parameter(2)
+  ROOT %k = f32[1,1048576]{1,0} fusion(%a, %b, %i), kind=kLoop, calls=%fused
+}
+""")
+    # The update is read and written, and so is the slice.
+    assert found.seconds >= 8 * 2**20 / CHIP.hbm_bytes_per_s
+
+
 REDUCED = "channel_id=1, replica_groups=[1,8]<=[8], use_global_device_ids=true, to_apply=%add"
 
 

@@ -124,7 +124,8 @@ def hbm_bytes_of(instruction: Instruction, computation: Computation, module: Mod
     buffers in flight are aliased and count nothing.
     """
     operands, results = _own(instruction)
-    total = sum(hbm_bytes(array) for array in results)
+    written = [hbm_bytes(array) for array in results]
+    total = sum(written)
     for position in operands:
         source = computation.by_name.get(instruction.operands[position])
         if source is None or source.opcode == "constant":
@@ -135,7 +136,8 @@ def hbm_bytes_of(instruction: Instruction, computation: Computation, module: Mod
         use = _use_by(instruction, position, computation, module, whole)
         total += use.read
         if use.updated is not None:
-            total += use.updated - min(total, whole)
+            # What is updated may be read on, and not returned.
+            total += use.updated - (min(total, whole) if max(written, default=0.0) >= whole else 0.0)
     return total
 
 
