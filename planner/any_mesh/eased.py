@@ -8,7 +8,8 @@ of one (58 to 3 in a train step of BERT whose layers are written out): each is c
 
 What all that read a tensor want narrower is gathered and moved so (see `narrow`).
 
-A gather of what nothing in its body must be computed for, such as a layer's weights, runs beside the matmuls before it.
+A gather of what nothing in its body must be computed for, such as a layer's weights, runs beside the matmuls before it. On
+GPUs a sum outside of loops that no matmul waits for runs beside those behind it, until the next such sum.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def eased(
         together=_together(graph, grouping, flow) if fusion.eases_moves else {},
         combined=_combined(graph, flow),
         narrowed={transfer: share for transfer, share in shares.items() if share < 1 and fusion.eases_moves},
-        ahead=Ahead(graph, flow, reads, enough),
+        ahead=Ahead(graph, flow, reads, enough, {} if fusion.eases_moves else _behind(graph, flow)),
     )
 
 
@@ -107,7 +108,30 @@ def _together(graph: Graph, grouping: Grouping, flow: Flow) -> dict[int, int]:
     return found
 
 
+def _behind(graph: Graph, flow: Flow) -> dict[int, float]:
+    """By sum that nothing waits for the flops of the matmuls between it and the next such sum; those of a loop's trip are
+    combined, and run behind its last matmul.
+    """
+    made: dict[int, list[Transfer]] = {}
+    for transfer in (t for t in _not_waited_for(graph, flow) if graph.regions[t.region].parent is None):
+        made.setdefault(graph.tensors[transfer.tensor].producer or 0, []).append(transfer)
+    found: dict[int, float] = {}
+    latest: dict[int, list[Transfer]] = {}
+    for op in graph.ops:
+        for transfer in latest.get(op.region, ()) if traits(op.kind).matmul else ():
+            found[transfer.id] = found.get(transfer.id, 0.0) + op_flops(graph, op)
+        latest[op.region] = made.get(op.id, latest.get(op.region, []))
+    return found
+
+
 def _combined(graph: Graph, flow: Flow) -> dict[int, float]:
+    combined = _not_waited_for(graph, flow)
+    counts = Counter(t.region for t in combined)
+    return {t.id: 1 / counts[t.region] for t in combined}
+
+
+def _not_waited_for(graph: Graph, flow: Flow) -> list[Transfer]:
+    """The sums that no op of their body waits for but passes."""
     first = {outside: inside for inside, outside in graph.ties}
     waited: set[int] = set()
     before = -1
@@ -122,20 +146,25 @@ def _combined(graph: Graph, flow: Flow) -> dict[int, float]:
                 waits = not traits(op.kind).fused or not waited.isdisjoint(op.results)
             if waits:
                 waited.update(op.operands)
-    combined = [t for t in flow.transfers if t.reduced and t.tensor not in waited]
-    counts = Counter(t.region for t in combined)
-    return {t.id: 1 / counts[t.region] for t in combined}
+    return [t for t in flow.transfers if t.reduced and t.tensor not in waited]
 
 
 @final
 class Ahead(Mapping[int, float]):
     """By transfer the flops of the matmuls that read what it fetches, where it can be ahead; worked out when asked.
 
-    At most those that hide it: `enough`, as of `eased`.
+    Of a sum that nothing waits for those `behind` it. At most those that hide it: `enough`, as of `eased`.
     """
 
-    def __init__(self, graph: Graph, flow: Flow, reads: Mapping[int, list[Read]], enough: tuple[float, float]) -> None:
-        self._graph, self._flow, self._reads, self._enough = graph, flow, reads, enough
+    def __init__(
+        self,
+        graph: Graph,
+        flow: Flow,
+        reads: Mapping[int, list[Read]],
+        enough: tuple[float, float],
+        behind: Mapping[int, float],
+    ) -> None:
+        self._graph, self._flow, self._reads, self._enough, self._behind = graph, flow, reads, enough, behind
         self._known: dict[int, float] = {}
 
     def __getitem__(self, transfer: int) -> float:
@@ -166,6 +195,8 @@ class Ahead(Mapping[int, float]):
         """Those of one run of the matmuls of its body that read what a transfer brings, through other ops or at once."""
         graph, (of_any, per_byte) = self._graph, self._enough
         enough = of_any + per_byte * graph.tensors[transfer.tensor].aval.bytes
+        if enough and transfer.id in self._behind:
+            return min(enough, self._behind[transfer.id])
         if not enough or not self._there.get(transfer.tensor, True):
             return 0.0
         flops, left, seen = 0.0, [op for op, _ in self._reads.get(transfer.id, ())], set[int]()

@@ -27,16 +27,18 @@ class Fusion:
     """`computes_operands`: of a matmul, whatever they are, and it goes on with its result whoever reads it.
 
     `rows_kept`: passes go on with rows that they have reduced. `eases_moves`: partial sums are added to one another before
-    they are summed over devices, and what is read narrow is moved narrow.
+    they are summed over devices, and what is read narrow is moved narrow. `fuses_gathers`: a gather is part of the passes
+    that read it, once its table stands.
     """
 
     computes_operands: bool
     rows_kept: bool
     eases_moves: bool
+    fuses_gathers: bool
 
 
-ON_TPU = Fusion(computes_operands=True, rows_kept=False, eases_moves=True)
-ON_GPU = Fusion(computes_operands=False, rows_kept=True, eases_moves=False)
+ON_TPU = Fusion(computes_operands=True, rows_kept=False, eases_moves=True, fuses_gathers=False)
+ON_GPU = Fusion(computes_operands=False, rows_kept=True, eases_moves=False, fuses_gathers=True)
 
 
 def stored_on_gpus(graph: Graph, passes: list[bool]) -> frozenset[int]:

@@ -33,6 +33,15 @@ class InPlace:
     taken: frozenset[int]
     passes: Mapping[int, float]
 
+    def going_over(self, passes: Mapping[int, float]) -> InPlace:
+        """The same, where what ops make is gone over more often by so much."""
+        if not passes:
+            return self
+        return InPlace(
+            taken=self.taken,
+            passes={op: self.passes.get(op, 0.0) + passes.get(op, 0.0) for op in {*self.passes, *passes}},
+        )
+
 
 def in_place(
     graph: Graph, materialised: Sequence[bool], last: Sequence[int], spans: Sequence[tuple[int, int]]

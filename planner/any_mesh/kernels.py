@@ -277,7 +277,7 @@ def _joined(share: float, other: float) -> float:
 
 def kernels_of(graph: Graph, grouping: Grouping, liveness: Liveness, fusion: Fusion = ON_TPU) -> Kernels:
     """The kernels of a graph, fused so."""
-    passes = [is_pass(graph, grouping, op) for op in graph.ops]
+    passes = [is_pass(graph, grouping, op, fusion) for op in graph.ops]
     bad = frozenset[int]() if fusion.computes_operands else bad_transposes(graph)
     walk = _Walk(graph=graph, grouping=grouping, stands=liveness.materialised, passes=passes, fusion=fusion, bad=bad)
     for op in graph.ops:

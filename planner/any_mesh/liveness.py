@@ -30,6 +30,7 @@ from planner.any_mesh.op_forms import is_fused
 from planner.any_mesh.read_through import ReadThrough, read_through
 from planner.any_mesh.share import ELSEWHERE, WHOLE
 from planner.any_mesh.stand_ins import stand_ins, stood_in
+from planner.any_mesh.turned_stacks import turned_buffers, turned_stacks, turning_passes
 from planner.program.graph import Graph, Op
 from planner.program.slots import ENTERING, LEAVING, TAKEN_IN
 from planner.rules.primitives import kinds_where, traits
@@ -46,6 +47,7 @@ class Liveness:
     buffers: tuple[Buffer, ...]
     steps: int
     in_place: InPlace
+    fusion: Fusion
     read_through: ReadThrough
     narrow: NarrowReads
     hoisted: tuple[Hoisted, ...]
@@ -62,13 +64,13 @@ BORDER = ENTERING | LEAVING
 Need = Literal["never", "where costly", "always"]
 
 
-def is_pass(graph: Graph, grouping: Grouping, op: Op) -> bool:
+def is_pass(graph: Graph, grouping: Grouping, op: Op, fusion: Fusion = FUSED_ON_TPU) -> bool:
     """Whether a compiler makes an op part of a fused pass.
 
     Besides what is fused by kind: a product without contraction, and the scatter of single elements into a constant
     (the gradient of picking one element per row), which becomes a comparison with an iota.
     """
-    if is_fused(op):
+    if is_fused(op) or (op.kind == "gather" and fusion.fuses_gathers):
         return True
     if op.kind == "dot_general":
         return not grouping.placements[op.id].reduced
@@ -80,7 +82,8 @@ def is_pass(graph: Graph, grouping: Grouping, op: Op) -> bool:
 
 def analyse(graph: Graph, grouping: Grouping, fusion: Fusion = FUSED_ON_TPU) -> Liveness:
     """The materialised tensors and buffers of a graph, where matmuls are fused so."""
-    passes = [is_pass(graph, grouping, op) for op in graph.ops]
+    passes = [is_pass(graph, grouping, op, fusion) for op in graph.ops]
+    turned = frozenset[int]() if fusion.computes_operands else turned_stacks(graph)
     stored = frozenset[int]() if fusion.computes_operands else stored_on_gpus(graph, passes)
     materialised = stored_for_many(graph, passes, _materialised(graph, grouping, passes, stored))
     spans = region_spans(graph)
@@ -99,13 +102,15 @@ def analyse(graph: Graph, grouping: Grouping, fusion: Fusion = FUSED_ON_TPU) -> 
     buffers += _shared_operands(graph, passes, materialised)
     buffers += laid_out_anew(graph, passes, materialised, last)
     buffers += _also_narrow(graph, materialised, last)
+    buffers += turned_buffers(graph, turned, spans)
     hoisted = hoisted_casts(graph, narrow, spans)
     buffers += [Buffer(tensor=t, share=share, start=a, stop=b) for t, share, a, b in hoisted]
     return Liveness(
         materialised=tuple(materialised),
         buffers=tuple(buffers),
         steps=len(graph.ops),
-        in_place=found,
+        in_place=found.going_over(turning_passes(graph, turned)),
+        fusion=fusion,
         read_through=read_through(graph, materialised, passes),
         narrow=narrow,
         hoisted=tuple(hoisted),
@@ -137,7 +142,8 @@ def _materialised(graph: Graph, grouping: Grouping, passes: Sequence[bool], stor
                 terms[sum_so_far] = frozenset((sum_so_far,))
                 if not kept[tensor]:
                     terms[tensor] = terms[sum_so_far]
-        passing = passes[op.id] and op.kind not in BORDER and not grouping.placements[op.id].reduced
+        reduced = grouping.placements[op.id].reduced and op.kind != "gather"  # of a table that is split
+        passing = passes[op.id] and op.kind not in BORDER and not reduced
         hard = row.costly or not costly.isdisjoint(op.operands)
         for tensor in op.results:
             if not passing or tensor in graph.returned or tensor in stored or _must_stand(graph, tensor, needs, hard):
@@ -188,7 +194,7 @@ def _need(op: Op, is_pass: bool) -> Need:
     if op.kind in LEAVING:
         return "always"
     row = traits(op.kind)
-    if is_pass or row.streams:
+    if (is_pass and op.kind != "gather") or row.streams:
         return "never"
     return "where costly" if row.matmul else "always"
 

@@ -134,10 +134,13 @@ def _copies(
     for read, node in flow.fetched:
         reads.setdefault(node, []).append(read)
     ops, spans = graph.ops, region_spans(graph)
+    read_by = {read: transfer.target for transfer in flow.transfers for read in transfer.reads}
+    updates = set[tuple[int, int | None]]() if liveness.fusion.computes_operands else _updates(graph, flow)
     for transfer in moving:
         if transfer.source == transfer.target or transfer.reduced:
             continue
         served = transfer.reads or tuple(reads.get(transfer.target, ()))
+        served = [read for read in served if (transfer.tensor, read_by.get(read)) not in updates] or served
         if not served:
             continue
         start = min([op for op, _ in served])
@@ -146,6 +149,12 @@ def _copies(
         source = Item(transfer.tensor, transfer.source, transfer.source_dims, start, stop, share)
         moved = source._replace(node=transfer.target, dims=transfer.target_dims)
         yield transfer, source, moved, not _gives_way(graph, liveness, transfer.tensor, len(served))
+
+
+def _updates(graph: Graph, flow: Flow) -> set[tuple[int, int | None]]:
+    """The arguments that are made anew, each with the node that does so: it reads them as they are stored, not a copy."""
+    made = ((graph.inputs[position], flow.home[graph.outputs[out]]) for out, position in graph.feeds.items())
+    return {(argument, home[0]) for argument, home in made if home is not None}
 
 
 def _gives_way(graph: Graph, liveness: Liveness, tensor: int, served: int) -> bool:

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 
 from planner.any_mesh.flow import Transfer
 from planner.one_mesh.instance import Instance
-from planner.one_mesh.reshard import Step, reshard_steps
+from planner.one_mesh.reshard import SUMMING, Step, reshard_steps
 from planner.one_mesh.specs import spec_of
 from planner.program.graph import Op
 from planner.rules.rule import Dims
@@ -127,9 +127,10 @@ class Chosen:
             kind = mesh.runs_as(step.kind, step.mask, step.bytes)
             fixed, per_byte = mesh.fixed_seconds[kind][step.mask], mesh.seconds_per_byte[kind][step.mask]
             found.append(float(of_fixed * fixed + of_bytes * per_byte * step.bytes))
-        gathers = sum(seconds for step, seconds in zip(steps, found, strict=True) if step.kind == "all-gather")
-        shown = 1 - min(mesh.hidden_gathers * gathers, hidden) / gathers if gathers else 1.0
-        return [shown * s if step.kind == "all-gather" else s for step, s in zip(steps, found, strict=True)]
+        kinds = SUMMING if transfer.reduced else ("all-gather",)
+        moves = sum(seconds for step, seconds in zip(steps, found, strict=True) if step.kind in kinds)
+        shown = 1 - min(mesh.hidden_gathers * moves, hidden) / moves if moves else 1.0
+        return [shown * s if step.kind in kinds else s for step, s in zip(steps, found, strict=True)]
 
     def total(self, attribute: str) -> float:
         """The sum over groups of one field of `Work`."""

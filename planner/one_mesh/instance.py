@@ -23,6 +23,7 @@ from planner.one_mesh.mesh import COLLECTIVES, Mesh
 from planner.one_mesh.reshard import (
     ALL,
     GATHERS,
+    SUMS,
     Locations,
     Patterns,
     Shares,
@@ -124,7 +125,7 @@ class Instance:
         return float(self.mesh.num_devices) if self.objective.name == "energy" else 1.0
 
     def eased(self, transfer: Transfer) -> tuple[Shares, float]:
-        """What of a transfer's collectives counts, and the seconds of its gathers that matmuls hide at the most."""
+        """What of a transfer's collectives counts, and the seconds of its gathers or sums that matmuls hide at most."""
         mesh, found = self.mesh, self.model.eased
         if self.model.kernels is None:
             return ALL, 0.0
@@ -166,8 +167,9 @@ class Instance:
 
             values = priced(shares)
             if hidden:
-                gathers = priced(tuple((a * c, b * d) for (a, b), (c, d) in zip(GATHERS, shares, strict=True)))
-                values = values - np.minimum(self.mesh.hidden_gathers * gathers, hidden)
+                kinds = SUMS if transfer.reduced else GATHERS
+                moves = priced(tuple((a * c, b * d) for (a, b), (c, d) in zip(kinds, shares, strict=True)))
+                values = values - np.minimum(self.mesh.hidden_gathers * moves, hidden)
             self._cache[key] = self.weight * transfer.trips * values[row_of][:, column_of]
         self._cache[alike] = self._cache[key]
         return self._cache[key]

@@ -37,6 +37,7 @@ ALL: Shares = ((1.0, 1.0),) * len(COLLECTIVES)
 GATHERS: Shares = tuple((1.0, 1.0) if kind == "all-gather" else (0.0, 0.0) for kind in COLLECTIVES)
 GATHER = COLLECTIVES.index("all-gather")
 SUMMING = ("all-reduce", "reduce-scatter")
+SUMS: Shares = tuple((1.0, 1.0) if kind in SUMMING else (0.0, 0.0) for kind in COLLECTIVES)
 MOVING = ("all-gather", "all-to-all", "collective-permute")
 
 

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 import planner
 from cost_models import Roofline, parse_topology
 from cost_models.compilers import HIDDEN_GATHERS
+from planner.any_mesh.fusion import ON_GPU, ON_TPU, Fusion
 from planner.any_mesh.program_model import Model, model_of
 from planner.predicted import as_lowered
 from planner.program.jaxpr.flatten import build_graph
@@ -53,6 +54,19 @@ def test_sums_that_something_else_reads_stay_apart() -> None:
         return first + a @ v, jnp.tanh(first)
 
     assert not together(read_twice, X, W, W)
+
+
+@pytest.mark.parametrize("fusion", [ON_TPU, ON_GPU])
+def test_on_gpus_sums_that_no_matmul_waits_for_are_hidden_by_those_behind_them(fusion: Fusion) -> None:
+    def gradients(w: Any, x: Any) -> Any:
+        hidden = jnp.tanh(x @ w[0])
+        return x.T @ hidden, hidden @ w[1]
+
+    graph = build_graph(trace(gradients, ((W, W), X)))
+    found = model_of(graph, pinned_outputs=frozenset(), kept=frozenset(), fusion=fusion)
+    product = graph.of_kinds(("dot_general",))[1].results[0]
+    (summed,) = (t.id for t in found.flow.transfers if t.reduced and t.tensor == product)
+    assert found.eased.ahead.get(summed, 0.0) == (0.0 if fusion == ON_TPU else 2 * ROWS * WIDTH**2)
 
 
 def test_sums_that_no_matmul_waits_for_are_combined() -> None:

@@ -11,10 +11,12 @@ import pytest
 
 import planner
 from planner.any_mesh.bad_transposes import is_tiled
-from planner.any_mesh.fusion import ON_GPU
+from planner.any_mesh.fusion import ON_GPU, ON_TPU
 from planner.any_mesh.groups import group_ops
 from planner.any_mesh.kernels import Access, Kernel, kernels_of
 from planner.any_mesh.liveness import analyse
+from planner.any_mesh.program_model import model_of
+from planner.any_mesh.turned_stacks import turned_stacks
 from planner.program.graph import Graph
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.trace import trace
@@ -100,6 +102,62 @@ def test_other_transposes_are_read_an_element_at_a_time() -> None:
     _, kernels = _kernels(lambda x: jnp.sin(jnp.transpose(jnp.cos(x), (0, 3, 2, 1))) + 1, x)
     read = [access.times for access in _moved(kernels) if access.shape == x.shape]
     assert sorted(read) == [1.0, 1.0, 16.0]
+
+
+def _decoded(stack: jax.Array, new: jax.Array, query: jax.Array, product: str) -> tuple[jax.Array, jax.Array]:
+    """A cache of (layers, batch, length, heads, width) in a loop's carry, updated and read in every trip."""
+
+    def step(carry: tuple[jax.Array, jax.Array], layer: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
+        cache, total = carry
+        cache = jax.lax.dynamic_update_slice(cache, new, (layer, 0, 7, 0, 0))
+        mine = jax.lax.dynamic_index_in_dim(cache, layer, keepdims=False)
+        return (cache, total + jnp.sum(jnp.einsum(product, mine, query).astype(jnp.float32))), None
+
+    (stack, total), _ = jax.lax.scan(step, (stack, jnp.zeros(())), jnp.arange(stack.shape[0]))
+    return stack, total
+
+
+@pytest.mark.parametrize(
+    ("product", "query", "turned"), [("bkhd,bhd->bhk", (4, 8, 64), True), ("bkhd,bhk->bhd", (4, 8, 128), False)]
+)
+def test_a_cache_is_turned_for_the_whole_loop_whose_matmuls_keep_its_length(
+    product: str, query: tuple[int, ...], *, turned: bool
+) -> None:
+    stack, new = (jax.ShapeDtypeStruct((3, 4, length, 8, 64), jnp.bfloat16) for length in (128, 1))
+    new = jax.ShapeDtypeStruct((1, *new.shape[1:]), jnp.bfloat16)
+    args = (stack, new, jax.ShapeDtypeStruct(query, jnp.bfloat16))
+    graph = build_graph(trace(lambda s, n, q: _decoded(s, n, q, product), args, donate_argnums=(0,)), while_trips=1.0)
+    found = turned_stacks(graph)
+    assert [graph.ops[op].kind for op in found] == (["loop_carry_in"] if turned else [])
+    liveness = analyse(graph, group_ops(graph), ON_GPU)
+    assert [liveness.in_place.passes.get(op) for op in found] == ([4.0] if turned else [])
+    assert sum(b.tensor == graph.inputs[0] for b in liveness.buffers) == turned
+
+
+def test_a_gather_is_part_of_the_passes_that_read_it() -> None:
+    table, where = jax.ShapeDtypeStruct((4096, 512), jnp.float32), jax.ShapeDtypeStruct((8192,), jnp.int32)
+    _, kernels = _kernels(lambda t, i, j: jnp.tanh(t[i] * t[j]), table, where, where)
+    assert not any(kernel.operands for kernel in kernels)
+    # What is picked of the table is read, and the result written.
+    assert sum(access.times for access in _moved(kernels) if access.shape == (8192, 512)) == 2.0
+
+
+def test_a_copy_of_a_parameter_does_not_live_until_its_update() -> None:
+    def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        loss, gradient = jax.value_and_grad(lambda w: jnp.sum(jnp.sin(jnp.sin(x @ w) @ w.T)))(w)
+        return w - 0.1 * gradient, loss
+
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((512, 512), (4096, 512))]
+    for fusion in (ON_TPU, ON_GPU):
+        graph = build_graph(trace(step, args, donate_argnums=(0,)), while_trips=1.0)
+        model = model_of(graph, pinned_outputs=set(), kept=set(), fusion=fusion)
+        stops = [
+            stop
+            for transfer, stop in zip(model.copied.transfers, model.copied.targets.stops.tolist(), strict=True)
+            if transfer.tensor == graph.inputs[0] and model.flow.nodes[transfer.target].kind == "copy"
+        ]
+        last = max(op.id for op in graph.ops if op.kind == "dot_general")
+        assert (max(stops) > last + 1) == (fusion == ON_TPU)
 
 
 def _predicted(fn: Callable[..., Any], *shapes: tuple[int, ...]) -> planner.Plan:
