@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -43,8 +44,15 @@ MOVING = ("all-gather", "all-to-all", "collective-permute")
 
 def shares_of(eased: Eased, transfer: int) -> Shares:
     """What counts of the collectives of a transfer: of sums that are one its part, of the latency its share."""
-    part = 1 / eased.together.get(transfer, 1)
-    sums, moved = (part * eased.combined.get(transfer, 1.0), part), (1.0, eased.narrowed.get(transfer, 1.0))
+    return _shares(
+        eased.together.get(transfer, 1), eased.combined.get(transfer, 1.0), eased.narrowed.get(transfer, 1.0)
+    )
+
+
+@lru_cache(maxsize=4096)
+def _shares(together: int, combined: float, narrowed: float) -> Shares:
+    part = 1 / together
+    sums, moved = (part * combined, part), (1.0, narrowed)
     counted = {"all-reduce": sums, "reduce-scatter": sums} | dict.fromkeys(MOVING, moved)
     return tuple(counted.get(kind, (1.0, 1.0)) for kind in COLLECTIVES)
 

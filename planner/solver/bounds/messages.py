@@ -35,6 +35,7 @@ class Wire:
 
     __slots__ = (
         "backward",
+        "checked",
         "costs",
         "ends",
         "finite",
@@ -61,16 +62,18 @@ class Wire:
         """Takes over classes and costs, dropping classes that no choice is in."""
         made = self.table_cache.once("wire", (*ends, costs), lambda: _renumbered(ends, costs))
         self.ends, self.costs, self.groups, self.finite = made
+        self.checked = self.finite
 
-    def prune(self, dim: int, keep: Indices) -> None:
-        """Forgets the choices of one end that are not in `keep`."""
-        left = self.table_cache.taken(self.ends[dim], keep)
-        ends = (left, self.ends[1]) if dim == 0 else (self.ends[0], left)
-        if dim == 0:
-            self.backward = self.backward[keep]
-            self.offer = self.offer[keep]
-        else:
-            self.forward = self.forward[keep]
+    def prune(self, first: Indices | None, second: Indices | None) -> None:
+        """Forgets the choices of each end that are not among these; None keeps all."""
+        ends = self.ends
+        if first is not None:
+            self.backward = self.backward[first]
+            self.offer = self.offer[first]
+            ends = (self.table_cache.taken(ends[0], first), ends[1])
+        if second is not None:
+            self.forward = self.forward[second]
+            ends = (ends[0], self.table_cache.taken(ends[1], second))
         self._set(ends, self.costs)
 
     def per_class(self, dim: int, values: Array) -> Array:
@@ -82,9 +85,9 @@ class Wire:
         """min over the choices of end `dim` of offer + costs, for every choice of the other end."""
         offer = self.per_class(dim, offer)
         if dim == 0:
-            message = (self.costs + offer[:, None]).min(axis=0)
+            message = np.minimum.reduce(self.costs + offer[:, None], axis=0)
         else:
-            message = (self.costs + offer).min(axis=1)
+            message = np.minimum.reduce(self.costs + offer, axis=1)
         return message if self.groups[1 - dim] is None else message[self.ends[1 - dim]]
 
     def given(self, pick: int) -> Array:
@@ -156,13 +159,13 @@ class Messages:
         for node in self.order:
             before[node] = taken
             total = self._total(node)
-            least = float(total.min())
+            least = float(total[total.argmin()])
             taken += least
             share = (total - least) * self._weight(node)
             for wire in self.ahead[node]:
                 wire.offer = share - wire.backward
                 message = wire.send(0, wire.offer)
-                wire.low = float(message.min())
+                wire.low = float(message[message.argmin()])
                 taken += wire.low
                 wire.forward = message - wire.low
         after = 0.0
@@ -171,12 +174,12 @@ class Messages:
             after += credit[node]
             total = self._total(node)
             self.bounds[node] = total + (before[node] + after)
-            least = float(total.min())
+            least = float(total[total.argmin()])
             after += least
             share = (total - least) * self._weight(node)
             for wire in self.behind[node]:
                 message = wire.send(1, share - wire.forward)
-                low = float(message.min())
+                low = float(message[message.argmin()])
                 credit[wire.first] += low
                 wire.backward = message - low
         self.bound = self.constant + after
@@ -216,6 +219,7 @@ class Messages:
                 gone = (bounds + offset > upper) & np.isfinite(wire.costs)
                 if gone.any():
                     wire.costs, wire.finite = np.where(gone, np.inf, wire.costs), False
+                    wire.checked = False
                     lost.append((wire.first, node, gone[np.ix_(*wire.ends)]))
         return lost
 
@@ -224,8 +228,10 @@ class Messages:
         good: dict[int, NDArray[np.bool_]] = {}
         for wires in self.ahead.values():
             for wire in wires:
-                if wire.finite:
+                if wire.checked:
                     continue
+                # What it finds is pruned, which makes it unchecked again.
+                wire.checked = True
                 for dim, node in enumerate((wire.first, wire.second)):
                     lonely = np.isinf(wire.costs.min(axis=1 - dim))
                     if lonely.any():
@@ -240,7 +246,8 @@ class Messages:
             if node in self.extra:
                 self.extra[node] = self.extra[node][keep]
             for wire in self.ahead[node]:
-                wire.prune(0, keep)
+                wire.prune(keep, kept.get(wire.second))
             for wire in self.behind[node]:
-                wire.prune(1, keep)
+                if wire.first not in kept:
+                    wire.prune(None, keep)
             self.bounds.pop(node, None)
