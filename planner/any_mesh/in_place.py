@@ -131,7 +131,7 @@ class _Walk:
         """Whether the pass that makes a tensor, last to read an argument, reads it elsewhere than it would write to."""
         if self._maker(made).id != self.last[argument]:
             return False
-        size = self.graph.tensors[argument].aval.size
+        size, computed = self.graph.tensors[argument].aval.size, self._computed_of(argument)
         met, left = set[tuple[int, bool]](), [(made, False)]
         while left:
             tensor, moved = left.pop()
@@ -139,10 +139,20 @@ class _Walk:
             moved |= traits(op.kind).turns or self.graph.tensors[tensor].aval.size != size
             if moved and argument in op.operands:
                 return True
-            above = {(t, moved) for t in op.operands if not self.materialised[t]} - met
+            above = {(t, moved) for t in op.operands if t in computed} - met
             met |= above
             left += above
         return False
+
+    def _computed_of(self, argument: int) -> set[int]:
+        """What is computed of an argument without being stored on the way."""
+        found, left = set[int](), [argument]
+        while left:
+            for reader, _ in self.graph.consumers[left.pop()]:
+                made = [t for t in self.graph.ops[reader].results if not self.materialised[t] and t not in found]
+                found.update(made)
+                left += made
+        return found
 
     def must_copy(self, op: Op) -> bool:
         """Whether an op that writes over its first operand must have a copy of it."""

@@ -163,8 +163,9 @@ class _Walk:
                 tensor: leaf._replace(share=leaf.share * TRANSACTION_BYTES / self.graph.tensors[tensor].aval.itemsize)
                 for tensor, leaf in operands[0].items()
             }
-        together: Leaves = {}
-        for of in operands:
+        some = [of for of in operands if of]
+        together: Leaves = some[0] if len(some) == 1 else {}
+        for of in some if len(some) > 1 else ():
             for tensor, leaf in of.items():
                 before = together.get(tensor)
                 if before is not None and leaf.like == before.like is None:

@@ -30,12 +30,13 @@ def stored_for_many(graph: Graph, passes: Sequence[bool], materialised: Sequence
     for op in graph.ops:
         if op.kind in BOUNDARY or not passes[op.id]:
             continue
-        together = frozenset[int]().union(*[sources[t] for t in op.operands])
         for tensor in op.results:
             if stored[tensor]:
                 continue
             aval = graph.tensors[tensor].aval
-            own = frozenset([t for t in together if graph.tensors[t].aval.size == aval.size])
+            # What a tensor is computed from is of its own size.
+            alike = [sources[t] for t in op.operands if sources[t] and graph.tensors[t].aval.size == aval.size]
+            own = alike[0] if len(alike) == 1 else frozenset[int]().union(*alike)
             count, read = len(readers[tensor]), sum(graph.tensors[t].aval.bytes for t in own)
             often = (count - 1) * read > (count + 1) * aval.bytes
             if often and len(graph.consumers[tensor]) > 1 and any(_is_product(graph, t, passes) for t in own):
