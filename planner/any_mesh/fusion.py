@@ -10,7 +10,7 @@ in schedules of libtpu 0.0.42 and of jaxlib 0.10.2 for H100.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.any_mesh.bad_transposes import bad_transposes
 from planner.program.graph import Graph, Op
@@ -28,17 +28,24 @@ class Fusion:
 
     `rows_kept`: passes go on with rows that they have reduced. `eases_moves`: partial sums are added to one another before
     they are summed over devices, and what is read narrow is moved narrow. `fuses_gathers`: a gather is part of the passes
-    that read it, once its table stands.
+    that read it, once its table stands. `stores_softmaxes`: as `softmaxes` says.
     """
 
     computes_operands: bool
     rows_kept: bool
     eases_moves: bool
     fuses_gathers: bool
+    stores_softmaxes: bool
 
 
-ON_TPU = Fusion(computes_operands=True, rows_kept=False, eases_moves=True, fuses_gathers=False)
-ON_GPU = Fusion(computes_operands=False, rows_kept=True, eases_moves=False, fuses_gathers=True)
+ON_TPU = Fusion(
+    computes_operands=True, rows_kept=False, eases_moves=True, fuses_gathers=False, stores_softmaxes=True
+)
+ON_GPU = Fusion(
+    computes_operands=False, rows_kept=True, eases_moves=False, fuses_gathers=True, stores_softmaxes=False
+)
+UNKNOWN = replace(ON_TPU, stores_softmaxes=False)
+"""What is taken for the memory of targets whose kernels are not known."""
 
 
 def stored_on_gpus(graph: Graph, passes: list[bool]) -> frozenset[int]:

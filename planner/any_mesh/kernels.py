@@ -175,7 +175,8 @@ class _Walk:
             if self.stands[tensor]:
                 self.written(op, tensor, dims, together, reduced=bool(placement.reduced))
             else:
-                self.leaves[tensor] = together
+                # What a row is reduced to does not stand only where the row is at hand (see `centred_rows`).
+                self.leaves[tensor] = {} if placement.reduced else together
 
     def anchor(self, op: Op, operands: list[Leaves]) -> None:
         """A kernel for an op that is not fused."""
@@ -240,7 +241,9 @@ class _Walk:
             return None
         group = self.grouping.group_of[op.id]
         if group != kernel.group and group not in kernel.seen_from:
-            first = own[0]
+            first = next((leaf for leaf in own if leaves[leaf].like is None), None)
+            if first is None:
+                return None
             anchor = graph.ops[kernel.op]
             if first in anchor.results:
                 made = self.grouping.placements[anchor.id].results[anchor.results.index(first)]

@@ -12,28 +12,29 @@ outside lives until the loop ends, a carry as long as the loop, and a stack from
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import pairwise
 from typing import Literal
 
 from planner.any_mesh.buffer import Buffer
-from planner.any_mesh.fusion import ON_TPU as FUSED_ON_TPU
-from planner.any_mesh.fusion import Fusion, stored_on_gpus
+from planner.any_mesh.fusion import UNKNOWN, Fusion, stored_on_gpus
 from planner.any_mesh.groups import Grouping
 from planner.any_mesh.hoisted import Hoisted, hoisted_casts
 from planner.any_mesh.in_place import InPlace, in_place
 from planner.any_mesh.laid_out import ON_TPU, laid_out_anew
 from planner.any_mesh.narrow import BFLOAT16_BYTES, NarrowReads
+from planner.any_mesh.neighbours import matmul_ranks, side_by_side
 from planner.any_mesh.often_read import stored_for_many
 from planner.any_mesh.op_forms import is_fused
 from planner.any_mesh.read_through import ReadThrough, read_through
 from planner.any_mesh.share import ELSEWHERE, WHOLE
+from planner.any_mesh.softmaxes import stored_of_softmaxes
 from planner.any_mesh.stand_ins import stand_ins, stood_in
 from planner.any_mesh.turned_stacks import turned_buffers, turned_stacks, turning_passes
 from planner.program.graph import Graph, Op
 from planner.program.slots import ENTERING, LEAVING, TAKEN_IN
-from planner.rules.primitives import kinds_where, traits
+from planner.rules.primitives import traits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +59,6 @@ class Liveness:
         return {tensor: 1.0 + share.tpu for tensor, share, _, _ in self.hoisted}
 
 
-NEIGHBOURS = 4
-"""Matmuls at most this many ops apart, with no other between them, share one stored operand."""
 BORDER = ENTERING | LEAVING
 Need = Literal["never", "where costly", "always"]
 
@@ -80,14 +79,17 @@ def is_pass(graph: Graph, grouping: Grouping, op: Op, fusion: Fusion = FUSED_ON_
     return False
 
 
-def analyse(graph: Graph, grouping: Grouping, fusion: Fusion = FUSED_ON_TPU) -> Liveness:
+def analyse(graph: Graph, grouping: Grouping, fusion: Fusion = UNKNOWN) -> Liveness:
     """The materialised tensors and buffers of a graph, where matmuls are fused so."""
     passes = [is_pass(graph, grouping, op, fusion) for op in graph.ops]
     turned = frozenset[int]() if fusion.computes_operands else turned_stacks(graph)
     stored = frozenset[int]() if fusion.computes_operands else stored_on_gpus(graph, passes)
     materialised = stored_for_many(graph, passes, _materialised(graph, grouping, passes, stored))
+    rows = stored_of_softmaxes(graph, passes, materialised) if fusion.stores_softmaxes else materialised
+    apart = {t for t, stands in enumerate(rows) if stands and not materialised[t]}
+    materialised = rows
     spans = region_spans(graph)
-    last = _last_uses(graph, passes, materialised, spans)
+    last = _last_uses(graph, passes, materialised, spans, apart)
     found = in_place(graph, materialised, last, spans)
     narrow = NarrowReads(graph)
     buffers: list[Buffer] = []
@@ -234,19 +236,15 @@ def _shared_operands(graph: Graph, passes: Sequence[bool], materialised: Sequenc
     Matmuls far apart (a forward and its backward one) compute it each for themselves. On a TPU so do all of them, unless it
     is computed in 16 bits, which its vector unit widens and rounds at every step.
     """
-    matmuls = [op.id for op in graph.of_kinds(kinds_where(lambda row: row.matmul)) if not passes[op.id]]
-    rank = {op: position for position, op in enumerate(matmuls)}
+    matmuls = matmul_ranks(graph, passes)
     found: list[Buffer] = []
     for tensor in graph.tensors:
-        consumers = graph.consumers[tensor.id]
-        if materialised[tensor.id] or len(consumers) < 2:
+        if materialised[tensor.id] or len(graph.consumers[tensor.id]) < 2:
             continue
-        reads = sorted({reader for reader, _ in consumers if reader in rank})
         cast = tensor.producer is not None and graph.ops[tensor.producer].kind == "convert_element_type"
         share = WHOLE if tensor.aval.itemsize <= BFLOAT16_BYTES and not cast else ELSEWHERE
-        for first, second in pairwise(reads):
-            if rank[second] == rank[first] + 1 and second - first <= NEIGHBOURS:
-                found.append(Buffer(tensor=tensor.id, start=first, stop=second + 1, share=share))
+        for first, second in side_by_side(graph, matmuls, tensor.id):
+            found.append(Buffer(tensor=tensor.id, start=first, stop=second + 1, share=share))
     return found
 
 
@@ -264,10 +262,18 @@ def region_spans(graph: Graph) -> list[tuple[int, int]]:
 
 
 def _last_uses(
-    graph: Graph, passes: Sequence[bool], materialised: Sequence[bool], spans: Sequence[tuple[int, int]]
+    graph: Graph,
+    passes: Sequence[bool],
+    stored: Sequence[bool],
+    spans: Sequence[tuple[int, int]],
+    apart: AbstractSet[int],
 ) -> list[int]:
-    """The time until which every tensor is needed, through whatever is computed from it in passing."""
+    """The time until which every tensor is needed, through whatever is computed from it in passing.
+
+    A fused pass writes over what it was the last to read; one that writes a tensor of `apart` only over what has its type.
+    """
     last = [0] * len(graph.tensors)
+    over: dict[int, int] = {}  # for what does not stand, the tensor that the last pass to read it writes
     for tensor in graph.outputs:
         last[tensor] = len(graph.ops)
     for op in reversed(graph.ops):
@@ -275,15 +281,23 @@ def _last_uses(
         if op.kind in TAKEN_IN or op.kind == "branch_in":
             need = spans[op.region][1]
         else:
-            # A fused pass writes over what it was the last to read.
             need = op.id if passes[op.id] else op.id + 1
         if op.kind == "loop_stack":  # what a trip leaves behind is put on the stack as soon as it is made
             need = (graph.tensors[op.operands[0]].producer or 0) + 1
+        written = next((tensor for tensor in op.results if stored[tensor]), None) if passes[op.id] else None
         for tensor in op.results:
-            if last[tensor] > need and (not materialised[tensor] or row.renames):
-                need = last[tensor]
+            if last[tensor] > need and (not stored[tensor] or row.renames):
+                need, written = last[tensor], over.get(tensor)
         for position, tensor in enumerate(op.operands):
             # An update is computed before it is written over what it may be computed from.
-            before = row.updates is not None and (position == 0 or not materialised[tensor])
-            last[tensor] = max(last[tensor], op.id if before else need)
+            before = row.updates is not None and (position == 0 or not stored[tensor])
+            until = op.id if before else need
+            if written is not None and written in apart and stored[tensor]:
+                until += graph.aval_numbers[tensor] != graph.aval_numbers[written]
+            if until > last[tensor]:
+                last[tensor] = until
+                if written is not None:
+                    over[tensor] = written
+                else:
+                    over.pop(tensor, None)
     return last

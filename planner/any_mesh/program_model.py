@@ -14,7 +14,7 @@ from planner.any_mesh.alike_groups import alike
 from planner.any_mesh.eased import Eased, eased
 from planner.any_mesh.flow import Flow, Transfer, build_flow
 from planner.any_mesh.fused_pass import FusedPass, fused_pass
-from planner.any_mesh.fusion import ON_TPU, Fusion
+from planner.any_mesh.fusion import ON_TPU, UNKNOWN, Fusion
 from planner.any_mesh.groups import Group, Grouping, group_ops
 from planner.any_mesh.kernel_traffic import Array, Movement, movements
 from planner.any_mesh.kernels import Kernels, kernels_of
@@ -131,7 +131,7 @@ def model_of(
     """
     grouping = group_ops(graph)
     flow = build_flow(graph, grouping, pinned_outputs=pinned_outputs, kept=kept)
-    liveness = analyse(graph, grouping, fusion or ON_TPU)
+    liveness = analyse(graph, grouping, fusion or UNKNOWN)
     kernels = kernels_of(graph, grouping, liveness, fusion) if fusion is not None else None
     return Model(
         graph=graph,

@@ -94,7 +94,7 @@ def kernel_traffic(program: Model, group: Group, strategies: Strategies, mesh: M
     for op, array, times, inside in program.moved(group):
         room = ON_CHIP[inside.home] * mesh.on_chip_bytes
         if mesh.stands_for > 1:
-            fits = math.prod(inside.shape) * inside.itemsize < mesh.stands_for * room
+            fits = math.prod(inside.shape) * inside.itemsize <= mesh.stands_for * room
             if fits or array.turned is not None:
                 moved.setdefault(op, np.zeros(len(strategies)))
                 continue
@@ -102,7 +102,7 @@ def kernel_traffic(program: Model, group: Group, strategies: Strategies, mesh: M
         for of in (array, inside):
             if of not in sizes:
                 sizes[of] = _moved_of(of, strategies)
-        size = np.where(sizes[inside] < room, 0.0, sizes[array]) if room else sizes[array]
+        size = np.where(sizes[inside] <= room, 0.0, sizes[array]) if room else sizes[array]
         moved[op] = moved.get(op, 0.0) + times * size
     return moved
 

@@ -85,7 +85,7 @@ def test_a_plan_that_cannot_fit_is_told_by_the_compiler() -> None:
 
 def test_a_memory_limit_holds_in_the_compiled_program() -> None:
     """With less than the unlimited plan takes, another plan is found, and it keeps the limit when compiled."""
-    model = MODELS["llama"]()
+    model = MODELS["gpt"]()
     free = planner.plan(model.fn, model.args, topology="v5e:2x4", donate_argnums=model.donate_argnums, options=NEVER)
     limit = 0.95 * free.predicted.peak_bytes
     tight = planner.plan(

@@ -1,0 +1,121 @@
+"""Softmaxes: what a TPU's compiler stores of those of what a matmul makes, and of their gradients.
+
+A row's greatest element, broadcast and taken from the row, it makes one op over the row's window, so that the matmul goes
+on to the centred row and the sum of its exponentials: what stands is the centred row, in its own type, and neither the row
+nor its greatest element. Seen in schedules of libtpu 0.0.42 for rows of up to 4,096 elements in arrays of three dims and
+more; not where the row is a matmul's result, only widened: the greatest element is then taken before that.
+
+What two matmuls side by side read, such as the gradient of the scores, is computed anew by both, unless that takes an
+exponential or a quotient of every element: then it is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+
+from planner.any_mesh.neighbours import matmul_ranks, side_by_side
+from planner.program.graph import Graph, Op
+from planner.program.slots import BOUNDARY
+from planner.rules.primitives import traits
+
+LONGEST_ROW = 4096
+LEAST_RANK = 3
+COSTLY = frozenset(
+    ("exp", "exp2", "expm1", "log", "log1p", "pow", "div", "rsqrt", "sqrt", "cbrt", "sin", "cos", "tan", "atan2")
+)
+"""What a vector unit takes many steps for, of every element; division by one number is a product."""
+RENAMED = frozenset(("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "stop_gradient"))
+
+
+def stored_of_softmaxes(graph: Graph, passes: Sequence[bool], materialised: Sequence[bool]) -> list[bool]:
+    """Which tensors stand in memory, given those that would if there were no softmaxes."""
+    stored = list(materialised)
+    for op in graph.of_kinds(("reduce_max", "reduce_min")):
+        _centre(graph, passes, stored, op)
+    matmuls, costly = matmul_ranks(graph, passes), set[int]()
+    for op in graph.ops:
+        if op.kind in BOUNDARY or not passes[op.id]:
+            continue
+        for tensor in op.results:
+            if not stored[tensor] and _is_costly(graph, costly, op, tensor):
+                costly.add(tensor)
+                stored[tensor] = any(side_by_side(graph, matmuls, tensor))
+    return stored
+
+
+def _centre(graph: Graph, passes: Sequence[bool], stored: list[bool], op: Op) -> None:
+    """Stores the centred rows of an op that takes the extreme of rows, and not the extreme."""
+    (row,), (extreme,) = op.operands, op.results
+    shape = graph.tensors[row].aval.shape
+    if len(shape) < LEAST_RANK or len(op.params["axes"]) > 1 or shape[op.params["axes"][0]] > LONGEST_ROW:
+        return
+    if stored[row] or _widened(graph, row) or not _of_matmul(graph, passes, stored, row):
+        return
+    readers = list(_readers(graph, extreme))
+    centred = [reader.results[0] for reader in readers if reader.kind == "sub" and reader.operands[0] == row]
+    if len(centred) == 1 and not _kept_later(graph, passes, stored, centred[0]):
+        stored[centred[0]] = True
+        stored[extreme] = len(readers) > 1
+
+
+def _is_costly(graph: Graph, costly: AbstractSet[int], op: Op, tensor: int) -> bool:
+    """Whether an op, or one before it in the same pass, is costly for every element of a tensor."""
+    avals, size = graph.tensors, graph.tensors[tensor].aval.size
+    if op.kind in COSTLY and (op.kind != "div" or avals[op.operands[1]].aval.size > 1):
+        return True
+    return any(t in costly and avals[t].aval.size == size for t in op.operands)
+
+
+def _widened(graph: Graph, tensor: int) -> bool:
+    """Whether a tensor is another, only widened."""
+    producer = graph.tensors[tensor].producer
+    op = None if producer is None else graph.ops[producer]
+    if op is None or op.kind != "convert_element_type":
+        return False
+    return graph.tensors[op.operands[0]].aval.itemsize < graph.tensors[tensor].aval.itemsize
+
+
+def _of_matmul(graph: Graph, passes: Sequence[bool], stored: Sequence[bool], tensor: int) -> bool:
+    """Whether passes compute a tensor of what a matmul makes of its size."""
+    seen, left, size = {tensor}, [tensor], graph.tensors[tensor].aval.size
+    while left:
+        producer = graph.tensors[left.pop()].producer
+        if producer is None or graph.ops[producer].kind in BOUNDARY:
+            continue
+        op = graph.ops[producer]
+        if not passes[producer]:
+            if traits(op.kind).matmul:
+                return True
+            continue
+        new = {t for t in op.operands if graph.tensors[t].aval.size == size} - seen
+        seen |= new
+        left += new
+    return False
+
+
+def _readers(graph: Graph, tensor: int) -> Iterator[Op]:
+    """The ops that read a row's greatest element, through other names, broadcasts and bounds."""
+    for reader, _ in graph.consumers[tensor]:
+        op = graph.ops[reader]
+        bound = op.kind in ("max", "min") and any(not graph.tensors[t].aval.shape for t in op.operands)
+        if op.kind in RENAMED or bound:
+            yield from _readers(graph, op.results[0])
+        else:
+            yield op
+
+
+def _kept_later(graph: Graph, passes: Sequence[bool], stored: Sequence[bool], tensor: int) -> bool:
+    """Whether what passes make of a tensor in its size stands in memory anyway."""
+    seen, left, size = {tensor}, [tensor], graph.tensors[tensor].aval.size
+    while left:
+        for reader, _ in graph.consumers[left.pop()]:
+            if not passes[reader]:
+                continue
+            for result in graph.ops[reader].results:
+                if graph.tensors[result].aval.size == size and result not in seen:
+                    if stored[result]:
+                        return True
+                    seen.add(result)
+                    left.append(result)
+    return False

@@ -1,0 +1,120 @@
+"""What a TPU's compiler stores of softmaxes: centred rows, and the gradient of scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from planner.any_mesh.fusion import ON_TPU, UNKNOWN, Fusion
+from planner.any_mesh.groups import group_ops
+from planner.any_mesh.kernels import kernels_of
+from planner.any_mesh.liveness import Liveness, analyse
+from planner.program.graph import Graph
+from planner.program.jaxpr.flatten import build_graph
+from planner.program.trace import trace
+
+
+def analysed(fn: Callable[..., Any], *shapes: tuple[int, ...], fusion: Fusion = ON_TPU) -> tuple[Graph, Liveness]:
+    args = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+    graph = build_graph(trace(fn, args), while_trips=1.0)
+    return graph, analyse(graph, group_ops(graph), fusion)
+
+
+def attention(scaled: bool, rows: tuple[int, ...] = (8, 4, 256, 64)) -> Callable[..., Any]:
+    batch = "bh"[: len(rows) - 2]
+
+    def fn(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        scores = jnp.einsum(f"{batch}qd,{batch}kd->{batch}qk", q, k).astype(jnp.float32)
+        rows = jax.nn.softmax(scores / 8.0 if scaled else scores, -1).astype(v.dtype)
+        return jnp.einsum(f"{batch}qk,{batch}kd->{batch}qd", rows, v)
+
+    return fn
+
+
+def stored(graph: Graph, liveness: Liveness, kind: str) -> list[bool]:
+    return [liveness.materialised[t] for op in graph.of_kinds((kind,)) for t in op.results]
+
+
+QKV = [(8, 4, 256, 64)] * 3
+
+
+def test_the_centred_row_stands_and_not_its_greatest_element() -> None:
+    graph, liveness = analysed(attention(scaled=True), *QKV)
+    assert stored(graph, liveness, "sub") == [True]
+    assert stored(graph, liveness, "reduce_max") == [False]
+
+
+def test_the_matmul_goes_on_to_the_centred_row() -> None:
+    graph, liveness = analysed(attention(scaled=True), *QKV)
+    kernels = kernels_of(graph, group_ops(graph), liveness, ON_TPU)
+    first, second = sorted((kernel for of in kernels.of_group.values() for kernel in of), key=lambda kernel: kernel.op)
+    (centred,) = (t for op in graph.of_kinds(("sub",)) for t in op.results)
+    assert first.results == ((),), "the scores themselves are not written"
+    assert centred in [access.tensor for access in first.others]
+    assert centred in [access.tensor for access in second.operands[1] + second.operands[0]]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        (attention(scaled=False), QKV, ON_TPU),
+        (attention(scaled=True), QKV, UNKNOWN),
+        (attention(scaled=True, rows=(256, 64)), [(256, 64)] * 3, ON_TPU),
+        (attention(scaled=True), [(1, 1, 8192, 64)] * 3, ON_TPU),
+    ],
+    ids=["widened", "another compiler", "two dims", "long rows"],
+)
+def test_other_rows_are_centred_by_whoever_reads_them(case: Any) -> None:
+    fn, shapes, fusion = case
+    graph, liveness = analysed(fn, *shapes, fusion=fusion)
+    assert stored(graph, liveness, "reduce_max") == [True]
+    assert stored(graph, liveness, "sub") == [False]
+
+
+def test_what_is_read_elsewhere_stands_too() -> None:
+    def fn(q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
+        scores = jnp.einsum("bhqd,bhkd->bhqk", q, k).astype(jnp.float32) / 8.0
+        return jax.nn.logsumexp(scores, -1), attention(scaled=True)(q, k, v)
+
+    graph, liveness = analysed(fn, *QKV)
+    assert sorted(stored(graph, liveness, "reduce_max")) == [False, True]
+
+
+def test_the_gradient_of_scores_is_stored_for_both_matmuls_that_read_it() -> None:
+    def fn(q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
+        return jax.grad(lambda *of: attention(scaled=True)(*of).astype(jnp.float32).sum(), (0, 1))(q, k, v)
+
+    def read_by_two(graph: Graph, liveness: Liveness) -> list[bool]:
+        casts = [t for op in graph.of_kinds(("convert_element_type",)) for t in op.results]
+        return [liveness.materialised[t] for t in casts if len(graph.consumers[t]) == 2]
+
+    assert any(read_by_two(*analysed(fn, *QKV)))
+    assert not any(read_by_two(*analysed(fn, *QKV, fusion=UNKNOWN)))
+
+
+def test_a_cheap_gradient_is_computed_by_both() -> None:
+    def fn(x: jax.Array, w: jax.Array) -> Any:
+        def loss(x: jax.Array, w: jax.Array) -> jax.Array:
+            return jax.nn.relu((x @ w).astype(jnp.float32)).sum()
+
+        return jax.grad(loss, (0, 1))(x, w)
+
+    graph, liveness = analysed(fn, (256, 512), (512, 1024))
+    casts = [t for op in graph.of_kinds(("convert_element_type",)) for t in op.results]
+    assert not any(liveness.materialised[t] for t in casts if len(graph.consumers[t]) == 2)
+
+
+def test_a_gradient_of_scores_is_not_written_over_what_has_another_type() -> None:
+    def fn(q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
+        return jax.grad(lambda *of: attention(scaled=True)(*of).astype(jnp.float32).sum(), (0, 1))(q, k, v)
+
+    graph, liveness = analysed(fn, *QKV)
+    casts = [t for op in graph.of_kinds(("convert_element_type",)) for t in op.results]
+    kept = next(t for t in casts if liveness.materialised[t] and len(graph.consumers[t]) == 2)
+    centred = graph.of_kinds(("sub",))[0].results[0]
+    start = next(b.start for b in liveness.buffers if b.tensor == kept)
+    assert next(b.stop for b in liveness.buffers if b.tensor == centred) == start + 1
