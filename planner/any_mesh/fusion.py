@@ -38,12 +38,8 @@ class Fusion:
     stores_softmaxes: bool
 
 
-ON_TPU = Fusion(
-    computes_operands=True, rows_kept=False, eases_moves=True, fuses_gathers=False, stores_softmaxes=True
-)
-ON_GPU = Fusion(
-    computes_operands=False, rows_kept=True, eases_moves=False, fuses_gathers=True, stores_softmaxes=False
-)
+ON_TPU = Fusion(computes_operands=True, rows_kept=False, eases_moves=True, fuses_gathers=False, stores_softmaxes=True)
+ON_GPU = Fusion(computes_operands=False, rows_kept=True, eases_moves=False, fuses_gathers=True, stores_softmaxes=False)
 UNKNOWN = replace(ON_TPU, stores_softmaxes=False)
 """What is taken for the memory of targets whose kernels are not known."""
 

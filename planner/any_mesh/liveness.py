@@ -63,7 +63,7 @@ BORDER = ENTERING | LEAVING
 Need = Literal["never", "where costly", "always"]
 
 
-def is_pass(graph: Graph, grouping: Grouping, op: Op, fusion: Fusion = FUSED_ON_TPU) -> bool:
+def is_pass(graph: Graph, grouping: Grouping, op: Op, fusion: Fusion = UNKNOWN) -> bool:
     """Whether a compiler makes an op part of a fused pass.
 
     Besides what is fused by kind: a product without contraction, and the scatter of single elements into a constant

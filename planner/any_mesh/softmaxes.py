@@ -19,6 +19,7 @@ from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY
 from planner.rules.primitives import traits
 
+EXTREMES = ("reduce_max", "reduce_min")
 LONGEST_ROW = 4096
 LEAST_RANK = 3
 COSTLY = frozenset(
@@ -31,7 +32,7 @@ RENAMED = frozenset(("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "s
 def stored_of_softmaxes(graph: Graph, passes: Sequence[bool], materialised: Sequence[bool]) -> list[bool]:
     """Which tensors stand in memory, given those that would if there were no softmaxes."""
     stored = list(materialised)
-    for op in graph.of_kinds(("reduce_max", "reduce_min")):
+    for op in graph.of_kinds(EXTREMES):
         _centre(graph, passes, stored, op)
     matmuls, costly = matmul_ranks(graph, passes), set[int]()
     for op in graph.ops:

@@ -68,10 +68,12 @@ def place(chosen: Chosen, *, sum_whole: bool) -> Emission:
                 continue
             chain = layouts.get(transfer.id, ())
             fetched = into.get(through.get((op_id, position), -1))
-            if fetched is not None and chosen.at(transfer.target, transfer.target_dims) != chosen.home(transfer.tensor):
+            stored = chosen.at(transfer.target, transfer.target_dims) == chosen.home(transfer.tensor)
+            if fetched is not None and not (stored and sum_whole):
                 chain = (*layouts.get(fetched.id, ()), *chain)
             elif fetched is not None:
-                # XLA's GPU compiler (jaxlib 0.10.2) reads zeros where what was gathered is sliced to what it was.
+                # XLA's GPU compiler (jaxlib 0.10.2) reads zeros where what was gathered is sliced to what it was. Its TPU
+                # compiler slices it, and gathers what all other readers narrow in the wide type that prices know.
                 chain = (chosen.wanted(graph.ops[op_id], position),)
             if chain:
                 constraints[operand_slot(graph.ops[op_id], position)] = chain
