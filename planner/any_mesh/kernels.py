@@ -176,7 +176,7 @@ class _Walk:
             if self.stands[tensor]:
                 self.written(op, tensor, dims, together, reduced=bool(placement.reduced))
             else:
-                # What a row is reduced to does not stand only where the row is at hand (see `centred_rows`).
+                # What a row is reduced to does not stand only where the row is at hand (see `softmaxes`).
                 self.leaves[tensor] = {} if op.kind in EXTREMES else together
 
     def anchor(self, op: Op, operands: list[Leaves]) -> None:

@@ -175,7 +175,7 @@ def _of_halos(chosen: Chosen) -> dict[int, list[tuple[int, Collective]]]:
             continue
         strategies = instance.strategies[node.id]
         own = strategies.keep(np.arange(len(strategies)) == chosen.choice[node.id])
-        for fetch in fetches(graph, grouping, op, own):
+        for fetch in fetches(instance.model, op, own, instance.mesh):
             moved = float(fetch.bytes[0])
             collective = Collective(
                 kind="collective-permute",
@@ -187,6 +187,7 @@ def _of_halos(chosen: Chosen) -> dict[int, list[tuple[int, Collective]]]:
                 dtype=graph.tensors[fetch.tensor].aval.dtype,
                 assumed=graph.regions[op.region].assumed,
                 lifted=(graph.regions[op.region].trips, graph.regions[op.region].assumed),
+                narrowed=fetch.narrowed,
             )
             # What a convolution fetched, the gradient by its kernel need not fetch again.
             key = (op.region, fetch.tensor, fetch.border, fetch.mask, moved)

@@ -194,7 +194,7 @@ class _Decided:
             node = grouping.group_of[op.id]
             chosen = self.instance.strategies[node].keep(np.asarray([self.chosen.choice[node]]))
             seconds = defaultdict[int, float](float)
-            for fetch in fetches(graph, grouping, op, chosen):
+            for fetch in fetches(self.model, op, chosen, self.instance.mesh):
                 price = self._seconds("collective-permute", fetch.mask, float(fetch.bytes[0]))
                 seconds[fetch.tensor] += graph.regions[op.region].trips * price / fetch.shared
             runs = self.runs.of_halos.get(op.id, ())

@@ -59,7 +59,7 @@ class Fetch:
     """One collective-permute of a halo: of `bytes` over the axes in the bit set `mask`, in the strategies `rows`.
 
     `border` says which elements of the tensor: (dim, hops away, width). Where `shared` ops of a region fetch the same,
-    the compiler does it once, and each is charged its share.
+    the compiler does it once, and each is charged its share. The bytes are `narrowed` of those of its type.
     """
 
     tensor: int
@@ -68,6 +68,7 @@ class Fetch:
     mask: int
     rows: npt.NDArray[np.int64]
     bytes: Floats
+    narrowed: float
 
 
 def group_work(program: Model, group: Group, strategies: Strategies, model: CostModel, mesh: Mesh) -> Work:
@@ -187,12 +188,13 @@ def moved_bytes(
     return again + sum(read, zero) + sum(results, zero)
 
 
-def fetches(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies) -> list[Fetch]:
+def fetches(program: Model, op: Op, strategies: Strategies, mesh: Mesh) -> list[Fetch]:
     """What an op that slides a window fetches from its neighbours under each strategy, dim after dim.
 
-    The halo of a later dim includes that of the earlier ones, so that corners need no exchange of their own.
+    The halo of a later dim includes that of the earlier ones, so that corners need no exchange of their own. What a
+    convolution reads narrow on a TPU is moved so.
     """
-    moving = slides_of(graph, op)
+    graph, grouping, moving = program.graph, program.grouping, slides_of(program.graph, op)
     if not moving:
         return []
     placement, axis_sizes = grouping.placements[op.id], np.asarray(strategies.axis_sizes, np.int64)
@@ -203,6 +205,8 @@ def fetches(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies) ->
     ]
     found: list[Fetch] = []
     shared = [_same_halos(graph, op, position) for position in range(len(op.operands))]
+    narrow = program.liveness.narrow
+    narrowed = [narrow.share(t, [(op.id, i)]).tpu if mesh.tpu else 1.0 for i, t in enumerate(op.operands)]
     for slide in moving:
         masks = ((located[image_of(op.kind)] == slide.image_dim) << np.arange(len(axis_sizes))).sum(axis=1)
         for mask in np.unique(masks[masks > 0]).tolist():
@@ -211,7 +215,7 @@ def fetches(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies) ->
             for margin in margins(op.kind, slide, parts):
                 shape, itemsize = extents[margin.operand], graph.tensors[op.operands[margin.operand]].aval.itemsize
                 extent = int(shape[rows[0], margin.dim])
-                area = itemsize * np.prod(shape[rows], axis=1) / extent
+                area = narrowed[margin.operand] * itemsize * np.prod(shape[rows], axis=1) / extent
                 before, behind = (enumerate(hops(n, extent, parts), 1) for n in (margin.left, margin.right))
                 for hop, width in (*((-hop, width) for hop, width in before), *behind):
                     found.append(
@@ -222,6 +226,7 @@ def fetches(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies) ->
                             mask=mask,
                             rows=rows,
                             bytes=width * area,
+                            narrowed=narrowed[margin.operand],
                         )
                     )
                 shape[rows, margin.dim] += margin.left + margin.right
@@ -269,7 +274,7 @@ def _heavy(program: Model, op: Op, strategies: Strategies, model: CostModel, mes
     )
     exchange, exchange_seconds = np.zeros(len(strategies)), np.zeros(len(strategies))
     copied: dict[int, Floats] = {}
-    for fetch in fetches(graph, grouping, op, strategies):
+    for fetch in fetches(program, op, strategies, mesh):
         kind, mask = "collective-permute", fetch.mask
         value = mesh.fixed[kind][mask] + mesh.per_byte[kind][mask] * fetch.bytes
         duration = mesh.fixed_seconds[kind][mask] + mesh.seconds_per_byte[kind][mask] * fetch.bytes

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import planner
 
@@ -83,3 +84,21 @@ def test_the_op_graph_adds_up_to_the_prediction() -> None:
     nodes = [data for _, data in plan.graph.nodes(data=True)]
     assert sum(data["bytes"] for data in nodes) == pytest.approx(plan.predicted.traffic_bytes)
     assert sum(data["seconds"] for data in nodes) == pytest.approx(plan.predicted.compute_seconds)
+
+
+@pytest.mark.parametrize(("dtype", "precision", "itemsize"), [("float32", None, 2), ("float32", "highest", 4)])
+def test_halos_are_moved_as_narrow_as_they_are_read(dtype: str, precision: str | None, itemsize: int) -> None:
+    def fn(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=numbers, precision=precision)
+
+    plan = planner.plan(
+        fn,
+        (jax.ShapeDtypeStruct((1, 1024, 1024, 128), dtype), jax.ShapeDtypeStruct((3, 3, 128, 128), dtype)),
+        topology="v5e:2x2",
+        mesh={"x": 4},
+        pins={"x": P(None, "x"), "kernel": P(), "out": P(None, "x")},
+        options=CHECK,
+    )
+    moved = [c.bytes for c in plan.predicted.collectives if c.kind == "collective-permute"]
+    assert moved == [itemsize * 1024 * 128] * 2
