@@ -17,10 +17,6 @@ from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY
 from planner.rules.primitives import kinds_where, traits
 
-SEEN_THROUGH = frozenset(("reshape", "squeeze", "expand_dims", "broadcast_in_dim"))
-SEEN_THROUGH_ALONE = frozenset(("convert_element_type", "transpose"))
-"""What a GPU's matmul reads through: always, and where nothing else reads the result."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fusion:
@@ -59,8 +55,10 @@ def source(graph: Graph, tensor: int) -> int:
     """The tensor that a matmul reads for an operand, through what is seen through."""
     while (producer := graph.tensors[tensor].producer) is not None:
         op = graph.ops[producer]
-        alone = op.kind in SEEN_THROUGH_ALONE and len(graph.consumers[tensor]) == 1
-        if op.kind in BOUNDARY or not (op.kind in SEEN_THROUGH or traits(op.kind).renames or alone):
+        row = traits(op.kind)
+        alone = op.kind == "convert_element_type" or op.kind == "transpose"
+        alone &= len(graph.consumers[tensor]) == 1
+        if op.kind in BOUNDARY or not (row.reshapes or row.renames or alone):
             break
         tensor = op.operands[0]
     return tensor

@@ -25,7 +25,6 @@ from planner.any_mesh.fusion import ON_TPU, Fusion, read_alone, source, sunk_sha
 from planner.any_mesh.groups import Grouping
 from planner.any_mesh.in_place import READ_AND_WRITTEN
 from planner.any_mesh.liveness import Liveness, is_pass
-from planner.any_mesh.softmaxes import EXTREMES
 from planner.any_mesh.turned_slices import turned_slices
 from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY, ENTERING, LEAVING
@@ -177,7 +176,7 @@ class _Walk:
                 self.written(op, tensor, dims, together, reduced=bool(placement.reduced))
             else:
                 # What a row is reduced to does not stand only where the row is at hand (see `softmaxes`).
-                self.leaves[tensor] = {} if op.kind in EXTREMES else together
+                self.leaves[tensor] = {} if traits(op.kind).extreme else together
 
     def anchor(self, op: Op, operands: list[Leaves]) -> None:
         """A kernel for an op that is not fused."""

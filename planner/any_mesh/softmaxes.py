@@ -17,22 +17,16 @@ from collections.abc import Set as AbstractSet
 from planner.any_mesh.neighbours import matmul_ranks, side_by_side
 from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY
-from planner.rules.primitives import traits
+from planner.rules.primitives import kinds_where, traits
 
-EXTREMES = ("reduce_max", "reduce_min")
 LONGEST_ROW = 4096
 LEAST_RANK = 3
-COSTLY = frozenset(
-    ("exp", "exp2", "expm1", "log", "log1p", "pow", "div", "rsqrt", "sqrt", "cbrt", "sin", "cos", "tan", "atan2")
-)
-"""What a vector unit takes many steps for, of every element; division by one number is a product."""
-RENAMED = frozenset(("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "stop_gradient"))
 
 
 def stored_of_softmaxes(graph: Graph, passes: Sequence[bool], materialised: Sequence[bool]) -> list[bool]:
     """Which tensors stand in memory, given those that would if there were no softmaxes."""
     stored = list(materialised)
-    for op in graph.of_kinds(EXTREMES):
+    for op in graph.of_kinds(kinds_where(lambda row: row.extreme)):
         _centre(graph, passes, stored, op)
     matmuls, costly = matmul_ranks(graph, passes), set[int]()
     for op in graph.ops:
@@ -63,7 +57,7 @@ def _centre(graph: Graph, passes: Sequence[bool], stored: list[bool], op: Op) ->
 def _is_costly(graph: Graph, costly: AbstractSet[int], op: Op, tensor: int) -> bool:
     """Whether an op, or one before it in the same pass, is costly for every element of a tensor."""
     avals, size = graph.tensors, graph.tensors[tensor].aval.size
-    if op.kind in COSTLY and (op.kind != "div" or avals[op.operands[1]].aval.size > 1):
+    if traits(op.kind).slow and (op.kind != "div" or avals[op.operands[1]].aval.size > 1):
         return True
     return any(t in costly and avals[t].aval.size == size for t in op.operands)
 
@@ -99,8 +93,8 @@ def _readers(graph: Graph, tensor: int) -> Iterator[Op]:
     """The ops that read a row's greatest element, through other names, broadcasts and bounds."""
     for reader, _ in graph.consumers[tensor]:
         op = graph.ops[reader]
-        bound = op.kind in ("max", "min") and any(not graph.tensors[t].aval.shape for t in op.operands)
-        if op.kind in RENAMED or bound:
+        bound = traits(op.kind).fused and any(not graph.tensors[t].aval.shape for t in op.operands)
+        if traits(op.kind).reshapes or bound:
             yield from _readers(graph, op.results[0])
         else:
             yield op

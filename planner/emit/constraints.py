@@ -31,13 +31,16 @@ class Emission:
     constraints: Mapping[Slot, tuple[PartitionSpec, ...]]
 
 
-def place(chosen: Chosen, *, sum_whole: bool) -> Emission:
+def place(chosen: Chosen, *, sum_whole: bool, read_stored: bool = False) -> Emission:
     """The placement that a choice of strategies stands for.
 
     `sum_whole` lays a sum that is wanted scattered down whole first. XLA then always adds up partial results, which its
     GPU compiler merges with the slice into a reduce-scatter; left to itself it may gather the operands instead. Its TPU
     compiler does as much, and overlaps the direct form better where windowed einsum is on (as a loop of small dots and
     permutes); so there that is laid, but for sums scattered onto a dim that several operands have (`_onto_batch`).
+
+    `read_stored` reads what is wanted as it is stored from there, where others read it gathered: XLA's GPU compiler
+    (jaxlib 0.10.2) reads zeros where what was gathered is sliced to what it was. The others slice, as prices have it.
     """
     instance = chosen.instance
     graph, flow, names = instance.model.graph, instance.model.flow, instance.mesh.names
@@ -69,11 +72,9 @@ def place(chosen: Chosen, *, sum_whole: bool) -> Emission:
             chain = layouts.get(transfer.id, ())
             fetched = into.get(through.get((op_id, position), -1))
             stored = chosen.at(transfer.target, transfer.target_dims) == chosen.home(transfer.tensor)
-            if fetched is not None and not (stored and sum_whole):
+            if fetched is not None and not (stored and read_stored):
                 chain = (*layouts.get(fetched.id, ()), *chain)
             elif fetched is not None:
-                # XLA's GPU compiler (jaxlib 0.10.2) reads zeros where what was gathered is sliced to what it was. Its TPU
-                # compiler slices it, and gathers what all other readers narrow in the wide type that prices know.
                 chain = (chosen.wanted(graph.ops[op_id], position),)
             if chain:
                 constraints[operand_slot(graph.ops[op_id], position)] = chain

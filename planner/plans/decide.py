@@ -41,7 +41,8 @@ def decide(
     graph, model = session.graph, session.model
     guessed = tuple(replace(Guessed(**_told(graph, op.id)), op=op_name(op)) for op in graph.ops if is_guessed(op))
     chosen = Chosen(instance=instance, choice=candidate.choice)
-    placement = place(chosen, sum_whole=session.target.platform != "tpu")
+    platform = session.target.platform
+    placement = place(chosen, sum_whole=platform != "tpu", read_stored=platform == "gpu")
     intermediates = {
         t.name: chosen.stored(t.id)
         for t in graph.tensors

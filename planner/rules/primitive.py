@@ -40,6 +40,15 @@ class Primitive:
     costly: bool = False
     """A compiler rather stores its result than computes it again inside a matmul. Asked by `liveness`."""
 
+    slow: bool = False
+    """A vector unit takes many steps for every element. Asked by `softmaxes`."""
+
+    extreme: bool = False
+    """It reduces to the greatest or least element. Asked by `softmaxes`."""
+
+    reshapes: bool = False
+    """Its result has its operand's elements, in their order, in another shape. Asked by `fusion`, `softmaxes`."""
+
     adds: bool = False
     """Its result may be a sum so far, to which later ones add. Asked by `liveness`."""
 
