@@ -17,8 +17,8 @@ endif
 QUICKLY := --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true
 
 SOURCES := planner cost_models benchmarks tests
-# The demo is no benchmark, nor what compares two states of the code; the contest's instances are not part of the repository.
-NO_BENCHMARKS := $(addprefix benchmarks/,__init__.py stamp.py demo.py iopddl.py same_plans.py)
+# The demo is no benchmark, nor what several share, nor what compares two states of the code; the contest's instances are not part of the repository.
+NO_BENCHMARKS := $(addprefix benchmarks/,__init__.py asked.py stamp.py suite.py demo.py iopddl.py same_plans.py)
 BENCHMARKS := $(filter-out $(NO_BENCHMARKS),$(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help

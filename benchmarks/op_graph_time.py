@@ -23,10 +23,10 @@ from networkx.utils import UnionFind
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
+from benchmarks.asked import least_time
 from benchmarks.planning_time import PROGRAMS
 from benchmarks.stamp import stamp
 from planner.any_mesh.groups import group_ops
-from planner.decision import Request
 from planner.explain.decided_graph import decided
 from planner.explain.op_graph import undecided
 from planner.machine.target import resolve
@@ -53,16 +53,7 @@ def measure(name: str) -> dict[str, Any]:
     """The figures of one program."""
     target = resolve(None, "v5e:4x4")
     model = PROGRAMS[name](target.count)
-    request = Request(
-        topology=target.topology,
-        platform=None,
-        objective="time",
-        memory_limit=1e15,
-        pins={},
-        cost_model="analytic",
-        profile=None,
-        while_trips=1.0,
-    )
+    request = least_time(target.topology, 1e15)
     program = trace(model.fn, model.args, donate_argnums=model.donate_argnums)
     ready, session = seconds_of(lambda: Session(program=program, target=target, request=request))
     of = session.model

@@ -27,10 +27,10 @@ from typing import Any
 
 import jax
 
+from benchmarks.asked import least_time
 from benchmarks.models import MODELS, deep, gpt, llama, resnet, sparse
 from benchmarks.models.base import Model
 from benchmarks.stamp import stamp
-from planner.decision import Request
 from planner.errors import InfeasibleError
 from planner.machine.target import Target, resolve
 from planner.one_mesh.instance import Instance
@@ -140,16 +140,7 @@ def measure(
         seconds[part] = time.perf_counter() - started
 
     began, processor = time.perf_counter(), time.process_time()
-    request = Request(
-        topology=target.topology,
-        platform=None,
-        objective="time",
-        memory_limit=float(target.topology.chip.hbm_bytes),
-        pins={},
-        cost_model="analytic",
-        profile=None,
-        while_trips=1.0,
-    )
+    request = least_time(target.topology, float(target.topology.chip.hbm_bytes))
     with timed("trace"):
         program = trace(fn, args, donate_argnums=donate)
     with timed("ready"):

@@ -22,9 +22,9 @@ class Roofline:
 
     The matrix unit's rate is the chip's peak for the dtype times its `matrix_efficiency`, after its `matrix_latency_s` for
     each of the largest products that were measured (`pieces`): GPUs fill and drain many cores, and reach 60 to 80 % of the
-    data sheet. A TPU's is 1: what tiles leave unfilled is
-    counted as work instead, and predictions shall agree with schedules priced by the data sheet (the compiler's own
-    cycles are at 70-90 % of it for large matmuls, alike for all plans).
+    data sheet. A TPU's is 1: what tiles leave unfilled is counted as work instead, and predictions shall agree with
+    schedules priced by the data sheet (the compiler's own cycles are at 70-90 % of it for large matmuls, alike for all
+    plans).
     """
 
     topology: Topology

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from benchmarks.asked import least_time
 from benchmarks.models import MODELS
-from planner.decision import Request
 from planner.machine.target import resolve
 from planner.program.trace import trace
 from planner.session import Session
@@ -16,14 +16,5 @@ def small_session(name: str, topology: str = "v5e:2x4") -> Session:
     """The session of one program, minimising time."""
     model = MODELS[name]("small")
     target = resolve(None, topology)
-    request = Request(
-        topology=target.topology,
-        platform=None,
-        objective="time",
-        memory_limit=16e9,
-        pins={},
-        cost_model="analytic",
-        profile=None,
-        while_trips=1.0,
-    )
+    request = least_time(target.topology, 16e9)
     return Session(program=trace(model.fn, model.args), target=target, request=request)

@@ -50,7 +50,7 @@ def movements(
     if kernels is None:
         return
     for kernel in kernels.of_group.get(group.id, ()):
-        yield from _of_kernel(graph, grouping, kernel, tiled=kernels.fusion.computes_operands)
+        yield from _of_kernel(graph, grouping, kernel, tiled=liveness.fusion.computes_operands)
     narrowed = liveness.narrowed
     for number in group.ops:
         op = graph.ops[number]
@@ -58,7 +58,7 @@ def movements(
         if copied:
             yield _whole(graph, grouping, op, op.results[0], copied / graph.regions[op.region].trips)
         if (
-            kernels.fusion.computes_operands
+            liveness.fusion.computes_operands
             and op.kind in TAKEN_IN
             and graph.consumers[op.operands[0]][0][0] == number
             and op.operands[0] in narrowed

@@ -21,10 +21,10 @@ from typing import Literal, NamedTuple
 
 from planner.any_mesh.bad_transposes import TRANSACTION_BYTES, bad_transposes
 from planner.any_mesh.factor_names import names_between, renamed, told
-from planner.any_mesh.fusion import ON_TPU, Fusion, read_alone, source, sunk_share
+from planner.any_mesh.fusion import Fusion, read_alone, source, sunk_share
 from planner.any_mesh.groups import Grouping
 from planner.any_mesh.in_place import READ_AND_WRITTEN
-from planner.any_mesh.liveness import Liveness, is_pass
+from planner.any_mesh.liveness import Liveness
 from planner.any_mesh.turned_slices import turned_slices
 from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY, ENTERING, LEAVING
@@ -69,9 +69,8 @@ class Kernel(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Kernels:
-    """The kernels of every group, in program order, and how they are fused."""
+    """The kernels of every group, in program order."""
 
-    fusion: Fusion
     of_group: Mapping[int, tuple[Kernel, ...]]
 
 
@@ -279,9 +278,9 @@ def _joined(share: float, other: float) -> float:
     return max(share, other, min(1.0, share + other))
 
 
-def kernels_of(graph: Graph, grouping: Grouping, liveness: Liveness, fusion: Fusion = ON_TPU) -> Kernels:
-    """The kernels of a graph, fused so."""
-    passes = [is_pass(graph, grouping, op, fusion) for op in graph.ops]
+def kernels_of(graph: Graph, grouping: Grouping, liveness: Liveness) -> Kernels:
+    """The kernels of a graph, fused as its liveness says."""
+    fusion, passes = liveness.fusion, liveness.passes
     bad = frozenset[int]() if fusion.computes_operands else bad_transposes(graph)
     walk = _Walk(graph=graph, grouping=grouping, stands=liveness.materialised, passes=passes, fusion=fusion, bad=bad)
     for op in graph.ops:
@@ -290,7 +289,7 @@ def kernels_of(graph: Graph, grouping: Grouping, liveness: Liveness, fusion: Fus
     found: dict[int, list[Kernel]] = {}
     for number, kernel in enumerate(walk.kernels):
         found.setdefault(kernel.group, []).append(homes.told(number, kernel))
-    return Kernels(fusion=fusion, of_group={group: tuple(of) for group, of in found.items()})
+    return Kernels(of_group={group: tuple(of) for group, of in found.items()})
 
 
 class _Homes:

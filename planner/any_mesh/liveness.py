@@ -41,9 +41,11 @@ from planner.rules.primitives import traits
 class Liveness:
     """`materialised[tensor]`: it is read from and written to memory; `buffers`: what is allocated besides arguments.
 
-    `hoisted`: the narrow copies that are made before loops.
+    `passes[op]`: it is part of a fused pass, as the compiler's `fusion` has it. `hoisted`: the narrow copies that are made
+    before loops.
     """
 
+    passes: tuple[bool, ...]
     materialised: tuple[bool, ...]
     buffers: tuple[Buffer, ...]
     steps: int
@@ -108,6 +110,7 @@ def analyse(graph: Graph, grouping: Grouping, fusion: Fusion = UNKNOWN) -> Liven
     hoisted = hoisted_casts(graph, narrow, spans)
     buffers += [Buffer(tensor=t, share=share, start=a, stop=b) for t, share, a, b in hoisted]
     return Liveness(
+        passes=tuple(passes),
         materialised=tuple(materialised),
         buffers=tuple(buffers),
         steps=len(graph.ops),

@@ -14,7 +14,7 @@ from planner.any_mesh.alike_groups import alike
 from planner.any_mesh.eased import Eased, eased
 from planner.any_mesh.flow import Flow, Transfer, build_flow
 from planner.any_mesh.fused_pass import FusedPass, fused_pass
-from planner.any_mesh.fusion import ON_TPU, UNKNOWN, Fusion
+from planner.any_mesh.fusion import UNKNOWN, Fusion
 from planner.any_mesh.groups import Group, Grouping, group_ops
 from planner.any_mesh.kernel_traffic import Array, Movement, movements
 from planner.any_mesh.kernels import Kernels, kernels_of
@@ -93,8 +93,8 @@ class Model:
         """What a TPU's compiler spares the program of its moves."""
         if self.given_eased is not None:
             return self.given_eased
-        fusion = self.kernels.fusion if self.kernels is not None else ON_TPU
-        return eased(self.graph, self.grouping, self.flow, self.liveness.narrow, fusion, self.hiding)
+        liveness = self.liveness
+        return eased(self.graph, self.grouping, self.flow, liveness.narrow, liveness.fusion, self.hiding)
 
     @cached_property
     def held(self) -> Holdings:
@@ -132,7 +132,7 @@ def model_of(
     grouping = group_ops(graph)
     flow = build_flow(graph, grouping, pinned_outputs=pinned_outputs, kept=kept)
     liveness = analyse(graph, grouping, fusion or UNKNOWN)
-    kernels = kernels_of(graph, grouping, liveness, fusion) if fusion is not None else None
+    kernels = kernels_of(graph, grouping, liveness) if fusion is not None else None
     return Model(
         graph=graph,
         grouping=grouping,

@@ -71,11 +71,12 @@ def place(chosen: Chosen, *, sum_whole: bool, read_stored: bool = False) -> Emis
                 continue
             chain = layouts.get(transfer.id, ())
             fetched = into.get(through.get((op_id, position), -1))
-            stored = chosen.at(transfer.target, transfer.target_dims) == chosen.home(transfer.tensor)
-            if fetched is not None and not (stored and read_stored):
-                chain = (*layouts.get(fetched.id, ()), *chain)
-            elif fetched is not None:
-                chain = (chosen.wanted(graph.ops[op_id], position),)
+            if fetched is not None:
+                at_home = read_stored and chosen.at(transfer.target, transfer.target_dims) == chosen.home(
+                    transfer.tensor
+                )
+                wanted = (chosen.wanted(graph.ops[op_id], position),)
+                chain = wanted if at_home else (*layouts.get(fetched.id, ()), *chain)
             if chain:
                 constraints[operand_slot(graph.ops[op_id], position)] = chain
     _hold_readers(chosen, {t.tensor for t in flow.transfers if t.reads and t.id in layouts}, constraints)

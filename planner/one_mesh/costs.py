@@ -265,7 +265,8 @@ def _heavy(program: Model, op: Op, strategies: Strategies, model: CostModel, mes
     trips = graph.regions[op.region].trips
     traffic = _traffic(program, op, strategies, mesh)
     multiplied = flops * _filled(graph, grouping, op, strategies) if mesh.tpu else flops
-    pieces = 1.0 if mesh.tpu else _pieces(graph, grouping, op, strategies, flops)
+    of_gpu = program.kernels is not None and not mesh.tpu
+    pieces = _pieces(graph, grouping, op, strategies, flops) if of_gpu else 1.0
     first = next(iter((*op.operands, *op.results)), None)
     # An op of neither, such as a print of a word, moves nothing.
     dtype = "float32" if first is None else graph.tensors[first].aval.dtype

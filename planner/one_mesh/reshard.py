@@ -336,31 +336,6 @@ class Patterns:
         return made
 
 
-def reshard_values(
-    mesh: Mesh,
-    source: Locations,
-    partial: npt.NDArray[np.bool_],
-    target: Locations,
-    *,
-    shape: Sequence[int],
-    whole_bytes: float,
-    patterns: Patterns,
-    order: Sequence[int] | None = None,
-    shares: Shares = ALL,
-    seconds: bool = False,
-) -> npt.NDArray[np.float64]:
-    """The value of every reshard from `source[i]` (partial over `partial[i]`) to `target[j]`: shape (n, m).
-
-    Parameters: locations of shapes (n, axes), (n, axes) and (m, axes); `shape` and `whole_bytes` of the tensor;
-    `patterns`, what was met before; `order`, the dims as they lie in memory, most major first, if otherwise than in
-    `shape`; `shares`, what counts of each kind of collective; `seconds` prices in seconds instead of the mesh's objective.
-    """
-    found = patterns_of(
-        mesh, source, partial, target, shape=shape, whole_bytes=whole_bytes, patterns=patterns, order=order
-    )
-    return patterns.price(mesh, seconds=seconds, shares=shares).of(found, whole_bytes)
-
-
 def patterns_of(
     mesh: Mesh,
     source: Locations,
@@ -372,7 +347,12 @@ def patterns_of(
     patterns: Patterns,
     order: Sequence[int] | None = None,
 ) -> npt.NDArray[np.int64]:
-    """The numbers among `patterns` of what `reshard_values` prices, with the parameters of that: shape (n, m)."""
+    """The numbers among `patterns` of every reshard from `source[i]` (partial over `partial[i]`) to `target[j]`: (n, m).
+
+    Parameters: locations of shapes (n, axes), (n, axes) and (m, axes); `shape` and `whole_bytes` of the tensor;
+    `patterns`, what was met before; `order`, the dims as they lie in memory, most major first, if otherwise than in
+    `shape`. `Patterns.price` has what they cost.
+    """
     ways = ways_of(mesh, source, partial, target, shape=shape, whole_bytes=whole_bytes, order=order)
     return patterns.index(source, partial, target, len(shape), ways)
 

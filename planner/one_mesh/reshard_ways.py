@@ -29,7 +29,7 @@ def ways_of(
 ) -> npt.NDArray[np.int64]:
     """For every pair of specs, in which way a tensor goes from the one to the other: shape (n, m).
 
-    Parameters as of `reshard_values`; where the chip is a TPU, its compiler says which sums it can scatter.
+    Parameters as of `reshard.patterns_of`; where the chip is a TPU, its compiler says which sums it can scatter.
     """
     ways = np.full((len(source), len(target)), PLAIN, np.int64)
     if mesh.tpu and partial.any():

@@ -19,7 +19,7 @@ from planner.options import Options
 from planner.plans.answer import Answer
 from planner.plans.checks import why_not_compiled
 from planner.plans.decide import decide
-from planner.plans.memory_limits import room_note, search_beyond, search_with_room
+from planner.plans.memory_limits import room_note, search_judged
 from planner.search.fewer_devices import on_fewer_devices
 from planner.search.meshes import Found
 from planner.session import Session
@@ -95,16 +95,15 @@ class _Run:
 
     def first(self) -> Found:
         """The best plans. Raises: PinError, InfeasibleError."""
-        session, meshes, options = self.session, self.meshes, self.options
-        try:
-            found, self.limit_bytes = search_with_room(session, meshes, options)
-        except InfeasibleError as none_fits:
+        target, options = self.session.target, self.options
+        found, self.limit_bytes, self.none_fits = search_judged(
+            self.session,
+            self.meshes,
+            options,
             # The CPU's compiler has no limit to keep to, and its peak is not trustworthy.
-            if session.target.platform == "cpu" or why_not_compiled(session.target, options):
-                raise
-            found, self.limit_bytes = search_beyond(session, meshes, options, none_fits)
-            self.none_fits = none_fits
-        self.most_bytes = max(self.limit_bytes, session.request.memory_limit)
+            judged=lambda: target.platform != "cpu" and not why_not_compiled(target, options),
+        )
+        self.most_bytes = max(self.limit_bytes, self.session.request.memory_limit)
         self.bound = found.bound
         return found
 

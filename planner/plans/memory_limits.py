@@ -6,7 +6,7 @@ fit, plans above the limit are sought for a compiler to judge: to save memory it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from cost_models.compilers import ROOM
@@ -35,10 +35,26 @@ def search_with_room(session: Session, meshes: Sequence[Shape], options: Options
     return session.search(meshes, limit_bytes=asked, options=options), asked
 
 
-def search_beyond(
+def search_judged(
+    session: Session, meshes: Sequence[Shape], options: Options, *, judged: Callable[[], bool]
+) -> tuple[Found, float, InfeasibleError | None]:
+    """The best plans, the bytes that they keep to, and why none is predicted to fit, if that is so.
+
+    Where a compiler has the last word (`judged`), plans then are of those that are predicted to need little more.
+    Raises: PinError, InfeasibleError.
+    """
+    try:
+        return *search_with_room(session, meshes, options), None
+    except InfeasibleError as none_fits:
+        if not judged():
+            raise
+        return *_search_beyond(session, meshes, options, none_fits), none_fits
+
+
+def _search_beyond(
     session: Session, meshes: Sequence[Shape], options: Options, none_fits: InfeasibleError
 ) -> tuple[Found, float]:
-    """The best plans that are predicted to need little more than the limit, where nothing less is, and those bytes.
+    """The best plans within the least limit that any keep to, and that limit.
 
     Raises: none_fits, where the least memory that would do is not known or is far above the limit.
     """

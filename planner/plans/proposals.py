@@ -9,17 +9,15 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from planner.decision import Decision
-from planner.errors import InfeasibleError
 from planner.options import Options
 from planner.plans.answer import Answer
 from planner.plans.attempts import FALLBACKS, attempts
-from planner.plans.memory_limits import search_beyond, search_with_room
+from planner.plans.memory_limits import search_judged
 from planner.plans.refining.judges import CompilerJudge, Emits, Judge, why_no_compiler
 from planner.plans.refining.measuring import MeasuringJudge, why_not_measured
 from planner.plans.refining.prospects import Prospects
 from planner.plans.refining.refine import Clock, Result, refine
 from planner.rules.op_work import op_flops
-from planner.search.meshes import Found
 from planner.session import Session
 from planner.solver.deadline import Deadline
 from planner.verify.compile_pool import CompilePool
@@ -79,7 +77,7 @@ def _refined(
         why = why_not_measured(session.program, session.target, _flops(session), options)
     if why:
         return f"the plan is not refined: {why}"
-    found = _found(session, meshes, options)
+    found, _, _ = search_judged(session, meshes, options, judged=lambda: how == "compile")
     clock = Clock(
         began=began,
         soft=Deadline(began + REFINING_SHARE * options.time_limit_s),
@@ -96,19 +94,6 @@ def _refined(
         result = refine(found.candidates, meshes, prospects, judge, clock, how=how, limit_bytes=limit)
     told = tuple(prospects.certified(decision, found) for decision in result.decisions[: FALLBACKS + 1])
     return replace(result, decisions=told)
-
-
-def _found(session: Session, meshes: Sequence[Mapping[str, int]], options: Options) -> Found:
-    """The plans of the search; where none is predicted to fit, and a compiler has the last word, of higher limits.
-
-    Raises: PinError, InfeasibleError.
-    """
-    try:
-        return search_with_room(session, meshes, options)[0]
-    except InfeasibleError as none_fits:
-        if options.refine != "compile":
-            raise
-        return search_beyond(session, meshes, options, none_fits)[0]
 
 
 def _flops(session: Session) -> float:

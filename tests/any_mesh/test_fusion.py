@@ -29,7 +29,7 @@ WIDE = (256, 1024)
 def _kernels(fn: Callable[..., Any], *args: Any) -> tuple[Graph, list[Kernel]]:
     graph = build_graph(trace(fn, args), while_trips=1.0)
     grouping = group_ops(graph)
-    found = kernels_of(graph, grouping, analyse(graph, grouping, ON_GPU), ON_GPU)
+    found = kernels_of(graph, grouping, analyse(graph, grouping, ON_GPU))
     return graph, sorted((kernel for of in found.of_group.values() for kernel in of), key=lambda kernel: kernel.op)
 
 

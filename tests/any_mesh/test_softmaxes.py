@@ -50,7 +50,7 @@ def test_the_centred_row_stands_and_not_its_greatest_element() -> None:
 
 def test_the_matmul_goes_on_to_the_centred_row() -> None:
     graph, liveness = analysed(attention(scaled=True), *QKV)
-    kernels = kernels_of(graph, group_ops(graph), liveness, ON_TPU)
+    kernels = kernels_of(graph, group_ops(graph), liveness)
     first, second = sorted((kernel for of in kernels.of_group.values() for kernel in of), key=lambda kernel: kernel.op)
     (centred,) = (t for op in graph.of_kinds(("sub",)) for t in op.results)
     assert first.results == ((),), "the scores themselves are not written"

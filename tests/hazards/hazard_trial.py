@@ -18,8 +18,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from benchmarks.asked import least_time
 from cost_models import Topology
-from planner.decision import Request
 from planner.emit.constraints import place
 from planner.emit.runner import Runner
 from planner.machine.target import Target
@@ -72,16 +72,7 @@ class Bench:
         self.program = trace(case.function, self.args)
         topology = dear(8)
         self.target = Target(topology=topology, devices=tuple(jax.devices()[:8]))
-        self.request = Request(
-            topology=topology,
-            platform="cpu",
-            objective="time",
-            memory_limit=1e12,
-            pins={},
-            cost_model="analytic",
-            profile=None,
-            while_trips=1.0,
-        )
+        self.request = least_time(topology, 1e12, platform="cpu")
         self.session = Session(program=self.program, target=self.target, request=self.request)
 
     @cached_property

@@ -17,7 +17,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from cost_models import Roofline, Topology, objective, parse_topology
 from planner.one_mesh.mesh import Mesh, make_mesh
-from planner.one_mesh.reshard import Patterns, Step, reshard_steps, reshard_values
+from planner.one_mesh.reshard import ALL, Patterns, Step, patterns_of, reshard_steps
 from planner.one_mesh.specs import Layout, layout_of, to_spec
 from planner.verify.hlo.collectives import read_collectives
 
@@ -53,6 +53,12 @@ def reshards(draw: st.DrawFn) -> tuple[Mapping[str, int], int, list[int], list[b
         partial.append(place == -2)
         target.append(draw(st.integers(-1, rank - 1)))
     return shape, rank, source, partial, target
+
+
+def reshard_values(mesh: Mesh, *ends: Any, patterns: Patterns, seconds: bool = False, **asked: Any) -> Any:
+    """The value of every reshard between specs."""
+    found = patterns_of(mesh, *ends, patterns=patterns, **asked)
+    return patterns.price(mesh, seconds=seconds, shares=ALL).of(found, asked["whole_bytes"])
 
 
 @settings(max_examples=300)

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from benchmarks.asked import least_time
 from cost_models import parse_topology
-from planner.decision import Request
 from planner.machine.target import resolve
 from planner.one_mesh.mesh import factorizations
 from planner.program.trace import trace
@@ -30,16 +30,7 @@ def chain(x: Any, w: Any) -> Any:
 def session(topology: str = "v5e:2x4") -> Session:
     target = resolve(None, topology)
     args = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.bfloat16), jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.bfloat16)
-    request = Request(
-        topology=target.topology,
-        platform=None,
-        objective="time",
-        memory_limit=16e9,
-        pins={},
-        cost_model="analytic",
-        profile=None,
-        while_trips=1.0,
-    )
+    request = least_time(target.topology, 16e9)
     return Session(program=trace(chain, args), target=target, request=request)
 
 

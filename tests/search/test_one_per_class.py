@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.asked import least_time
 from benchmarks.models import deep
-from planner.decision import Request
 from planner.machine.target import resolve
 from planner.program.trace import trace
 from planner.session import Session
@@ -17,16 +17,7 @@ def classes(layers: int, topology: str) -> int:
     """How many decisions a deep program has, its layers written out."""
     model = deep.deep(replace(deep.REAL, layers=layers), batch=64, size="real")
     target = resolve(None, topology)
-    request = Request(
-        topology=target.topology,
-        platform=None,
-        objective="time",
-        memory_limit=float(target.topology.chip.hbm_bytes),
-        pins={},
-        cost_model="analytic",
-        profile=None,
-        while_trips=1.0,
-    )
+    request = least_time(target.topology, float(target.topology.chip.hbm_bytes))
     program = trace(model.fn, model.args, donate_argnums=model.donate_argnums)
     found = Session(program=program, target=target, request=request).members
     assert found is not None
