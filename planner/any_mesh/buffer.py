@@ -8,9 +8,13 @@ from planner.any_mesh.share import Share
 
 
 class Buffer(NamedTuple):
-    """One tensor in memory over the half-open interval [start, stop) of op ids."""
+    """One tensor in memory over the half-open interval [start, stop) of op ids.
+
+    With `several`, a dim, only on devices that hold several elements along it.
+    """
 
     tensor: int
     start: int
     stop: int
     share: Share
+    several: int | None = None

@@ -23,8 +23,8 @@ from planner.rules.rule import Dims
 class Array(NamedTuple):
     """An array that is moved: its shape, whose dims are in the factors of a group, and where it may stand.
 
-    With `turned`, a dim and an itemsize, it is moved only where a device holds several elements along that dim, and an
-    argument like it of such elements lies in the order of its dims.
+    With `several`, a dim, it is moved only where a device holds several elements along that dim; with `turned`, a dim and
+    an itemsize, only where besides an argument like it of such elements lies in the order of its dims.
     """
 
     shape: tuple[int, ...]
@@ -32,6 +32,7 @@ class Array(NamedTuple):
     dims: Dims
     home: Home
     turned: tuple[int, float] | None = None
+    several: int | None = None
 
 
 class Movement(NamedTuple):
@@ -57,6 +58,12 @@ def movements(
         copied = liveness.in_place.passes.get(number)
         if copied:
             yield _whole(graph, grouping, op, op.results[0], copied / graph.regions[op.region].trips)
+        if number in liveness.turning:
+            passes, several = liveness.turning[number]
+            whole = _whole(graph, grouping, op, op.results[0], passes / graph.regions[op.region].trips)
+            dim = several + len(whole.array.shape) - len(graph.tensors[op.operands[0]].aval.shape)
+            array = whole.array._replace(several=dim)
+            yield whole._replace(array=array, inside=array)
         if (
             liveness.fusion.computes_operands
             and op.kind in TAKEN_IN

@@ -11,7 +11,7 @@ outside lives until the loop ends, a carry as long as the loop, and a stack from
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -42,7 +42,7 @@ class Liveness:
     """`materialised[tensor]`: it is read from and written to memory; `buffers`: what is allocated besides arguments.
 
     `passes[op]`: it is part of a fused pass, as the compiler's `fusion` has it. `hoisted`: the narrow copies that are made
-    before loops.
+    before loops. `turning[op]`: how often its operand is gone over on devices that hold several elements along a dim of it.
     """
 
     passes: tuple[bool, ...]
@@ -50,6 +50,7 @@ class Liveness:
     buffers: tuple[Buffer, ...]
     steps: int
     in_place: InPlace
+    turning: Mapping[int, tuple[float, int]]
     fusion: Fusion
     read_through: ReadThrough
     narrow: NarrowReads
@@ -84,7 +85,7 @@ def is_pass(graph: Graph, grouping: Grouping, op: Op, fusion: Fusion = UNKNOWN) 
 def analyse(graph: Graph, grouping: Grouping, fusion: Fusion = UNKNOWN) -> Liveness:
     """The materialised tensors and buffers of a graph, where matmuls are fused so."""
     passes = [is_pass(graph, grouping, op, fusion) for op in graph.ops]
-    turned = frozenset[int]() if fusion.computes_operands else turned_stacks(graph)
+    turned = {} if fusion.computes_operands else turned_stacks(graph)
     stored = frozenset[int]() if fusion.computes_operands else stored_on_gpus(graph, passes)
     materialised = stored_for_many(graph, passes, _materialised(graph, grouping, passes, stored))
     rows = stored_of_softmaxes(graph, passes, materialised) if fusion.stores_softmaxes else materialised
@@ -107,6 +108,7 @@ def analyse(graph: Graph, grouping: Grouping, fusion: Fusion = UNKNOWN) -> Liven
     buffers += laid_out_anew(graph, passes, materialised, last)
     buffers += _also_narrow(graph, materialised, last)
     buffers += turned_buffers(graph, turned, spans)
+    turning = turning_passes(graph, turned)
     hoisted = hoisted_casts(graph, narrow, spans)
     buffers += [Buffer(tensor=t, share=share, start=a, stop=b) for t, share, a, b in hoisted]
     return Liveness(
@@ -114,7 +116,8 @@ def analyse(graph: Graph, grouping: Grouping, fusion: Fusion = UNKNOWN) -> Liven
         materialised=tuple(materialised),
         buffers=tuple(buffers),
         steps=len(graph.ops),
-        in_place=found.going_over(turning_passes(graph, turned)),
+        in_place=found.going_over({op: passes for op, (passes, several) in turning.items() if several is None}),
+        turning={op: (passes, several) for op, (passes, several) in turning.items() if several is not None},
         fusion=fusion,
         read_through=read_through(graph, materialised, passes),
         narrow=narrow,

@@ -29,13 +29,15 @@ class TensorForm(NamedTuple):
     """Type of a tensor, the factors of its dims, and in how many of its bytes it stands.
 
     `reduced` are the factors whose splitting leaves partial sums in it, where a compiler that sums over all devices at
-    once keeps the whole; None for what is no such sum.
+    once keeps the whole; None for what is no such sum. With `several`, a dim, it stands only where a device holds several
+    elements along it.
     """
 
     aval: Aval
     dims: Dims
     share: Share
     reduced: Reduced | None = None
+    several: int | None = None
 
 
 class Item(NamedTuple):
@@ -48,6 +50,7 @@ class Item(NamedTuple):
     stop: int
     share: Share = WHOLE
     reduced: Reduced | None = None
+    several: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -65,13 +68,13 @@ class Holdings:
     def of(graph: Graph, items: Iterable[Item]) -> Holdings:
         """The columns of these items."""
         avals = graph.aval_numbers
-        numbers: dict[tuple[int, Dims, Share, Reduced | None], int] = {}
+        numbers: dict[tuple[int, Dims, Share, Reduced | None, int | None], int] = {}
         of_type: list[TensorForm] = []
         rows: list[tuple[int, int, int, int, int]] = []
-        for tensor, node, dims, start, stop, share, reduced in items:
-            number = numbers.setdefault((avals[tensor], dims, share, reduced), len(numbers))
+        for tensor, node, dims, start, stop, share, reduced, several in items:
+            number = numbers.setdefault((avals[tensor], dims, share, reduced, several), len(numbers))
             if number == len(of_type):
-                of_type.append(TensorForm(graph.tensors[tensor].aval, dims, share, reduced))
+                of_type.append(TensorForm(graph.tensors[tensor].aval, dims, share, reduced, several))
             rows.append((tensor, node, number, start, stop))
         tensors, nodes, form, starts, stops = np.asarray(rows, np.intp).reshape(-1, 5).T
         return Holdings(tensors=tensors, nodes=nodes, form=form, starts=starts, stops=stops, forms=tuple(of_type))
@@ -112,7 +115,7 @@ def _held(graph: Graph, flow: Flow, liveness: Liveness) -> Iterable[Item]:
         home = flow.home[buffer.tensor]
         if home is not None:
             start = buffer.start + (buffer.tensor in summed)
-            yield Item(buffer.tensor, home[0], home[1], start, buffer.stop, buffer.share)
+            yield Item(buffer.tensor, home[0], home[1], start, buffer.stop, buffer.share, several=buffer.several)
 
 
 @paused()

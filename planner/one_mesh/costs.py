@@ -26,6 +26,7 @@ from planner.any_mesh.liveness import Liveness
 from planner.any_mesh.program_model import Model
 from planner.one_mesh.mesh import Mesh
 from planner.one_mesh.reshard import Locations, local_bytes
+from planner.one_mesh.reshard_ways import holds_several
 from planner.one_mesh.strategies import Strategies
 from planner.one_mesh.tpu_tiles import local_tiled_bytes, turned
 from planner.program.graph import Graph, Op
@@ -111,6 +112,8 @@ def kernel_traffic(program: Model, group: Group, strategies: Strategies, mesh: M
 def _moved_of(array: Array, strategies: Strategies) -> Floats:
     located = strategies.locations(array.dims)
     sizes = local_tiled_bytes(located, strategies.axis_sizes, array.shape, array.itemsize)
+    if array.several is not None:
+        sizes = sizes * holds_several(located, strategies.axis_sizes, array.shape, array.several)
     if array.turned is None:
         return sizes
     return sizes * turned(located, strategies.axis_sizes, array.shape, *array.turned)

@@ -25,6 +25,7 @@ from planner.any_mesh.memory_spans import Holdings, TensorForm
 from planner.any_mesh.program_model import Model
 from planner.one_mesh.instance import Instance
 from planner.one_mesh.needed import Classes, Pairs, classes_of
+from planner.one_mesh.reshard_ways import holds_several
 from planner.solver.problem import Edge, Problem, Row
 from planner.vectors import Floats, Indices
 
@@ -331,7 +332,8 @@ def whole_bytes(model: Model, *, tiled: bool) -> float:
     No plan on n devices needs less than an n-th of it on each.
     """
     held, steps = model.held, model.liveness.steps + 1
-    sizes = np.asarray([_share(form, tiled) * form.aval.bytes for form in held.forms] or [0.0])[held.form]
+    each = [_share(form, tiled) * form.aval.bytes * (form.several is None) for form in held.forms]
+    sizes = np.asarray(each or [0.0])[held.form]
     change = np.zeros(steps + 1)
     np.add.at(change, held.starts, sizes)
     np.subtract.at(change, np.minimum(held.stops, steps), sizes)
@@ -343,6 +345,9 @@ def _bytes(instance: Instance, node: int, form: TensorForm) -> Floats:
     sizes = instance.resident_bytes(form.aval, node, form.dims)
     if form.reduced is not None:
         return _summed_bytes(instance, node, sizes, form.reduced)
+    if form.several is not None:
+        locations = instance.strategies[node].locations(form.dims)
+        sizes = sizes * holds_several(locations, instance.mesh.sizes, form.aval.shape, form.several)
     share = _share(form, instance.tiled)
     return sizes if share == 1 else share * sizes
 
@@ -362,5 +367,5 @@ def _summed_bytes(instance: Instance, node: int, sizes: Floats, reduced: frozens
 
 
 def _share(form: TensorForm, tiled: bool) -> float:
-    """In which part of a tensor's own size it is stored."""
+    """In which part of a tensor's own size it is stored, where it is."""
     return form.share.tpu if tiled else form.share.elsewhere

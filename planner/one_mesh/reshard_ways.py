@@ -61,6 +61,11 @@ def local_extents(locations: Locations, sizes: Sequence[int], shape: Sequence[in
     return local
 
 
+def holds_several(locations: Locations, sizes: Sequence[int], shape: Sequence[int], dim: int) -> npt.NDArray[np.bool_]:
+    """Whether a device's part of an array of this whole shape has several elements along a dim, at each location."""
+    return local_extents(locations, sizes, shape)[:, dim] > 1
+
+
 def _crowded(source: Locations, target: Locations, sizes: Sequence[int], shape: Sequence[int]) -> npt.NDArray[np.bool_]:
     """For every pair of specs, whether a dim may be too small for all axes that one or the other puts on it."""
     crowded = np.zeros((len(source), len(target)), np.bool_)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import planner
 from planner.any_mesh.bad_transposes import is_tiled
@@ -111,27 +112,59 @@ def _decoded(stack: jax.Array, new: jax.Array, query: jax.Array, product: str) -
         cache, total = carry
         cache = jax.lax.dynamic_update_slice(cache, new, (layer, 0, 7, 0, 0))
         mine = jax.lax.dynamic_index_in_dim(cache, layer, keepdims=False)
+        if mine.dtype == jnp.int8:
+            mine = mine.astype(query.dtype) * jnp.abs(query).max()
         return (cache, total + jnp.sum(jnp.einsum(product, mine, query).astype(jnp.float32))), None
 
     (stack, total), _ = jax.lax.scan(step, (stack, jnp.zeros(())), jnp.arange(stack.shape[0]))
     return stack, total
 
 
-@pytest.mark.parametrize(
-    ("product", "query", "turned"), [("bkhd,bhd->bhk", (4, 8, 64), True), ("bkhd,bhk->bhd", (4, 8, 128), False)]
-)
-def test_a_cache_is_turned_for_the_whole_loop_whose_matmuls_keep_its_length(
-    product: str, query: tuple[int, ...], *, turned: bool
+def _cache(query: tuple[int, ...], dtype: Any) -> tuple[jax.ShapeDtypeStruct, ...]:
+    stack, new = (jax.ShapeDtypeStruct((layers, 8, length, 8, 64), dtype) for layers, length in ((3, 128), (1, 1)))
+    return stack, new, jax.ShapeDtypeStruct(query, jnp.bfloat16)
+
+
+KEPT, SUMMED = ("bkhd,bhd->bhk", (8, 8, 64)), ("bkhd,bhk->bhd", (8, 8, 128))
+"""Products of a cache that keep its length, and that sum over it."""
+
+
+@pytest.mark.parametrize(("product", "several"), [(KEPT, None), (SUMMED, 3)])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.int8])
+def test_a_cache_is_turned_for_the_whole_loop(
+    product: tuple[str, tuple[int, ...]], several: int | None, dtype: Any
 ) -> None:
-    stack, new = (jax.ShapeDtypeStruct((3, 4, length, 8, 64), jnp.bfloat16) for length in (128, 1))
-    new = jax.ShapeDtypeStruct((1, *new.shape[1:]), jnp.bfloat16)
-    args = (stack, new, jax.ShapeDtypeStruct(query, jnp.bfloat16))
-    graph = build_graph(trace(lambda s, n, q: _decoded(s, n, q, product), args, donate_argnums=(0,)), while_trips=1.0)
+    """For matmuls that keep its length; for others only where a device holds several heads."""
+    args = _cache(product[1], dtype)
+    graph = build_graph(
+        trace(lambda s, n, q: _decoded(s, n, q, product[0]), args, donate_argnums=(0,)), while_trips=1.0
+    )
     found = turned_stacks(graph)
-    assert [graph.ops[op].kind for op in found] == (["loop_carry_in"] if turned else [])
+    assert [(graph.ops[op].kind, dim) for op, dim in found.items()] == [("loop_carry_in", several)]
     liveness = analyse(graph, group_ops(graph), ON_GPU)
-    assert [liveness.in_place.passes.get(op) for op in found] == ([4.0] if turned else [])
-    assert sum(b.tensor == graph.inputs[0] for b in liveness.buffers) == turned
+    assert [liveness.in_place.passes.get(op) for op in found] == ([4.0] if several is None else [None])
+    assert [liveness.turning.get(op) for op in found] == ([None] if several is None else [(4.0, several)])
+    assert [b.several for b in liveness.buffers if b.tensor == graph.inputs[0]] == [several]
+
+
+@pytest.mark.parametrize(("product", "alone", "several"), [(KEPT, 2.0, 2.0), (SUMMED, 1.0, 2.0)])
+def test_heads_that_are_alone_on_their_device_lie_in_any_order(
+    product: tuple[str, tuple[int, ...]], alone: float, several: float
+) -> None:
+    args = _cache(product[1], jnp.bfloat16)
+    times: list[float] = []
+    for spec, other in ((P(None, None, None, "x"), P(None, "x")), (P(None, "x"), P("x"))):
+        plan = planner.plan(
+            lambda s, n, q: _decoded(s, n, q, product[0]),
+            args,
+            topology="h100:8",
+            mesh={"x": 8},
+            pins={"s": spec, "n": spec, "q": other, "out/0": spec},
+            donate_argnums=0,
+            options=planner.Options(check="never"),
+        )
+        times.append(plan.predicted.peak_bytes / (args[0].size * 2 / 8))
+    assert times == [pytest.approx(alone, abs=0.5), pytest.approx(several, abs=0.5)]
 
 
 def test_a_gather_is_part_of_the_passes_that_read_it() -> None:
