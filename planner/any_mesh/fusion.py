@@ -2,9 +2,11 @@
 
 XLA's TPU compiler computes the operands of a matmul or convolution on the way, and goes on with its result. Its GPU
 compiler has a matmul read what stands in memory, through what only renames, widens, narrows or turns it for this matmul
-alone, and go on with its result only where nothing else reads it. A slice of a stack it copies out first. A pass that
-reduces rows goes on with what it has read of them (a softmax), unless it reduces them to several results side by side. Seen
-in schedules of libtpu 0.0.42 and of jaxlib 0.10.2 for H100.
+alone, and through what is computed of one array alone and of scalars that are given, element by element and no narrower
+(a rectified array), whoever else reads it (`IsInputWorthFusing` in openxla/xla); and go on with its result only where
+nothing else reads it. A slice of a stack it copies out first. A pass that reduces rows goes on with what it has read of
+them (a softmax), unless it reduces them to several results side by side. Seen in schedules of libtpu 0.0.42 and of jaxlib
+0.10.2 for H100.
 """
 
 from __future__ import annotations
@@ -40,28 +42,48 @@ UNKNOWN = replace(ON_TPU, stores_softmaxes=False)
 """What is taken for the memory of targets whose kernels are not known."""
 
 
+SQUARES = ("integer_pow", "square")
+"""What is a product of an array with itself, which a compiler counts as two."""
+
+
 def stored_on_gpus(graph: Graph, passes: list[bool]) -> frozenset[int]:
     """The tensors that stand on GPUs where TPUs compute them on the way: what matmuls read, and bad transposes."""
     found = set[int]()
     for op in map(graph.ops.__getitem__, bad_transposes(graph)):
-        found |= {op.results[0], source(graph, op.operands[0])}
+        found |= {op.results[0], source(graph, op.operands[0], computes=False)}
     for op in graph.of_kinds(kinds_where(lambda row: row.matmul)):
         if not passes[op.id]:
             found.update(source(graph, tensor) for tensor in op.operands)
     return frozenset(found)
 
 
-def source(graph: Graph, tensor: int) -> int:
-    """The tensor that a matmul reads for an operand, through what is seen through."""
+def source(graph: Graph, tensor: int, *, computes: bool = True) -> int:
+    """The tensor that a matmul reads for an operand, through what is seen through; or one that `computes` nothing."""
     while (producer := graph.tensors[tensor].producer) is not None:
         op = graph.ops[producer]
         row = traits(op.kind)
         alone = op.kind == "convert_element_type" or op.kind == "transpose"
         alone &= len(graph.consumers[tensor]) == 1
-        if op.kind in BOUNDARY or not (row.reshapes or row.renames or alone):
+        if op.kind in BOUNDARY:
             break
-        tensor = op.operands[0]
+        if row.reshapes or row.renames or alone:
+            tensor = op.operands[0]
+            continue
+        single = _of_one(graph, op) if computes else None
+        if single is None:
+            break
+        tensor = single
     return tensor
+
+
+def _of_one(graph: Graph, op: Op) -> int | None:
+    """What an op makes something of element by element, no narrower, with nothing else but given scalars."""
+    arrays = [t for t in op.operands if graph.tensors[t].aval.size > 1 or graph.tensors[t].producer is not None]
+    row = traits(op.kind)
+    if len(arrays) != 1 or len(op.results) != 1 or not row.fused or row.turns or op.kind in SQUARES:
+        return None
+    before, after = graph.tensors[arrays[0]].aval, graph.tensors[op.results[0]].aval
+    return arrays[0] if before.shape == after.shape and before.itemsize <= after.itemsize else None
 
 
 def read_alone(graph: Graph, stands: Sequence[bool], op: Op, made: Collection[int]) -> bool:

@@ -27,6 +27,7 @@ from planner.any_mesh.narrow import BFLOAT16_BYTES, NarrowReads
 from planner.any_mesh.neighbours import matmul_ranks, side_by_side
 from planner.any_mesh.often_read import stored_for_many
 from planner.any_mesh.op_forms import is_fused
+from planner.any_mesh.postponed import postponed
 from planner.any_mesh.read_through import ReadThrough, read_through
 from planner.any_mesh.share import ELSEWHERE, WHOLE
 from planner.any_mesh.softmaxes import stored_of_softmaxes
@@ -43,6 +44,7 @@ class Liveness:
 
     `passes[op]`: it is part of a fused pass, as the compiler's `fusion` has it. `hoisted`: the narrow copies that are made
     before loops. `turning[op]`: how often its operand is gone over on devices that hold several elements along a dim of it.
+    `when[op]`: before which op it runs, of those that run later than their place.
     """
 
     passes: tuple[bool, ...]
@@ -51,6 +53,7 @@ class Liveness:
     steps: int
     in_place: InPlace
     turning: Mapping[int, tuple[float, int]]
+    when: Mapping[int, int]
     fusion: Fusion
     read_through: ReadThrough
     narrow: NarrowReads
@@ -87,12 +90,13 @@ def analyse(graph: Graph, grouping: Grouping, fusion: Fusion = UNKNOWN) -> Liven
     passes = [is_pass(graph, grouping, op, fusion) for op in graph.ops]
     turned = {} if fusion.computes_operands else turned_stacks(graph)
     stored = frozenset[int]() if fusion.computes_operands else stored_on_gpus(graph, passes)
-    materialised = stored_for_many(graph, passes, _materialised(graph, grouping, passes, stored))
+    materialised = stored_for_many(graph, passes, _materialised(graph, grouping, passes, stored, fusion))
     rows = stored_of_softmaxes(graph, passes, materialised) if fusion.stores_softmaxes else materialised
     apart = {t for t, stands in enumerate(rows) if stands and not materialised[t]}
     materialised = rows
     spans = region_spans(graph)
-    last = _last_uses(graph, passes, materialised, spans, apart)
+    when = {} if fusion.computes_operands else postponed(graph, passes, spans)
+    last = _last_uses(graph, passes, materialised, spans, apart, when)
     found = in_place(graph, materialised, last, spans)
     narrow = NarrowReads(graph)
     buffers: list[Buffer] = []
@@ -100,8 +104,8 @@ def analyse(graph: Graph, grouping: Grouping, fusion: Fusion = UNKNOWN) -> Liven
         for tensor in op.results:
             if not materialised[tensor] or _is_view(graph, op) or tensor in found.taken:
                 continue
-            start = spans[op.region][0] if op.kind == "loop_stack" else op.id
-            stop = max(last[tensor], op.id + 1)
+            start = spans[op.region][0] if op.kind == "loop_stack" else when.get(op.id, op.id)
+            stop = max(last[tensor], start + 1)
             buffers.append(Buffer(tensor=tensor, start=start, stop=stop, share=narrow.share(tensor)))
     buffers = stood_in(buffers, stand_ins(graph, passes, materialised, partial(_is_needed, graph, passes)))
     buffers += _shared_operands(graph, passes, materialised)
@@ -117,6 +121,7 @@ def analyse(graph: Graph, grouping: Grouping, fusion: Fusion = UNKNOWN) -> Liven
         buffers=tuple(buffers),
         steps=len(graph.ops),
         in_place=found.going_over({op: passes for op, (passes, several) in turning.items() if several is None}),
+        when=when,
         turning={op: (passes, several) for op, (passes, several) in turning.items() if several is not None},
         fusion=fusion,
         read_through=read_through(graph, materialised, passes),
@@ -133,8 +138,10 @@ def _is_view(graph: Graph, op: Op) -> bool:
     return op.kind == "loop_slice" and all(is_fused(graph.ops[reader]) for reader, _ in graph.consumers[op.results[0]])
 
 
-def _materialised(graph: Graph, grouping: Grouping, passes: Sequence[bool], stored: Collection[int]) -> list[bool]:
-    """Which tensors stand in memory: those `stored` for matmuls among them."""
+def _materialised(
+    graph: Graph, grouping: Grouping, passes: Sequence[bool], stored: Collection[int], fusion: Fusion
+) -> list[bool]:
+    """Which tensors stand in memory: those `stored` for matmuls that do not compute their operands among them."""
     kept = [tensor.producer is None for tensor in graph.tensors]
     sizes = [tensor.aval.size for tensor in graph.tensors]
     needs: list[Need] = [_need(op, is_pass) for op, is_pass in zip(graph.ops, passes, strict=True)]
@@ -152,7 +159,7 @@ def _materialised(graph: Graph, grouping: Grouping, passes: Sequence[bool], stor
                     terms[tensor] = terms[sum_so_far]
         reduced = grouping.placements[op.id].reduced and op.kind != "gather"  # of a table that is split
         passing = passes[op.id] and op.kind not in BORDER and not reduced
-        hard = row.costly or not costly.isdisjoint(op.operands)
+        hard = fusion.computes_operands and (row.costly or not costly.isdisjoint(op.operands))
         for tensor in op.results:
             if not passing or tensor in graph.returned or tensor in stored or _must_stand(graph, tensor, needs, hard):
                 kept[tensor] = True
@@ -273,8 +280,11 @@ def _last_uses(
     stored: Sequence[bool],
     spans: Sequence[tuple[int, int]],
     apart: AbstractSet[int],
+    when: Mapping[int, int],
 ) -> list[int]:
     """The time until which every tensor is needed, through whatever is computed from it in passing.
+
+    `when` says so of the ops that run later than their place.
 
     A fused pass writes over what it was the last to read; one that writes a tensor of `apart` only over what has its type.
     """
@@ -287,7 +297,7 @@ def _last_uses(
         if op.kind in TAKEN_IN or op.kind == "branch_in":
             need = spans[op.region][1]
         else:
-            need = op.id if passes[op.id] else op.id + 1
+            need = op.id if passes[op.id] else when.get(op.id, op.id) + 1
         if op.kind == "loop_stack":  # what a trip leaves behind is put on the stack as soon as it is made
             need = (graph.tensors[op.operands[0]].producer or 0) + 1
         written = next((tensor for tensor in op.results if stored[tensor]), None) if passes[op.id] else None

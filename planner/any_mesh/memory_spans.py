@@ -110,7 +110,8 @@ def _held(graph: Graph, flow: Flow, liveness: Liveness) -> Iterable[Item]:
         made = graph.tensors[transfer.tensor]
         if transfer.reduced and made.producer is not None:
             summed.add(made.id)
-            yield Item(made.id, transfer.source, transfer.source_dims, made.producer, made.producer + 1)
+            start = liveness.when.get(made.producer, made.producer)
+            yield Item(made.id, transfer.source, transfer.source_dims, start, start + 1)
     for buffer in liveness.buffers:
         home = flow.home[buffer.tensor]
         if home is not None:
@@ -146,8 +147,14 @@ def _copies(
         served = [read for read in served if (transfer.tensor, read_by.get(read)) not in updates] or served
         if not served:
             continue
-        start = min([op for op, _ in served])
-        stop = max([spans[ops[op].region][1] if ops[op].kind in ENTERING else op + 1 for op, _ in served])
+        times = [liveness.when.get(op, op) for op, _ in served]
+        start = min(times)
+        stop = max(
+            [
+                spans[ops[op].region][1] if ops[op].kind in ENTERING else time + 1
+                for (op, _), time in zip(served, times, strict=True)
+            ]
+        )
         share = liveness.narrow.share(transfer.tensor, served)
         source = Item(transfer.tensor, transfer.source, transfer.source_dims, start, stop, share)
         moved = source._replace(node=transfer.target, dims=transfer.target_dims)

@@ -105,6 +105,29 @@ def test_other_transposes_are_read_an_element_at_a_time() -> None:
     assert sorted(read) == [1.0, 1.0, 16.0]
 
 
+@pytest.mark.parametrize(
+    ("fn", "stands"),
+    [
+        (lambda h: jnp.maximum(h, 0) * 0.5, False),
+        (lambda h: jnp.tanh(h.astype(jnp.float32)), False),
+        (lambda h: h * jnp.tanh(h), True),
+        (lambda h: h * h, True),
+    ],
+)
+def test_a_matmul_computes_an_operand_of_one_array(fn: Callable[[jax.Array], jax.Array], *, stands: bool) -> None:
+    def step(x: jax.Array, up: jax.Array, down: jax.Array) -> tuple[jax.Array, jax.Array]:
+        h = fn(x @ up)
+        return h @ down, h.T @ x.astype(h.dtype)
+
+    down = jax.ShapeDtypeStruct((1024, 512), jnp.bfloat16)
+    graph = build_graph(trace(step, (X, WEIGHT, down)), while_trips=1.0)
+    liveness = analyse(graph, group_ops(graph), ON_GPU)
+    made = {
+        b.tensor for b in liveness.buffers if graph.ops[graph.tensors[b.tensor].producer or 0].kind != "dot_general"
+    }
+    assert any(graph.tensors[tensor].aval.shape == WIDE for tensor in made) == stands
+
+
 def _decoded(stack: jax.Array, new: jax.Array, query: jax.Array, product: str) -> tuple[jax.Array, jax.Array]:
     """A cache of (layers, batch, length, heads, width) in a loop's carry, updated and read in every trip."""
 

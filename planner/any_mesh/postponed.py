@@ -1,0 +1,69 @@
+"""Postponed: products that XLA's GPU compiler runs later than their place in the program, as nothing waits for them.
+
+Its scheduler goes backwards from the end and hides collectives behind what is ready. The gradient of a weight is ready from
+the start: outside of loops it runs behind the last loop that does not wait for it, and what is to be added to a later term
+(the gradient of a weight that is read twice, as by tied embeddings) runs just before that sum. Until then all that it reads
+stands in memory, such as the gradient of the logits through the whole backward pass. Seen in schedules of jaxlib 0.10.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from planner.program.graph import Graph, Op
+from planner.rules.primitives import kinds_where, traits
+
+
+def postponed(graph: Graph, passes: Sequence[bool], spans: Sequence[tuple[int, int]]) -> Mapping[int, int]:
+    """When the products run that are put off, as the id of the op before which they do; from the spans of regions."""
+    outermost = [region.id for region in graph.regions if region.parent is not None and _is_root(graph, region.parent)]
+    loops = sorted(spans[region] for region in outermost)
+    needed = _needed(graph, spans)
+    found: dict[int, int] = {}
+    for op in graph.of_kinds(kinds_where(lambda row: row.matmul)):
+        if passes[op.id] or not _is_root(graph, op.region):
+            continue
+        until = min((needed[tensor] for tensor in op.results), default=op.id)
+        behind = [stop for start, stop in loops if op.id < start and stop <= until]
+        later = min((_sum_of_later(graph, passes, op.id, tensor) for tensor in op.results), default=op.id)
+        when = max(later, behind[-1] if behind else op.id)
+        if when > op.id:
+            found[op.id] = min(when, until)
+    return found
+
+
+def _is_root(graph: Graph, region: int) -> bool:
+    return graph.regions[region].parent is None
+
+
+def _needed(graph: Graph, spans: Sequence[tuple[int, int]]) -> list[int]:
+    """For every tensor made outside of loops the latest time by which something must read it: a loop, or the end."""
+    needed = [len(graph.ops)] * len(graph.tensors)
+    for op in reversed(graph.ops):
+        if _is_root(graph, op.region):
+            until = min((needed[tensor] for tensor in op.results), default=len(graph.ops))
+        else:
+            region = op.region
+            while (parent := graph.regions[region].parent) is not None and not _is_root(graph, parent):
+                region = parent
+            until = spans[region][0]
+        for tensor in op.operands:
+            needed[tensor] = min(needed[tensor], until)
+    return needed
+
+
+def _sum_of_later(graph: Graph, passes: Sequence[bool], made: int, tensor: int) -> int:
+    """The id of the sum of a tensor with what is made later, where it is read for nothing else; else when it was made."""
+    while len(graph.consumers[tensor]) == 1:
+        op: Op = graph.ops[graph.consumers[tensor][0][0]]
+        if not _is_root(graph, op.region) or not passes[op.id] or len(op.results) != 1:
+            break
+        if traits(op.kind).adds and all(
+            graph.tensors[t].aval.size == graph.tensors[tensor].aval.size for t in op.operands
+        ):
+            others = [graph.tensors[t].producer or 0 for t in op.operands if t != tensor]
+            return op.id if others and max(others) > made else made
+        if len(op.operands) > 1:
+            break
+        (tensor,) = op.results
+    return made

@@ -1,0 +1,77 @@
+"""Which products a GPU's compiler runs later than their place in the program, and what stands in memory until then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from planner.any_mesh.fusion import ON_GPU, ON_TPU, Fusion
+from planner.any_mesh.groups import group_ops
+from planner.any_mesh.liveness import Liveness, analyse
+from planner.program.graph import Graph
+from planner.program.jaxpr.flatten import build_graph
+from planner.program.trace import trace
+
+TABLE = jax.ShapeDtypeStruct((4096, 256), jnp.float32)
+LAYERS = jax.ShapeDtypeStruct((3, 256, 256), jnp.float32)
+TOKENS = jax.ShapeDtypeStruct((512,), jnp.int32)
+
+
+def _trained(*, tied: bool, scanned: bool) -> Callable[..., Any]:
+    """The gradients of a model of layers between an embedding and a head, which may be one."""
+
+    def loss(table: jax.Array, head: jax.Array, layers: jax.Array, tokens: jax.Array) -> jax.Array:
+        x = table[tokens]
+        if scanned:
+            x, _ = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, layers)
+        else:
+            for n in range(layers.shape[0]):
+                x = jnp.tanh(x @ layers[n])
+        return jnp.mean(jax.nn.logsumexp(x @ (table if tied else head).T, axis=-1))
+
+    return jax.grad(loss, argnums=(0, 1, 2))
+
+
+def _analysed(fusion: Fusion = ON_GPU, *, tied: bool, scanned: bool) -> tuple[Graph, Liveness]:
+    graph = build_graph(trace(_trained(tied=tied, scanned=scanned), (TABLE, TABLE, LAYERS, TOKENS)), while_trips=1.0)
+    return graph, analyse(graph, group_ops(graph), fusion)
+
+
+def _of_head(graph: Graph) -> tuple[int, int]:
+    """The product that is the head's gradient, and what it reads of the logits."""
+    op = next(op for op in graph.of_kinds(("dot_general",)) if graph.tensors[op.results[0]].aval.shape == TABLE.shape)
+    return op.id, next(t for t in op.operands if graph.tensors[t].aval.size == 512 * 4096)
+
+
+def test_the_gradient_of_a_head_waits_for_the_loop_behind_it() -> None:
+    graph, liveness = _analysed(tied=False, scanned=True)
+    product, logits = _of_head(graph)
+    last = max(op.id for op in graph.ops if op.region)
+    assert liveness.when == {product: last + 1}
+    assert max(buffer.stop for buffer in liveness.buffers if buffer.tensor == logits) > last
+    made = graph.ops[product].results[0]
+    assert [buffer.start for buffer in liveness.buffers if buffer.tensor == made] == [last + 1]
+    assert not _analysed(ON_TPU, tied=False, scanned=True)[1].when
+
+
+def test_the_gradient_of_a_tied_head_waits_for_that_of_the_embedding() -> None:
+    graph, liveness = _analysed(tied=True, scanned=False)
+    product, logits = _of_head(graph)
+    (added,) = (op.id for op in graph.of_kinds(("add_any",)) if graph.tensors[op.results[0]].aval.shape == TABLE.shape)
+    assert liveness.when == {product: added}
+    assert max(buffer.stop for buffer in liveness.buffers if buffer.tensor == logits) > added
+    assert not _analysed(tied=False, scanned=False)[1].when
+
+
+def test_what_a_loop_waits_for_runs_before_it() -> None:
+    graph = build_graph(
+        trace(
+            lambda x, w, layers: jax.lax.scan(lambda y, u: (jnp.tanh(y @ u), None), x @ w, layers)[0],
+            (*[jax.ShapeDtypeStruct((256, 256), jnp.float32)] * 2, LAYERS),
+        ),
+        while_trips=1.0,
+    )
+    assert not analyse(graph, group_ops(graph), ON_GPU).when
