@@ -42,10 +42,6 @@ UNKNOWN = replace(ON_TPU, stores_softmaxes=False)
 """What is taken for the memory of targets whose kernels are not known."""
 
 
-SQUARES = ("integer_pow", "square")
-"""What is a product of an array with itself, which a compiler counts as two."""
-
-
 def stored_on_gpus(graph: Graph, passes: list[bool]) -> frozenset[int]:
     """The tensors that stand on GPUs where TPUs compute them on the way: what matmuls read, and bad transposes."""
     found = set[int]()
@@ -80,7 +76,7 @@ def _of_one(graph: Graph, op: Op) -> int | None:
     """What an op makes something of element by element, no narrower, with nothing else but given scalars."""
     arrays = [t for t in op.operands if graph.tensors[t].aval.size > 1 or graph.tensors[t].producer is not None]
     row = traits(op.kind)
-    if len(arrays) != 1 or len(op.results) != 1 or not row.fused or row.turns or op.kind in SQUARES:
+    if len(arrays) != 1 or len(op.results) != 1 or not row.fused or row.turns or row.squares:
         return None
     before, after = graph.tensors[arrays[0]].aval, graph.tensors[op.results[0]].aval
     return arrays[0] if before.shape == after.shape and before.itemsize <= after.itemsize else None

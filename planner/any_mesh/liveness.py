@@ -29,6 +29,7 @@ from planner.any_mesh.often_read import stored_for_many
 from planner.any_mesh.op_forms import is_fused
 from planner.any_mesh.postponed import postponed
 from planner.any_mesh.read_through import ReadThrough, read_through
+from planner.any_mesh.recalled import recalled
 from planner.any_mesh.share import ELSEWHERE, WHOLE
 from planner.any_mesh.softmaxes import stored_of_softmaxes
 from planner.any_mesh.stand_ins import stand_ins, stood_in
@@ -91,8 +92,9 @@ def analyse(graph: Graph, grouping: Grouping, fusion: Fusion = UNKNOWN) -> Liven
     turned = {} if fusion.computes_operands else turned_stacks(graph)
     stored = frozenset[int]() if fusion.computes_operands else stored_on_gpus(graph, passes)
     materialised = stored_for_many(graph, passes, _materialised(graph, grouping, passes, stored, fusion))
+    materialised = materialised if fusion.computes_operands else recalled(graph, passes, materialised)
     rows = stored_of_softmaxes(graph, passes, materialised) if fusion.stores_softmaxes else materialised
-    apart = {t for t, stands in enumerate(rows) if stands and not materialised[t]}
+    apart = {t for t, stands in enumerate(rows) if stands and not (materialised[t] and fusion.computes_operands)}
     materialised = rows
     spans = region_spans(graph)
     when = {} if fusion.computes_operands else postponed(graph, passes, spans)
@@ -297,7 +299,7 @@ def _last_uses(
         if op.kind in TAKEN_IN or op.kind == "branch_in":
             need = spans[op.region][1]
         else:
-            need = op.id if passes[op.id] else when.get(op.id, op.id) + 1
+            need = when.get(op.id, op.id) + (not passes[op.id])
         if op.kind == "loop_stack":  # what a trip leaves behind is put on the stack as soon as it is made
             need = (graph.tensors[op.operands[0]].producer or 0) + 1
         written = next((tensor for tensor in op.results if stored[tensor]), None) if passes[op.id] else None

@@ -25,7 +25,7 @@ def stored_for_many(graph: Graph, passes: Sequence[bool], materialised: Sequence
     once and read n times. What a single pass of its size reads is not stored, but what that pass makes of it.
     """
     stored = list(materialised)
-    readers = _reading_kernels(graph, passes, stored)
+    readers = reading_kernels(graph, passes, stored)
     sources: list[frozenset[int]] = [frozenset((t.id,) if stored[t.id] else ()) for t in graph.tensors]
     for op in graph.ops:
         if op.kind in BOUNDARY or not passes[op.id]:
@@ -52,7 +52,7 @@ def _is_product(graph: Graph, tensor: int, passes: Sequence[bool]) -> bool:
     return producer is not None and not passes[producer] and traits(graph.ops[producer].kind).matmul
 
 
-def _reading_kernels(graph: Graph, passes: Sequence[bool], stored: Sequence[bool]) -> list[frozenset[int]]:
+def reading_kernels(graph: Graph, passes: Sequence[bool], stored: Sequence[bool]) -> list[frozenset[int]]:
     """For every tensor the ops whose kernels read it, or compute it anew: by their ids."""
     found: list[frozenset[int]] = [frozenset()] * len(graph.tensors)
     for op in reversed(graph.ops):

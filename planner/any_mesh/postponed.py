@@ -20,7 +20,8 @@ def postponed(graph: Graph, passes: Sequence[bool], spans: Sequence[tuple[int, i
     loops = sorted(spans[region] for region in outermost)
     needed = _needed(graph, spans)
     found: dict[int, int] = {}
-    for op in graph.of_kinds(kinds_where(lambda row: row.matmul)):
+    matmuls = kinds_where(lambda row: row.matmul)
+    for op in graph.of_kinds(matmuls):
         if passes[op.id] or not _is_root(graph, op.region):
             continue
         until = min((needed[tensor] for tensor in op.results), default=op.id)
@@ -29,7 +30,36 @@ def postponed(graph: Graph, passes: Sequence[bool], spans: Sequence[tuple[int, i
         when = max(later, behind[-1] if behind else op.id)
         if when > op.id:
             found[op.id] = min(when, until)
+    end = max((op.id for op in graph.of_kinds(matmuls) if not passes[op.id] and _is_root(graph, op.region)), default=0)
+    awaited = _awaited(graph, passes)
+    for op in graph.of_kinds(("reduce_sum",)):
+        alone = _is_root(graph, op.region) and not any(awaited[tensor] for tensor in op.results)
+        if alone and op.id < end and _of_matmul(graph, passes, op.operands[0]):
+            found[op.id] = max([end + 1, *(stop for start, stop in loops if start < end)])
     return found
+
+
+def _awaited(graph: Graph, passes: Sequence[bool]) -> list[bool]:
+    """For every tensor whether anything but passes is computed of it."""
+    awaited = [False] * len(graph.tensors)
+    for op in reversed(graph.ops):
+        waits = not passes[op.id] or any(awaited[tensor] for tensor in op.results)
+        for tensor in op.operands if waits else ():
+            awaited[tensor] = True
+    return awaited
+
+
+def _of_matmul(graph: Graph, passes: Sequence[bool], tensor: int) -> bool:
+    """Whether a tensor is what a matmul makes, in another shape or order."""
+    while (producer := graph.tensors[tensor].producer) is not None:
+        op = graph.ops[producer]
+        row = traits(op.kind)
+        if not passes[producer]:
+            return row.matmul
+        if not (row.reshapes or row.renames or row.turns or op.kind == "convert_element_type"):
+            return False
+        tensor = op.operands[0]
+    return False
 
 
 def _is_root(graph: Graph, region: int) -> bool:

@@ -75,3 +75,22 @@ def test_what_a_loop_waits_for_runs_before_it() -> None:
         while_trips=1.0,
     )
     assert not analyse(graph, group_ops(graph), ON_GPU).when
+
+
+def test_the_sum_of_a_gradient_that_a_matmul_makes_runs_behind_all_matmuls() -> None:
+    """Its kernel is one of its own; what a pass makes is summed by that pass."""
+
+    def loss(biases: jax.Array, x: jax.Array, layers: jax.Array) -> jax.Array:
+        x = (jnp.sin(x) + biases[0]) @ layers[0] + biases[1]
+        return jnp.sum(jnp.sin((x @ layers[1] + biases[2]) @ layers[2]))
+
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((3, 256), (512, 256), (3, 256, 256))]
+    graph = build_graph(trace(jax.grad(loss, argnums=(0, 1)), args), while_trips=1.0)
+    liveness = analyse(graph, group_ops(graph), ON_GPU)
+    end = max(op.id for op in graph.of_kinds(("dot_general",))) + 1
+    sums = [op for op in graph.of_kinds(("reduce_sum",)) if graph.tensors[op.results[0]].aval.shape == (256,)]
+    late = [op for op in sums if op.id in liveness.when]
+    assert 0 < len(late) < len(sums)
+    for op in late:
+        assert liveness.when[op.id] == end
+        assert max(buffer.stop for buffer in liveness.buffers if buffer.tensor == op.operands[0]) >= end
