@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cost_models import EnergyObjective, Topology
+from cost_models import Chip, EnergyObjective, Topology
 from planner.any_mesh.flow import Transfer
 from planner.emit.by_hand import ADDING, by_hand, chosen_split
 from planner.one_mesh.chosen import Chosen
+from planner.one_mesh.computed_again import compiled_peak
 from planner.one_mesh.costs import fetches
 from planner.one_mesh.instance import Instance
 from planner.one_mesh.memory import MemoryModel
@@ -53,12 +54,19 @@ def predict(chosen: Chosen, topology: Topology) -> Predicted:
         collectives=as_lowered(
             collectives, topology.chip.platform, lambda kind, axes, moved: mesh.runs_as(kind, mesh.mask(axes), moved)
         ),
-        peak_bytes=float(MemoryModel(instance=instance).profile(chosen.choice).max()),
+        peak_bytes=_peak_bytes(chosen, topology.chip, arguments),
         argument_bytes=arguments,
         output_bytes=outputs,
         alias_bytes=aliased,
         energy_joules=joules,
     )
+
+
+def _peak_bytes(chosen: Chosen, chip: Chip, argument_bytes: float) -> float:
+    memory = MemoryModel(instance=chosen.instance)
+    if chip.platform != "gpu":
+        return float(memory.profile(chosen.choice).max())
+    return compiled_peak(memory, chosen.choice, argument_bytes=argument_bytes, hbm_bytes=float(chip.hbm_bytes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

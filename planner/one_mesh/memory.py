@@ -222,6 +222,13 @@ class MemoryModel:
         targets.add(change, np.where(needed, targets.bytes(picks), 0.0))
         return np.cumsum(change)[: self.steps]
 
+    def profile_of(self, choice: Sequence[int], tensors: npt.NDArray[np.bool_]) -> Floats:
+        """The same of some tensors alone, fetched copies aside."""
+        change = np.zeros(self.steps + 1)
+        sizes = self._charged.bytes(np.asarray(choice, np.intp))
+        self._charged.add(change, np.where(tensors[self.instance.model.held.tensors], sizes, 0.0))
+        return np.cumsum(change)[: self.steps]
+
     def average_bytes(self) -> list[Floats]:
         """For every node, the bytes that its choices keep alive on average over the schedule, fetched copies aside."""
         found = [np.zeros(len(strategies)) for strategies in self.instance.strategies]
