@@ -27,6 +27,9 @@ class Progress:
     seconds: float
 
 
+GAP = 1e-3
+"""What no cost model tells apart."""
+
 Check = Literal["auto", "always", "never"]
 CHECKS = ("auto", "always", "never")
 COST_MODELS = ("analytic", "measured")
@@ -47,6 +50,8 @@ class Options:
     `cost_model`: "analytic" (roofline and collective algorithms) or "measured" (a profile of these devices).
     `profile`: the profile's file for "measured"; default where `python -m planner calibrate` writes it, or what comes
     with the package for v4, v5e and v5p. The notes say which it is.
+    `gap`: the part of the value within which the best plan under a memory limit is proven to be the best; where it is less,
+    the search goes on, while the time lasts, only until it is that.
     `seed`: of everything random in the solver and in verification.
     `max_axes`: most mesh axes searched. `while_trips`: trip count assumed for loops whose counter does not say it, or
     a mapping from patterns over their source lines (`*/solve.py:12`, as the plan's notes print them) to trip counts.
@@ -69,6 +74,7 @@ class Options:
     check: Check = "auto"
     cost_model: Literal["analytic", "measured"] = "analytic"
     profile: str | None = None
+    gap: float = GAP
     seed: int = 0
     max_axes: int = 3
     while_trips: float | Mapping[str, float] = 1.0
@@ -84,6 +90,7 @@ class Options:
         _require(self.cost_model in COST_MODELS, "cost_model", self.cost_model, "'analytic' or 'measured'")
         _require(_number(self.time_limit_s) and self.time_limit_s > 0, "time_limit_s", self.time_limit_s, "seconds > 0")
         _require(self.profile is None or isinstance(self.profile, str), "profile", self.profile, "a path, or None")
+        _require(_number(self.gap) and 0 <= self.gap < 1, "gap", self.gap, "a part of the value: 0 <= gap < 1")
         _require(type(self.seed) is int and self.seed >= 0, "seed", self.seed, "an integer of 0 or more")
         _require(self.max_axes in (1, 2, 3), "max_axes", self.max_axes, "1, 2 or 3")
         hints = self.while_trips.values() if isinstance(self.while_trips, Mapping) else (self.while_trips,)

@@ -131,6 +131,7 @@ class Session:
             limit_bytes=limit_bytes,
             minimise_memory=self.request.objective == "memory",
             time_limit_s=options.time_limit_s,
+            gap=options.gap,
             seed=options.seed,
             progress=options.progress,
             share=options.share_layers,

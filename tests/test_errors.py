@@ -126,6 +126,8 @@ def test_bad_functions_and_arguments(name: str) -> None:
         ("max_axes", 4),
         ("profile", 3),
         ("progress", 3),
+        ("gap", -1e-3),
+        ("gap", 1.0),
         ("seed", "a"),
         ("seed", -1),
         ("time_limit_s", 0),

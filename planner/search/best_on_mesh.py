@@ -4,7 +4,8 @@
    better is sought (`narrow`), and mostly there is nothing.
 2. Where that plan's memory peak is above the limit, the mesh is `Postponed`: another mesh may have a plan within the limit
    that is better than this bound.
-3. If none has, what fits is searched (`within_limit`).
+3. If none has, what fits is searched by prices (`within_limit`). A gap that they leave stays `Open` until all meshes are
+   known, and is closed where a better plan may be in it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from planner.one_mesh.memory import MemoryModel
 from planner.search.least_memory import Aim, least_memory
 from planner.search.narrow import narrow
 from planner.search.one_per_class import SharedInstance
-from planner.search.within_limit import OVER, Wanted, within
+from planner.search.within_limit import OVER, LimitSearch, Within
 from planner.solver.budget import Budget
 from planner.solver.network.table_cache import TableCache
 from planner.solver.smaller.quotient import solve_shared, words
@@ -46,12 +47,16 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of a mesh; `candidate` is None where nothing is better than the best so far, or nothing `fits`."""
+    """What became of a mesh; `candidate` is None where nothing is better than the best so far, or nothing `fits`.
+
+    `open` is what is left to be searched under a memory limit.
+    """
 
     candidate: Candidate | None
     bound: float
     fits: bool = True
     note: str = ""
+    open: Open | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,6 +74,12 @@ class Posed:
     def nothing(self, bound: float, *, fits: bool) -> Outcome:
         """The outcome where no plan is below what was asked."""
         return Outcome(candidate=None, bound=min(bound, self.steps.bound), fits=fits)
+
+    def within(self, found: Within) -> Outcome:
+        """The outcome of a search under a limit."""
+        if found.choice is None:
+            return self.nothing(found.bound, fits=found.fits)
+        return self.plan(found.choice, found.value, found.bound, limited=True)
 
     def plan(self, choice: Sequence[int], value: float, bound: float, *, limited: bool) -> Outcome:
         """The outcome that is this plan; `bound` is that of all plans of the instance."""
@@ -97,13 +108,24 @@ class Postponed:
         return self.posed.free.bound
 
     def limited(self, limit_bytes: float, budget: Budget, *, cutoff: float) -> Outcome:
+        """The best plan within the memory limit that costs less than `cutoff` and that prices lead to."""
+        search = LimitSearch(self.posed.memory, self.posed.free, limit_bytes)
+        found = search.by_prices(replace(budget, table_cache=self.table_cache), cutoff=cutoff)
+        rest = None if found.finished else Open(posed=self.posed, search=search, table_cache=self.table_cache)
+        return replace(self.posed.within(found), open=rest)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Open:
+    """A mesh with a gap between its best plan within the memory limit, or the best of another, and its bound."""
+
+    posed: Posed
+    search: LimitSearch
+    table_cache: TableCache
+
+    def closed(self, budget: Budget, *, cutoff: float) -> Outcome:
         """The best plan within the memory limit that costs less than `cutoff`."""
-        memory, free = self.posed.memory, self.posed.free
-        wanted = Wanted(limit_bytes=limit_bytes, cutoff=cutoff)
-        found = within(memory, free, wanted, replace(budget, table_cache=self.table_cache))
-        if found.choice is None:
-            return self.posed.nothing(found.bound, fits=found.fits)
-        return self.posed.plan(found.choice, found.value, found.bound, limited=True)
+        return self.posed.within(self.search.by_rows(replace(budget, table_cache=self.table_cache), cutoff=cutoff))
 
 
 def free_plan(
@@ -174,6 +196,8 @@ def least_plan(instance: Instance, limit_bytes: float, budget: Budget, *, best: 
     least = least_memory(memory, free.choice, Aim(good_bytes=min(best, limit_bytes)), budget)
     if least.peak_bytes > min(best * (1 - WORTHWHILE), limit_bytes):
         return Outcome(candidate=None, bound=least.bound, fits=least.peak_bytes <= limit_bytes)
-    found = within(memory, free, Wanted(limit_bytes=least.peak_bytes), budget, least)
+    search = LimitSearch(memory, free, least.peak_bytes)
+    search.by_prices(budget, cutoff=math.inf, least=least)
+    found = search.by_rows(budget, cutoff=math.inf)
     choice = least.choice if found.choice is None else found.choice
     return posed.plan(choice, least.peak_bytes, least.bound, limited=True)

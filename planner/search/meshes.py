@@ -4,7 +4,8 @@ The meshes are tried in order, most devices first. n devices need at least an n-
 and for memory; a mesh for which that is no better than the best plan so far, or does not fit, is done. The rest is as in
 `best_on_mesh`; what is postponed there is taken up, lowest bound first, after the other meshes like it (by number of
 devices, and whether of three axes or more, whose problems are large): a plan that one of them has within the limit is
-mostly better than what the others could have. The bound of the whole search is the least of the meshes' bounds.
+mostly better than what the others could have. Gaps that this leaves are closed last, when the best of all meshes is about
+known. The bound of the whole search is the least of the meshes' bounds.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from typing import Protocol
 from planner.errors import InfeasibleError
 from planner.one_mesh.instance import Instance
 from planner.one_mesh.memory import whole_bytes
-from planner.options import Progress, Share
+from planner.options import GAP, Progress, Share
 from planner.rules.op_work import has_work_of_shapes
-from planner.search.best_on_mesh import WORTHWHILE, Candidate, Outcome, Postponed, free_plan, least_plan
+from planner.search.best_on_mesh import WORTHWHILE, Candidate, Open, Outcome, Postponed, free_plan, least_plan
 from planner.search.no_fit import no_fit
 from planner.search.one_per_class import SharedInstance
 from planner.solver.budget import Budget
@@ -66,13 +67,15 @@ class States(Protocol):
 class Asked:
     """What is asked of a search: bytes per device, whether their peak is what is minimised, how long it may take.
 
-    `seed` is that of heuristics, `share` says whether layers share their decisions (see `quotient`), `explained` whether
-    the error that nothing fits says why.
+    `gap` is what may be left between the best plan within the limit and the bound, as a part of the value, `seed` that of
+    heuristics; `share` says whether layers share their decisions (see `quotient`), `explained` whether the error that
+    nothing fits says why.
     """
 
     limit_bytes: float
     time_limit_s: float
     minimise_memory: bool = False
+    gap: float = GAP
     seed: int = 0
     share: Share = "auto"
     progress: Callable[[Progress], object] | None = None
@@ -113,6 +116,7 @@ def search(meshes: Sequence[Mapping[str, int]], program: States, asked: Asked) -
             run.settle(tried, free_plan(stated, limit_bytes, run.budget(), best=run.best))
         run.tell(tried + 1, shape)
     run.take_up()
+    run.close()
     if not run.candidates and not asked.explained:
         raise InfeasibleError(f"no plan fits {quantity(limit_bytes, 'B')} per device")
     if not run.candidates:
@@ -144,6 +148,7 @@ class _MeshSearch:
         self.notes: list[str] = []
         self.over: set[int] = set()
         self.postponed: dict[int, Postponed] = {}
+        self.open: dict[int, Open] = {}
 
     @property
     def best(self) -> float:
@@ -159,7 +164,7 @@ class _MeshSearch:
         """What one mesh may take."""
         part = 1.0 if len(self.meshes) == 1 else MESH_SHARE
         deadline = Deadline.after(max(part * self.deadline.left(), MESH_SECONDS))
-        return Budget(deadline=deadline, seed=self.asked.seed, share=self.asked.share)
+        return Budget(deadline=deadline, gap=self.asked.gap, seed=self.asked.seed, share=self.asked.share)
 
     def settle(self, tried: int, outcome: Outcome | Postponed) -> None:
         """Takes over what became of a mesh."""
@@ -168,6 +173,8 @@ class _MeshSearch:
             self.postponed[tried] = outcome
             return
         self.notes += [outcome.note] if outcome.note else []
+        if outcome.open is not None:
+            self.open[tried] = outcome.open
         if outcome.candidate is not None:
             self.candidates[tried] = outcome.candidate
         elif not outcome.fits:
@@ -176,14 +183,28 @@ class _MeshSearch:
     def take_up(self) -> None:
         """Searches the postponed meshes under the memory limit, lowest bound first."""
         for tried in sorted(self.postponed, key=lambda tried: (self.postponed[tried].bound, tried)):
-            mesh = self.postponed.pop(tried)
-            # Of plans about as good the one of the first mesh is taken.
-            sign = 1 if self.candidates and tried < self.first else -1
-            cutoff = self.best * (1 + sign * WORTHWHILE)
-            late = self.candidates and self.deadline.passed
-            if mesh.bound < cutoff and not late:
+            mesh, cutoff = self.postponed.pop(tried), self.cutoff(tried)
+            if mesh.bound < cutoff and not self.late:
                 self.tell(tried, self.meshes[tried])
                 self.settle(tried, mesh.limited(self.asked.limit_bytes, self.budget(), cutoff=cutoff))
+
+    def close(self) -> None:
+        """Searches what is open, lowest bound first: a better plan there may close the others' gaps."""
+        for tried in sorted(self.open, key=lambda tried: (self.bounds[tried], tried)):
+            mesh, cutoff = self.open.pop(tried), self.cutoff(tried)
+            if self.bounds[tried] < cutoff and not self.late:
+                self.tell(tried, self.meshes[tried])
+                self.settle(tried, mesh.closed(self.budget(), cutoff=cutoff))
+
+    @property
+    def late(self) -> bool:
+        """Whether some plan has to do."""
+        return bool(self.candidates) and self.deadline.passed
+
+    def cutoff(self, tried: int) -> float:
+        """What a plan of a mesh must cost less than: of plans about as good the one of the first mesh is taken."""
+        sign = 1 if self.candidates and tried < self.first else -1
+        return self.best * (1 + sign * WORTHWHILE)
 
     def tell(self, tried: int, shape: Mapping[str, int]) -> None:
         """Tells how far the search is."""

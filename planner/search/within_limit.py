@@ -53,8 +53,6 @@ ROW_POINTS = 8
 """Points of the schedule that get a row at first: those most used by the plans met."""
 ROW_SECONDS = 30.0
 """Time for the problem with rows."""
-GOOD_GAP = 1e-3
-"""Rows are not tried where the gap is this small already."""
 OVER = 1 + 1e-9
 """What of the limit still counts as within it: the rounding of sums."""
 
@@ -63,13 +61,15 @@ OVER = 1 + 1e-9
 class Within:
     """The best plan found within the limit (None if none is below the cutoff), its value, and a bound of any.
 
-    `fits` says whether any plan within the limit is known, or was not sought to the end.
+    `fits` says whether any plan within the limit is known, or was not sought to the end; `finished` whether nothing is left
+    that could be better by more than the gap.
     """
 
     choice: tuple[int, ...] | None
     value: float
     bound: float
     fits: bool = True
+    finished: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -81,55 +81,58 @@ class _Plan:
     profile: Floats
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What is sought: a plan whose peak is at most `limit_bytes` and whose value is below `cutoff`."""
+class LimitSearch:
+    """The search for the best plan whose peak is at most `limit_bytes`: by prices first, then by rows.
 
-    limit_bytes: float
-    cutoff: float = math.inf
-
-
-def within(memory: MemoryModel, free: Solution, wanted: Wanted, budget: Budget, least: Least | None = None) -> Within:
-    """The best plan found of those that are wanted.
-
-    `free` is the optimum without a limit, `least` a plan of least memory that is within it, where one is known.
+    `free` is the optimum without a limit.
     """
-    limit_bytes = wanted.limit_bytes
-    search = _LimitSearch(memory, wanted, budget)
-    search.raise_bound(free.bound)
-    search.meet(free.choice or ())
-    if least is None:
-        prices = search.approach()
-        if search.best is None and not search.finished(GOOD_GAP):
-            lowest = min(search.met, key=lambda plan: float(plan.profile.max())).choice
-            aim = Aim(good_bytes=limit_bytes, enough_bytes=limit_bytes, weights=prices)
-            least = least_memory(memory, lowest, aim, budget)
-            if least.peak_bytes > limit_bytes:
-                bound = math.inf if least.bound > limit_bytes else search.bound
-                return Within(choice=None, value=math.inf, bound=bound, fits=False)
-    known: dict[int, float] | None = None
-    if least is not None:
-        search.meet(least.choice)
-        scale = abs(search.met[0].value) / limit_bytes
-        known = {point: scale * weight for point, weight in least.weights.items()}
-    if not search.finished(GOOD_GAP):
-        search.price(known)
-    if not search.finished(GOOD_GAP):
-        search.rows()
-    best = search.best
-    if best is None or best.value >= wanted.cutoff:
-        return Within(choice=None, value=math.inf, bound=search.bound)
-    return Within(choice=best.choice, value=best.value, bound=min(search.bound, best.value))
 
-
-class _LimitSearch:
-    def __init__(self, memory: MemoryModel, wanted: Wanted, budget: Budget) -> None:
+    def __init__(self, memory: MemoryModel, free: Solution, limit_bytes: float) -> None:
         self.memory = memory
         self.problem = memory.instance.problem
-        self.limit, self.cutoff, self.budget = wanted.limit_bytes, wanted.cutoff, budget
+        self.limit = limit_bytes
         self.met: list[_Plan] = []
         self.best: _Plan | None = None
-        self.bound = -math.inf
+        self.bound = free.bound
+        self.meet(free.choice or ())
+
+    def by_prices(self, budget: Budget, *, cutoff: float, least: Least | None = None) -> Within:
+        """The best plan that prices lead to of those below the cutoff.
+
+        `least` is a plan of least memory that is within the limit, where one is known.
+        """
+        self.budget, self.cutoff = budget, cutoff
+        if least is None:
+            prices = self.approach()
+            if self.best is None and not self.finished:
+                lowest = min(self.met, key=lambda plan: float(plan.profile.max())).choice
+                aim = Aim(good_bytes=self.limit, enough_bytes=self.limit, weights=prices)
+                least = least_memory(self.memory, lowest, aim, budget)
+                if least.peak_bytes > self.limit:
+                    bound = math.inf if least.bound > self.limit else self.bound
+                    return Within(choice=None, value=math.inf, bound=bound, fits=False)
+        known: dict[int, float] | None = None
+        if least is not None:
+            self.meet(least.choice)
+            scale = abs(self.met[0].value) / self.limit
+            known = {point: scale * weight for point, weight in least.weights.items()}
+        if not self.finished:
+            self.price(known)
+        return self.found()
+
+    def by_rows(self, budget: Budget, *, cutoff: float) -> Within:
+        """The best plan below the cutoff after `by_prices`, if that left more than the gap."""
+        self.budget, self.cutoff = budget, cutoff
+        if not self.finished:
+            self.rows()
+        return self.found()
+
+    def found(self) -> Within:
+        """The best plan met, if it is below the cutoff."""
+        if self.best is None or self.best.value >= self.cutoff:
+            return Within(choice=None, value=math.inf, bound=self.bound, finished=self.finished)
+        bound = min(self.bound, self.best.value)
+        return Within(choice=self.best.choice, value=self.best.value, bound=bound, finished=self.finished)
 
     def meet(self, choice: Sequence[int]) -> _Plan:
         """Takes a plan into account; returns it with its value and profile."""
@@ -141,6 +144,7 @@ class _LimitSearch:
         return plan
 
     def raise_bound(self, bound: float) -> None:
+        """Takes over a bound if it is higher."""
         self.bound = max(self.bound, bound)
 
     @property
@@ -148,9 +152,10 @@ class _LimitSearch:
         """What is sought must cost less."""
         return min(self.cutoff, math.inf if self.best is None else self.best.value)
 
-    def finished(self, gap: float) -> bool:
-        """Whether nothing is left that could be better by this part."""
-        return math.isfinite(self.upper) and self.upper - self.bound <= gap * abs(self.upper)
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left that could be better by more than the gap."""
+        return math.isfinite(self.upper) and self.upper - self.bound <= self.budget.gap * abs(self.upper)
 
     def approach(self) -> Mapping[int, float]:
         """The prices at which a plan fits, nothing is below the cutoff, or hardly anything fits; see the module.
@@ -180,7 +185,7 @@ class _LimitSearch:
                 mixture, prices = _mixture(self.met, self.limit)
             else:
                 break
-            if mixture - self.bound <= PRICE_GAP * abs(mixture) or self.finished(GOOD_GAP):
+            if mixture - self.bound <= PRICE_GAP * abs(mixture) or self.finished:
                 break
 
     def at(self, prices: Mapping[int, float]) -> bool:
@@ -206,7 +211,7 @@ class _LimitSearch:
             if budget.deadline.passed:
                 break
             limited = self.memory.limited(self.problem, points, self.limit)
-            solution = solve_shared(limited, budget, self.upper)
+            solution = solve_shared(limited, budget, self.upper, budget.gap)
             self.raise_bound(min(solution.bound, self.upper))
             if solution.choice is None:
                 break

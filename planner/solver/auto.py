@@ -67,7 +67,7 @@ def seek(problem: Problem, control: Control) -> Solution:
         seconds = control.left() * (EXACT_SHARE if every.count else 1.0)
         limited = replace(control, deadline=control.deadline.within(seconds))
         detail = by_stages(problem, every, best, limited)
-    if every.count and not best.proven and control.left() >= COMPILED_SECONDS:
+    if every.count and not best.settled and control.left() >= COMPILED_SECONDS:
         from planner.solver.compiled.primal_dual import search_priced
 
         detail = search_priced(problem, every, best, control)
@@ -83,7 +83,7 @@ def by_stages(problem: Problem, every: RowTable, best: Incumbent, control: Contr
     while True:
         prepared = Prepared(problem, every.subset(active), control.table_cache)
         answer = minimise(prepared, best, control)
-        if best.proven or answer is None or control.left() <= 0:
+        if best.settled or answer is None or control.left() <= 0:
             break
         over = best.over(answer)
         if not over.size:
@@ -113,9 +113,9 @@ def minimise(prepared: Prepared, best: Incumbent, control: Control) -> Indices |
     if best.choice is not None:
         local.offer(np.asarray(best.choice))
     bound_and_prune(prepared, local, control)
-    if not local.proven and prepared.possible:
+    if not local.settled and prepared.possible:
         share = 1.0 if prepared.rows.count == best.rows.count else PARTIAL_SHARE
-        _program(prepared, local, share * control.left())
+        _program(prepared, local, share * control.left(), control.gap)
     best.raise_bound(min(local.bound, local.value))
     if local.choice is None:
         return None
@@ -141,7 +141,7 @@ def bound_and_prune(prepared: Prepared, local: Incumbent, control: Control) -> N
                 priced = None
         bound = tighten(prepared, local, control, Effort(steps=60, seconds=seconds), priced)
         local.raise_bound(min(bound, local.value))
-        if local.proven:
+        if local.settled:
             return
         if not prepared.fit() or not prepared.reduce():
             local.raise_bound(local.value)
@@ -184,13 +184,13 @@ def _repair(problem: Problem, every: RowTable, best: Incumbent, answer: Indices,
             best.offer(prepared.complete(found[1]))
 
 
-def _program(prepared: Prepared, local: Incumbent, seconds: float) -> None:
+def _program(prepared: Prepared, local: Incumbent, seconds: float, gap: float) -> None:
     """Closes the gap by the program, if what is left of the network is small enough for the time given."""
     network, rows = prepared.network, prepared.rows
     program = IntegerProgram(network, rows if rows.count else None, local.value)
     if program.size > VARIABLES_PER_SECOND * seconds:
         return
-    result = program.solve(seconds, local.value)
+    result = program.solve(seconds, local.value, gap)
     if result.choice is not None:
         local.offer(prepared.complete(result.choice))
     bound = result.bound

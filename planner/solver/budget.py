@@ -1,10 +1,10 @@
-"""What the solves of a search may take, and how they go about it."""
+"""What the solves of a search may take and leave, and how they go about it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from planner.options import Share
+from planner.options import GAP, Share
 from planner.solver.deadline import Deadline
 from planner.solver.network.table_cache import TableCache
 
@@ -14,10 +14,14 @@ LEAST_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """A deadline, the seed of all randomness, whether layers share decisions, and the tables that solves have in common."""
+    """A deadline, the seed of all randomness, whether layers share decisions, and the tables that solves have in common.
+
+    `gap` is the part of the value that may be left between the best plan within a memory limit and the bound.
+    """
 
     deadline: Deadline
     seed: int = 0
+    gap: float = GAP
     share: Share = "auto"
     table_cache: TableCache = field(default_factory=TableCache)
 

@@ -19,6 +19,7 @@ class Control:
     """A deadline, the time it was `started`, the seed of all randomness, and progress.
 
     Choices that cost at least `cutoff` are of no interest: a method may end with the proof that there is no other.
+    Nor is what is better by less than `gap`, a part of the value: a method ends where that is all that can be left.
     `table_cache` knows what earlier solves made from the same tables.
     """
 
@@ -27,6 +28,7 @@ class Control:
     seed: int = 0
     progress: Improvement | None = None
     cutoff: float = math.inf
+    gap: float = 0.0
     table_cache: TableCache = field(default_factory=TableCache)
 
     def left(self) -> float:

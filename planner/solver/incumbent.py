@@ -65,6 +65,15 @@ class Incumbent:
             return self.bound >= self.value
         return is_optimal(self.value, self.bound, self.scale)
 
+    @property
+    def settled(self) -> bool:
+        """Whether nothing can exist that is better by as much as is asked for."""
+        return self.proven or self.settles(self.value, self.bound)
+
+    def settles(self, value: float, bound: float) -> bool:
+        """Whether a bound leaves no more below a value than is of no interest."""
+        return is_optimal(value, bound, self.scale) or value - bound <= self.control.gap * abs(value)
+
     def solution(self, method: str, detail: Detail) -> Solution:
         """The record of what is known."""
         status: Status

@@ -151,6 +151,20 @@ def test_a_cutoff_is_a_proof_or_is_beaten(rows: bool) -> None:
         assert below.bound >= optimum.value - step - slack, problem.name
 
 
+@pytest.mark.parametrize("rows", [False, True], ids=["free", "rows"])
+def test_a_gap_is_kept(rows: bool) -> None:
+    gap = 0.2
+    for problem, optimum in solved(FAST, rows=rows):
+        found = solve(problem, gap=gap)
+        assert (found.choice is None) == (optimum.choice is None), problem.name
+        if optimum.choice is None:
+            continue
+        slack = SLACK * scale_of(problem)
+        assert found.value - optimum.value <= gap * abs(found.value) + slack, problem.name
+        assert found.bound <= optimum.value + slack, problem.name
+        assert found.value - found.bound <= gap * abs(found.value) + slack, problem.name
+
+
 def test_names_and_order_of_nodes_change_nothing() -> None:
     random = np.random.default_rng(0)
     for problem in problems(20, rows=True):

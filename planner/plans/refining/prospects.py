@@ -106,6 +106,7 @@ class Prospects:
         limit = corrections.limit(instance.mesh, self._limit_bytes)
         budget = Budget(
             deadline=deadline.within(LEANING_SECONDS if lean else MESH_SECONDS),
+            gap=self._options.gap,
             seed=self._options.seed,
             share=self._options.share_layers,
         )
@@ -113,6 +114,8 @@ class Prospects:
         found = free_plan(stated, limit, budget, best=cutoff)
         if isinstance(found, Postponed):
             found = found.limited(limit, budget, cutoff=cutoff)
+            if found.open is not None:
+                found = found.open.closed(budget, cutoff=cutoff)
         if found.candidate is None:
             return None
         return self.of(found.candidate, lean or "best of its mesh")

@@ -93,7 +93,7 @@ def best_prices(prepared: Prepared, best: Incumbent, control: Control, seconds: 
             break
         height, prices = _propose(cuts)
         gap = min(height, best.value) - result.bound
-        if gap <= RELATIVE_TOLERANCE * abs(result.bound) or gap < 0.02 * (best.value - result.bound):
+        if gap <= max(control.gap, RELATIVE_TOLERANCE) * abs(result.bound) or gap < 0.02 * (best.value - result.bound):
             break
     return result
 

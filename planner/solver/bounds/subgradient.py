@@ -86,7 +86,7 @@ def tighten(
         if left != sum(network.unary[node].size for node in network.live):
             picks = messages.decode()
         gap = best.value - bound
-        if gap <= 0.2 * RELATIVE_TOLERANCE * abs(best.value) or until.passed:
+        if gap <= max(control.gap, 0.2 * RELATIVE_TOLERANCE) * abs(best.value) or until.passed:
             break
         if all(network.unary[node].size == 1 for node in network.live):
             best.offer(prepared.complete({node: int(network.labels[node][0]) for node in network.live}))

@@ -30,7 +30,7 @@ from planner.solver.row_table import RowTable
 from planner.solver.smaller.folding import Tied
 from planner.solver.smaller.prepared import Prepared
 from planner.solver.smaller.smaller import Chain
-from planner.solver.solution import Detail, Solution, is_optimal
+from planner.solver.solution import Detail, Solution
 
 HEAD_START = 0.12
 """Part of the time in which only the dual runs, so that the primal starts with prices that mean something."""
@@ -94,7 +94,7 @@ def _improve(prepared: Prepared, best: Incumbent, control: Control) -> None:
     head = Deadline.after(HEAD_START * until.left())
     while not head.passed or dual.steps < 2:
         over = dual.step()
-        if over.max(initial=0.0) <= 0 and is_optimal(dual.value(dual.pick), dual.bound, best.scale):
+        if over.max(initial=0.0) <= 0 and best.settles(dual.value(dual.pick), dual.bound):
             break
     primal = Primal(arrays, dual, control.seed)
     _enter(primal, dual, dual.prices, until)
@@ -137,7 +137,7 @@ def _descend(
     until: Deadline,
     seed: int,
 ) -> None:
-    """Descents of the primal, one after the other, until the best is proven, little is to be hoped for, or time is up."""
+    """Descents of the primal, one after the other, until the best will do, little is to be hoped for, or time is up."""
     random = np.random.default_rng(seed)
     began = progress = time.monotonic()
     value, bound, descents = math.inf, -math.inf, 0
@@ -146,13 +146,13 @@ def _descend(
         primal.fuse([proposals.popleft() for _ in range(len(proposals))])
         primal.round(until)
         best.raise_bound(min(dual.bound, primal.value))
-        proven = is_optimal(primal.value, dual.bound, best.scale)
-        if primal.value < told and (proven or now >= told_at + TELL_SECONDS):
+        settled = best.settles(primal.value, dual.bound)
+        if primal.value < told and (settled or now >= told_at + TELL_SECONDS):
             told, told_at = primal.value, now
             offer(primal.best)
         if _clearly_less(primal.value, value) or _clearly_less(-dual.bound, -bound):
             value, bound, progress = primal.value, dual.bound, now
-        if proven or best.proven or now - began > SETTLED_SECONDS + SETTLED * (progress - began):
+        if settled or best.settled or now - began > SETTLED_SECONDS + SETTLED * (progress - began):
             return
         if primal.quiet >= QUIET_ROUNDS:
             descents += 1

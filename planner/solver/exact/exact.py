@@ -52,7 +52,7 @@ def solve_ilp(problem: Problem, control: Control) -> Solution:
     if found is not None:
         best.offer(prepared.complete(found[1]))
     program = IntegerProgram(prepared.network, held, best.value)
-    result = program.solve(control.left(), best.value)
+    result = program.solve(control.left(), best.value, control.gap)
     if result.choice is not None:
         best.offer(prepared.complete(result.choice))
     best.raise_bound(min(result.bound, best.value))

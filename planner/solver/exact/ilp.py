@@ -102,15 +102,16 @@ class IntegerProgram:
         """Number of variables."""
         return int(self.costs.size)
 
-    def solve(self, time_limit: float, upper: float = math.inf) -> IlpResult:
-        """The best choice within `time_limit` seconds; `upper` sets how small a gap is small enough.
+    def solve(self, time_limit: float, upper: float = math.inf, gap: float = 0.0) -> IlpResult:
+        """The best choice within `time_limit` seconds; `gap`, a part of `upper`, is small enough.
 
         A choice that HiGHS let pass a row by its tolerance is sought again under a limit lowered by as much.
         """
         if self.size == 0:
             return IlpResult(choice={}, bound=self.base, ended=True)
         started = time.perf_counter()
-        enough = 0.2 * RELATIVE_TOLERANCE * abs(upper) / self.room if self.room > 0 and math.isfinite(upper) else 0.0
+        enough = max(gap, 0.2 * RELATIVE_TOLERANCE)
+        enough = enough * abs(upper) / self.room if self.room > 0 and math.isfinite(upper) else 0.0
         result, fits = self._attempt(time_limit, enough, 0.0)
         if fits:
             return result

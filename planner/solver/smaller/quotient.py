@@ -43,7 +43,7 @@ FIRST_SHARE = 0.5
 """Part of the time that the shared problem may take where the whole one is solved after it."""
 
 
-def solve_shared(problem: Problem, budget: Budget, cutoff: float = math.inf) -> Solution:
+def solve_shared(problem: Problem, budget: Budget, cutoff: float = math.inf, gap: float = 0.0) -> Solution:
     """What `solve` hands back, with the same meaning of value and bound, from one decision for all copies of a layer.
 
     `detail` then says how many `decisions` there are and how many `shared_decisions` were made for them, and
@@ -52,19 +52,19 @@ def solve_shared(problem: Problem, budget: Budget, cutoff: float = math.inf) -> 
     classes = _worth_sharing(problem, budget.share)
     seconds, seed, table_cache = budget.seconds, budget.seed, budget.table_cache
     if classes is None:
-        return solve(problem, time_limit=seconds, seed=seed, cutoff=cutoff, table_cache=table_cache)
+        return solve(problem, time_limit=seconds, seed=seed, cutoff=cutoff, gap=gap, table_cache=table_cache)
     started = time.monotonic()
     if problem.rows:
         classes = classes.divided(max(1, DIVIDED // classes.count))
     small = quotient(problem, classes, table_cache)
     part = 1.0 if small.lossless else FIRST_SHARE
-    found = solve(small.problem, time_limit=part * seconds, seed=seed, cutoff=cutoff, table_cache=table_cache)
+    found = solve(small.problem, time_limit=part * seconds, seed=seed, cutoff=cutoff, gap=gap, table_cache=table_cache)
     solution = _lifted(problem, small, found)
     if small.lossless or (problem.rows and len(problem.node_costs) > MANY_NODES):
         return solution
     left = max(seconds - (time.monotonic() - started), 0.1 * seconds)
     upper = min(cutoff, solution.value)
-    whole = solve(problem, time_limit=left, seed=seed, cutoff=upper, table_cache=table_cache)
+    whole = solve(problem, time_limit=left, seed=seed, cutoff=upper, gap=gap, table_cache=table_cache)
     if whole.choice is not None or solution.choice is None:
         return replace(whole, seconds=time.monotonic() - started)
     return _certified(solution, bound=min(whole.bound, solution.value), seconds=time.monotonic() - started)
