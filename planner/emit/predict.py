@@ -253,13 +253,7 @@ def _border_bytes(chosen: Chosen, platform: str) -> tuple[float, float, float]:
 
     As `jax.jit` compiles them: arguments that nothing reads or returns are left out.
     """
-    instance = chosen.instance
-    graph = instance.model.graph
-
-    def stored(tensor: int) -> float:
-        found = instance.stored_bytes(tensor)
-        return float(found[1][chosen.choice[found[0]]]) if found else graph.tensors[tensor].aval.bytes
-
+    graph, stored = chosen.instance.model.graph, chosen.stored_bytes
     kept = {graph.inputs[position] for position in graph.kept}
     fed = {out: stored(graph.inputs[position]) for out, position in graph.feeds.items()}
     outputs = sum(fed[i] if i in fed else stored(tensor) for i, tensor in enumerate(graph.outputs))

@@ -55,6 +55,11 @@ class Chosen:
         """The spec a tensor is stored in."""
         return self._spec(tensor, self.home(tensor))
 
+    def stored_bytes(self, tensor: int) -> float:
+        """Bytes per device of a tensor as it is stored."""
+        found = self.instance.stored_bytes(tensor)
+        return float(found[1][self.choice[found[0]]]) if found else self.instance.model.graph.tensors[tensor].aval.bytes
+
     def wanted(self, op: Op, position: int) -> PartitionSpec:
         """The spec that an op wants of one of its operands."""
         return self._spec(op.operands[position], self.operand(op, position))

@@ -14,6 +14,7 @@ from planner.emit.predict import predict
 from planner.errors import ArgumentError
 from planner.explain.explain import Alternatives
 from planner.one_mesh.chosen import Chosen
+from planner.one_mesh.donation import donations
 from planner.one_mesh.mesh import Shape
 from planner.program.gc_pause import paused
 from planner.program.graph import Graph
@@ -22,6 +23,8 @@ from planner.rules.op_work import is_guessed, op_name
 from planner.search.best_on_mesh import Candidate
 from planner.session import Session
 
+WORTH_DONATING = 0.01
+"""Part of the peak that the results of an argument must take for a note to say that it could be donated."""
 MOST_NAMED = 4
 """Places of ops whose work is guessed that a note names."""
 
@@ -43,6 +46,7 @@ def decide(
     chosen = Chosen(instance=instance, choice=candidate.choice)
     platform = session.target.platform
     placement = place(chosen, sum_whole=platform != "tpu", read_stored=platform == "gpu")
+    predicted = predict(chosen, request.topology)
     intermediates = {
         t.name: chosen.stored(t.id)
         for t in graph.tensors
@@ -61,7 +65,7 @@ def decide(
         out_specs=placement.out_specs,
         constraints=placement.constraints,
         intermediates=intermediates,
-        predicted=predict(chosen, request.topology),
+        predicted=predicted,
         certificate=Certificate(
             value=candidate.value,
             lower_bound=min(bound, candidate.value),
@@ -78,6 +82,7 @@ def decide(
             *_guess_note(guessed),
             *_told_of_prices(session),
             *_told_of_devices(session, placement.mesh_shape),
+            *_told_of_donations(session, chosen, predicted.peak_bytes),
             *notes,
         ),
         donate_argnums=program.donate_argnums,
@@ -122,6 +127,14 @@ def _told_of_devices(session: Session, shape: Shape) -> tuple[str, ...]:
     """What a plan says of its devices; on a mesh that the program names itself they lie as they please it."""
     own = session.program.parallelism
     return session.target.told(shape) if own is None or own.mesh is None else session.target.notes
+
+
+def _told_of_donations(session: Session, chosen: Chosen, peak_bytes: float) -> tuple[str, ...]:
+    """What a plan says of a state or cache that could be donated, where that may save memory worth speaking of."""
+    found = donations(session.program, chosen)
+    return tuple(
+        f"{donation}" for donation in found if donation.fed_back and donation.bytes >= WORTH_DONATING * peak_bytes
+    )
 
 
 def _told(graph: Graph, op_id: int) -> dict[str, Any]:

@@ -14,7 +14,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from planner.errors import InfeasibleError
 from planner.one_mesh.instance import Instance
@@ -24,6 +23,7 @@ from planner.rules.op_work import has_work_of_shapes
 from planner.search.best_on_mesh import WORTHWHILE, Candidate, Open, Outcome, Postponed, free_plan, least_plan
 from planner.search.no_fit import no_fit
 from planner.search.one_per_class import SharedInstance
+from planner.search.states import States
 from planner.solver.budget import Budget
 from planner.solver.deadline import Deadline
 from planner.solver.smaller.smaller import floor_of
@@ -45,22 +45,6 @@ class Found:
     bound: float
     seconds: float
     notes: tuple[str, ...]
-
-
-class States(Protocol):
-    """What states the problem of a program on every mesh."""
-
-    def instance(self, shape: Mapping[str, int]) -> Instance:
-        """The problem on one mesh."""
-        ...
-
-    def shared(self, shape: Mapping[str, int]) -> SharedInstance | None:
-        """The problem with one decision for all copies of a layer; None where that would lose something."""
-        ...
-
-    def alone(self, shape: Mapping[str, int], devices: int) -> Instance | SharedInstance:
-        """The problem on one device, at no more than what its parts take on so many devices together."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +104,7 @@ def search(meshes: Sequence[Mapping[str, int]], program: States, asked: Asked) -
     if not run.candidates and not asked.explained:
         raise InfeasibleError(f"no plan fits {quantity(limit_bytes, 'B')} per device")
     if not run.candidates:
-        raise no_fit([meshes[tried] for tried in sorted(run.over)], program.instance, limit_bytes, run.budget())
+        raise no_fit([meshes[tried] for tried in sorted(run.over)], program, limit_bytes, run.budget())
     first = run.first
     order = sorted(run.candidates, key=lambda tried: (tried != first, run.candidates[tried].value, tried))
     shared = run.candidates[first].shared

@@ -9,15 +9,17 @@ left out in turn for as long as what is left cannot be.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from planner.errors import InfeasibleError
-from planner.one_mesh.instance import Instance
+from planner.one_mesh.chosen import Chosen
+from planner.one_mesh.donation import donations
 from planner.one_mesh.memory import MemoryModel
 from planner.search.least_memory import Aim, Least, charged, least_memory
+from planner.search.states import States
 from planner.solver.budget import Budget
 from planner.solver.deadline import Deadline
 from planner.solver.methods import solve
@@ -42,7 +44,7 @@ NAMED = 3
 
 def no_fit(
     meshes: Sequence[Mapping[str, int]],
-    make_instance: Callable[[Mapping[str, int]], Instance],
+    program: States,
     limit_bytes: float,
     budget: Budget,
 ) -> InfeasibleError:
@@ -56,7 +58,7 @@ def no_fit(
     for shape in sorted(meshes, key=lambda shape: max(shape.values())):
         if math.prod(shape.values()) < most or (best is not None and budget.deadline.passed):
             continue
-        memory = MemoryModel(instance=make_instance(shape))
+        memory = MemoryModel(instance=program.instance(shape))
         least = math.inf if best is None else best[1].peak_bytes
         if memory.floor_bytes() >= least:
             continue
@@ -76,12 +78,14 @@ def no_fit(
     points = conflict(memory, found, limit_bytes, budget)
     names = tuple(memory.describe(point) for point in points)
     top = int(memory.profile(found.choice).argmax())
+    chosen = Chosen(instance=memory.instance, choice=tuple(found.choice))
+    or_donate = "".join(f"{donation}, " for donation in donations(program.program, chosen))
     largest = ", ".join(f"{name} takes {quantity(size, 'B')}" for name, size in memory.alive(top, found.choice)[:NAMED])
     return InfeasibleError(
         f"no plan fits {quantity(limit_bytes, 'B')} per device{_conflict_words(names)}; the least memory that would do is "
         f"about {quantity(found.peak_bytes, 'B')} ({memory.describe(top)}, where {largest}), and no plan on the mesh "
         f"{dict(memory.instance.mesh.shape)} needs less than {quantity(found.bound, 'B')}. Raise memory_limit, use more "
-        "devices, or recompute more (jax.checkpoint)",
+        f"devices, {or_donate}or recompute more (jax.checkpoint)",
         least_bytes=found.peak_bytes,
         conflict=names,
     )

@@ -72,7 +72,8 @@ class Incumbent:
 
     def settles(self, value: float, bound: float) -> bool:
         """Whether a bound leaves no more below a value than is of no interest."""
-        return is_optimal(value, bound, self.scale) or value - bound <= self.control.gap * abs(value)
+        enough = math.isfinite(value) and value - bound <= self.control.gap * abs(value)
+        return enough or is_optimal(value, bound, self.scale)
 
     def solution(self, method: str, detail: Detail) -> Solution:
         """The record of what is known."""

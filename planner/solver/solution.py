@@ -41,4 +41,4 @@ class Solution:
 
 def is_optimal(value: float, bound: float, scale: float) -> bool:
     """Whether `bound` proves `value` optimal; `scale` is the size of the costs, whose rounding is forgiven."""
-    return value - bound <= RELATIVE_TOLERANCE * abs(value) + 1e-12 * scale
+    return math.isfinite(value) and value - bound <= RELATIVE_TOLERANCE * abs(value) + 1e-12 * scale
