@@ -241,6 +241,7 @@ PRIMITIVES: Mapping[str, Work] = MappingProxyType(
         "rev": Work(0),
         "rng_bit_generator": Work(random_bits),
         "rng_uniform": Work(random_bits),
+        "roll": Work(0),
         "round": Work(1),
         "rsqrt": Work(1),
         "scaled_dot": Work(scaled_matmul, "matrix"),

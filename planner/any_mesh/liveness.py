@@ -76,7 +76,7 @@ def is_pass(graph: Graph, grouping: Grouping, op: Op, fusion: Fusion = UNKNOWN) 
     Besides what is fused by kind: a product without contraction, and the scatter of single elements into a constant
     (the gradient of picking one element per row), which becomes a comparison with an iota.
     """
-    if is_fused(op) or (op.kind == "gather" and fusion.fuses_gathers):
+    if is_fused(op) or traits(op.kind).joins or (op.kind == "gather" and fusion.fuses_gathers):
         return True
     if op.kind == "dot_general":
         return not grouping.placements[op.id].reduced

@@ -22,9 +22,10 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from planner.emit.by_hand import Axes, by_hand, laid_split, moving
 from planner.program.graph import Graph, Op, Path
+from planner.program.jaxpr.rolls import joined
 from planner.program.slots import Slot
 from planner.rules.primitives import kinds_where
-from planner.rules.sliding import CONVOLUTION, POOLING_GRADIENT, Slide, hops, margins
+from planner.rules.sliding import CONVOLUTION, POOLING_GRADIENT, ROLL, Slide, hops, margins
 
 Constraints = Mapping[Slot, tuple[PartitionSpec, ...]]
 
@@ -52,6 +53,8 @@ def _exchanged(
         local = partial(_convolution, op.params, moving, operands, made, sizes)
     elif op.kind == POOLING_GRADIENT:
         local = partial(_pooling_gradient, op.params, moving, operands, sizes)
+    elif op.kind == ROLL:
+        local = partial(_roll, op.params, moving, operands, sizes)
     else:
         local = partial(_pooling, op.kind, op.params, moving, operands, sizes)
     split = jax.shard_map(
@@ -157,6 +160,18 @@ def _pooling_gradient(
         result = lax.pad(result, jnp.zeros((), result.dtype), widths)
         result = lax.slice_in_dim(result, start, start + extent, axis=dim)
     return result
+
+
+def _roll(
+    params: Mapping[str, Any], moving: Sequence[Slide], operands: Sequence[Axes], sizes: Mapping[str, int], x: Any
+) -> Any:
+    """The part of a roll: what enters it comes from the neighbour before it, or behind it, all around."""
+    shift, ((dim, axes),) = params["shift"], [(slide.image_dim, operands[0][slide.image_dim]) for slide in moving]
+    parts, extent = _parts(axes, sizes), x.shape[dim]
+    leaving = (extent - shift, extent) if shift > 0 else (0, -shift)
+    pairs = [(i, (i + (1 if shift > 0 else -1)) % parts) for i in range(parts)]
+    entering = lax.ppermute(lax.slice_in_dim(x, *leaving, axis=dim), tuple(axes), pairs)
+    return joined(entering, x, entering, shift, dim)
 
 
 # ---------------------------------------------------------------- communication

@@ -60,7 +60,8 @@ class Fetch:
     """One collective-permute of a halo: of `bytes` over the axes in the bit set `mask`, in the strategies `rows`.
 
     `border` says which elements of the tensor: (dim, hops away, width). Where `shared` ops of a region fetch the same,
-    the compiler does it once, and each is charged its share. The bytes are `narrowed` of those of its type.
+    the compiler does it once, or all at the same time, and each is charged its share. The bytes are `narrowed` of those of
+    its type.
     """
 
     tensor: int
@@ -237,11 +238,16 @@ def fetches(program: Model, op: Op, strategies: Strategies, mesh: Mesh) -> list[
 
 
 def _same_halos(graph: Graph, op: Op, position: int) -> int:
-    """How many ops of a region need the same halo of the tensor that is this operand: a convolution and its gradient."""
+    """How many ops of a region need the same halo of the tensor that is this operand: a convolution and its gradient.
+
+    Rolls of a tensor one way and the other fetch theirs at the same time, over wires that go both ways.
+    """
     tensor = op.operands[position]
-    wanted = _halo(graph, op, position)
+    wanted = [_halo(graph, op, position)]
+    if traits(op.kind).joins:
+        wanted.append([replace(margin, left=margin.right, right=margin.left) for margin in wanted[0]])
     return sum(
-        graph.ops[other].region == op.region and _halo(graph, graph.ops[other], at) == wanted
+        graph.ops[other].region == op.region and _halo(graph, graph.ops[other], at) in wanted
         for other, at in graph.consumers[tensor]
     )
 
@@ -284,6 +290,8 @@ def _heavy(program: Model, op: Op, strategies: Strategies, model: CostModel, mes
         duration = mesh.fixed_seconds[kind][mask] + mesh.seconds_per_byte[kind][mask] * fetch.bytes
         exchange[fetch.rows] += value / fetch.shared
         exchange_seconds[fetch.rows] += duration / fetch.shared
+        if traits(op.kind).joins:
+            continue
         position = op.operands.index(fetch.tensor)
         whole = _bytes(graph, strategies, fetch.tensor, placement.operands[position])
         copied.setdefault(position, np.zeros(len(strategies)))[fetch.rows] = 2 * whole[fetch.rows] / fetch.shared
@@ -309,6 +317,8 @@ def _traffic(program: Model, op: Op, strategies: Strategies, mesh: Mesh) -> Floa
     said = _said_bytes(graph, grouping, op, strategies)
     if said is not None:
         return zero + said
+    if traits(op.kind).joins:
+        return zero
     moved = kernel_traffic(program, grouping.groups[grouping.group_of[op.id]], strategies, mesh)
     if moved is not None:
         return sum(moved.values(), zero) / graph.regions[op.region].trips

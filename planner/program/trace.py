@@ -18,6 +18,7 @@ from planner.program.jaxpr.constants import hoisted
 from planner.program.jaxpr.demands import with_plain_constraints
 from planner.program.jaxpr.parallelism import effects_of, parallelism_of
 from planner.program.jaxpr.results import result_avals, without_last
+from planner.program.jaxpr.rolls import with_rolls
 from planner.program.jitted import brought
 from planner.program.mutation import Changes, Watch, check_immutable, shares, tied
 from planner.program.traced import Leaf, Program
@@ -199,7 +200,7 @@ def _check_ambient_mesh() -> None:
 
 def _as_program(fn: Callable[..., Any], given: _Given, traced: _Traced) -> Program:
     """The program of a traced function: its large constants made arguments, its results named."""
-    jaxpr, constants = hoisted(with_plain_constraints(traced.jaxpr))
+    jaxpr, constants = hoisted(with_rolls(with_plain_constraints(traced.jaxpr)))
     closed_over = [
         Leaf(name=f"closed_over/{i}", aval=aval_of(abstracted(value)), constant=True)
         for i, value in enumerate(constants)

@@ -31,6 +31,10 @@ class Primitive:
     fused: bool = False
     """A compiler joins it with its neighbours into one pass over memory. Asked by `op_forms` and `liveness`."""
 
+    joins: bool = False
+    """Though placed by a decision of its own, it is part of the passes that read its result. Asked by
+    `costs`, `liveness`."""
+
     matmul: bool = False
     """It runs on the matrix unit, and computes an operand on the way unless that is costly. Asked by `liveness`."""
 

@@ -25,6 +25,7 @@ from planner.rules.ops.shape import (
     pad,
     reshape,
     rev,
+    roll,
     slice_,
     split,
     squeeze,
@@ -36,7 +37,7 @@ from planner.rules.ops.shape import (
 from planner.rules.ops.window import cumulative, pooling, reduce_window, select_and_scatter, select_and_scatter_add
 from planner.rules.primitive import Primitive
 from planner.rules.rule import Rule
-from planner.rules.sliding import Slide, convolution_slides, gradient_slides, pooling_slides
+from planner.rules.sliding import Slide, convolution_slides, gradient_slides, pooling_slides, roll_slides
 
 PRIMITIVES: Mapping[str, Primitive] = {
     "abs": Primitive(elementwise, fused=True),
@@ -194,6 +195,7 @@ PRIMITIVES: Mapping[str, Primitive] = {
     "rev": Primitive(rev, fused=True, turns=True),
     "rng_bit_generator": Primitive(rng_bit_generator),
     "rng_uniform": Primitive(created),
+    "roll": Primitive(roll, joins=True, turns=True, slides=roll_slides),
     "round": Primitive(elementwise, fused=True),
     "rsqrt": Primitive(elementwise, fused=True, slow=True),
     "scaled_dot": Primitive(scaled_dot),

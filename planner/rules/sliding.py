@@ -11,6 +11,9 @@ number ahead), so that one program fits all:
     "result"   image and result split, window whole      O s = L d    forward passes, gradients by the image
     "window"   image and window split, result summed     W r = L d    gradients by the kernel: the "window" is an image
 
+A roll by k is a window of one element with k zeros in front, where neighbours are those of a ring: beyond the edges of the
+image is its other end, so nothing is padded.
+
 Device k then holds image elements [k L/n, (k+1) L/n) and needs `left` more before them and `right` more behind, which
 its neighbours send; beyond the edges of the image there is padding.
 """
@@ -26,6 +29,7 @@ from planner.program.graph import Aval, Op
 
 CONVOLUTION = "conv_general_dilated"
 POOLING_GRADIENT = "select_and_scatter_add"
+ROLL = "roll"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +59,8 @@ class Margin:
 class Slide:
     """One dim of a sliding op that can be split, and how; the extents are those of the whole arrays.
 
-    `image_dim`, `window_dim` (None where the window is no operand) and `result_dim` number the dims of the arrays.
+    `image_dim`, `window_dim` (None where the window is no operand) and `result_dim` number the dims of the arrays. A part
+    holds `least` elements of its image or more.
     """
 
     image_dim: int
@@ -69,11 +74,13 @@ class Slide:
     window_dilation: int
     low: int
     split: Literal["result", "window"]
+    least: int = 1
 
     @property
     def count(self) -> int:
-        """The most parts that leave whole elements in each: the greatest common divisor of what is split."""
-        return math.gcd(self.image, self.result if self.split == "result" else self.window)
+        """The most parts that leave `least` elements in each: a divisor of all that is split."""
+        most = math.gcd(self.image, self.result if self.split == "result" else self.window)
+        return next((n for n in range(min(most, self.image // self.least), 1, -1) if most % n == 0), 1)
 
     def reach(self, parts: int) -> Reach:
         """What each of `parts` equal parts needs."""
@@ -168,6 +175,28 @@ def gradient_slides(operands: Sequence[Aval], results: Sequence[Aval], params: M
     del results
     source, image = operands
     return tuple(slide for slide in _pooled(image, source, params) if slide.low >= 0)
+
+
+def roll_slides(operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, Any]) -> tuple[Slide, ...]:
+    """The slide of a roll: what a part needs of others all comes from its next neighbour."""
+    del results
+    dim, shift = params["dimension"], params["shift"]
+    extent = operands[0].shape[dim]
+    slide = Slide(
+        image_dim=dim,
+        window_dim=None,
+        result_dim=dim,
+        image=extent,
+        window=1,
+        result=extent,
+        stride=1,
+        image_dilation=1,
+        window_dilation=1,
+        low=shift,
+        split="result",
+        least=abs(shift),
+    )
+    return (slide,) if slide.count > 1 else ()
 
 
 def _pooled(image: Aval, result: Aval, params: Mapping[str, Any]) -> tuple[Slide, ...]:

@@ -23,6 +23,7 @@ from jax.extend.core import primitives as core
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from planner.program.graph import Aval
+from planner.program.jaxpr.rolls import roll
 
 DTYPES: Mapping[str, Any] = {
     "b": np.bool_,
@@ -302,6 +303,8 @@ CASES: tuple[tuple[str, Callable[..., Any], str, str], ...] = (
     ("rev", lambda x: lax.rev(x, (1,)), "4,6", "a b -> a b | replicate b"),
     ("rng_bit_generator", lambda k: lax.rng_bit_generator(k, (4, 6)), "4:u32", "a -> a, b c | replicate a"),
     ("rng_uniform", lambda a, b: lax.rng_uniform(a, b, (4, 6)), "() ()", "(), () -> a b"),
+    ("roll", lambda x: roll(x, 2, 1), "4,6", "a (b c) -> a (b c) | replicate c | permute b"),
+    ("roll past the middle", lambda x: roll(x, 4, 1), "4,6", "a b -> a b | replicate b"),
     ("round", lax.round, "4,6", "a b -> a b"),
     ("rsqrt", lax.rsqrt, "4,6", "a b -> a b"),
     ("scaled_dot", lambda x, y, a, b: lax.scaled_dot(x, y, lhs_scale=a, rhs_scale=b, dimension_numbers=(((2,), (2,)), ((0,), (0,)))), "2,4,64:f8 2,6,64:f8 2,4,2:f8scale 2,6,2:f8scale", "a b c, a d c, a b e, a d f -> a b d | replicate c e f"),

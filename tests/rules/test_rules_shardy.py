@@ -153,6 +153,8 @@ UNCOMPARED: Mapping[str, str] = {
     "reshape of nothing": NO_RULE,
     "rng_bit_generator": SEVERAL_OPS,
     "rng_uniform": NO_RULE,
+    "roll": SEVERAL_OPS,
+    "roll past the middle": SEVERAL_OPS,
     "scaled_dot": SEVERAL_OPS,
     "schur": NOT_ON_TPU,
     "sharding_constraint": NEEDS_MESH,

@@ -9,6 +9,7 @@ from typing import Any
 from planner.program.graph import Aval
 from planner.rules.factors import Factors
 from planner.rules.rule import Dim, Dims, Rule
+from planner.rules.sliding import roll_slides
 
 
 def created(operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, Any]) -> Rule:
@@ -109,6 +110,19 @@ def pad(operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, 
 def rev(operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, Any]) -> Rule:
     """`i j -> i j | replicate j`: a reversed dim must stay whole."""
     return _resized(operands, results, [d not in params["dimensions"] for d in range(len(operands[0].shape))])
+
+
+def roll(operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, Any]) -> Rule:
+    """`i (j p) -> i (j p) | replicate p | permute j`: a dim is turned around by no more than its parts hold (`sliding`)."""
+    moving = {slide.image_dim: slide for slide in roll_slides(operands, results, params)}
+    factors, turned = Factors(), params["dimension"]
+    dims: list[Dim] = []
+    for d, extent in enumerate(operands[0].shape):
+        if d in moving:
+            dims.append(factors.shared(extent, extent, moving[d].count, "permute")[0])
+        else:
+            dims.append(factors.dim(extent, "replicate" if d == turned else "pass"))
+    return factors.rule([dims], [dims])
 
 
 def _resized(operands: Sequence[Aval], results: Sequence[Aval], may_pass: Sequence[bool]) -> Rule:
