@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from planner.any_mesh.accumulators import Accumulator, accumulators
 from planner.any_mesh.groups import Grouping
 from planner.program.graph import Graph, Op, Path, Region
 from planner.program.slots import ENTERING, read_in
@@ -55,6 +56,11 @@ class Transfer(NamedTuple):
     reads: tuple[Read, ...] = ()
     output: int | None = None
     """The position of the result it serves, for what is returned in another form than it is stored in."""
+    behind: int | None = None
+    """The region around the loop behind which it moves instead where it is a sum alone, of what the loop accumulates."""
+    trips_behind: float = 0.0
+    widened: float = 1.0
+    """Bytes of an element of what the loop accumulates over those of the tensor's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +72,7 @@ class Flow:
     home: tuple[tuple[int, Dims] | None, ...]
     fetched: tuple[tuple[tuple[int, int], int], ...]
     """((op, operand position), copy node) of every read that goes through a copy."""
+    accumulators: tuple[Accumulator, ...]
 
 
 def own_dims(shape: tuple[int, ...]) -> Dims:
@@ -89,6 +96,8 @@ class _Flow:
     transfers: list[Transfer] = field(default_factory=list[Transfer])
     home: list[tuple[int, Dims] | None] = field(default_factory=list[tuple[int, Dims] | None])
     fetched: list[tuple[tuple[int, int], int]] = field(default_factory=list[tuple[tuple[int, int], int]])
+    added: dict[int, tuple[Region, float]] = field(default_factory=dict[int, tuple[Region, float]])
+    """For what is added to an accumulator the region around its loop, and the bytes of the accumulator's elements."""
 
     def node(self, kind: NodeKind, group: int | None, tensor: int | None, name: str) -> int:
         self.nodes.append(Node(id=len(self.nodes), kind=kind, group=group, tensor=tensor, name=name))
@@ -108,6 +117,7 @@ class _Flow:
     ) -> None:
         if source == target and not reduced:
             return
+        behind, itemsize = self.added.get(tensor, (None, 0.0)) if reduced else (None, 0.0)
         self.transfers.append(
             Transfer(
                 id=len(self.transfers),
@@ -122,6 +132,9 @@ class _Flow:
                 region=region.id,
                 reads=reads,
                 output=output,
+                behind=None if behind is None else behind.id,
+                trips_behind=0.0 if behind is None else behind.trips,
+                widened=1.0 if behind is None else itemsize / self.graph.tensors[tensor].aval.itemsize,
             )
         )
 
@@ -154,7 +167,12 @@ def build_flow(
     `pinned_outputs` are output positions that get a node of their own; `kept` are tensors that must not be absorbed
     into their reader's decision (pinned arguments).
     """
+    sums = accumulators(graph)
     flow = _Flow(graph=graph, grouping=grouping, pinned_outputs=pinned_outputs, kept=kept)
+    for accumulator in sums:
+        around = graph.regions[graph.regions[accumulator.enters.region].parent or 0]
+        itemsize = graph.tensors[accumulator.enters.results[0]].aval.itemsize
+        flow.added |= {term.op.results[0]: (around, itemsize) for term in accumulator.terms}
     for group in grouping.groups:
         op = graph.ops[group.ops[0]]
         label = f"{op.source} {op.kind}" + (f" +{len(group.ops) - 1}" if len(group.ops) > 1 else "")
@@ -177,7 +195,11 @@ def build_flow(
         _serve_readers(flow, tensor.id)
     _close_loop(flow)
     return Flow(
-        nodes=tuple(flow.nodes), transfers=tuple(flow.transfers), home=tuple(flow.home), fetched=tuple(flow.fetched)
+        nodes=tuple(flow.nodes),
+        transfers=tuple(flow.transfers),
+        home=tuple(flow.home),
+        fetched=tuple(flow.fetched),
+        accumulators=sums,
     )
 
 

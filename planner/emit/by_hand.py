@@ -14,9 +14,10 @@ from typing import Literal
 from jax.sharding import PartitionSpec
 
 from planner.one_mesh.chosen import Chosen
+from planner.one_mesh.loop_sums import Axes
 from planner.program.graph import Graph, Op
 from planner.program.slots import Slot
-from planner.program.spec_entries import axes_of_entry
+from planner.program.spec_entries import axes_of_spec
 from planner.rules.primitive import ByHand
 from planner.rules.primitives import kinds_where, rule_of, slides_of, traits
 from planner.rules.rule import Rule
@@ -27,9 +28,6 @@ How = Literal["exchange"] | ByHand
 
 ADDING: Collection[How | None] = ("exchange", "kernel")
 """Those that add up their partial results themselves. Of the others the partitioner does it, or there are none."""
-
-Axes = tuple[tuple[str, ...], ...]
-"""The names of the mesh axes that split every dim of an array."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +43,7 @@ def chosen_split(chosen: Chosen, op: Op) -> Split:
     """How a choice of strategies splits an op."""
 
     def axes(tensor: int, spec: PartitionSpec) -> Axes:
-        return _axes(spec, len(chosen.instance.model.graph.tensors[tensor].aval.shape))
+        return axes_of_spec(spec, len(chosen.instance.model.graph.tensors[tensor].aval.shape))
 
     return Split(
         operands=tuple(axes(tensor, chosen.wanted(op, i)) for i, tensor in enumerate(op.operands)),
@@ -59,18 +57,13 @@ def laid_split(graph: Graph, op: Op, constraints: Mapping[Slot, tuple[PartitionS
 
     def axes(slot: Slot, tensor: int, place: int) -> Axes:
         chain = constraints.get(slot, ())
-        return _axes(chain[place] if chain else PartitionSpec(), len(graph.tensors[tensor].aval.shape))
+        return axes_of_spec(chain[place] if chain else PartitionSpec(), len(graph.tensors[tensor].aval.shape))
 
     return Split(
         operands=tuple(axes(("operand", op.path, i), t, -1) for i, t in enumerate(op.operands)),
         results=tuple(axes(("result", op.path, i), t, 0) for i, t in enumerate(op.results)),
         devices=devices,
     )
-
-
-def _axes(spec: PartitionSpec, rank: int) -> Axes:
-    entries = [axes_of_entry(entry) for entry in spec]
-    return tuple(entries + [()] * (rank - len(entries)))
 
 
 def by_hand(graph: Graph, op: Op, split: Split) -> How | None:

@@ -81,6 +81,7 @@ def place(chosen: Chosen, *, sum_whole: bool, read_stored: bool = False) -> Emis
                 constraints[operand_slot(graph.ops[op_id], position)] = chain
     _hold_readers(chosen, {t.tensor for t in flow.transfers if t.reads and t.id in layouts}, constraints)
     _hold_windows(chosen, constraints)
+    _hold_terms(chosen, constraints)
     in_specs = tuple(map(chosen.stored, graph.inputs))
     for position, tensor in enumerate(graph.inputs):
         if graph.tensors[tensor].aval.shape and graph.tensors[tensor].aval.itemsize:
@@ -130,3 +131,11 @@ def _hold_windows(chosen: Chosen, constraints: dict[Slot, tuple[PartitionSpec, .
             continue
         for position in range(len(op.operands)):
             constraints.setdefault(operand_slot(op, position), (chosen.wanted(op, position),))
+
+
+def _hold_terms(chosen: Chosen, constraints: dict[Slot, tuple[PartitionSpec, ...]]) -> None:
+    """Gives every operand of what is added to an accumulator a constraint: it is read from them what is left partial."""
+    for accumulator in chosen.instance.model.flow.accumulators:
+        for op, _ in accumulator.terms:
+            for position in range(len(op.operands)):
+                constraints.setdefault(operand_slot(op, position), (chosen.wanted(op, position),))

@@ -20,7 +20,8 @@ from jax import lax
 from jax.extend.core import primitives
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-from planner.emit.by_hand import Axes, by_hand, laid_split, moving
+from planner.emit.by_hand import by_hand, laid_split, moving
+from planner.one_mesh.loop_sums import Axes
 from planner.program.graph import Graph, Op, Path
 from planner.program.jaxpr.rolls import joined
 from planner.program.slots import Slot

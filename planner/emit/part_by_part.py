@@ -24,7 +24,8 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from planner.any_mesh.in_place import on_donated
-from planner.emit.by_hand import Axes, by_hand, laid_split, rule_by_dims
+from planner.emit.by_hand import by_hand, laid_split, rule_by_dims
+from planner.one_mesh.loop_sums import Axes
 from planner.one_mesh.specs import from_entries
 from planner.one_mesh.tpu_tiles import argument_order
 from planner.program.graph import Graph, Op, Path

@@ -18,6 +18,7 @@ from planner.decision import Decision
 from planner.emit.halo_exchange import exchanges
 from planner.emit.jitted import Jitted, jitted
 from planner.emit.part_by_part import local_calls
+from planner.emit.sums_behind import loop_sums
 from planner.errors import ArgumentError, MeshError
 from planner.machine.global_arrays import placed
 from planner.machine.target import Target
@@ -107,8 +108,9 @@ class Runner:
         graph = self._graph or build_graph(self.program)
         laid = self._decision.constraints
         parts = local_calls(graph, laid, mesh, self.target.platform)
-        by_hand = {**exchanges(graph, laid, mesh), **kernels(graph, laid, mesh), **parts}
-        return constrained(self.program, edits, by_hand)
+        sums = loop_sums(graph, laid, mesh)
+        by_hand = {**exchanges(graph, laid, mesh), **kernels(graph, laid, mesh), **parts, **sums.terms}
+        return constrained(self.program, edits, by_hand, sums.around)
 
     @cached_property
     def flat_jit(self) -> Any:

@@ -175,7 +175,7 @@ class _Decided:
 
     def _moved(self, transfer: Transfer, steps: Sequence[Step]) -> Moved:
         seconds = math.fsum(self.chosen.step_seconds(transfer, steps))
-        return self._run(self.runs.of_transfers.get(transfer.id, ()), transfer.trips * seconds)
+        return self._run(self.runs.of_transfers.get(transfer.id, ()), self.chosen.trips(transfer) * seconds)
 
     def _run(self, collectives: Sequence[Collective], seconds: float) -> Moved:
         mesh = self.instance.mesh

@@ -10,9 +10,11 @@ from jax.sharding import PartitionSpec
 
 from planner.any_mesh.flow import Transfer
 from planner.one_mesh.instance import Instance
+from planner.one_mesh.loop_sums import Axes, summed_behind
 from planner.one_mesh.reshard import SUMMING, Step, reshard_steps
 from planner.one_mesh.specs import spec_of
 from planner.program.graph import Op
+from planner.program.spec_entries import axes_of_spec
 from planner.rules.rule import Dims
 
 Location = tuple[int, ...]
@@ -114,10 +116,26 @@ class Chosen:
             known[key] = tuple(made)
         return known[key]
 
+    @cached_property
+    def behind(self) -> frozenset[int]:
+        """The transfers that sum behind a loop what it accumulates."""
+        of_tensor = {t.tensor: t.id for t in self.instance.model.flow.transfers if t.behind is not None}
+        placed = _Placed(self, {t.tensor: steps for t, steps in self.moves if t.reduced}) if of_tensor else None
+        return frozenset(
+            of_tensor[term.op.results[0]]
+            for accumulator in self.instance.model.flow.accumulators
+            if placed is not None and summed_behind(accumulator, placed)
+            for term in accumulator.terms
+        )
+
+    def trips(self, transfer: Transfer) -> float:
+        """How often a transfer moves per call, in terms of its tensor's bytes."""
+        return transfer.widened * transfer.trips_behind if transfer.id in self.behind else transfer.trips
+
     @property
     def seconds(self) -> tuple[float, float]:
         """(seconds of computing, seconds of communication) per device and call."""
-        moved = sum(t.trips * sum(self.step_seconds(t, steps)) for t, steps in self.moves)
+        moved = sum(self.trips(t) * sum(self.step_seconds(t, steps)) for t, steps in self.moves)
         return self.total("seconds"), moved + self.total("exchange_seconds")
 
     def step_seconds(self, transfer: Transfer, steps: Sequence[Step]) -> list[float]:
@@ -144,3 +162,23 @@ class Chosen:
             for work, pick in zip(self.instance.works, self.choice, strict=True)
             if work is not None
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """How the ops of a choice are split; `sums` are the steps by which results are summed."""
+
+    chosen: Chosen
+    sums: Mapping[int, Sequence[Step]]
+
+    def operand(self, op: Op, position: int) -> Axes:
+        return axes_of_spec(self.chosen.wanted(op, position), self._rank(op.operands[position]))
+
+    def result(self, op: Op) -> Axes:
+        return axes_of_spec(self.chosen.made(op, 0), self._rank(op.results[0]))
+
+    def summed_alone(self, op: Op) -> bool:
+        return [step.kind for step in self.sums.get(op.results[0], ())] == ["all-reduce"]
+
+    def _rank(self, tensor: int) -> int:
+        return len(self.chosen.instance.model.graph.tensors[tensor].aval.shape)

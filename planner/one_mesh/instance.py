@@ -148,6 +148,7 @@ class Instance:
         alike = (
             *(self.kind_of[transfer.source], transfer.source_dims, transfer.reduced, order, shares, hidden),
             *(self.kind_of[transfer.target], transfer.target_dims, aval.shape, aval.bytes, transfer.trips),
+            *(transfer.trips_behind, transfer.widened),
         )
         found = self._cache.get(alike)
         if found is not None:
@@ -156,7 +157,7 @@ class Instance:
         s, p = source.locations(transfer.source_dims), source.splits(transfer.reduced)
         t = target.locations(transfer.target_dims)
         pairs = (s.tobytes(), p.tobytes(), t.tobytes(), aval.shape, aval.bytes, order)
-        key = (pairs, transfer.trips, shares, hidden)
+        key = (pairs, transfer.trips, transfer.trips_behind, transfer.widened, shares, hidden)
         if key not in self._cache:
             if pairs not in self._met:
                 self._met[pairs] = self._reshards((s, p, t), aval, order)
@@ -170,7 +171,12 @@ class Instance:
                 kinds = SUMS if transfer.reduced else GATHERS
                 moves = priced(tuple((a * c, b * d) for (a, b), (c, d) in zip(kinds, shares, strict=True)))
                 values = values - np.minimum(self.mesh.hidden_gathers * moves, hidden)
-            self._cache[key] = self.weight * transfer.trips * values[row_of][:, column_of]
+            trips = np.asarray(transfer.trips)
+            if transfer.behind is not None:
+                # A sum that stays in place waits for the end of the loop (see `loop_sums`).
+                in_place = (s[:, None] == t[None, :]).all(axis=2)
+                trips = np.where(in_place, transfer.widened * transfer.trips_behind, transfer.trips)
+            self._cache[key] = self.weight * trips * values[row_of][:, column_of]
         self._cache[alike] = self._cache[key]
         return self._cache[key]
 

@@ -17,3 +17,9 @@ def axes_of_entry(entry: Any) -> tuple[str, ...]:
 def parts_over(axes: Iterable[str], sizes: Mapping[str, int]) -> int:
     """Into how many parts these axes split a dim."""
     return math.prod(sizes[axis] for axis in axes)
+
+
+def axes_of_spec(spec: Iterable[Any], rank: int) -> tuple[tuple[str, ...], ...]:
+    """The axes that split every dim of an array of so many dims."""
+    entries = [axes_of_entry(entry) for entry in spec]
+    return tuple(entries + [()] * (rank - len(entries)))

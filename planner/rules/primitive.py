@@ -61,7 +61,10 @@ class Primitive:
     """Its result has its operand's elements, in their order, in another shape. Asked by `fusion`, `softmaxes`."""
 
     adds: bool = False
-    """Its result may be a sum so far, to which later ones add. Asked by `liveness`."""
+    """Its result may be a sum so far, to which later ones add. Asked by `accumulators`, `liveness`."""
+
+    linear_in: tuple[int, ...] = ()
+    """The operands in each of which alone it is linear, element by element. Asked by `accumulators`."""
 
     renames: bool = False
     """Its result is a name for its operand, in the same memory. Asked by `liveness`."""

@@ -77,7 +77,16 @@ def _of_transfer(model: Model, transfer: Transfer) -> Hashable:
     """All that its values follow from, but for the strategies of its ends."""
     aval = model.graph.aval_numbers[transfer.tensor]
     spared = None if model.kernels is None else (model.eased.figures(transfer.id), model.memory_order(transfer))
-    return transfer.source_dims, transfer.reduced, transfer.target_dims, aval, transfer.trips, spared
+    return (
+        transfer.source_dims,
+        transfer.reduced,
+        transfer.target_dims,
+        aval,
+        transfer.trips,
+        transfer.trips_behind,
+        transfer.widened,
+        spared,
+    )
 
 
 def _of_nodes(model: Model, within: list[tuple[Transfer, int]]) -> list[Hashable]:
@@ -125,6 +134,7 @@ def _cut_down(model: Model, classes: Classes, within: list[Transfer], between: l
         ),
         home=tuple(home),
         fetched=(),
+        accumulators=(),
     )
     spared = None if model.kernels is None else model.eased.of([transfer.id for transfer in kept])
     smaller = replace(model, flow=flow, given_eased=spared)

@@ -88,7 +88,7 @@ def promise_of(chosen: Chosen, predicted: Predicted) -> Promise:
     for transfer, steps in chosen.moves:
         for step, taken in zip(steps, chosen.step_seconds(transfer, steps), strict=True):
             if step.kind is not None:
-                seconds[step.kind, step.mask] += transfer.trips * taken
+                seconds[step.kind, step.mask] += chosen.trips(transfer) * taken
                 lines.add((transfer.source_line, step.mask))
     splits: dict[str, dict[Split, int]] = {}
     for node in model.flow.nodes:

@@ -11,6 +11,7 @@ import jax.extend.core as jex_core
 
 from planner.program.graph import Path
 from planner.program.jaxpr.bodies import body_of, body_path, closed, fresh_var, opened, put_body, structure_of
+from planner.program.jaxpr.calls import equations_by
 from planner.program.jaxpr.constraints import constraint_equation, is_placement
 from planner.program.slots import Slot
 from planner.program.traced import Program
@@ -26,14 +27,27 @@ Replacements = Mapping[Path, Callable[..., Sequence[Any]]]
 """For the path of an equation, a function of its operands that gives its results, to be called in its place."""
 
 
-def constrained(program: Program, edits: Edits, replacements: Replacements | None = None) -> Callable[..., list[Any]]:
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What goes around an equation: functions of single operands and of single results, by position."""
+
+    entering: dict[int, Callable[[Any], Any]] = field(default_factory=dict[int, Callable[[Any], Any]])
+    leaving: dict[int, Callable[[Any], Any]] = field(default_factory=dict[int, Callable[[Any], Any]])
+
+
+def constrained(
+    program: Program,
+    edits: Edits,
+    replacements: Replacements | None = None,
+    around: Mapping[Path, Around] | None = None,
+) -> Callable[..., list[Any]]:
     """The program as a function of its flat arguments, with the shardings of `edits` laid on, bodies included.
 
     The operands of a replaced equation are laid as those of any other before its function sees them, and so are its
-    results. The result is as differentiable as the original: constraints are inserted as equations, nothing is
-    interpreted.
+    results; what goes `around` an equation comes between it and what is laid. The result is as differentiable as the
+    original: constraints are inserted as equations, nothing is interpreted.
     """
-    rewriter = Rewriter(edits=edits, replacements=replacements or {})
+    rewriter = Rewriter(edits=edits, replacements=replacements or {}, around=around or {})
     jaxpr = rewriter.rewrite(program.jaxpr, ())
     return jex_core.jaxpr_as_fun(closed(jaxpr))
 
@@ -44,6 +58,7 @@ class Rewriter:
 
     edits: Edits
     replacements: Replacements = field(default_factory=dict[Path, Callable[..., Sequence[Any]]])
+    around: Mapping[Path, Around] = field(default_factory=dict[Path, Around])
     keep_placements: bool = False
     """Whether constraints that the program holds itself stay."""
     templates: dict[tuple[Any, Any], Any] = field(default_factory=dict[tuple[Any, Any], Any])
@@ -121,10 +136,19 @@ class Rewriter:
                 known = [_form(operand, laid) for operand in operands] if barred else None
                 inner = self.rewrite(body_of(eqn, place), body_path(here, place), known)
                 put_body(params, place, inner)
+            ends = self.around.get(here, Around())
+            for i, function in ends.entering.items():
+                eqns += _applied(function, operands[i], whole := fresh_var(eqn.invars[i]), eqn)
+                operands[i] = whole
+            left = {i: outvars[i] for i in ends.leaving if not isinstance(outvars[i], jex_core.DropVar)}
+            for i, var in left.items():
+                outvars[i] = fresh_var(var)
             if here in self.replacements:
                 eqns.append(_call_of(self.replacements[here], eqn).replace(invars=operands, outvars=outvars))
             else:
                 eqns.append(eqn.replace(invars=operands, outvars=outvars, params=params))
+            for i, var in left.items():
+                eqns += _applied(ends.leaving[i], outvars[i], var, eqn)
             for fresh, var, shardings in after:
                 self._lay(fresh, shardings, eqns, laid, like=eqn, final=var)
         outvars = []
@@ -133,6 +157,11 @@ class Rewriter:
             outvars.append(self._lay(read(atom), shardings, eqns, laid, like=next(reversed(body.eqns), None)))
         new = body.replace(eqns=eqns, outvars=outvars)
         return new if jaxpr is body else jaxpr.replace(jaxpr=new)
+
+
+def _applied(function: Callable[[Any], Any], operand: Any, result: Any, like: Any) -> list[Any]:
+    """The equations that make a variable of an operand by a function, at the source line of another equation."""
+    return [_at(eqn, like.source_info) for eqn in equations_by(function, [operand], [result], like.source_info)[0]]
 
 
 def _call_of(function: Callable[..., Sequence[Any]], eqn: Any) -> Any:
