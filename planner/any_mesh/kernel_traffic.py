@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from planner.any_mesh.gathered_rows import Rows
 from planner.any_mesh.groups import Group, Grouping
 from planner.any_mesh.kernels import Access, Home, Kernel, Kernels
 from planner.any_mesh.liveness import Liveness
@@ -24,7 +25,8 @@ class Array(NamedTuple):
     """An array that is moved: its shape, whose dims are in the factors of a group, and where it may stand.
 
     With `several`, a dim, it is moved only where a device holds several elements along that dim; with `turned`, a dim and
-    an itemsize, only where besides an argument like it of such elements lies in the order of its dims.
+    an itemsize, only where besides an argument like it of such elements lies in the order of its dims; with `rows` it is
+    copied as `gathered_rows` says.
     """
 
     shape: tuple[int, ...]
@@ -33,6 +35,7 @@ class Array(NamedTuple):
     home: Home
     turned: tuple[int, float] | None = None
     several: int | None = None
+    rows: Rows | None = None
 
 
 class Movement(NamedTuple):
@@ -94,7 +97,7 @@ def _of_kernel(graph: Graph, grouping: Grouping, kernel: Kernel, *, tiled: bool)
 
 
 def _array(access: Access) -> Array:
-    return Array(access.shape, access.itemsize, access.dims, access.home, access.turned)
+    return Array(access.shape, access.itemsize, access.dims, access.home, access.turned, rows=access.rows)
 
 
 def _moved(op: Op, access: Access, passes: float = 1.0) -> Movement:

@@ -22,13 +22,15 @@ from typing import Literal, NamedTuple
 from planner.any_mesh.bad_transposes import TRANSACTION_BYTES, bad_transposes
 from planner.any_mesh.factor_names import names_between, renamed, told
 from planner.any_mesh.fusion import Fusion, read_alone, source, sunk_share
+from planner.any_mesh.gathered_rows import Rows, gathered_rows, scattered_rows
 from planner.any_mesh.groups import Grouping
 from planner.any_mesh.in_place import READ_AND_WRITTEN
 from planner.any_mesh.liveness import Liveness
+from planner.any_mesh.narrow import NarrowReads
 from planner.any_mesh.turned_slices import turned_slices
 from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY, ENTERING, LEAVING
-from planner.rules.primitives import traits
+from planner.rules.primitives import kinds_where, traits
 from planner.rules.rule import Dims
 
 Home = Literal["chip", "passes", "loop", "memory"]
@@ -37,13 +39,15 @@ over it several times, if there is room for what is in flight; for as long as a 
 
 LEAST_BYTES = 4096
 """What is smaller is not counted."""
+SCATTERS = kinds_where(lambda row: row.by_hand == "barrier")
 SOON = 16
 """Kernels from the one that makes a tensor to the last that reads it, for it to stay on the chip."""
 
 
 class Access(NamedTuple):
     """A tensor that a kernel reads or writes: `times` the bytes of an array of this shape, whose dims are in the factors
-    of the kernel's group. `turned` (dim, itemsize of what is copied): of a copy that is made as `turned_slices` says."""
+    of the kernel's group. `turned` (dim, itemsize of what is copied): of a copy that is made as `turned_slices` says;
+    `rows`: of one that `gathered_rows` tells of."""
 
     tensor: int
     shape: tuple[int, ...]
@@ -52,6 +56,7 @@ class Access(NamedTuple):
     home: Home
     times: float
     turned: tuple[int, float] | None = None
+    rows: Rows | None = None
 
 
 class Kernel(NamedTuple):
@@ -285,7 +290,7 @@ def kernels_of(graph: Graph, grouping: Grouping, liveness: Liveness) -> Kernels:
     walk = _Walk(graph=graph, grouping=grouping, stands=liveness.materialised, passes=passes, fusion=fusion, bad=bad)
     for op in graph.ops:
         walk.add(op)
-    homes = _Homes(graph, walk)
+    homes = _Homes(graph, walk, liveness.narrow)
     found: dict[int, list[Kernel]] = {}
     for number, kernel in enumerate(walk.kernels):
         found.setdefault(kernel.group, []).append(homes.told(number, kernel))
@@ -295,7 +300,7 @@ def kernels_of(graph: Graph, grouping: Grouping, liveness: Liveness) -> Kernels:
 class _Homes:
     """Where tensors stand, from who reads them and when."""
 
-    def __init__(self, graph: Graph, walk: _Walk) -> None:
+    def __init__(self, graph: Graph, walk: _Walk, narrow: NarrowReads) -> None:
         self.graph, self.walk = graph, walk
         self.readers: dict[int, list[int]] = {}
         for number, kernel in enumerate(walk.kernels):
@@ -303,6 +308,7 @@ class _Homes:
                 if walk.made_by.get(leaf) != number:
                     self.readers.setdefault(leaf, []).append(number)
         self.copied = turned_slices(graph) if walk.fusion.computes_operands else {}
+        self.rows = gathered_rows(graph, narrow) if walk.fusion.computes_operands else {}
         self.sliced = set[int]()
         self.bound: dict[int, str] = {}
         for op in graph.ops:
@@ -334,8 +340,34 @@ class _Homes:
                 *(self.access(t, d, number) for t, d in kernel.writes.items()),
                 *self.turned(kernel),
                 *self.cut_out(kernel),
+                *self.looked_up(kernel),
+                *self.begun(kernel, number),
             ),
         )
+
+    def looked_up(self, kernel: _Kernel) -> Iterator[Access]:
+        """The copy of a table in which rows are looked up that do not lie so."""
+        rows = self.rows.get(kernel.op) if kernel.anchor else None
+        if rows is not None:
+            op = self.graph.ops[kernel.op]
+            tensor, dims = op.operands[0], self.walk.grouping.placements[op.id].operands[0]
+            yield Access(tensor, self.graph.tensors[tensor].aval.shape, rows.stored, dims, "chip", 1.0, rows=rows)
+
+    def begun(self, kernel: _Kernel, number: int) -> Iterator[Access]:
+        """What a TPU writes and reads of the result of a scatter beyond what is scattered.
+
+        Constants that it begins with are written. One with batch dims is computed as one over all of them, on an array of
+        other dims, which the passes that read it do not fuse with.
+        """
+        op = self.graph.ops[kernel.op]
+        if not kernel.anchor or op.kind not in SCATTERS or not self.walk.fusion.computes_operands:
+            return
+        (dims,) = self.walk.grouping.placements[op.id].results
+        whole = self.access(op.results[0], dims, number)
+        if not self.walk.stands[op.operands[0]]:
+            yield whole._replace(rows=scattered_rows(self.graph, op))
+        if op.params["dimension_numbers"].operand_batching_dims:
+            yield whole._replace(times=READ_AND_WRITTEN)
 
     def cut_out(self, kernel: _Kernel) -> Iterator[Access]:
         """The slices of a loop's stacks that a matmul reads but does not compute: copied, by the first to do so."""

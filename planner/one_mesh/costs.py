@@ -28,7 +28,7 @@ from planner.one_mesh.mesh import Mesh
 from planner.one_mesh.reshard import Locations, local_bytes
 from planner.one_mesh.reshard_ways import holds_several
 from planner.one_mesh.strategies import Strategies
-from planner.one_mesh.tpu_tiles import local_tiled_bytes, turned
+from planner.one_mesh.tpu_tiles import copied_for_rows, local_tiled_bytes, turned
 from planner.program.graph import Graph, Op
 from planner.rules.kernels.kernel_parts import kernel_of
 from planner.rules.op_work import op_engine, op_flops
@@ -98,7 +98,7 @@ def kernel_traffic(program: Model, group: Group, strategies: Strategies, mesh: M
         room = ON_CHIP[inside.home] * mesh.on_chip_bytes
         if mesh.stands_for > 1:
             fits = math.prod(inside.shape) * inside.itemsize <= mesh.stands_for * room
-            if fits or array.turned is not None:
+            if fits or array.turned is not None or array.rows is not None:
                 moved.setdefault(op, np.zeros(len(strategies)))
                 continue
             room = 0.0
@@ -112,6 +112,8 @@ def kernel_traffic(program: Model, group: Group, strategies: Strategies, mesh: M
 
 def _moved_of(array: Array, strategies: Strategies) -> Floats:
     located = strategies.locations(array.dims)
+    if array.rows is not None:
+        return copied_for_rows(located, strategies.axis_sizes, array.shape, array.rows)
     sizes = local_tiled_bytes(located, strategies.axis_sizes, array.shape, array.itemsize)
     if array.several is not None:
         sizes = sizes * holds_several(located, strategies.axis_sizes, array.shape, array.several)

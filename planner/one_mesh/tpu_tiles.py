@@ -14,6 +14,7 @@ from itertools import permutations
 import numpy as np
 
 from cost_models.compilers import TILE_LANES, TILE_ROWS
+from planner.any_mesh.gathered_rows import Rows
 from planner.one_mesh.reshard_ways import Locations, local_extents
 from planner.vectors import Floats, distinct_lines
 
@@ -72,6 +73,15 @@ def turned(locations: Locations, axis_sizes: Sequence[int], shape: Sequence[int]
         return float(local[dim] > 1 and argument_order(local, itemsize) == in_order)
 
     return _of_parts(is_turned, locations, axis_sizes, shape)
+
+
+def copied_for_rows(locations: Locations, axis_sizes: Sequence[int], shape: Sequence[int], rows: Rows) -> Floats:
+    """Bytes that a device reads and writes to lay out its part of a table by rows, at each of the locations."""
+
+    def copied(local: tuple[int, ...]) -> float:
+        return rows.bytes(local, tiled_bytes(local, rows.stored), argument_order(local, rows.stored)[-1])
+
+    return _of_parts(copied, locations, axis_sizes, shape)
 
 
 def _of_parts(
