@@ -1,8 +1,8 @@
 """Local ops: split ops whose parts need nothing of each other, emitted as `shard_map`s of themselves.
 
-XLA's partitioner gathers their operands all the same: FFTs before JAX 0.12, `top_k` on CPU, triangular and tridiagonal
-solves whose right-hand sides are split where they are calls of a library. An update of a single element of a split dim
-it computes wrongly (see `hazards`). In a `shard_map` every device runs the op on the part it holds.
+XLA's partitioner gathers their operands all the same: FFTs before JAX 0.12, `top_k` on CPU, factorizations on TPUs,
+triangular and tridiagonal solves whose right-hand sides are split where they are calls of a library. An update of a single
+element of a split dim it computes wrongly (see `hazards`). In a `shard_map` every device runs the op on the part it holds.
 
 On TPUs the result of an update of what is donated is laid out as the argument: within the `shard_map`, as the partitioner
 would gather what has a layout of its own.

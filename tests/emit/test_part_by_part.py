@@ -27,6 +27,7 @@ def triangular(*shape: int) -> jax.Array:
 
 
 CASES: Mapping[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "cholesky": (lambda x: lax.linalg.cholesky(x @ x.mT), (triangular(8, 5, 5),)),
     "dynamic_update_slice past the end": (
         lambda x, u: lax.dynamic_update_slice(x, u, (jnp.int32(2), jnp.int32(99), jnp.int32(1))),
         (normal(6, 8, 4), normal(2, 1, 4)),
@@ -38,6 +39,11 @@ CASES: Mapping[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "fft": (lambda x: jnp.abs(jnp.fft.fft(x)), (normal(8, 4, 6),)),
     "fft2": (lambda x: jnp.abs(jnp.fft.fft2(x)), (normal(8, 4, 6, 5),)),
     "irfft": (lambda x: jnp.fft.irfft(x * (1 + 0.5j)), (normal(8, 4, 5),)),
+    "lu in a loop": (
+        lambda a, b: lax.scan(lambda c, _: (jnp.linalg.solve(a, c), None), b, None, length=3)[0],
+        (triangular(8, 5, 5), normal(8, 5, 4)),
+    ),
+    "qr": (lambda x: jnp.abs(jnp.linalg.qr(x)[1]), (triangular(8, 5, 5),)),
     "rfft in a loop": (
         lambda x: lax.scan(lambda c, _: (jnp.fft.irfft(0.5 * jnp.fft.rfft(c)), None), x, None, length=3)[0],
         (normal(8, 4, 6),),
