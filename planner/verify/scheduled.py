@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from cost_models import Topology
 from planner.errors import ArgumentError
 from planner.verify.aot import AotReport
-from planner.verify.hlo.schedule import ScheduleEstimate
+from planner.verify.hlo.schedule_walk import ScheduleEstimate
 from planner.verify.step_time import step_time
 
 JUDGED = ("tpu", "gpu")

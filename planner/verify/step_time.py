@@ -13,7 +13,8 @@ from cost_models import Topology
 from cost_models.compilers import MATRIX_LANES
 from planner.verify.collective_prices import collective_prices
 from planner.verify.hlo.gpu_schedule import estimate_gpu_seconds
-from planner.verify.hlo.schedule import Rates, ScheduleEstimate, estimate_seconds
+from planner.verify.hlo.schedule import Rates, estimate_seconds
+from planner.verify.hlo.schedule_walk import ScheduleEstimate
 
 
 def step_time(

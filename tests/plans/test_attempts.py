@@ -17,7 +17,7 @@ from planner.verify import verification
 from planner.verify.aot import AotReport
 from planner.verify.hlo.collectives import CompiledCollective
 from planner.verify.hlo.memory import CompiledMemory
-from planner.verify.hlo.schedule import ScheduleEstimate
+from planner.verify.hlo.schedule_walk import ScheduleEstimate
 
 WIDE = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
 

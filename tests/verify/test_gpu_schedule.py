@@ -10,7 +10,7 @@ from cost_models import CHIPS
 from planner.errors import ArgumentError
 from planner.verify.hlo.collectives import CompiledCollective
 from planner.verify.hlo.gpu_schedule import estimate_gpu_seconds
-from planner.verify.hlo.schedule import ScheduleEstimate
+from planner.verify.hlo.schedule_walk import ScheduleEstimate
 
 HEAD = "HloModule m, is_scheduled=true, num_partitions=8\n"
 CHIP = replace(CHIPS["h100"], matrix_latency_s=0.0, matrix_efficiency=0.5)

@@ -28,28 +28,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from cost_models import Chip
-from planner.errors import ArgumentError
 from planner.verify.hlo.collectives import CompiledCollective, describe_collectives
-from planner.verify.hlo.loops import trip_count_of
-from planner.verify.hlo.schedule import ScheduleEstimate
-from planner.verify.hlo.text import Computation, Instruction, Module, arrays_of, element_bits, kind_of, parse_module
+from planner.verify.hlo.schedule_walk import FREE, ScheduleEstimate, ScheduleWalk, Totals, start_of
+from planner.verify.hlo.text import Computation, Instruction, Module, arrays_of, element_bits, kind_of
 from planner.verify.hlo.work import convolution_flops, flops_of, hbm_bytes_of
 
-_FREE = frozenset(
-    {
-        *(
-            "parameter",
-            "constant",
-            "tuple",
-            "get-tuple-element",
-            "bitcast",
-            "after-all",
-            "opt-barrier",
-            "add-dependency",
-        ),
-        *("partition-id", "replica-id", "async-update", "domain", "iota"),
-    }
-)
 _KNOWS_NOTHING_US = 5000.0
 """kHighLatency of XLA's latency hiding scheduler."""
 _MEASURED_PRODUCTS = frozenset(
@@ -89,22 +72,7 @@ def estimate_gpu_seconds(
     the compiler noted.
     Raises: ArgumentError when the text is not scheduled, for its order then says nothing about time.
     """
-    if "is_scheduled=true" not in scheduled_hlo_text[:4096]:
-        raise ArgumentError(
-            f"HLO text without is_scheduled=true, got {scheduled_hlo_text[:60]!r}; pass that of a finished compile "
-            "or that dumped after buffer assignment"
-        )
-    walker = _Walker(parse_module(scheduled_hlo_text), num_devices, chip, collective_seconds)
-    total = walker.walk(walker.module.computations[walker.module.entry])
-    compute = total.clock - total.exposed
-    return ScheduleEstimate(
-        seconds=total.clock,
-        compute_seconds=compute,
-        exposed_collective_seconds=total.exposed,
-        collective_seconds=total.collective,
-        from_cycles=total.noted / compute if compute else 0.0,
-        unknown_loops=walker.unknown_loops,
-    )
+    return _Walker(scheduled_hlo_text, num_devices, chip, collective_seconds).estimate()
 
 
 def noted_seconds(instruction: Instruction) -> Mapping[str, float]:
@@ -133,34 +101,19 @@ class _Product:
         return seconds / (element_bits(self.result) / 8) ** 3
 
 
-@dataclass(slots=True)
-class _Totals:
-    clock: float = 0.0
-    exposed: float = 0.0
-    collective: float = 0.0
-    noted: float = 0.0
-
-    def add(self, other: _Totals, times: float = 1.0) -> None:
-        self.clock += times * other.clock
-        self.exposed += times * other.exposed
-        self.collective += times * other.collective
-        self.noted += times * other.noted
-
-
-class _Walker:
-    """One walk over a module; `walk` gives the totals of one run of a computation."""
-
+class _Walker(ScheduleWalk):
     def __init__(
-        self, module: Module, num_devices: int, chip: Chip, price: Callable[[CompiledCollective], float]
+        self,
+        scheduled_hlo_text: str,
+        num_devices: int,
+        chip: Chip,
+        price: Callable[[CompiledCollective], float],
     ) -> None:
-        self.module = module
-        self.num_devices = num_devices
+        super().__init__(scheduled_hlo_text, num_devices, price)
         self.chip = chip
-        self.price = price
-        self.unknown_loops = 0
 
-    def walk(self, computation: Computation) -> _Totals:
-        totals = _Totals()
+    def walk(self, computation: Computation) -> Totals:
+        totals = Totals()
         finish: dict[str, float] = {}  # when the collectives in flight end, by the names of their starts
         free = 0.0  # when the last of them ends
 
@@ -179,16 +132,10 @@ class _Walker:
                 if not opcode.endswith("-start"):
                     wait(instruction.name)
             elif opcode.endswith("-done"):
-                wait(_origin(instruction, computation))
-            elif opcode == "while":
-                trips = trip_count_of(instruction, computation, self.module)
-                self.unknown_loops += trips is None
-                body = self.walk(self.module.computations[instruction.attribute("body") or ""])
-                totals.add(body, 1 if trips is None else trips)
-            elif opcode in ("call", "conditional", "async-start", "call-start"):
-                branches = [self.walk(self.module.computations[name]) for name in instruction.called]
-                totals.add(max(branches, key=lambda t: t.clock, default=_Totals()))
-            elif opcode not in _FREE and not opcode.endswith("-start"):
+                wait(start_of(instruction, computation))
+            elif (inner := self.called(instruction, computation)) is not None:
+                totals.add(inner)
+            elif opcode not in FREE and not opcode.endswith("-start"):
                 seconds, noted = self._kernel(instruction, computation)
                 totals.clock += seconds
                 totals.noted += seconds * noted
@@ -324,11 +271,3 @@ def _library_flops(instruction: Instruction, computation: Computation) -> float:
     for extent in next(arrays_of(instruction.shape))[1]:
         elements *= extent
     return 2.0 * contracted * elements
-
-
-def _origin(instruction: Instruction, computation: Computation) -> str:
-    """The start that a done belongs to."""
-    source = computation.by_name.get(instruction.operands[0])
-    while source is not None and source.opcode.endswith("-update"):
-        source = computation.by_name.get(source.operands[0])
-    return source.name if source is not None else ""

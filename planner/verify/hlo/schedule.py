@@ -22,47 +22,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from planner.errors import ArgumentError
 from planner.verify.hlo.collectives import CompiledCollective, describe_collectives
-from planner.verify.hlo.loops import trip_count_of
-from planner.verify.hlo.text import Computation, Instruction, Module, bytes_of, kind_of, parse_module
+from planner.verify.hlo.schedule_walk import FREE, ScheduleEstimate, ScheduleWalk, Totals, start_of
+from planner.verify.hlo.text import Computation, Instruction, bytes_of, kind_of
 from planner.verify.hlo.work import flops_of, hbm_bytes_of
 
-_FREE = frozenset(
-    {
-        "parameter",
-        "constant",
-        "tuple",
-        "get-tuple-element",
-        "bitcast",
-        "partition-id",
-        "replica-id",
-        "after-all",
-        "opt-barrier",
-        "iota",
-        "add-dependency",
-        "async-update",
-        "domain",
-    }
-)
 _WRAPPERS = ("fusion", "async-start", "call-start")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleEstimate:
-    """Seconds of one call on one device.
-
-    `seconds` = `compute_seconds` + `exposed_collective_seconds`; `collective_seconds` counts hidden ones too.
-    `from_cycles` is the share of the compute time taken from the compiler's cycles; `unknown_loops` the number of
-    loops whose trip count could not be read and was taken as 1.
-    """
-
-    seconds: float
-    compute_seconds: float
-    exposed_collective_seconds: float
-    collective_seconds: float
-    from_cycles: float
-    unknown_loops: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,24 +60,10 @@ def estimate_seconds(
     by default `ring_seconds` with the link of `rates`.
     Raises: ArgumentError when the text is not scheduled, for its order then says nothing about time.
     """
-    if "is_scheduled=true" not in scheduled_hlo_text[:4096]:
-        raise ArgumentError(
-            f"HLO text without is_scheduled=true, got {scheduled_hlo_text[:60]!r}; pass that of a finished compile "
-            "or that dumped after buffer assignment"
-        )
     price = collective_seconds or (
         lambda c: ring_seconds(c.kind, c.bytes, c.group_size, rates.link_bytes_per_s, rates.hop_seconds)
     )
-    walker = _Walker(parse_module(scheduled_hlo_text), num_devices, rates, price)
-    total = walker.walk(walker.module.computations[walker.module.entry])
-    return ScheduleEstimate(
-        seconds=total.clock,
-        compute_seconds=total.clock - total.exposed,
-        exposed_collective_seconds=total.exposed,
-        collective_seconds=total.collective,
-        from_cycles=total.cycles / (total.clock - total.exposed) if total.cycles else 0.0,
-        unknown_loops=walker.unknown_loops,
-    )
+    return _Walker(scheduled_hlo_text, num_devices, rates, price).estimate()
 
 
 def ring_seconds(kind: str, bytes: float, group_size: int, link_bytes_per_s: float, hop_seconds: float) -> float:
@@ -135,34 +86,19 @@ def ring_seconds(kind: str, bytes: float, group_size: int, link_bytes_per_s: flo
             return b * (n - 1) / n / 2 / link_bytes_per_s + (n - 1) * hop_seconds
 
 
-@dataclass(slots=True)
-class _Totals:
-    clock: float = 0.0
-    exposed: float = 0.0
-    collective: float = 0.0
-    cycles: float = 0.0
-
-    def add(self, other: _Totals, times: float = 1.0) -> None:
-        self.clock += times * other.clock
-        self.exposed += times * other.exposed
-        self.collective += times * other.collective
-        self.cycles += times * other.cycles
-
-
-class _Walker:
-    """One walk over a module; `walk` gives the totals of one run of a computation."""
-
+class _Walker(ScheduleWalk):
     def __init__(
-        self, module: Module, num_devices: int, rates: Rates, price: Callable[[CompiledCollective], float]
+        self,
+        scheduled_hlo_text: str,
+        num_devices: int,
+        rates: Rates,
+        price: Callable[[CompiledCollective], float],
     ) -> None:
-        self.module = module
-        self.num_devices = num_devices
+        super().__init__(scheduled_hlo_text, num_devices, price)
         self.rates = rates
-        self.price = price
-        self.unknown_loops = 0
 
-    def walk(self, computation: Computation) -> _Totals:
-        totals = _Totals()
+    def walk(self, computation: Computation) -> Totals:
+        totals = Totals()
         finish: dict[object, float] = {}  # when what is in flight ends, by the key its done will give
         busy: dict[object, float] = {}  # when the links of a grouping, or the copy engine, are free again
         fetching: set[str] = set()  # slices on their way to the chip
@@ -195,29 +131,23 @@ class _Walker:
             elif opcode in ("copy-done", "slice-done"):
                 wait(instruction.operands[0], exposes=False)
             elif opcode.endswith("-done"):
-                origin = self._origin(instruction, computation)
+                origin = start_of(instruction, computation)
                 wait(origin, exposes=origin not in fetching)
             elif opcode == "fusion" and (channel := self._done_channel(instruction)) is not None:
                 wait(channel, exposes=True)
-            elif opcode == "while":
-                body = self.walk(self.module.computations[instruction.attribute("body") or ""])
-                trips = trip_count_of(instruction, computation, self.module)
-                self.unknown_loops += trips is None
-                totals.add(body, 1 if trips is None else trips)
-            elif opcode in ("call", "conditional", "async-start", "call-start"):
-                branches = [self.walk(self.module.computations[name]) for name in instruction.called]
-                totals.add(max(branches, key=lambda t: t.clock, default=_Totals()))
-            elif opcode not in _FREE and '"AllocateBuffer"' not in instruction.attributes:
+            elif (inner := self.called(instruction, computation)) is not None:
+                totals.add(inner)
+            elif opcode not in FREE and '"AllocateBuffer"' not in instruction.attributes:
                 self._run(instruction, computation, totals)
         for key in list(finish):
             wait(key, exposes=True)
         return totals
 
-    def _run(self, instruction: Instruction, computation: Computation, totals: _Totals) -> None:
+    def _run(self, instruction: Instruction, computation: Computation, totals: Totals) -> None:
         cycles = re.search(r'"estimated_cycles":"(\d+)"', instruction.attributes)
         if cycles and self.rates.clock_hz:
             seconds = int(cycles[1]) / self.rates.clock_hz
-            totals.cycles += seconds
+            totals.noted += seconds
         else:
             seconds = max(
                 flops_of(instruction, computation, self.module, lanes=self.rates.lanes) / self.rates.flops_per_s,
@@ -254,7 +184,7 @@ class _Walker:
 
     def _is_slice(self, instruction: Instruction) -> bool:
         """Whether what an instruction starts is the slice of an array that is brought to the chip ahead of its use."""
-        body = [i for i in self.module.computations[instruction.called[0]].instructions if i.opcode not in _FREE]
+        body = [i for i in self.module.computations[instruction.called[0]].instructions if i.opcode not in FREE]
         return [i.opcode for i in body] == ["slice"]
 
     def _calls(self, instruction: Instruction, target: str) -> bool:
@@ -266,12 +196,6 @@ class _Walker:
             return None
         callee = self.module.computations[instruction.called[0]]
         return next((i.attribute("channel_id") for i in callee.instructions if kind_of(i)), None)
-
-    def _origin(self, instruction: Instruction, computation: Computation) -> str:
-        source = computation.by_name.get(instruction.operands[0])
-        while source is not None and source.opcode.endswith("-update"):
-            source = computation.by_name.get(source.operands[0])
-        return source.name if source is not None else ""
 
 
 def _first_array(shape: str) -> str:
