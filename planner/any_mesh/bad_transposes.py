@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.program.graph import Graph
+from planner.program.graph import Graph, Op
+from planner.program.slots import BOUNDARY
+from planner.rules.primitives import traits
 
 TRANSACTION_BYTES = 64
 LEAST_TILED, LEAST_TILED_IF_MANY, MANY = 16, 8, 64 * 128
@@ -21,8 +23,41 @@ def bad_transposes(graph: Graph) -> frozenset[int]:
     return frozenset(
         op.id
         for op in graph.of_kinds(("transpose",))
-        if not is_tiled(graph.tensors[op.operands[0]].aval.shape, op.params["permutation"])
+        if not all(is_tiled(graph.tensors[op.operands[0]].aval.shape, order) for order in _orders(graph, op))
     )
+
+
+def _orders(graph: Graph, op: Op) -> Sequence[Sequence[int]]:
+    """The orders of dims in which a transpose is made.
+
+    What a matmul makes in another order stays as it made it in all that is computed of it element by element, until another
+    matmul reads it, which takes what it contracts before or behind what it keeps.
+    """
+    wanted: Sequence[int] = op.params["permutation"]
+    producer = graph.tensors[op.operands[0]].producer
+    if producer is None or not traits(graph.ops[producer].kind).matmul:
+        return (wanted,)
+    found, seen, left = set[tuple[int, ...]](), {op.results[0]}, [op.results[0]]
+    while left:
+        tensor = left.pop()
+        for reader, position in graph.consumers[tensor]:
+            to = graph.ops[reader]
+            if to.kind == "dot_general" and tensor != op.results[0]:
+                found.add(_as_read(to, position, wanted))
+            elif traits(to.kind).fused and not traits(to.kind).turns and to.kind not in BOUNDARY:
+                shape = graph.tensors[tensor].aval.shape
+                made = [t for t in to.results if graph.tensors[t].aval.shape == shape and t not in seen]
+                seen.update(made)
+                left += made
+    return tuple(found) or (wanted,)
+
+
+def _as_read(to: Op, position: int, wanted: Sequence[int]) -> tuple[int, ...]:
+    """The order in which a matmul reads dims that come in the order `wanted`: what lay first of the two groups first."""
+    contracted, batch = (dims[position] for dims in to.params["dimension_numbers"])
+    kept = [dim for dim in range(len(wanted)) if dim not in contracted and dim not in batch]
+    groups = [[wanted[dim] for dim in sorted(group)] for group in (contracted, kept)]
+    return (*(wanted[dim] for dim in sorted(batch)), *(dim for group in sorted(groups, key=min) for dim in group))
 
 
 def is_tiled(shape: Sequence[int], permutation: Sequence[int]) -> bool:

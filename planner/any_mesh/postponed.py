@@ -2,12 +2,16 @@
 
 Its scheduler goes backwards from the end and hides collectives behind what is ready. The gradient of a weight is ready from
 the start: outside of loops it runs behind the last loop that does not wait for it, and what is to be added to a later term
-(the gradient of a weight that is read twice, as by tied embeddings) runs just before that sum. Until then all that it reads
-stands in memory, such as the gradient of the logits through the whole backward pass. Seen in schedules of jaxlib 0.10.2.
+(the gradient of a weight that is read twice, as by tied embeddings) runs just before that sum. Else it runs behind the next
+product but one that something waits for; where collectives take long it is more, where they all come last, less. The
+gradient of a bias is summed by a kernel of its own where a matmul makes what is summed, and that runs behind all products,
+before the one all-reduce of all such sums. Until then all that these read stands in memory, such as the gradient of the
+logits through the whole backward pass. Seen in schedules of jaxlib 0.10.2.
 """
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 
 from planner.program.graph import Graph, Op
@@ -15,23 +19,27 @@ from planner.rules.primitives import kinds_where, traits
 
 
 def postponed(graph: Graph, passes: Sequence[bool], spans: Sequence[tuple[int, int]]) -> Mapping[int, int]:
-    """When the products run that are put off, as the id of the op before which they do; from the spans of regions."""
+    """When products and sums run that are put off, as the id of the op before which they do, by the spans of regions."""
     outermost = [region.id for region in graph.regions if region.parent is not None and _is_root(graph, region.parent)]
     loops = sorted(spans[region] for region in outermost)
-    needed = _needed(graph, spans)
+    needed, awaited = _needed(graph, spans), _awaited(graph, passes)
     found: dict[int, int] = {}
-    matmuls = kinds_where(lambda row: row.matmul)
-    for op in graph.of_kinds(matmuls):
-        if passes[op.id] or not _is_root(graph, op.region):
-            continue
+    matmuls = [
+        op
+        for op in graph.of_kinds(kinds_where(lambda row: row.matmul))
+        if not passes[op.id] and _is_root(graph, op.region)
+    ]
+    chain = [op.id for op in matmuls if any(awaited[tensor] for tensor in op.results)]
+    for op in matmuls:
         until = min((needed[tensor] for tensor in op.results), default=op.id)
         behind = [stop for start, stop in loops if op.id < start and stop <= until]
         later = min((_sum_of_later(graph, passes, op.id, tensor) for tensor in op.results), default=op.id)
-        when = max(later, behind[-1] if behind else op.id)
+        next_but_one = bisect(chain, op.id) + 1
+        aside = op.id not in chain and next_but_one < len(chain)
+        when = max(later, behind[-1] if behind else op.id, chain[next_but_one] + 1 if aside else op.id)
         if when > op.id:
             found[op.id] = min(when, until)
-    end = max((op.id for op in graph.of_kinds(matmuls) if not passes[op.id] and _is_root(graph, op.region)), default=0)
-    awaited = _awaited(graph, passes)
+    end = max((op.id for op in matmuls), default=0)
     for op in graph.of_kinds(("reduce_sum",)):
         alone = _is_root(graph, op.region) and not any(awaited[tensor] for tensor in op.results)
         if alone and op.id < end and _of_matmul(graph, passes, op.operands[0]):

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import planner
-from planner.any_mesh.bad_transposes import is_tiled
+from planner.any_mesh.bad_transposes import bad_transposes, is_tiled
 from planner.any_mesh.fusion import ON_GPU, ON_TPU
 from planner.any_mesh.groups import group_ops
 from planner.any_mesh.kernels import Access, Kernel, kernels_of
@@ -126,6 +126,22 @@ def test_a_matmul_computes_an_operand_of_one_array(fn: Callable[[jax.Array], jax
         b.tensor for b in liveness.buffers if graph.ops[graph.tensors[b.tensor].producer or 0].kind != "dot_general"
     }
     assert any(graph.tensors[tensor].aval.shape == WIDE for tensor in made) == stands
+
+
+@pytest.mark.parametrize(("groups", "bad"), [(8, True), (32, False)])
+def test_what_a_matmul_makes_is_transposed_as_the_next_one_reads_it(groups: int, *, bad: bool) -> None:
+    """Scores of (length, queries, groups) are wanted in reverse, and read as (length, groups, queries)."""
+
+    def mixed(queries: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
+        scores = jnp.exp(jnp.einsum("qgd,kd->gqk", queries, keys))
+        return jnp.einsum("gqk,kd->gqd", scores, values)
+
+    shapes = (512, groups, 64), (8192, 64), (8192, 64)
+    graph = build_graph(trace(mixed, [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]), while_trips=1.0)
+    turned = [op.id for op in graph.of_kinds(("transpose",)) if op.params["permutation"] == (2, 1, 0)]
+    assert len(turned) == 1
+    assert (turned[0] in bad_transposes(graph)) == bad
+    assert is_tiled((8192, 512, groups), (2, 1, 0))
 
 
 def _decoded(stack: jax.Array, new: jax.Array, query: jax.Array, product: str) -> tuple[jax.Array, jax.Array]:
