@@ -21,6 +21,9 @@ WANTED_SHARE = 0.80
 SLOP = 0.95
 MUCH = 16
 """Of how much larger an array is what passes read that does not count."""
+ABOUT = 0.75
+"""Of the time for which a tensor stands, that for which what it is made of does as well: products that are put off read
+the one and not the other."""
 
 
 def compiled_peak(memory: MemoryModel, choice: Sequence[int], *, argument_bytes: float, hbm_bytes: float) -> float:
@@ -34,7 +37,7 @@ def compiled_peak(memory: MemoryModel, choice: Sequence[int], *, argument_bytes:
 
 
 def _again(model: Model) -> npt.NDArray[np.bool_]:
-    """Which tensors passes outside of loops can make again while they are read: of what stands as long, or is small."""
+    """Which tensors passes outside of loops can make again while they are read, as what they read stands or is small."""
     graph, liveness = model.graph, model.liveness
     stops = dict.fromkeys(graph.inputs, liveness.steps)
     for buffer in liveness.buffers:
@@ -48,5 +51,6 @@ def _again(model: Model) -> npt.NDArray[np.bool_]:
             of = [int(there[t]) for t in op.operands if graph.tensors[t].aval.size >= least]
             until = min(of, default=liveness.steps)
             there[tensor] = stops.get(tensor, 0) if liveness.materialised[tensor] else until
-            again[tensor] = passing and until >= there[tensor] and tensor not in graph.returned
+            long_enough = until - op.id >= ABOUT * (there[tensor] - op.id)
+            again[tensor] = passing and long_enough and tensor not in graph.returned
     return again
