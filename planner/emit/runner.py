@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from itertools import starmap
 from typing import Any, final
 
 import jax
@@ -28,6 +29,7 @@ from planner.program.jaxpr.flatten import build_graph
 from planner.program.jaxpr.rewrite import constrained
 from planner.program.mutation import write_back
 from planner.program.slots import Slot
+from planner.program.structure import structure_differences
 from planner.program.traced import Leaf, Program
 from planner.rules.kernels.kernel_parts import kernels
 
@@ -200,10 +202,16 @@ class Runner:
         leaves, tree = jax.tree.flatten(tuple(args[i] for i in program.dynamic_argnums))
         if tree != program.in_tree:
             raise ArgumentError(
-                f"{name} was planned for arguments of structure {program.in_tree}, got {tree}; make a plan for these"
+                f"{name} was planned for other arguments: {self._otherwise(args)}; make a plan for these"
             )
         planned = program.arguments[: len(leaves)]
         return [_as_planned(leaf, value) for leaf, value in zip(planned, leaves, strict=True)]
+
+    def _otherwise(self, args: Sequence[Any]) -> str:
+        """How the structure of arguments differs from the planned one."""
+        trees = zip(self.program.dynamic_argnums, self.program.in_tree.children(), strict=True)
+        told = ((tree, args[i], self.program.parameters[i]) for i, tree in trees)
+        return "; ".join(words for words in starmap(structure_differences, told) if words)
 
     def place(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """The arguments on their devices. Raises: ArgumentError, MeshError (none that run)."""

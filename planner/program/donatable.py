@@ -47,7 +47,7 @@ def donatable(program: Program) -> tuple[Donatable, ...]:
             found.append(
                 Donatable(
                     argument=argument,
-                    name=_name(program, leaves),
+                    name=program.parameters[argument],
                     leaves=pairs,
                     fed_back=all(leaf in fed for leaf in leaves),
                 )
@@ -66,7 +66,3 @@ def _leaves(program: Program) -> list[tuple[int, Sequence[int]]]:
         found.append((argument, range(begin, begin + tree.num_leaves)))
         begin += tree.num_leaves
     return found
-
-
-def _name(program: Program, leaves: Sequence[int]) -> str:
-    return program.arguments[leaves[0]].name.split("/")[0]

@@ -227,7 +227,7 @@ def _as_program(fn: Callable[..., Any], given: _Given, traced: _Traced) -> Progr
         updates=traced.changes.updates,
         donate_argnums=tuple(sorted(given.donate)),
         dynamic_argnums=given.dynamic,
-        num_args=len(given.args),
+        parameters=given.parameters,
         function_name=name_of(fn),
     )
 

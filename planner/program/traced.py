@@ -42,10 +42,11 @@ class Effects:
 class Program:
     """A traced function: its jaxpr, the pytrees around it and the names of its leaves.
 
-    `arguments` are the leaves of the user's arguments, then the large arrays that the function closes over, whose values
-    are `constants`; `parallelism` is the mesh it names itself, if it does. The results are the leaves of the function's
-    own, in `out_tree`, then those it has written into its arguments. `updates` are (position of an argument leaf, position
-    of the result that takes its place in the user's object after a call); see `mutation`.
+    `arguments` are the leaves of the user's arguments, whose names are `parameters`, then the large arrays that the
+    function closes over, whose values are `constants`; `parallelism` is the mesh it names itself, if it does. The results
+    are the leaves of the function's own, in `out_tree`, then those it has written into its arguments. `updates` are
+    (position of an argument leaf, position of the result that takes its place in the user's object after a call); see
+    `mutation`.
     """
 
     jaxpr: Any
@@ -62,8 +63,13 @@ class Program:
     updates: tuple[tuple[int, int], ...]
     donate_argnums: tuple[int, ...]
     dynamic_argnums: tuple[int, ...]
-    num_args: int
+    parameters: tuple[str, ...]
     function_name: str
+
+    @property
+    def num_args(self) -> int:
+        """How many arguments the function takes, static ones included."""
+        return len(self.parameters)
 
     @property
     def static_argnums(self) -> tuple[int, ...]:
