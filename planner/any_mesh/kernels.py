@@ -127,10 +127,12 @@ class _Walk:
     def operand(self, op: Op, position: int) -> Leaves:
         """What an op reads for an operand, in the factors of its group."""
         tensor, dims = op.operands[position], self.grouping.placements[op.id].operands[position]
-        producer = self.graph.tensors[tensor].producer
+        producer, aval = self.graph.tensors[tensor].producer, self.graph.tensors[tensor].aval
+        if not aval.bytes:
+            return {}
         if self.stands[tensor] or producer is None:
             share = sunk_share(self.graph, tensor)
-            return {tensor: Leaf(dims, share)} if share * self.graph.tensors[tensor].aval.bytes >= LEAST_BYTES else {}
+            return {tensor: Leaf(dims, share)} if share * aval.bytes >= LEAST_BYTES else {}
         leaves = self.leaves.get(tensor, {})
         if self.grouping.group_of[producer] == self.grouping.group_of[op.id]:
             return leaves

@@ -21,6 +21,7 @@ from planner.any_mesh.turned_stacks import turned_stacks
 from planner.program.graph import Graph
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.trace import trace
+from tests.small import NEVER
 
 WEIGHT = jax.ShapeDtypeStruct((512, 1024), jnp.bfloat16)
 X = jax.ShapeDtypeStruct((256, 512), jnp.bfloat16)
@@ -242,3 +243,14 @@ def test_products_beyond_the_measured_ones_take_their_rate() -> None:
     times = [_predicted(jnp.dot, (rows, 256), (256, 256)).predicted.compute_seconds for rows in (4096, 64 * 4096)]
     assert times[1] / times[0] == pytest.approx(64, rel=1e-3)
     assert times[0] > 5.5e-6
+
+
+@pytest.mark.parametrize("topology", ["v5e:2x4", "h100:8"])
+def test_arrays_without_elements_are_planned(topology: str) -> None:
+    def scanned(x: Any) -> Any:
+        return jax.lax.associative_scan(jnp.multiply, jnp.exp(x), axis=1).sum()
+
+    plan = planner.plan(
+        jax.grad(scanned), (jax.ShapeDtypeStruct((64, 2, 256), jnp.float32),), topology=topology, options=NEVER
+    )
+    assert plan.predicted.seconds > 0
