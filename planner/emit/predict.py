@@ -112,10 +112,10 @@ def _of_transfers(chosen: Chosen) -> dict[int, list[Collective]]:
         tensor = graph.tensors[transfer.tensor]
         region = graph.regions[transfer.region]
         place, copies = lifted(graph, transfer.tensor, transfer.region, reach)
-        widened = 1.0
+        trips, widened = transfer.trips, 1.0
         if transfer.id in chosen.behind and transfer.behind is not None:
             region, place, copies = graph.regions[transfer.behind], transfer.behind, 1
-            widened = transfer.widened
+            trips, widened = transfer.trips_behind, transfer.widened
         outside = graph.regions[place]
         moves: list[object] = [chosen.at(transfer.source, transfer.source_dims)]
         read = next(iter(transfer.reads), served.get(transfer.target))
@@ -137,7 +137,7 @@ def _of_transfers(chosen: Chosen) -> dict[int, list[Collective]]:
                 kind=step.kind,
                 bytes=step.bytes * (widened if summing else counted),
                 axes=instance.mesh.axes(step.mask),
-                count=chosen.trips(transfer) / widened * (counted if summing else 1.0),
+                count=trips * (counted if summing else 1.0),
                 source=transfer.source_line,
                 tensor=tensor.name,
                 dtype=tensor.aval.dtype,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from itertools import starmap
 from typing import Any, final
 
 import jax
@@ -209,9 +208,12 @@ class Runner:
 
     def _otherwise(self, args: Sequence[Any]) -> str:
         """How the structure of arguments differs from the planned one."""
-        trees = zip(self.program.dynamic_argnums, self.program.in_tree.children(), strict=True)
-        told = ((tree, args[i], self.program.parameters[i]) for i, tree in trees)
-        return "; ".join(words for words in starmap(structure_differences, told) if words)
+        trees, names = self.program.in_tree.children(), self.program.parameters
+        told = (
+            structure_differences(tree, args[i], names[i])
+            for i, tree in zip(self.program.dynamic_argnums, trees, strict=True)
+        )
+        return "; ".join(words for words in told if words)
 
     def place(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """The arguments on their devices. Raises: ArgumentError, MeshError (none that run)."""

@@ -39,7 +39,7 @@ def donations(program: Program, chosen: Chosen) -> tuple[Donation, ...]:
             bytes=_replaced(argument, chosen),
             fed_back=argument.fed_back,
         )
-        for argument in donatable(program)
+        for argument in donatable(program, chosen.instance.model.graph.feeds)
     ]
     return tuple(sorted((one for one in found if one.bytes > 0), key=lambda one: -one.bytes))
 

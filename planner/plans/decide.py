@@ -132,9 +132,7 @@ def _told_of_devices(session: Session, shape: Shape) -> tuple[str, ...]:
 def _told_of_donations(session: Session, chosen: Chosen, peak_bytes: float) -> tuple[str, ...]:
     """What a plan says of a state or cache that could be donated, where that may save memory worth speaking of."""
     found = donations(session.program, chosen)
-    return tuple(
-        f"{donation}" for donation in found if donation.fed_back and donation.bytes >= WORTH_DONATING * peak_bytes
-    )
+    return tuple(str(one) for one in found if one.fed_back and one.bytes >= WORTH_DONATING * peak_bytes)
 
 
 def _told(graph: Graph, op_id: int) -> dict[str, Any]:

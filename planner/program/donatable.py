@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.program.fed_back import pair_outputs
 from planner.program.traced import Program
 
 
@@ -26,9 +25,8 @@ class Donatable:
     fed_back: bool
 
 
-def donatable(program: Program) -> tuple[Donatable, ...]:
-    """The arguments that are not donated and could be, in order."""
-    _, feeds = pair_outputs(program)
+def donatable(program: Program, feeds: Mapping[int, int]) -> tuple[Donatable, ...]:
+    """The arguments that are not donated and could be, in order, given what is fed back (`Graph.feeds`)."""
     fed = {argument: out for out, argument in feeds.items()}
     free = [out for out in range(len(program.results)) if out not in feeds]
     found: list[Donatable] = []

@@ -34,7 +34,7 @@ def _differences(planned: Any, value: Any, name: str) -> Iterator[str]:
         pairs = [(str(key), tree) for key, tree in zip(before[1], planned.children(), strict=True) if key in now[1]]
     else:
         yield from _of_static(before[0], before[1], now[1], name)
-        if planned.num_nodes and len(planned.children()) != len(children):
+        if len(planned.children()) != len(children):
             yield f"{name} was planned with {len(planned.children())} items, got {len(children)}"
             return
         pairs = list(zip(children, planned.children(), strict=True))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from planner.one_mesh.instance import Instance
 from planner.one_mesh.memory import MemoryModel
@@ -56,7 +57,7 @@ class Outcome:
     bound: float
     fits: bool = True
     note: str = ""
-    open: Open | None = None
+    open: Postponed | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -97,34 +98,29 @@ class Posed:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Postponed:
-    """A mesh whose best plan without a memory limit is over the limit; see `limited`."""
+    """A mesh whose best plan without a memory limit is over the limit: searched by prices first, and then by rows."""
 
     posed: Posed
+    limit_bytes: float
     table_cache: TableCache
+
+    @cached_property
+    def search(self) -> LimitSearch:
+        """What is known of plans within the limit."""
+        return LimitSearch(self.posed.memory, self.posed.free, self.limit_bytes)
 
     @property
     def bound(self) -> float:
         """A lower bound of every plan on the mesh."""
         return self.posed.free.bound
 
-    def limited(self, limit_bytes: float, budget: Budget, *, cutoff: float) -> Outcome:
-        """The best plan within the memory limit that costs less than `cutoff` and that prices lead to."""
-        search = LimitSearch(self.posed.memory, self.posed.free, limit_bytes)
-        found = search.by_prices(replace(budget, table_cache=self.table_cache), cutoff=cutoff)
-        rest = None if found.finished else Open(posed=self.posed, search=search, table_cache=self.table_cache)
-        return replace(self.posed.within(found), open=rest)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Open:
-    """A mesh with a gap between its best plan within the memory limit, or the best of another, and its bound."""
-
-    posed: Posed
-    search: LimitSearch
-    table_cache: TableCache
+    def limited(self, budget: Budget, *, cutoff: float) -> Outcome:
+        """The best plan within the limit that costs less than `cutoff` and that prices lead to; `open` if a gap is left."""
+        found = self.search.by_prices(replace(budget, table_cache=self.table_cache), cutoff=cutoff)
+        return replace(self.posed.within(found), open=None if found.finished else self)
 
     def closed(self, budget: Budget, *, cutoff: float) -> Outcome:
-        """The best plan within the memory limit that costs less than `cutoff`."""
+        """The best plan within the limit that costs less than `cutoff`, of one that `limited` left open."""
         return self.posed.within(self.search.by_rows(replace(budget, table_cache=self.table_cache), cutoff=cutoff))
 
 
@@ -155,7 +151,7 @@ def free_plan(
     memory = MemoryModel(instance=made.whole() if steps.steps else whole)
     posed = Posed(whole=whole, memory=memory, free=free, steps=steps)
     if float(memory.profile(free.choice).max()) > limit_bytes * OVER:
-        return Postponed(posed=posed, table_cache=budget.table_cache)
+        return Postponed(posed=posed, limit_bytes=limit_bytes, table_cache=budget.table_cache)
     return posed.plan(free.choice, free.value, free.bound, limited=False)
 
 

@@ -20,7 +20,7 @@ from planner.one_mesh.instance import Instance
 from planner.one_mesh.memory import whole_bytes
 from planner.options import GAP, Progress, Share
 from planner.rules.op_work import has_work_of_shapes
-from planner.search.best_on_mesh import WORTHWHILE, Candidate, Open, Outcome, Postponed, free_plan, least_plan
+from planner.search.best_on_mesh import WORTHWHILE, Candidate, Outcome, Postponed, free_plan, least_plan
 from planner.search.no_fit import no_fit
 from planner.search.one_per_class import SharedInstance
 from planner.search.states import States
@@ -132,7 +132,7 @@ class _MeshSearch:
         self.notes: list[str] = []
         self.over: set[int] = set()
         self.postponed: dict[int, Postponed] = {}
-        self.open: dict[int, Open] = {}
+        self.open: dict[int, Postponed] = {}
 
     @property
     def best(self) -> float:
@@ -165,30 +165,24 @@ class _MeshSearch:
             self.over.add(tried)
 
     def take_up(self) -> None:
-        """Searches the postponed meshes under the memory limit, lowest bound first."""
-        for tried in sorted(self.postponed, key=lambda tried: (self.postponed[tried].bound, tried)):
-            mesh, cutoff = self.postponed.pop(tried), self.cutoff(tried)
-            if mesh.bound < cutoff and not self.late:
-                self.tell(tried, self.meshes[tried])
-                self.settle(tried, mesh.limited(self.asked.limit_bytes, self.budget(), cutoff=cutoff))
+        """Searches the postponed meshes under the memory limit."""
+        self._go_on(self.postponed, Postponed.limited)
 
     def close(self) -> None:
-        """Searches what is open, lowest bound first: a better plan there may close the others' gaps."""
-        for tried in sorted(self.open, key=lambda tried: (self.bounds[tried], tried)):
-            mesh, cutoff = self.open.pop(tried), self.cutoff(tried)
-            if self.bounds[tried] < cutoff and not self.late:
+        """Closes the gaps that this left open."""
+        self._go_on(self.open, Postponed.closed)
+
+    def _go_on(self, waiting: dict[int, Postponed], searched: Callable[..., Outcome]) -> None:
+        """Searches what waits, lowest bound first: a better plan there leaves less to be sought in the others."""
+        for tried in sorted(waiting, key=lambda tried: (self.bounds[tried], tried)):
+            mesh = waiting.pop(tried)
+            # Of plans about as good the one of the first mesh is taken.
+            sign = 1 if self.candidates and tried < self.first else -1
+            cutoff = self.best * (1 + sign * WORTHWHILE)
+            late = self.candidates and self.deadline.passed
+            if self.bounds[tried] < cutoff and not late:
                 self.tell(tried, self.meshes[tried])
-                self.settle(tried, mesh.closed(self.budget(), cutoff=cutoff))
-
-    @property
-    def late(self) -> bool:
-        """Whether some plan has to do."""
-        return bool(self.candidates) and self.deadline.passed
-
-    def cutoff(self, tried: int) -> float:
-        """What a plan of a mesh must cost less than: of plans about as good the one of the first mesh is taken."""
-        sign = 1 if self.candidates and tried < self.first else -1
-        return self.best * (1 + sign * WORTHWHILE)
+                self.settle(tried, searched(mesh, self.budget(), cutoff=cutoff))
 
     def tell(self, tried: int, shape: Mapping[str, int]) -> None:
         """Tells how far the search is."""

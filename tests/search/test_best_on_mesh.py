@@ -61,7 +61,7 @@ def test_a_mesh_whose_plan_is_over_the_limit_is_put_off_and_then_keeps_it(narrow
     postponed = free_plan(instance, limit, _budget(), best=best)
     assert isinstance(postponed, Postponed)
     assert postponed.bound <= free.candidate.value * (1 + 1e-9)
-    priced = postponed.limited(limit, _budget(), cutoff=best)
+    priced = postponed.limited(_budget(), cutoff=best)
     closed = priced if priced.open is None else priced.open.closed(_budget(), cutoff=best)
     limited = closed.candidate or priced.candidate
     assert limited is not None

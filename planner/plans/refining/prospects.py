@@ -113,7 +113,7 @@ class Prospects:
         cutoff = math.inf if lean else below
         found = free_plan(stated, limit, budget, best=cutoff)
         if isinstance(found, Postponed):
-            found = found.limited(limit, budget, cutoff=cutoff)
+            found = found.limited(budget, cutoff=cutoff)
             if found.open is not None:
                 found = found.open.closed(budget, cutoff=cutoff)
         if found.candidate is None:

@@ -132,6 +132,18 @@ def put_body(params: dict[str, Any], body: tuple[str, int | None], new: Any) -> 
         params[param] = type(old)(*bodies) if hasattr(old, "_fields") else tuple(bodies)
 
 
+def with_bodies(eqn: Any, structure: Structure, rewritten: Callable[[Any, str], Any]) -> Any:
+    """An equation with its bodies rewritten, each told with the param it is in; the same object where none changes."""
+    params, changed = dict(eqn.params), False
+    for place in structure.bodies:
+        inner = body_of(eqn, place)
+        new = rewritten(inner, place[0])
+        if new is not inner:
+            put_body(params, place, new)
+            changed = True
+    return eqn.replace(params=params) if changed else eqn
+
+
 def body_path(path: Path, body: tuple[str, int | None]) -> Path:
     param, index = body
     return (*path, param if index is None else f"{param}[{index}]")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import jax.extend.core as jex_core
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from planner.program.fed_back import pair_outputs
-from planner.program.jaxpr.bodies import Structure, body_of, closed, fresh_var, opened, put_body, structure_of
+from planner.program.jaxpr.bodies import Structure, body_of, closed, fresh_var, opened, structure_of, with_bodies
 from planner.program.jaxpr.calls import equations_by, variable
 from planner.program.jaxpr.slice_of_stack import Slice, in_stack, is_update
 from planner.program.traced import Program
@@ -47,13 +48,8 @@ def _rewritten(jaxpr: Any, pairs: Pairs) -> Any:
         if structure is None:
             eqns.append(step)
             continue
-        for place in structure.bodies:
-            inner = body_of(eqn, place)
-            new = _rewritten(inner, _inner_pairs(structure, place[0], len(eqn.outvars), found.passed.get(number, {})))
-            if new is not inner:
-                params = dict(step.params)
-                put_body(params, place, new)
-                step = step.replace(params=params)
+        inner_pairs = partial(_inner_pairs, structure, results=len(eqn.outvars), passed=found.passed.get(number, {}))
+        step = with_bodies(step, structure, lambda inner, param, of=inner_pairs: _rewritten(inner, of(param)))
         stacks = found.stacks.get(number)
         if stacks is None:
             eqns.append(step)

@@ -17,7 +17,7 @@ from jax import lax
 from jax.core import ShapedArray
 from jax.interpreters import ad, batching, mlir
 
-from planner.program.jaxpr.bodies import Structure, body_of, opened, put_body, structure_of
+from planner.program.jaxpr.bodies import opened, structure_of, with_bodies
 from planner.program.jaxpr.calls import equations_by
 
 roll_p = jex_core.Primitive("roll")
@@ -96,7 +96,7 @@ def with_rolls(jaxpr: Any) -> Any:
         structure = structure_of(eqn)
         found = _found(eqn, parts, padded) if structure is None else None
         if structure is not None:
-            eqns.append(_with_bodies(eqn, structure))
+            eqns.append(with_bodies(eqn, structure, lambda inner, _: with_rolls(inner)))
         elif found is not None:
             operand, shift, dimension = found
             function = partial(roll, shift=shift, dimension=dimension)
@@ -108,18 +108,6 @@ def with_rolls(jaxpr: Any) -> Any:
         return jaxpr
     new = body.replace(eqns=eqns)
     return new if jaxpr is body else jaxpr.replace(jaxpr=new)
-
-
-def _with_bodies(eqn: Any, structure: Structure) -> Any:
-    """An equation whose bodies have rolls; the equation itself where none has one."""
-    params, changed = dict(eqn.params), False
-    for place in structure.bodies:
-        inner = body_of(eqn, place)
-        new = with_rolls(inner)
-        if new is not inner:
-            put_body(params, place, new)
-            changed = True
-    return eqn.replace(params=params) if changed else eqn
 
 
 def _found(eqn: Any, parts: dict[Any, Part], padded: dict[Any, tuple[Part, int]]) -> tuple[Any, int, int] | None:
