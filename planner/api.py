@@ -23,6 +23,7 @@ from planner.plans.loaded import LoadedPlan
 from planner.plans.made_ready import Ready, checked_options, checked_positions, made_ready, question
 from planner.plans.plan import Plan
 from planner.plans.proposals import proposals
+from planner.plans.sessions import Sessions
 from planner.plans.store import decision_of, load_saved, record_of
 from planner.program.trace import trace
 from planner.program.traced import Program
@@ -86,13 +87,14 @@ def plan(
         )
 
     ready = target.processes.same(ready_here, lambda ready: question(ready, options), "planner.plan")
-    session, program, args = ready.session, ready.session.program, tuple(example_args)
+    sessions, program, args = Sessions(ready.session), ready.session.program, tuple(example_args)
     leaves = jax.tree.leaves([args[i] for i in program.dynamic_argnums])
-    proposed = proposals(session, ready.meshes, options, notes=ready.notes, values=(*leaves, *program.constants))
+    proposed = proposals(ready.session, ready.meshes, options, notes=ready.notes, values=(*leaves, *program.constants))
 
     def made(decision: Decision) -> Plan:
+        session = sessions.of(decision.form)
         runner = Runner(
-            program=program,
+            program=session.program,
             decision=decision,
             target=target,
             static_args={i: args[i] for i in program.static_argnums},
@@ -108,7 +110,8 @@ def plan(
         decision = _decided(target.processes, proposed, answer, program)
         if _identity(decision) in kept:
             return kept[_identity(decision)].with_notes(decision.notes)
-        checked, answer = check(made(decision), args, options, target, operations=len(session.graph.ops))
+        operations = len(sessions.of(decision.form).graph.ops)
+        checked, answer = check(made(decision), args, options, target, operations=operations)
         if answer.good and not kept:
             return checked
         if answer.dropped is None:
@@ -130,7 +133,7 @@ def _decided(
 
 def _identity(decision: Decision) -> object:
     """What tells the proposals for one call apart."""
-    return tuple(decision.mesh_shape.items()), decision.choice, bool(decision.constraints)
+    return decision.form, tuple(decision.mesh_shape.items()), decision.choice, bool(decision.constraints)
 
 
 def op_graph(

@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec
 
 from cost_models import Topology
 from planner.predicted import Predicted
+from planner.program.form import AS_WRITTEN, Form
 from planner.program.slots import Slot
 from planner.program.traced import Leaf
 from planner.refined import Refined
@@ -102,7 +103,8 @@ class Request:
 class Decision:
     """A plan without its function: the mesh, the specs of arguments and results, and those laid on places in between.
 
-    `fingerprint` identifies the traced program the places belong to; `arguments` and `results` are its leaves.
+    `fingerprint` identifies the traced program the places belong to, in the `form` in which it is computed; `arguments` and
+    `results` are its leaves.
     `choice` is the strategy chosen for every node of the problem that `request` states on this mesh. `compiler_options`
     are those of the compiler of the topology's platform with which the prediction holds. `refined` says how it was chosen
     where compilers or runs had a say.
@@ -131,3 +133,4 @@ class Decision:
     static_argnums: tuple[int, ...]
     compiler_options: Mapping[str, str]
     refined: Refined | None = None
+    form: Form = AS_WRITTEN

@@ -88,6 +88,7 @@ def decide(
         donate_argnums=program.donate_argnums,
         static_argnums=program.static_argnums,
         compiler_options=dict(NO_WINDOWED_EINSUM[request.topology.chip.platform]),
+        form=program.form,
     )
 
 

@@ -12,6 +12,7 @@ import jax
 from planner.decision import Decision
 from planner.emit.runner import Runner
 from planner.errors import ArgumentError, MeshError, PlanFileError
+from planner.forms.formed import formed
 from planner.machine.target import Target, check_devices
 from planner.plans.decide import alternatives
 from planner.plans.plan import Plan
@@ -66,12 +67,11 @@ class LoadedPlan:
                 static_argnums=decision.static_argnums,
                 carry_stacks=target.carries_stacks,
             )
-            self._same_program(program)
-            return args, program
+            return args, self._same_program(program)
 
         def question(_: object) -> dict[str, str]:
             specs = (decision.in_specs, decision.out_specs, decision.constraints)
-            laid = (decision.mesh_shape, *specs, decision.compiler_options)
+            laid = (decision.form, decision.mesh_shape, *specs, decision.compiler_options)
             digest = hashlib.sha256(repr((decision.fingerprint, *laid)).encode()).hexdigest()
             return {
                 "the saved plan": f"{decision.function_name} {digest[:12]}",
@@ -99,7 +99,8 @@ class LoadedPlan:
     def __repr__(self) -> str:
         return f"<LoadedPlan of {self.decision.function_name} on {dict(self.decision.mesh_shape)}>"
 
-    def _same_program(self, program: Program) -> None:
+    def _same_program(self, program: Program) -> Program:
+        """A traced program in the form in which the saved one is computed. Raises: PlanFileError where it is another."""
         saved = self.decision
         if program.arguments != saved.arguments:
             pairs = zip(program.arguments, saved.arguments, strict=False)
@@ -117,12 +118,20 @@ class LoadedPlan:
                 f"{program.function_name} donates the arguments {program.donate_argnums}, as it is jitted, where the saved "
                 f"plan donates {donated}; plan again"
             )
+        try:
+            program = formed(program, saved.form)
+        except ArgumentError as error:
+            raise PlanFileError(self._another(program, f": {error}")) from error
         if fingerprint(program) != saved.fingerprint:
-            raise PlanFileError(
-                f"{program.function_name} does not trace to the program the plan of {saved.function_name} was made for "
-                f"(another function, or another JAX release: saved by {self._saved.jax_version}, here "
-                f"{jax.__version__}); plan again"
-            )
+            raise PlanFileError(self._another(program))
+        return program
+
+    def _another(self, program: Program, why: str = "") -> str:
+        return (
+            f"{program.function_name} does not trace to the program the plan of {self.decision.function_name} was made for "
+            f"(another function, or another JAX release: saved by {self._saved.jax_version}, here "
+            f"{jax.__version__}){why}; plan again"
+        )
 
     def _arguments(self, example_args: Sequence[Any] | None) -> tuple[Any, ...]:
         """Arguments to trace with: those given, or shapes as the file tells them. Raises: ArgumentError."""

@@ -20,6 +20,7 @@ from planner.decision import Certificate, Checked, Decision, Guessed, Replicated
 from planner.errors import ArgumentError, PlanFileError
 from planner.one_mesh.specs import entries_of, from_entries
 from planner.predicted import Collective, Predicted
+from planner.program.form import Form
 from planner.program.graph import Aval
 from planner.program.slots import Slot
 from planner.program.spec_entries import parts_over
@@ -65,6 +66,7 @@ def record_of(decision: Decision, program: Program) -> dict[str, Any]:
         "jax": jax.__version__,
         "function": decision.function_name,
         "fingerprint": decision.fingerprint,
+        "form": dataclasses.asdict(decision.form),
         "topology": _topology_record(decision.request.topology),
         "request": {
             **{key: getattr(decision.request, key) for key in _PLAIN_REQUEST},
@@ -205,6 +207,8 @@ def decision_of(record: Mapping[str, Any]) -> Decision:
         # Nor this, as they gave none.
         compiler_options={str(name): str(value) for name, value in record.get("compiler_options", {}).items()},
         refined=_read_refined(record.get("refined")),
+        # Nor this: they computed programs as written.
+        form=Form(**record.get("form", {})),
     )
 
 

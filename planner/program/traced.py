@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jax.sharding import Mesh
 
+from planner.program.form import AS_WRITTEN, Form
 from planner.program.graph import Aval
 
 
@@ -46,7 +47,8 @@ class Program:
     function closes over, whose values are `constants`; `parallelism` is the mesh it names itself, if it does. The results
     are the leaves of the function's own, in `out_tree`, then those it has written into its arguments. `updates` are
     (position of an argument leaf, position of the result that takes its place in the user's object after a call); see
-    `mutation`.
+    `mutation`. `form` is how `jaxpr` computes what the function does, and `written` the jaxpr of the function as it is
+    written where that is another.
     """
 
     jaxpr: Any
@@ -65,6 +67,13 @@ class Program:
     dynamic_argnums: tuple[int, ...]
     parameters: tuple[str, ...]
     function_name: str
+    form: Form = AS_WRITTEN
+    written: Any = None
+
+    @property
+    def as_written(self) -> Program:
+        """The program as it is written."""
+        return self if self.written is None else replace(self, jaxpr=self.written, written=None, form=AS_WRITTEN)
 
     @property
     def num_args(self) -> int:

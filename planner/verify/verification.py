@@ -109,7 +109,14 @@ def verify(
         if isinstance(args, str)
         else _agreed(
             compare_numerics(
-                decision, runner.program, target, runner.flat_call, args, seed=seed, reference=reference, rtol=rtol
+                decision,
+                runner.program.as_written,
+                target,
+                runner.flat_call,
+                args,
+                seed=seed,
+                reference=reference,
+                rtol=rtol,
             ),
             processes,
         )

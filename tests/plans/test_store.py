@@ -284,3 +284,19 @@ def test_pins_survive(tmp_path: Path) -> None:
     pins = {"params/w0": P(None, ("data", "model")), "out": P("data")}
     planner.plan(mlp, mlp_args(), mesh=MESH, pins=pins, options=NEVER).save(tmp_path / "plan.json")
     assert planner.load(tmp_path / "plan.json").decision.request.pins == pins
+
+
+def test_the_form_of_a_program_is_kept(made: planner.Plan, path: Path) -> None:
+    record = json.loads(path.read_text())
+    assert record["form"] == {"microbatches": 1}
+    del record["form"]
+    path.write_text(json.dumps(record))
+    assert planner.load(path).decision == made.decision, "files of earlier planners are of programs as written"
+
+
+def test_a_form_that_the_program_cannot_take_is_told(path: Path) -> None:
+    record = json.loads(path.read_text())
+    record["form"]["microbatches"] = 3
+    path.write_text(json.dumps(record))
+    with pytest.raises(PlanFileError, match=r"train_step does not trace to the program .* microbatches"):
+        planner.load(path).bind(train_step)
