@@ -10,26 +10,24 @@ from functools import cached_property
 from typing import Any, final
 
 import jax
-import numpy as np
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from planner.decision import Decision
+from planner.emit.given import checked_leaves, is_planned
 from planner.emit.halo_exchange import exchanges
 from planner.emit.jitted import Jitted, jitted
 from planner.emit.part_by_part import local_calls
 from planner.emit.sums_behind import loop_sums
 from planner.errors import ArgumentError, MeshError
-from planner.machine.global_arrays import placed
+from planner.machine.global_arrays import consume, placed
 from planner.machine.target import Target
-from planner.program.arguments import canonical_dtype
 from planner.program.graph import Graph
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.jaxpr.rewrite import constrained
 from planner.program.mutation import write_back
 from planner.program.slots import Slot
-from planner.program.structure import structure_differences
-from planner.program.traced import Leaf, Program
+from planner.program.traced import Program
 from planner.rules.kernels.kernel_parts import kernels
 
 
@@ -51,6 +49,7 @@ class Runner:
     ) -> None:
         self.program, self.target = program, target
         self._decision, self._static_args, self._graph = decision, dict(static_args), graph
+        self._has_run = self._in_place = False
 
     @cached_property
     def mesh(self) -> Mesh | AbstractMesh:
@@ -129,23 +128,11 @@ class Runner:
             donate_argnums=tuple(sorted(self.program.donated)),
         )
 
-    @cached_property
-    def executable(self) -> Any:
-        """The compiled program: what was checked is what runs."""
-        return self.flat_jit.trace(*self.program.in_avals).lower().compile()
-
-    @property
-    def flat_call(self) -> Callable[..., Sequence[Any]]:
-        """What runs the program of the flat arguments."""
-        # JAX 0.10 does not know split arrays of elements below a byte again when it calls an executable itself.
-        narrow = any(0 < leaf.aval.itemsize < 1 for leaf in self.program.arguments)
-        return self.flat_jit if narrow else self.executable
-
     # ------------------------------------------------------------ functions of the user's arguments
 
     @cached_property
-    def jit(self) -> Any:
-        """The sharded jitted function of the user's arguments, as `Plan.jit` describes it."""
+    def _sharded(self) -> Any:
+        """The jitted function of the user's arguments and the constants; what it changes in them beside its result."""
         program, count, own = self.program, len(self.program.constants), self.own_results
 
         def sharded(*args: Any) -> Any:
@@ -155,7 +142,7 @@ class Runner:
 
         sharded.__name__ = sharded.__qualname__ = self._decision.function_name
         entering, leaving = self.as_arguments(self.in_shardings), self.as_result(self.out_shardings)
-        made = jitted(
+        return jitted(
             sharded,
             compiler_options=self.compiler_options,
             in_shardings=(
@@ -166,17 +153,28 @@ class Runner:
             donate_argnums=self._decision.donate_argnums,
             static_argnums=self._decision.static_argnums,
         )
-        if not count and not program.updates:
-            return made
-        return Jitted(made, constants=lambda: self.constants, settled=self._settled if program.updates else None)
+
+    @cached_property
+    def jit(self) -> Any:
+        """The sharded jitted function of the user's arguments, as `Plan.jit` describes it."""
+        if not self.program.constants and not self.program.updates:
+            return self._sharded
+        settled = self._settled if self.program.updates else None
+        return Jitted(self._sharded, constants=lambda: self.constants, settled=settled)
 
     def _settled(self, args: Sequence[Any], results: Sequence[Any]) -> Any:
-        """The function's own result; what it has changed in its arguments is written into them."""
+        """The function's own result of the flat ones; what it has changed in its arguments is written into them."""
+        self._write_back(args, results)
+        return self.as_result(results)
+
+    def _write_back(self, args: Sequence[Any], results: Sequence[Any]) -> None:
         program = self.program
         if program.updates:
-            dynamic = [args[i] for i in program.dynamic_argnums]
-            write_back(dynamic, {position: results[made] for position, made in program.updates})
-        return self.as_result(results)
+            write_back(self._dynamic(args), {position: results[made] for position, made in program.updates})
+
+    def _dynamic(self, args: Sequence[Any]) -> Sequence[Any]:
+        """The arguments that are not static."""
+        return [args[i] for i in self.program.dynamic_argnums] if self._static_args else args
 
     @cached_property
     def constants(self) -> tuple[Any, ...]:
@@ -188,32 +186,7 @@ class Runner:
 
     def flat(self, args: Sequence[Any]) -> list[Any]:
         """The leaves of the dynamic arguments. Raises: ArgumentError where they are not what was planned for."""
-        program, name = self.program, self._decision.function_name
-        if len(args) != program.num_args:
-            raise ArgumentError(
-                f"{name} was planned for {program.num_args} arguments, got {len(args)}; give all of them"
-            )
-        for i, planned in self._static_args.items():
-            if args[i] is not planned and not bool(args[i] == planned):
-                raise ArgumentError(
-                    f"static argument {i} was planned as {planned!r}, got {args[i]!r}; make a plan for each value"
-                )
-        leaves, tree = jax.tree.flatten(tuple(args[i] for i in program.dynamic_argnums))
-        if tree != program.in_tree:
-            raise ArgumentError(
-                f"{name} was planned for other arguments: {self._otherwise(args)}; make a plan for these"
-            )
-        planned = program.arguments[: len(leaves)]
-        return [_as_planned(leaf, value) for leaf, value in zip(planned, leaves, strict=True)]
-
-    def _otherwise(self, args: Sequence[Any]) -> str:
-        """How the structure of arguments differs from the planned one."""
-        trees, names = self.program.in_tree.children(), self.program.parameters
-        told = (
-            structure_differences(tree, args[i], names[i])
-            for i, tree in zip(self.program.dynamic_argnums, trees, strict=True)
-        )
-        return "; ".join(words for words in told if words)
+        return checked_leaves(self.program, self._static_args, args, self._decision.function_name)
 
     def place(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """The arguments on their devices. Raises: ArgumentError, MeshError (none that run)."""
@@ -226,17 +199,77 @@ class Runner:
         part = slice(first, first + len(leaves))
         return placed([leaf.name for leaf in self._decision.arguments[part]], leaves, list(self.in_shardings[part]))
 
+    # ------------------------------------------------------------ running
+
+    @cached_property
+    def _told_whole(self) -> bool:
+        """Whether what is compiled takes and returns the user's own pytrees: their containers hold what is no array."""
+        try:
+            trees = [self._dynamic(self.as_arguments(leaves)) for leaves in (self.in_shardings, self.program.in_avals)]
+            self.as_result(self.out_shardings)
+        except Exception:  # a user's own node may refuse a placeholder in any way it likes
+            return False
+        return all(jax.tree.structure(tuple(tree)) == self.program.in_tree for tree in trees)
+
+    @cached_property
+    def executable(self) -> Any:
+        """The compiled program: what was checked is what runs."""
+        avals, count = self.program.in_avals, len(self.program.constants)
+        if not self._told_whole:
+            return self.flat_jit.trace(*avals).lower().compile()
+        args = (self._static_args.get(i, value) for i, value in enumerate(self.as_arguments(avals)))
+        return self._sharded.trace(*args, *avals[len(avals) - count :]).lower().compile()
+
+    @property
+    def _is_narrow(self) -> bool:
+        # JAX 0.10 does not know split arrays of elements below a byte again when it calls an executable itself.
+        return any(0 < leaf.aval.itemsize < 1 for leaf in self.program.arguments)
+
+    @property
+    def flat_call(self) -> Callable[..., Sequence[Any]]:
+        """What runs the program of the flat arguments."""
+        if self._is_narrow:
+            return self.flat_jit
+        return self._call_whole if self._told_whole else self.executable
+
+    def _call_whole(self, *leaves: Any) -> Sequence[Any]:
+        constants = leaves[len(leaves) - len(self.program.constants) :]
+        return self._flat_results(self.executable(*self._dynamic(self.as_arguments(leaves)), *constants))
+
+    def _flat_results(self, results: Any) -> Sequence[Any]:
+        own, updated = results if self.program.updates else (results, ())
+        return [*jax.tree.leaves(own), *updated]
+
     def __call__(self, args: Sequence[Any]) -> Any:
         """The result of a call, as `Plan.__call__` describes it. Raises: ArgumentError, MeshError (none that run)."""
+        if not self._has_run or len(args) != self.program.num_args:
+            return self._checked_call(args)
+        for i, planned in self._static_args.items():
+            if not is_planned(planned, args[i]):
+                return self._checked_call(args)
+        try:
+            # JAX itself checks the arguments, and places those that lie nowhere in particular.
+            results = self.executable(*self._dynamic(args), *self.constants)
+        except (TypeError, ValueError):
+            # Before anything runs it refuses what lies elsewhere, is traced, or is not what was planned for.
+            return self._checked_call(args)
+        if not self._in_place:
+            # To look at every leaf takes longer than JAX takes for all of the call: it is done until it finds nothing.
+            self._in_place = consume(jax.tree.leaves([args[i] for i in self.program.donate_argnums]))
+        if not self.program.updates:
+            return results
+        self._write_back(args, self._flat_results(results))
+        return results[0]
+
+    def _checked_call(self, args: Sequence[Any]) -> Any:
+        """The result of a call whose arguments are looked at, and placed, one by one."""
         self._need_devices("run")
         leaves = self.flat(args)
         if any(isinstance(leaf, Tracer) for leaf in leaves):
             return self._settled(args, self.flat_jit(*leaves, *self.constants))
         results = self.flat_call(*self._laid(leaves, 0), *self.constants)
-        for i in self.program.donated:
-            leaf = leaves[i]
-            if isinstance(leaf, jax.Array) and not leaf.is_deleted():
-                leaf.delete()
+        consume([leaves[i] for i in sorted(self.program.donated)])
+        self._has_run = self._told_whole and not self._is_narrow
         return self._settled(args, results)
 
     def _need_devices(self, what: str) -> None:
@@ -283,24 +316,3 @@ class Runner:
             return jax.tree.leaves(fn(*(self._static_args.get(i, value) for i, value in enumerate(args))))
 
         return jax.jit(flat)
-
-
-def _as_planned(leaf: Leaf, value: Any) -> Any:
-    """An argument, checked against what was planned for. Raises: ArgumentError."""
-    if isinstance(value, (bool, int, float, complex)):
-        # The kind of a Python scalar may vary as long as the planned type holds it: 2 where 2.0 was planned.
-        if leaf.weak and leaf.aval.shape == () and np.can_cast(np.min_scalar_type(value), leaf.aval.dtype):
-            return np.asarray(value, leaf.aval.dtype)
-        value = np.asarray(value, jax.typeof(value).dtype)
-    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
-        raise ArgumentError(
-            f"argument {leaf.name} was planned as {leaf.aval.dtype}{list(leaf.aval.shape)}, got {value!r} of type "
-            f"{type(value).__name__}; give an array"
-        )
-    shape, dtype = tuple(value.shape), str(canonical_dtype(value))
-    if shape != leaf.aval.shape or dtype != leaf.aval.dtype:
-        raise ArgumentError(
-            f"argument {leaf.name} was planned as {leaf.aval.dtype}{list(leaf.aval.shape)}, got {dtype}{list(shape)}; "
-            "make a plan for these shapes"
-        )
-    return value

@@ -43,6 +43,15 @@ def _placed(name: str, value: Any, sharding: NamedSharding) -> Any:
     return jax.device_put(value, sharding)
 
 
+def consume(values: Sequence[Any]) -> bool:
+    """Whether all values are gone, as a call consumes what is donated to it; arrays that are still there are freed."""
+    there = [value for value in values if not (isinstance(value, jax.Array) and value.is_deleted())]
+    for value in there:
+        if isinstance(value, jax.Array):
+            value.delete()
+    return not there
+
+
 def is_global(value: Any) -> bool:
     """Whether a value lies on devices of other processes too."""
     return isinstance(value, jax.Array) and not value.is_fully_addressable

@@ -157,8 +157,9 @@ class Plan:
     def __call__(self, *args: Any) -> Any:
         """The result of the function, computed sharded: places the arguments and runs the compiled program.
 
-        Donated arguments are consumed, as `jax.jit` does it, wherever they lay. Flax nnx objects that the function
-        changes in place are updated, as `nnx.jit` does it; donated ones stay usable. Where the devices are of several
+        Donated arguments are consumed, as `jax.jit` does it, wherever they lay; after a call that found them all in place
+        it is left to JAX, which keeps what it has to copy. Flax nnx objects that the function changes in place are
+        updated, as `nnx.jit` does it; donated ones stay usable. Where the devices are of several
         processes, all of them make the call together, with arguments as `place` takes them.
 
         Raises: ArgumentError, MeshError (none that run).
