@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from planner import testing as testing
     from planner.api import load as load
     from planner.api import op_graph as op_graph
+    from planner.api import pareto as pareto
     from planner.api import plan as plan
     from planner.options import Options as Options
+    from planner.plans.front import Front as Front
     from planner.plans.loaded import LoadedPlan as LoadedPlan
     from planner.plans.plan import Plan as Plan
     from planner.rules.kernels.rule_for import rule_for as rule_for
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from planner.verify.verification import Verification as Verification
 
 _HOME = {
+    "Front": "planner.plans.front",
     "LoadedPlan": "planner.plans.loaded",
     "Options": "planner.options",
     "Plan": "planner.plans.plan",
@@ -34,6 +37,7 @@ _HOME = {
     "Verification": "planner.verify.verification",
     "load": "planner.api",
     "op_graph": "planner.api",
+    "pareto": "planner.api",
     "plan": "planner.api",
     "rule_for": "planner.rules.kernels.rule_for",
     "solve": "planner.solver.methods",
@@ -43,6 +47,7 @@ _MODULES = ("errors", "testing")
 """The public modules."""
 
 __all__ = [
+    "Front",
     "LoadedPlan",
     "Options",
     "Plan",
@@ -53,6 +58,7 @@ __all__ = [
     "errors",
     "load",
     "op_graph",
+    "pareto",
     "plan",
     "rule_for",
     "solve",

@@ -1,32 +1,26 @@
-"""The public entry points: `plan` a function, `load` a plan."""
+"""The public entry points: `plan` a function, or a `pareto` front of it, `load` a plan."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from cost_models import Topology
-from planner.decision import Decision
-from planner.emit.runner import Runner
 from planner.explain.op_graph import OpGraph, program_graph
-from planner.machine.processes import Processes
 from planner.machine.target import resolve
 from planner.one_mesh.pins import Pins
 from planner.options import Options
-from planner.plans.answer import Answer
-from planner.plans.checks import check
-from planner.plans.decide import alternatives
+from planner.plans.call import Call
+from planner.plans.front import Front, check_front
+from planner.plans.front_search import front_of
 from planner.plans.loaded import LoadedPlan
 from planner.plans.made_ready import Ready, checked_options, checked_positions, made_ready, question
 from planner.plans.plan import Plan
-from planner.plans.proposals import proposals
-from planner.plans.sessions import Sessions
-from planner.plans.store import decision_of, load_saved, record_of
+from planner.plans.store import load_saved
 from planner.program.trace import trace
-from planner.program.traced import Program
 
 
 def plan(
@@ -87,53 +81,63 @@ def plan(
         )
 
     ready = target.processes.same(ready_here, lambda ready: question(ready, options), "planner.plan")
-    sessions, program, args = Sessions(ready.session), ready.session.program, tuple(example_args)
-    leaves = jax.tree.leaves([args[i] for i in program.dynamic_argnums])
-    proposed = proposals(ready.session, ready.meshes, options, notes=ready.notes, values=(*leaves, *program.constants))
+    call = Call(ready, example_args, options)
+    return call.handed_over(call.proposed(call.session, options))
 
-    def made(decision: Decision) -> Plan:
-        session = sessions.of(decision.form)
-        runner = Runner(
-            program=session.program,
-            decision=decision,
-            target=target,
-            static_args={i: args[i] for i in program.static_argnums},
-            graph=session.graph,
+
+def pareto(
+    fn: Callable[..., Any],
+    example_args: Sequence[Any],
+    *,
+    points: int = 7,
+    devices: Sequence[jax.Device] | None = None,
+    topology: str | Topology | None = None,
+    mesh: Mapping[str, int] | None = None,
+    objective: str = "time",
+    memory_limit: float | None = None,
+    pins: Pins | None = None,
+    donate_argnums: Sequence[int] | int = (),
+    static_argnums: Sequence[int] | int = (),
+    options: Options | None = None,
+) -> Front:
+    """The placements of `fn` along peak memory against time: from the least memory to the least time, none dominated.
+
+    Parameters
+    ----------
+    points: about how many plans, both ends included; fewer where less is to be traded.
+    objective: what is weighed against memory: "time" (seconds of a call) or "energy" (joules).
+    options: as in `plan`, for the whole front: `time_limit_s` is for all its searches, and what they did not finish is
+        told. The two ends are checked as a plan is; those between are with check="auto" compiled while that takes less than
+        `affordable_compile_s` in all, and not run. `refine` is for single plans.
+    All others as in `plan`, also where devices are of several processes.
+
+    Raises
+    ------
+    As `plan`.
+    """
+    options = checked_options(options)
+    check_front(points, objective, options)
+    target = resolve(devices, topology)
+
+    def ready_here() -> Ready:
+        return made_ready(
+            fn,
+            example_args,
+            target,
+            options,
+            mesh=mesh,
+            objective=objective,
+            memory_limit=memory_limit,
+            pins=pins,
+            donate_argnums=donate_argnums,
+            static_argnums=static_argnums,
         )
-        return Plan(
-            decision=decision, runner=runner, alternatives=lambda: alternatives(session, decision), seed=options.seed
-        )
 
-    answer: Answer | None = None
-    kept: dict[object, Plan] = {}
-    while True:
-        decision = _decided(target.processes, proposed, answer, program)
-        if _identity(decision) in kept:
-            return kept[_identity(decision)].with_notes(decision.notes)
-        operations = len(sessions.of(decision.form).graph.ops)
-        checked, answer = check(made(decision), args, options, target, operations=operations)
-        if answer.good and not kept:
-            return checked
-        if answer.dropped is None:
-            kept[_identity(decision)] = checked
+    def asked(ready: Ready) -> dict[str, str]:
+        return {**question(ready, options), "points": repr(points)}
 
-
-def _decided(
-    processes: Processes, proposed: Generator[Decision, Answer], answer: Answer | None, program: Program
-) -> Decision:
-    """The next proposal, or again the one to hand over: the leading process's where there are several."""
-
-    def following() -> Decision:
-        return next(proposed) if answer is None else proposed.send(answer)
-
-    if processes.alone:
-        return following()
-    return decision_of(processes.decided(lambda: record_of(following(), program)))
-
-
-def _identity(decision: Decision) -> object:
-    """What tells the proposals for one call apart."""
-    return decision.form, tuple(decision.mesh_shape.items()), decision.choice, bool(decision.constraints)
+    ready = target.processes.same(ready_here, asked, "planner.pareto")
+    return front_of(Call(ready, example_args, options), points)
 
 
 def op_graph(

@@ -23,7 +23,8 @@ OPTIMAL_GAP = 2e-6
 class Certificate:
     """How good the plan is among all of the search space, by the cost model: `lower_bound` <= any plan <= `value`.
 
-    `value` and `lower_bound` are in `unit`; `gap` is (value - lower_bound) / value.
+    `value` and `lower_bound` are in `unit`; `gap` is (value - lower_bound) / value. `within_bytes`: it is among the plans
+    that keep to so many bytes per device, less than what was asked for; None: among all that were asked for.
     """
 
     value: float
@@ -31,6 +32,7 @@ class Certificate:
     unit: str
     solve_seconds: float
     meshes: int
+    within_bytes: float | None = None
 
     @property
     def gap(self) -> float:

@@ -12,11 +12,15 @@ Share = Literal["auto"] | bool
 """Whether layers share: where it loses nothing or the problem is large ("auto"), wherever they repeat, or never."""
 
 
+Unit = Literal["s", "J", "B"]
+"""Of what a search minimises."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """What the search has seen so far: meshes finished of all, the mesh just begun or finished, best value and bound.
 
-    Told before and after every mesh.
+    Told before and after every mesh. Value and bound are in `unit`; `stage` says which of several searches it is.
     """
 
     tried: int
@@ -25,6 +29,8 @@ class Progress:
     incumbent: float
     bound: float
     seconds: float
+    unit: Unit = "s"
+    stage: str = ""
 
 
 GAP = 1e-3
@@ -65,7 +71,7 @@ class Options:
     `cache`: a folder in which the compiles of `refine` are kept; None keeps them for one call.
     `affordable_compile_s`: "auto" compiles for devices that are not here for at most so many seconds; up to `time_limit_s`
     where nothing is predicted to fit.
-    `progress`: called with a `search.Progress` after every mesh; of several processes, on the one that searches.
+    `progress`: called with a `Progress` after every mesh; of several processes, on the one that searches.
 
     Raises: ArgumentError for a value that is none of these.
     """

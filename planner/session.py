@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -21,7 +22,7 @@ from planner.one_mesh.mesh import Shape, make_mesh
 from planner.one_mesh.pins import match_pins, pinned_location
 from planner.one_mesh.reshard import Patterns
 from planner.one_mesh.stating import Terms, state
-from planner.options import Options
+from planner.options import Options, Unit
 from planner.program.gc_pause import paused
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.traced import Program
@@ -31,6 +32,9 @@ from planner.search.one_per_class import Members, SharedInstance, members
 
 FUSIONS: Mapping[Platform, Fusion] = {"tpu": ON_TPU, "gpu": ON_GPU}
 """How the compiler of a platform fuses, where it is known."""
+
+UNITS: Mapping[str, Unit] = {"time": "s", "energy": "J", "memory": "B"}
+"""The units of what is minimised, by objective."""
 
 
 class Session:
@@ -49,6 +53,16 @@ class Session:
             hiding=flops_that_hide(request.topology),
         )
         self._patterns: dict[int, Patterns] = {}
+
+    def asking(self, *, objective: str, memory_limit: float) -> Session:
+        """The session of the same program, made ready once, for another objective and memory limit."""
+        request = replace(self.request, objective=objective, memory_limit=memory_limit)
+        if request == self.request:
+            return self
+        _ = self.members  # found once for all of them
+        other = copy.copy(self)
+        other.request = request
+        return other
 
     @cached_property
     def cost_model(self) -> CostModel:
@@ -134,6 +148,7 @@ class Session:
             gap=options.gap,
             seed=options.seed,
             progress=options.progress,
+            unit=UNITS[self.request.objective],
             share=options.share_layers,
             explained=explained,
         )

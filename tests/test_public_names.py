@@ -4,6 +4,7 @@ import cost_models
 import planner
 
 PLANNER = [
+    "Front",
     "LoadedPlan",
     "Options",
     "Plan",
@@ -14,6 +15,7 @@ PLANNER = [
     "errors",
     "load",
     "op_graph",
+    "pareto",
     "plan",
     "rule_for",
     "solve",

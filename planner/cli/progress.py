@@ -26,11 +26,11 @@ class Display(Protocol):
 
 
 @contextmanager
-def show_progress(*, unit: str) -> Generator[Display]:
-    """A display that is there within the `with`. `unit`: of the incumbent and the bound, such as "s"."""
+def show_progress() -> Generator[Display]:
+    """A display that is there within the `with`."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield Lines(unit=unit)
+        yield Lines()
         return
     bar = Bar(
         SpinnerColumn(),
@@ -42,7 +42,7 @@ def show_progress(*, unit: str) -> Generator[Display]:
         transient=True,
     )
     with bar:
-        yield Moving(bar=bar, task=bar.add_task("tracing the program", total=None, found=""), unit=unit)
+        yield Moving(bar=bar, task=bar.add_task("tracing the program", total=None, found=""))
 
 
 @contextmanager
@@ -63,7 +63,6 @@ class Moving:
 
     bar: Bar
     task: TaskID
-    unit: str
 
     def update(self, progress: Progress) -> None:
         """Nothing; moves the bar."""
@@ -72,8 +71,8 @@ class Moving:
             self.task,
             completed=progress.tried,
             total=progress.total,
-            description="checking the plan" if done else f"mesh {mesh_label(progress)}",
-            found=f"{progress.tried}/{progress.total} meshes  {_values(progress, self.unit)}",
+            description=_stage(progress) + ("checking the plan" if done else f"mesh {mesh_label(progress)}"),
+            found=f"{progress.tried}/{progress.total} meshes  {_values(progress)}",
         )
 
 
@@ -81,16 +80,16 @@ class Moving:
 class Lines:
     """A line per mesh tried."""
 
-    unit: str
-    printed: int = field(init=False, default=0)
+    printed: tuple[str, int] = field(init=False, default=("", 0))
 
     def update(self, progress: Progress) -> None:
         """Nothing; prints a line where another mesh was tried."""
-        if progress.tried <= self.printed:
+        stage, printed = self.printed
+        if progress.tried == 0 or (progress.stage == stage and progress.tried <= printed):
             return
-        self.printed = progress.tried
+        self.printed = progress.stage, progress.tried
         print(
-            f"mesh {progress.tried}/{progress.total} {mesh_label(progress)}: {_values(progress, self.unit)} "
+            f"{_stage(progress)}mesh {progress.tried}/{progress.total} {mesh_label(progress)}: {_values(progress)} "
             f"({progress.seconds:.1f} s)",
             file=sys.stderr,
             flush=True,
@@ -102,7 +101,12 @@ def mesh_label(progress: Progress) -> str:
     return " ".join(f"{name}={size}" for name, size in progress.mesh.items())
 
 
-def _values(progress: Progress, unit: str) -> str:
+def _stage(progress: Progress) -> str:
+    return f"{progress.stage}: " if progress.stage else ""
+
+
+def _values(progress: Progress) -> str:
     if not math.isfinite(progress.incumbent):
         return "no plan yet"
+    unit = progress.unit
     return f"best {quantity(progress.incumbent, unit)}, bound {quantity(max(progress.bound, 0.0), unit)}"

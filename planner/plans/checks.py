@@ -32,16 +32,26 @@ AFFORDABLE_OPERATIONS = 10_000
 """Programs of more are not compiled for devices that are not here unless that is asked for: it takes minutes."""
 
 
-def check(made: Plan, args: Sequence[Any], options: Options, target: Target, *, operations: int) -> tuple[Plan, Answer]:
+def check(
+    made: Plan,
+    args: Sequence[Any],
+    options: Options,
+    target: Target,
+    *,
+    operations: int,
+    not_checked: str = "",
+    not_run: str = "",
+) -> tuple[Plan, Answer]:
     """A plan with its checks on record, and the answer to its proposal; the same on all processes of its target.
 
-    `operations` are those of the program, loops' bodies counted once.
+    `operations` are those of the program, loops' bodies counted once. `not_checked`: why nothing is to be checked, whatever
+    the options, and `not_run`: why nothing is to be run for it; "" where it is.
     """
-    unchecked = _why_unchecked(made, target, options, operations)
+    unchecked = not_checked or _why_unchecked(made, target, options, operations)
     if unchecked:
         return made.with_checks([Checked(what=what, ok=None, detail=unchecked) for what in EVERYTHING]), Answer()
     processes = target.processes
-    whys = processes.gathered(lambda: _why_not_run(made, args, options))
+    whys = processes.gathered(lambda: not_run or _why_not_run(made, args, options))
     why = next(filter(None, whys), "")
     limit_s = COMPILE_LIMIT_S
     if options.check == "auto":

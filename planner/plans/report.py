@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
-from typing import Literal
 
 from jax.sharding import PartitionSpec
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -15,11 +13,11 @@ from cost_models import Profile
 from planner.decision import Decision, Guessed, Replicated, Ruled
 from planner.one_mesh.specs import spec_words
 from planner.plans.report_rows import TableRow, returned_as_taken, roots, rows_of, split_into
+from planner.plans.text_table import Justify, add_row, table_of, text_of
 from planner.predicted import Predicted
 from planner.refined import Refined
 from planner.units import quantity
 
-WIDTH = 118
 MOST_ROWS = 40
 MOST_INTERMEDIATES = 12
 MOST_COLLECTIVES = 16
@@ -41,31 +39,7 @@ def describe(decision: Decision) -> str:
         *_refined(decision.refined),
         *_verdicts(decision),
     ]
-    return _text(parts)
-
-
-def _text(parts: Sequence[RenderableType]) -> str:
-    """What rich makes of the parts on a screen of `WIDTH` columns without colours."""
-    buffer = io.StringIO()
-    console = Console(file=buffer, width=WIDTH, no_color=True, highlight=False, markup=False, force_terminal=False)
-    for part in parts:
-        console.print(part)
-    return "\n".join(line.rstrip() for line in buffer.getvalue().rstrip().splitlines())
-
-
-Justify = Literal["left", "right"]
-
-
-def _table(*columns: tuple[str, Justify], header: bool = True) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=header)
-    for name, justify in columns:
-        table.add_column(Text(name), justify=justify, overflow="fold")
-    return table
-
-
-def _row(table: Table, *cells: str) -> None:
-    """Adds a row of plain text: brackets are no markup."""
-    table.add_row(*map(Text, cells))
+    return text_of(parts)
 
 
 # ---------------------------------------------------------------- the parts of a plan
@@ -73,18 +47,18 @@ def _row(table: Table, *cells: str) -> None:
 
 def _summary(decision: Decision) -> Table:
     p, c = decision.predicted, decision.certificate
-    table = _table(("", "left"), ("", "left"), header=False)
+    table = table_of(("", "left"), ("", "left"), header=False)
     mesh = " x ".join(f"{name}={size}" for name, size in decision.mesh_shape.items())
     devices = split_into(PartitionSpec(tuple(decision.mesh_shape)), decision.mesh_shape)
     there = decision.request.topology.num_devices
-    _row(table, "mesh", f"{mesh}: {f'{devices} of ' if devices < there else ''}{_count(there, 'device')}")
-    _row(
+    add_row(table, "mesh", f"{mesh}: {f'{devices} of ' if devices < there else ''}{_count(there, 'device')}")
+    add_row(
         table,
         "time",
         f"{quantity(p.seconds, 's')} per call: computing {quantity(p.compute_seconds, 's')}, communicating "
         f"{quantity(p.communication_seconds, 's')}",
     )
-    _row(
+    add_row(
         table,
         "work",
         f"{quantity(p.flops, 'FLOP')}, {quantity(p.traffic_bytes, 'B')} read and written, "
@@ -93,24 +67,25 @@ def _summary(decision: Decision) -> Table:
     limit = decision.request.memory_limit
     share = f" of {quantity(limit, 'B')} ({100 * p.peak_bytes / limit:.3g} %)"
     aliased = f", of which {quantity(p.alias_bytes, 'B')} reuse donated arguments" if p.alias_bytes else ""
-    _row(
+    add_row(
         table,
         "memory",
         f"peak {quantity(p.peak_bytes, 'B')}{share} per device: arguments {quantity(p.argument_bytes, 'B')}, results "
         f"{quantity(p.output_bytes, 'B')}{aliased}",
     )
+    among = "" if c.within_bytes is None else f" of at most {quantity(c.within_bytes, 'B')} per device"
     bound = (
-        f"and no plan is below {c.lower_bound:.6g} {c.unit} by this cost model"
+        f"and no plan{among} is below {c.lower_bound:.6g} {c.unit} by this cost model"
         if c.lower_bound > 0 or c.value == 0
         else "the search ended before it had a bound for every mesh"
     )
-    _row(
+    add_row(
         table,
         "certificate",
         f"{c.status}: {c.value:.6g} {c.unit}, {bound} ({_count(c.meshes, 'mesh', 'es')}, {c.solve_seconds:.1f} s)",
     )
     if decision.compiler_options:
-        _row(table, "compiler", ", ".join(f"{name}={value}" for name, value in decision.compiler_options.items()))
+        add_row(table, "compiler", ", ".join(f"{name}={value}" for name, value in decision.compiler_options.items()))
     return table
 
 
@@ -134,17 +109,17 @@ def _leaf_table(rows: Sequence[TableRow]) -> list[RenderableType]:
     """A table of rows, the largest `MOST_ROWS` of them, and a line that says what is folded."""
     labels = _labels([root for row in rows for root in row.also])
     columns: list[tuple[str, Justify]] = [("", "left"), ("type", "left"), ("spec", "left"), ("per device", "right")]
-    table = _table(*columns, ("with", "left")) if labels else _table(*columns)
+    table = table_of(*columns, ("with", "left")) if labels else table_of(*columns)
     order = sorted(range(len(rows)), key=lambda i: -rows[i].bytes)
     for i in sorted(order[:MOST_ROWS]):
         row = rows[i]
         with_it = (", ".join(labels[root] for root in row.also),) if labels else ()
-        _row(table, row.name, row.type, spec_words(row.spec), quantity(row.bytes, "B"), *with_it)
+        add_row(table, row.name, row.type, spec_words(row.spec), quantity(row.bytes, "B"), *with_it)
     rest = [rows[i] for i in order[MOST_ROWS:]]
     if rest:
         count = sum(row.count for row in rest)
         left = quantity(sum(row.bytes for row in rest), "B")
-        _row(table, f"... and {count} smaller", "", "", left, *(("",) if labels else ()))
+        add_row(table, f"... and {count} smaller", "", "", left, *(("",) if labels else ()))
     legend = [f"{label} = {root}/..." for root, label in labels.items()]
     if not legend:
         return [table]
@@ -172,11 +147,11 @@ def _intermediates(decision: Decision) -> list[RenderableType]:
     named = {name: spec for name, spec in decision.intermediates.items() if ":" not in name}
     if not named:
         return []
-    table = _table(("", "left"), ("spec", "left"))
+    table = table_of(("", "left"), ("spec", "left"))
     for name, spec in list(named.items())[:MOST_INTERMEDIATES]:
-        _row(table, name, spec_words(spec))
+        add_row(table, name, spec_words(spec))
     if len(named) > MOST_INTERMEDIATES:
-        _row(table, f"... and {len(named) - MOST_INTERMEDIATES} more", "")
+        add_row(table, f"... and {len(named) - MOST_INTERMEDIATES} more", "")
     return [_heading("intermediates named by checkpoint_name"), table]
 
 
@@ -194,15 +169,15 @@ def _collectives(predicted: Predicted) -> list[RenderableType]:
         if c.count * c.bytes > largest.get(key, (-1.0, ""))[0]:
             what = c.tensor if c.source in c.tensor else f"{c.tensor} at {c.source}"
             largest[key] = (c.count * c.bytes, f"{quantity(c.count * c.bytes, 'B')}: {what}")
-    table = _table(("", "left"), ("axes", "left"), ("runs", "right"), ("bytes", "right"), ("largest", "left"))
+    table = table_of(("", "left"), ("axes", "left"), ("runs", "right"), ("bytes", "right"), ("largest", "left"))
     order = sorted(totals, key=lambda k: (-totals[k][1], k))
     for kind, axes in order[:MOST_COLLECTIVES]:
         runs, size = totals[kind, axes]
-        _row(table, kind, ",".join(axes), f"{runs:g}", quantity(size, "B"), largest[kind, axes][1])
+        add_row(table, kind, ",".join(axes), f"{runs:g}", quantity(size, "B"), largest[kind, axes][1])
     rest = order[MOST_COLLECTIVES:]
     if rest:
         runs, size = (sum(totals[key][i] for key in rest) for i in (0, 1))
-        _row(table, f"... and {len(rest)} smaller", "", f"{runs:g}", quantity(size, "B"), "")
+        add_row(table, f"... and {len(rest)} smaller", "", f"{runs:g}", quantity(size, "B"), "")
     size = quantity(sum(size for _, size in totals.values()), "B")
     return [_heading(f"collectives: {size} per device and call"), table]
 
@@ -214,11 +189,11 @@ def _ops(heading: str, ops: Sequence[Replicated | Ruled | Guessed]) -> list[Rend
     found: dict[tuple[str, str], float] = {}
     for op in ops:
         found[op.op, op.source] = found.get((op.op, op.source), 0.0) + op.trips
-    table = _table(("", "left"), ("at", "left"), ("runs", "right"))
+    table = table_of(("", "left"), ("at", "left"), ("runs", "right"))
     for (op, source), trips in list(found.items())[:MOST_ROWS]:
-        _row(table, op, source, f"{trips:g}")
+        add_row(table, op, source, f"{trips:g}")
     if len(found) > MOST_ROWS:
-        _row(table, f"... and {len(found) - MOST_ROWS} more", "", "")
+        add_row(table, f"... and {len(found) - MOST_ROWS} more", "", "")
     return [_heading(heading), table]
 
 
@@ -232,7 +207,7 @@ def _refined(refined: Refined | None) -> list[RenderableType]:
         f"{refined.seconds:.0f} s; {refined.ended}"
     )
     figures: list[tuple[str, Justify]] = [(name, "right") for name in ("predicted", "expected", "found", "peak")]
-    table = _table(("", "left"), ("mesh", "left"), ("how it came about", "left"), *figures, ("", "left"))
+    table = table_of(("", "left"), ("mesh", "left"), ("how it came about", "left"), *figures, ("", "left"))
     order = sorted(
         range(len(refined.trials)),
         key=lambda i: (i != refined.chosen, refined.trials[i].found_seconds or float("inf"), i),
@@ -240,7 +215,7 @@ def _refined(refined: Refined | None) -> list[RenderableType]:
     for i in order[:MOST_TRIALS]:
         trial = refined.trials[i]
         found, peak = trial.found_seconds, trial.found_peak_bytes
-        _row(
+        add_row(
             table,
             "*" if i == refined.chosen else "",
             "x".join(map(str, trial.mesh.values())),
@@ -262,12 +237,12 @@ def _refined(refined: Refined | None) -> list[RenderableType]:
 def _verdicts(decision: Decision) -> list[RenderableType]:
     lines: list[RenderableType] = []
     if decision.checked:
-        table = _table(("", "left"), ("", "left"), ("", "left"), header=False)
+        table = table_of(("", "left"), ("", "left"), ("", "left"), header=False)
         together: dict[tuple[bool | None, str], list[str]] = {}
         for check in decision.checked:
             together.setdefault((check.ok, check.detail), []).append(check.what)
         for (ok, detail), what in together.items():
-            _row(table, ", ".join(what), {True: "ok", False: "FAILED", None: "not checked"}[ok], detail)
+            add_row(table, ", ".join(what), {True: "ok", False: "FAILED", None: "not checked"}[ok], detail)
         lines += [_heading("checks"), table]
     if decision.notes:
         lines += [_heading("notes"), *(Text(f"- {note}") for note in decision.notes)]
@@ -287,15 +262,15 @@ def _count(number: int, noun: str, plural: str = "s") -> str:
 
 def describe_profile(profile: Profile) -> str:
     """The profile as text: what was fitted per device, and how well the lines fit."""
-    table = _table(("", "left"), ("latency", "right"), ("throughput per device", "right"), ("residual", "right"))
+    table = table_of(("", "left"), ("latency", "right"), ("throughput per device", "right"), ("residual", "right"))
     rows = [(f"matmul {m.dtype}", m.fit, "FLOP/s") for m in profile.matmuls]
     rows += [("elementwise pass", profile.elementwise, "B/s"), ("vector work", profile.vector, "FLOP/s")]
     rows += [(f"{c.kind} over {c.group_size}", c.fit, "B/s") for c in profile.collectives]
     for name, fit, unit in rows:
         rate = quantity(1 / fit.seconds_per_unit, unit) if fit.seconds_per_unit > 0 else "not measurable"
-        _row(table, name, quantity(fit.latency_s, "s"), rate, f"{100 * fit.residual:.1f} %")
+        add_row(table, name, quantity(fit.latency_s, "s"), rate, f"{100 * fit.residual:.1f} %")
     heading = (
         f"{profile.num_devices} x {profile.device_kind} ({profile.platform}), {profile.machine}, jax "
         f"{profile.jax_version}, {profile.date}"
     )
-    return _text([Text(heading), Text(""), table])
+    return text_of([Text(heading), Text(""), table])

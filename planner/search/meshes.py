@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from planner.errors import InfeasibleError
 from planner.one_mesh.instance import Instance
 from planner.one_mesh.memory import whole_bytes
-from planner.options import GAP, Progress, Share
+from planner.options import GAP, Progress, Share, Unit
 from planner.rules.op_work import has_work_of_shapes
 from planner.search.best_on_mesh import WORTHWHILE, Candidate, Outcome, Postponed, free_plan, least_plan
 from planner.search.no_fit import no_fit
@@ -53,7 +53,7 @@ class Asked:
 
     `gap` is what may be left between the best plan within the limit and the bound, as a part of the value, `seed` that of
     heuristics; `share` says whether layers share their decisions (see `quotient`), `explained` whether the error that
-    nothing fits says why.
+    nothing fits says why. `unit` is that of the values told to `progress`.
     """
 
     limit_bytes: float
@@ -63,6 +63,7 @@ class Asked:
     seed: int = 0
     share: Share = "auto"
     progress: Callable[[Progress], object] | None = None
+    unit: Unit = "s"
     explained: bool = True
 
 
@@ -195,6 +196,7 @@ class _MeshSearch:
                     incumbent=self.best,
                     bound=min(self.bounds.values(), default=0.0),
                     seconds=time.monotonic() - self.start,
+                    unit=self.asked.unit,
                 )
             )
 

@@ -174,6 +174,64 @@ def test_search_show_and_bind(program, tmp_path, capsys):
     assert bound.in_specs == ([P(None, "model")] * 2, P("data"))
 
 
+def test_pareto_prints_and_saves(program, tmp_path, capsys):
+    asked = [
+        "pareto",
+        f"{program}:small",
+        "--topology",
+        "v5e:2x2",
+        "--mesh",
+        "data=4",
+        "--points",
+        "3",
+        "--check",
+        "never",
+    ]
+    folder = tmp_path / "front"
+    assert main([*asked, "-o", str(folder)]) == 0
+    found = capsys.readouterr()
+    assert found.out.startswith("Front of step for v5e:2x2")
+    assert "the least memory: mesh 1/1 data=4: best" in found.err
+    told = json.loads((folder / "front.json").read_text())
+    assert 2 <= len(told["plans"]) <= 3
+    assert main(["show", str(folder / "plan_0.json")]) == 0
+    assert "Plan of step" in capsys.readouterr().out
+    assert main([*asked, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["plans"] == [{key: point[key] for key in point if key != "file"} for point in told["plans"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--points", "1"], "points is 1; give a whole number of plans from 2 to 50"),
+        (["-o", "."], "holds other files than those of a front"),
+        (["--topology", "v9:2"], "unknown topology 'v9:2'"),
+    ],
+)
+def test_errors_of_pareto_are_one_sentence(program, capsys, arguments, message):
+    assert main(["pareto", f"{program}:small", *arguments]) == 2
+    *_, last = capsys.readouterr().err.strip().splitlines()
+    assert last.startswith("meshwright: error: ")
+    assert message in last
+
+
+def test_bad_usage_of_pareto_says_how(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["pareto", "a.py:f", "--points", "many"])
+    assert stopped.value.code == 2
+    assert "--points" in capsys.readouterr().err
+
+
+def test_the_command_line_keeps_the_rest_of_the_files_options(program, monkeypatch):
+    asked = []
+    monkeypatch.setattr("planner.cli.main.plan", lambda fn, args, **keywords: asked.append(keywords["options"]))
+    text = program.read_text() + "\n\ndef tuned():\n    import planner\n    fn, args, _ = small()\n"
+    program.write_text(text + '    return fn, args, {"options": planner.Options(gap=0.25, seed=3, check="never")}\n')
+    main(["search", f"{program}:tuned", "--seed", "4"])
+    assert (asked[0].gap, asked[0].seed, asked[0].check) == (0.25, 4, "never")
+
+
 def test_the_command_line_overrides_the_file(program, capsys):
     code = main(["search", f"{program}:small", "--topology", "cpu:2", "--donate", "", "--check", "never"])
     assert code == 0
@@ -211,11 +269,17 @@ def test_bad_usage_says_how(capsys):
 
 
 def test_help_names_every_unit(capsys):
-    for command in ("search", "calibrate", "show"):
+    for command in ("search", "pareto", "calibrate", "show"):
         with pytest.raises(SystemExit):
             main([command, "--help"])
     words = " ".join(capsys.readouterr().out.split())
-    for expected in ("seconds for the whole search", "in bytes or with a unit", "sizes in devices", "PATTERN=SPEC"):
+    for expected in (
+        "seconds for the whole search",
+        "in bytes or with a unit",
+        "sizes in devices",
+        "PATTERN=SPEC",
+        "peak per device",
+    ):
         assert expected in words
 
 

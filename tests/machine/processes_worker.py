@@ -62,6 +62,11 @@ def default_options(rank: int, folder: Path) -> Any:
     return {**told(p, folder), "verified": verdict(p, *args), "by_shapes": verdict(p)}
 
 
+def front(rank: int, folder: Path) -> Any:
+    found = planner.pareto(train_step, train_args(), points=3, mesh={"x": 4}, donate_argnums=0)
+    return {"plans": [told(p, folder) for p in found], "notes": list(found.notes), "text": str(found)}
+
+
 def different_programs(rank: int, folder: Path) -> Any:
     return told(planner.plan(other if rank else one, (X,)), folder)
 
@@ -223,6 +228,7 @@ GROUPS: dict[str, tuple[Callable[[int, Path], Any], ...]] = {
         mesh_of_one_process,
         default_options,
         no_time,
+        front,
     ),
     "long": (
         one_plans_alone,

@@ -95,6 +95,16 @@ def test_default_options_give_all_processes_one_plan_over_all_devices(quick: lis
     assert_checked(plan)
 
 
+def test_a_front_is_one_for_all_processes(quick: list[dict[str, Any]]):
+    first, *between, last = same(quick, "front")["plans"]
+    assert_checked(first)
+    assert_checked(last)
+    for plan in between:
+        ok, detail = plan["checked"]["numerics"]
+        assert ok is None
+        assert "between the ends" in detail
+
+
 def test_verify_gives_all_processes_one_verdict(quick: list[dict[str, Any]]):
     plan = same(quick, "default_options")
     assert plan["verified"]["ok"]

@@ -1,0 +1,228 @@
+"""The parser of the command line: every command with its arguments, units and defaults."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from cost_models import OBJECTIVES
+from planner.cli.values import parse_bytes, parse_mesh, parse_pin, parse_positions
+from planner.one_mesh.mesh import AXIS_NAMES
+from planner.options import REFINES, Options
+from planner.plans.front import MOST_POINTS
+
+Command = Callable[[argparse.Namespace], int]
+
+PIN_HELP = (
+    "place the tensors whose names match the shell-style PATTERN as SPEC: one entry per dim, separated by commas, each "
+    "an axis, several axes in brackets, or None for a dim that is not split, as in 'x,None,(y,z)' or "
+    "'params/*/kernel=None,(data,model)'; 'PATTERN=' alone pins them whole. Names are those of the printed plan, axes "
+    "those of --mesh, or x, y, z of a searched mesh. May be given many times; a later pin wins"
+)
+
+
+def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
+    """The parser; `command` of what it reads is the one of that name."""
+    parser = argparse.ArgumentParser(
+        prog="meshwright", description="Plans how a JAX program written for one device is placed on many."
+    )
+    added = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_search(added)
+    _add_pareto(added)
+    _add_show(added)
+    _add_calibrate(added)
+    for name, command in commands.items():
+        added.choices[name].set_defaults(command=command)
+    return parser
+
+
+def _add_search(commands: Any) -> None:
+    search: argparse.ArgumentParser = commands.add_parser(
+        "search",
+        help="plan a program, print the plan, keep it in a file",
+        description="Plans the program that FUNCTION of FILE.py gives: FUNCTION takes nothing and returns (fn, "
+        "example_args) or (fn, example_args, keywords), keywords being those of planner.plan. The arguments may be "
+        "jax.ShapeDtypeStruct, so that nothing is allocated. FILE.py may import what lies in its folder. A plan "
+        "that was written is taken back by planner.load(PATH).bind(fn), without a search.",
+    )
+    _add_question(search)
+    search.add_argument(
+        "--objective",
+        choices=(*OBJECTIVES, "memory"),
+        help="minimise the seconds (time) or joules (energy) of a call, or the peak bytes of a device (memory). "
+        "Default: time",
+    )
+    _add_refining(search)
+    search.add_argument(
+        "--verify",
+        action="store_true",
+        help="compile the plan (for TPUs and GPUs that are not here, too, where their compiler is installed) and compare "
+        "collectives and memory with the prediction; where the arguments are arrays and the devices present, also run it "
+        "beside a single device. Exit code 1 if something differs",
+    )
+    search.add_argument(
+        "-o", "--output", type=Path, metavar="PATH", help="write the plan there as JSON. Default: only print it"
+    )
+
+
+def _add_pareto(commands: Any) -> None:
+    pareto: argparse.ArgumentParser = commands.add_parser(
+        "pareto",
+        help="plan a program for several limits of memory, print what less memory costs, keep the plans",
+        description="Plans the program that FUNCTION of FILE.py gives, as 'search' does, along peak memory against time: "
+        "from the least memory to the least time, none of the plans worse than another in both. The table says of each its "
+        "peak per device, its time, its mesh, and how far from the best of its memory it may be. The two plans at the ends "
+        "are checked as 'search' checks one; those between are compiled while that takes less than a minute in all, and "
+        "not run.",
+    )
+    _add_question(pareto)
+    pareto.add_argument(
+        "--points",
+        type=int,
+        default=7,
+        metavar="N",
+        help=f"about how many plans, from 2 to {MOST_POINTS}; fewer where there is less to trade. Default: %(default)s",
+    )
+    pareto.add_argument(
+        "--objective",
+        choices=tuple(OBJECTIVES),
+        help="what is weighed against memory: the seconds (time) or joules (energy) of a call. Default: time",
+    )
+    pareto.add_argument("--json", action="store_true", help="print the table as JSON, in bytes and seconds")
+    pareto.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FOLDER",
+        help="write the plans there, plan_0.json and so on, for planner.load and 'show', with a summary, front.json; a "
+        "front that is there is replaced. Default: only print it",
+    )
+
+
+def _add_question(parser: argparse.ArgumentParser) -> None:
+    """What is planned, for what, and how: alike for one plan and for several."""
+    parser.add_argument("program", metavar="FILE.py:FUNCTION", help="the file and the function in it")
+    parser.add_argument(
+        "--topology",
+        metavar="NAME",
+        help="chips to plan for, CHIP:SHAPE such as v5e:16x16, v5p:4x4x4, h100:4x8 (nodes x GPUs) or cpu:8; "
+        "none of them need be present. Default: the devices jax finds here",
+    )
+    parser.add_argument(
+        "--mesh",
+        type=parse_mesh,
+        metavar="AXIS=SIZE,...",
+        help="fix the mesh, sizes in devices, such as data=16,model=16. Default: search all factorizations into up to "
+        f"--max-axes axes, named {', '.join(AXIS_NAMES)}, and the use of fewer devices",
+    )
+    parser.add_argument(
+        "--memory",
+        type=parse_bytes,
+        metavar="SIZE",
+        help="limit of the memory of one device, in bytes or with a unit: 14GB (1e9 bytes each), 15.75GiB (2**30 bytes "
+        "each). Default: what a device of the topology has",
+    )
+    parser.add_argument("--pin", type=parse_pin, action="append", metavar="PATTERN=SPEC", help=PIN_HELP)
+    parser.add_argument(
+        "--donate",
+        type=parse_positions,
+        metavar="N,...",
+        help="positions (from 0) of the arguments that the program may overwrite, as jax.jit's donate_argnums",
+    )
+    parser.add_argument(
+        "--static",
+        type=parse_positions,
+        metavar="N,...",
+        help="positions (from 0) of the arguments that are constants, as jax.jit's static_argnums",
+    )
+    _add_options(parser)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    defaults = Options()
+    parser.add_argument(
+        "--time-limit",
+        dest="time_limit_s",
+        type=float,
+        metavar="SECONDS",
+        help=f"seconds for the whole search; the best plan by then is kept, with its bound. Default: "
+        f"{defaults.time_limit_s:g}",
+    )
+    parser.add_argument(
+        "--check",
+        choices=("auto", "always", "never"),
+        help="whether the plan is compiled before it is handed over, also for devices that are not here, where their "
+        f"compiler is installed, and run where they are here. Default: {defaults.check}",
+    )
+    parser.add_argument(
+        "--cost-model",
+        choices=("analytic", "measured"),
+        help="seconds from data sheets (analytic) or from a profile that 'calibrate' wrote (measured). Default: "
+        f"{defaults.cost_model}",
+    )
+    parser.add_argument(
+        "--profile", metavar="PATH", help="the profile of --cost-model measured. Default: where 'calibrate' writes it"
+    )
+    parser.add_argument("--max-axes", type=int, metavar="N", help=f"most mesh axes. Default: {defaults.max_axes}")
+    parser.add_argument(
+        "--while-trips",
+        type=float,
+        metavar="N",
+        help=f"passes assumed of a loop whose length is not static. Default: {defaults.while_trips:g}",
+    )
+    parser.add_argument(
+        "--seed", type=int, metavar="N", help=f"of all that is random in the search. Default: {defaults.seed}"
+    )
+
+
+def _add_refining(search: argparse.ArgumentParser) -> None:
+    search.add_argument(
+        "--refine",
+        choices=REFINES,
+        help="whether the most promising plans are compiled for the topology (none of its devices need be present), or "
+        "run on the devices, and the fastest taken; in up to half of --time-limit. Default: "
+        f"{Options().refine}",
+    )
+    search.add_argument(
+        "--cache", metavar="FOLDER", help="keep the compiles of --refine there. Default: they are not kept"
+    )
+
+
+def _add_show(commands: Any) -> None:
+    show = commands.add_parser("show", help="print a saved plan", description="Prints a plan that 'search' wrote.")
+    show.add_argument("plan", metavar="PLAN.json", help="the plan's file")
+
+
+def _add_calibrate(commands: Any) -> None:
+    measure = commands.add_parser(
+        "calibrate",
+        help="measure the devices here for --cost-model measured",
+        description="Times matmuls, elementwise passes and each collective on the devices jax finds here, fits latency "
+        "and throughput, prints them and keeps them, stamped with machine, JAX version and date. For virtual CPU "
+        "devices set XLA_FLAGS=--xla_force_host_platform_device_count=8.",
+    )
+    measure.add_argument(
+        "--budget",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="about how many seconds to measure. Default: %(default)g",
+    )
+    measure.add_argument(
+        "--compiler",
+        metavar="TOPOLOGY",
+        help="instead of timing devices, compile the microbenchmarks for a TPU topology, such as v5e:4x4, or a chip, "
+        "such as v5e, and fit the compiler's schedules; takes minutes, and no device",
+    )
+    measure.add_argument("--devices", type=int, metavar="N", help="measure the first N devices. Default: all")
+    measure.add_argument("--seed", type=int, default=0, metavar="N", help="of the data. Default: %(default)s")
+    measure.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="PATH",
+        help="write the profile there as JSON. Default: under ~/.cache/meshwright, where the measured cost model looks "
+        "for it",
+    )

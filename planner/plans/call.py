@@ -1,0 +1,108 @@
+"""A call: what a user handed to `plan` or `pareto`, made ready, and how a proposed decision becomes the plan of it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any, final
+
+import jax
+
+from planner.decision import Decision
+from planner.emit.runner import Runner
+from planner.machine.processes import Processes
+from planner.options import Options
+from planner.plans.answer import Answer
+from planner.plans.checks import check
+from planner.plans.decide import alternatives
+from planner.plans.made_ready import Ready
+from planner.plans.plan import Plan
+from planner.plans.proposals import proposals
+from planner.plans.sessions import Sessions
+from planner.plans.store import decision_of, record_of
+from planner.session import Session
+
+
+@final
+class Call:
+    """A program made ready, its example arguments and the options; `sessions` are those of what was asked for."""
+
+    def __init__(self, ready: Ready, example_args: Sequence[Any], options: Options) -> None:
+        self.ready, self.args, self.options = ready, tuple(example_args), options
+        self.sessions = Sessions(ready.session)
+
+    @property
+    def session(self) -> Session:
+        """The session of the program as it is written, for what was asked."""
+        return self.ready.session
+
+    @property
+    def processes(self) -> Processes:
+        """Those that make the call together."""
+        return self.session.target.processes
+
+    def proposed(self, session: Session, options: Options) -> Generator[Decision, Answer]:
+        """The decisions to try for what a session asks, as `proposals` has them."""
+        program = session.program
+        leaves = jax.tree.leaves([self.args[i] for i in program.dynamic_argnums])
+        values = (*leaves, *program.constants)
+        return proposals(session, self.ready.meshes, options, notes=self.ready.notes, values=values)
+
+    def plan_of(self, decision: Decision) -> Plan:
+        """A decision bound to the function and the devices."""
+        session, request = self.sessions.of(decision.form), decision.request
+        session = session.asking(objective=request.objective, memory_limit=request.memory_limit)
+        program = session.program
+        runner = Runner(
+            program=program,
+            decision=decision,
+            target=session.target,
+            static_args={i: self.args[i] for i in program.static_argnums},
+            graph=session.graph,
+        )
+        return Plan(
+            decision=decision,
+            runner=runner,
+            alternatives=lambda: alternatives(session, decision),
+            seed=self.options.seed,
+        )
+
+    def handed_over(self, proposed: Generator[Decision, Answer], *, not_checked: str = "", not_run: str = "") -> Plan:
+        """The plan of the first proposal that passes its checks, or of the one proposed again; the same on all processes.
+
+        `proposed` is asked on the leading process only. `not_checked`, `not_run`: why nothing is to be checked, or no
+        plan to be run to check it. Raises: what `proposed` raises.
+        """
+        answer: Answer | None = None
+        kept: dict[object, Plan] = {}
+        while True:
+            decision = self._decided(proposed, answer)
+            if _identity(decision) in kept:
+                return kept[_identity(decision)].with_notes(decision.notes)
+            checked, answer = check(
+                self.plan_of(decision),
+                self.args,
+                self.options,
+                self.session.target,
+                operations=len(self.sessions.of(decision.form).graph.ops),
+                not_checked=not_checked,
+                not_run=not_run,
+            )
+            if answer.good and not kept:
+                return checked
+            if answer.dropped is None:
+                kept[_identity(decision)] = checked
+
+    def _decided(self, proposed: Generator[Decision, Answer], answer: Answer | None) -> Decision:
+        """The next proposal, or again the one to hand over: the leading process's where there are several."""
+
+        def following() -> Decision:
+            return next(proposed) if answer is None else proposed.send(answer)
+
+        if self.processes.alone:
+            return following()
+        return decision_of(self.processes.decided(lambda: record_of(following(), self.session.program)))
+
+
+def _identity(decision: Decision) -> object:
+    """What tells the proposals for one call apart."""
+    return decision.form, tuple(decision.mesh_shape.items()), decision.choice, bool(decision.constraints)
