@@ -82,7 +82,7 @@ def plan(
 
     ready = target.processes.same(ready_here, lambda ready: question(ready, options), "planner.plan")
     call = Call(ready, example_args, options)
-    return call.handed_over(call.proposed(call.session, options))
+    return call.handed_over(call.proposed_in_any_form())
 
 
 def pareto(

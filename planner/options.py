@@ -8,6 +8,7 @@ from typing import Literal
 
 from planner.errors import ArgumentError
 
+Microbatches = Literal["auto"] | int
 Share = Literal["auto"] | bool
 """Whether layers share: where it loses nothing or the problem is large ("auto"), wherever they repeat, or never."""
 
@@ -69,6 +70,9 @@ class Options:
     fits; "measure" does the same by running them on the devices at hand; "never" trusts the prices. It takes up to half of
     `time_limit_s`; `Plan.refined` says what was tried.
     `cache`: a folder in which the compiles of `refine` are kept; None keeps them for one call.
+    `microbatches`: in how many passes the batch is taken, whose sums are added up: a number, where the program can be
+    computed so with the same results, or "auto", one pass where a plan fits the memory limit then, else as few as fit. What
+    cannot be (a batch norm needs the whole batch) is told with the op.
     `affordable_compile_s`: "auto" compiles for devices that are not here for at most so many seconds; up to `time_limit_s`
     where nothing is predicted to fit.
     `progress`: called with a `Progress` after every mesh; of several processes, on the one that searches.
@@ -88,6 +92,7 @@ class Options:
     affordable_flops: float = 2e11
     refine: Refine = "never"
     cache: str | None = None
+    microbatches: Microbatches = "auto"
     affordable_compile_s: float = 60.0
     progress: Callable[[Progress], object] | None = None
 
@@ -108,6 +113,8 @@ class Options:
         _require(affordable, "affordable_flops", self.affordable_flops, "a number of 0 or more")
         _require(self.refine in REFINES, "refine", self.refine, "'never', 'compile' or 'measure'")
         _require(self.cache is None or isinstance(self.cache, str), "cache", self.cache, "a path, or None")
+        passes = self.microbatches == "auto" or (type(self.microbatches) is int and self.microbatches > 0)
+        _require(passes, "microbatches", self.microbatches, "'auto', or a number of passes from 1 on")
         positive = _number(self.affordable_compile_s) and self.affordable_compile_s > 0
         _require(positive, "affordable_compile_s", self.affordable_compile_s, "seconds > 0")
         callable_or_none = self.progress is None or callable(self.progress)

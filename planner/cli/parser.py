@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cost_models import OBJECTIVES
-from planner.cli.values import parse_bytes, parse_mesh, parse_pin, parse_positions
+from planner.cli.values import parse_bytes, parse_mesh, parse_microbatches, parse_pin, parse_positions
 from planner.one_mesh.mesh import AXIS_NAMES
 from planner.options import REFINES, Options
 from planner.plans.front import MOST_POINTS
@@ -155,6 +155,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         choices=("auto", "always", "never"),
         help="whether the plan is compiled before it is handed over, also for devices that are not here, where their "
         f"compiler is installed, and run where they are here. Default: {defaults.check}",
+    )
+    parser.add_argument(
+        "--microbatches",
+        type=parse_microbatches,
+        metavar="N",
+        help="passes in which the batch is taken, whose sums are added up; 'auto': as few as fit the memory. Default: "
+        f"{defaults.microbatches}",
     )
     parser.add_argument(
         "--cost-model",

@@ -15,37 +15,40 @@ from planner.plans.answer import Answer
 from planner.plans.checks import check
 from planner.plans.decide import alternatives
 from planner.plans.made_ready import Ready
+from planner.plans.microbatches import first_form, in_first_form
 from planner.plans.plan import Plan
 from planner.plans.proposals import proposals
-from planner.plans.sessions import Sessions
 from planner.plans.store import decision_of, record_of
 from planner.session import Session
 
 
 @final
 class Call:
-    """A program made ready, its example arguments and the options; `sessions` are those of what was asked for."""
+    """A program made ready, its example arguments and the options; `sessions` are those of what was asked for.
+
+    `session` is that of the form that is asked for: as the program is written where that is left to the planner.
+    """
 
     def __init__(self, ready: Ready, example_args: Sequence[Any], options: Options) -> None:
         self.ready, self.args, self.options = ready, tuple(example_args), options
-        self.sessions = Sessions(ready.session)
-
-    @property
-    def session(self) -> Session:
-        """The session of the program as it is written, for what was asked."""
-        return self.ready.session
+        self.sessions = ready.sessions
+        self.session = self.sessions.of(first_form(options))
 
     @property
     def processes(self) -> Processes:
         """Those that make the call together."""
         return self.session.target.processes
 
-    def proposed(self, session: Session, options: Options) -> Generator[Decision, Answer]:
-        """The decisions to try for what a session asks, as `proposals` has them."""
+    def proposed_in_any_form(self) -> Generator[Decision, Answer]:
+        """The decisions to try for what was asked, in the first form in which a plan fits."""
+        return in_first_form(self.sessions, self.ready.meshes, self.options, self.proposed)
+
+    def proposed(self, session: Session, options: Options, notes: Sequence[str] = ()) -> Generator[Decision, Answer]:
+        """The decisions to try for what a session asks, as `proposals` has them, with further notes."""
         program = session.program
         leaves = jax.tree.leaves([self.args[i] for i in program.dynamic_argnums])
         values = (*leaves, *program.constants)
-        return proposals(session, self.ready.meshes, options, notes=self.ready.notes, values=values)
+        return proposals(session, self.ready.meshes, options, notes=(*self.ready.notes, *notes), values=values)
 
     def plan_of(self, decision: Decision) -> Plan:
         """A decision bound to the function and the devices."""

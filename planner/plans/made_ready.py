@@ -14,6 +14,8 @@ from planner.errors import ArgumentError
 from planner.machine.target import Target
 from planner.one_mesh.pins import Pins, check_pins
 from planner.options import Options
+from planner.plans.microbatches import told_of_form
+from planner.plans.sessions import Sessions
 from planner.program.jaxpr.fingerprint import fingerprint
 from planner.program.trace import trace
 from planner.search.offered_meshes import offered_meshes
@@ -24,7 +26,7 @@ from planner.session import Session
 class Ready:
     """A program made ready, the meshes to search, and notes on them."""
 
-    session: Session
+    sessions: Sessions
     meshes: Sequence[Mapping[str, int]]
     notes: tuple[str, ...]
 
@@ -64,15 +66,16 @@ def made_ready(
         static_argnums=checked_positions("static_argnums", static_argnums),
         carry_stacks=target.carries_stacks,
     )
-    session = Session(program=program, target=target, request=request)
+    sessions = Sessions(Session(program=program, target=target, request=request))
+    told = told_of_form(sessions, options)
     meshes, notes = target.shared_by_all(offered_meshes(program, target, request, mesh, options.max_axes))
-    return Ready(session=session, meshes=meshes, notes=notes)
+    return Ready(sessions=sessions, meshes=meshes, notes=(*notes, *told))
 
 
 def question(ready: Ready, options: Options) -> dict[str, str]:
     """What is asked for, in words: all processes that plan together must ask the same."""
-    program, request = ready.session.program, ready.session.request
-    devices = ready.session.target.devices or ()
+    session = ready.sessions.written
+    program, request, devices = session.program, session.request, session.target.devices or ()
     told = {
         "the JAX release": jax.__version__,
         "the list of devices": [device.id for device in devices],

@@ -52,6 +52,8 @@ def _summary(decision: Decision) -> Table:
     devices = split_into(PartitionSpec(tuple(decision.mesh_shape)), decision.mesh_shape)
     there = decision.request.topology.num_devices
     add_row(table, "mesh", f"{mesh}: {f'{devices} of ' if devices < there else ''}{_count(there, 'device')}")
+    if decision.form.microbatches > 1:
+        add_row(table, "form", f"{decision.form.microbatches} microbatches, one after the other")
     add_row(
         table,
         "time",

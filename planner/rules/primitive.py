@@ -66,6 +66,10 @@ class Primitive:
     linear_in: tuple[int, ...] = ()
     """The operands in each of which alone it is linear, element by element. Asked by `accumulators`."""
 
+    additive: tuple[int, ...] | Literal["all"] = ()
+    """The operands in all of which together it is linear: of their sums it gives the sum of its results. Asked by
+    `forms`."""
+
     renames: bool = False
     """Its result is a name for its operand, in the same memory. Asked by `liveness`."""
 

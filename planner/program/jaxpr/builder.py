@@ -20,6 +20,7 @@ class Builder:
     """Accumulates ops and tensors while a jaxpr is walked."""
 
     while_trips: WhileTrips
+    tests: bool = False
     ops: list[Op] = field(default_factory=list[Op])
     tensors: list[Tensor] = field(default_factory=list[Tensor])
     regions: list[Region] = field(default_factory=list[Region])

@@ -34,12 +34,13 @@ from planner.program.traced import Program
 Env = dict[Any, int]
 
 
-def build_graph(program: Program, *, while_trips: WhileTrips = 1.0) -> Graph:
+def build_graph(program: Program, *, while_trips: WhileTrips = 1.0, tests: bool = False) -> Graph:
     """The flat op graph of a program; `while_trips` is assumed of `while` loops whose counter does not say it.
 
-    It may be a mapping from shell-style patterns over the loops' source lines (`*/solve.py:12`) to trip counts.
+    It may be a mapping from shell-style patterns over the loops' source lines (`*/solve.py:12`) to trip counts. With
+    `tests` there is an op (`branch_test`) that reads what a branch hangs on: it takes no time, but says what needs what.
     """
-    builder = Builder(while_trips=while_trips, notes=list(program.notes))
+    builder = Builder(while_trips=while_trips, tests=tests, notes=list(program.notes))
     builder.regions.append(Region(id=0, parent=None, kind="program", trips=1, length=1, source=""))
     jaxpr = opened(program.jaxpr)
     env: Env = {}
@@ -197,6 +198,8 @@ def _while(b: Builder, eqn: Any, s: Structure, operands: list[int], path: Path, 
 
 def _cond(b: Builder, eqn: Any, s: Structure, operands: list[int], path: Path, region: int) -> list[int]:
     source = b.source(eqn)
+    if b.tests:
+        b.op("branch_test", operands[:1], [], region, path, source, {})
     returned: list[list[int]] = []
     entered: list[list[int]] = []
     for body in s.bodies:

@@ -1,0 +1,103 @@
+"""Microbatches: whether a program runs over its batch in one pass or in several, as asked, or as fits the memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from planner.decision import Decision
+from planner.errors import ArgumentError, InfeasibleError
+from planner.forms.batch import Refused
+from planner.one_mesh.mesh import Shape
+from planner.options import Options
+from planner.plans.answer import Answer
+from planner.plans.sessions import Sessions
+from planner.program.form import Form
+from planner.session import Session
+from planner.units import quantity
+
+Proposed = Callable[[Session, Options, Sequence[str]], Generator[Decision, Answer]]
+"""The decisions to try for a session, with options and further notes."""
+MORE = 2
+"""How many numbers of microbatches that fit are compared, the least first."""
+
+
+def first_form(options: Options) -> Form:
+    """The form to begin with: as many microbatches as are asked for, or as the program is written."""
+    return Form(microbatches=1 if options.microbatches == "auto" else options.microbatches)
+
+
+def told_of_form(sessions: Sessions, options: Options) -> tuple[str, ...]:
+    """What a plan says of the form that is asked for. Raises: ArgumentError where the program cannot be computed so."""
+    form = first_form(options)
+    sessions.of(form)
+    return (f"{_words(sessions, form.microbatches)}, as asked for",) if form.microbatches > 1 else ()
+
+
+def in_first_form(
+    sessions: Sessions, meshes: Sequence[Shape], options: Options, proposed: Proposed
+) -> Generator[Decision, Answer]:
+    """The decisions to try, best first, as they are `proposed` for the form that is asked for.
+
+    Where that is left to the planner and nothing fits as written, for the least number of microbatches with which a plan
+    fits. Raises: what `proposed` raises.
+    """
+    start = time.monotonic()
+    try:
+        yield from proposed(sessions.of(first_form(options)), options, ())
+        return
+    except InfeasibleError as error:
+        none_fits = error
+    if options.microbatches != "auto" or none_fits.least_bytes is None:
+        raise none_fits
+    batch = sessions.batch
+    if isinstance(batch, Refused):
+        raise _told(none_fits, f"It cannot run as microbatches: {batch.why}") from none_fits
+    counts = _powers_of_two(batch.extent)
+    while counts:
+        left = options.time_limit_s - (time.monotonic() - start)
+        timed = replace(options, time_limit_s=max(left, 1.0))
+        count = _fitting(sessions, meshes, timed, counts)
+        if count is None:
+            break
+        counts = [other for other in counts if other > count]
+        why = (
+            f"{_words(sessions, count)}: the whole batch at once needs about {quantity(none_fits.least_bytes, 'B')} per "
+            f"device, above the limit of {quantity(sessions.written.request.memory_limit, 'B')}"
+        )
+        with suppress(InfeasibleError):  # by the compiler
+            session = sessions.of(Form(microbatches=count))
+            yield from proposed(session, timed, (why,))
+            return
+    raise _told(none_fits, f"Nor does any plan fit with the batch of {batch.extent} in microbatches") from none_fits
+
+
+def _words(sessions: Sessions, count: int) -> str:
+    batch = sessions.batch
+    size = "" if isinstance(batch, Refused) else f" of {batch.extent // count} examples"
+    return f"runs as {count} microbatches{size}, whose sums are added up"
+
+
+def _powers_of_two(extent: int) -> list[int]:
+    """The powers of two that divide a number, but 1."""
+    return [1 << i for i in range(1, extent.bit_length()) if extent % (1 << i) == 0]
+
+
+def _fitting(sessions: Sessions, meshes: Sequence[Shape], options: Options, counts: Sequence[int]) -> int | None:
+    """Of the least numbers of microbatches with which a plan fits, the one with the best plan; None where none fits."""
+    found: list[tuple[float, int]] = []
+    for count in counts:
+        if len(found) == MORE:
+            break
+        with suppress(ArgumentError, InfeasibleError):
+            session = sessions.of(Form(microbatches=count))
+            best = session.search(meshes, limit_bytes=session.request.memory_limit, options=options, explained=False)
+            found.append((best.candidates[0].value, count))
+    return min(found)[1] if found else None
+
+
+def _told(none_fits: InfeasibleError, more: str) -> InfeasibleError:
+    """The error with a sentence more."""
+    return InfeasibleError(f"{none_fits}. {more}", least_bytes=none_fits.least_bytes, conflict=none_fits.conflict)

@@ -1,0 +1,171 @@
+"""A program with its calls expanded, and what its graph does not tell: zeros that it reads, what calls return."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.extend.core as jex_core
+import numpy as np
+from jax.interpreters import partial_eval
+
+from planner.program.graph import Path
+from planner.program.jaxpr.bodies import (
+    body_of,
+    body_path,
+    consts_of,
+    equations_of,
+    fresh_var,
+    opened,
+    structure_of,
+    with_bodies,
+)
+from planner.program.slots import Slot
+
+REMATS = frozenset(("remat2", "checkpoint"))
+"""Calls that mean more than what they compute: a compiler computes again what is in them."""
+
+
+def has_remats(jaxpr: Any) -> bool:
+    """Whether a program has regions to be computed again."""
+    return any(eqn.primitive.name in REMATS for eqn in equations_of(jaxpr))
+
+
+def expanded(jaxpr: Any, *, remats: bool) -> Any:
+    """The program without calls, bodies included, and without equations that nothing reads.
+
+    Rules of derivatives that calls bring are lost with them. Regions to be computed again stay calls unless `remats`.
+    """
+    whole = _expanded(jaxpr, remats)
+    body = opened(whole)
+    used, _ = partial_eval.dce_jaxpr(body, [True] * len(body.outvars), instantiate=True)
+    kept = used.replace(eqns=[step for eqn in used.eqns for step in _apart(eqn)])
+    return kept if whole is body else jex_core.ClosedJaxpr(kept, consts_of(whole))
+
+
+def _expanded(jaxpr: Any, remats: bool) -> Any:
+    body = opened(jaxpr)
+    held = list(zip(body.constvars, consts_of(jaxpr), strict=False))
+    may_hold = hasattr(jaxpr, "consts")
+    eqns, outvars = _spliced(body, held if may_hold else None, remats)
+    new = body.replace(eqns=eqns, outvars=outvars)
+    if not may_hold:
+        return new
+    new = new.replace(constvars=[var for var, _ in held])
+    values = [value for _, value in held]
+    return new.replace(consts=values) if jaxpr is body else jex_core.ClosedJaxpr(new, values)
+
+
+def _spliced(body: Any, held: list[tuple[Any, Any]] | None, remats: bool) -> tuple[list[Any], list[Any]]:
+    """The equations and results of a body with its calls expanded; constants of these join those `held`, if any can be."""
+    found: list[Any] = []
+    renamed: dict[Any, Any] = {}
+
+    def read(atom: Any) -> Any:
+        return atom if isinstance(atom, jex_core.Literal) else renamed.get(atom, atom)
+
+    for eqn in body.eqns:
+        structure = structure_of(eqn)
+        inner = body_of(eqn, structure.bodies[0]) if structure is not None and structure.kind == "inline" else None
+        stays = inner is None or (eqn.primitive.name in REMATS and not remats)
+        if structure is None or stays or (held is None and len(consts_of(inner))):
+            step = eqn.replace(invars=list(map(read, eqn.invars)))
+            found.append(step if structure is None else with_bodies(step, structure, lambda j, _: _expanded(j, remats)))
+            continue
+        called = opened(inner)
+        taken = eqn.invars if structure.takes is None else [eqn.invars[i] for i in structure.takes]
+        local: dict[Any, Any] = dict(zip(called.invars, map(read, taken), strict=True))
+        for var, value in zip(called.constvars, consts_of(inner), strict=True):
+            local[var] = fresh_var(var)
+            if held is not None:
+                held.append((local[var], value))
+
+        def look(atom: Any, local: dict[Any, Any] = local) -> Any:
+            return atom if isinstance(atom, jex_core.Literal) else local.get(atom, atom)
+
+        steps, results = _spliced(called, held, remats)
+        for step in steps:
+            local.update((var, fresh_var(var)) for var in step.outvars if not isinstance(var, jex_core.DropVar))
+            source = step.source_info if step.source_info.traceback is not None else eqn.source_info
+            found.append(
+                step.replace(
+                    invars=list(map(look, step.invars)), outvars=list(map(look, step.outvars)), source_info=source
+                )
+            )
+        renamed.update((var, look(atom)) for var, atom in zip(eqn.outvars, results, strict=True))
+    return found, list(map(read, body.outvars))
+
+
+def _apart(eqn: Any) -> list[Any]:
+    """A barrier as one for each of its operands, which have nothing to do with one another."""
+    if eqn.primitive.name != "optimization_barrier" or len(eqn.invars) == 1:
+        return [eqn]
+    pairs = zip(eqn.invars, eqn.outvars, strict=True)
+    return [eqn.replace(invars=[a], outvars=[v]) for a, v in pairs if not isinstance(v, jex_core.DropVar)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What an expanded program's graph does not tell.
+
+    `zeros` are the places, (path of an equation, position of an operand), where it reads a zero that it holds itself;
+    `passed` are, by the place of a result of a call, the place in its body where that is made.
+    """
+
+    zeros: frozenset[tuple[Path, int]]
+    passed: Mapping[Slot, Slot]
+
+
+def facts_of(jaxpr: Any) -> Facts:
+    """The facts of an expanded program."""
+    found = _Found()
+    _walk(jaxpr, (), {}, found)
+    return Facts(zeros=frozenset(found.zeros), passed=found.passed)
+
+
+Made = Slot | bool | None
+"""Where a variable is made; True for a zero, None for another constant."""
+
+
+@dataclass
+class _Found:
+    zeros: set[tuple[Path, int]] = field(default_factory=set[tuple[Path, int]])
+    passed: dict[Slot, Slot] = field(default_factory=dict[Slot, Slot])
+
+
+def _walk(jaxpr: Any, path: Path, made: dict[Any, Made], found: _Found) -> list[Made]:
+    """Takes down the facts of a body; where what it returns is made."""
+    body = opened(jaxpr)
+    for i, var in enumerate(body.invars):
+        made.setdefault(var, ("invar", path, i))
+
+    def maker(atom: Any) -> Made:
+        return (_is_zero(atom.val) or None) if isinstance(atom, jex_core.Literal) else made.get(atom)
+
+    for index, eqn in enumerate(body.eqns):
+        here = (*path, index)
+        makers = [maker(atom) for atom in eqn.invars]
+        found.zeros.update((here, i) for i, place in enumerate(makers) if place is True)
+        structure, inner_made = structure_of(eqn), list[Made]()
+        for place in structure.bodies if structure is not None else ():
+            inner = body_of(eqn, place)
+            known: dict[Any, Made] = {}
+            if structure is not None and structure.kind == "inline":
+                taken: Sequence[Made] = makers if structure.takes is None else [makers[i] for i in structure.takes]
+                known = dict(zip(opened(inner).invars, taken, strict=True))
+            inner_made = _walk(inner, body_path(here, place), known, found)
+        for i, var in enumerate(eqn.outvars):
+            made[var] = ("result", here, i)
+            if structure is not None and structure.kind == "inline":
+                made[var] = source = inner_made[i]
+                if source is not None and not isinstance(source, bool):
+                    found.passed["result", here, i] = source
+    return [maker(atom) for atom in body.outvars]
+
+
+def _is_zero(value: Any) -> bool:
+    if np.ndim(value):
+        return False
+    number = np.asarray(value)
+    return number.dtype.kind not in "bOSU" and not number.any()
