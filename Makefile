@@ -71,8 +71,8 @@ conformance: $(STAMP) ## JAX's own primitive cases planned, run and compared; ev
 	$(BIN)/python -m tests.rules.rule_coverage
 	$(BIN)/python -m tests.conformance.conformance --workers $(JOBS) --record benchmarks/results/conformance.json
 
-fuzz: $(STAMP) ## generated programs, many more than in the fast tests (COUNT=5000), other ones every time
-	$(BIN)/python -m pytest -n $(JOBS) -m slow tests/programs/test_programs.py tests/one_mesh/test_reshard.py
+fuzz: $(STAMP) ## generated programs (COUNT=5000) and plan files, many more than in the fast tests, others every time
+	$(BIN)/python -m pytest -n $(JOBS) -m slow tests/programs/test_programs.py tests/one_mesh/test_reshard.py tests/plans/test_mutated_files.py
 	XLA_FLAGS="$(QUICKLY)" FUZZ_COUNT=$(COUNT) $(BIN)/python -m pytest --hypothesis-profile=fuzz --hypothesis-show-statistics tests/programs/fuzz.py
 
 hazards: $(STAMP) ## every split the planner offers of every op, compiled and run: is any computed wrongly? (hours)

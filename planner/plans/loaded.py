@@ -15,9 +15,11 @@ from planner.errors import ArgumentError, MeshError, PlanFileError
 from planner.forms.formed import formed
 from planner.machine.target import Target, check_devices
 from planner.plans.decide import alternatives
+from planner.plans.edited import check_places
 from planner.plans.plan import Plan
 from planner.plans.report import describe
-from planner.plans.store import Saved, tree_from_words
+from planner.plans.store import Saved
+from planner.plans.tree_words import tree_from_words
 from planner.program.jaxpr.fingerprint import fingerprint
 from planner.program.trace import trace
 from planner.program.traced import Leaf, Program
@@ -124,6 +126,12 @@ class LoadedPlan:
             raise PlanFileError(self._another(program, f": {error}")) from error
         if fingerprint(program) != saved.fingerprint:
             raise PlanFileError(self._another(program))
+        if program.results != saved.results:
+            raise PlanFileError(
+                f"the saved plan of {saved.function_name} has other results than its program; plan again"
+            )
+        if self._saved.edited:
+            check_places(program, saved)
         return program
 
     def _another(self, program: Program, why: str = "") -> str:
@@ -149,12 +157,7 @@ class LoadedPlan:
                 f"the plan of {decision.function_name} has static arguments, or containers that its file cannot tell; "
                 "call bind(fn, example_args)"
             )
-        mine = [leaf for leaf in decision.arguments if not leaf.constant]
-        if tree.num_leaves != len(mine):
-            raise PlanFileError(
-                f"the saved plan of {decision.function_name} names {len(mine)} arguments in a structure "
-                f"of {tree.num_leaves}; its file is damaged, save the plan again"
-            )
+        mine = (leaf for leaf in decision.arguments if not leaf.constant)
         return tuple(jax.tree.unflatten(tree, map(_example, mine)))
 
     def _target(self, devices: Sequence[jax.Device] | None) -> Target:

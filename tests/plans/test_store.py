@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -228,7 +230,10 @@ def _damaged(text: str, change: Callable[[dict[str, Any]], None]) -> str:
 
 DAMAGE: dict[str, tuple[Callable[[str], str], str]] = {
     "a choice below zero": (lambda t: _damaged(t, lambda r: r["choice"].__setitem__(0, -1)), "garbles a field"),
-    "a field lacks": (lambda t: _damaged(t, lambda r: r.pop("mesh")), "garbles a field .*'mesh'.*save the plan again"),
+    "a field lacks": (
+        lambda t: _damaged(t, lambda r: r.pop("mesh")),
+        "garbles a field .*mesh is missing.*save the plan again",
+    ),
     "a field of another type": (lambda t: _damaged(t, lambda r: r.update(mesh=3)), "garbles a field"),
     "a list": (lambda t: "[1, 2]", "not a saved plan.*give a file written by Plan.save"),
     "a number": (lambda t: "3", "not a saved plan"),
@@ -271,12 +276,17 @@ def test_files_that_cannot_be_read_or_written(made: planner.Plan, tmp_path: Path
 
 
 def test_a_file_imports_nothing(path: Path) -> None:
+    before = set(sys.modules)
     record = json.loads(path.read_text())
-    record["in_tree"] = {"namedtuple": ["antigravity", "Flight"], "items": ["*"]}
-    path.write_text(json.dumps(record))
-    with pytest.raises(ArgumentError, match=r"call bind\(fn, example_args\)"):
-        planner.load(path).bind(train_step)
-    assert "antigravity" not in sys.modules
+    assert len(record["arguments"]) == 10
+    for module, name in (("antigravity", "Flight"), ("planner", "plan"), ("concurrent.futures", "ProcessPoolExecutor")):
+        record["in_tree"] = {"namedtuple": [module, name], "items": ["*"] * 10}
+        path.write_text(json.dumps(record))
+        with pytest.raises(ArgumentError, match=r"call bind\(fn, example_args\)"):
+            planner.load(path).bind(train_step)
+    assert not {"antigravity", "concurrent.futures.process"} & set(sys.modules) - before, (
+        "a module's __getattr__ has run"
+    )
     assert planner.load(path).bind(train_step, train_args()).in_specs
 
 
@@ -291,7 +301,9 @@ def test_the_form_of_a_program_is_kept(made: planner.Plan, path: Path) -> None:
     assert record["form"] == {"microbatches": 1}
     del record["form"]
     path.write_text(json.dumps(record))
-    assert planner.load(path).decision == made.decision, "files of earlier planners are of programs as written"
+    found = planner.load(path).decision
+    as_made = replace(found, checked=made.decision.checked, notes=made.decision.notes)
+    assert as_made == made.decision, "files of earlier planners are of programs as written"
 
 
 def test_a_form_that_the_program_cannot_take_is_told(path: Path) -> None:
@@ -299,4 +311,63 @@ def test_a_form_that_the_program_cannot_take_is_told(path: Path) -> None:
     record["form"]["microbatches"] = 3
     path.write_text(json.dumps(record))
     with pytest.raises(PlanFileError, match=r"train_step does not trace to the program .* microbatches"):
+        planner.load(path).bind(train_step)
+
+
+# ---------------------------------------------------------------- files that people read, edit and compare
+
+
+def test_a_file_is_one_row_a_line_and_ends_with_what_changes(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    starts = [line[2 : line.index('"', 2)] for line in lines if line.startswith(' "')]
+    assert starts[:3] == ["format", "version", "function"]
+    assert starts[-7:] == ["predicted", "certificate", "checked", "notes", "refined", "jax", "digest"]
+    rows = [line for line in lines if line.startswith('  {"name": "state/params/w0"')]
+    assert [json.loads(row.strip().rstrip(","))["shape"] for row in rows] == [[64, 64]]
+    assert max(map(len, lines)) < 250
+
+
+def test_a_file_has_the_permissions_of_any_file(made: planner.Plan, tmp_path: Path) -> None:
+    for mask, expected in ((0o022, 0o644), (0o027, 0o640)):
+        before = os.umask(mask)
+        try:
+            made.save(tmp_path / "plan.json")
+        finally:
+            os.umask(before)
+        assert stat.S_IMODE((tmp_path / "plan.json").stat().st_mode) == expected
+
+
+def test_an_edited_plan_is_taken_and_says_so(made: planner.Plan, path: Path) -> None:
+    record = json.loads(path.read_text())
+    row = next(row for row in record["arguments"] if row["name"] == "x")
+    row["spec"] = [["model"]]
+    path.write_text(json.dumps(record, indent=4))
+    loaded = planner.load(path)
+    assert any("was changed after it was saved" in note for note in loaded.decision.notes)
+    assert all(check.ok is None for check in loaded.decision.checked)
+    bound = loaded.bind(train_step)
+    assert bound.in_specs[1] == P("model")
+    state, x = train_args()
+    assert_same(bound(*jax.tree.map(jnp.copy, (state, x))), train_step(state, x))
+    bound.save(path)
+    assert sum("was changed" in note for note in planner.load(path).decision.notes) == 1
+    del record["digest"]
+    path.write_text(json.dumps(record))
+    assert any("does not say whether" in note for note in planner.load(path).decision.notes)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda r: r["constraints"][0].update(path=[999]), "lays specs at a place that"),
+        (
+            lambda r: r["constraints"][0].update(specs=[[["data"], ["model"], [], [], []]]),
+            "lays .* on an array of shape",
+        ),
+        (lambda r: r["results"][0].update(weak=True), "other results"),
+    ],
+)
+def test_edits_that_fit_no_place_are_told_when_bound(path: Path, change: Callable[[Any], None], words: str) -> None:
+    path.write_text(_damaged(path.read_text(), change))
+    with pytest.raises(PlanFileError, match=words):
         planner.load(path).bind(train_step)
