@@ -16,6 +16,7 @@ from planner.options import Options
 from planner.plans.call import Call
 from planner.plans.front import Front, check_front
 from planner.plans.front_search import front_of
+from planner.plans.kept_plans import KeptPlans
 from planner.plans.loaded import LoadedPlan
 from planner.plans.made_ready import Ready, checked_options, checked_positions, made_ready, question
 from planner.plans.plan import Plan
@@ -82,7 +83,12 @@ def plan(
 
     ready = target.processes.same(ready_here, lambda ready: question(ready, options), "planner.plan")
     call = Call(ready, example_args, options)
-    return call.handed_over(call.proposed_in_any_form())
+
+    def planned() -> Plan:
+        call.make_ready()
+        return call.handed_over(call.proposed_in_any_form())
+
+    return planned() if options.cache is None else KeptPlans(options.cache).plan(call, planned)
 
 
 def pareto(
@@ -137,7 +143,9 @@ def pareto(
         return {**question(ready, options), "points": repr(points)}
 
     ready = target.processes.same(ready_here, asked, "planner.pareto")
-    return front_of(Call(ready, example_args, options), points)
+    call = Call(ready, example_args, options)
+    call.make_ready()
+    return front_of(call, points)
 
 
 def op_graph(

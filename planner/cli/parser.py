@@ -193,7 +193,10 @@ def _add_refining(search: argparse.ArgumentParser) -> None:
         f"{Options().refine}",
     )
     search.add_argument(
-        "--cache", metavar="FOLDER", help="keep the compiles of --refine there. Default: they are not kept"
+        "--cache",
+        metavar="FOLDER",
+        help="keep plans there, and the compiles of --refine: what was asked for before is taken from there. Default: "
+        "nothing is kept",
     )
 
 

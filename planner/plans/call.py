@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from functools import cached_property
 from typing import Any, final
 
 import jax
 
 from planner.decision import Decision
 from planner.emit.runner import Runner
+from planner.forms.formed import formed
 from planner.machine.processes import Processes
 from planner.options import Options
 from planner.plans.answer import Answer
@@ -18,7 +20,9 @@ from planner.plans.made_ready import Ready
 from planner.plans.microbatches import first_form, in_first_form
 from planner.plans.plan import Plan
 from planner.plans.proposals import proposals
-from planner.plans.store import decision_of, record_of
+from planner.plans.record import decision_of, record_of
+from planner.program.graph import Graph
+from planner.program.traced import Program
 from planner.session import Session
 
 
@@ -32,12 +36,24 @@ class Call:
     def __init__(self, ready: Ready, example_args: Sequence[Any], options: Options) -> None:
         self.ready, self.args, self.options = ready, tuple(example_args), options
         self.sessions = ready.sessions
-        self.session = self.sessions.of(first_form(options))
+
+    @cached_property
+    def session(self) -> Session:
+        """See the class. Raises: PinError."""
+        return self.sessions.of(first_form(self.options))
+
+    def make_ready(self) -> None:
+        """Nothing; makes the session, on all processes, and fails on all where that fails on one. Raises: PinError."""
+
+        def made() -> None:
+            _ = self.session
+
+        self.processes.gathered(made)
 
     @property
     def processes(self) -> Processes:
         """Those that make the call together."""
-        return self.session.target.processes
+        return self.sessions.target.processes
 
     def proposed_in_any_form(self) -> Generator[Decision, Answer]:
         """The decisions to try for what was asked, in the first form in which a plan fits."""
@@ -52,22 +68,32 @@ class Call:
 
     def plan_of(self, decision: Decision) -> Plan:
         """A decision bound to the function and the devices."""
-        session, request = self.sessions.of(decision.form), decision.request
-        session = session.asking(objective=request.objective, memory_limit=request.memory_limit)
-        program = session.program
+        session = self._session_of(decision)
+        return self._plan(decision, session.program, session.graph)
+
+    def kept(self, decision: Decision) -> Plan:
+        """A decision that was kept, bound without a session, which only `explain` asks for."""
+        return self._plan(decision, formed(self.sessions.program, decision.form), None)
+
+    def _plan(self, decision: Decision, program: Program, graph: Graph | None) -> Plan:
         runner = Runner(
             program=program,
             decision=decision,
-            target=session.target,
+            target=self.sessions.target,
             static_args={i: self.args[i] for i in program.static_argnums},
-            graph=session.graph,
+            graph=graph,
         )
         return Plan(
             decision=decision,
             runner=runner,
-            alternatives=lambda: alternatives(session, decision),
+            alternatives=lambda: alternatives(self._session_of(decision), decision),
             seed=self.options.seed,
         )
+
+    def _session_of(self, decision: Decision) -> Session:
+        request = decision.request
+        session = self.sessions.of(decision.form)
+        return session.asking(objective=request.objective, memory_limit=request.memory_limit)
 
     def handed_over(self, proposed: Generator[Decision, Answer], *, not_checked: str = "", not_run: str = "") -> Plan:
         """The plan of the first proposal that passes its checks, or of the one proposed again; the same on all processes.
@@ -103,7 +129,7 @@ class Call:
 
         if self.processes.alone:
             return following()
-        return decision_of(self.processes.decided(lambda: record_of(following(), self.session.program)))
+        return decision_of(self.processes.decided(lambda: record_of(following(), self.sessions.program)))
 
 
 def _identity(decision: Decision) -> object:

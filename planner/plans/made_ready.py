@@ -19,16 +19,19 @@ from planner.plans.sessions import Sessions
 from planner.program.jaxpr.fingerprint import fingerprint
 from planner.program.trace import trace
 from planner.search.offered_meshes import offered_meshes
-from planner.session import Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """A program made ready, the meshes to search, and notes on them."""
+    """A program and what is asked for it, the meshes to search, and notes on them.
+
+    `has_values`: whether the arguments are arrays, on which a plan can be run, and not shapes.
+    """
 
     sessions: Sessions
     meshes: Sequence[Mapping[str, int]]
     notes: tuple[str, ...]
+    has_values: bool
 
 
 def made_ready(
@@ -66,17 +69,18 @@ def made_ready(
         static_argnums=checked_positions("static_argnums", static_argnums),
         carry_stacks=target.carries_stacks,
     )
-    sessions = Sessions(Session(program=program, target=target, request=request))
+    sessions = Sessions(program=program, target=target, request=request)
     told = told_of_form(sessions, options)
     meshes, notes = target.shared_by_all(offered_meshes(program, target, request, mesh, options.max_axes))
-    return Ready(sessions=sessions, meshes=meshes, notes=(*notes, *told))
+    shapes_only = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(list(example_args)))
+    return Ready(sessions=sessions, meshes=meshes, notes=(*notes, *told), has_values=not shapes_only)
 
 
 def question(ready: Ready, options: Options) -> dict[str, str]:
     """What is asked for, in words: all processes that plan together must ask the same."""
-    session = ready.sessions.written
-    program, request, devices = session.program, session.request, session.target.devices or ()
-    told = {
+    sessions = ready.sessions
+    program, request, devices = sessions.program, sessions.request, sessions.target.devices or ()
+    told: dict[str, object] = {
         "the JAX release": jax.__version__,
         "the list of devices": [device.id for device in devices],
         "the program": f"{program.function_name} {fingerprint(program)[:12]}",
@@ -87,9 +91,10 @@ def question(ready: Ready, options: Options) -> dict[str, str]:
         "static_argnums": program.static_argnums,
         **{f"Options.{field.name}": getattr(options, field.name) for field in fields(options)},
     }
-    # Who is told of the progress is a matter of each process, and so is where compiles are kept.
-    own = ("Options.progress", "Options.cache")
-    return {name: repr(value) for name, value in told.items() if name not in own}
+    # Who is told of the progress is a matter of each process, and so is where plans are kept, if they are.
+    del told["Options.progress"]
+    told["Options.cache"] = "a folder" if options.cache else None
+    return {name: repr(value) for name, value in told.items()}
 
 
 def checked_options(options: Options | None) -> Options:

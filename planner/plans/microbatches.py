@@ -10,6 +10,7 @@ from dataclasses import replace
 from planner.decision import Decision
 from planner.errors import ArgumentError, InfeasibleError
 from planner.forms.batch import Refused
+from planner.forms.formed import formed
 from planner.one_mesh.mesh import Shape
 from planner.options import Options
 from planner.plans.answer import Answer
@@ -32,7 +33,7 @@ def first_form(options: Options) -> Form:
 def told_of_form(sessions: Sessions, options: Options) -> tuple[str, ...]:
     """What a plan says of the form that is asked for. Raises: ArgumentError where the program cannot be computed so."""
     form = first_form(options)
-    sessions.of(form)
+    formed(sessions.program, form)
     return (f"{_words(sessions, form.microbatches)}, as asked for",) if form.microbatches > 1 else ()
 
 
@@ -65,7 +66,7 @@ def in_first_form(
         counts = [other for other in counts if other > count]
         why = (
             f"{_words(sessions, count)}: the whole batch at once needs about {quantity(none_fits.least_bytes, 'B')} per "
-            f"device, above the limit of {quantity(sessions.written.request.memory_limit, 'B')}"
+            f"device, above the limit of {quantity(sessions.request.memory_limit, 'B')}"
         )
         with suppress(InfeasibleError):  # by the compiler
             session = sessions.of(Form(microbatches=count))

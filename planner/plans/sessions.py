@@ -5,32 +5,38 @@ from __future__ import annotations
 from functools import cached_property
 from typing import final
 
+from planner.decision import Request
 from planner.forms.batch import Refused, batch_of
 from planner.forms.formed import formed
+from planner.machine.target import Target
 from planner.program.batch_parts import Batch
 from planner.program.form import Form
+from planner.program.traced import Program
 from planner.session import Session
 
 
 @final
 class Sessions:
-    """A session for each form of a program, made when it is first asked for; `written` is that of the program as it is."""
+    """A session for each form of a program, on a target and for a request, made when it is first asked for."""
 
-    def __init__(self, written: Session) -> None:
-        self.written = written
-        self._made = {written.program.form: written}
+    def __init__(self, *, program: Program, target: Target, request: Request) -> None:
+        self.program, self.target, self.request = program, target, request
+        self._made: dict[Form, Session] = {}
+
+    @property
+    def written(self) -> Session:
+        """That of the program as it is. Raises: PinError."""
+        return self.of(self.program.form)
 
     @cached_property
     def batch(self) -> Batch | Refused:
         """How the program may be computed batch part by batch part, or why it cannot be."""
-        return batch_of(self.written.program)
+        return batch_of(self.program)
 
     def of(self, form: Form) -> Session:
-        """The session of the program in a form. Raises: ArgumentError where it cannot be computed so."""
+        """The session of the program in a form. Raises: ArgumentError where it cannot be computed so, PinError."""
         found = self._made.get(form)
         if found is None:
-            written = self.written
-            program = formed(written.program, form)
-            found = Session(program=program, target=written.target, request=written.request)
+            found = Session(program=formed(self.program, form), target=self.target, request=self.request)
             self._made[form] = found
         return found

@@ -50,7 +50,10 @@ def from_json(kind: type[T], value: Any, *, grown: Collection[type] = ()) -> T:
 
 
 def _read(kind: Any, value: Any, where: str, grown: Collection[type]) -> Any:
-    origin, options = typing.get_origin(kind), typing.get_args(kind)
+    plain = _PLAIN.get(kind)
+    if plain is not None:
+        return plain(value, where)
+    origin, options = _parts(kind)
     if kind is Any:
         return value
     if origin is Literal:
@@ -64,9 +67,13 @@ def _read(kind: Any, value: Any, where: str, grown: Collection[type]) -> Any:
             _text(key, where): _read(options[1], held, f"{where}.{key}", grown)
             for key, held in _object(value, where).items()
         }
-    if dataclasses.is_dataclass(kind):
-        return _record(kind, value, where, grown)
-    return _PLAIN[kind](value, where)
+    return _record(kind, value, where, grown)
+
+
+@lru_cache(maxsize=256)
+def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    """What a type is a kind of, and of what: `tuple`, `(int, ...)`."""
+    return typing.get_origin(kind), typing.get_args(kind)
 
 
 def _option(options: Sequence[Any], value: Any) -> Any:

@@ -1,0 +1,145 @@
+"""Plans that are kept: a folder in which `plan` finds again what it decided for the same program and the same question.
+
+An entry is a plan file, named by a digest of all that the plan follows from: the program, what was asked of it, and the
+releases of this package, of JAX and of its compilers. It is written whole or not at all, and read as any plan file is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, final
+
+from planner.decision import Decision
+from planner.errors import ArgumentError, PlanFileError
+from planner.files import write_whole
+from planner.forms.formed import formed
+from planner.machine.device_profile import measured_model
+from planner.options import Options
+from planner.plans.call import Call
+from planner.plans.made_ready import Ready, question
+from planner.plans.plan import Plan
+from planner.plans.record import decision_of, record_of
+from planner.plans.store import load_saved, written
+from planner.program.jaxpr.fingerprint import fingerprint
+from planner.program.traced import Program
+from planner.verify.kept_reports import releases
+
+ENDING = ".plan.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a folder has for a question: a decision, or none, and why where there is something."""
+
+    decision: Decision | None = None
+    why_not: str = ""
+
+
+@final
+class KeptPlans:
+    """Plans by question in a folder. Raises: ArgumentError where it cannot be made."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except (OSError, ValueError) as error:
+            raise ArgumentError(
+                f"plans cannot be kept in {folder}: {error}; give Options(cache=...) a folder that can be written, or None"
+            ) from error
+
+    def plan(self, call: Call, planned: Callable[[], Plan]) -> Plan:
+        """The plan that is kept for a call, else that of `planned`, which is then kept; notes say what failed.
+
+        Of several processes the leading one reads and writes.
+        """
+        ready, processes = call.ready, call.processes
+        path = self._folder / f"{_key(ready, call.options)[:40]}{ENDING}"
+
+        def told_to_all() -> list[Any]:
+            found = _found(path, ready)
+            return [found.decision and record_of(found.decision, ready.sessions.program), found.why_not]
+
+        if processes.alone:
+            found = _found(path, ready)
+        else:
+            record, why_not = processes.decided(told_to_all)
+            found = Found(decision=record and decision_of(record), why_not=why_not)
+        if found.decision is not None:
+            return call.kept(found.decision)
+        made = planned()
+        told = [found.why_not] if found.why_not else []
+        told += processes.decided(lambda: _kept(path, made.decision, ready.sessions.program))
+        return made.with_notes((*made.notes, *told)) if told else made
+
+
+def _key(ready: Ready, options: Options) -> str:
+    """A digest of all that a plan follows from."""
+    sessions = ready.sessions
+    target, topology = sessions.target, sessions.request.topology
+    profile = None
+    if options.cost_model == "measured":
+        kind = target.devices[0].device_kind if target.devices else topology.chip.name
+        profile = measured_model(options.profile, topology, kind).profile
+    told = {
+        **question(ready, options),
+        "fingerprint": fingerprint(sessions.program),
+        "results": repr([(leaf.name, leaf.aval) for leaf in sessions.program.results]),
+        "devices": [(device.device_kind, target.why_not_run) for device in target.devices or ()],
+        "target": target.notes,
+        "processes": target.processes.members,
+        "has values": ready.has_values,
+        "profile": repr(profile),
+        "releases": [importlib.metadata.version("meshwright"), *releases()],
+    }
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+def _found(path: Path, ready: Ready) -> Found:
+    """What a file has for a question."""
+    sessions = ready.sessions
+    try:
+        saved = load_saved(path)
+        made = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+    except (OSError, PlanFileError) as error:
+        return Found(why_not=_damaged(path, str(error)) if path.exists() else "")
+    decision = saved.decision
+    if saved.edited:
+        return Found(why_not=_damaged(path, "its digest is not that of its content"))
+    try:
+        program = formed(sessions.program, decision.form)
+    except ArgumentError as error:
+        return Found(why_not=_damaged(path, str(error)))
+    same = (
+        decision.request == sessions.request
+        and decision.fingerprint == fingerprint(program)
+        and (decision.arguments, decision.results) == (program.arguments, program.results)
+        and (decision.donate_argnums, decision.static_argnums) == (program.donate_argnums, program.static_argnums)
+        and any(decision.mesh_shape == mesh for mesh in ready.meshes)
+    )
+    if not same:
+        return Found(why_not=_damaged(path, "it is of another program or another question"))
+    when = f"when the plan was made, {made:%Y-%m-%d}, and not repeated"
+    checked = tuple(
+        check if check.ok is None else replace(check, detail=f"{check.detail} ({when})") for check in decision.checked
+    )
+    return Found(decision=replace(decision, checked=checked))
+
+
+def _damaged(path: Path, why: str) -> str:
+    return f"the plan kept in {path} was not used: {why}"
+
+
+def _kept(path: Path, decision: Decision, program: Program) -> list[str]:
+    """Writes a decision, and says why where that failed."""
+    try:
+        write_whole(path, written(record_of(decision, program)).encode())
+    except OSError as error:
+        return [f"the plan could not be kept in {path.parent}: {error}"]
+    return []
