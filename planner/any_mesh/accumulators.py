@@ -15,10 +15,14 @@ from planner.rules.rule import Rule
 
 
 class Term(NamedTuple):
-    """An op that reduces, whose result is added to an accumulator, and the rule by which it does."""
+    """An op that reduces, whose result is added to an accumulator, and the rule by which it does.
+
+    `whole` are the factors that must not be split for its parts to give partial results.
+    """
 
     op: Op
     rule: Rule
+    whole: frozenset[int] = frozenset()
 
 
 class Accumulator(NamedTuple):
@@ -56,9 +60,17 @@ def accumulators(graph: Graph) -> tuple[Accumulator, ...]:
 def _terms(graph: Graph, tensor: int, region: int, through: list[Op]) -> list[Term]:
     """The ops that reduce to what a tensor is the sum of, if it is that of nothing else. Takes down the ops in between."""
     op = _maker(graph, tensor)
-    if op is None or op.region != region or not _read_once(graph, tensor, region):
+    if op is None or not _read_once(graph, tensor, region):
+        return []
+    if op.kind == "loop_stack" and graph.regions[op.region].parent == region:
+        # What every trip of a loop inside adds its slice of.
+        through.append(op)
+        return _terms(graph, op.operands[0], op.region, through)
+    if op.region != region:
         return []
     row = traits(op.kind)
+    if op.kind == "scatter-add":
+        return _scattered(graph, op)
     if row.partial_on_parts:
         rule = rule_of(op.kind, graph.avals(op.operands), graph.avals(op.results), op.params)
         single = rule is not None and all(len(dim) < 2 for dims in (*rule.operands, *rule.results) for dim in dims)
@@ -79,6 +91,21 @@ def _terms(graph: Graph, tensor: int, region: int, through: list[Op]) -> list[Te
         return []
     through += found[0][1]
     return found[0][0]
+
+
+def _scattered(graph: Graph, op: Op) -> list[Term]:
+    """A sum of updates, where these are added to zeros: by places along dims that must be whole then."""
+    zeros = _maker(graph, op.operands[0])
+    while zeros is not None and zeros.kind == "loop_const":
+        zeros = _maker(graph, zeros.operands[0])
+    rule = rule_of(op.kind, graph.avals(op.operands), graph.avals(op.results), op.params)
+    if zeros is None or zeros.kind != "broadcast_in_dim" or (zeros.path, 0) not in graph.zeros or rule is None:
+        return []
+    single = all(len(dim) < 2 for dims in (*rule.operands, *rule.results) for dim in dims)
+    if not single or rule.combiner != "add" or "reduce" not in rule.kinds:
+        return []
+    updated = {factor for dim in rule.operands[2] for factor in dim}
+    return [Term(op, rule, frozenset(factor for dim in rule.operands[0] for factor in dim) - updated)]
 
 
 def _maker(graph: Graph, tensor: int) -> Op | None:

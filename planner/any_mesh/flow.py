@@ -60,7 +60,10 @@ class Transfer(NamedTuple):
     """The region around the loop behind which it moves instead where it is a sum alone, of what the loop accumulates."""
     trips_behind: float = 0.0
     widened: float = 1.0
-    """Bytes of an element of what the loop accumulates over those of the tensor's own."""
+    """Bytes of what the loop accumulates over those of the tensor, which may be narrower, or a slice of it."""
+    waiting: float = 0.0
+    """How often more, in terms of its bytes, sums run that made it where it is split by axes that it is a sum over: they
+    then cannot wait for the end of the loop around the one that stacked them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +100,10 @@ class _Flow:
     home: list[tuple[int, Dims] | None] = field(default_factory=list[tuple[int, Dims] | None])
     fetched: list[tuple[tuple[int, int], int]] = field(default_factory=list[tuple[tuple[int, int], int]])
     added: dict[int, tuple[Region, float]] = field(default_factory=dict[int, tuple[Region, float]])
-    """For what is added to an accumulator the region around its loop, and the bytes of the accumulator's elements."""
+    """For what is added to an accumulator the region around its loop, and the bytes that are accumulated for an element."""
+
+    waiting: dict[int, float] = field(default_factory=dict[int, float])
+    """See `Transfer.waiting`."""
 
     def node(self, kind: NodeKind, group: int | None, tensor: int | None, name: str) -> int:
         self.nodes.append(Node(id=len(self.nodes), kind=kind, group=group, tensor=tensor, name=name))
@@ -134,6 +140,7 @@ class _Flow:
                 output=output,
                 behind=None if behind is None else behind.id,
                 trips_behind=0.0 if behind is None else behind.trips,
+                waiting=0.0 if reduced else self.waiting.get(tensor, 0.0),
                 widened=1.0 if behind is None else itemsize / self.graph.tensors[tensor].aval.itemsize,
             )
         )
@@ -172,7 +179,15 @@ def build_flow(
     for accumulator in sums:
         around = graph.regions[graph.regions[accumulator.enters.region].parent or 0]
         itemsize = graph.tensors[accumulator.enters.results[0]].aval.itemsize
-        flow.added |= {term.op.results[0]: (around, itemsize) for term in accumulator.terms}
+        for term in accumulator.terms:
+            slices = graph.regions[term.op.region].trips / graph.regions[accumulator.enters.region].trips
+            flow.added[term.op.results[0]] = around, itemsize * slices
+        if any(op.kind == "loop_stack" for op in accumulator.through):
+            waits = 1 - around.trips / graph.regions[accumulator.enters.region].trips
+            for op in accumulator.through:
+                stacks = op.kind == "loop_stack"
+                region = graph.regions[op.region]
+                flow.waiting[op.results[0]] = waits * region.trips / (region.length if stacks else 1.0)
     for group in grouping.groups:
         op = graph.ops[group.ops[0]]
         label = f"{op.source} {op.kind}" + (f" +{len(group.ops) - 1}" if len(group.ops) > 1 else "")

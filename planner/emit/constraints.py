@@ -136,6 +136,6 @@ def _hold_windows(chosen: Chosen, constraints: dict[Slot, tuple[PartitionSpec, .
 def _hold_terms(chosen: Chosen, constraints: dict[Slot, tuple[PartitionSpec, ...]]) -> None:
     """Gives every operand of what is added to an accumulator a constraint: it is read from them what is left partial."""
     for accumulator in chosen.instance.model.flow.accumulators:
-        for op, _ in accumulator.terms:
+        for op in (term.op for term in accumulator.terms):
             for position in range(len(op.operands)):
                 constraints.setdefault(operand_slot(op, position), (chosen.wanted(op, position),))

@@ -47,7 +47,7 @@ def loop_sums(graph: Graph, constraints: Constraints, mesh: Mesh | AbstractMesh)
         over = summed_behind(accumulator, placed)
         if not over:
             continue
-        for op, _ in accumulator.terms:
+        for op in (term.op for term in accumulator.terms):
             operands = [placed.operand(op, position) for position in range(len(op.operands))]
             terms[op.path] = _on_parts(op, operands, placed.result(op), mesh)
         axes = tuple(name for name in mesh.axis_names if name in over)

@@ -204,13 +204,16 @@ def _batch(spread: Spread, jaxpr: object) -> Batch:
             state = spread.states[tensor]
             if state is not None and state.kind == "sum":
                 sums.add(result_slot(op, i))
-    for at, position in spread.cut:
-        producer = graph.tensors[graph.ops[at].operands[position]].producer
-        op = None if producer is None else graph.ops[producer]
-        outside = op is not None and number(op) not in spread.program.in_block and op.id not in spread.early
-        if op is not None and outside and _made_of_nothing(graph, op):
-            drawn.add(number(op))
     inside -= behind
+    for reader in graph.ops:
+        for position, tensor in enumerate(reader.operands) if number(reader) in inside else ():
+            producer = graph.tensors[tensor].producer
+            op = None if producer is None else graph.ops[producer]
+            if op is None or number(op) in spread.program.in_block or op.id in spread.early:
+                continue
+            in_parts = (reader.id, position) in spread.cut
+            if (in_parts or traits(op.kind).fused) and _made_of_nothing(graph, op):
+                drawn.add(number(op))
     for slot, made in spread.program.facts.passed.items():
         if made in parts:
             parts[slot] = parts[made]

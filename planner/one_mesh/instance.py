@@ -148,7 +148,7 @@ class Instance:
         alike = (
             *(self.kind_of[transfer.source], transfer.source_dims, transfer.reduced, order, shares, hidden),
             *(self.kind_of[transfer.target], transfer.target_dims, aval.shape, aval.bytes, transfer.trips),
-            *(transfer.trips_behind, transfer.widened),
+            *(transfer.trips_behind, transfer.widened, transfer.waiting),
         )
         found = self._cache.get(alike)
         if found is not None:
@@ -157,7 +157,8 @@ class Instance:
         s, p = source.locations(transfer.source_dims), source.splits(transfer.reduced)
         t = target.locations(transfer.target_dims)
         pairs = (s.tobytes(), p.tobytes(), t.tobytes(), aval.shape, aval.bytes, order)
-        key = (pairs, transfer.trips, transfer.trips_behind, transfer.widened, shares, hidden)
+        often = (transfer.trips, transfer.trips_behind, transfer.widened, transfer.waiting)
+        key = (pairs, often, shares, hidden)
         if key not in self._cache:
             if pairs not in self._met:
                 self._met[pairs] = self._reshards((s, p, t), aval, order)
@@ -176,9 +177,20 @@ class Instance:
                 # A sum that stays in place waits for the end of the loop (see `loop_sums`).
                 in_place = (s[:, None] == t[None, :]).all(axis=2)
                 trips = np.where(in_place, transfer.widened * transfer.trips_behind, transfer.trips)
-            self._cache[key] = self.weight * trips * values[row_of][:, column_of]
+            found = trips * values[row_of][:, column_of]
+            if transfer.waiting:
+                found = found + transfer.waiting * self._sums(s, t, aval)
+            self._cache[key] = self.weight * found
         self._cache[alike] = self._cache[key]
         return self._cache[key]
+
+    def _sums(self, source: Locations, target: Locations, aval: Aval) -> Floats:
+        """The value of a sum of what is split as the source is, over the axes that only the target is split by: (n, m)."""
+        mesh, bit = self.mesh, 1 << np.arange(source.shape[1])
+        over = ((source[:, None] < 0) & (target[None] >= 0)) @ bit
+        held = aval.bytes / mesh.mask_sizes()[(source >= 0) @ bit]
+        fixed, per_byte = mesh.fixed["all-reduce"], mesh.per_byte["all-reduce"]
+        return np.where(over > 0, fixed[over] + per_byte[over] * held[:, None], 0.0)
 
     def _reshards(
         self, ends: tuple[Locations, npt.NDArray[np.bool_], Locations], aval: Aval, order: tuple[int, ...] | None

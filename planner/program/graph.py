@@ -97,7 +97,8 @@ class Graph:
     one spec (loop carries, branch results); `aliases` maps an output position to the donated input position it reuses;
     `feeds` maps an output position to the input position it would be fed back to by the next call; `kept` are the input
     positions that stay arguments of the compiled program; `equal` maps a tensor to the first one in its body that is
-    computed alike from the same.
+    computed alike from the same; `zeros` are the places, (path of an op, position of an operand), where a zero of the
+    program's own is broadcast.
     """
 
     ops: tuple[Op, ...]
@@ -111,6 +112,7 @@ class Graph:
     feeds: Mapping[int, int]
     kept: frozenset[int]
     equal: Mapping[int, int] = field(default_factory=dict[int, int])
+    zeros: frozenset[tuple[Path, int]] = frozenset()
     notes: tuple[str, ...] = ()
 
     @cached_property

@@ -84,6 +84,36 @@ def _mixed(w: jax.Array, u: jax.Array, x: jax.Array) -> jax.Array:
     return lax.scan(step, w, x)[0] @ u
 
 
+def _stacked(w: jax.Array, u: jax.Array, x: jax.Array) -> jax.Array:
+    """Gradients of layers, stacked by a loop inside the one that adds them up; of extents that no mesh here splits."""
+    w = w[:, :-1]
+
+    def step(total: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+        _, slices = lax.scan(lambda h, w: (jnp.tanh(h), jnp.sin(h).T[:-1] @ (h @ w)), x, jnp.stack([w, w + 1]))
+        return total + slices, None
+
+    return lax.scan(step, jnp.stack([w[1:], w[1:]]), x)[0] @ u[1:]
+
+
+def _looked_up(w: jax.Array, u: jax.Array, x: jax.Array) -> jax.Array:
+    """The gradient of a table, into whose rows every trip scatters."""
+
+    def step(total: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+        rows = jnp.argmax(x, -1)
+        return total + jnp.zeros((IN, OUT)).at[rows].add(jnp.tanh(x @ w)), None
+
+    return lax.scan(step, w, x)[0] @ u
+
+
+def _into(w: jax.Array, u: jax.Array, x: jax.Array) -> jax.Array:
+    """Scattered into what is there already: every device would add that once more."""
+
+    def step(total: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+        return total + w.at[jnp.argmax(x, -1)].add(jnp.tanh(x @ w)), None
+
+    return lax.scan(step, w, x)[0] @ u
+
+
 PROGRAMS: dict[str, tuple[Callable[..., Any], int]] = {
     "a recurrence": (jax.grad(_recurrent, argnums=(0, 1)), 2),
     "elementwise weights": (jax.grad(_decaying), 1),
@@ -91,6 +121,9 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], int]] = {
     "of several ranks": (_ranked, 2),
     "read on the way": (_read, 0),
     "whole and partial": (_mixed, 0),
+    "stacked inside": (_stacked, 1),
+    "rows of a table": (_looked_up, 1),
+    "rows of what is there": (_into, 0),
 }
 
 

@@ -12,7 +12,7 @@ import pytest
 import planner
 from planner.errors import ArgumentError, InfeasibleError
 from planner.program.form import Form
-from tests.forms.batch_programs import batch_norm, params, rows
+from tests.forms.batch_programs import batch_norm, params, rows, scanned, tokens
 from tests.small import NEVER, assert_same, train_args, train_step
 
 MESH = {"data": 8}
@@ -60,6 +60,20 @@ def test_the_data_stay_where_they_are(made: planner.Plan) -> None:
 
 def test_sums_are_summed_over_devices_once(made: planner.Plan) -> None:
     assert {c.count for c in made.predicted.collectives} == {1}
+
+
+def test_sums_of_layers_and_tables_are_summed_over_devices_once() -> None:
+    """Gradients stacked by a scan over layers and scattered into an embedding wait for the end, as those outside of it."""
+    made = planner.plan(
+        scanned,
+        (params(), jnp.tile(tokens(), (512, 1))),
+        topology="cpu:8",
+        devices=jax.devices(),
+        mesh=MESH,
+        options=planner.Options(check="always", microbatches=4),
+    )
+    assert all(check.ok for check in made.checked), made.checked
+    assert {(c.kind, c.count) for c in made.predicted.collectives} == {("all-reduce", 1)}
 
 
 def test_a_saved_plan_is_bound_in_its_form(made: planner.Plan, tmp_path: Path) -> None:

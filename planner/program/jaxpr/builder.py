@@ -31,6 +31,7 @@ class Builder:
     sources: dict[Any, str] = field(default_factory=dict[Any, str])
     """By traceback: equal for all layers that one line of a Python loop writes out."""
     literals: dict[Aval, int] = field(default_factory=dict[Aval, int])
+    zeros: set[tuple[Path, int]] = field(default_factory=set[tuple[Path, int]])
     calls: list[str] = field(default_factory=lambda: ["(no source)"])
     equal: EqualValues = field(default_factory=EqualValues)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex_core
+import numpy as np
 
 from planner.program.jaxpr.bodies import opened
 
@@ -14,6 +15,14 @@ from planner.program.jaxpr.bodies import opened
 def variable(shape: tuple[int, ...], dtype: Any) -> Any:
     """A new variable."""
     return opened(jax.make_jaxpr(lambda x: x)(jax.ShapeDtypeStruct(shape, dtype))).invars[0]
+
+
+def is_zero(atom: Any) -> bool:
+    """Whether what an equation reads is a number of the program's own, and zero."""
+    if not isinstance(atom, jex_core.Literal) or np.ndim(atom.val):
+        return False
+    number = np.asarray(atom.val)
+    return number.dtype.kind not in "bOSU" and not number.any()
 
 
 def equations_by(

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax.extend.core as jex_core
-import numpy as np
 from jax.interpreters import partial_eval
 
 from planner.program.graph import Path
@@ -21,6 +20,7 @@ from planner.program.jaxpr.bodies import (
     structure_of,
     with_bodies,
 )
+from planner.program.jaxpr.calls import is_zero
 from planner.program.slots import Slot
 
 REMATS = frozenset(("remat2", "checkpoint"))
@@ -141,7 +141,7 @@ def _walk(jaxpr: Any, path: Path, made: dict[Any, Made], found: _Found) -> list[
         made.setdefault(var, ("invar", path, i))
 
     def maker(atom: Any) -> Made:
-        return (_is_zero(atom.val) or None) if isinstance(atom, jex_core.Literal) else made.get(atom)
+        return (is_zero(atom) or None) if isinstance(atom, jex_core.Literal) else made.get(atom)
 
     for index, eqn in enumerate(body.eqns):
         here = (*path, index)
@@ -162,10 +162,3 @@ def _walk(jaxpr: Any, path: Path, made: dict[Any, Made], found: _Found) -> list[
                 if source is not None and not isinstance(source, bool):
                     found.passed["result", here, i] = source
     return [maker(atom) for atom in body.outvars]
-
-
-def _is_zero(value: Any) -> bool:
-    if np.ndim(value):
-        return False
-    number = np.asarray(value)
-    return number.dtype.kind not in "bOSU" and not number.any()

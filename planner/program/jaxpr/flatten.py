@@ -26,6 +26,7 @@ from planner.program.fed_back import pair_outputs
 from planner.program.graph import Aval, Graph, Path, Region
 from planner.program.jaxpr.bodies import Structure, body_of, body_path, consts_of, opened, structure_of
 from planner.program.jaxpr.builder import Builder, WhileTrips
+from planner.program.jaxpr.calls import is_zero
 from planner.program.jaxpr.demanded_specs import demanded_specs
 from planner.program.jaxpr.needed import live
 from planner.program.jaxpr.trips import while_trips_of
@@ -63,6 +64,7 @@ def build_graph(program: Program, *, while_trips: WhileTrips = 1.0, tests: bool 
         feeds=feeds,
         kept=_kept(program),
         equal=builder.equal.first,
+        zeros=frozenset(builder.zeros),
         notes=tuple(dict.fromkeys(builder.notes)),
     )
 
@@ -111,6 +113,8 @@ def _leaf(b: Builder, eqn: Any, operands: list[int], path: Path, region: int) ->
             b.op(kind, [operand], [aval], region, path, source, {"position": i})[0]
             for i, (operand, aval) in enumerate(zip(operands, avals, strict=True))
         ]
+    if kind == "broadcast_in_dim" and is_zero(eqn.invars[0]):
+        b.zeros.add((path, 0))
     name = str(eqn.params["name"]) if kind == "name" else None
     params = demanded_specs(b, eqn, avals, source) if kind in ("sharding_constraint", "shard_map") else eqn.params
     return b.op(kind, operands, avals, region, path, source, params, eqn.primitive, name)
