@@ -194,10 +194,11 @@ def parse_topology(name: str) -> Topology:
     """
     chip_name, _, shape_text = name.strip().lower().partition(":")
     shape_text, times, count_text = shape_text.partition("*")
-    counted = not times or re.fullmatch(r"[1-9]\d*", count_text)
-    if chip_name not in CHIPS or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape_text) or not counted:
+    counted = not times or re.fullmatch(r"[1-9]\d{0,8}", count_text)
+    if chip_name not in CHIPS or not re.fullmatch(r"[1-9]\d{0,8}(x[1-9]\d{0,8})*", shape_text) or not counted:
         raise CostModelError(
-            f"unknown topology {name!r}; a name is CHIP:SHAPE with a chip of {', '.join(CHIPS)}, for example {EXAMPLES}"
+            f"unknown topology {name[:80]!r}; a name is CHIP:SHAPE with a chip of {', '.join(CHIPS)}, for example "
+            f"{EXAMPLES}"
         )
     chip = CHIPS[chip_name]
     shape = tuple(int(size) for size in shape_text.split("x"))
@@ -225,7 +226,8 @@ def _tpu(name: str, chip: Chip, shape: tuple[int, ...]) -> Topology:
     fits = all(a <= b for a, b in zip(sorted(shape), sorted(largest), strict=False))
     if len(shape) != len(largest) or not fits:
         raise CostModelError(
-            f"a {chip.name} slice has {len(largest)} dims and at most {'x'.join(map(str, largest))} chips, got {name!r}"
+            f"a {chip.name} slice has {len(largest)} dims and at most {'x'.join(map(str, largest))} chips, got "
+            f"{name!r}; give such a shape"
         )
     if len(shape) == 2:
         wrap = tuple(size == _TORUS_2D_EXTENT for size in shape)

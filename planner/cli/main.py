@@ -15,7 +15,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,8 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _calibrate(arguments: argparse.Namespace) -> int:
     """Measures, prints what was fitted and keeps it where `cost_model="measured"` looks for it."""
+    if arguments.output is not None and arguments.output.is_dir():
+        raise ArgumentError(f"{arguments.output} is a folder; give the path of a file")
     profile = _measured(arguments) if arguments.compiler is None else _scheduled(arguments.compiler)
     path: Path = arguments.output or default_profile(profile.platform, profile.device_kind, profile.num_devices)
     save_profile(profile, path)
@@ -157,7 +159,12 @@ def _keywords(arguments: argparse.Namespace, planned: Planned) -> dict[str, Any]
     }
     keywords.update({name: value for name, value in given.items() if value is not None})
     if arguments.pin:
-        keywords["pins"] = {**(keywords.get("pins") or {}), **dict(arguments.pin)}
+        pins = keywords.get("pins") or {}
+        if not isinstance(pins, Mapping):
+            raise ArgumentError(
+                f"{arguments.program} gives pins={pins!r}; it must be a dict of patterns to PartitionSpecs"
+            )
+        keywords["pins"] = {**pins, **dict(arguments.pin)}
     return keywords
 
 

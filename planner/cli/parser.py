@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from cost_models import OBJECTIVES
-from planner.cli.values import parse_bytes, parse_mesh, parse_microbatches, parse_pin, parse_positions
+from planner.cli.values import (
+    parse_bytes,
+    parse_count,
+    parse_mesh,
+    parse_microbatches,
+    parse_pin,
+    parse_positions,
+    parse_seconds,
+    parse_seed,
+)
 from planner.one_mesh.mesh import AXIS_NAMES
 from planner.options import REFINES, Options
 from planner.plans.front import MOST_POINTS
@@ -215,7 +224,7 @@ def _add_calibrate(commands: Any) -> None:
     )
     measure.add_argument(
         "--budget",
-        type=float,
+        type=parse_seconds,
         default=60.0,
         metavar="SECONDS",
         help="about how many seconds to measure. Default: %(default)g",
@@ -226,8 +235,8 @@ def _add_calibrate(commands: Any) -> None:
         help="instead of timing devices, compile the microbenchmarks for a TPU topology, such as v5e:4x4, or a chip, "
         "such as v5e, and fit the compiler's schedules; takes minutes, and no device",
     )
-    measure.add_argument("--devices", type=int, metavar="N", help="measure the first N devices. Default: all")
-    measure.add_argument("--seed", type=int, default=0, metavar="N", help="of the data. Default: %(default)s")
+    measure.add_argument("--devices", type=parse_count, metavar="N", help="measure the first N devices. Default: all")
+    measure.add_argument("--seed", type=parse_seed, default=0, metavar="N", help="of the data. Default: %(default)s")
     measure.add_argument(
         "-o",
         "--output",

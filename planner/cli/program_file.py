@@ -41,7 +41,7 @@ def load_program(text: str) -> Planned:
     if not path_text or not name:
         raise ArgumentError(f"the program is {text!r}; write FILE.py:FUNCTION")
     path = Path(path_text).absolute()
-    if not path.is_file():
+    if not _is_file(path):
         raise ArgumentError(f"there is no file {path_text!r}; give the path of a Python file")
     module = _load(path)
     function = getattr(module, name, None)
@@ -53,7 +53,7 @@ def load_program(text: str) -> Planned:
         )
     try:
         returned = function()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ArgumentError(f"{name} of {path_text} failed {_where(error, path)}; it is called with nothing") from error
     return _planned(returned, f"{name} of {path_text}")
 
@@ -87,13 +87,22 @@ def _load(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise ArgumentError(f"{path.name} cannot be loaded: it failed {_where(error, path)}") from error
+        raise ArgumentError(
+            f"{path.name} cannot be loaded: it failed {_where(error, path)}; give a file that can be imported"
+        ) from error
     return module
 
 
-def _where(error: Exception, path: Path) -> str:
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name longer than any file's
+        return False
+
+
+def _where(error: BaseException, path: Path) -> str:
     """Where in the user's file an error came from, and what it is."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
     at = f"at line {lines[-1]} " if lines else ""

@@ -6,6 +6,7 @@ Each function is an argparse `type`: it raises argparse.ArgumentTypeError, whose
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from typing import Literal
 
@@ -48,11 +49,36 @@ def parse_microbatches(text: str) -> Literal["auto"] | int:
     return int(text)
 
 
+def parse_seconds(text: str) -> float:
+    """The seconds of "60". Raises: argparse.ArgumentTypeError where they are not above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} are no seconds; write a number above 0")
+    return value
+
+
+def parse_count(text: str) -> int:
+    """The number of "8". Raises: argparse.ArgumentTypeError where it is not 1 or more."""
+    if not re.fullmatch(r"0*[1-9][0-9]{0,8}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of things; write a whole number of 1 or more")
+    return int(text)
+
+
+def parse_seed(text: str) -> int:
+    """The seed of "0". Raises: argparse.ArgumentTypeError where it is not 0 or more."""
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no seed; write a whole number of 0 or more, of at most 9 digits")
+    return int(text)
+
+
 def parse_mesh(text: str) -> dict[str, int]:
     """The mesh of "data=16,model=16". Raises: argparse.ArgumentTypeError."""
     found: dict[str, int] = {}
     for part in text.split(","):
-        match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*([0-9]+)\s*", part)
+        match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*([0-9]{1,9})\s*", part)
         if match is None:
             raise argparse.ArgumentTypeError(f"{text!r} is no mesh; write AXIS=SIZE,... such as data=16,model=16")
         if match[1] in found:

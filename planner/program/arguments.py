@@ -53,6 +53,13 @@ def argument_leaf(name: str, value: Any) -> Leaf:
     if isinstance(value, (bool, int, float, complex)):
         return Leaf(name=name, aval=aval_of(jax.typeof(value)), weak=True)
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+        if callable(value):
+            what = getattr(value, "__name__", type(value).__name__)
+            raise ArgumentError(
+                f"argument {name} is the function {what}, not an array; Equinox modules hold such leaves: split them with "
+                "arrays, rest = eqx.partition(module, eqx.is_array), plan for the arrays, and put both together in the "
+                "planned function with eqx.combine(arrays, rest)"
+            )
         raise ArgumentError(
             f"argument {name} is {value!r} of type {type(value).__name__}, not an array; "
             "pass arrays or jax.ShapeDtypeStruct, and mark other values with static_argnums"

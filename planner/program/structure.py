@@ -25,7 +25,8 @@ def _differences(planned: Any, value: Any, name: str) -> Iterator[str]:
         return
     before, now = planned.node_data(), given.node_data()
     if before is None or now is None or before[0] is not now[0]:
-        yield f"{name} was planned as {_kind(before)}, got {_kind(now)}"
+        got = f"the function {_name_of(value)}" if now is None and callable(value) else _kind(now)
+        yield f"{name} was planned as {_kind(before)}, got {got}"
         return
     children = dict(_children(value))
     if before[0] is dict:
@@ -73,6 +74,10 @@ def _static_fields(kind: type) -> Sequence[str]:
 
 def _short(*values: Any) -> bool:
     return all(isinstance(value, (bool, int, float, str)) for value in values)
+
+
+def _name_of(function: Any) -> str:
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def _kind(node: tuple[type, Any] | None) -> str:

@@ -1,0 +1,124 @@
+"""Whatever a command is given: a sentence with a hint on the standard error, exit code 2, and no traceback."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from planner.cli.main import main
+
+PROGRAM = """
+import jax, jax.numpy as jnp
+import planner
+
+X = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+
+def good(): return lambda x: x @ x, (X,)
+def nothing(): return None
+def three(): return 1, 2, 3
+def not_args(): return (lambda x: x), X
+def raises(): return [][1]
+def leaves(): raise SystemExit(7)
+def needs(x): return x
+def untraceable(): return (lambda x: 1 if x[0, 0] > 0 else 2), (X,)
+def text(): return (lambda x: x), ("text",)
+def too_many(): return (lambda x: x), (X, X)
+def odd_keyword(): return (lambda x: x), (X,), {"colour": 1}
+def odd_options(): return (lambda x: x), (X,), {"options": {"check": "never"}}
+def odd_mesh(): return (lambda x: x), (X,), {"mesh": 3}
+def odd_devices(): return (lambda x: x), (X,), {"devices": "cpu"}
+def odd_pins(): return (lambda x: x), (X,), {"pins": [1]}
+value = 3
+"""
+FILES = {
+    "program.py": PROGRAM,
+    "broken.py": "def (",
+    "raising.py": "1 / 0",
+    "leaving.py": "import sys; sys.exit(3)",
+    "empty.py": "",
+    "text.json": "once upon a time",
+    "other.json": '{"format": "something else"}',
+    "deep.json": "[" * 100_000,
+    "bytes.json": "\udcff",
+}
+PLANNING = ("search", "pareto")
+GOOD = "program.py:good --topology v5e:2x2"
+OF_BOTH = (
+    "program.py", ":good", "program.py:", "none.py:good", "folder:good", "text.json:good", "program.py:absent",
+    "program.py:value", "broken.py:f", "raising.py:f", "leaving.py:f", "empty.py:f", f"{'a' * 300}:good",
+    *(f"program.py:{name} --topology v5e:2x2" for name in (
+        "nothing", "three", "not_args", "raises", "leaves", "needs", "untraceable", "text", "too_many", "odd_keyword",
+        "odd_options", "odd_mesh", "odd_devices", "odd_pins",
+    )),
+    "program.py:good --topology nonsense", "program.py:good --topology v5e:", "program.py:good --topology v5e:0x4",
+    "program.py:good --topology v5e:99x99", f"program.py:good --topology cpu:{'9' * 5000}", "program.py:good --topology ",
+    f"{GOOD} --mesh x=0", f"{GOOD} --mesh x=3", f"{GOOD} --mesh x=64", f"{GOOD} --mesh x", f"{GOOD} --mesh x=2,x=2",
+    f"{GOOD} --mesh x={'9' * 300}", f"{GOOD} --mesh ",
+    f"{GOOD} --memory 0", f"{GOOD} --memory -1", f"{GOOD} --memory lots", f"{GOOD} --memory nan", f"{GOOD} --memory 1B",
+    f"{GOOD} --pin x", f"{GOOD} --pin x=(y", f"{GOOD} --pin none=x", f"{GOOD} --pin x=absent", f"{GOOD} --pin x=x,y,z",
+    f"{GOOD} --pin x=x,x",
+    f"{GOOD} --donate 9", f"{GOOD} --donate -1", f"{GOOD} --donate a", f"{GOOD} --static 9",
+    f"{GOOD} --static 0 --donate 0",
+    f"{GOOD} --time-limit 0", f"{GOOD} --time-limit nan", f"{GOOD} --time-limit soon", f"{GOOD} --check maybe",
+    f"{GOOD} --refine maybe", f"{GOOD} --cost-model guessed", f"{GOOD} --max-axes 0", f"{GOOD} --max-axes 9",
+    f"{GOOD} --seed -1", f"{GOOD} --seed x", f"{GOOD} --while-trips 0", f"{GOOD} --while-trips nan",
+    f"{GOOD} --cost-model measured --profile none.json", f"{GOOD} --cost-model measured --profile text.json",
+    f"{GOOD} --cost-model measured --profile folder", f"{GOOD} --objective beauty", f"{GOOD} --cache text.json",
+    f"{GOOD} --absent", "program.py:odd_pins --topology v5e:2x2 --pin x=x", "",
+)  # fmt: skip
+CASES = (
+    *(f"{command} {words}" for command in PLANNING for words in OF_BOTH),
+    f"search {GOOD} -o folder", f"search {GOOD} -o none/of/these",
+    f"pareto {GOOD} -o text.json", f"pareto {GOOD} --points 0", f"pareto {GOOD} --points x",
+    f"pareto {GOOD} --refine compile",
+    f"pareto {GOOD} --objective memory",
+    "show", "show none.json", "show folder", "show text.json", "show other.json", "show deep.json", "show bytes.json",
+    f"show {'a' * 300}", "show a b",
+    "calibrate --budget 0", "calibrate --budget -1", "calibrate --budget nan", "calibrate --budget x",
+    "calibrate --devices 0", "calibrate --devices -1", "calibrate --devices 99", "calibrate --devices x",
+    "calibrate --seed -1", "calibrate --compiler nonsense", "calibrate --compiler v5e:0x0", "calibrate --compiler h100:8",
+    "calibrate -o folder",
+    "", "absent", "--absent",
+)  # fmt: skip
+HINT = re.compile(r"; |\buse\b|\bgive\b|\bmake\b|\bwrite\b|\bchoose from\b|required|unrecognized|invalid|expected|see ")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current folder, with programs and files that are none."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("planner.cli.main.calibrate", lambda *_, **__: pytest.fail("measures"))
+    (tmp_path / "folder").mkdir()
+    before = set(sys.modules)
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text, encoding="utf-8", errors="surrogateescape")
+    yield tmp_path
+    for name in {"program", "program_to_plan", "empty"} - before:
+        sys.modules.pop(name, None)
+
+
+def test_what_is_printed_for_programs_parses(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*f"pareto {GOOD} --points 2 --check never --json".split()]) == 0
+    assert json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("words", CASES, ids=lambda words: words[:60])
+def test_bad_input_is_told_in_a_sentence(words: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = main(words.split(" ") if words else [])
+    except SystemExit as stopped:
+        code = stopped.code
+    err = capsys.readouterr().err
+    told = [line for line in err.splitlines() if re.match(r"meshwright( \w+)?: error: ", line)]
+    assert code == 2, err[-500:]
+    assert len(told) == 1
+    assert told[0] == err.splitlines()[-1]
+    assert HINT.search(told[0]), told[0]
+    assert len(told[0]) < 1500
+    assert "Traceback" not in err
