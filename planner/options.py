@@ -37,6 +37,10 @@ class Progress:
 GAP = 1e-3
 """What no cost model tells apart."""
 
+Recompute = Literal["auto", "as written", "none", "full"]
+RECOMPUTES = ("auto", "as written", "none", "full")
+"""What is said of values that a backward pass reads of its forward pass."""
+
 Check = Literal["auto", "always", "never"]
 CHECKS = ("auto", "always", "never")
 COST_MODELS = ("analytic", "measured")
@@ -59,6 +63,9 @@ class Options:
     with the package for v4, v5e and v5p. The notes say which it is.
     `gap`: the part of the value within which the best plan under a memory limit is proven to be the best; where it is less,
     the search goes on, while the time lasts, only until it is that.
+    `recompute`: which values of the forward pass are saved for the backward pass, and which are computed again: "auto"
+    chooses, where that gains 2 % or lets a plan fit, and says so; "as written" keeps to the program and its
+    `jax.checkpoint`s; "none" saves everything, "full" computes again whatever can be.
     `seed`: of everything random in the solver and in verification.
     `max_axes`: most mesh axes searched. `while_trips`: trip count assumed for loops whose counter does not say it, or
     a mapping from patterns over their source lines (`*/solve.py:12`, as the plan's notes print them) to trip counts.
@@ -87,6 +94,7 @@ class Options:
     cost_model: Literal["analytic", "measured"] = "analytic"
     profile: str | None = None
     gap: float = GAP
+    recompute: Recompute = "auto"
     seed: int = 0
     max_axes: int = 3
     while_trips: float | Mapping[str, float] = 1.0
@@ -104,6 +112,9 @@ class Options:
         _require(_number(self.time_limit_s) and self.time_limit_s > 0, "time_limit_s", self.time_limit_s, "seconds > 0")
         _require(self.profile is None or isinstance(self.profile, str), "profile", self.profile, "a path, or None")
         _require(_number(self.gap) and 0 <= self.gap < 1, "gap", self.gap, "a part of the value: 0 <= gap < 1")
+        _require(
+            self.recompute in RECOMPUTES, "recompute", self.recompute, f"one of {', '.join(map(repr, RECOMPUTES))}"
+        )
         _require(type(self.seed) is int and self.seed >= 0, "seed", self.seed, "an integer of 0 or more")
         _require(self.max_axes in (1, 2, 3), "max_axes", self.max_axes, "1, 2 or 3")
         hints = self.while_trips.values() if isinstance(self.while_trips, Mapping) else (self.while_trips,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -134,8 +135,9 @@ class Session:
         options: Options,
         without: Collection[str] = (),
         explained: bool = True,
+        below: float = math.inf,
     ) -> Found:
-        """The plans for these meshes, best first, but for those named in `without`.
+        """The plans for these meshes, best first, but for those named in `without`, and for those not `below` a value.
 
         Raises: PinError, InfeasibleError where the pins fit no mesh, or nothing fits the limit; why is sought if
         `explained`.
@@ -151,5 +153,6 @@ class Session:
             unit=UNITS[self.request.objective],
             share=options.share_layers,
             explained=explained,
+            below=below,
         )
         return search(usable, self, asked)

@@ -7,9 +7,10 @@ from dataclasses import replace
 from planner.errors import ArgumentError
 from planner.forms.batch import Refused, batch_of
 from planner.program.batch_parts import Batch
-from planner.program.form import Form
+from planner.program.form import AS_WRITTEN, Form
 from planner.program.jaxpr.microbatched import microbatched
 from planner.program.jaxpr.parts_of_bodies import NotInParts
+from planner.program.jaxpr.recomputed import crossings, with_saved
 from planner.program.traced import Program
 
 
@@ -18,20 +19,45 @@ def formed(program: Program, form: Form) -> Program:
 
     Raises: ArgumentError where the program cannot be computed so.
     """
-    if form == program.form:
+    if form == AS_WRITTEN:
         return program
+    in_parts = (
+        program if form.microbatches == 1 else replace(program, jaxpr=_in_microbatches(program, form.microbatches))
+    )
+    saving = _saving(in_parts, form)
+    return replace(saving, form=form, written=program.jaxpr)
+
+
+def _in_microbatches(program: Program, count: int) -> object:
+    """The jaxpr of a program in so many microbatches. Raises: ArgumentError."""
     batch = batch_of(program)
-    why = refusal(batch, form.microbatches)
+    why = refusal(batch, count)
     if isinstance(batch, Refused) or why:
-        raise ArgumentError(f"{program.function_name} cannot run as {form.microbatches} microbatches: {why}")
+        raise ArgumentError(f"{program.function_name} cannot run as {count} microbatches: {why}")
     try:
-        jaxpr = microbatched(batch, form.microbatches)
+        return microbatched(batch, count)
     except NotInParts as error:
         raise ArgumentError(
-            f"{program.function_name} cannot run as {form.microbatches} microbatches: how an op is computed on a part of "
+            f"{program.function_name} cannot run as {count} microbatches: how an op is computed on a part of "
             f"the batch is not known ({error}); leave microbatches out"
         ) from error
-    return replace(program, jaxpr=jaxpr, form=form, written=program.jaxpr)
+
+
+def _saving(program: Program, form: Form) -> Program:
+    """A program whose backward passes are handed what a form says. Raises: ArgumentError."""
+    saved = {position: chosen for position, chosen in enumerate(form.saved) if chosen is not None}
+    found = crossings(program) if saved else ()
+    wrong = [at for at, chosen in saved.items() if at >= len(found) or not _within(chosen, len(found[at].values))]
+    if wrong:
+        raise ArgumentError(
+            f"{program.function_name} has no such values to save for its backward pass {wrong[0]}: the plan is another "
+            "program's, or another release's; make it again"
+        )
+    return with_saved(program, saved) if saved else program
+
+
+def _within(chosen: tuple[int, ...], count: int) -> bool:
+    return all(0 <= position < count for position in chosen)
 
 
 def refusal(batch: Batch | Refused, count: int) -> str:

@@ -17,9 +17,11 @@ from planner.errors import CompileError, InfeasibleError, PinError
 from planner.one_mesh.mesh import Shape, mesh_words
 from planner.options import Options
 from planner.plans.answer import Answer
+from planner.plans.best_form import searched
 from planner.plans.checks import why_not_compiled
 from planner.plans.decide import decide
-from planner.plans.memory_limits import room_note, search_judged
+from planner.plans.memory_limits import room_note
+from planner.plans.sessions import Sessions
 from planner.search.fewer_devices import on_fewer_devices
 from planner.search.meshes import Found
 from planner.session import Session
@@ -32,7 +34,7 @@ JUDGED = "nothing is predicted to fit: the compiler finds that this plan does, a
 
 
 def attempts(
-    session: Session,
+    sessions: Sessions,
     meshes: Sequence[Shape],
     options: Options,
     *,
@@ -43,7 +45,7 @@ def attempts(
     Raises: PinError, InfeasibleError where there is none, or none that fits by its compiler; CompileError once all were
     dropped.
     """
-    run = _Run(session=session, meshes=meshes, options=options, notes=tuple(notes))
+    run = _Run(sessions=sessions, session=sessions.base, meshes=meshes, options=options, notes=tuple(notes))
     found: Found | None = run.first()
     while found is not None and len(run.tried) <= FALLBACKS:
         answer = yield run.decision(found)
@@ -70,7 +72,7 @@ def attempts(
 
 @dataclass(kw_only=True)
 class _Run:
-    """What was tried in one call, and what became of it.
+    """What was tried in one call, and what became of it; `session` is that of the form in which the program is planned.
 
     `limit_bytes` is what the next plan may promise to take, `most_bytes` what any may. `none_fits` says why none is
     predicted to fit, where a compiler is asked about plans above the limit. `dropped` says by mesh why nothing more is
@@ -78,6 +80,7 @@ class _Run:
     seconds of their schedules; `short` the bytes that those would need which do not fit.
     """
 
+    sessions: Sessions
     session: Session
     meshes: Sequence[Shape]
     options: Options
@@ -94,18 +97,20 @@ class _Run:
     short: list[float] = field(default_factory=list[float])
 
     def first(self) -> Found:
-        """The best plans. Raises: PinError, InfeasibleError."""
+        """The best plans, in the best form. Raises: PinError, InfeasibleError."""
         target, options = self.session.target, self.options
-        found, self.limit_bytes, self.none_fits = search_judged(
-            self.session,
+        best = searched(
+            self.sessions,
             self.meshes,
             options,
             # The CPU's compiler has no limit to keep to, and its peak is not trustworthy.
             judged=lambda: target.platform != "cpu" and not why_not_compiled(target, options),
         )
+        self.session, self.limit_bytes, self.none_fits = best.session, best.limit_bytes, best.none_fits
+        self.notes = (*self.notes, *best.notes)
         self.most_bytes = max(self.limit_bytes, self.session.request.memory_limit)
-        self.bound = found.bound
-        return found
+        self.bound = best.found.bound
+        return best.found
 
     def decision(self, found: Found) -> Decision:
         """The best plan found, in the program's own terms."""

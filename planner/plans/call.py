@@ -64,7 +64,8 @@ class Call:
         program = session.program
         leaves = jax.tree.leaves([self.args[i] for i in program.dynamic_argnums])
         values = (*leaves, *program.constants)
-        return proposals(session, self.ready.meshes, options, notes=(*self.ready.notes, *notes), values=values)
+        notes = (*self.ready.notes, *notes)
+        return proposals(self.sessions.starting(session), self.ready.meshes, options, notes=notes, values=values)
 
     def plan_of(self, decision: Decision) -> Plan:
         """A decision bound to the function and the devices."""

@@ -14,6 +14,7 @@ from planner.forms.formed import formed
 from planner.one_mesh.mesh import Shape
 from planner.options import Options
 from planner.plans.answer import Answer
+from planner.plans.best_form import searched
 from planner.plans.sessions import Sessions
 from planner.program.form import Form
 from planner.session import Session
@@ -93,9 +94,9 @@ def _fitting(sessions: Sessions, meshes: Sequence[Shape], options: Options, coun
         if len(found) == MORE:
             break
         with suppress(ArgumentError, InfeasibleError):
-            session = sessions.of(Form(microbatches=count))
-            best = session.search(meshes, limit_bytes=session.request.memory_limit, options=options, explained=False)
-            found.append((best.candidates[0].value, count))
+            start = sessions.starting(sessions.of(Form(microbatches=count)))
+            best = searched(start, meshes, options, judged=lambda: False)
+            found.append((best.found.candidates[0].value, count))
     return min(found)[1] if found else None
 
 

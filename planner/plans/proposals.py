@@ -12,11 +12,12 @@ from planner.decision import Decision
 from planner.options import Options
 from planner.plans.answer import Answer
 from planner.plans.attempts import FALLBACKS, attempts
-from planner.plans.memory_limits import search_judged
+from planner.plans.best_form import searched
 from planner.plans.refining.judges import CompilerJudge, Emits, Judge, why_no_compiler
 from planner.plans.refining.measuring import MeasuringJudge, why_not_measured
 from planner.plans.refining.prospects import Prospects
 from planner.plans.refining.refine import Clock, Result, refine
+from planner.plans.sessions import Sessions
 from planner.rules.op_work import op_flops
 from planner.session import Session
 from planner.solver.deadline import Deadline
@@ -28,7 +29,7 @@ REFINING_SHARE = 0.5
 
 
 def proposals(
-    session: Session,
+    sessions: Sessions,
     meshes: Sequence[Mapping[str, int]],
     options: Options,
     *,
@@ -41,11 +42,11 @@ def proposals(
     """
     how = options.refine
     if how == "never":
-        yield from attempts(session, meshes, options, notes=notes)
+        yield from attempts(sessions, meshes, options, notes=notes)
         return
-    refined = _refined(session, meshes, options, values, how)
+    refined = _refined(sessions, meshes, options, values, how)
     if isinstance(refined, str):
-        yield from attempts(session, meshes, options, notes=(*notes, refined))
+        yield from attempts(sessions, meshes, options, notes=(*notes, refined))
         return
     dropped: list[str] = []
     for decision in refined.decisions[: FALLBACKS + 1]:
@@ -56,28 +57,30 @@ def proposals(
             yield proposed
         dropped.append(f"the plan on the mesh {dict(decision.mesh_shape)} failed: {answer.dropped}")
     note = f"none of the plans tried is taken ({refined.refined.ended}): this is the best by predictions alone"
-    rest = attempts(session, meshes, options, notes=(*notes, *dropped, note))
+    rest = attempts(sessions, meshes, options, notes=(*notes, *dropped, note))
     following = next(rest)
     while True:
         following = rest.send((yield replace(following, refined=refined.refined)))
 
 
 def _refined(
-    session: Session,
+    sessions: Sessions,
     meshes: Sequence[Mapping[str, int]],
     options: Options,
     values: Sequence[Any],
     how: Literal["compile", "measure"],
 ) -> Result | str:
     """The plans tried, best first; or why none could be."""
-    began, limit = time.monotonic(), session.request.memory_limit
-    emits = Emits(program=session.program, target=session.target, graph=session.graph)
+    began, session = time.monotonic(), sessions.base
+    limit = session.request.memory_limit
     why = why_no_compiler(session.target) if how == "compile" else ""
     if how == "measure":
         why = why_not_measured(session.program, session.target, _flops(session), options)
     if why:
         return f"the plan is not refined: {why}"
-    found, _, _ = search_judged(session, meshes, options, judged=lambda: how == "compile")
+    best = searched(sessions, meshes, options, judged=lambda: how == "compile")
+    session, found = best.session, best.found
+    emits = Emits(program=session.program, target=session.target, graph=session.graph)
     clock = Clock(
         began=began,
         soft=Deadline(began + REFINING_SHARE * options.time_limit_s),
@@ -92,8 +95,8 @@ def _refined(
         else:
             judge = MeasuringJudge(emits, values, clock.soft)
         result = refine(found.candidates, meshes, prospects, judge, clock, how=how, limit_bytes=limit)
-    told = tuple(prospects.certified(decision, found) for decision in result.decisions[: FALLBACKS + 1])
-    return replace(result, decisions=told)
+    told = [prospects.certified(decision, found) for decision in result.decisions[: FALLBACKS + 1]]
+    return replace(result, decisions=tuple(replace(one, notes=(*one.notes, *best.notes)) for one in told))
 
 
 def _flops(session: Session) -> float:

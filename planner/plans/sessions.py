@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import cached_property
 from typing import final
 
@@ -17,16 +18,25 @@ from planner.session import Session
 
 @final
 class Sessions:
-    """A session for each form of a program, on a target and for a request, made when it is first asked for."""
+    """A session for each form of a program, on a target and for a request, made when it is first asked for.
+
+    `made` are those that there are, for whatever is asked of them; `beginning` is the form to begin with.
+    """
 
     def __init__(self, *, program: Program, target: Target, request: Request) -> None:
         self.program, self.target, self.request = program, target, request
-        self._made: dict[Form, Session] = {}
+        self.made: dict[Form, Session] = {}
+        self.beginning = program.form
 
     @property
     def written(self) -> Session:
         """That of the program as it is. Raises: PinError."""
         return self.of(self.program.form)
+
+    @property
+    def base(self) -> Session:
+        """That of the form to begin with. Raises: PinError."""
+        return self.of(self.beginning)
 
     @cached_property
     def batch(self) -> Batch | Refused:
@@ -35,8 +45,14 @@ class Sessions:
 
     def of(self, form: Form) -> Session:
         """The session of the program in a form. Raises: ArgumentError where it cannot be computed so, PinError."""
-        found = self._made.get(form)
+        found = self.made.get(form)
         if found is None:
             found = Session(program=formed(self.program, form), target=self.target, request=self.request)
-            self._made[form] = found
+            self.made[form] = found
+        return found.asking(objective=self.request.objective, memory_limit=self.request.memory_limit)
+
+    def starting(self, session: Session) -> Sessions:
+        """The same sessions, for what another asks, beginning with its form."""
+        found = copy.copy(self)
+        found.request, found.beginning = session.request, session.program.form
         return found

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
     """How a program is computed other than as written. The defaults are: as written.
 
-    `microbatches`: in how many passes over equal parts of the batch, whose sums are added up.
+    `microbatches`: in how many passes over equal parts of the batch, whose sums are added up. `saved`: which values are
+    saved for each of the backward loops of the program in microbatches, as positions in its `crossings`; what else it
+    needs of its forward loop is computed again. An entry of None leaves a loop as written, and so does one that is missing.
     """
 
     microbatches: int = 1
+    saved: tuple[tuple[int, ...] | None, ...] = ()
+
+    @staticmethod
+    def of(record: Mapping[str, Any]) -> Form:
+        """A form from its record in a plan file. Raises: TypeError, ValueError where it is none."""
+        given = dict(record)
+        saved: list[list[int] | None] = given.pop("saved", [])
+        return Form(**given, saved=tuple(None if one is None else tuple(map(int, one)) for one in saved))
 
 
 AS_WRITTEN = Form()

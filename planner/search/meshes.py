@@ -53,7 +53,8 @@ class Asked:
 
     `gap` is what may be left between the best plan within the limit and the bound, as a part of the value, `seed` that of
     heuristics; `share` says whether layers share their decisions (see `quotient`), `explained` whether the error that
-    nothing fits says why. `unit` is that of the values told to `progress`.
+    nothing fits says why. `unit` is that of the values told to `progress`. Only plans of a value `below` what is known
+    already are sought.
     """
 
     limit_bytes: float
@@ -65,10 +66,11 @@ class Asked:
     progress: Callable[[Progress], object] | None = None
     unit: Unit = "s"
     explained: bool = True
+    below: float = math.inf
 
 
 def search(meshes: Sequence[Mapping[str, int]], program: States, asked: Asked) -> Found:
-    """The plans for these meshes, best first.
+    """The plans for these meshes, best first; none where none is below what is asked for.
 
     Raises: InfeasibleError when no mesh has a plan within the limit; where that is asked for it names what needs the most
     and the least memory that would do.
@@ -102,6 +104,9 @@ def search(meshes: Sequence[Mapping[str, int]], program: States, asked: Asked) -
         run.tell(tried + 1, shape)
     run.take_up()
     run.close()
+    bound = min(run.bounds.values())
+    if not run.candidates and len(run.over) < len(meshes) and asked.below < math.inf:
+        return Found(candidates=(), bound=bound, seconds=time.monotonic() - start, notes=tuple(run.notes))
     if not run.candidates and not asked.explained:
         raise InfeasibleError(f"no plan fits {quantity(limit_bytes, 'B')} per device")
     if not run.candidates:
@@ -111,7 +116,7 @@ def search(meshes: Sequence[Mapping[str, int]], program: States, asked: Asked) -
     shared = run.candidates[first].shared
     return Found(
         candidates=tuple(run.candidates[tried] for tried in order),
-        bound=min(run.bounds.values()),
+        bound=bound,
         seconds=time.monotonic() - start,
         notes=(*run.notes, *((shared,) if shared else ())),
     )
@@ -137,8 +142,8 @@ class _MeshSearch:
 
     @property
     def best(self) -> float:
-        """The least value of a plan."""
-        return min((found.value for found in self.candidates.values()), default=math.inf)
+        """The least value of a plan, or what plans are to be below of."""
+        return min((found.value for found in self.candidates.values()), default=self.asked.below)
 
     @property
     def first(self) -> int:

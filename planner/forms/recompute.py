@@ -1,0 +1,262 @@
+"""What to save and what to compute again: the choices along the front of time against memory, priced value by value.
+
+For a price of memory, the best choice is a minimum cut: a value that is needed is there if it is saved or computed again,
+and what is computed again needs its operands there. Both are implications between yes-or-no variables, so that the linear
+programme over them has whole solutions; with a budget of bytes it is a small integer programme. Prices are those of one
+chip that holds everything: of values that are split alike only the ratios matter, and what a choice is worth in a plan is
+told by planning it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import milp
+from scipy.sparse import coo_array, csr_array, vstack
+
+import cost_models
+from cost_models.hardware import Chip, Platform
+from planner.program.graph import Aval
+from planner.program.jaxpr.crossings import Crossing, Step, Value
+from planner.rules.primitives import PRIMITIVES
+from planner.units import quantity
+from planner.vectors import Floats
+
+FUSED_PASS: Mapping[Platform, float] = {"tpu": 0.1, "gpu": 0.5, "cpu": 1.0}
+"""Part of a pass over its result that an op costs which a compiler fuses with what reads it: a TPU's matmuls compute their
+operands on the way, a GPU's read some from memory."""
+ALIKE = 0.9
+"""Choices whose bytes differ by less than this are not both offered."""
+ALIKE_STEPS = 2
+"""Values of layers written out are of one kind if they are computed alike from values computed alike, so far back."""
+EVEN = 1e-12
+"""What it costs beside all else that a value is there: of what costs nothing, nothing is saved without need."""
+SOLVE_SECONDS = 2.0
+"""Most seconds for one choice within a budget; what is found by then is offered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Which values of every crossing are saved, and which computed again.
+
+    `bytes` are what the saved ones take on all devices, `flops` what is computed again in a call, `seconds` those of one
+    chip for computing again, and for writing and reading what is saved.
+    """
+
+    saved: tuple[tuple[int, ...], ...]
+    repeated: tuple[tuple[int, ...], ...]
+    bytes: float
+    flops: float
+    seconds: float
+
+
+def step_seconds(step: Step, chip: Chip) -> float:
+    """Seconds of a leaf of the program, as often as it runs, on one chip."""
+    made = sum(aval.bytes for aval in step.results)
+    row = PRIMITIVES.get(step.kind)
+    if row is not None and row.fused:
+        return step.runs * FUSED_PASS[chip.platform] * made / chip.hbm_bytes_per_s
+    flops = step_flops(step) / step.runs
+    rate = chip.peak(step.operands[0].dtype if step.operands else "float32", cost_models.engine(step.kind))
+    moved = made + sum(aval.bytes for aval in step.operands)
+    return step.runs * max(flops / rate, moved / chip.hbm_bytes_per_s)
+
+
+def step_flops(step: Step) -> float:
+    """Operations of a leaf of the program, as often as it runs."""
+    return step.runs * cost_models.flops(step.kind, _shapes(step.operands), _shapes(step.results), step.params)
+
+
+def _shapes(avals: Sequence[Aval]) -> list[tuple[int, ...]]:
+    return [aval.shape for aval in avals]
+
+
+class Front:
+    """The choices for the crossings of a program on a kind of chip."""
+
+    def __init__(self, crossings: Sequence[Crossing], chip: Chip) -> None:
+        self.crossings = crossings
+        self._values = [(crossing, value) for crossing in crossings for value in crossing.values]
+        self._first = np.cumsum([0, *(len(crossing.values) for crossing in crossings)])
+        self._bytes: Floats = np.array([value.aval.bytes * crossing.length for crossing, value in self._values])
+        self._again: Floats = np.array(
+            [
+                crossing.length * math.fsum(step_seconds(step, chip) for step in value.steps)
+                for crossing, value in self._values
+            ]
+        )
+        self._flops: Floats = np.array(
+            [crossing.length * math.fsum(map(step_flops, value.steps)) for crossing, value in self._values]
+        )
+        self._saving: Floats = 2 * self._bytes / chip.hbm_bytes_per_s
+
+    @cached_property
+    def _kinds(self) -> NDArray[np.int64]:
+        """For each value the number of its kind: layers written out choose alike, so that they are placed alike."""
+        numbers: dict[object, int] = {}
+        found: list[int] = []
+        for at, crossing in enumerate(self.crossings):
+            kinds: list[object] = [
+                (at, *self._own_kind(value)) if crossing.length == 1 else (at, i)
+                for i, value in enumerate(crossing.values)
+            ]
+            for _ in range(ALIKE_STEPS if crossing.length == 1 else 0):
+                before = [numbers.setdefault(kind, len(numbers)) for kind in kinds]
+                kinds = [
+                    (before[i], tuple(before[operand] for operand in value.operands))
+                    for i, value in enumerate(crossing.values)
+                ]
+            found += [numbers.setdefault(kind, len(numbers)) for kind in kinds]
+        return np.unique(np.array(found, np.int64), return_inverse=True)[1]
+
+    @staticmethod
+    def _own_kind(value: Value) -> tuple[object, ...]:
+        steps = tuple((step.kind, step.operands, step.results) for step in value.steps)
+        return steps, value.aval, value.needed, value.forward, value.repeatable, value.saved, value.repeated
+
+    @cached_property
+    def written(self) -> Choice:
+        """The program as it is written."""
+        saved = np.array([value.saved for _, value in self._values])
+        repeated = np.array([value.repeated for _, value in self._values])
+        return self._choice(saved, repeated)
+
+    @cached_property
+    def everything(self) -> Choice:
+        """All that the backward pass reads is saved, but for what is only another view of what is saved."""
+        heavy = np.array([not all(_is_view(step) for step in value.steps) for _, value in self._values])
+        return self._cut(again=np.where(heavy, self._again + self._saving.sum(), self._again))
+
+    @cached_property
+    def nothing(self) -> Choice:
+        """As little as can be is saved: whatever can be computed again is."""
+        return self._cut(saving=self._saving + self._bytes * (1 + self._again.sum()) / max(self._bytes.min(), 1.0))
+
+    def offered(self) -> tuple[Choice, ...]:
+        """The choices of the front, the fastest first: each takes at most half of the bytes of the one before."""
+        fastest, least = self._cut(), self.nothing
+        found, budget = [fastest], fastest.bytes / 2
+        while budget > least.bytes / ALIKE:
+            found.append(self._cut(budget=budget))
+            budget /= 2
+        found.append(least)
+        return fastest, *(after for before, after in pairwise(found) if after.bytes < ALIKE * before.bytes)
+
+    def _cut(self, *, again: Floats | None = None, saving: Floats | None = None, budget: float = math.inf) -> Choice:
+        """The choice of least seconds, at these prices if given, within so many bytes."""
+        of, count = self._kinds, int(self._kinds.max()) + 1
+        again_of = np.asarray(np.bincount(of, weights=self._again if again is None else again), np.float64)
+        saving_of = np.asarray(np.bincount(of, weights=self._saving if saving is None else saving), np.float64)
+        bytes_of = np.asarray(np.bincount(of, weights=self._bytes), np.float64)
+        # A kind is computed again (the first `count` variables), or there at all (the others): less one, it is saved.
+        costs, size = np.concatenate([again_of - saving_of, saving_of]), np.concatenate([-bytes_of, bytes_of])
+        needed, repeatable = np.zeros(count), np.ones(count)
+        np.maximum.at(needed, of, [float(value.needed) for _, value in self._values])
+        np.minimum.at(repeatable, of, [float(value.repeatable) for _, value in self._values])
+        lower, upper = np.concatenate([np.zeros(count), needed]), np.concatenate([repeatable, np.ones(count)])
+        rows, most = self._implications, np.zeros(self._implications.shape[0])
+        if math.isfinite(budget):
+            rows, most = vstack([rows, csr_array(size[None, :] / budget)]), np.append(most, 1.0)
+        scale = max(float(np.abs(costs).max()), 1e-300)
+        costs[count:] += EVEN * scale
+        found: Any = milp(
+            costs / scale,
+            constraints=(rows, np.full_like(most, -np.inf), most),
+            bounds=(lower, upper),
+            integrality=np.full(2 * count, float(math.isfinite(budget))),
+            options={"time_limit": SOLVE_SECONDS},
+        )
+        if found.x is None:
+            return self.nothing
+        repeated, there = (found.x[:count] > 0.5)[of], (found.x[count:] > 0.5)[of]
+        return self._choice(there & ~repeated, repeated)
+
+    @cached_property
+    def _implications(self) -> Any:
+        """Rows x_i - x_j <= 0, over the variables of `_cut`: what must hold if something does."""
+        of, count, pairs = self._kinds, int(self._kinds.max()) + 1, dict[tuple[int, int], None]()
+        for first, crossing in zip(self._first.tolist(), self.crossings, strict=False):
+            can = savable(crossing)
+            for value, own, is_savable in zip(crossing.values, of[first:], can, strict=False):
+                pairs[own, count + own] = None
+                pairs |= dict.fromkeys((own, count + of[first + operand]) for operand in value.operands)
+                if not is_savable:
+                    pairs[count + own, own] = None
+        numbers, ends = np.arange(len(pairs)), np.array(list(pairs)).T
+        signs = np.concatenate([np.ones(len(pairs)), -np.ones(len(pairs))])
+        places = (np.concatenate([numbers, numbers]), ends.reshape(-1))
+        return csr_array(coo_array((signs, places), shape=(len(pairs), 2 * count)))
+
+    def _choice(self, saved: np.ndarray, repeated: np.ndarray) -> Choice:
+        bounds = list(pairwise(self._first.tolist()))
+        return Choice(
+            saved=tuple(tuple(np.flatnonzero(saved[first:last]).tolist()) for first, last in bounds),
+            repeated=tuple(tuple(np.flatnonzero(repeated[first:last]).tolist()) for first, last in bounds),
+            bytes=float(self._bytes[saved].sum()),
+            flops=float(self._flops[repeated].sum()),
+            seconds=float(self._saving[saved].sum() + self._again[repeated].sum()),
+        )
+
+
+def savable(crossing: Crossing) -> list[bool]:
+    """Which values can be saved: those of the forward loop, and what passes along of them make.
+
+    What else only the backward loop computes would be computed in the forward loop beside an equal that is not known as
+    one.
+    """
+    found: list[bool] = []
+    for value in crossing.values:
+        passed = all(_is_fused(step) for step in value.steps)
+        found.append(value.forward or (crossing.moves and passed and all(found[i] for i in value.operands)))
+    return found
+
+
+MOST_NAMED = 6
+"""Values that the words of a choice name."""
+
+
+def words(crossings: Sequence[Crossing], choice: Choice, written: Choice, devices: int) -> str:
+    """What a choice is, beside the program as written: what is saved, what of that is more than a view is not."""
+    told: list[str] = []
+    for crossing, saved, repeated, before in zip(crossings, choice.saved, choice.repeated, written.saved, strict=True):
+        again = [crossing.values[i].name for i in repeated if not all(map(_is_fused, crossing.values[i].steps))]
+        kept = [crossing.values[i].name for i in sorted(saved, key=lambda i: -crossing.values[i].aval.bytes)]
+        read = sum(value.needed for value in crossing.values)
+        part = (
+            f"of {read} values that the backward pass reads of each of {crossing.length} passes {len(saved)} are saved"
+        )
+        told.append(
+            f"{part} ({_named(kept)}), as written {len(before)}; computed again: {_named(again) or 'nothing heavy'}"
+        )
+    more = (choice.bytes - written.bytes) / devices
+    memory = f"{quantity(abs(more), 'B')} {'more' if more >= 0 else 'less'} are saved per device than as written"
+    again, before = (quantity(one.flops / devices, "FLOP") for one in (choice, written))
+    return f"recomputation: {'; '.join(told)}; {memory}, {again} are computed again, {before} as written"
+
+
+def _named(names: Sequence[str]) -> str:
+    distinct = list(dict.fromkeys(names))
+    more = f" and {len(distinct) - MOST_NAMED} more" if len(distinct) > MOST_NAMED else ""
+    return ", ".join(distinct[:MOST_NAMED]) + more
+
+
+def program_seconds(steps: Iterator[Step], chip: Chip) -> float:
+    """What a whole program takes on one chip, at the prices of the front."""
+    return math.fsum(step_seconds(step, chip) for step in steps)
+
+
+def _is_fused(step: Step) -> bool:
+    row = PRIMITIVES.get(step.kind)
+    return row is not None and row.fused
+
+
+def _is_view(step: Step) -> bool:
+    """Whether an op computes nothing: it names, moves, converts or repeats."""
+    return _is_fused(step) and (step.kind == "convert_element_type" or step_flops(step) == 0)

@@ -1,0 +1,152 @@
+"""The best form: which values of the forward pass are saved, chosen by planning the program in several forms.
+
+`forms.recompute` offers choices from the fastest to the one that saves the least, priced without regard to placement. Each
+is planned, the fastest first, and only for plans better than the best so far, until one is none: what saves less computes
+more again, and what fits sooner is placed better. The program as written is kept unless another form gains enough.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from planner.errors import InfeasibleError, PinError
+from planner.forms.recompute import ALIKE, Choice, Front, program_seconds, words
+from planner.one_mesh.mesh import Shape
+from planner.options import Options
+from planner.plans.memory_limits import roomy_limit, search_judged
+from planner.plans.sessions import Sessions
+from planner.program.jaxpr.recomputed import crossings, program_steps
+from planner.search.meshes import Found
+from planner.session import Session
+
+GAIN = 0.02
+"""What another form must gain to be taken in the place of the program as written."""
+HOPE = 0.01
+"""Where the prices promise less than this part of the program's time, other forms are tried only if it does not fit."""
+TIGHT = 0.8
+"""From this part of the limit on, what is saved may be what keeps plans from being faster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Searched:
+    """The session of a program in the form that is best, the best plans of it, and what is to be told of the form.
+
+    `limit_bytes` is what the plans keep to; `none_fits` says why none is predicted to fit, where a compiler judges.
+    """
+
+    session: Session
+    found: Found
+    limit_bytes: float
+    none_fits: InfeasibleError | None = None
+    notes: tuple[str, ...] = ()
+
+
+def searched(sessions: Sessions, meshes: Sequence[Shape], options: Options, *, judged: Callable[[], bool]) -> Searched:
+    """The best plans of a program, in the form that is asked for, or the best one. Raises: PinError, InfeasibleError."""
+    written = sessions.base
+    found = () if options.recompute == "as written" else crossings(written.program)
+    front = Front(found, written.request.topology.chip) if found else None
+    if front is None:
+        return _as_asked(written, meshes, options, judged=judged)
+    if options.recompute != "auto":
+        choice = front.everything if options.recompute == "none" else front.nothing
+        session = sessions.of(replace(written.program.form, saved=choice.saved))
+        return _as_asked(session, meshes, options, judged=judged, notes=(_told(front, choice, meshes),))
+    run = _Comparison(sessions=sessions, meshes=meshes, options=options, front=front)
+    return run.best() or _as_asked(written, meshes, options, judged=judged)
+
+
+def _as_asked(
+    session: Session,
+    meshes: Sequence[Shape],
+    options: Options,
+    *,
+    judged: Callable[[], bool],
+    notes: tuple[str, ...] = (),
+) -> Searched:
+    """The best plans of a program in one form."""
+    found, limit, none_fits = search_judged(session, meshes, options, judged=judged)
+    return Searched(session=session, found=found, limit_bytes=limit, none_fits=none_fits, notes=notes)
+
+
+@dataclass(kw_only=True)
+class _Comparison:
+    """Plans of a program in several forms; `best_found` is the best so far, with the choice that it makes."""
+
+    sessions: Sessions
+    meshes: Sequence[Shape]
+    options: Options
+    front: Front
+    start: float = field(default_factory=time.monotonic)
+
+    def best(self) -> Searched | None:
+        """The best plans in the best form; None where none fits in any."""
+        written, front = self.sessions.base, self.front
+        offered = front.offered()
+        if written.request.objective == "memory":
+            return self._of_forms(offered[::-1], self._search(written, below=math.inf))
+        hoped = front.written.seconds - offered[0].seconds >= HOPE * self._seconds()
+        if hoped:
+            best = self._of_forms(offered, None)
+            return self._search(written, below=_value(best) * (1 + GAIN)) or best
+        as_written = self._search(written, below=math.inf)
+        if as_written is not None and as_written.found.candidates[0].peak_bytes < TIGHT * as_written.limit_bytes:
+            return as_written
+        less = [choice for choice in offered if choice.bytes < ALIKE * front.written.bytes]
+        return self._of_forms(less, as_written)
+
+    def _of_forms(self, offered: Sequence[Choice], as_written: Searched | None) -> Searched | None:
+        """The best plans with one of these choices, those as written where no other gains enough."""
+        best: Searched | None = None
+        for choice in offered:
+            if not self._may_fit(choice):
+                continue
+            below = min(_value(best), _value(as_written) * (1 - GAIN))
+            found = None
+            with suppress(PinError):  # of a value that this form does not have
+                found = self._search(
+                    self.sessions.of(replace(self.sessions.base.program.form, saved=choice.saved)), below=below
+                )
+            if found is None and best is not None:
+                break
+            if found is not None:
+                best = replace(found, notes=(_told(self.front, choice, self.meshes),))
+        return best or as_written
+
+    def _search(self, session: Session, *, below: float) -> Searched | None:
+        """The best plans of a program in one form, None where there is none below a value within the limit."""
+        limit = roomy_limit(session)
+        left = max(self.options.time_limit_s - (time.monotonic() - self.start), 1.0)
+        options = replace(self.options, time_limit_s=left)
+        with suppress(InfeasibleError):
+            found = session.search(self.meshes, limit_bytes=limit, options=options, explained=False, below=below)
+            return Searched(session=session, found=found, limit_bytes=limit) if found.candidates else None
+        return None
+
+    def _may_fit(self, choice: Choice) -> bool:
+        """Whether what is saved and the arguments fit, were all of it split evenly."""
+        written = self.sessions.base
+        devices = max(_size(mesh) for mesh in self.meshes)
+        arguments = sum(leaf.aval.bytes for leaf in written.program.arguments)
+        return (arguments + choice.bytes) / devices <= roomy_limit(written)
+
+    def _seconds(self) -> float:
+        written = self.sessions.base
+        return program_seconds(program_steps(written.program), written.request.topology.chip)
+
+
+def _value(searched: Searched | None) -> float:
+    return math.inf if searched is None else searched.found.candidates[0].value
+
+
+def _size(mesh: Shape) -> int:
+    return math.prod(mesh.values())
+
+
+def _told(front: Front, choice: Choice, meshes: Sequence[Shape]) -> str:
+    """What a plan says of the values that are computed again."""
+    return words(front.crossings, choice, front.written, max(map(_size, meshes)))

@@ -1,0 +1,87 @@
+"""Calls opened: the equations of `jit` and the like put in the place of the call, so that a body is one list of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import jax.extend.core as jex_core
+
+from planner.program.jaxpr.bodies import body_of, consts_of, fresh_var, opened, structure_of
+
+CALLS = frozenset(("jit", "pjit", "closed_call", "core_call", "eval_jaxpr"))
+"""Calls that say nothing but their name."""
+REMATS = frozenset(("remat2", "checkpoint"))
+
+
+def inlined(jaxpr: Any, *, remats: bool = False) -> Any:
+    """A body (open or closed) with the equations of its calls in their place, and of its outermost `remats` if asked.
+
+    Bodies of loops and branches stay as they are, and so do calls that name placements, or that hold constants.
+    """
+    body = opened(jaxpr)
+    renamed: dict[Any, Any] = {}
+    eqns = list(_inlined(body.eqns, renamed, remats))
+    new = body.replace(eqns=eqns, outvars=[_named(renamed, atom) for atom in body.outvars])
+    return new if jaxpr is body else jaxpr.replace(jaxpr=new)
+
+
+def _inlined(eqns: Iterable[Any], renamed: dict[Any, Any], remats: bool) -> Iterator[Any]:
+    """Equations, those of calls opened; `renamed` says what their variables are called now, and learns of more."""
+    for eqn in eqns:
+        operands = [_named(renamed, atom) for atom in eqn.invars]
+        inner = _body_of_call(eqn, remats)
+        if inner is None:
+            yield eqn.replace(invars=operands)
+            continue
+        body = opened(inner)
+        names: dict[Any, Any] = dict(zip(body.invars, operands, strict=True))
+        steps = [_renewed(step, names) for step in body.eqns]
+        # What a rematerialised body computes again within itself stays so.
+        yield from _inlined(_outside(steps, eqn), names, remats and eqn.primitive.name not in REMATS)
+        renamed.update(zip(eqn.outvars, [_named(names, atom) for atom in body.outvars], strict=True))
+
+
+def _body_of_call(eqn: Any, remats: bool) -> Any:
+    """The body that is put in the place of an equation, None where it stays."""
+    name = eqn.primitive.name
+    if name not in CALLS and not (remats and name in REMATS):
+        return None
+    structure = structure_of(eqn)
+    inner = None if structure is None else body_of(eqn, structure.bodies[0])
+    if inner is None or consts_of(inner) or opened(inner).constvars or _names_placements(eqn.params):
+        return None
+    return inner
+
+
+def _names_placements(params: Mapping[str, Any]) -> bool:
+    """Whether a call says how its operands or results are placed."""
+    said = (*params.get("in_shardings", ()), *params.get("out_shardings", ()))
+    return any(type(sharding).__name__ != "UnspecifiedValue" for sharding in said)
+
+
+def _renewed(eqn: Any, names: dict[Any, Any]) -> Any:
+    """An equation of a body, with variables of its own: the same body may be called twice."""
+    outvars: list[Any] = []
+    for var in eqn.outvars:
+        new = var if isinstance(var, jex_core.DropVar) else fresh_var(var)
+        if new is not var:
+            names[var] = new
+        outvars.append(new)
+    return eqn.replace(outvars=outvars)
+
+
+def _outside(eqns: Iterable[Any], call: Any) -> Iterator[Any]:
+    """The equations of a call with its names and, where they have none, its source line."""
+    outer = call.source_info
+    for eqn in eqns:
+        source = eqn.source_info
+        names = outer.name_stack + source.name_stack
+        yield eqn.replace(source_info=source.replace(traceback=source.traceback or outer.traceback, name_stack=names))
+
+
+def _named(renamed: Mapping[Any, Any], atom: Any) -> Any:
+    """What a variable is called now: that of a call's result may itself have been renamed."""
+    while not isinstance(atom, jex_core.Literal) and atom in renamed:
+        atom = renamed[atom]
+    return atom

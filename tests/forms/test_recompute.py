@@ -1,0 +1,61 @@
+"""The front of choices: what is saved, from the fastest to the least."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from cost_models import parse_topology
+from planner.forms.recompute import Front, words
+from planner.program.jaxpr.recomputed import crossings
+from planner.program.trace import trace
+from tests.forms.loops import PROGRAMS, arguments
+
+CHIP = parse_topology("v5e:4x4").chip
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_front_goes_from_fast_to_small(name: str) -> None:
+    front = Front(crossings(trace(PROGRAMS[name](), arguments())), CHIP)
+    offered = front.offered()
+    for before, after in pairwise(offered):
+        assert after.bytes < before.bytes
+        assert after.seconds >= before.seconds * (1 - 1e-9)
+    assert offered[0].seconds <= front.written.seconds * (1 + 1e-9)
+    assert offered[-1].bytes <= front.written.bytes * (1 + 1e-9)
+    assert front.everything.flops <= front.nothing.flops
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_choice_leaves_nothing_out(name: str) -> None:
+    found = crossings(trace(PROGRAMS[name](), arguments()))
+    front = Front(found, CHIP)
+    for choice in (*front.offered(), front.everything, front.nothing):
+        for crossing, saved, repeated in zip(found, choice.saved, choice.repeated, strict=True):
+            there = {*saved, *repeated}
+            assert not set(saved) & set(repeated)
+            assert {i for i, value in enumerate(crossing.values) if value.needed} <= there
+            for i in repeated:
+                assert crossing.values[i].repeatable
+                assert set(crossing.values[i].operands) <= there
+
+
+def test_everything_computes_no_matmul_again_and_nothing_all_of_them() -> None:
+    found = crossings(trace(PROGRAMS["checkpointed"](), arguments()))
+    front = Front(found, CHIP)
+
+    def matmuls(repeated: tuple[int, ...]) -> int:
+        return sum(step.kind == "dot_general" for i in repeated for step in found[0].values[i].steps)
+
+    assert matmuls(front.everything.repeated[0]) == 0
+    assert matmuls(front.nothing.repeated[0]) == matmuls(front.written.repeated[0]) == 1
+
+
+def test_words_name_what_is_saved_and_computed_again() -> None:
+    found = crossings(trace(PROGRAMS["checkpointed"](), arguments()))
+    front = Front(found, CHIP)
+    text = words(found, front.nothing, front.written, devices=8)
+    assert "3 passes" in text
+    assert "(carry)" in text
+    assert "dot_general" in text

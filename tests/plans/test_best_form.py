@@ -1,0 +1,93 @@
+"""Which values are saved for the backward pass is chosen with the placement."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import planner
+from planner.errors import ArgumentError, InfeasibleError
+from planner.options import Options
+from tests.forms.loops import PROGRAMS, arguments
+
+MESH = {"x": 2, "y": 2}
+UNCHECKED = Options(check="never")
+
+
+def _wide(layers: int = 4, width: int = 4096, batch: int = 8192, *, remat: bool) -> tuple[Any, Any]:
+    """A train step of wide layers, and arguments that are shapes only."""
+
+    def block(x: jax.Array, w: Any) -> tuple[jax.Array, None]:
+        return x + jax.nn.gelu(x @ w["up"]) @ w["down"], None
+
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        step = jax.checkpoint(block) if remat else block
+        return jnp.mean(jax.lax.scan(step, x, params)[0] ** 2)
+
+    def array(*shape: int) -> Any:
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+    params = {"up": array(layers, width, 4 * width), "down": array(layers, 4 * width, width)}
+    return jax.value_and_grad(loss), (params, array(batch, width))
+
+
+@pytest.mark.parametrize("how", ["as written", "none", "full", "auto"])
+def test_every_choice_computes_the_same(how: Any) -> None:
+    fn, args = PROGRAMS["checkpointed"](), arguments()
+    plan = planner.plan(fn, args, devices=jax.devices()[:4], mesh=MESH, options=Options(recompute=how))
+    for here, there in zip(jax.tree.leaves(plan(*args)), jax.tree.leaves(fn(*args)), strict=True):
+        np.testing.assert_allclose(here, there, rtol=1e-4, atol=1e-6)
+    assert bool(plan.decision.form.saved) == (how not in ("as written",)) or how == "auto"
+    assert plan.verify(*args).ok
+
+
+def test_a_checkpoint_that_memory_does_not_ask_for_is_lifted() -> None:
+    fn, args = _wide(remat=True)
+    written = planner.plan(fn, args, topology="v5e:2x2", options=Options(check="never", recompute="as written"))
+    chosen = planner.plan(fn, args, topology="v5e:2x2", options=UNCHECKED)
+    assert chosen.decision.form.saved
+    assert chosen.predicted.seconds < 0.95 * written.predicted.seconds
+    assert chosen.predicted.flops < 0.9 * written.predicted.flops
+    assert any(note.startswith("recomputation:") for note in chosen.notes)
+
+
+def test_what_does_not_fit_is_computed_again() -> None:
+    fn, args = _wide(layers=16, width=256, batch=4096, remat=False)
+    written = planner.plan(fn, args, topology="v5e:2x2", options=Options(check="never", recompute="as written"))
+    least = planner.plan(
+        fn, args, topology="v5e:2x2", objective="memory", options=Options(check="never", recompute="as written")
+    )
+    limit = 0.8 * least.predicted.peak_bytes
+    as_written = Options(check="never", recompute="as written", microbatches=1)
+    with pytest.raises(InfeasibleError):
+        planner.plan(fn, args, topology="v5e:2x2", memory_limit=limit, options=as_written)
+    fits = planner.plan(fn, args, topology="v5e:2x2", memory_limit=limit, options=UNCHECKED)
+    assert fits.predicted.peak_bytes <= limit
+    assert fits.predicted.flops > written.predicted.flops
+
+
+def test_a_program_that_fits_without_checkpoints_stays_as_written() -> None:
+    fn, args = _wide(remat=False)
+    plan = planner.plan(fn, args, topology="v5e:2x2", options=UNCHECKED)
+    assert not any(plan.decision.form.saved)
+
+
+def test_the_choice_is_saved_and_bound_again(tmp_path: Path) -> None:
+    fn, args = PROGRAMS["written_out_checkpointed"](), arguments()
+    plan = planner.plan(fn, args, devices=jax.devices()[:4], mesh=MESH, options=Options(recompute="none"))
+    plan.save(tmp_path / "plan.json")
+    again = planner.load(tmp_path / "plan.json").bind(fn, devices=jax.devices()[:4])
+    assert again.decision.form == plan.decision.form
+    assert plan.decision.form.saved
+    for here, there in zip(jax.tree.leaves(again(*args)), jax.tree.leaves(fn(*args)), strict=True):
+        np.testing.assert_allclose(here, there, rtol=1e-4, atol=1e-6)
+
+
+def test_unknown_words_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="as written"):
+        Options(recompute="some")  # pyright: ignore[reportArgumentType]
