@@ -10,17 +10,18 @@ import gzip
 import hashlib
 import importlib.metadata
 import json
-import os
 import signal
 import tempfile
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields
 from math import prod
 from pathlib import Path
 from typing import Any, final
 
 from planner.errors import ArgumentError
+from planner.files import write_whole
 from planner.verify.aot import AotReport, AotRequest, run_request
 from planner.verify.hlo.collectives import read_collectives
 from planner.verify.hlo.memory import CompiledMemory
@@ -104,7 +105,9 @@ class KeptReports:
         key = key_of(request)
         self._known[key] = _packed(report)
         if self._folder is not None:
-            _write(self._folder / _file_of(key), self._known[key])
+            # Where there is no room, it is kept for this process alone.
+            with suppress(OSError):
+                write_whole(self._folder / _file_of(key), self._known[key])
 
 
 def _file_of(key: str) -> str:
@@ -136,16 +139,3 @@ def _report(packed: bytes, num_devices: int) -> AotReport | None:
         return AotReport(**told)
     except (EOFError, OSError, ValueError, KeyError, TypeError, ArgumentError, zlib.error):
         return None
-
-
-def _write(path: Path, packed: bytes) -> None:
-    """Writes a file, whole or not at all; where there is no room, none."""
-    unfinished: str | None = None
-    try:
-        handle, unfinished = tempfile.mkstemp(dir=path.parent, suffix=".part")
-        with os.fdopen(handle, "wb") as file:
-            file.write(packed)
-        os.replace(unfinished, path)
-    except OSError:
-        if unfinished is not None:
-            Path(unfinished).unlink(missing_ok=True)
