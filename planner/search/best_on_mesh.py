@@ -17,7 +17,7 @@ from functools import cached_property
 
 from planner.one_mesh.instance import Instance
 from planner.one_mesh.memory import MemoryModel
-from planner.search.least_memory import Aim, least_memory
+from planner.search.least_memory import GAP, Aim, Least, least_memory
 from planner.search.narrow import narrow
 from planner.search.one_per_class import SharedInstance
 from planner.search.within_limit import OVER, LimitSearch, Within
@@ -29,6 +29,8 @@ from planner.solver.solution import Solution
 
 WORTHWHILE = 1e-6
 """A mesh tried later must be better by this share; simpler meshes come first and win ties."""
+FREE_SHARE = 0.3
+"""Part of the time for the best plan of least memory that the best plan of any may take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +52,7 @@ class Candidate:
 class Outcome:
     """What became of a mesh; `candidate` is None where nothing is better than the best so far, or nothing `fits`.
 
-    `open` is what is left to be searched under a memory limit.
+    `open` is what is left to be searched under a memory limit, `least` how the least peak was found, where that was sought.
     """
 
     candidate: Candidate | None
@@ -58,6 +60,7 @@ class Outcome:
     fits: bool = True
     note: str = ""
     open: Postponed | None = None
+    least: Least | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -180,20 +183,39 @@ def least_plan(instance: Instance, limit_bytes: float, budget: Budget, *, best: 
     floor = memory.floor_bytes()
     if floor >= best:
         return Outcome(candidate=None, bound=floor)
-    seconds = budget.seconds
-    free = solve_shared(instance.problem, budget)
-    if free.choice is None:
-        note = f"mesh {instance.mesh.shape}: nothing found within {seconds:.0f} s"
-        return Outcome(candidate=None, bound=0.0, note=note)
-    posed = Posed(whole=instance, memory=memory, free=free, steps=Chain(()))
-    if memory.profile(free.choice).max() == 0:
-        # Of a program without bytes every plan has the least peak; that of the least value is taken.
-        return posed.plan(free.choice, 0.0, 0.0, limited=False)
-    least = least_memory(memory, free.choice, Aim(good_bytes=min(best, limit_bytes)), budget)
+    start = [int(sizes.argmin()) for sizes in memory.average_bytes()]
+    # What could be better by less than the gap of a least peak is not sought.
+    good = min(best * (1 - GAP), limit_bytes)
+    least = least_memory(memory, start, Aim(good_bytes=good), budget)
     if least.peak_bytes > min(best * (1 - WORTHWHILE), limit_bytes):
         return Outcome(candidate=None, bound=least.bound, fits=least.peak_bytes <= limit_bytes)
-    search = LimitSearch(memory, free, least.peak_bytes)
-    search.by_prices(budget, cutoff=math.inf, least=least)
+    found = Candidate(
+        instance=instance,
+        choice=least.choice,
+        value=least.peak_bytes,
+        bound=least.bound,
+        peak_bytes=least.peak_bytes,
+    )
+    return Outcome(candidate=found, bound=least.bound, least=least)
+
+
+def best_of_peak(candidate: Candidate, least: Least, budget: Budget) -> Candidate:
+    """The best plan found in time of those that need no more than the least memory, as `least_plan` found it."""
+    memory = MemoryModel(instance=candidate.instance)
+    free = solve_shared(candidate.instance.problem, budget.within(FREE_SHARE * budget.seconds))
+    if free.choice is None:
+        return candidate
+    peak = least.peak_bytes
+    while True:
+        search = LimitSearch(memory, free, peak)
+        search.by_prices(budget, cutoff=math.inf, least=least)
+        lowest = min(search.met, key=lambda plan: float(plan.profile.max()))
+        if float(lowest.profile.max()) >= peak * (1 - WORTHWHILE):
+            break
+        # Prices have met a plan of still less memory.
+        peak = float(lowest.profile.max())
+        least = replace(least, choice=lowest.choice, peak_bytes=peak)
     found = search.by_rows(budget, cutoff=math.inf)
     choice = least.choice if found.choice is None else found.choice
-    return posed.plan(choice, least.peak_bytes, least.bound, limited=True)
+    shared = words(free, gap=1 - least.bound / max(peak, 1.0), limited=True)
+    return replace(candidate, choice=choice, value=peak, peak_bytes=peak, shared=shared)

@@ -2,11 +2,17 @@
 
     minimise over choices x   max over points t   usage_t(x)
 
-by multiplicative weights: for weights w over the points met so far, summing to 1, the least of sum_t w_t usage_t(x) is a
-lower bound of the smallest peak, and its x is tried; points that it uses much gain weight (Arora, Hazan & Kale 2012,
-https://doi.org/10.4086/toc.2012.v008a006). A small part of the weight lies on all points alike: without it, what is
-alive at none of the points met so far would be placed anyhow, and a long program would need as many rounds as it has
-layers. (There fetched copies are left out, which only lowers the bound.)
+For weights w over points of the schedule, summing to 1, the least of sum_t w_t usage_t(x) is a lower bound of the smallest
+peak, and its x is tried. The weights are found in two ways, in turn:
+
+- points that a plan uses much gain weight (multiplicative weights, Arora, Hazan & Kale 2012,
+  https://doi.org/10.4086/toc.2012.v008a006), which meets many different plans;
+- the duals of the least peak of a mixture of the plans met so far, in shares that sum to 1 (cutting planes, Kelley 1960,
+  https://doi.org/10.1137/0108053), which mostly ends after a few rounds: no weights prove more than that peak.
+
+A small part of the weight lies on all points alike: without it, what is alive at none of the points met so far would be
+placed anyhow, and a long program would need as many rounds as it has layers. (There fetched copies are left out, which only
+lowers the bound.)
 """
 
 from __future__ import annotations
@@ -14,8 +20,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
+from scipy.optimize import linprog
 
 from planner.one_mesh.memory import MemoryModel
 from planner.solver.budget import Budget
@@ -30,6 +38,13 @@ POINTS = 8
 """Points of the schedule that get a weight after a plan: those it uses most."""
 NEAR_LEAST = 0.9
 """They use at least this part of what the fullest uses."""
+SOLVED = 0.25
+"""Part of the gap that a problem at some weights may be left with."""
+CONVERGED = 0.6
+"""Part of the gap that the bound may be below the least peak of a mixture, more than which no weights prove.
+
+What the weight on all points leaves out and what problems are left with is about as much.
+"""
 EVERYWHERE = 0.003
 """Part of the weight that all points of the schedule share."""
 
@@ -60,7 +75,10 @@ class Aim:
 
 
 def least_memory(memory: MemoryModel, start: Sequence[int], aim: Aim, budget: Budget) -> Least:
-    """The plan of about the smallest peak memory, from the choice `start`, at a gap of 1 % or as far as it is aimed at."""
+    """The plan of about the smallest peak memory, from the choice `start`.
+
+    It ends at a gap of 1 %, as far as it is aimed at, or where no weights prove more.
+    """
     count = len(memory.instance.strategies)
     best, peak, bound = tuple(start[:count]), float(memory.profile(start).max()), memory.floor_bytes()
     bare = Problem(
@@ -72,8 +90,11 @@ def least_memory(memory: MemoryModel, start: Sequence[int], aim: Aim, budget: Bu
     known = {point: weight for point, weight in aim.weights.items() if weight > 0}
     gains = {point: math.log(weight / max(known.values())) for point, weight in known.items()}
     choice: Sequence[int] = best
+    met: list[Floats] = []
+    weights: dict[int, float] = {}
     for turn in range(WEIGHT_ROUNDS):
         profile = memory.profile(choice)
+        met.append(profile)
         top = int(profile.argmax())
         if turn or not known:
             _gain(gains, profile)
@@ -82,19 +103,20 @@ def least_memory(memory: MemoryModel, start: Sequence[int], aim: Aim, budget: Bu
         enough = bound >= aim.good_bytes or peak <= aim.enough_bytes
         if peak - bound <= GAP * peak or enough or budget.deadline.passed:
             break
-        shares = [(1 - EVERYWHERE) * share for share in _shares(gains)]
-        priced = memory.priced(bare, dict(zip(gains, shares, strict=True)), peak)
-        solution = solve_shared(priced, budget.afresh())
+        tried = _shares(gains)
+        if turn % 2:
+            mixed, duals = _mixture(met)
+            if bound >= (1 - CONVERGED * GAP) * mixed:
+                break
+            tried = duals or tried
+        prices = {point: (1 - EVERYWHERE) * share for point, share in tried.items()}
+        solution = solve_shared(memory.priced(bare, prices, peak), budget.afresh(), gap=SOLVED * GAP)
         if solution.choice is None:
             break
+        if solution.bound > bound or not weights:
+            weights = tried
         bound, choice = max(bound, solution.bound), solution.choice
-    shares = _shares(gains)
-    return Least(
-        choice=best,
-        peak_bytes=peak,
-        bound=min(bound, peak),
-        weights={point: float(share) for point, share in zip(gains, shares, strict=True)},
-    )
+    return Least(choice=best, peak_bytes=peak, bound=min(bound, peak), weights=weights or _shares(gains))
 
 
 def _gain(gains: dict[int, float], profile: Floats) -> None:
@@ -108,10 +130,44 @@ def _gain(gains: dict[int, float], profile: Floats) -> None:
         gains[point] += RATE * (float(profile[point]) / top - 1.0)
 
 
-def _shares(gains: Mapping[int, float]) -> list[float]:
+def _shares(gains: Mapping[int, float]) -> dict[int, float]:
+    """The weights that gains stand for."""
     highest = max(gains.values())
     weights = np.exp([gain - highest for gain in gains.values()])
-    return (weights / weights.sum()).tolist()
+    return dict(zip(gains, (weights / weights.sum()).tolist(), strict=True))
+
+
+def _mixture(met: Sequence[Floats]) -> tuple[float, dict[int, float]]:
+    """The least peak of a mixture of plans with these profiles, and the weights of the points that keep it from less.
+
+    The points are those where a mixture was found to be fuller than expected, one after the other.
+    """
+    use = np.stack(met)
+    scale = max(float(use.max()), 1.0)
+    use /= scale
+    points = sorted({int(line.argmax()) for line in use})
+    count = len(met)
+    while True:
+        answer: Any = linprog(
+            np.append(np.zeros(count), 1.0),
+            A_ub=np.hstack([use[:, points].T, -np.ones((len(points), 1))]),
+            b_ub=np.zeros(len(points)),
+            A_eq=np.append(np.ones(count), 0.0)[None, :],
+            b_eq=[1.0],
+            bounds=[(0.0, None)] * (count + 1),
+        )
+        if answer.x is None:
+            return math.inf, {}
+        full = np.asarray(answer.x)[:count] @ use
+        worst = int(full.argmax())
+        if full[worst] <= float(answer.fun) + 1e-9 or worst in points:
+            break
+        points.append(worst)
+    weights = np.maximum(-np.asarray(answer.ineqlin.marginals), 0.0)
+    if not weights.sum() > 0:
+        return float(answer.fun) * scale, {}
+    found = dict(zip(points, (weights / weights.sum()).tolist(), strict=True))
+    return float(answer.fun) * scale, {point: weight for point, weight in found.items() if weight > 0}
 
 
 def charged(limited: Problem, prices: Sequence[float]) -> Problem:

@@ -20,7 +20,8 @@ from planner.one_mesh.instance import Instance
 from planner.one_mesh.memory import whole_bytes
 from planner.options import GAP, Progress, Share, Unit
 from planner.rules.op_work import has_work_of_shapes
-from planner.search.best_on_mesh import WORTHWHILE, Candidate, Outcome, Postponed, free_plan, least_plan
+from planner.search.best_on_mesh import WORTHWHILE, Candidate, Outcome, Postponed, best_of_peak, free_plan, least_plan
+from planner.search.least_memory import Least
 from planner.search.no_fit import no_fit
 from planner.search.one_per_class import SharedInstance
 from planner.search.states import States
@@ -33,6 +34,10 @@ MESH_SHARE = 0.4
 """Part of the time left that one mesh may take: another may be better."""
 MESH_SECONDS = 1.0
 """What a mesh gets even where no time is left."""
+HASTENING = 3.0
+"""Time for the best of the plans of least memory, as a part of what finding the least memory took."""
+HASTENING_SECONDS = 2.0
+"""And at least so much."""
 SMALL_AXES = 2
 """Meshes of up to so many axes have small problems."""
 
@@ -107,6 +112,8 @@ def search(meshes: Sequence[Mapping[str, int]], program: States, asked: Asked) -
     bound = min(run.bounds.values())
     if not run.candidates and len(run.over) < len(meshes) and asked.below < math.inf:
         return Found(candidates=(), bound=bound, seconds=time.monotonic() - start, notes=tuple(run.notes))
+    if asked.minimise_memory and run.candidates:
+        run.hasten()
     if not run.candidates and not asked.explained:
         raise InfeasibleError(f"no plan fits {quantity(limit_bytes, 'B')} per device")
     if not run.candidates:
@@ -139,6 +146,7 @@ class _MeshSearch:
         self.over: set[int] = set()
         self.postponed: dict[int, Postponed] = {}
         self.open: dict[int, Postponed] = {}
+        self.least: dict[int, Least] = {}
 
     @property
     def best(self) -> float:
@@ -165,6 +173,8 @@ class _MeshSearch:
         self.notes += [outcome.note] if outcome.note else []
         if outcome.open is not None:
             self.open[tried] = outcome.open
+        if outcome.least is not None:
+            self.least[tried] = outcome.least
         if outcome.candidate is not None:
             self.candidates[tried] = outcome.candidate
         elif not outcome.fits:
@@ -189,6 +199,12 @@ class _MeshSearch:
             if self.bounds[tried] < cutoff and not late:
                 self.tell(tried, self.meshes[tried])
                 self.settle(tried, searched(mesh, self.budget(), cutoff=cutoff))
+
+    def hasten(self) -> None:
+        """Puts the best plan of the least peak in the place of any such plan."""
+        first, spent = self.first, time.monotonic() - self.start
+        budget = self.budget().within(max(HASTENING * spent, HASTENING_SECONDS))
+        self.candidates[first] = best_of_peak(self.candidates[first], self.least[first], budget)
 
     def tell(self, tried: int, shape: Mapping[str, int]) -> None:
         """Tells how far the search is."""

@@ -41,6 +41,10 @@ FIRST_ROUNDS = 10
 """Most prices added: the last makes memory two hundred times dearer than all else."""
 LOST = 2.0
 """Where every plan within the limit must cost so much more than those met, mostly nothing fits."""
+NEAR_LEAST = 0.99
+"""Limits of which the least memory takes so much are tight."""
+DEAR = 30.0
+"""What the whole limit costs at the first prices where it is tight, as a part of the value of the plan of least memory."""
 PRICE_ROUNDS = 12
 """Most prices tried."""
 PRICE_SECONDS = 5.0
@@ -113,8 +117,10 @@ class LimitSearch:
                     return Within(choice=None, value=math.inf, bound=bound, fits=False)
         known: dict[int, float] | None = None
         if least is not None:
-            self.meet(least.choice)
-            scale = abs(self.met[0].value) / self.limit
+            met = self.meet(least.choice)
+            # Hardly anything but the least memory fits where that is the limit, so it counts for more than all else.
+            tight = met.profile.max() >= NEAR_LEAST * self.limit
+            scale = (DEAR * abs(met.value) if tight else abs(self.met[0].value)) / self.limit
             known = {point: scale * weight for point, weight in least.weights.items()}
         if not self.finished:
             self.price(known)

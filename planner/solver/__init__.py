@@ -17,6 +17,6 @@ Every problem is made smaller, solved, and its choice led back (`smaller`). What
     brute, random                        when asked for by name, in tests                 the optimum; nothing
 
 `auto` composes them; other names in `METHODS` are single methods. Outside, `least_memory` prices points of the schedule by
-multiplicative weights to bound the least peak, and `within_limit` by growing prices, then by Dantzig and Wolfe's mixtures,
-each time with a problem without rows.
+multiplicative weights and by mixtures to bound the least peak, and `within_limit` by growing prices, then by Dantzig and
+Wolfe's mixtures, each time with a problem without rows.
 """
