@@ -9,14 +9,17 @@ from jax.sharding import PartitionSpec as P
 
 import planner
 from planner.errors import InfeasibleError
-from tests.small import NEVER, assert_same, shapes, train_args, train_step
+from tests.small import assert_same, shapes, train_args, train_step
 
 MESH = {"data": 8}
+AS_WRITTEN = planner.Options(check="never", microbatches=1)
 ARGS = train_args(width=128, batch=512)
 
 
 def _plan(memory_limit: float | None = None) -> planner.Plan:
-    return planner.plan(train_step, shapes(ARGS), mesh=MESH, donate_argnums=0, memory_limit=memory_limit, options=NEVER)
+    return planner.plan(
+        train_step, shapes(ARGS), mesh=MESH, donate_argnums=0, memory_limit=memory_limit, options=AS_WRITTEN
+    )
 
 
 def _state_bytes(p: planner.Plan) -> float:
@@ -78,4 +81,4 @@ def test_without_a_limit_a_device_has_what_its_chip_has() -> None:
         hbm_bytes_per_s=1e11,
     )
     with pytest.raises(InfeasibleError, match="no plan fits"):
-        planner.plan(train_step, shapes(ARGS), topology=small, mesh=MESH, options=NEVER)
+        planner.plan(train_step, shapes(ARGS), topology=small, mesh=MESH, options=AS_WRITTEN)

@@ -15,7 +15,9 @@ from planner.search.no_fit import conflict
 from planner.solver.budget import Budget
 from planner.solver.deadline import Deadline
 from planner.solver.problem import Problem, Row
-from tests.small import NEVER, shapes, train_args, train_step
+from tests.small import shapes, train_args, train_step
+
+AS_WRITTEN = planner.Options(check="never", microbatches=1)
 
 
 @dataclass
@@ -74,7 +76,7 @@ def test_nothing_is_named_where_nothing_conflicts() -> None:
 def test_the_error_names_points_of_the_users_program_and_what_would_do() -> None:
     args = train_args(width=128, batch=512)
     with pytest.raises(InfeasibleError, match="is above it in every plan") as caught:
-        planner.plan(train_step, shapes(args), mesh={"data": 8}, memory_limit=1e4, options=NEVER)
+        planner.plan(train_step, shapes(args), mesh={"data": 8}, memory_limit=1e4, options=AS_WRITTEN)
     error = caught.value
     assert len(error.conflict) == 1
     assert "small.py:" in error.conflict[0]
@@ -82,5 +84,7 @@ def test_the_error_names_points_of_the_users_program_and_what_would_do() -> None
     assert error.least_bytes is not None
     assert "needs less than" in str(error)
     with pytest.raises(InfeasibleError) as tighter:
-        planner.plan(train_step, shapes(args), mesh={"data": 8}, memory_limit=0.95 * error.least_bytes, options=NEVER)
+        planner.plan(
+            train_step, shapes(args), mesh={"data": 8}, memory_limit=0.95 * error.least_bytes, options=AS_WRITTEN
+        )
     assert tighter.value.least_bytes == pytest.approx(error.least_bytes, rel=0.02)
