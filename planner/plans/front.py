@@ -131,7 +131,7 @@ class Front(Sequence[Plan]):
         Raises: ImportError where matplotlib is not installed.
         """
         if ax is None:
-            _, ax = _pyplot().subplots()
+            _, ax = _pyplot().subplots(layout="constrained")
         peaks = [plan.predicted.peak_bytes for plan in self]
         costs = [cost_of(plan.decision, self.objective) for plan in self]
         # Between two plans nothing better is known than the one of less memory.

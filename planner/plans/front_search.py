@@ -36,6 +36,10 @@ TRIES = 2
 """Limits tried at most for each plan that is asked for."""
 LEAST_SECONDS = 1.0
 """What a search gets even where no time is left."""
+BETWEEN_TIMES = 6.0
+"""A search between the ends may take so many times as long as the longer of theirs: what is left is told as a gap."""
+BETWEEN_SECONDS = 8.0
+"""And at least so much."""
 T = TypeVar("T")
 
 BETWEEN = "a plan between the ends of a front"
@@ -96,6 +100,7 @@ class _Search:
         self.call, self.count = call, count
         self.asked = call.session.request
         self.deadline = Deadline.after(call.options.time_limit_s)
+        self.longest = 0.0
         self.points: list[_Point] = []
         self.notes: list[str] = []
 
@@ -121,8 +126,10 @@ class _Search:
         session = self.call.session.asking(objective=objective, memory_limit=self.asked.memory_limit)
         stage = "the least memory" if objective == "memory" else f"the least {objective}"
         options = self.options(END_SHARE * self.deadline.left(), stage)
-        proposed = self.call.proposed(session, options)
-        return self.point(proposed, next(proposed), reach=0.0, end=True)
+        proposed, began = self.call.proposed(session, options), time.monotonic()
+        found = self.point(proposed, next(proposed), reach=0.0, end=True)
+        self.longest = max(self.longest, time.monotonic() - began)
+        return found
 
     def between(self) -> None:
         """Adds points between the ends, until there are enough of them or nothing is left between."""
@@ -168,6 +175,7 @@ class _Search:
         """The point for a limit of memory; None where none is found in time."""
         session = self.call.session.asking(objective=self.asked.objective, memory_limit=limit)
         left = self.deadline.left() / max(self.count - len(self.points), 1)
+        left = min(left, max(BETWEEN_TIMES * self.longest, BETWEEN_SECONDS))
         options = self.options(left, f"at most {quantity(limit, 'B')}")
         # Above this limit nothing is to be sought, whatever a compiler says.
         proposed = self.call.proposed(session, replace(options, check="never"))
