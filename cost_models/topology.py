@@ -98,6 +98,11 @@ class Topology:
             link_latency_s=(self.chip.network_latency_s, *self.link_latency_s),
         )
 
+    def multiplied(self, times: int) -> Topology:
+        """So many times as large along its first physical dim: that many more nodes or slices, or a longer slice."""
+        shape = (times * self.shape[0], *self.shape[1:])
+        return dataclasses.replace(self, name=f"{times} times {self.name}", shape=shape)
+
     def megacore(self) -> Topology:
         """The same chips with one JAX device each, whose two cores work as one; itself where a chip is one device."""
         chip = self.chip

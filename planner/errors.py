@@ -1,5 +1,9 @@
 """Every error a user of the planner can meet; each message says what was wrong, the value got and what to do."""
 
+from __future__ import annotations
+
+from dataclasses import dataclass
+
 
 class PlannerError(Exception):
     """Base of all errors raised on purpose by the planner."""
@@ -25,18 +29,39 @@ class RuleError(PlannerError):
     """A sharding rule is malformed or does not fit the op it is given for."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What a user could do so that a plan fits, or comes nearer to it, in words that follow "you could".
+
+    In bytes per device, where they are known: what a plan needs then, or what this saves at most.
+    """
+
+    words: str
+    needs_bytes: float | None = None
+    saves_bytes: float | None = None
+
+
 class InfeasibleError(PlannerError):
     """No plan fits the memory limit or the pins; says what conflicts and the least memory that would do.
 
     `least_bytes` is that memory per device, None where it is not memory that conflicts or it was not found in time.
     `conflict` are the points of the schedule that cannot all be within the limit, in the user's names; none of them can
-    be left out. It is empty where the conflict was not found in time.
+    be left out. It is empty where the conflict was not found in time. `offers` are what could be done, also told in the
+    message.
     """
 
-    def __init__(self, message: str, *, least_bytes: float | None = None, conflict: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        least_bytes: float | None = None,
+        conflict: tuple[str, ...] = (),
+        offers: tuple[Offer, ...] = (),
+    ) -> None:
         super().__init__(message)
         self.least_bytes = least_bytes
         self.conflict = conflict
+        self.offers = offers
 
 
 class PlanFileError(PlannerError):

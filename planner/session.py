@@ -106,6 +106,15 @@ class Session:
         shared = self.shared(shape)
         return state(self.model, self._terms(shape)) if shared is None else shared.whole()
 
+    def on_more(self, times: int, shape: Shape) -> Instance:
+        """The problem on a mesh of so many times as many devices.
+
+        Raises: MeshError, PinError, InfeasibleError.
+        """
+        other = copy.copy(self)
+        other.request = replace(self.request, topology=self.request.topology.multiplied(times))
+        return other.instance(shape)
+
     def _terms(self, shape: Shape) -> Terms:
         """What the problem on one mesh is stated of. Raises: PinError."""
         topology, graph = self.request.topology, self.graph

@@ -17,14 +17,14 @@ import hashlib
 import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 import jax
 from jax._src import distributed  # the store has no public name
 
 from planner import errors
-from planner.errors import InfeasibleError, MeshError, PlannerError, ProcessError
+from planner.errors import InfeasibleError, MeshError, Offer, PlannerError, ProcessError
 
 ARRIVAL_S = 600.0
 """How long a process waits for the others to come to the first round of a call."""
@@ -174,7 +174,10 @@ def words_of(members: Sequence[int]) -> str:
 
 def _failure(error: BaseException, process: int) -> dict[str, Any]:
     """An error in words, for `_raise_failure` on other processes."""
-    more = {"least_bytes": error.least_bytes, "conflict": error.conflict} if isinstance(error, InfeasibleError) else {}
+    more: dict[str, Any] = {}
+    if isinstance(error, InfeasibleError):
+        offers = [asdict(offer) for offer in error.offers]
+        more = {"least_bytes": error.least_bytes, "conflict": error.conflict, "offers": offers}
     return {"process": process, "error": type(error).__name__, "message": str(error), "more": more}
 
 
@@ -187,7 +190,10 @@ def _raise_failure(told: Mapping[str, Any]) -> None:
     if kind is InfeasibleError:
         more = failed["more"]
         raise InfeasibleError(
-            failed["message"], least_bytes=more["least_bytes"], conflict=tuple(more["conflict"])
+            failed["message"],
+            least_bytes=more["least_bytes"],
+            conflict=tuple(more["conflict"]),
+            offers=tuple(Offer(**offer) for offer in more["offers"]),
         ) from None
     if isinstance(kind, type) and issubclass(kind, PlannerError):
         # One that was passed on already names its process.

@@ -218,6 +218,7 @@ class _Run:
                 f"predicted to need little more: {tried}",
                 least_bytes=self.none_fits.least_bytes,
                 conflict=self.none_fits.conflict,
+                offers=self.none_fits.offers,
             )
         return InfeasibleError(
             f"no plan fits {quantity(self.session.request.memory_limit, 'B')} per device by the compiler, of the "

@@ -102,4 +102,9 @@ def _fitting(sessions: Sessions, meshes: Sequence[Shape], options: Options, coun
 
 def _told(none_fits: InfeasibleError, more: str) -> InfeasibleError:
     """The error with a sentence more."""
-    return InfeasibleError(f"{none_fits}. {more}", least_bytes=none_fits.least_bytes, conflict=none_fits.conflict)
+    return InfeasibleError(
+        f"{none_fits}. {more}",
+        least_bytes=none_fits.least_bytes,
+        conflict=none_fits.conflict,
+        offers=none_fits.offers,
+    )

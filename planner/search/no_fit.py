@@ -9,16 +9,18 @@ left out in turn for as long as what is left cannot be.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from planner.errors import InfeasibleError
+from planner.errors import InfeasibleError, Offer
 from planner.one_mesh.chosen import Chosen
 from planner.one_mesh.donation import donations
 from planner.one_mesh.memory import MemoryModel
 from planner.search.least_memory import Aim, Least, charged, least_memory
+from planner.search.more_devices import more_devices
 from planner.search.states import States
 from planner.solver.budget import Budget
 from planner.solver.deadline import Deadline
@@ -30,6 +32,8 @@ from planner.units import quantity
 
 SECONDS = 4.0
 """Time for the least memory that would do: a mesh is not begun after it, nor a round of searching one."""
+LEAST_OFFER_SECONDS, OFFER_SECONDS = 0.5, 2.0
+"""Time for what could be done about it: as long as finding out so far took, between these."""
 CONFLICT_SECONDS = 2.0
 """Time for finding the conflict."""
 ROWS_SECONDS = 0.5
@@ -51,7 +55,7 @@ def no_fit(
     """The error for a limit that nothing on these meshes fits: the conflict, the least memory that would do, and why."""
     if not meshes:
         return InfeasibleError("no mesh has any plan: the pins conflict; relax them or fix another mesh")
-    budget = budget.until(Deadline.after(SECONDS))
+    began, budget = time.monotonic(), budget.until(Deadline.after(SECONDS))
     most = max(math.prod(shape.values()) for shape in meshes)
     best: tuple[MemoryModel, Least] | None = None
     # The more evenly a mesh is divided over its axes, the more of its splits fit the program's dims.
@@ -76,19 +80,31 @@ def no_fit(
     memory, found = best
     budget = replace(budget.until(Deadline.after(CONFLICT_SECONDS)), share="auto")
     points = conflict(memory, found, limit_bytes, budget)
+    spent = min(max(time.monotonic() - began, LEAST_OFFER_SECONDS), OFFER_SECONDS)
     names = tuple(memory.describe(point) for point in points)
     top = int(memory.profile(found.choice).argmax())
     chosen = Chosen(instance=memory.instance, choice=tuple(found.choice))
-    or_donate = "".join(f"{donation}, " for donation in donations(program.program, chosen))
+    offers = _offers(program, chosen, memory, found, limit_bytes, budget.until(Deadline.after(spent)))
     largest = ", ".join(f"{name} takes {quantity(size, 'B')}" for name, size in memory.alive(top, found.choice)[:NAMED])
     return InfeasibleError(
         f"no plan fits {quantity(limit_bytes, 'B')} per device{_conflict_words(names)}; the least memory that would do is "
         f"about {quantity(found.peak_bytes, 'B')} ({memory.describe(top)}, where {largest}), and no plan on the mesh "
-        f"{dict(memory.instance.mesh.shape)} needs less than {quantity(found.bound, 'B')}. Raise memory_limit, use more "
-        f"devices, {or_donate}or recompute more (jax.checkpoint)",
+        f"{dict(memory.instance.mesh.shape)} needs less than {quantity(found.bound, 'B')}. Raise memory_limit, "
+        f"{''.join(f'{offer.words}, ' for offer in offers)}or recompute more (jax.checkpoint)",
         least_bytes=found.peak_bytes,
         conflict=names,
+        offers=offers,
     )
+
+
+def _offers(
+    program: States, chosen: Chosen, memory: MemoryModel, least: Least, limit_bytes: float, budget: Budget
+) -> tuple[Offer, ...]:
+    """What could be done, each with its bytes: what is new here is offered here."""
+    found = [more_devices(program, memory, limit_bytes, budget)]
+    for donation in donations(program.program, chosen):
+        found.append(Offer(words=str(donation), saves_bytes=min(donation.bytes, least.peak_bytes)))
+    return tuple(offer for offer in found if offer is not None)
 
 
 def _lighter(memory: MemoryModel, free: Solution, budget: Budget) -> Sequence[int]:

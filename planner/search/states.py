@@ -26,6 +26,13 @@ class States(Protocol):
         """The problem with one decision for all copies of a layer; None where that would lose something."""
         ...
 
+    def on_more(self, times: int, shape: Mapping[str, int]) -> Instance:
+        """The problem on a mesh of so many times as many devices.
+
+        Raises: MeshError, PinError, InfeasibleError.
+        """
+        ...
+
     def alone(self, shape: Mapping[str, int], devices: int) -> Instance | SharedInstance:
         """The problem on one device, at no more than what its parts take on so many devices together."""
         ...

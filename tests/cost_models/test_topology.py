@@ -201,3 +201,12 @@ def test_custom_errors() -> None:
         Topology.custom(name="t", shape=(2,), link_bytes_per_s=(-1.0,), chip=CHIPS["v5e"])
     with pytest.raises(CostModelError, match="positive"):
         Topology.custom(name="t", shape=(2,), link_bytes_per_s=(1.0,), chip=CHIPS["v5e"], hbm_bytes=0)
+
+
+@pytest.mark.parametrize("name", ["v5e:2x4", "h100:2x8", "cpu:8", "v5e:2x4*2"])
+def test_so_many_times_as_many_devices_are_wired_alike(name: str) -> None:
+    topology = parse_topology(name)
+    more = topology.multiplied(4)
+    assert more.num_devices == 4 * topology.num_devices
+    assert (more.kind, more.link_bytes_per_s, more.chip) == (topology.kind, topology.link_bytes_per_s, topology.chip)
+    assert more.links((more.num_devices,)) is not None

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import math
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -88,3 +92,51 @@ def test_the_error_names_points_of_the_users_program_and_what_would_do() -> None
             train_step, shapes(args), mesh={"data": 8}, memory_limit=0.95 * error.least_bytes, options=AS_WRITTEN
         )
     assert tighter.value.least_bytes == pytest.approx(error.least_bytes, rel=0.02)
+
+
+def refused(limit: float, **more: Any) -> InfeasibleError:
+    args = shapes(train_args(width=128, batch=512))
+    with pytest.raises(InfeasibleError) as caught:
+        planner.plan(more.pop("fn", train_step), args, memory_limit=limit, options=AS_WRITTEN, **more)
+    return caught.value
+
+
+def test_more_devices_are_offered_on_which_a_plan_fits() -> None:
+    limit = 1.2e5
+    error = refused(limit, topology="v5e:2x4", mesh={"data": 4, "model": 2})
+    more, donation = error.offers
+    found = re.match(r"use (\d+) devices: a plan on the mesh (\{.*\}) needs", more.words)
+    assert found is not None
+    assert all(offer.words in str(error) for offer in error.offers)
+    assert donation.words.startswith("donate state")
+    assert donation.saves_bytes is not None
+    mesh = ast.literal_eval(found[2])
+    assert list(mesh) == ["data", "model"]
+    assert math.prod(mesh.values()) == int(found[1]) > 8
+    args = shapes(train_args(width=128, batch=512))
+    asked: dict[str, Any] = {"topology": "v5e:16x16", "options": AS_WRITTEN}
+    plan = planner.plan(train_step, args, mesh=mesh, memory_limit=limit, **asked)
+    assert more.needs_bytes is not None
+    assert more.needs_bytes <= limit
+    assert plan.predicted.peak_bytes <= limit
+    half = {**mesh, "model": mesh["model"] // 2}
+    with pytest.raises(InfeasibleError):
+        planner.plan(train_step, args, mesh=half, memory_limit=limit, **asked)
+
+
+def test_where_very_many_devices_would_be_needed_the_fewest_that_could_do_are_told() -> None:
+    error = refused(100.0, topology="cpu:8", mesh={"data": 8})
+    found = re.match(r"use at least (\d+) devices$", error.offers[0].words)
+    assert found is not None
+    state, x = train_args(width=128, batch=512)
+    assert int(found[1]) >= sum(leaf.nbytes for leaf in jax.tree.leaves((state, x))) / 100.0
+
+
+def test_no_more_devices_are_offered_to_a_program_that_runs_on_one() -> None:
+    def told(state: Any, x: jax.Array) -> Any:
+        jax.debug.print("{}", x.sum(), ordered=True)
+        return train_step(state, x)
+
+    error = refused(1e4, fn=told, topology="v5e:2x4")
+    assert not [offer for offer in error.offers if "devices" in offer.words]
+    assert "devices" not in str(error)
