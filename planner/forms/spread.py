@@ -12,7 +12,7 @@ from planner.program.graph import Graph, Op
 from planner.program.jaxpr.expanded import Facts
 from planner.program.slots import BOUNDARY, ENTERING, LEAVING, Slot, operand_slot, result_slot
 from planner.rules.choose import op_rule
-from planner.rules.primitives import traits
+from planner.rules.primitives import rule_of, traits
 from planner.rules.rule import Rule
 
 
@@ -32,7 +32,12 @@ class Flat:
     def rule(self, op: Op) -> Rule | None:
         """The rule of an op."""
         if op.id not in self.rules:
-            self.rules[op.id] = op_rule(self.graph, op)[0]
+            operands, results = self.graph.avals(op.operands), self.graph.avals(op.results)
+            if op.primitive is not None and not all(aval.size for aval in results):
+                # Nothing splits them over devices, but they are part of a batch as others are.
+                self.rules[op.id] = rule_of(op.kind, operands, results, op.params, splits_empty=True)
+            else:
+                self.rules[op.id] = op_rule(self.graph, op)[0]
         return self.rules[op.id]
 
     @cached_property

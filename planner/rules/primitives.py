@@ -276,16 +276,23 @@ def kinds_where(asked: Callable[[Primitive], object]) -> frozenset[str]:
     return frozenset(kind for kind, row in PRIMITIVES.items() if asked(row))
 
 
-def rule_of(kind: str, operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, Any]) -> Rule | None:
+def rule_of(
+    kind: str,
+    operands: Sequence[Aval],
+    results: Sequence[Aval],
+    params: Mapping[str, Any],
+    *,
+    splits_empty: bool = False,
+) -> Rule | None:
     """The rule of one op, or None where there is none: an unknown primitive, or params of a form not known.
 
     Parameters: `kind`, the primitive's name; `operands` and `results`, the avals in order, literals as scalars;
-    `params`, those of the equation.
+    `params`, those of the equation; `splits_empty`, whether arrays without elements are split as others are.
     """
     function = traits(kind).rule
     if function is None or not results:
         return None
-    if not all(aval.size for aval in results):
+    if not splits_empty and not all(aval.size for aval in results):
         # Nothing is gained by splitting an array without elements, and JAX 0.10 cannot fetch one that a jit returned split.
         return replicated(operands, results)
     try:

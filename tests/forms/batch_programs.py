@@ -185,11 +185,21 @@ def summed_before(p: Params, x: jax.Array) -> Any:
     return updated(p, lambda p: jnp.mean((normed @ p["layers"][0]) ** 2))
 
 
+def gamma(x: jax.Array, key: jax.Array) -> jax.Array:
+    """Every element is drawn by its place in the whole."""
+    return jnp.sin(x) * jax.random.gamma(key, jnp.ones(x.shape[:1]))[:, None]
+
+
+def without_elements(x: jax.Array) -> jax.Array:
+    return jnp.concatenate([jnp.sin(x)[:, :0], jnp.cos(x)], 1)
+
+
 PARTED: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "adamw, clipped": (clipped_adamw, lambda: (adam_state(), tokens())),
     "branch on gradients": (loss_scaled, lambda: (params(), tokens(), jnp.float32(8.0))),
     "convolution": (convolved, lambda: (params(), rows())),
     "dropout": (dropped_out, lambda: (params(), tokens(), jax.random.key(3))),
+    "draws by place": (gamma, lambda: (rows(), jax.random.key(3))),
     "examples returned": (examples, lambda: (params(), tokens())),
     "loops and branches": (looped, lambda: (params(), rows())),
     "mask": (masked, lambda: (params(), tokens(), mask())),
@@ -199,6 +209,7 @@ PARTED: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "regularised": (regularised, lambda: (params(), tokens())),
     "scan over layers": (scanned, lambda: (params(), tokens())),
     "statistics of data": (summed_before, lambda: (params(), rows())),
+    "without elements": (without_elements, lambda: (rows(),)),
 }
 """By what matters: a function and its arguments."""
 
