@@ -26,6 +26,7 @@ MADE_OF_NOTHING = 16
 """How many times as many bytes as it reads an op makes that is run again for every part rather than kept for all."""
 ENOUGH = 0.5
 """The share of the work of matmuls that must run part by part."""
+SUMS, TAKES_WHOLE = "sums over the batch", "takes the whole batch at once"
 MOST_DIMS = 2
 """How many leading dims of an argument may be the batch."""
 MOST_TRIED = 24
@@ -66,7 +67,6 @@ def _sought(program: Program, *, remats: bool) -> Batch | Refused:
     graph = build_graph(replace(program, jaxpr=jaxpr), tests=True)
     flat = Flat(graph=graph, facts=facts_of(jaxpr))
     heavy = {op.id: op_flops(graph, op) * graph.regions[op.region].trips for op in graph.ops if traits(op.kind).matmul}
-    total = sum(heavy.values())
     refused: Refused | None = None
     tried: set[tuple[int, int]] = set()
     for tensor, dim in _candidates(program, graph):
@@ -79,9 +79,13 @@ def _sought(program: Program, *, remats: bool) -> Batch | Refused:
             continue
         tried |= {(t, part.dim) for t, part in spread.start.items()}
         inside = sum(flops for op, flops in heavy.items() if _is_inside(spread, graph.ops[op]))
-        share = inside / total if total else 1.0
+        # What hangs on sums alone, such as an optimizer with matmuls, is none of the batch's work.
+        behind = sum(flops for op, flops in heavy.items() if spread.is_late(graph.ops[op]))
+        share = inside / (sum(heavy.values()) - behind) if sum(heavy.values()) > behind else 1.0
         if share >= ENOUGH:
             return _batch(spread, jaxpr)
+        why = _whole(spread, tensor, dim) if spread.early else "little of its work runs over its batch"
+        refused = refused or Refused(why=why)
     return refused or Refused(why="none of its arguments has a dim that could be a batch")
 
 
@@ -182,10 +186,17 @@ def _refused(spread: Spread, tensor: int, dim: int, conflict: _Conflict) -> Refu
     graph = spread.program.graph
     cause, op = graph.ops[conflict.causes[0]], conflict.op
     sums = any((state := spread.states[t]) is not None and state.kind == "sum" for t in cause.results)
-    what = f"{op_name(cause)} at {cause.source} {'sums over the batch' if sums else 'takes the whole batch at once'}"
+    what = f"{op_name(cause)} at {cause.source} {SUMS if sums else TAKES_WHOLE}"
     if cause.id != op.id:
         what += f", and {op_name(op)} at {op.source} needs the result for every part of it"
     return Refused(why=f"{what} (the batch is dim {dim} of {graph.tensors[tensor].name})")
+
+
+def _whole(spread: Spread, tensor: int, dim: int) -> str:
+    """Why little runs part by part: what an op makes of the whole batch is no longer one."""
+    graph = spread.program.graph
+    op = graph.ops[min(spread.early)]
+    return f"{op_name(op)} at {op.source} {TAKES_WHOLE} (the batch is dim {dim} of {graph.tensors[tensor].name})"
 
 
 def _batch(spread: Spread, jaxpr: object) -> Batch:

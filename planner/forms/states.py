@@ -20,8 +20,6 @@ from planner.program.slots import BOUNDARY
 from planner.rules.primitives import traits
 from planner.rules.rule import Dims, Rule
 
-DRAWN = frozenset(("random_bits", "random_gamma", "random_split"))
-"""Ops that draw an array of a single key, every element otherwise."""
 MOST_CAUSES = 8
 """How many ops are kept as the reasons why an array is late, or the makers of a sum."""
 
@@ -227,7 +225,7 @@ def _acts_alike_on_parts(op: Op, rule: Rule, place: Place) -> bool:
     row = traits(op.kind)
     if row.opaque or op.kind == "shard_map":
         return False
-    if op.kind in DRAWN:  # by the number of an element, unless every element has a key of its own
+    if row.draws:  # by the number of an element, unless every element has a key of its own
         return any(place.factor in dim for dim in rule.operands[0])
     if row.updates is not None:  # by places along the dim, unless what is written has it, too
         return any(place.factor in dim for dim in rule.operands[row.updates])

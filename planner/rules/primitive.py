@@ -95,6 +95,9 @@ class Primitive:
     """Run alone on a part of what it reduces it gives a partial result. Others, such as a masked gather, must know which
     part it is. Asked by `rule_for`."""
 
+    draws: bool = False
+    """It draws an array of a single key, every element by its number in the whole. Asked by `forms`."""
+
     rounds: bool = False
     """A sum of many terms, or a term of such a sum: not exact in 16-bit floats. Asked by `numerics`."""
 

@@ -194,6 +194,18 @@ def without_elements(x: jax.Array) -> jax.Array:
     return jnp.concatenate([jnp.sin(x)[:, :0], jnp.cos(x)], 1)
 
 
+def orthogonalised(p: Params, x: jax.Array) -> Any:
+    """An optimizer that multiplies matrices, more than the model does."""
+
+    def step(w: jax.Array, g: jax.Array) -> jax.Array:
+        for _ in range(4 if w.ndim == 3 else 0):
+            g = 1.5 * g - 0.5 * g @ jnp.swapaxes(g, 1, 2) @ g
+        return w - 0.1 * g
+
+    value, grads = jax.value_and_grad(lambda p: jnp.mean(jnp.tanh(x @ p["layers"][0]) ** 2))(p)
+    return jax.tree.map(step, p, grads), value
+
+
 PARTED: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "adamw, clipped": (clipped_adamw, lambda: (adam_state(), tokens())),
     "branch on gradients": (loss_scaled, lambda: (params(), tokens(), jnp.float32(8.0))),
@@ -205,6 +217,7 @@ PARTED: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "mask": (masked, lambda: (params(), tokens(), mask())),
     "mask within remat": (masked_within_remat, lambda: (params(), tokens(), mask())),
     "narrow sums": (narrow, lambda: (params(), rows())),
+    "optimizer of matmuls": (orthogonalised, lambda: (params(), rows())),
     "recurrence": (recurrent, lambda: (params(), tokens())),
     "regularised": (regularised, lambda: (params(), tokens())),
     "scan over layers": (scanned, lambda: (params(), tokens())),
@@ -258,7 +271,17 @@ def one_by_one(p: Params, x: jax.Array) -> jax.Array:
     return lax.scan(lambda h, row: (jnp.tanh(h @ p["layers"][0] + row),) * 2, jnp.zeros(WIDTH), x)[1]
 
 
+def accumulated(p: Params, ids: jax.Array) -> Any:
+    """A program that takes its batch in two parts itself."""
+
+    def step(grads: Params, part: jax.Array) -> tuple[Params, None]:
+        return jax.tree.map(jnp.add, grads, jax.grad(lambda p: losses(p, part).mean())(p)), None
+
+    return lax.scan(step, jax.tree.map(jnp.zeros_like, p), ids.reshape(2, -1, TOKENS))[0]
+
+
 REFUSED: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]], str]] = {
+    "accumulated": (accumulated, lambda: (params(), tokens()), "reshape at .*takes the whole batch at once"),
     "batch norm": (
         batch_norm,
         lambda: (params(), rows()),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.extend.core import check_jaxpr
 
 from planner.errors import ArgumentError
 from planner.forms.batch import Refused, batch_of
@@ -41,7 +42,7 @@ def assert_close(found: list[Any], expected: list[Any], rtol: float) -> None:
 
 def in_parts(program: Program, count: int) -> Program:
     found = formed(program, Form(microbatches=count))
-    jax.extend.core.check_jaxpr(getattr(found.jaxpr, "jaxpr", found.jaxpr))
+    check_jaxpr(getattr(found.jaxpr, "jaxpr", found.jaxpr))
     return found
 
 
