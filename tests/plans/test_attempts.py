@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ import pytest
 import planner
 from planner.errors import InfeasibleError
 from planner.plans import checks
+from planner.plans.attempts import JUDGED
 from planner.verify import verification
 from planner.verify.aot import AotReport
 from planner.verify.hlo.collectives import CompiledCollective
@@ -20,6 +21,7 @@ from planner.verify.hlo.memory import CompiledMemory
 from planner.verify.hlo.schedule_walk import ScheduleEstimate
 
 WIDE = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
+AS_WRITTEN = planner.Options(microbatches=1, recompute="as written")
 
 
 def step(w: Any, v: Any, x: Any) -> Any:
@@ -208,20 +210,34 @@ def test_where_nothing_fits_by_prediction_nor_compiler_both_are_told(
 ) -> None:
     compiler = scripted(report(peak=2 * least))
     with pytest.raises(InfeasibleError, match=r"no plan fits .* Nor does the compiler.* does not fit") as told:
-        planned(mesh={"x": 8}, memory_limit=0.9 * least)
+        planned(mesh={"x": 8}, memory_limit=0.9 * least, options=AS_WRITTEN)
     assert len(compiler.seen) == 1
     assert told.value.least_bytes == pytest.approx(least, rel=0.01)
+
+
+def test_where_nothing_is_predicted_to_fit_in_any_form_the_compiler_is_asked_of_the_program_as_written(
+    scripted: Callable[..., Compiler], least: float
+) -> None:
+    limit = 0.42 * least
+    compiler = scripted(report(peak=0.9 * limit, seconds=1.0))
+    plan = planned(mesh={"x": 8}, memory_limit=limit)
+    assert len(compiler.seen) == 1
+    assert (plan.decision.form.microbatches, JUDGED in plan.notes) == (1, True)
+    compiler = scripted(report(peak=2 * limit))
+    with pytest.raises(InfeasibleError, match=r"Nor does the compiler.* Nor does any plan fit .* in microbatches"):
+        planned(mesh={"x": 8}, memory_limit=limit)
+    assert len(compiler.seen) == 1
 
 
 def test_what_no_compiler_found_to_fit_is_not_handed_over(scripted: Callable[..., Compiler], least: float) -> None:
     late = AotReport(status="timeout", message="", seconds=7.0)
     compiler = scripted(lambda: (late, 0.0))
     with pytest.raises(InfeasibleError, match="no compiler says otherwise"):
-        planned(memory_limit=0.9 * least, options=planner.Options(time_limit_s=90.0, gap=0.1))
+        planned(memory_limit=0.9 * least, options=replace(AS_WRITTEN, time_limit_s=90.0, gap=0.1))
     assert [asked["timeout_s"] for _, asked in compiler.seen] == [90.0], "other plans would take as long"
     compiler = scripted(report(peak=0.85 * least))
     with pytest.raises(InfeasibleError, match="no plan fits"):
-        planned(mesh={"x": 8}, memory_limit=0.9 * least, options=planner.Options(check="never"))
+        planned(mesh={"x": 8}, memory_limit=0.9 * least, options=replace(AS_WRITTEN, check="never"))
     with pytest.raises(InfeasibleError, match="no plan fits"):
-        planned(mesh={"x": 8}, memory_limit=0.2 * least)
+        planned(mesh={"x": 8}, memory_limit=0.2 * least, options=AS_WRITTEN)
     assert not compiler.seen
