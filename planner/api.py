@@ -86,7 +86,7 @@ def plan(
 
     def planned() -> Plan:
         call.make_ready()
-        return call.handed_over(call.proposed_in_any_form())
+        return call.handed_over(call.proposed_in_any_form(call.session, call.options))
 
     return planned() if options.cache is None else KeptPlans(options.cache).plan(call, planned)
 

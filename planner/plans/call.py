@@ -17,7 +17,7 @@ from planner.plans.answer import Answer
 from planner.plans.checks import check
 from planner.plans.decide import alternatives
 from planner.plans.made_ready import Ready
-from planner.plans.microbatches import first_form, in_first_form
+from planner.plans.microbatches import first_form, in_first_form, in_form_between
 from planner.plans.plan import Plan
 from planner.plans.proposals import proposals
 from planner.plans.record import decision_of, record_of
@@ -55,9 +55,17 @@ class Call:
         """Those that make the call together."""
         return self.sessions.target.processes
 
-    def proposed_in_any_form(self) -> Generator[Decision, Answer]:
-        """The decisions to try for what was asked, in the first form in which a plan fits."""
-        return in_first_form(self.sessions, self.ready.meshes, self.options, self.proposed)
+    def proposed_in_any_form(self, session: Session, options: Options) -> Generator[Decision, Answer]:
+        """The decisions to try for what a session asks, in the first form in which a plan fits."""
+        return in_first_form(self.sessions, session, self.ready.meshes, options, self.proposed)
+
+    def proposed_between(
+        self, session: Session, options: Options, *, fewest: int, most: int
+    ) -> Generator[Decision, Answer]:
+        """The decisions to try for what a session asks, in the best form of so many microbatches."""
+        return in_form_between(
+            self.sessions, session, self.ready.meshes, options, self.proposed, fewest=fewest, most=most
+        )
 
     def proposed(self, session: Session, options: Options, notes: Sequence[str] = ()) -> Generator[Decision, Answer]:
         """The decisions to try for what a session asks, as `proposals` has them, with further notes."""

@@ -81,6 +81,7 @@ class _Point:
     cost: float = 0.0
     reach: float = 0.0
     end: bool = False
+    microbatches: int = 1
 
     @property
     def figures(self) -> tuple[float, float]:
@@ -126,7 +127,7 @@ class _Search:
         session = self.call.session.asking(objective=objective, memory_limit=self.asked.memory_limit)
         stage = "the least memory" if objective == "memory" else f"the least {objective}"
         options = self.options(END_SHARE * self.deadline.left(), stage)
-        proposed, began = self.call.proposed(session, options), time.monotonic()
+        proposed, began = self.call.proposed_in_any_form(session, options), time.monotonic()
         found = self.point(proposed, next(proposed), reach=0.0, end=True)
         self.longest = max(self.longest, time.monotonic() - began)
         return found
@@ -142,8 +143,9 @@ class _Search:
                 found = f"{len(self.points)} of {self.count} plans, after {tries} limits of memory between the ends"
                 self.notes.append(f"the time limit of {limit_s:g} s ended the search with {found}")
                 return
-            lower, limit = room
-            found = self.at(limit)
+            lower, upper = room
+            limit = math.sqrt(_from(lower) * upper.peak)
+            found = self.at(limit, lower, upper)
             if found is None or found.cost >= lower.cost / NEAR_COST:
                 at = self.points.index(lower)
                 self.points[at] = replace(lower, reach=limit)
@@ -157,8 +159,8 @@ class _Search:
                 f"{found}: none was found between them that is better than its neighbours by enough to tell"
             )
 
-    def widest(self) -> tuple[_Point, float] | None:
-        """The point above which the widest room is, and the limit to try there; None where enough is known."""
+    def widest(self) -> tuple[_Point, _Point] | None:
+        """The points between which the widest room is; None where enough is known."""
         if len(self.points) >= self.count:
             return None
         rooms = [
@@ -169,16 +171,17 @@ class _Search:
         if not rooms:
             return None
         _, lower, upper = max(rooms, key=lambda room: room[0])
-        return lower, math.sqrt(_from(lower) * upper.peak)
+        return lower, upper
 
-    def at(self, limit: float) -> _Point | None:
-        """The point for a limit of memory; None where none is found in time."""
+    def at(self, limit: float, lower: _Point, upper: _Point) -> _Point | None:
+        """The point for a limit of memory between two; None where none is found in time."""
         session = self.call.session.asking(objective=self.asked.objective, memory_limit=limit)
         left = self.deadline.left() / max(self.count - len(self.points), 1)
         left = min(left, max(BETWEEN_TIMES * self.longest, BETWEEN_SECONDS))
         options = self.options(left, f"at most {quantity(limit, 'B')}")
         # Above this limit nothing is to be sought, whatever a compiler says.
-        proposed = self.call.proposed(session, replace(options, check="never"))
+        fewest, most = sorted((lower.microbatches, upper.microbatches))
+        proposed = self.call.proposed_between(session, replace(options, check="never"), fewest=fewest, most=most)
         with suppress(InfeasibleError):
             proposed = _of_all(proposed, self.asked.memory_limit, limit)
             return self.point(proposed, next(proposed), reach=limit)
@@ -194,6 +197,7 @@ class _Search:
             cost=cost_of(first, self.asked.objective),
             reach=reach,
             end=end,
+            microbatches=first.form.microbatches,
         )
 
     def options(self, seconds: float, stage: str) -> Options:

@@ -39,16 +39,16 @@ def told_of_form(sessions: Sessions, options: Options) -> tuple[str, ...]:
 
 
 def in_first_form(
-    sessions: Sessions, meshes: Sequence[Shape], options: Options, proposed: Proposed
+    sessions: Sessions, asked: Session, meshes: Sequence[Shape], options: Options, proposed: Proposed
 ) -> Generator[Decision, Answer]:
-    """The decisions to try, best first, as they are `proposed` for the form that is asked for.
+    """The decisions to try, best first, as they are `proposed` for the form that is asked for, of a session.
 
     Where that is left to the planner and nothing fits as written, for the least number of microbatches with which a plan
     fits. Raises: what `proposed` raises.
     """
     start = time.monotonic()
     try:
-        yield from proposed(sessions.of(first_form(options)), options, ())
+        yield from proposed(asked, options, ())
         return
     except InfeasibleError as error:
         none_fits = error
@@ -61,19 +61,51 @@ def in_first_form(
     while counts:
         left = options.time_limit_s - (time.monotonic() - start)
         timed = replace(options, time_limit_s=max(left, 1.0))
-        count = _fitting(sessions, meshes, timed, counts)
+        count = _fitting(sessions, asked, meshes, timed, counts)
         if count is None:
             break
         counts = [other for other in counts if other > count]
         why = (
             f"{_words(sessions, count)}: the whole batch at once needs about {quantity(none_fits.least_bytes, 'B')} per "
-            f"device, above the limit of {quantity(sessions.request.memory_limit, 'B')}"
+            f"device, above the limit of {quantity(asked.request.memory_limit, 'B')}"
         )
         with suppress(InfeasibleError):  # by the compiler
-            session = sessions.of(Form(microbatches=count))
-            yield from proposed(session, timed, (why,))
+            yield from proposed(_of(sessions, asked, count), timed, (why,))
             return
     raise _told(none_fits, f"Nor does any plan fit with the batch of {batch.extent} in microbatches") from none_fits
+
+
+def in_form_between(
+    sessions: Sessions,
+    asked: Session,
+    meshes: Sequence[Shape],
+    options: Options,
+    proposed: Proposed,
+    *,
+    fewest: int,
+    most: int,
+) -> Generator[Decision, Answer]:
+    """The decisions to try, best first, as they are `proposed` for the best of forms of so many microbatches.
+
+    Plans of less memory than is asked for have the one number, plans of more the other. Raises: what `proposed` raises,
+    InfeasibleError where nothing fits in any of the forms.
+    """
+    counts = [count for count in (1, *_powers_of_two(most)) if count >= fewest] or [most]
+    start = time.monotonic()
+    count = counts[0] if len(counts) == 1 else _fitting(sessions, asked, meshes, options, counts)
+    limit = quantity(asked.request.memory_limit, "B")
+    if count is None:
+        raise InfeasibleError(f"no plan fits {limit} per device in {fewest} to {most} microbatches")
+    left = max(options.time_limit_s - (time.monotonic() - start), 1.0)
+    told = count > 1 and options.microbatches == "auto"
+    why = (f"{_words(sessions, count)}: the best of what was tried within {limit} per device",) if told else ()
+    yield from proposed(_of(sessions, asked, count), replace(options, time_limit_s=left), why)
+
+
+def _of(sessions: Sessions, asked: Session, count: int) -> Session:
+    """What a session asks, of the program in so many microbatches."""
+    request = asked.request
+    return sessions.of(Form(microbatches=count)).asking(objective=request.objective, memory_limit=request.memory_limit)
 
 
 def _words(sessions: Sessions, count: int) -> str:
@@ -87,14 +119,16 @@ def _powers_of_two(extent: int) -> list[int]:
     return [1 << i for i in range(1, extent.bit_length()) if extent % (1 << i) == 0]
 
 
-def _fitting(sessions: Sessions, meshes: Sequence[Shape], options: Options, counts: Sequence[int]) -> int | None:
+def _fitting(
+    sessions: Sessions, asked: Session, meshes: Sequence[Shape], options: Options, counts: Sequence[int]
+) -> int | None:
     """Of the least numbers of microbatches with which a plan fits, the one with the best plan; None where none fits."""
     found: list[tuple[float, int]] = []
     for count in counts:
         if len(found) == MORE:
             break
         with suppress(ArgumentError, InfeasibleError):
-            start = sessions.starting(sessions.of(Form(microbatches=count)))
+            start = sessions.starting(_of(sessions, asked, count))
             best = searched(start, meshes, options, judged=lambda: False)
             found.append((best.found.candidates[0].value, count))
     return min(found)[1] if found else None

@@ -215,3 +215,20 @@ def test_what_cannot_be_asked_for(more: dict[str, Any], message: str) -> None:
 def test_nothing_fits_as_in_plan() -> None:
     with pytest.raises(InfeasibleError, match="no plan fits"):
         planner.pareto(train_step, shapes(ARGS), memory_limit=1e4, options=NEVER, **ASKED)
+
+
+def test_what_fits_in_microbatches_only_has_a_front_of_them() -> None:
+    asked: dict[str, Any] = {**ASKED, "options": NEVER}
+    args = shapes(train_args(width=64, batch=8192))
+    with pytest.raises(InfeasibleError) as told:
+        planner.plan(train_step, args, memory_limit=1e3, **{**asked, "options": replace(NEVER, microbatches=1)})
+    limit = 0.8 * (told.value.least_bytes or 0)
+    front = planner.pareto(train_step, args, points=3, memory_limit=limit, **asked)
+    assert len(front) > 1
+    assert front[-1].decision.form == planner.plan(train_step, args, memory_limit=limit, **asked).decision.form
+    for plan in front:
+        assert plan.decision.form.microbatches > 1
+        assert plan.predicted.peak_bytes <= limit
+        assert any("runs as" in note for note in plan.notes)
+    with pytest.raises(InfeasibleError, match="no plan fits"):
+        planner.pareto(train_step, args, memory_limit=limit, **{**asked, "options": replace(NEVER, microbatches=1)})
