@@ -22,7 +22,7 @@ import json
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from benchmarks.stamp import stamp
 from benchmarks.suite import PROGRAMS, TOPOLOGIES, Program
 from cost_models import Topology, parse_topology
 from planner.errors import CompileError, PlannerError
-from planner.options import Refine
+from planner.options import Recompute, Refine
 from planner.verify.aot import aot_compile
 from planner.verify.step_time import step_time
 
@@ -84,7 +84,15 @@ def compiled(
     }
 
 
-def ours(model: Model, topology: Topology, program: Program, pinned: HandPlan | None, refine: Refine) -> Row:
+def ours(
+    model: Model,
+    topology: Topology,
+    program: Program,
+    pinned: HandPlan | None = None,
+    *,
+    refine: Refine = "never",
+    recompute: Recompute = "auto",
+) -> Row:
     """A plan of ours, free or with a hand plan's placement pinned, predicted and compiled."""
     started = time.perf_counter()
     try:
@@ -96,7 +104,7 @@ def ours(model: Model, topology: Topology, program: Program, pinned: HandPlan | 
             memory_limit=1e15 if pinned else None,
             pins=pins(model, program.family, pinned) if pinned else None,
             donate_argnums=model.donate_argnums,
-            options=planner.Options(check="never", refine=refine),
+            options=planner.Options(check="never", refine=refine, recompute=recompute),
         )
     except PlannerError as error:
         return {"mesh": {}, "status": "not planned", "message": f"{type(error).__name__}: {error}"[:300]}
@@ -105,9 +113,16 @@ def ours(model: Model, topology: Topology, program: Program, pinned: HandPlan | 
         "seconds": plan.predicted.seconds,
         "communication_seconds": plan.predicted.communication_seconds,
         "peak_bytes": plan.predicted.peak_bytes,
+        "flops": plan.predicted.flops,
     }
     row: Row = {"mesh": shape, "plan_seconds": round(time.perf_counter() - started, 1), "predicted": promise}
+    row |= {"form": asdict(plan.decision.form), "recomputation": _of_recomputation(plan.decision.notes)}
     return row | compiled(plan.jit, model, topology, shape, None)
+
+
+def _of_recomputation(notes: Iterable[str]) -> str:
+    """What a plan's notes say of the values that are computed again; nothing where the program is as written."""
+    return " ".join(note for note in notes if note.startswith("recomputation"))
 
 
 @dataclass(slots=True)
@@ -166,7 +181,7 @@ class Case:
         name = f"pins {pinned.name}" if pinned else OURS[refine == "compile"]
         found = self.find(name)
         return found or self.keep(
-            {"plan": name, **ours(self.model, self.topology, PROGRAMS[self.program], pinned, refine)}
+            {"plan": name, **ours(self.model, self.topology, PROGRAMS[self.program], pinned, refine=refine)}
         )
 
     def hands(self) -> list[tuple[HandPlan, Row]]:
@@ -210,7 +225,7 @@ def score(row: Row) -> tuple[int, float]:
 
 def line(row: Mapping[str, Any]) -> str:
     """One plan."""
-    head = f"{row['program']:<22}{row['topology']:<11}{row['plan']:<34}{'x'.join(map(str, row['mesh'].values())):<8}"
+    head = f"{row['program']:<22}{row['topology']:<11}{row['plan']:<34} {'x'.join(map(str, row['mesh'].values())):<8}"
     if row["status"] != "ok":
         peak = f"{row['peak_bytes'] / 1e9:.1f} GB " if row.get("peak_bytes") else ""
         return f"{head}{row['status']}: {peak}{row.get('message', '')[:90]!r}"

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from benchmarks.models.base import Model, Size, Tree
+from benchmarks.models.checkpoints import checkpoint
 from benchmarks.models.language import language_model
 from benchmarks.models.places import activation, at_use
 
@@ -79,7 +80,7 @@ def forward(params: Tree, ids: jax.Array) -> jax.Array:
     mask = jnp.where(position[:, None] >= position, 0.0, -1e30)
     x = (params["embed"][ids] + params["positions"]).astype(jnp.bfloat16)
     for layer in params["layers"]:
-        x = jax.checkpoint(block)(x, layer, mask)
+        x = checkpoint(block)(x, layer, mask)
     return layer_norm(x, params["norm"])
 
 

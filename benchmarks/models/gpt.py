@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from benchmarks.models.base import Model, Size, Tree, arguments, matrices_only, seed, trained
+from benchmarks.models.checkpoints import remat
 from benchmarks.models.places import activation
 
 
@@ -72,7 +73,7 @@ class GPT(nn.Module):
         embed = nn.Embed(c.vocabulary, c.width, dtype=dtype, name="embed")
         x = embed(ids) + nn.Embed(c.sequence, c.width, dtype=dtype, name="positions")(jnp.arange(ids.shape[1]))
         mask = nn.make_causal_mask(ids)
-        block = nn.remat(Block, prevent_cse=not self.scan) if self.remat else Block
+        block = remat(Block, prevent_cse=not self.scan) if self.remat else Block
         if self.scan:
             stack = nn.scan(
                 block,

@@ -1,0 +1,53 @@
+"""What the layers of programs save for the backward pass: as they are written, or by another policy that people use.
+
+Programs put their layers through `checkpoint` or `remat`, those of JAX and of Flax; in a model made by `with_policy` they
+follow the caller's policy. Checkpoints within layers, such as that of attention in blocks, do not go through them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import wraps
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+
+from benchmarks.models.base import Model
+
+Policy = Literal["as written", "none", "dots_saveable", "dots_with_no_batch_dims_saveable"]
+"""Computed again is all of a layer ("as written"), nothing ("none"), or what one of JAX's policies does not save."""
+POLICIES: tuple[Policy, ...] = ("as written", "none", "dots_saveable", "dots_with_no_batch_dims_saveable")
+
+_policy: Any = jax.make_user_context("as written")
+"""A context that JAX's caches of traced functions know of."""
+
+
+def checkpoint(layer: Callable[..., Any], *, prevent_cse: bool = True) -> Callable[..., Any]:
+    """`jax.checkpoint` of a layer."""
+    policy: Policy = _policy.value
+    return layer if policy == "none" else jax.checkpoint(layer, prevent_cse=prevent_cse, **_given(policy))
+
+
+def remat(layer: type[nn.Module], *, prevent_cse: bool = True) -> Any:
+    """`flax.linen.remat` of a layer."""
+    policy: Policy = _policy.value
+    return layer if policy == "none" else nn.remat(layer, prevent_cse=prevent_cse, **_given(policy))
+
+
+def _given(policy: Policy) -> Mapping[str, Any]:
+    return {} if policy == "as written" else {"policy": getattr(jax.checkpoint_policies, policy)}
+
+
+def with_policy(model: Model, policy: Policy) -> Model:
+    """A model whose layers save what a policy says, wherever it is traced."""
+    if policy == "as written":
+        return model
+
+    @wraps(model.fn)
+    def fn(*args: Any) -> Any:
+        with _policy(policy):
+            return model.fn(*args)
+
+    return replace(model, fn=fn)
