@@ -8,7 +8,7 @@ on such values alone, can be saved, which stacks it, or computed again of others
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -115,6 +115,17 @@ class Between:
             return []
         read = [found.numbers[atom] for atom in found.eqn.invars if not isinstance(atom, jex_core.Literal)]
         return [n for n in dict.fromkeys(read) if n not in self.free]
+
+    def again(self, there: Container[int]) -> set[int]:
+        """What is computed again where some values are there."""
+        found: set[int] = set()
+        waiting = [number for number in self.needed if number not in there]
+        while waiting:
+            number = waiting.pop()
+            if number not in found:
+                found.add(number)
+                waiting += [n for n in self.operands_of(number) if n not in there]
+        return found
 
     def order(self) -> list[int]:
         """The numbers of the values that cross, operands first."""

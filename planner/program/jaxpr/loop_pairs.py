@@ -103,7 +103,11 @@ class Pair(Between):
             if is_early and not eqn.effects:
                 early.update(made)
                 for number in made:
-                    if number not in self.made and number not in self.free and number not in self.carried:
+                    if number in self.free and self.free[number][0] not in backward.eqn.invars:
+                        # What the forward loop is handed, as JAX has taken it out of the loop, the backward loop makes.
+                        del self.free[number]
+                        self.made[number] = Made(eqn, backward.numbers, True)
+                    elif number not in self.made and number not in self.free and number not in self.carried:
                         self.made[number] = Made(eqn, backward.numbers, False)
                     self.repeated.add(number)
             else:

@@ -243,6 +243,13 @@ def _reading(pair: Pair, saved: frozenset[int], stacks: Mapping[int, Any]) -> li
         body.take(number, operand, var, sliced=position >= loop.first_slice)
     for number in sorted(saved):
         body.take(number, stacks[number], _inside(stacks[number], True), sliced=True)
+    again = pair.again(body.names)
+    for eqn in (*loop.body.eqns, *pair.forward.body.eqns):
+        # What is computed again stands first, in the order of the program, as in a checkpoint.
+        numbers = loop.numbers if eqn.outvars and eqn.outvars[0] in loop.numbers else pair.forward.numbers
+        for var in eqn.outvars:
+            if not isinstance(var, jex_core.DropVar) and numbers[var] in again:
+                body.have(numbers[var])
     late = {var for eqn in pair.late for var in eqn.outvars}
     late |= set(loop.body.invars[loop.consts : loop.first_slice])
 
