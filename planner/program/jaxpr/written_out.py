@@ -2,9 +2,7 @@
 
 The backward pass is what JAX's transposition has written, and all that follows from it. Between what is saved for good,
 the borders of layers, values may be computed again: for a program with `jax.checkpoint` these are what the checkpoints
-take, for others the values through which alone a layer goes on to the next, where layers repeat. What is computed again
-stands in a `remat` with the first equation that reads it: its barrier keeps the compiler from merging it with what it
-repeats, and from computing it before the backward pass has come so far.
+take, for XX
 """
 
 from __future__ import annotations
@@ -14,11 +12,11 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
 import jax.extend.core as jex_core
+from jax import lax
 
 from planner.program.arguments import aval_of
-from planner.program.jaxpr.bodies import closed, fresh_var, structure_of
+from planner.program.jaxpr.bodies import fresh_var, structure_of
 from planner.program.jaxpr.calls import equations_by
 from planner.program.jaxpr.crossings import Between, Made
 from planner.program.jaxpr.inlined import REMATS, inlined
@@ -69,7 +67,8 @@ class WrittenOut(Between):
     def _equation(self, eqn: Any, *, transposed: bool) -> None:
         """Takes an equation of the body."""
         reads_late = any(not isinstance(atom, jex_core.Literal) and atom in self.late_vars for atom in eqn.invars)
-        if transposed or reads_late or eqn.effects:
+        constant = not any(map(_is_var, eqn.invars))
+        if (transposed and not constant) or reads_late or eqn.effects:
             self._late(eqn)
             return
         self.steps.append((eqn, False))
@@ -181,100 +180,98 @@ def written_out_in(body: Any, numbers: Numbers, values: ValueNumbers) -> Written
 
 def recomputed_within(crossing: WrittenOut, saved: frozenset[int]) -> Any:
     """The body in which just these values are saved, and what else the backward pass needs is computed again."""
-    names = {number: crossing.names[number] for number in saved}
-    names |= {number: crossing.names[number] for number in crossing.free}
-    eqns: list[Any] = []
+    again = _Again(crossing, saved)
     for eqn, is_late in crossing.steps:
-        if not is_late:
-            eqns.append(eqn)
-            continue
-        own = eqn.replace(invars=[crossing.named(atom) for atom in eqn.invars])
-        early = {
-            atom: crossing.numbers[atom]
-            for atom in own.invars
-            if not isinstance(atom, jex_core.Literal) and atom not in crossing.late_vars
-        }
-        again = _in_order(crossing, [number for number in early.values() if number not in names], names)
-        if again:
-            eqns += _group(crossing, own, early, again, names)
+        if is_late:
+            again.late(eqn)
         else:
-            eqns.append(own.replace(invars=[names[early[a]] if _is_var(a) and a in early else a for a in own.invars]))
-    outvars = [crossing.named(atom) for atom in crossing.body.outvars]
-    outvars = [
-        atom
-        if isinstance(atom, jex_core.Literal) or atom in crossing.late_vars
-        else crossing.names.get(crossing.numbers[atom], atom)
-        for atom in outvars
-    ]
-    return crossing.body.replace(eqns=eqns, outvars=outvars)
+            again.eqns.append(eqn)
+    outvars = [again.returned(atom) for atom in crossing.body.outvars]
+    return crossing.body.replace(eqns=again.eqns, outvars=outvars)
+
+
+@dataclass
+class _Again:
+    """A body in the making: `names` are the variables of what the backward pass has, `barred` those behind a barrier."""
+
+    crossing: WrittenOut
+    saved: frozenset[int]
+    names: dict[int, Any] = field(default_factory=dict[int, Any])
+    barred: dict[int, Any] = field(default_factory=dict[int, Any])
+    eqns: list[Any] = field(default_factory=list[Any])
+
+    def __post_init__(self) -> None:
+        made = self.crossing.names
+        self.names = {number: made[number] for number in (*self.saved, *self.crossing.free)}
+
+    def returned(self, atom: Any) -> Any:
+        """The variable of a result: that of the forward pass where it is there."""
+        atom = self.crossing.named(atom)
+        if not _is_var(atom) or atom in self.crossing.late_vars:
+            return atom
+        return self.crossing.names.get(self.crossing.numbers[atom], atom)
+
+    def late(self, eqn: Any) -> None:
+        """Takes an equation of the backward pass, and before it what it is the first to read of what is computed again."""
+        crossing = self.crossing
+        operands = [crossing.named(atom) for atom in eqn.invars]
+        early = [_is_var(atom) and atom not in crossing.late_vars for atom in operands]
+        read = [crossing.numbers[atom] for atom, is_early in zip(operands, early, strict=True) if is_early]
+        missing = self._in_order([number for number in read if number not in self.names])
+        if missing:
+            order = next((i for i, atom in enumerate(operands) if _is_var(atom) and not early[i]), None)
+            behind = self._bar(missing, None if order is None else operands[order], eqn.source_info)
+            if order is not None and behind is not None:
+                operands[order] = behind
+        for number in missing:
+            if number not in self.names:
+                self._compute(number)
+        for i, is_early in enumerate(early):
+            if is_early:
+                operands[i] = self.names[crossing.numbers[operands[i]]]
+        self.eqns.append(eqn.replace(invars=operands))
+
+    def _in_order(self, wanted: Sequence[int]) -> list[int]:
+        """What is to be computed again for these values, operands first."""
+        found: dict[int, None] = {}
+        waiting = list(wanted)
+        while waiting:
+            number = waiting[-1]
+            left = [n for n in self.crossing.operands_of(number) if n not in found and n not in self.names]
+            if number in found or not left:
+                found[waiting.pop()] = None
+            else:
+                waiting += left
+        return list(found)
+
+    def _bar(self, missing: Sequence[int], late: Any, source: Any) -> Any:
+        """Bars what is read of the forward pass to compute values again until `late` is there; its new variable."""
+        raw: dict[int, None] = {}
+        for number in missing:
+            made = self.crossing.made[number]
+            raw |= dict.fromkeys(made.numbers[atom] for atom in made.eqn.invars if _is_var(atom))
+        wanted = [n for n in raw if n in self.names and n not in self.barred]
+        if not wanted:
+            return None
+        operands = [*(self.names[n] for n in wanted), *(() if late is None else (late,))]
+        results = [fresh_var(operand) for operand in operands]
+        self.eqns += equations_by(lambda *xs: lax.optimization_barrier(xs), operands, results, source)[0]
+        self.barred.update(zip(wanted, results, strict=False))
+        return None if late is None else results[-1]
+
+    def _compute(self, number: int) -> None:
+        """Computes a value again."""
+        made = self.crossing.made[number]
+        operands = [self._again_of(made.numbers[atom]) if _is_var(atom) else atom for atom in made.eqn.invars]
+        outvars = [var if isinstance(var, jex_core.DropVar) else fresh_var(var) for var in made.eqn.outvars]
+        for old, new in zip(made.eqn.outvars, outvars, strict=True):
+            if not isinstance(old, jex_core.DropVar) and made.numbers[old] not in self.names:
+                self.names[made.numbers[old]] = self.barred[made.numbers[old]] = new
+        self.eqns.append(made.eqn.replace(invars=operands, outvars=outvars))
+
+    def _again_of(self, number: int) -> Any:
+        return self.barred.get(number) or self.names[number]
 
 
 def _is_var(atom: Any) -> bool:
     return not isinstance(atom, jex_core.Literal)
-
-
-def _in_order(crossing: WrittenOut, wanted: Sequence[int], there: dict[int, Any]) -> list[int]:
-    """What is to be computed again for these values, operands first."""
-    found: dict[int, None] = {}
-    waiting = list(wanted)
-    while waiting:
-        number = waiting[-1]
-        left = [n for n in crossing.operands_of(number) if n not in found and n not in there]
-        if number in found or not left:
-            found[waiting.pop()] = None
-        else:
-            waiting += left
-    return list(found)
-
-
-def _group(
-    crossing: WrittenOut, eqn: Any, early: dict[Any, int], again: Sequence[int], names: dict[int, Any]
-) -> list[Any]:
-    """A `remat` of what is computed again and of the equation that reads it first; `names` learns of what it makes."""
-    inside: dict[int, Any] = {}
-    taken: dict[Any, Any] = {}
-    steps: list[Any] = []
-
-    def have(number: int) -> Any:
-        if number not in inside:
-            outside = names[number]
-            inside[number] = taken.setdefault(outside, fresh_var(outside))
-        return inside[number]
-
-    for number in again:
-        if number in inside:
-            continue
-        made = crossing.made[number]
-        operands = [atom if not _is_var(atom) else have(made.numbers[atom]) for atom in made.eqn.invars]
-        outvars = [var if isinstance(var, jex_core.DropVar) else fresh_var(var) for var in made.eqn.outvars]
-        for old, new in zip(made.eqn.outvars, outvars, strict=True):
-            if not isinstance(old, jex_core.DropVar):
-                inside.setdefault(made.numbers[old], new)
-        steps.append(made.eqn.replace(invars=operands, outvars=outvars))
-    repeated = [number for number in inside if number not in names]
-    operands = []
-    for atom in eqn.invars:
-        if not _is_var(atom):
-            operands.append(atom)
-        elif atom in early:
-            operands.append(have(early[atom]))
-        else:
-            operands.append(taken.setdefault(atom, fresh_var(atom)))
-    kept = [var for var in eqn.outvars if not isinstance(var, jex_core.DropVar)]
-    renewed = {var: fresh_var(var) for var in kept}
-    steps.append(eqn.replace(invars=operands, outvars=[renewed.get(var, var) for var in eqn.outvars]))
-    left = [fresh_var(inside[number]) for number in repeated]
-    names.update(zip(repeated, left, strict=True))
-    body = crossing.body.replace(
-        constvars=(),
-        invars=list(taken.values()),
-        eqns=steps,
-        outvars=[*renewed.values(), *(inside[number] for number in repeated)],
-    )
-    run = jex_core.jaxpr_as_fun(closed(body))
-    made, _ = equations_by(jax.checkpoint(lambda *xs: run(*xs)), list(taken), [*kept, *left], eqn.source_info)
-    return [step.replace(params={**step.params, "differentiated": True}) if _is_remat(step) else step for step in made]
-
-
-def _is_remat(eqn: Any) -> bool:
-    return eqn.primitive.name in REMATS
