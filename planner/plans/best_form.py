@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from planner.errors import InfeasibleError, PinError
 from planner.forms.recompute import ALIKE, Choice, Front, program_seconds, words
 from planner.one_mesh.mesh import Shape
-from planner.options import Options
+from planner.options import GAP, Options
 from planner.plans.memory_limits import roomy_limit, search_judged
 from planner.plans.sessions import Sessions
 from planner.program.jaxpr.recomputed import crossings, program_steps
@@ -27,6 +27,9 @@ GAIN = 0.02
 """What another form must gain to be taken in the place of the program as written."""
 HOPE = 0.01
 """Where the prices promise less than this part of the program's time, other forms are tried only if it does not fit."""
+FORM_GAP = 5e-3
+"""What may be left between the best plan under a memory limit and the bound, where no other gap is asked for: forms differ
+by more."""
 TIGHT = 0.8
 """From this part of the limit on, what is saved may be what keeps plans from being faster."""
 
@@ -121,7 +124,8 @@ class _Comparison:
         """The best plans of a program in one form, None where there is none below a value within the limit."""
         limit = roomy_limit(session)
         left = max(self.options.time_limit_s - (time.monotonic() - self.start), 1.0)
-        options = replace(self.options, time_limit_s=left)
+        wanted = self.options.gap if self.options.gap != GAP else FORM_GAP
+        options = replace(self.options, time_limit_s=left, gap=wanted)
         with suppress(InfeasibleError):
             found = session.search(self.meshes, limit_bytes=limit, options=options, explained=False, below=below)
             return Searched(session=session, found=found, limit_bytes=limit) if found.candidates else None
