@@ -119,7 +119,7 @@ def test_a_plan_of_another_release_says_that_it_cannot_be_explained(tmp_path: Pa
     made = planner.plan(mlp, mlp_args(), mesh=MESH, options=NEVER)
     made.save(tmp_path / "plan.json")
     text = (tmp_path / "plan.json").read_text()
-    start, stop = text.index('"choice": [') + len('"choice": ['), text.index('"constraints"')
+    start, stop = text.index('"choice": [') + len('"choice": ['), text.index('"replicated"')
     (tmp_path / "plan.json").write_text(text[:start] + "0], " + text[stop:])
     loaded = planner.load(tmp_path / "plan.json").bind(mlp)
     with pytest.raises(ArgumentError, match=r"another release.*plan again"):
