@@ -203,9 +203,9 @@ def best_of_peak(candidate: Candidate, least: Least, budget: Budget) -> Candidat
     """The best plan found in time of those that need no more than the least memory, as `least_plan` found it."""
     memory = MemoryModel(instance=candidate.instance)
     free = solve_shared(candidate.instance.problem, budget.within(FREE_SHARE * budget.seconds))
-    if free.choice is None:
-        return candidate
     peak = least.peak_bytes
+    if free.choice is None or peak <= 0:  # as of arrays without elements, which no plan can move
+        return candidate
     while True:
         search = LimitSearch(memory, free, peak)
         search.by_prices(budget, cutoff=math.inf, least=least)

@@ -81,6 +81,8 @@ def least_memory(memory: MemoryModel, start: Sequence[int], aim: Aim, budget: Bu
     """
     count = len(memory.instance.strategies)
     best, peak, bound = tuple(start[:count]), float(memory.profile(start).max()), memory.floor_bytes()
+    if peak <= 0:  # arrays without elements only
+        return Least(choice=best, peak_bytes=peak, bound=peak, weights={})
     bare = Problem(
         name="least memory",
         node_costs=tuple(EVERYWHERE * values for values in memory.average_bytes()),
