@@ -19,7 +19,7 @@ from planner.cli.values import (
     parse_seed,
 )
 from planner.one_mesh.mesh import AXIS_NAMES
-from planner.options import REFINES, Options
+from planner.options import RECOMPUTES, REFINES, Options
 from planner.plans.front import MOST_POINTS
 
 Command = Callable[[argparse.Namespace], int]
@@ -171,6 +171,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="passes in which the batch is taken, whose sums are added up; 'auto': as few as fit the memory. Default: "
         f"{defaults.microbatches}",
+    )
+    parser.add_argument(
+        "--recompute",
+        choices=RECOMPUTES,
+        help="which values of the forward pass are saved for the backward pass: the best ones (auto), those that the "
+        f"program says, all (none is computed again), or as few as can be (full). Default: {defaults.recompute}",
     )
     parser.add_argument(
         "--cost-model",

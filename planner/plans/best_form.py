@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from planner.errors import InfeasibleError, PinError
+from planner.errors import ArgumentError, InfeasibleError, PinError
+from planner.forms.batch import Refused
 from planner.forms.recompute import ALIKE, Choice, Front, program_seconds, words
 from planner.one_mesh.mesh import Shape
 from planner.options import GAP, Options
@@ -30,6 +31,8 @@ HOPE = 0.01
 FORM_GAP = 5e-3
 """What may be left between the best plan under a memory limit and the bound, where no other gap is asked for: forms differ
 by more."""
+COUNTS = (2, 4)
+"""The numbers of microbatches that are tried where more could be saved than fits."""
 TIGHT = 0.8
 """From this part of the limit on, what is saved may be what keeps plans from being faster."""
 
@@ -95,7 +98,9 @@ class _Comparison:
         hoped = front.written.seconds - offered[0].seconds >= HOPE * self._seconds()
         if hoped:
             best = self._of_forms(offered, None)
-            return self._search(written, below=_value(best) * (1 + GAIN)) or best
+            best = self._search(written, below=_value(best) * (1 + GAIN)) or best
+            fastest = best is not None and best.session.program.form.saved == offered[0].saved
+            return best if fastest or best is None else self._in_microbatches(best)
         as_written = self._search(written, below=math.inf)
         if as_written is not None and as_written.found.candidates[0].peak_bytes < TIGHT * as_written.limit_bytes:
             return as_written
@@ -119,6 +124,37 @@ class _Comparison:
             if found is not None:
                 best = replace(found, notes=(_told(self.front, choice, self.meshes),))
         return best or as_written
+
+    def _in_microbatches(self, best: Searched) -> Searched:
+        """The best plans where parts of the batch are computed one after the other, so that more can be saved of each.
+
+        Those given where none gains enough.
+        """
+        sessions, batch = self.sessions, self.sessions.batch
+        alone = sessions.base.program.form.microbatches == 1 and self.options.microbatches == "auto"
+        counts = () if isinstance(batch, Refused) or not alone else COUNTS
+        for count in counts:
+            found = None
+            with suppress(ArgumentError, PinError):  # of an op that is not known by parts
+                found = self._of_microbatches(count, below=_value(best) * (1 - GAIN))
+            if found is None:
+                break
+            best = found
+        return best
+
+    def _of_microbatches(self, count: int, *, below: float) -> Searched | None:
+        """The best plans below a value in so many microbatches, with what saves the most of what fits."""
+        form = replace(self.sessions.base.program.form, microbatches=count)
+        base = self.sessions.of(form)
+        crossed = crossings(base.program)
+        if not crossed:
+            return None
+        front = Front(crossed, base.request.topology.chip)
+        for choice in filter(self._may_fit, front.offered()):
+            found = self._search(self.sessions.of(replace(form, saved=choice.saved)), below=below)
+            if found is not None:
+                return replace(found, notes=(self.sessions.words(count), _told(front, choice, self.meshes)))
+        return None
 
     def _search(self, session: Session, *, below: float) -> Searched | None:
         """The best plans of a program in one form, None where there is none below a value within the limit."""

@@ -35,7 +35,7 @@ def told_of_form(sessions: Sessions, options: Options) -> tuple[str, ...]:
     """What a plan says of the form that is asked for. Raises: ArgumentError where the program cannot be computed so."""
     form = first_form(options)
     formed(sessions.program, form)
-    return (f"{_words(sessions, form.microbatches)}, as asked for",) if form.microbatches > 1 else ()
+    return (f"{sessions.words(form.microbatches)}, as asked for",) if form.microbatches > 1 else ()
 
 
 def in_first_form(
@@ -66,7 +66,7 @@ def in_first_form(
             break
         counts = [other for other in counts if other > count]
         why = (
-            f"{_words(sessions, count)}: the whole batch at once needs about {quantity(none_fits.least_bytes, 'B')} per "
+            f"{sessions.words(count)}: the whole batch at once needs about {quantity(none_fits.least_bytes, 'B')} per "
             f"device, above the limit of {quantity(asked.request.memory_limit, 'B')}"
         )
         with suppress(InfeasibleError):  # by the compiler
@@ -98,7 +98,7 @@ def in_form_between(
         raise InfeasibleError(f"no plan fits {limit} per device in {fewest} to {most} microbatches")
     left = max(options.time_limit_s - (time.monotonic() - start), 1.0)
     told = count > 1 and options.microbatches == "auto"
-    why = (f"{_words(sessions, count)}: the best of what was tried within {limit} per device",) if told else ()
+    why = (f"{sessions.words(count)}: the best of what was tried within {limit} per device",) if told else ()
     yield from proposed(_of(sessions, asked, count), replace(options, time_limit_s=left), why)
 
 
@@ -106,12 +106,6 @@ def _of(sessions: Sessions, asked: Session, count: int) -> Session:
     """What a session asks, of the program in so many microbatches."""
     request = asked.request
     return sessions.of(Form(microbatches=count)).asking(objective=request.objective, memory_limit=request.memory_limit)
-
-
-def _words(sessions: Sessions, count: int) -> str:
-    batch = sessions.batch
-    size = "" if isinstance(batch, Refused) else f" of {batch.extent // count} examples"
-    return f"runs as {count} microbatches{size}, whose sums are added up"
 
 
 def _powers_of_two(extent: int) -> list[int]:

@@ -43,6 +43,11 @@ class Sessions:
         """How the program may be computed batch part by batch part, or why it cannot be."""
         return batch_of(self.program)
 
+    def words(self, count: int) -> str:
+        """What a plan says of so many microbatches."""
+        size = "" if isinstance(self.batch, Refused) else f" of {self.batch.extent // count} examples"
+        return f"runs as {count} microbatches{size}, whose sums are added up"
+
     def of(self, form: Form) -> Session:
         """The session of the program in a form. Raises: ArgumentError where it cannot be computed so, PinError."""
         found = self.made.get(form)
