@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from planner.errors import ArgumentError, InfeasibleError, PinError
 from planner.forms.batch import Refused
@@ -31,8 +32,10 @@ HOPE = 0.01
 FORM_GAP = 5e-3
 """What may be left between the best plan under a memory limit and the bound, where no other gap is asked for: forms differ
 by more."""
-COUNTS = (2, 4)
-"""The numbers of microbatches that are tried where more could be saved than fits."""
+FIRST_COUNT = 8
+"""The number of microbatches that is tried first where memory is short: fewer are tried if it gains, two if it does not."""
+MOST_CHOICES = 2
+"""How many choices of what is saved are tried with one number of microbatches."""
 TIGHT = 0.8
 """From this part of the limit on, what is saved may be what keeps plans from being faster."""
 
@@ -88,6 +91,8 @@ class _Comparison:
     options: Options
     front: Front
     start: float = field(default_factory=time.monotonic)
+    short: bool = False
+    """Whether memory was too short for a form that was tried."""
 
     def best(self) -> Searched | None:
         """The best plans in the best form; None where none fits in any."""
@@ -99,19 +104,19 @@ class _Comparison:
         if hoped:
             best = self._of_forms(offered, None)
             best = self._search(written, below=_value(best) * (1 + GAIN)) or best
-            fastest = best is not None and best.session.program.form.saved == offered[0].saved
-            return best if fastest or best is None else self._in_microbatches(best)
+            return self._in_microbatches(best)
         as_written = self._search(written, below=math.inf)
         if as_written is not None and as_written.found.candidates[0].peak_bytes < TIGHT * as_written.limit_bytes:
             return as_written
         less = [choice for choice in offered if choice.bytes < ALIKE * front.written.bytes]
-        return self._of_forms(less, as_written)
+        return self._in_microbatches(self._of_forms(less, as_written))
 
     def _of_forms(self, offered: Sequence[Choice], as_written: Searched | None) -> Searched | None:
         """The best plans with one of these choices, those as written where no other gains enough."""
         best: Searched | None = None
         for choice in offered:
             if not self._may_fit(choice):
+                self.short = True
                 continue
             below = min(_value(best), _value(as_written) * (1 - GAIN))
             found = None
@@ -125,36 +130,48 @@ class _Comparison:
                 best = replace(found, notes=(_told(self.front, choice, self.meshes),))
         return best or as_written
 
-    def _in_microbatches(self, best: Searched) -> Searched:
-        """The best plans where parts of the batch are computed one after the other, so that more can be saved of each.
+    def _in_microbatches(self, best: Searched | None) -> Searched | None:
+        """The best plans where memory is short and parts of the batch are computed one after the other.
 
-        Those given where none gains enough.
+        Those given where memory is not short, or none gains enough.
         """
-        sessions, batch = self.sessions, self.sessions.batch
-        alone = sessions.base.program.form.microbatches == 1 and self.options.microbatches == "auto"
-        counts = () if isinstance(batch, Refused) or not alone else COUNTS
-        for count in counts:
-            found = None
-            with suppress(ArgumentError, PinError):  # of an op that is not known by parts
-                found = self._of_microbatches(count, below=_value(best) * (1 - GAIN))
-            if found is None:
+        short = self.short or (best is not None and best.found.candidates[0].peak_bytes >= TIGHT * best.limit_bytes)
+        alone = self.sessions.base.program.form.microbatches == 1 and self.options.microbatches == "auto"
+        if best is None or not short or not alone or isinstance(self.sessions.batch, Refused):
+            return best
+        extent = self.sessions.batch.extent
+        counts = [count for count in (2, 4, FIRST_COUNT, 2 * FIRST_COUNT) if extent % count == 0]
+        if not counts:
+            return best
+        first = min(FIRST_COUNT, counts[-1])
+        more = self._gaining(first, best)
+        following = [2, 4] if more is None else [count for count in (first // 2, 2 * first) if count in counts]
+        for count in [count for count in following if count in counts and count != first]:
+            other = self._gaining(count, more or best)
+            if other is None and more is None:
                 break
-            best = found
-        return best
+            more = other or more
+        return more or best
+
+    def _gaining(self, count: int, best: Searched) -> Searched | None:
+        """The best plans in so many microbatches, if they gain enough on others."""
+        gain = GAIN if best.session.program.form.microbatches == 1 else 0.0
+        with suppress(ArgumentError, PinError):  # of an op that is not known by parts
+            return self._of_microbatches(count, below=_value(best) * (1 - gain))
+        return None
 
     def _of_microbatches(self, count: int, *, below: float) -> Searched | None:
-        """The best plans below a value in so many microbatches, with what saves the most of what fits."""
+        """The best plans below a value in so many microbatches, with what saves the most of what fits, or as written."""
         form = replace(self.sessions.base.program.form, microbatches=count)
         base = self.sessions.of(form)
-        crossed = crossings(base.program)
-        if not crossed:
-            return None
-        front = Front(crossed, base.request.topology.chip)
-        for choice in filter(self._may_fit, front.offered()):
+        told, crossed = self.sessions.words(count), crossings(base.program)
+        front = Front(crossed, base.request.topology.chip) if crossed else None
+        for choice in () if front is None else islice(filter(self._may_fit, front.offered()), MOST_CHOICES):
             found = self._search(self.sessions.of(replace(form, saved=choice.saved)), below=below)
-            if found is not None:
-                return replace(found, notes=(self.sessions.words(count), _told(front, choice, self.meshes)))
-        return None
+            if front is not None and found is not None:
+                return replace(found, notes=(told, _told(front, choice, self.meshes)))
+        found = self._search(base, below=below)
+        return None if found is None else replace(found, notes=(told,))
 
     def _search(self, session: Session, *, below: float) -> Searched | None:
         """The best plans of a program in one form, None where there is none below a value within the limit."""
@@ -162,10 +179,12 @@ class _Comparison:
         left = max(self.options.time_limit_s - (time.monotonic() - self.start), 1.0)
         wanted = self.options.gap if self.options.gap != GAP else FORM_GAP
         options = replace(self.options, time_limit_s=left, gap=wanted)
-        with suppress(InfeasibleError):
+        try:
             found = session.search(self.meshes, limit_bytes=limit, options=options, explained=False, below=below)
-            return Searched(session=session, found=found, limit_bytes=limit) if found.candidates else None
-        return None
+        except InfeasibleError:
+            self.short = True
+            return None
+        return Searched(session=session, found=found, limit_bytes=limit) if found.candidates else None
 
     def _may_fit(self, choice: Choice) -> bool:
         """Whether what is saved and the arguments fit, were all of it split evenly."""
