@@ -80,8 +80,8 @@ class Options:
     made of it, without a search, and `Plan.checked` says when it was checked. The compiles of `refine` are kept there, too;
     None keeps nothing.
     `microbatches`: in how many passes the batch is taken, whose sums are added up: a number, where the program can be
-    computed so with the same results, or "auto", one pass where a plan fits the memory limit then, else as few as fit. What
-    cannot be (a batch norm needs the whole batch) is told with the op.
+    computed so with the same results, or "auto": one pass where a plan fits the memory limit then and more do not gain
+    2 %, else as few as fit. What cannot be (a batch norm needs the whole batch) is told with the op.
     `affordable_compile_s`: "auto" compiles for devices that are not here for at most so many seconds; up to `time_limit_s`
     where nothing is predicted to fit.
     `progress`: called with a `Progress` after every mesh; of several processes, on the one that searches.

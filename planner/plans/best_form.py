@@ -33,9 +33,11 @@ FORM_GAP = 5e-3
 """What may be left between the best plan under a memory limit and the bound, where no other gap is asked for: forms differ
 by more."""
 FIRST_COUNT = 8
-"""The number of microbatches that is tried first where memory is short: fewer are tried if it gains, two if it does not."""
+"""The number of microbatches that is tried first where memory is short: half of it if it gains, two if it does not."""
 MOST_CHOICES = 2
 """How many choices of what is saved are tried with one number of microbatches."""
+PARTS_GAP = 0.05
+"""And what may be left for forms in microbatches: there are several, and what they gain where memory is short is more."""
 TIGHT = 0.8
 """From this part of the limit on, what is saved may be what keeps plans from being faster."""
 
@@ -140,12 +142,12 @@ class _Comparison:
         if best is None or not short or not alone or isinstance(self.sessions.batch, Refused):
             return best
         extent = self.sessions.batch.extent
-        counts = [count for count in (2, 4, FIRST_COUNT, 2 * FIRST_COUNT) if extent % count == 0]
+        counts = [count for count in (2, 4, FIRST_COUNT) if extent % count == 0]
         if not counts:
             return best
-        first = min(FIRST_COUNT, counts[-1])
+        first = counts[-1]
         more = self._gaining(first, best)
-        following = [2, 4] if more is None else [count for count in (first // 2, 2 * first) if count in counts]
+        following = [2, 4] if more is None else [first // 2]
         for count in [count for count in following if count in counts and count != first]:
             other = self._gaining(count, more or best)
             if other is None and more is None:
@@ -174,10 +176,14 @@ class _Comparison:
         return None if found is None else replace(found, notes=(told,))
 
     def _search(self, session: Session, *, below: float) -> Searched | None:
-        """The best plans of a program in one form, None where there is none below a value within the limit."""
+        """The best plans of a program in one form, None where there is none below a value within the limit.
+
+        Under a limit the search ends at a wider gap than that of a single form; the certificate says at which.
+        """
         limit = roomy_limit(session)
         left = max(self.options.time_limit_s - (time.monotonic() - self.start), 1.0)
-        wanted = self.options.gap if self.options.gap != GAP else FORM_GAP
+        in_parts = session.program.form.microbatches > self.sessions.base.program.form.microbatches
+        wanted = self.options.gap if self.options.gap != GAP else PARTS_GAP if in_parts else FORM_GAP
         options = replace(self.options, time_limit_s=left, gap=wanted)
         try:
             found = session.search(self.meshes, limit_bytes=limit, options=options, explained=False, below=below)
