@@ -115,7 +115,7 @@ def plan_llama() -> bool:
 
 
 def _plan(model: gpt.Model, *, topology: str | None = None) -> planner.Plan:
-    with show_progress(unit="s") as display:
+    with show_progress() as display:
         return planner.plan(
             model.fn,
             model.args,
