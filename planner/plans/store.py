@@ -69,12 +69,13 @@ def _digest(record: dict[str, Any]) -> str:
 def _lines(value: Any, indent: str) -> Iterator[str]:
     """The text of a value, in parts: a row on one line, of a container of rows or of more than a line each item.
 
-    Of numbers as many as usual stand on a line.
+    Of numbers as many as usual stand on a line. Where lines end does not hang on the digits of the seconds of the search.
     """
     line = json.dumps(value)
+    lasting = {**value, "solve_seconds": 0} if isinstance(value, dict) and "solve_seconds" in value else value
     held: Sequence[Any] = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else ()
     rows = any(isinstance(item, dict) for item in held)
-    if not held or (len(line) <= ROW and not rows):
+    if not held or (len(json.dumps(lasting)) <= ROW and not rows):
         yield line
         return
     if isinstance(value, list) and not any(isinstance(item, (dict, list, str)) for item in held):

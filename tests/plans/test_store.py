@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec as P
 import planner
 from cost_models import Topology
 from planner.errors import ArgumentError, MeshError, PlanFileError
+from planner.plans.store import written
 from tests.small import NEVER, assert_same, mlp, mlp_args, shapes, train_args, train_step
 
 MESH = {"data": 4, "model": 2}
@@ -113,6 +114,16 @@ def test_the_same_input_twice_is_the_same_file(tmp_path: Path) -> None:
     for name in ("a", "b"):
         planner.plan(train_step, shapes(train_args()), donate_argnums=0, options=NEVER).save(tmp_path / name)
     assert _without_seconds(tmp_path / "a") == _without_seconds(tmp_path / "b")
+
+
+def test_lines_do_not_hang_on_the_digits_of_the_seconds(path: Path) -> None:
+    record = json.loads(path.read_text())
+    del record["digest"]
+
+    def lines(seconds: float) -> int:
+        return written({**record, "certificate": {**record["certificate"], "solve_seconds": seconds}}).count("\n")
+
+    assert lines(1.0) == lines(1.0 + 1e-15) == lines(1.23456789e-300)
 
 
 def test_pytrees_are_told_in_words(tmp_path: Path) -> None:
