@@ -86,7 +86,7 @@ def _as_asked(
 
 @dataclass(kw_only=True)
 class _Comparison:
-    """Plans of a program in several forms; `best_found` is the best so far, with the choice that it makes."""
+    """Plans of a program in several forms, each of which is searched in the time that is left."""
 
     sessions: Sessions
     meshes: Sequence[Shape]

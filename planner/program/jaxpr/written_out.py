@@ -2,7 +2,9 @@
 
 The backward pass is what JAX's transposition has written, and all that follows from it. Between what is saved for good,
 the borders of layers, values may be computed again: for a program with `jax.checkpoint` these are what the checkpoints
-take, for XX
+take, for others the values through which alone a layer goes on to the next, where layers repeat. What is computed again
+reads the forward pass through a barrier, together with what the first equation that reads it has of the backward pass: so
+the compiler neither merges it with what it repeats, nor computes it before the backward pass has come so far.
 """
 
 from __future__ import annotations
