@@ -108,12 +108,21 @@ def structure_of(eqn: Any) -> Structure | None:
     return None if read is None else read(eqn)
 
 
+REMATS = frozenset(("remat2", "checkpoint"))
+"""Calls that mean more than what they compute: it is computed again in a gradient, apart from what equals it outside."""
+
+
 def opened(jaxpr: Any) -> Any:
     return getattr(jaxpr, "jaxpr", jaxpr)
 
 
 def consts_of(jaxpr: Any) -> Sequence[Any]:
     return getattr(jaxpr, "consts", ())
+
+
+def holds_constants(jaxpr: Any) -> bool:
+    """Whether a body comes with arrays of its own."""
+    return bool(len(consts_of(jaxpr)) or opened(jaxpr).constvars)
 
 
 def body_of(eqn: Any, body: tuple[str, int | None]) -> Any:

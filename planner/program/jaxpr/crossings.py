@@ -8,7 +8,7 @@ on such values alone, can be saved, which stacks it, or computed again of others
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -40,7 +40,6 @@ class Value:
     makes it. `repeatable`: it may be computed again. `saved`, `repeated`: how the program is written.
     """
 
-    number: int
     name: str
     aval: Aval
     operands: tuple[int, ...]
@@ -118,24 +117,20 @@ class Between:
 
     def again(self, there: Container[int]) -> set[int]:
         """What is computed again where some values are there."""
-        found: set[int] = set()
-        waiting = [number for number in self.needed if number not in there]
-        while waiting:
-            number = waiting.pop()
-            if number not in found:
-                found.add(number)
-                waiting += [n for n in self.operands_of(number) if n not in there]
-        return found
+        return set(self.in_order([number for number in self.needed if number not in there], there))
 
     def order(self) -> list[int]:
         """The numbers of the values that cross, operands first."""
-        found: dict[int, None] = {}
+        return self.in_order(self.needed)
 
-        for root in self.needed:
+    def in_order(self, wanted: Iterable[int], there: Container[int] = ()) -> list[int]:
+        """The numbers of these values and of all that they are computed of, but for what is `there`; operands first."""
+        found: dict[int, None] = {}
+        for root in wanted:
             waiting = [root]
             while waiting:
                 number = waiting[-1]
-                left = [n for n in self.operands_of(number) if n not in found]
+                left = [n for n in self.operands_of(number) if n not in found and n not in there]
                 if number in found or not left:
                     found[waiting.pop()] = None
                 else:
@@ -161,7 +156,6 @@ def crossing_of(pair: Between) -> Crossing:
         drawn = any(step.kind in NEVER_REPEATED for step in steps)
         values.append(
             Value(
-                number=number,
                 name="carry" if eqn is None else _name(eqn),
                 aval=aval_of(var.aval),
                 operands=tuple(position[n] for n in pair.operands_of(number)),

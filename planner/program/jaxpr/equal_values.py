@@ -13,8 +13,7 @@ from typing import Any
 import jax.extend.core as jex_core
 import numpy as np
 
-APART = frozenset(("remat2", "checkpoint"))
-"""Calls whose bodies, in a gradient, are kept apart from equal computations outside them."""
+from planner.program.jaxpr.bodies import REMATS
 
 
 @dataclass
@@ -30,7 +29,7 @@ class EqualValues:
         """Enters the body of a call; returns what `leave` wants to know when it is left."""
         outside = self._apart
         params = eqn.params
-        if eqn.primitive.name in APART and params.get("differentiated") and params.get("prevent_cse"):
+        if eqn.primitive.name in REMATS and params.get("differentiated") and params.get("prevent_cse"):
             self._bodies += 1
             self._apart = self._bodies
         return outside

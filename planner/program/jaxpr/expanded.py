@@ -11,6 +11,7 @@ from jax.interpreters import partial_eval
 
 from planner.program.graph import Path
 from planner.program.jaxpr.bodies import (
+    REMATS,
     body_of,
     body_path,
     consts_of,
@@ -22,9 +23,6 @@ from planner.program.jaxpr.bodies import (
 )
 from planner.program.jaxpr.calls import is_zero
 from planner.program.slots import Slot
-
-REMATS = frozenset(("remat2", "checkpoint"))
-"""Calls that mean more than what they compute: a compiler computes again what is in them."""
 
 
 def has_remats(jaxpr: Any) -> bool:

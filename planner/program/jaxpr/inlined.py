@@ -7,11 +7,10 @@ from typing import Any
 
 import jax.extend.core as jex_core
 
-from planner.program.jaxpr.bodies import body_of, consts_of, fresh_var, opened, structure_of
+from planner.program.jaxpr.bodies import REMATS, body_of, fresh_var, holds_constants, opened, structure_of
 
 CALLS = frozenset(("jit", "pjit", "closed_call", "core_call", "eval_jaxpr"))
 """Calls that say nothing but their name."""
-REMATS = frozenset(("remat2", "checkpoint"))
 
 
 def inlined(jaxpr: Any, *, remats: bool = False) -> Any:
@@ -49,7 +48,7 @@ def _body_of_call(eqn: Any, remats: bool) -> Any:
         return None
     structure = structure_of(eqn)
     inner = None if structure is None else body_of(eqn, structure.bodies[0])
-    if inner is None or consts_of(inner) or opened(inner).constvars or _names_placements(eqn.params):
+    if inner is None or holds_constants(inner) or _names_placements(eqn.params):
         return None
     return inner
 

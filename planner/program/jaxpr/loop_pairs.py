@@ -9,7 +9,7 @@ from typing import Any
 import jax.extend.core as jex_core
 
 from planner.program.arguments import aval_of
-from planner.program.jaxpr.bodies import body_of, opened, structure_of
+from planner.program.jaxpr.bodies import Structure, body_of, opened, structure_of
 from planner.program.jaxpr.crossings import Between, Made
 from planner.program.jaxpr.inlined import inlined
 from planner.program.jaxpr.value_numbers import Numbers, ValueNumbers
@@ -20,6 +20,7 @@ class Loop:
     """A scan with its calls opened, and the value numbers of its body."""
 
     eqn: Any
+    structure: Structure
     position: int
     body: Any
     numbers: Numbers
@@ -30,18 +31,17 @@ class Loop:
     @property
     def consts(self) -> int:
         """How many of its operands are the same in every pass."""
-        return structure_of(self.eqn).num_consts  # pyright: ignore[reportOptionalMemberAccess]
+        return self.structure.num_consts
 
     @property
     def first_slice(self) -> int:
         """The position of its first operand that is taken slice by slice."""
-        structure = structure_of(self.eqn)
-        return structure.num_consts + structure.num_carry  # pyright: ignore[reportOptionalMemberAccess]
+        return self.structure.num_consts + self.structure.num_carry
 
     @property
     def carries(self) -> int:
         """How many values go from pass to pass."""
-        return self.first_slice - self.consts
+        return self.structure.num_carry
 
     @property
     def length(self) -> int:
@@ -133,7 +133,7 @@ def pairs_in(body: Any, numbers: Numbers, values: ValueNumbers, depth: int) -> I
         if structure is None or structure.kind != "scan" or eqn.effects:
             values.add(eqn, numbers, depth)
         else:
-            loop = _loop(eqn, position, numbers, values, depth + 1)
+            loop = _loop(eqn, structure, position, numbers, values, depth + 1)
             numbers.update(zip(eqn.outvars, loop.made, strict=True))
             for var in eqn.outvars:
                 loops[var] = loop
@@ -147,13 +147,13 @@ def pairs_in(body: Any, numbers: Numbers, values: ValueNumbers, depth: int) -> I
             defined.setdefault(numbers[var], position)
 
 
-def _loop(eqn: Any, position: int, numbers: Numbers, values: ValueNumbers, depth: int) -> Loop:
+def _loop(eqn: Any, structure: Structure, position: int, numbers: Numbers, values: ValueNumbers, depth: int) -> Loop:
     body = inlined(opened(body_of(eqn, ("jaxpr", None))), remats=True)
     outer = [values.read(atom, numbers) for atom in eqn.invars]
-    inner = values.entering(eqn, body, outer, depth)
+    inner = values.entering(structure, body, outer, depth)
     values.walk(body.eqns, inner, depth)
-    made = values.leaving(eqn, body, inner, depth)
-    return Loop(eqn=eqn, position=position, body=body, numbers=inner, outer=outer, made=made)
+    made = values.leaving(structure, body, inner, depth)
+    return Loop(eqn=eqn, structure=structure, position=position, body=body, numbers=inner, outer=outer, made=made)
 
 
 def _forward_of(loop: Loop, loops: Mapping[Any, Loop]) -> Loop | None:

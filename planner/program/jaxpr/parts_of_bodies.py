@@ -13,9 +13,8 @@ from jax import lax
 
 from planner.program.batch_parts import Batch, Part
 from planner.program.graph import Path
-from planner.program.jaxpr.bodies import Structure, body_of, body_path, closed, opened, put_body, structure_of
+from planner.program.jaxpr.bodies import REMATS, Structure, body_of, body_path, closed, opened, put_body, structure_of
 from planner.program.jaxpr.calls import equations_by
-from planner.program.jaxpr.expanded import REMATS
 
 Held = Mapping[Any, tuple[Any, Part | None]]
 """By variable of the whole program: the one that stands for it here, and where the batch lies in it if it is a part."""

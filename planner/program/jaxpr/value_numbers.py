@@ -15,7 +15,7 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 
-from planner.program.jaxpr.bodies import body_of, opened, structure_of
+from planner.program.jaxpr.bodies import Structure, body_of, holds_constants, opened, structure_of
 
 Numbers = dict[Any, int]
 """By variable its value number."""
@@ -63,9 +63,9 @@ class ValueNumbers:
         elif eqn.effects:
             made = [self.new() for _ in eqn.outvars]
         elif structure is not None and structure.kind == "scan":
-            made = self._of_scan(eqn, operands, depth)
-        elif structure is not None and structure.kind == "inline" and structure.takes is None and _plain(eqn):
-            made = self._of_call(eqn, operands, depth)
+            made = self._of_scan(eqn, structure, operands, depth)
+        elif structure is not None and structure.kind == "inline" and structure.takes is None:
+            made = self._of_call(eqn, body_of(eqn, structure.bodies[0]), operands, depth)
         else:
             made = self._of_leaf(eqn, operands)
         numbers.update(zip(eqn.outvars, made, strict=True))
@@ -77,24 +77,24 @@ class ValueNumbers:
         except TypeError:  # a param that cannot be hashed
             return [self.new() for _ in eqn.outvars]
 
-    def _of_call(self, eqn: Any, operands: list[int], depth: int) -> list[int]:
-        structure = structure_of(eqn)
-        body = opened(body_of(eqn, structure.bodies[0] if structure else ("jaxpr", None)))
+    def _of_call(self, eqn: Any, called: Any, operands: list[int], depth: int) -> list[int]:
+        if holds_constants(called):
+            return self._of_leaf(eqn, operands)
+        body = opened(called)
         inner = dict(zip(body.invars, operands, strict=True))
         self.walk(body.eqns, inner, depth)
         return [self.read(atom, inner) for atom in body.outvars]
 
-    def _of_scan(self, eqn: Any, operands: list[int], depth: int) -> list[int]:
+    def _of_scan(self, eqn: Any, structure: Structure, operands: list[int], depth: int) -> list[int]:
         """Results of a loop: a stack is known by what its slices are, what is carried is like nothing else."""
         body = opened(body_of(eqn, ("jaxpr", None)))
-        inner = self.entering(eqn, body, operands, depth + 1)
+        inner = self.entering(structure, body, operands, depth + 1)
         self.walk(body.eqns, inner, depth + 1)
-        return self.leaving(eqn, body, inner, depth + 1)
+        return self.leaving(structure, body, inner, depth + 1)
 
-    def entering(self, eqn: Any, body: Any, operands: list[int], depth: int) -> Numbers:
+    def entering(self, structure: Structure, body: Any, operands: list[int], depth: int) -> Numbers:
         """The numbers of what the body of a loop takes; `depth` is that of the body."""
-        structure = structure_of(eqn)
-        consts, carry = (structure.num_consts, structure.num_carry) if structure else (0, 0)
+        consts, carry = structure.num_consts, structure.num_carry
         numbers: Numbers = {}
         for position, (var, number) in enumerate(zip(body.invars, operands, strict=True)):
             if position < consts:
@@ -109,10 +109,9 @@ class ValueNumbers:
         """The number of the slice of a stack in the body of a loop of this depth."""
         return self.sliced.get((depth, stack)) or self.of(("slice", depth, stack))
 
-    def leaving(self, eqn: Any, body: Any, inner: Numbers, depth: int) -> list[int]:
+    def leaving(self, structure: Structure, body: Any, inner: Numbers, depth: int) -> list[int]:
         """The numbers of what a loop returns."""
-        structure = structure_of(eqn)
-        carry, length = (structure.num_carry, structure.length) if structure else (0, 0)
+        carry, length = structure.num_carry, structure.length
         made: list[int] = []
         for position, atom in enumerate(body.outvars):
             if position < carry:
@@ -131,12 +130,3 @@ def _keeps_all_bits(eqn: Any) -> bool:
         return False
     told, dtype = eqn.params, eqn.outvars[0].aval.dtype
     return (told["exponent_bits"], told["mantissa_bits"]) == (jnp.finfo(dtype).nexp, jnp.finfo(dtype).nmant)
-
-
-def _plain(eqn: Any) -> bool:
-    return not getattr(body_of(eqn, _first(eqn)), "consts", ()) and not opened(body_of(eqn, _first(eqn))).constvars
-
-
-def _first(eqn: Any) -> tuple[str, int | None]:
-    structure = structure_of(eqn)
-    return structure.bodies[0] if structure else ("jaxpr", None)

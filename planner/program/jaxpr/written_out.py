@@ -18,10 +18,10 @@ import jax.extend.core as jex_core
 from jax import lax
 
 from planner.program.arguments import aval_of
-from planner.program.jaxpr.bodies import fresh_var, structure_of
+from planner.program.jaxpr.bodies import REMATS, fresh_var, structure_of
 from planner.program.jaxpr.calls import equations_by
 from planner.program.jaxpr.crossings import Between, Made
-from planner.program.jaxpr.inlined import REMATS, inlined
+from planner.program.jaxpr.inlined import inlined
 from planner.program.jaxpr.value_numbers import Numbers, ValueNumbers
 
 TRANSPOSED = "transpose("
@@ -39,7 +39,8 @@ class WrittenOut(Between):
     """A body with a forward and a backward pass.
 
     `steps` are its equations, those of checkpoints opened, each with whether it is of the backward pass; what checkpoints
-    compute again is not among them. `names` are the variables of values in the forward pass.
+    compute again is not among them. `names` are the variables of values in the forward pass, `returned` what those that
+    checkpoints return are called within.
     """
 
     body: Any
@@ -47,6 +48,7 @@ class WrittenOut(Between):
     steps: list[tuple[Any, bool]] = field(default_factory=list[tuple[Any, bool]])
     names: dict[int, Any] = field(default_factory=dict[int, Any])
     late_vars: set[Any] = field(default_factory=set[Any])
+    returned: dict[Any, Any] = field(default_factory=dict[Any, Any])
 
     def find(self) -> None:
         """Finds what crosses."""
@@ -109,8 +111,6 @@ class WrittenOut(Between):
                 self.returned[var] = atom
                 if atom in self.late_vars:
                     self.late_vars.add(var)
-
-    returned: dict[Any, Any] = field(default_factory=dict[Any, Any])
 
     def _need(self, atoms: Sequence[Any]) -> None:
         for atom in atoms:
@@ -219,7 +219,7 @@ class _Again:
         operands = [crossing.named(atom) for atom in eqn.invars]
         early = [_is_var(atom) and atom not in crossing.late_vars for atom in operands]
         read = [crossing.numbers[atom] for atom, is_early in zip(operands, early, strict=True) if is_early]
-        missing = self._in_order([number for number in read if number not in self.names])
+        missing = crossing.in_order([n for n in reversed(read) if n not in self.names], self.names)
         if missing:
             order = next((i for i, atom in enumerate(operands) if _is_var(atom) and not early[i]), None)
             behind = self._bar(missing, None if order is None else operands[order], eqn.source_info)
@@ -232,19 +232,6 @@ class _Again:
             if is_early:
                 operands[i] = self.names[crossing.numbers[operands[i]]]
         self.eqns.append(eqn.replace(invars=operands))
-
-    def _in_order(self, wanted: Sequence[int]) -> list[int]:
-        """What is to be computed again for these values, operands first."""
-        found: dict[int, None] = {}
-        waiting = list(wanted)
-        while waiting:
-            number = waiting[-1]
-            left = [n for n in self.crossing.operands_of(number) if n not in found and n not in self.names]
-            if number in found or not left:
-                found[waiting.pop()] = None
-            else:
-                waiting += left
-        return list(found)
 
     def _bar(self, missing: Sequence[int], late: Any, source: Any) -> Any:
         """Bars what is read of the forward pass to compute values again until `late` is there; its new variable."""
