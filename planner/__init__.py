@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from cost_models import Topology as Topology
     from planner import errors as errors
     from planner import testing as testing
+    from planner.api import compare_topologies as compare_topologies
     from planner.api import load as load
     from planner.api import op_graph as op_graph
     from planner.api import pareto as pareto
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from planner.plans.front import Front as Front
     from planner.plans.loaded import LoadedPlan as LoadedPlan
     from planner.plans.plan import Plan as Plan
+    from planner.plans.topology_table import TopologyComparison as TopologyComparison
     from planner.rules.kernels.rule_for import rule_for as rule_for
     from planner.solver.methods import solve as solve
     from planner.solver.problem import Problem as Problem
@@ -34,7 +36,9 @@ _HOME = {
     "Problem": "planner.solver.problem",
     "Solution": "planner.solver.solution",
     "Topology": "cost_models",
+    "TopologyComparison": "planner.plans.topology_table",
     "Verification": "planner.verify.verification",
+    "compare_topologies": "planner.api",
     "load": "planner.api",
     "op_graph": "planner.api",
     "pareto": "planner.api",
@@ -54,7 +58,9 @@ __all__ = [
     "Problem",
     "Solution",
     "Topology",
+    "TopologyComparison",
     "Verification",
+    "compare_topologies",
     "errors",
     "load",
     "op_graph",

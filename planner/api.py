@@ -1,4 +1,4 @@
-"""The public entry points: `plan` a function, or a `pareto` front of it, `load` a plan."""
+"""The public entry points: `plan` a function, or a `pareto` front of it, `compare_topologies` for it, `load` a plan."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ import jax
 
 from cost_models import Topology
 from planner.explain.op_graph import OpGraph, program_graph
-from planner.machine.target import resolve
+from planner.machine.target import Target, resolve
 from planner.one_mesh.pins import Pins
 from planner.options import Options
 from planner.plans.call import Call
 from planner.plans.front import Front, check_front
 from planner.plans.front_search import front_of
-from planner.plans.kept_plans import KeptPlans
+from planner.plans.kept_plans import planned_or_kept
 from planner.plans.loaded import LoadedPlan
 from planner.plans.made_ready import Ready, checked_options, checked_positions, made_ready, question
 from planner.plans.plan import Plan
 from planner.plans.store import load_saved
+from planner.plans.topology_search import compared, targets_of
+from planner.plans.topology_table import TopologyComparison
 from planner.program.trace import trace
 
 
@@ -82,13 +84,7 @@ def plan(
         )
 
     ready = target.processes.same(ready_here, lambda ready: question(ready, options), "planner.plan")
-    call = Call(ready, example_args, options)
-
-    def planned() -> Plan:
-        call.make_ready()
-        return call.handed_over(call.proposed_in_any_form(call.session, call.options))
-
-    return planned() if options.cache is None else KeptPlans(options.cache).plan(call, planned)
+    return planned_or_kept(Call(ready, example_args, options))
 
 
 def pareto(
@@ -146,6 +142,56 @@ def pareto(
     call = Call(ready, example_args, options)
     call.make_ready()
     return front_of(call, points)
+
+
+def compare_topologies(
+    fn: Callable[..., Any],
+    example_args: Sequence[Any],
+    topologies: Sequence[str | Topology],
+    *,
+    mesh: Mapping[str, int] | None = None,
+    objective: str = "time",
+    memory_limit: float | None = None,
+    pins: Pins | None = None,
+    donate_argnums: Sequence[int] | int = (),
+    static_argnums: Sequence[int] | int = (),
+    options: Options | None = None,
+) -> TopologyComparison:
+    """The best placements found of `fn` on each of several topologies, and on one device of each of their chips.
+
+    Printed, it is a table: what a call takes, on how many devices, what is left of their memory, what limits it, and where
+    one device or the CPU is enough. A topology on which nothing fits has its row, too, with the reason.
+
+    Parameters
+    ----------
+    topologies: names such as "v5e:4x4", "h100:8" and "cpu:8", or `Topology`s, none of which need be here.
+    mesh: axis name to size, to fix the mesh on all; then no single devices are planned for.
+    options: as in `plan`, for all of it: each topology has an equal part of `time_limit_s` and `affordable_compile_s`.
+        Plans for one device are not compiled.
+    All others as in `plan`.
+
+    Raises
+    ------
+    As `plan`; InfeasibleError only where nothing fits any of the topologies.
+    """
+    options = checked_options(options)
+    targets = targets_of(topologies)
+
+    def ready_for(target: Target, shared: Options) -> Ready:
+        return made_ready(
+            fn,
+            example_args,
+            target,
+            shared,
+            mesh=mesh,
+            objective=objective,
+            memory_limit=memory_limit,
+            pins=pins,
+            donate_argnums=donate_argnums,
+            static_argnums=static_argnums,
+        )
+
+    return compared(ready_for, example_args, targets, options, objective=objective)
 
 
 def op_graph(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from planner.errors import ArgumentError
@@ -132,6 +132,17 @@ class Options:
         _require(positive, "affordable_compile_s", self.affordable_compile_s, "seconds > 0")
         callable_or_none = self.progress is None or callable(self.progress)
         _require(callable_or_none, "progress", self.progress, "a function of one argument, or None")
+
+
+def telling(options: Options, stage: str) -> Options:
+    """The options for one of several searches, whose progress is told as of this stage."""
+    told = options.progress
+
+    def progress(seen: Progress) -> None:
+        if told is not None:
+            told(replace(seen, stage=stage))
+
+    return replace(options, progress=told and progress)
 
 
 def _number(value: object) -> bool:

@@ -1,6 +1,7 @@
 """The command line: search a plan offline, or plans along memory against time, show a saved one, measure the devices here.
 
     python -m planner search FILE.py:FUNCTION --topology v5e:16x16 -o plan.json
+    python -m planner search FILE.py:FUNCTION --topology v5e:4x4 --topology h100:8 --topology cpu:8 -o folder
     python -m planner pareto FILE.py:FUNCTION --topology v5e:16x16 -o front
     python -m planner show plan.json
     python -m planner calibrate
@@ -18,20 +19,22 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import jax
 
 from cost_models import CostModelError, Profile, calibrate, parse_topology, save_profile
-from planner.api import load, pareto, plan
+from planner.api import compare_topologies, load, pareto, plan
 from planner.cli.parser import make_parser
 from planner.cli.program_file import Planned, load_program
 from planner.cli.progress import show_progress, status
 from planner.errors import ArgumentError, PlannerError
 from planner.machine.device_profile import default_profile
 from planner.options import Options
-from planner.plans.front import check_folder
+from planner.plans import front, topology_table
+from planner.plans.plan import Plan
 from planner.plans.report import describe, describe_profile
+from planner.plans.saved_folder import check_folder
 from planner.verify.compiler_clock import compiler_profile
 
 SMALL_SLICES = {"v4": "2x2x2", "v5p": "2x2x4", "tpu7x": "2x2x2"}
@@ -67,6 +70,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _search(arguments: argparse.Namespace) -> int:
     """Plans a program of a file, prints the plan and keeps it."""
+    topologies: list[str] = arguments.topology or []
+    if len(topologies) > 1:
+        return _compare(arguments, topologies)
+    if arguments.json:
+        raise ArgumentError(
+            "--json prints the table of several topologies; give --topology twice or more, or leave it out"
+        )
+    arguments.topology = next(iter(topologies), None)
     output: Path | None = arguments.output
     if output is not None and not output.absolute().parent.is_dir():
         raise ArgumentError(f"there is no folder {str(output.absolute().parent)!r} to write {output.name} to; make it")
@@ -81,26 +92,57 @@ def _search(arguments: argparse.Namespace) -> int:
         print(f"wrote {output}", file=sys.stderr)
     if not arguments.verify:
         return 0
+    return _verified(made, planned, "verification", sys.stdout)
+
+
+def _verified(made: Plan, planned: Planned, heading: str, to: TextIO) -> int:
+    """Compiles a plan and prints what differs; the exit code."""
     with status("compiling and comparing"):
         verification = made.verify(*planned.args)
-    print(f"\nverification\n{verification}")
+    print(f"\n{heading}\n{verification}", file=to)
     return 0 if verification.ok else 1
+
+
+def _compare(arguments: argparse.Namespace, topologies: Sequence[str]) -> int:
+    """Plans a program of a file for several topologies, prints the plans in a table and keeps them."""
+    output: Path | None = arguments.output
+    if output is not None:
+        check_folder(output.absolute(), topology_table.SUMMARY, "comparison")
+    planned = load_program(arguments.program)
+    arguments.topology = None
+    keywords = _keywords(arguments, planned)
+    keywords.pop("topology", None)
+    if keywords.pop("devices", None) is not None:
+        raise ArgumentError(
+            f"{arguments.program} gives devices=..., which is for one plan; leave it out, or give one --topology"
+        )
+    with show_progress() as progress:
+        keywords["options"] = _options(arguments, planned, progress.update)
+        found = compare_topologies(planned.fn, planned.args, topologies, **keywords)
+    print(json.dumps(found.summary, indent=1) if arguments.json else found)
+    if output is not None:
+        found.save(output)
+        print(f"wrote {len(found.plans)} plans and a summary to {output}", file=sys.stderr)
+    if not arguments.verify:
+        return 0
+    to = sys.stderr if arguments.json else sys.stdout
+    return max(_verified(plan, planned, f"verification of {name}", to) for name, plan in found.plans.items())
 
 
 def _pareto(arguments: argparse.Namespace) -> int:
     """Plans a program of a file along memory against time, prints the plans in a table and keeps them."""
     output: Path | None = arguments.output
     if output is not None:
-        check_folder(output.absolute())
+        check_folder(output.absolute(), front.SUMMARY, "front")
     planned = load_program(arguments.program)
     keywords = _keywords(arguments, planned)
     with show_progress() as progress:
         keywords["options"] = _options(arguments, planned, progress.update)
-        front = pareto(planned.fn, planned.args, points=arguments.points, **keywords)
-    print(json.dumps(front.summary, indent=1) if arguments.json else front)
+        found = pareto(planned.fn, planned.args, points=arguments.points, **keywords)
+    print(json.dumps(found.summary, indent=1) if arguments.json else found)
     if output is not None:
-        front.save(output)
-        print(f"wrote {len(front)} plans and a summary to {output}", file=sys.stderr)
+        found.save(output)
+        print(f"wrote {len(found)} plans and a summary to {output}", file=sys.stderr)
     return 0
 
 

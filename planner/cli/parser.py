@@ -54,9 +54,12 @@ def _add_search(commands: Any) -> None:
         description="Plans the program that FUNCTION of FILE.py gives: FUNCTION takes nothing and returns (fn, "
         "example_args) or (fn, example_args, keywords), keywords being those of planner.plan. The arguments may be "
         "jax.ShapeDtypeStruct, so that nothing is allocated. FILE.py may import what lies in its folder. A plan "
-        "that was written is taken back by planner.load(PATH).bind(fn), without a search.",
+        "that was written is taken back by planner.load(PATH).bind(fn), without a search. With several --topology the "
+        "plans are printed beside one another, in a table of time, devices, memory, energy and what limits each, also "
+        "for one device of each chip.",
     )
     _add_question(search)
+    _add_topology(search, action="append", more=". Given many times: plan for each, and compare")
     search.add_argument(
         "--objective",
         choices=(*OBJECTIVES, "memory"),
@@ -67,12 +70,20 @@ def _add_search(commands: Any) -> None:
     search.add_argument(
         "--verify",
         action="store_true",
-        help="compile the plan (for TPUs and GPUs that are not here, too, where their compiler is installed) and compare "
-        "collectives and memory with the prediction; where the arguments are arrays and the devices present, also run it "
-        "beside a single device. Exit code 1 if something differs",
+        help="compile the plan, or plans (for TPUs and GPUs that are not here, too, where their compiler is installed) "
+        "and compare collectives and memory with the prediction; where the arguments are arrays and the devices present, "
+        "also run it beside a single device. Exit code 1 if something differs",
     )
     search.add_argument(
-        "-o", "--output", type=Path, metavar="PATH", help="write the plan there as JSON. Default: only print it"
+        "-o",
+        "--output",
+        type=Path,
+        metavar="PATH",
+        help="write the plan there as JSON; with several --topology, a folder for all of them, plan_0.json and so on, with "
+        "a summary, topologies.json. Default: only print it",
+    )
+    search.add_argument(
+        "--json", action="store_true", help="with several --topology: print the table as JSON, in bytes and seconds"
     )
 
 
@@ -87,6 +98,7 @@ def _add_pareto(commands: Any) -> None:
         "not run.",
     )
     _add_question(pareto)
+    _add_topology(pareto)
     pareto.add_argument(
         "--points",
         type=int,
@@ -113,12 +125,6 @@ def _add_pareto(commands: Any) -> None:
 def _add_question(parser: argparse.ArgumentParser) -> None:
     """What is planned, for what, and how: alike for one plan and for several."""
     parser.add_argument("program", metavar="FILE.py:FUNCTION", help="the file and the function in it")
-    parser.add_argument(
-        "--topology",
-        metavar="NAME",
-        help="chips to plan for, CHIP:SHAPE such as v5e:16x16, v5p:4x4x4, h100:4x8 (nodes x GPUs) or cpu:8; "
-        "none of them need be present. Default: the devices jax finds here",
-    )
     parser.add_argument(
         "--mesh",
         type=parse_mesh,
@@ -147,6 +153,16 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
         help="positions (from 0) of the arguments that are constants, as jax.jit's static_argnums",
     )
     _add_options(parser)
+
+
+def _add_topology(parser: argparse.ArgumentParser, *, action: str = "store", more: str = "") -> None:
+    parser.add_argument(
+        "--topology",
+        action=action,
+        metavar="NAME",
+        help="chips to plan for, CHIP:SHAPE such as v5e:16x16, v5p:4x4x4, h100:4x8 (nodes x GPUs) or cpu:8; "
+        f"none of them need be present. Default: the devices jax finds here{more}",
+    )
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

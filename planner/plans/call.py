@@ -12,6 +12,7 @@ from planner.decision import Decision
 from planner.emit.runner import Runner
 from planner.forms.formed import formed
 from planner.machine.processes import Processes
+from planner.one_mesh.chosen import Chosen
 from planner.options import Options
 from planner.plans.answer import Answer
 from planner.plans.checks import check
@@ -103,6 +104,10 @@ class Call:
         request = decision.request
         session = self.sessions.of(decision.form)
         return session.asking(objective=request.objective, memory_limit=request.memory_limit)
+
+    def chosen(self, decision: Decision) -> Chosen:
+        """What a decision chose, with the problem that it solves."""
+        return Chosen(instance=self._session_of(decision).instance(decision.mesh_shape), choice=decision.choice)
 
     def handed_over(self, proposed: Generator[Decision, Answer], *, not_checked: str = "", not_run: str = "") -> Plan:
         """The plan of the first proposal that passes its checks, or of the one proposed again; the same on all processes.

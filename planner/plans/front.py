@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
-import shutil
-import uuid
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, final, overload
 
 from planner.decision import Decision
 from planner.errors import ArgumentError
 from planner.options import Options
+from planner.plans.drawing import new_axes
 from planner.plans.plan import Plan
+from planner.plans.saved_folder import file_name, save_folder
 from planner.plans.text_table import Justify, add_row, table_of, text_of
 from planner.units import quantity
 
@@ -130,8 +128,7 @@ class Front(Sequence[Plan]):
 
         Raises: ImportError where matplotlib is not installed.
         """
-        if ax is None:
-            _, ax = _pyplot().subplots(layout="constrained")
+        ax = new_axes("Front.plot") if ax is None else ax
         peaks = [plan.predicted.peak_bytes for plan in self]
         costs = [cost_of(plan.decision, self.objective) for plan in self]
         # Between two plans nothing better is known than the one of less memory.
@@ -148,30 +145,9 @@ class Front(Sequence[Plan]):
 
         A front that was saved there is replaced. Raises: ArgumentError where the folder holds anything else.
         """
-        folder = Path(folder).absolute()
-        check_folder(folder)
-        tag = uuid.uuid4().hex[:8]
-        whole, before = (folder.with_name(f"{folder.name}.{tag}.{what}") for what in ("part", "old"))
-        try:
-            whole.mkdir(parents=True)
-            self._write(whole)
-            if folder.exists():
-                folder.replace(before)
-            whole.replace(folder)
-        except OSError as error:
-            raise ArgumentError(f"the front cannot be saved in {folder}: {error}; give another folder") from error
-        finally:
-            shutil.rmtree(whole, ignore_errors=True)
-            shutil.rmtree(before, ignore_errors=True)
-
-    def _write(self, folder: Path) -> None:
-        names = [f"plan_{i}.json" for i in range(len(self))]
-        for name, plan in zip(names, self, strict=True):
-            plan.save(folder / name)
-        told = self.summary
-        points = [{"file": name, **point} for name, point in zip(names, told["plans"], strict=True)]
-        told = {"format": FORMAT, "version": VERSION, **told, "plans": points}
-        (folder / SUMMARY).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        points = [{"file": file_name(i), **point} for i, point in enumerate(self.summary["plans"])]
+        told = {"format": FORMAT, "version": VERSION, **self.summary, "plans": points}
+        save_folder(folder, self, SUMMARY, told, "front")
 
 
 def check_front(points: int, objective: str, options: Options) -> None:
@@ -184,20 +160,6 @@ def check_front(points: int, objective: str, options: Options) -> None:
         raise ArgumentError(
             f"Options(refine={options.refine!r}) is for single plans; leave it out here, and refine the plan that you "
             "choose by planner.plan(..., memory_limit=its peak)"
-        )
-
-
-def check_folder(folder: Path) -> None:
-    """Nothing where a front can be saved in this folder. Raises: ArgumentError where it holds anything but a front."""
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise ArgumentError(f"{folder} is a file; give a folder to save the front in")
-    names = {path.name for path in folder.iterdir()}
-    of_front = {name for name in names if name == SUMMARY or (name.startswith("plan_") and name.endswith(".json"))}
-    if names and (SUMMARY not in names or names != of_front):
-        raise ArgumentError(
-            f"the folder {folder} holds other files than those of a front; give a new one to save it in"
         )
 
 
@@ -217,12 +179,3 @@ def _check_words(plan: Plan) -> str:
     if not passed:
         return "not checked"
     return "all ok" if len(passed) == len(plan.checked) else f"ok: {', '.join(passed)}"
-
-
-def _pyplot() -> Any:
-    try:
-        return import_module("matplotlib.pyplot")
-    except ImportError as error:
-        raise ImportError(
-            "Front.plot draws with matplotlib, which is not installed: pip install 'meshwright[viz]'"
-        ) from error

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from planner.decision import Decision
 from planner.errors import CompileError, InfeasibleError
-from planner.options import Options, Progress
+from planner.options import Options, telling
 from planner.plans.answer import Answer
 from planner.plans.call import Call
 from planner.plans.front import Front, cost_of
@@ -202,14 +202,7 @@ class _Search:
 
     def options(self, seconds: float, stage: str) -> Options:
         """The user's, for one search of the front."""
-        options = self.call.options
-        told = options.progress
-
-        def progress(seen: Progress) -> None:
-            if told is not None:
-                told(replace(seen, stage=stage))
-
-        return replace(options, time_limit_s=max(seconds, LEAST_SECONDS), progress=told and progress)
+        return replace(telling(self.call.options, stage), time_limit_s=max(seconds, LEAST_SECONDS))
 
 
 class _Checks:

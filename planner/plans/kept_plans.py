@@ -79,6 +79,16 @@ class KeptPlans:
         return made.with_notes((*made.notes, *told)) if told else made
 
 
+def planned_or_kept(call: Call) -> Plan:
+    """The best plan for a call, kept where its options say so. Raises: what `Call.handed_over` raises, ArgumentError."""
+
+    def planned() -> Plan:
+        call.make_ready()
+        return call.handed_over(call.proposed_in_any_form(call.session, call.options))
+
+    return planned() if call.options.cache is None else KeptPlans(call.options.cache).plan(call, planned)
+
+
 def _key(ready: Ready, options: Options) -> str:
     """A digest of all that a plan follows from."""
     sessions = ready.sessions

@@ -74,6 +74,9 @@ OF_BOTH = (
 CASES = (
     *(f"{command} {words}" for command in PLANNING for words in OF_BOTH),
     f"search {GOOD} -o folder", f"search {GOOD} -o none/of/these",
+    f"search {GOOD} --topology v5e:2x2", f"search {GOOD} --topology nonsense", f"search {GOOD} --json",
+    f"search {GOOD} --topology v5e:2x4 -o text.json", f"search {GOOD} --topology v5e:2x4 -o folder/more -o .",
+    "search program.py:odd_devices --topology v5e:2x2 --topology v5e:2x4", f"search {GOOD} --topology v5e:2x4 --memory 1B",
     f"pareto {GOOD} -o text.json", f"pareto {GOOD} --points 0", f"pareto {GOOD} --points x",
     f"pareto {GOOD} --refine compile",
     f"pareto {GOOD} --objective memory",
@@ -105,6 +108,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_what_is_printed_for_programs_parses(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*f"pareto {GOOD} --points 2 --check never --json".split()]) == 0
+    assert json.loads(capsys.readouterr().out)
+    assert main([*f"search {GOOD} --topology cpu:2 --check never --json".split()]) == 0
     assert json.loads(capsys.readouterr().out)
 
 

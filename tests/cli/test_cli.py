@@ -201,6 +201,19 @@ def test_pareto_prints_and_saves(program, tmp_path, capsys):
     assert printed["plans"] == [{key: point[key] for key in point if key != "file"} for point in told["plans"]]
 
 
+def test_search_of_several_topologies_prints_a_table_and_saves(program, tmp_path, capsys):
+    asked = ["search", f"{program}:small", "--topology", "v5e:2x2", "--topology", "cpu:2", "--check", "never"]
+    folder = tmp_path / "compared"
+    assert main([*asked, "-o", str(folder)]) == 0
+    found = capsys.readouterr()
+    assert found.out.startswith("Topologies for step")
+    assert "v5e:2x2: mesh " in found.err
+    told = json.loads((folder / "topologies.json").read_text())
+    assert {"v5e:2x2", "cpu:2"} < {row["name"] for row in told["rows"]}
+    assert main(["show", str(folder / told["rows"][1]["file"])]) == 0
+    assert "for cpu:2" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

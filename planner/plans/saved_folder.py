@@ -1,0 +1,59 @@
+"""Folders of plans: several of one function with a summary of them, written all or nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from planner.errors import ArgumentError
+from planner.plans.plan import Plan
+
+
+def check_folder(folder: Path, summary: str, what: str) -> None:
+    """Nothing where plans can be saved in this folder, with a summary of that name; `what` they are is told.
+
+    Raises: ArgumentError where it holds anything else.
+    """
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise ArgumentError(f"{folder} is a file; give a folder to save the {what} in")
+    names = {path.name for path in folder.iterdir()}
+    ours = {name for name in names if name == summary or (name.startswith("plan_") and name.endswith(".json"))}
+    if names and (summary not in names or names != ours):
+        raise ArgumentError(
+            f"the folder {folder} holds other files than those of a {what}; give a new one to save it in"
+        )
+
+
+def save_folder(folder: str | Path, plans: Sequence[Plan], summary: str, told: Mapping[str, Any], what: str) -> None:
+    """Writes `plan_0.json`, ... and what is told of them; what was saved there before is replaced.
+
+    Raises: ArgumentError where the folder holds anything else, or cannot be written.
+    """
+    folder = Path(folder).absolute()
+    check_folder(folder, summary, what)
+    tag = uuid.uuid4().hex[:8]
+    whole, before = (folder.with_name(f"{folder.name}.{tag}.{state}") for state in ("part", "old"))
+    try:
+        whole.mkdir(parents=True)
+        for i, plan in enumerate(plans):
+            plan.save(whole / file_name(i))
+        (whole / summary).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        if folder.exists():
+            folder.replace(before)
+        whole.replace(folder)
+    except OSError as error:
+        raise ArgumentError(f"the {what} cannot be saved in {folder}: {error}; give another folder") from error
+    finally:
+        shutil.rmtree(whole, ignore_errors=True)
+        shutil.rmtree(before, ignore_errors=True)
+
+
+def file_name(position: int) -> str:
+    """The name of the file of a plan."""
+    return f"plan_{position}.json"
