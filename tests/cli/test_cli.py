@@ -198,7 +198,11 @@ def test_pareto_prints_and_saves(program, tmp_path, capsys):
     assert "Plan of step" in capsys.readouterr().out
     assert main([*asked, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert printed["plans"] == [{key: point[key] for key in point if key != "file"} for point in told["plans"]]
+    # How near to the best a plan between the ends is proven to be hangs on the clock.
+    same = {"peak_bytes", "time", "mesh", "minimised", "within_bytes"}
+    assert [{key: point[key] for key in same} for point in printed["plans"]] == [
+        {key: point[key] for key in same} for point in told["plans"]
+    ]
 
 
 def test_search_of_several_topologies_prints_a_table_and_saves(program, tmp_path, capsys):
