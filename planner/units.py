@@ -4,6 +4,9 @@ from __future__ import annotations
 
 PREFIXES = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
 
+SMALL = ("s", "J")
+"""Units of which parts are told."""
+
 
 def _three(value: float) -> str:
     """Three digits, and no exponent for what has more before the point."""
@@ -15,6 +18,6 @@ def quantity(value: float, unit: str) -> str:
     for prefix, factor in PREFIXES if unit != "s" else ():
         if abs(value) >= factor:
             return f"{_three(value / factor)} {prefix}{unit}"
-    if unit == "s" and 0 < abs(value) < 1:
-        return f"{value * 1e3:.3g} ms" if value >= 1e-3 else f"{value * 1e6:.3g} us"
+    if unit in SMALL and 0 < abs(value) < 1:
+        return f"{value * 1e3:.3g} m{unit}" if value >= 1e-3 else f"{value * 1e6:.3g} u{unit}"
     return f"{_three(value)} {unit}"

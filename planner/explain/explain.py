@@ -1,132 +1,52 @@
-"""Explaining a plan: what each other spec of a tensor would cost, everything else re-optimised around it."""
+"""Explaining a plan: what each other spec of a tensor would cost, everything else re-optimised around it, and why."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 import networkx as nx
 import numpy as np
-from jax.sharding import PartitionSpec
 
 from planner.errors import ArgumentError
 from planner.explain.decided_graph import decided
+from planner.explain.explanation import (
+    CHEAPER,
+    MOST_ALTERNATIVES,
+    Alternative,
+    Explanation,
+    Move,
+    TensorExplanation,
+)
 from planner.explain.op_graph import OpGraph, nodes_of
+from planner.explain.reasons import Reason, cost_reason, memory_reason
 from planner.one_mesh.chosen import Chosen
 from planner.one_mesh.instance import Instance
+from planner.one_mesh.memory import MemoryModel
 from planner.one_mesh.pins import base_name, close_names, matcher
 from planner.one_mesh.reshard import local_bytes
 from planner.one_mesh.specs import spec_of
 from planner.program.graph import Aval
 from planner.rules.rule import Dims
-from planner.solver.marginals import marginals
-from planner.solver.problem import Problem
-from planner.units import quantity
+from planner.solver.marginals import Effort, Marginals, marginals
+from planner.solver.problem import Edge, Problem
+from planner.vectors import Indices
 
 MOST_TENSORS = 8
-"""Most tensors in one explanation: the largest, or the first that a pattern names."""
-MOST_MOVES = 4
-"""Most moves of one tensor that are printed: those that take longest."""
-CHEAPER = 1e-6
-"""An alternative counts as cheaper than the plan when it is so by this share."""
-TIME_LIMIT_S = 40.0
+MOST_UNASKED = 5
+"""Most tensors in one explanation: the first that a pattern names, or else the largest arguments, no two alike."""
+MOST_LOOKED_AT = 10
+"""Most specs of a tensor that are looked at where the problem is too large for exact figures."""
+TIME_LIMIT_S = 20.0
 """Seconds for one explanation, shared by its tensors, where the problem is too large for exact figures."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alternative:
-    """One spec a tensor could have: the best value of any plan that has it, and the bytes per device it takes.
-
-    Where `exact` is False, `value` is that of the best plan found around the chosen one.
-    """
-
-    spec: PartitionSpec
-    value: float
-    exact: bool
-    bytes: float
-    chosen: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
-    """What the plan does to bring a tensor to one of its readers, an edge of the op graph; bytes and seconds per call."""
-
-    reader: str
-    spec: str
-    collective: str
-    bytes: float
-    seconds: float
-
-    def __str__(self) -> str:
-        shared = "" if self.seconds else ", run for an earlier reader"
-        figures = f"{quantity(self.bytes, 'B')} in {quantity(self.seconds, 's')}{shared}"
-        return f"{self.collective} to {self.spec} for {self.reader}: {figures}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorExplanation:
-    """A tensor's spec among its alternatives, best first; `pinned` where the user left no alternative.
-
-    `moves` are the collectives that bring it to its readers in the chosen plan, those that take longest first.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    decided_by: str
-    pinned: bool
-    alternatives: tuple[Alternative, ...]
-    moves: tuple[Move, ...]
-
-    @property
-    def cheaper(self) -> bool:
-        """Whether an alternative costs less than what was chosen."""
-        mine = min((a.value for a in self.alternatives if a.chosen), default=-np.inf)
-        return any(a.value < mine * (1 - CHEAPER) for a in self.alternatives)
-
-    def __str__(self) -> str:
-        best = min((a.value for a in self.alternatives), default=0.0)
-        place = "pinned" if self.pinned else f"decided at {self.decided_by}"
-        lines = [f"{self.name} {list(self.shape)}, {place}"]
-        for a in self.alternatives:
-            mark = "->" if a.chosen else "  "
-            extra = "" if a.value == best else f"  (+{100 * (a.value - best) / best if best else 0:.2g} %)"
-            value = f"{'' if a.exact else '~'}{a.value:.6g}"
-            lines.append(f"  {mark} {a.spec!s:<40} {value:>12} {a.bytes / 1e6:>12.3f} MB{extra}")
-        lines += [f"     moved by {move}" for move in self.moves[:MOST_MOVES]]
-        if len(self.moves) > MOST_MOVES:
-            lines.append(f"     and {len(self.moves) - MOST_MOVES} moves more")
-        return "\n".join(lines)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
-    """Why tensors are placed as they are.
-
-    Values are in `unit` per call, of plans on this mesh without a memory limit; `minimised` is the plan's objective.
-    """
-
-    tensors: tuple[TensorExplanation, ...]
-    unit: str
-    minimised: str
-
-    @property
-    def limited(self) -> bool:
-        """Whether an alternative costs less than the plan: something else than its cost ruled it out."""
-        return any(tensor.cheaper for tensor in self.tensors)
-
-    def __str__(self) -> str:
-        lines = [f"Each spec with the best plan that has it, in {self.unit} per call, and its bytes per device:"]
-        lines += map(str, self.tensors)
-        if not all(a.exact for tensor in self.tensors for a in tensor.alternatives):
-            lines.append("~ the best plan found, not proven to be the best with that spec.")
-        if self.minimised == "memory":
-            lines.append("The plan has the least memory, not the least of these values.")
-        elif self.limited:
-            lines.append(
-                "What costs less than the plan breaks its memory limit, or was not found in the search's time."
-            )
-        return "\n".join(lines)
+MOST_SWAPPED = 16
+"""Choices of a node that are tried in the place of the plan's, where memory is minimised."""
+NEAR_PEAK = 0.98
+"""Points of the schedule at which a plan holds this part of its peak count as its fullest."""
+TIE_BREAK = 1e-3
+"""The value of a whole plan, where memory is what counts, as a part of the value of its peak."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,30 +65,35 @@ class _Place:
 class Alternatives:
     """The problem behind a plan and what was chosen, kept for several explanations.
 
-    `minimised` is its objective, `platform` that of the chips it is for.
+    `minimised` is its objective, `limit_bytes` its memory limit per device, `platform` that of the chips it is for.
     """
 
     instance: Instance
     choice: Sequence[int]
     minimised: str
+    limit_bytes: float
     function_name: str
     platform: str
 
     @cached_property
     def problem(self) -> Problem:
-        """The problem without memory rows."""
-        return self.instance.problem
+        """The problem without memory rows; where memory is minimised, with a price for what the fullest points hold."""
+        return self.instance.problem if self.minimised != "memory" else self._priced()
+
+    @cached_property
+    def chosen(self) -> Chosen:
+        """The plan's choice."""
+        return Chosen(instance=self.instance, choice=tuple(self.choice))
+
+    @cached_property
+    def memory(self) -> MemoryModel:
+        """What is held, and when."""
+        return MemoryModel(instance=self.instance)
 
     @cached_property
     def network(self) -> OpGraph:
         """The op graph as decided, frozen."""
-        return nx.freeze(
-            decided(
-                Chosen(instance=self.instance, choice=tuple(self.choice)),
-                platform=self.platform,
-                name=self.function_name,
-            )
-        )
+        return nx.freeze(decided(self.chosen, platform=self.platform, name=self.function_name))
 
     @cached_property
     def places(self) -> dict[str, _Place]:
@@ -193,41 +118,117 @@ class Alternatives:
 
     @cached_property
     def value(self) -> float:
-        """What the plan itself costs."""
-        return self.problem.evaluate(self.choice)
+        """What the plan itself costs, in what was minimised."""
+        return self._peak(self.choice) if self.minimised == "memory" else self.instance.problem.evaluate(self.choice)
+
+    @property
+    def unit(self) -> Literal["s", "J", "B"]:
+        """The unit of values."""
+        return "B" if self.minimised == "memory" else "J" if self.minimised == "energy" else "s"
 
     def of(self, place: _Place, time_limit_s: float) -> TensorExplanation:
         """The alternatives of one tensor."""
-        instance, mine = self.instance, self.choice[place.node]
-        found = marginals(self.problem, place.node, start=self.choice, time_limit=time_limit_s)
-        values = found.values.copy()
-        values[mine] = min(values[mine], self.value)
+        instance = self.instance
         locations = instance.strategies[place.node].locations(place.dims)
+        distinct, firsts, classes = np.unique(locations, axis=0, return_index=True, return_inverse=True)
+        classes, mine = classes.ravel(), int(classes.ravel()[self.choice[place.node]])
+        effort = Effort(most=MOST_LOOKED_AT, seconds=time_limit_s)
+        found = marginals(self.problem, place.node, classes=classes, start=self.choice, effort=effort)
         sizes = local_bytes(locations, instance.mesh.sizes, place.aval.bytes)
-        keys = [tuple(int(a) for a in row) for row in locations]
-        best: dict[tuple[int, ...], int] = {}
-        for pick in np.argsort(values, kind="stable").tolist():
-            if np.isfinite(values[pick]):
-                best.setdefault(keys[pick], pick)
+        plans = {
+            of: self._plan(found, of, place.node, np.flatnonzero(classes == of)) for of in self._ranked(found, mine)
+        }
+        ranked = [(of, *self._figures(found, of, mine, plan)) for of, plan in plans.items()]
         alternatives = [
             Alternative(
-                spec=spec_of(key, len(place.aval.shape), instance.mesh.names),
-                value=float(values[pick]),
-                exact=bool(found.exact[pick]),
-                bytes=float(sizes[pick]),
-                chosen=key == keys[mine],
+                spec=spec_of(tuple(map(int, distinct[of])), len(place.aval.shape), instance.mesh.names),
+                value=value,
+                exact=exact,
+                bytes=float(sizes[firsts[of]]),
+                chosen=of == mine,
             )
-            for key, pick in best.items()
+            for of, value, exact in ranked
         ]
+        by_spec = {a.spec: of for a, (of, _, _) in zip(alternatives, ranked, strict=True)}
         alternatives.sort(key=lambda a: (a.value, a.bytes, str(a.spec)))
-        return TensorExplanation(
+        explained = TensorExplanation(
             name=place.name,
             shape=place.aval.shape,
             decided_by=instance.model.flow.nodes[place.node].name,
             pinned=place.pinned,
             alternatives=tuple(alternatives),
+            unseen=int((~found.seen).sum()),
             moves=self.moves(place.tensor),
+            unit=self.unit,
         )
+        told = [a for of in explained.alike[: MOST_ALTERNATIVES + 1] if not of[0].chosen for a in of]
+        baseline = self._baseline(found, mine)
+        reasons = {a.spec: self._reason(baseline, plans[by_spec[a.spec]], a) for a in told}
+        with_reasons = tuple(replace(a, reason=reasons.get(a.spec)) for a in alternatives)
+        return replace(explained, alternatives=with_reasons)
+
+    def _ranked(self, found: Marginals, mine: int) -> list[int]:
+        """The specs that are told of: those that can be, where memory is minimised the best few, and the chosen one."""
+        order = [of for of in np.argsort(found.values, kind="stable").tolist() if np.isfinite(found.values[of])]
+        few = order[:MOST_LOOKED_AT] if self.minimised == "memory" else order
+        return few if mine in few else [*few, mine]
+
+    def _plan(self, found: Marginals, of: int, node: int, picks: Indices) -> tuple[int, ...]:
+        """The best plan found that has a spec, which these choices of the node give; where memory counts also this plan
+        with the node's choice alone exchanged."""
+        if not np.isfinite(found.values[of]):
+            return tuple(self.choice)
+        plans = [found.choice(of)]
+        if self.minimised == "memory":
+            plans += [(*self.choice[:node], int(pick), *self.choice[node + 1 :]) for pick in picks[:MOST_SWAPPED]]
+        return min(plans, key=self._peak) if len(plans) > 1 else plans[0]
+
+    def _figures(self, found: Marginals, of: int, mine: int, plan: Sequence[int]) -> tuple[float, bool]:
+        """The value of the best plan that has a spec, and whether it is proven to be the best."""
+        value, exact = (
+            (self._peak(plan), False)
+            if self.minimised == "memory"
+            else (float(found.values[of]), bool(found.exact[of]))
+        )
+        return (min(value, self.value) if of == mine else value), exact
+
+    def _baseline(self, found: Marginals, mine: int) -> Chosen:
+        """What alternatives are compared with: the plan, unless a memory limit keeps it from the best it could be."""
+        limited = found.values[mine] < self.value * (1 - CHEAPER) and self.minimised != "memory"
+        return Chosen(instance=self.instance, choice=found.choice(mine)) if limited else self.chosen
+
+    def _reason(self, baseline: Chosen, other: Sequence[int], told: Alternative) -> Reason | None:
+        """What a plan has more than the baseline: in what was minimised, or else in memory above the limit."""
+        if self.minimised == "memory":
+            if told.value <= self.value:
+                return None
+            return memory_reason(self.memory, self.choice, other, self.value, "more at the peak")
+        if told.value < self.value * (1 - CHEAPER) and self._peak(other) > self.limit_bytes:
+            words = "more at the peak than the memory limit"
+            return memory_reason(self.memory, self.choice, other, self.limit_bytes, words)
+        return cost_reason(baseline, Chosen(instance=self.instance, choice=tuple(other)), self._unit_of_costs)
+
+    @property
+    def _unit_of_costs(self) -> Literal["s", "J"]:
+        return "J" if self.minimised == "energy" else "s"
+
+    def _peak(self, choice: Sequence[int]) -> float:
+        return float(self.memory.profile(choice).max())
+
+    def _priced(self) -> Problem:
+        profile = self.memory.profile(self.choice)
+        fullest: Indices = np.flatnonzero(profile >= NEAR_PEAK * profile.max())
+        bare, peak = self.instance.problem, float(profile.max())
+        scale = TIE_BREAK * peak / max(bare.evaluate(self.choice), 1e-300)
+        tables = {id(edge.costs): scale * edge.costs for edge in bare.edges}
+        scaled = Problem(
+            name=bare.name,
+            node_costs=tuple(scale * costs for costs in bare.node_costs),
+            edges=tuple(Edge(nodes=edge.nodes, costs=tables[id(edge.costs)]) for edge in bare.edges),
+            node_names=bare.node_names,
+        )
+        # Fetched copies are left out: a limit without end makes none of them large.
+        return self.memory.priced(scaled, {int(time): 1 / fullest.size for time in fullest}, np.inf)
 
     def moves(self, tensor: int) -> tuple[Move, ...]:
         """The edges of the op graph on which collectives move a tensor, those that take longest first."""
@@ -251,11 +252,15 @@ class Alternatives:
 
 
 def explain(alternatives: Alternatives, path: str | None) -> Explanation:
-    """The explanation of the tensors `path` names, or of the largest arguments. Raises: ArgumentError."""
+    """The explanation of the tensors `path` names, or of the largest arguments, one of each type and spec.
+
+    Raises: ArgumentError.
+    """
     graph, places = alternatives.instance.model.graph, alternatives.places
     if path is None:
         largest = sorted(graph.inputs, key=lambda t: -graph.tensors[t].aval.bytes)
-        names = [graph.tensors[t].name for t in largest]
+        arguments = [places[name] for t in largest if (name := graph.tensors[t].name) in places]
+        names = _unlike(arguments, alternatives)[:MOST_UNASKED]
     elif isinstance(path, str):
         matches = matcher(path)
         names = [name for name in places if matches(name) or matches(base_name(name))]
@@ -266,6 +271,16 @@ def explain(alternatives: Alternatives, path: str | None) -> Explanation:
     chosen = [places[name] for name in names if name in places][:MOST_TENSORS]
     return Explanation(
         tensors=tuple(alternatives.of(place, TIME_LIMIT_S / len(chosen)) for place in chosen),
-        unit=alternatives.instance.objective.unit,
+        unit="bytes" if alternatives.minimised == "memory" else alternatives.instance.objective.unit,
         minimised=alternatives.minimised,
     )
+
+
+def _unlike(places: Sequence[_Place], alternatives: Alternatives) -> list[str]:
+    """The names of these tensors, of several of one type and spec that of the one read most often."""
+    chosen, readers = alternatives.chosen, alternatives.instance.model.graph.consumers
+    found: dict[object, _Place] = {}
+    for place in places:
+        key = (place.aval, chosen.at(place.node, place.dims))
+        found[key] = max(found.get(key, place), place, key=lambda one: len(readers[one.tensor]))
+    return [place.name for place in found.values()]

@@ -110,6 +110,7 @@ def alternatives(session: Session, decision: Decision) -> Alternatives:
         instance=instance,
         choice=choice,
         minimised=session.request.objective,
+        limit_bytes=session.request.memory_limit,
         function_name=decision.function_name,
         platform=session.request.topology.chip.platform,
     )

@@ -12,7 +12,8 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from planner.decision import Certificate, Checked, Decision, Guessed, Replicated, Ruled
 from planner.emit.runner import Runner
-from planner.explain.explain import Alternatives, Explanation, explain
+from planner.explain.explain import Alternatives, explain
+from planner.explain.explanation import Explanation
 from planner.explain.op_graph import OpGraph
 from planner.plans.report import describe
 from planner.plans.store import save_decision

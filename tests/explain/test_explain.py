@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
 import planner
 from planner.errors import ArgumentError
+from planner.explain.breakdown import differences
+from planner.explain.explanation import MOST_ALTERNATIVES
+from planner.one_mesh.chosen import Chosen
 from tests.small import NEVER, mlp, mlp_args, shapes, train_args, train_step
 
 MESH = {"data": 4, "model": 2}
@@ -124,3 +129,88 @@ def test_a_plan_of_another_release_says_that_it_cannot_be_explained(tmp_path: Pa
     loaded = planner.load(tmp_path / "plan.json").bind(mlp)
     with pytest.raises(ArgumentError, match=r"another release.*plan again"):
         loaded.explain()
+
+
+WIDE = (*train_args(width=512, batch=4096),)
+
+
+@pytest.fixture(scope="module", params=["time", "energy", "TPUs"])
+def wide(request: pytest.FixtureRequest) -> planner.Plan:
+    more = {"objective": "energy"} if request.param == "energy" else {}
+    more = {"topology": "v5e:2x4"} if request.param == "TPUs" else more
+    return planner.plan(train_step, shapes(WIDE), mesh=MESH, donate_argnums=0, options=NEVER, **more)  # pyright: ignore
+
+
+def test_what_differs_adds_up_to_what_alternatives_cost_more(wide: planner.Plan) -> None:
+    behind = wide._alternatives
+    instance, mine = behind.instance, behind.chosen
+    for node in range(0, len(instance.strategies), 3):
+        for pick in (0, len(instance.strategies[node]) - 1):
+            choice = (*mine.choice[:node], pick, *mine.choice[node + 1 :])
+            other = Chosen(instance=instance, choice=choice)
+            more = instance.problem.evaluate(choice) - instance.problem.evaluate(mine.choice)
+            found = math.fsum(sign * part.value for part, sign in differences(mine, other))
+            assert found == pytest.approx(more, rel=1e-9, abs=1e-12 * abs(behind.value))
+
+
+def test_every_dearer_alternative_told_has_its_reason_in_the_unit_minimised(wide: planner.Plan) -> None:
+    unit = "J" if wide.decision.request.objective == "energy" else "s"
+    told = 0
+    for tensor in wide.explain("state/*/w?").tensors:
+        (mine,) = [a for a in tensor.alternatives if a.chosen]
+        for of in tensor.alike[1 : MOST_ALTERNATIVES + 1]:
+            reason = of[0].reason
+            assert reason is not None
+            assert reason.unit == unit == tensor.unit
+            # The largest of several differences is no less than all of them together over their number.
+            assert reason.more > 0
+            assert not reason.at or reason.at in reason.words
+            assert reason.more >= 0.05 * (of[0].value - mine.value)
+            told += 1
+    assert told > 8
+
+
+def test_what_a_pinned_gather_costs_is_the_reason() -> None:
+    """The weights of a matmul stored split are gathered: that is what an alternative costs more than storing them whole."""
+    p = planner.plan(
+        lambda x, w: x @ w,
+        (jnp.zeros((4096, 64)), jnp.zeros((64, 64))),
+        mesh={"data": 8},
+        topology="cpu:8",
+        pins={"x": P("data"), "out": P("data")},
+        options=NEVER,
+    )
+    (tensor,) = p.explain("w").tensors
+    assert tensor.alternatives[0].spec == P()
+    for other in tensor.alternatives[1:]:
+        assert other.reason is not None
+        assert (other.reason.kind, other.reason.axes) == ("all-gather", ("data",))
+        assert other.reason.more == pytest.approx(other.value - tensor.alternatives[0].value, rel=0.01)
+        assert "all-gather of 16.4 kB over data more, at explain/test_explain.py:" in str(tensor)
+    assert " or " in str(tensor), "rows and columns cost the same"
+
+
+def test_least_memory_is_explained_in_bytes() -> None:
+    p = planner.plan(train_step, shapes(WIDE), mesh=MESH, donate_argnums=0, objective="memory", options=NEVER)
+    found = p.explain("state/params/w0")
+    assert found.unit == "bytes"
+    (tensor,) = found.tensors
+    (mine,) = [a for a in tensor.alternatives if a.chosen]
+    assert mine.value == pytest.approx(p.predicted.peak_bytes)
+    dearer = [of[0] for of in tensor.alike[: MOST_ALTERNATIVES + 1] if of[0].value > mine.value]
+    assert dearer
+    for other in dearer:
+        assert other.reason is not None
+        assert (other.reason.kind, other.reason.unit) == ("memory", "B")
+        assert other.reason.more == pytest.approx(other.value - mine.value)
+
+
+def test_what_a_memory_limit_rules_out_says_by_how_much(p: planner.Plan) -> None:
+    limit = 0.7 * p.predicted.peak_bytes
+    limited = planner.plan(
+        train_step, shapes(train_args()), mesh=MESH, donate_argnums=0, memory_limit=limit, options=NEVER
+    )
+    found = [a for tensor in limited.explain("*").tensors for a in tensor.alternatives if a.reason is not None]
+    over = [a.reason for a in found if a.reason is not None and a.reason.kind == "memory"]
+    assert over
+    assert all("than the memory limit" in reason.words and reason.more > 0 for reason in over)

@@ -18,7 +18,7 @@ from planner.solver.bounds.messages import Messages
 from planner.solver.control import Control
 from planner.solver.deadline import Deadline
 from planner.solver.incumbent import Incumbent
-from planner.solver.marginals import min_marginals
+from planner.solver.marginals import Effort, marginals, min_marginals
 from planner.solver.methods import METHODS, solve
 from planner.solver.network.network import Network
 from planner.solver.problem import Edge, Problem, Row
@@ -142,6 +142,30 @@ def test_min_marginals_agree_with_forcing_each_choice(problem: Problem, data: st
         forced = np.where(np.arange(totals.size) == pick, problem.node_costs[node], np.inf)
         costs = tuple(forced if other == node else values for other, values in enumerate(problem.node_costs))
         assert close(total, solve(replace(problem, node_costs=costs), method="brute").value)
+
+
+@settings(max_examples=60)
+@given(problem=problems(rows=False), data=st.data())
+def test_marginals_of_classes_come_with_a_choice_that_costs_so_much(problem: Problem, data: st.DataObject) -> None:
+    node = data.draw(st.integers(0, len(problem.node_costs) - 1))
+    count = problem.node_costs[node].size
+    classes = np.asarray(data.draw(st.lists(st.integers(0, 2), min_size=count, max_size=count)))
+    if not data.draw(st.booleans(), label="affordable"):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("planner.solver.exact.elimination.MAX_WORK", -1)
+            found = marginals(problem, node, classes=classes, effort=Effort(most=2, seconds=0.05))
+    else:
+        found = marginals(problem, node, classes=classes)
+    totals = min_marginals(problem, node)
+    for of in set(classes.tolist()):
+        least = totals[classes == of].min()
+        if found.exact[of]:
+            assert close(found.values[of], least)
+        if np.isfinite(found.values[of]):
+            choice = found.choice(of)
+            assert classes[choice[node]] == of
+            assert close(problem.evaluate(choice), found.values[of])
+            assert found.values[of] >= least - 1e-9 * abs(least)
 
 
 @settings(max_examples=40)
