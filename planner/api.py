@@ -7,18 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.sharding import AbstractMesh
 
 from cost_models import Topology
 from planner.explain.op_graph import OpGraph, program_graph
-from planner.machine.target import Target, resolve
-from planner.one_mesh.pins import Pins
+from planner.machine.target import Target
 from planner.options import Options
+from planner.plans.asked_place import AskedMesh, Like, Place, place_of, shape_asked
 from planner.plans.call import Call
 from planner.plans.front import Front, check_front
 from planner.plans.front_search import front_of
 from planner.plans.kept_plans import planned_or_kept
 from planner.plans.loaded import LoadedPlan
 from planner.plans.made_ready import Ready, checked_options, checked_positions, made_ready, question
+from planner.plans.named_pins import Pins
 from planner.plans.plan import Plan
 from planner.plans.store import load_saved
 from planner.plans.topology_search import compared, targets_of
@@ -32,10 +34,11 @@ def plan(
     *,
     devices: Sequence[jax.Device] | None = None,
     topology: str | Topology | None = None,
-    mesh: Mapping[str, int] | None = None,
+    mesh: AskedMesh | None = None,
     objective: str = "time",
     memory_limit: float | None = None,
     pins: Pins | None = None,
+    like: Like | None = None,
     donate_argnums: Sequence[int] | int = (),
     static_argnums: Sequence[int] | int = (),
     options: Options | None = None,
@@ -49,11 +52,15 @@ def plan(
     devices: to run on; default `jax.devices()`, or none where only a topology is given.
     topology: a name such as "v5e:4x4" or a `Topology`, to plan for; with `devices`, costs are the topology's and the
         program is emitted for the devices.
-    mesh: axis name to size, to fix the mesh; default: all factorizations into up to three axes are searched, and the
-        use of fewer devices.
+    mesh: axis name to size, or a `jax.sharding.Mesh`, to fix the mesh, which then lies on its devices as it is; default:
+        all factorizations into up to three axes are searched, and the use of fewer devices.
     objective: "time" (seconds), "energy" (joules) or "memory" (peak bytes).
     memory_limit: bytes per device; default what a device of the topology has.
-    pins: shell-style pattern over names (`state/params/*/kernel`, `out/0`, a `checkpoint_name`) to PartitionSpec.
+    pins: shell-style pattern over names (`state/params/*/kernel`, `out/0`, a `checkpoint_name`) to PartitionSpec; or the
+        name or position of an argument, or `out`, to a pytree like it of PartitionSpecs or NamedShardings, prefixes as in
+        `jax.jit`, None for what is free. The mesh of shardings is the plan's.
+    like: a plan, or a loaded one: this one has its mesh, and lays out as it does what both have, arguments or results,
+        found by structure, names and types. The notes say what that is. `pins` go before it.
     donate_argnums, static_argnums: as in `jax.jit`.
     options: time limit, checks, cost model, seed; see `Options`.
 
@@ -67,23 +74,23 @@ def plan(
     ProcessError: another process asks for something else, failed, or does not come.
     """
     options = checked_options(options)
-    target = resolve(devices, topology)
+    place = place_of(devices=devices, topology=topology, mesh=mesh, pins=pins, like=like)
 
     def ready_here() -> Ready:
         return made_ready(
             fn,
             example_args,
-            target,
+            place,
             options,
-            mesh=mesh,
             objective=objective,
             memory_limit=memory_limit,
             pins=pins,
+            like=None if like is None else like.decision,
             donate_argnums=donate_argnums,
             static_argnums=static_argnums,
         )
 
-    ready = target.processes.same(ready_here, lambda ready: question(ready, options), "planner.plan")
+    ready = place.target.processes.same(ready_here, lambda ready: question(ready, options), "planner.plan")
     return planned_or_kept(Call(ready, example_args, options))
 
 
@@ -94,10 +101,11 @@ def pareto(
     points: int = 7,
     devices: Sequence[jax.Device] | None = None,
     topology: str | Topology | None = None,
-    mesh: Mapping[str, int] | None = None,
+    mesh: AskedMesh | None = None,
     objective: str = "time",
     memory_limit: float | None = None,
     pins: Pins | None = None,
+    like: Like | None = None,
     donate_argnums: Sequence[int] | int = (),
     static_argnums: Sequence[int] | int = (),
     options: Options | None = None,
@@ -119,18 +127,18 @@ def pareto(
     """
     options = checked_options(options)
     check_front(points, objective, options)
-    target = resolve(devices, topology)
+    place = place_of(devices=devices, topology=topology, mesh=mesh, pins=pins, like=like)
 
     def ready_here() -> Ready:
         return made_ready(
             fn,
             example_args,
-            target,
+            place,
             options,
-            mesh=mesh,
             objective=objective,
             memory_limit=memory_limit,
             pins=pins,
+            like=None if like is None else like.decision,
             donate_argnums=donate_argnums,
             static_argnums=static_argnums,
         )
@@ -138,7 +146,7 @@ def pareto(
     def asked(ready: Ready) -> dict[str, str]:
         return {**question(ready, options), "points": repr(points)}
 
-    ready = target.processes.same(ready_here, asked, "planner.pareto")
+    ready = place.target.processes.same(ready_here, asked, "planner.pareto")
     call = Call(ready, example_args, options)
     call.make_ready()
     return front_of(call, points)
@@ -149,7 +157,7 @@ def compare_topologies(
     example_args: Sequence[Any],
     topologies: Sequence[str | Topology],
     *,
-    mesh: Mapping[str, int] | None = None,
+    mesh: Mapping[str, int] | AbstractMesh | None = None,
     objective: str = "time",
     memory_limit: float | None = None,
     pins: Pins | None = None,
@@ -175,18 +183,18 @@ def compare_topologies(
     As `plan`; InfeasibleError only where nothing fits any of the topologies.
     """
     options = checked_options(options)
-    targets = targets_of(topologies)
+    targets, shape = targets_of(topologies), shape_asked(mesh, pins)
 
     def ready_for(target: Target, shared: Options) -> Ready:
         return made_ready(
             fn,
             example_args,
-            target,
+            Place(target=target, mesh=shape),
             shared,
-            mesh=mesh,
             objective=objective,
             memory_limit=memory_limit,
             pins=pins,
+            like=None,
             donate_argnums=donate_argnums,
             static_argnums=static_argnums,
         )

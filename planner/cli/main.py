@@ -198,6 +198,7 @@ def _keywords(arguments: argparse.Namespace, planned: Planned) -> dict[str, Any]
         "memory_limit": arguments.memory,
         "donate_argnums": arguments.donate,
         "static_argnums": arguments.static,
+        "like": None if arguments.like is None else load(arguments.like),
     }
     keywords.update({name: value for name, value in given.items() if value is not None})
     if arguments.pin:

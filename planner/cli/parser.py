@@ -141,6 +141,13 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--pin", type=parse_pin, action="append", metavar="PATTERN=SPEC", help=PIN_HELP)
     parser.add_argument(
+        "--like",
+        type=Path,
+        metavar="PLAN",
+        help="a saved plan of another program on the same arrays, such as the train step whose parameters this one "
+        "reads: its topology and mesh are taken, and what both have lies alike",
+    )
+    parser.add_argument(
         "--donate",
         type=parse_positions,
         metavar="N,...",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
@@ -18,18 +18,22 @@ from planner.machine.device_mesh import DeviceOrder, in_order, lay_out
 from planner.machine.device_topology import named, topology_of
 from planner.machine.processes import Processes, processes_of, words_of
 
+AS_GIVEN = "the mesh lies on its devices as it was given, and its links are priced as the planner would lay it"
+"""What a plan says of a given mesh that lies otherwise."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """`devices` is None for a plan from a topology alone; `notes` say what the topology assumes of them.
 
-    They are a set: their order is that of `device_mesh.in_order`, whatever that of the list they came in. A program for
-    which the order matters names its mesh itself.
+    They are a set: their order is that of `device_mesh.in_order`, whatever that of the list they came in. Where the order
+    matters, the program names its mesh itself, or the user gives a `mesh` of them: plans of its shape lie as it does.
     """
 
     topology: Topology
     devices: tuple[jax.Device, ...] | None
     notes: tuple[str, ...] = ()
+    mesh: Mesh | None = None
 
     @property
     def count(self) -> int:
@@ -92,6 +96,8 @@ class Target:
 
     def jax_mesh(self, shape: Mapping[str, int]) -> Mesh | AbstractMesh:
         """The mesh to emit for: of devices, or abstract where there are none. All axes are Auto."""
+        if self.mesh is not None and tuple(shape.items()) == tuple(self.mesh.shape.items()):
+            return self.mesh
         sizes, names = tuple(shape.values()), tuple(shape)
         kinds = (AxisType.Auto,) * len(names)
         if self.devices is None:
@@ -103,22 +109,33 @@ class Target:
 
     def told(self, shape: Mapping[str, int]) -> tuple[str, ...]:
         """What a plan on this mesh should say of its devices."""
-        note = "" if self.devices is None else self._layout(tuple(shape.values())).note
+        if self.devices is None:
+            return self.notes
+        layout = self._layout(tuple(shape.values()))
+        note = layout.note
+        if self.mesh is not None:
+            told = self.topology.nodes > 1 or any(map(place_of, self.devices))
+            priced = [self.devices[int(index)] for index in layout.order.flat]
+            note = AS_GIVEN if told and priced != list(self.mesh.devices.flat) else ""
         return (*self.notes, note) if note else self.notes
 
     def _layout(self, sizes: tuple[int, ...]) -> DeviceOrder:
         return lay_out(sizes, [place_of(device) for device in self.devices or ()], self.topology)
 
 
-def resolve(devices: Sequence[jax.Device] | None, topology: str | Topology | None) -> Target:
-    """The target of a plan. With neither devices nor topology: all of `jax.devices()`.
+def resolve(devices: Sequence[jax.Device] | None, topology: str | Topology | None, mesh: Mesh | None = None) -> Target:
+    """The target of a plan: these devices, those of a mesh, or with no topology either all of `jax.devices()`.
 
-    Raises: MeshError for an unknown topology or devices of unknown kind.
+    Raises: MeshError for an unknown topology, devices of unknown kind, or others than the mesh's.
     """
-    if isinstance(topology, str):
-        topology = named(topology)
-    if topology is not None and not isinstance(topology, Topology):
-        raise MeshError(f"topology is {topology!r}; give a name such as 'v5e:4x4' or a cost_models.Topology")
+    topology = checked_topology(topology)
+    if mesh is not None:
+        of_mesh = check_devices(mesh.devices.reshape(-1))
+        if devices is not None and set(check_devices(devices)) != set(of_mesh):
+            raise MeshError(
+                f"devices={devices!r:.200} are not those of mesh={mesh!r}; leave devices out: the mesh says which they are"
+            )
+        return replace(resolve(of_mesh, topology), mesh=_automatic(mesh))
     if devices is None and topology is not None:
         return Target(topology=topology, devices=None)
     chosen = check_devices(jax.devices() if devices is None else devices)
@@ -131,6 +148,20 @@ def resolve(devices: Sequence[jax.Device] | None, topology: str | Topology | Non
         return Target(topology=topology, devices=chosen)
     found, notes = topology_of(chosen)
     return Target(topology=found, devices=chosen, notes=notes)
+
+
+def checked_topology(topology: str | Topology | None) -> Topology | None:
+    """The topology a user gave or named. Raises: MeshError for one that is none."""
+    if isinstance(topology, str):
+        return named(topology)
+    if topology is not None and not isinstance(topology, Topology):
+        raise MeshError(f"topology is {topology!r}; give a name such as 'v5e:4x4' or a cost_models.Topology")
+    return topology
+
+
+def _automatic(mesh: Mesh) -> Mesh:
+    """The same mesh with Auto axes: a plan lays constraints, and types say nothing of placement."""
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
 
 
 def check_devices(devices: object) -> tuple[jax.Device, ...]:

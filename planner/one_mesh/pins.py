@@ -16,6 +16,9 @@ from planner.program.spec_entries import axes_of_entry, parts_over
 
 Pins = Mapping[str, PartitionSpec]
 
+WILD = frozenset("*?[")
+"""Letters that make a name a pattern."""
+
 
 def check_pins(pins: Any) -> dict[str, PartitionSpec]:
     """The pins a user gave, validated as far as they can be without a program. Raises: PinError."""
@@ -45,17 +48,29 @@ def match_pins(pins: Pins, graph: Graph) -> tuple[dict[int, PartitionSpec], dict
     """
     tensors: dict[int, PartitionSpec] = {}
     outputs: dict[int, PartitionSpec] = {}
+    ids: dict[str, list[int]] = {}
+    positions: dict[str, list[int]] = {}
+    for tensor in graph.tensors:
+        if tensor.kind != "constant":
+            ids.setdefault(base_name(tensor.name), []).append(tensor.id)
+    for position, name in enumerate(graph.output_names):
+        positions.setdefault(name, []).append(position)
     for pattern, spec in pins.items():
-        matches = matcher(pattern)
-        hits = [t.id for t in graph.tensors if t.kind != "constant" and matches(base_name(t.name))]
-        places = [position for position, name in enumerate(graph.output_names) if matches(name)]
+        hits, places = _named(pattern, ids), _named(pattern, positions)
         if not hits and not places:
-            names = [base_name(t.name) for t in graph.tensors if t.kind != "constant"]
-            near = close_names(pattern, [*names, *graph.output_names])
+            near = close_names(pattern, [*ids, *positions])
             raise PinError(f"the pin {pattern!r} matches no tensor; names look like {near}")
         tensors.update(dict.fromkeys(hits, spec))
         outputs.update(dict.fromkeys(places, spec))
     return tensors, outputs
+
+
+def _named(pattern: str, known: Mapping[str, Sequence[int]]) -> list[int]:
+    """What the names that are a pattern, or match it, stand for."""
+    if not WILD & set(pattern):
+        return list(known.get(pattern, ()))
+    matches = matcher(pattern)
+    return [number for name, numbers in known.items() if matches(name) for number in numbers]
 
 
 def matcher(pattern: str) -> Callable[[str], bool]:

@@ -57,7 +57,7 @@ class LoadedPlan:
         Raises: PlanFileError when `fn` traces to another program than the saved one; ArgumentError, MeshError;
         ProcessError where another process binds another plan, failed, or does not come.
         """
-        decision, target = self.decision, self._target(devices)
+        decision, target = self.decision, self.target(devices)
 
         def prepared() -> tuple[tuple[Any, ...], Program]:
             args = self._arguments(example_args)
@@ -160,7 +160,7 @@ class LoadedPlan:
         mine = (leaf for leaf in decision.arguments if not leaf.constant)
         return tuple(jax.tree.unflatten(tree, map(_example, mine)))
 
-    def _target(self, devices: Sequence[jax.Device] | None) -> Target:
+    def target(self, devices: Sequence[jax.Device] | None = None) -> Target:
         """What the plan is bound to. Raises: MeshError where the given devices are too few."""
         request = self.decision.request
         needed = math.prod(self.decision.mesh_shape.values())

@@ -9,12 +9,15 @@ from typing import Any
 import jax
 
 from cost_models import OBJECTIVES
-from planner.decision import Request
+from planner.decision import Decision, Request
 from planner.errors import ArgumentError
 from planner.machine.target import Target
-from planner.one_mesh.pins import Pins, check_pins
+from planner.one_mesh.pins import check_pins
 from planner.options import Options
+from planner.plans.asked_layout import check_own_mesh, laid_out
+from planner.plans.asked_place import Place
 from planner.plans.microbatches import told_of_form
+from planner.plans.named_pins import Pins
 from planner.plans.sessions import Sessions
 from planner.program.jaxpr.fingerprint import fingerprint
 from planner.program.trace import trace
@@ -37,31 +40,23 @@ class Ready:
 def made_ready(
     fn: Callable[..., Any],
     example_args: Sequence[Any],
-    target: Target,
+    place: Place,
     options: Options,
     *,
-    mesh: Mapping[str, int] | None,
     objective: str,
     memory_limit: float | None,
     pins: Pins | None,
+    like: Decision | None,
     donate_argnums: Sequence[int] | int,
     static_argnums: Sequence[int] | int,
 ) -> Ready:
-    """What is asked of `plan`, on a target. Raises: ArgumentError, TraceError, MeshError, PinError."""
+    """What is asked of `plan`, at a place. Raises: ArgumentError, TraceError, MeshError, PinError."""
+    target = place.target
     if options.refine != "never" and objective != "time":
         raise ArgumentError(
             f"Options(refine={options.refine!r}) compares seconds, but objective is {objective!r}; leave one of them out"
         )
-    request = Request(
-        topology=target.topology,
-        platform=target.devices[0].platform if target.devices else None,
-        objective=_objective(objective),
-        memory_limit=_limit(memory_limit, target),
-        pins=check_pins(pins),
-        cost_model=options.cost_model,
-        profile=options.profile,
-        while_trips=options.while_trips,
-    )
+    objective, memory_limit = _objective(objective), _limit(memory_limit, target)
     program = trace(
         fn,
         example_args,
@@ -69,17 +64,30 @@ def made_ready(
         static_argnums=checked_positions("static_argnums", static_argnums),
         carry_stacks=target.carries_stacks,
     )
+    specs, told_of_layout = laid_out(program, pins, like)
+    request = Request(
+        topology=target.topology,
+        platform=target.devices[0].platform if target.devices else None,
+        objective=objective,
+        memory_limit=memory_limit,
+        pins=check_pins(specs),
+        cost_model=options.cost_model,
+        profile=options.profile,
+        while_trips=options.while_trips,
+    )
+    check_own_mesh(program, target)
     sessions = Sessions(program=program, target=target, request=request)
     told = told_of_form(sessions, options)
-    meshes, notes = target.shared_by_all(offered_meshes(program, target, request, mesh, options.max_axes))
+    meshes, notes = target.shared_by_all(offered_meshes(program, target, request, place.mesh, options.max_axes))
     shapes_only = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(list(example_args)))
-    return Ready(sessions=sessions, meshes=meshes, notes=(*notes, *told), has_values=not shapes_only)
+    return Ready(sessions=sessions, meshes=meshes, notes=(*told_of_layout, *notes, *told), has_values=not shapes_only)
 
 
 def question(ready: Ready, options: Options) -> dict[str, str]:
     """What is asked for, in words: all processes that plan together must ask the same."""
     sessions = ready.sessions
-    program, request, devices = sessions.program, sessions.request, sessions.target.devices or ()
+    program, request, target = sessions.program, sessions.request, sessions.target
+    devices = target.devices or () if target.mesh is None else target.mesh.devices.flat
     told: dict[str, object] = {
         "the JAX release": jax.__version__,
         "the list of devices": [device.id for device in devices],

@@ -15,6 +15,7 @@ from planner.emit.runner import Runner
 from planner.explain.explain import Alternatives, explain
 from planner.explain.explanation import Explanation
 from planner.explain.op_graph import OpGraph
+from planner.machine.target import Target
 from planner.plans.report import describe
 from planner.plans.store import save_decision
 from planner.predicted import Predicted
@@ -63,6 +64,11 @@ class Plan:
     def decision(self) -> Decision:
         """All that was decided, as plain data."""
         return self._decision
+
+    @property
+    def target(self) -> Target:
+        """The topology it was priced for, and the devices it was made for, if there are any."""
+        return self._runner.target
 
     @property
     def mesh(self) -> Mesh | AbstractMesh:

@@ -48,6 +48,12 @@ def number():
 
 def failing():
     return 1 / 0
+
+
+def forward():
+    shape = jax.ShapeDtypeStruct
+    weights = [shape((WIDTH, WIDTH), jnp.float32)] * 2
+    return lambda weights, x: x @ weights[0] @ weights[1], (weights, shape((32, WIDTH), jnp.float32))
 """
 
 
@@ -172,6 +178,18 @@ def test_search_show_and_bind(program, tmp_path, capsys):
     planned = load_program(f"{program}:small")
     bound = planner.load(path).bind(planned.fn, planned.args)
     assert bound.in_specs == ([P(None, "model")] * 2, P("data"))
+
+
+def test_a_search_like_a_saved_plan(program, tmp_path, capsys):
+    path, pin = str(tmp_path / "step.json"), ("--pin", "params/*=None,(data,model)")
+    asked = ("--topology", "v5e:2x4", "--mesh", "data=4,model=2", "--check", "never")
+    assert main(["search", f"{program}:small", *asked, *pin, "-o", path]) == 0
+    capsys.readouterr()
+    assert main(["search", f"{program}:forward", "--like", path, "--check", "never"]) == 0
+    told = capsys.readouterr().out
+    assert "data=4 x model=2" in told
+    assert "lie as in the plan of step: weights as params" in told
+    assert "P(None, ('data', 'model'))" in told
 
 
 def test_pareto_prints_and_saves(program, tmp_path, capsys):
