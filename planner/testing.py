@@ -23,8 +23,8 @@ from cost_models import Topology
 from planner.api import plan as plan_of
 from planner.errors import ArgumentError
 from planner.one_mesh.mesh import AXIS_NAMES, check_mesh
-from planner.one_mesh.pins import Pins
 from planner.options import Options
+from planner.plans.named_pins import Pins
 from planner.plans.plan import Plan
 from planner.program.arguments import name_of
 

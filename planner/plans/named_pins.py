@@ -21,7 +21,7 @@ from planner.one_mesh.pins import close_names, matcher
 from planner.program.arguments import joined
 from planner.program.traced import Program
 
-Pins = Mapping[str | int, Any]
+Pins = Mapping[str, Any] | Mapping[int, Any] | Mapping[str | int, Any]
 """Pins as a user gives them."""
 
 
