@@ -112,10 +112,9 @@ def _compare(arguments: argparse.Namespace, topologies: Sequence[str]) -> int:
     arguments.topology = None
     keywords = _keywords(arguments, planned)
     keywords.pop("topology", None)
-    if keywords.pop("devices", None) is not None:
-        raise ArgumentError(
-            f"{arguments.program} gives devices=..., which is for one plan; leave it out, or give one --topology"
-        )
+    for name in ("devices", "like"):
+        if keywords.pop(name, None) is not None:
+            raise ArgumentError(f"{name} is given, which is for one plan; leave it out, or give one --topology")
     with show_progress() as progress:
         keywords["options"] = _options(arguments, planned, progress.update)
         found = compare_topologies(planned.fn, planned.args, topologies, **keywords)
