@@ -37,9 +37,11 @@ class Progress:
 GAP = 1e-3
 """What no cost model tells apart."""
 
-Recompute = Literal["auto", "as written", "none", "full"]
+Recompute = Literal["auto", "as written", "none", "full"] | Mapping[str, Literal["save", "recompute"]]
 RECOMPUTES = ("auto", "as written", "none", "full")
 """What is said of values that a backward pass reads of its forward pass."""
+PINNED = ("save", "recompute")
+"""What is said of some of them, by name."""
 
 Check = Literal["auto", "always", "never"]
 CHECKS = ("auto", "always", "never")
@@ -65,7 +67,9 @@ class Options:
     the search goes on, while the time lasts, only until it is that.
     `recompute`: which values of the forward pass are saved for the backward pass, and which are computed again: "auto"
     chooses, where that gains 2 % or lets a plan fit, and says so; "as written" keeps to the program and its
-    `jax.checkpoint`s; "none" saves everything, "full" computes again whatever can be.
+    `jax.checkpoint`s; "none" saves everything, "full" computes again whatever can be. A mapping from patterns over their
+    names (of `checkpoint_name`, else `layers.py:12 dot_general`, as the notes and `explain` print them) to "save" or
+    "recompute" says it of some, and leaves the others to "auto"; a later pattern wins.
     `seed`: of everything random in the solver and in verification.
     `max_axes`: most mesh axes searched. `while_trips`: trip count assumed for loops whose counter does not say it, or
     a mapping from patterns over their source lines (`*/solve.py:12`, as the plan's notes print them) to trip counts.
@@ -113,7 +117,10 @@ class Options:
         _require(self.profile is None or isinstance(self.profile, str), "profile", self.profile, "a path, or None")
         _require(_number(self.gap) and 0 <= self.gap < 1, "gap", self.gap, "a part of the value: 0 <= gap < 1")
         _require(
-            self.recompute in RECOMPUTES, "recompute", self.recompute, f"one of {', '.join(map(repr, RECOMPUTES))}"
+            _is_recompute(self.recompute),
+            "recompute",
+            self.recompute,
+            f"one of {', '.join(map(repr, RECOMPUTES))}, or a mapping from patterns to 'save' or 'recompute'",
         )
         _require(type(self.seed) is int and self.seed >= 0, "seed", self.seed, "an integer of 0 or more")
         _require(self.max_axes in (1, 2, 3), "max_axes", self.max_axes, "1, 2 or 3")
@@ -132,6 +139,12 @@ class Options:
         _require(positive, "affordable_compile_s", self.affordable_compile_s, "seconds > 0")
         callable_or_none = self.progress is None or callable(self.progress)
         _require(callable_or_none, "progress", self.progress, "a function of one argument, or None")
+
+
+def _is_recompute(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return bool(value) and all(isinstance(name, str) and how in PINNED for name, how in value.items())
+    return value in RECOMPUTES
 
 
 def telling(options: Options, stage: str) -> Options:

@@ -22,6 +22,7 @@ from planner.explain.explanation import (
 )
 from planner.explain.op_graph import OpGraph, nodes_of
 from planner.explain.reasons import Reason, cost_reason, memory_reason
+from planner.explain.saved_values import SavedValue, SavedValues, naming
 from planner.one_mesh.chosen import Chosen
 from planner.one_mesh.instance import Instance
 from planner.one_mesh.memory import MemoryModel
@@ -35,6 +36,8 @@ from planner.solver.problem import Edge, Problem
 from planner.vectors import Indices
 
 MOST_TENSORS = 8
+MOST_SAVED = 16
+"""Most values that a backward pass reads in one explanation: the largest."""
 MOST_UNASKED = 5
 """Most tensors in one explanation: the first that a pattern names, or else the largest arguments, no two alike."""
 MOST_LOOKED_AT = 10
@@ -65,7 +68,8 @@ class _Place:
 class Alternatives:
     """The problem behind a plan and what was chosen, kept for several explanations.
 
-    `minimised` is its objective, `limit_bytes` its memory limit per device, `platform` that of the chips it is for.
+    `minimised` is its objective, `limit_bytes` its memory limit per device, `platform` that of the chips it is for; `saved`
+    are the values that a backward pass reads.
     """
 
     instance: Instance
@@ -74,6 +78,7 @@ class Alternatives:
     limit_bytes: float
     function_name: str
     platform: str
+    saved: SavedValues
 
     @cached_property
     def problem(self) -> Problem:
@@ -252,11 +257,11 @@ class Alternatives:
 
 
 def explain(alternatives: Alternatives, path: str | None) -> Explanation:
-    """The explanation of the tensors `path` names, or of the largest arguments, one of each type and spec.
+    """The explanation of the tensors and saved values `path` names, or of the largest arguments, one of each type and spec.
 
     Raises: ArgumentError.
     """
-    graph, places = alternatives.instance.model.graph, alternatives.places
+    graph, places, saved = alternatives.instance.model.graph, alternatives.places, list[SavedValue]()
     if path is None:
         largest = sorted(graph.inputs, key=lambda t: -graph.tensors[t].aval.bytes)
         arguments = [places[name] for t in largest if (name := graph.tensors[t].name) in places]
@@ -264,8 +269,13 @@ def explain(alternatives: Alternatives, path: str | None) -> Explanation:
     elif isinstance(path, str):
         matches = matcher(path)
         names = [name for name in places if matches(name) or matches(base_name(name))]
-        if not names:
-            raise ArgumentError(f"no tensor is named {path!r}; names look like {close_names(path, places)}")
+        # Arguments are not among them, and to find them takes a while for large programs.
+        known = [] if path in {graph.tensors[t].name for t in graph.inputs} else alternatives.saved.known
+        named = naming(path)
+        saved = [value for value in known if named(value.name)][:MOST_SAVED]
+        if not names and not saved:
+            close = close_names(path, [*places, *(value.name for value in known)])
+            raise ArgumentError(f"no tensor is named {path!r}; names look like {close}")
     else:
         raise ArgumentError(f"path is {path!r}; give a tensor's name or a pattern over names")
     chosen = [places[name] for name in names if name in places][:MOST_TENSORS]
@@ -273,6 +283,7 @@ def explain(alternatives: Alternatives, path: str | None) -> Explanation:
         tensors=tuple(alternatives.of(place, TIME_LIMIT_S / len(chosen)) for place in chosen),
         unit="bytes" if alternatives.minimised == "memory" else alternatives.instance.objective.unit,
         minimised=alternatives.minimised,
+        saved=tuple(saved),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 from jax.sharding import PartitionSpec
 
 from planner.explain.reasons import Reason
+from planner.explain.saved_values import SavedValue
 from planner.one_mesh.specs import spec_words
 from planner.units import quantity
 
@@ -149,11 +150,13 @@ class Explanation:
     """Why tensors are placed as they are.
 
     Values are in `unit` per call, of plans on this mesh without a memory limit; `minimised` is the plan's objective.
+    `saved` are those values of that name that a backward pass reads: saved, or computed again.
     """
 
     tensors: tuple[TensorExplanation, ...]
     unit: str
     minimised: str
+    saved: tuple[SavedValue, ...] = ()
 
     @property
     def limited(self) -> bool:
@@ -162,8 +165,15 @@ class Explanation:
 
     def __str__(self) -> str:
         what = "peak bytes per device" if self.minimised == "memory" else f"{self.unit} per call"
-        lines = [f"Each spec with the best plan that has it, in {what}, and the bytes of the array on each device:"]
-        lines += map(str, self.tensors)
+        lines: list[str] = []
+        if self.tensors:
+            lines.append(
+                f"Each spec with the best plan that has it, in {what}, and the bytes of the array on each device:"
+            )
+            lines += map(str, self.tensors)
+        if self.saved:
+            lines.append("Read by the backward pass, per device and call were it split evenly:")
+            lines += map(str, self.saved)
         if not all(a.exact or a.chosen for tensor in self.tensors for a in tensor.alternatives):
             lines.append("~ the best plan found, not proven to be the best with that spec.")
         if self.limited and self.minimised != "memory":

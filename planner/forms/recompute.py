@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +24,15 @@ from scipy.sparse import coo_array, csr_array, vstack
 
 import cost_models
 from cost_models.hardware import Chip, Platform
+from planner.errors import ArgumentError
 from planner.program.graph import Aval
 from planner.program.jaxpr.crossings import Crossing, Step, Value
 from planner.rules.primitives import PRIMITIVES
 from planner.units import quantity
 from planner.vectors import Floats
+
+Pinned = Literal["save", "recompute"]
+"""What a user says of a value: it is not computed again, or it is not saved."""
 
 FUSED_PASS: Mapping[Platform, float] = {"tpu": 0.1, "gpu": 0.5, "cpu": 1.0}
 """Part of a pass over its result that an op costs which a compiler fuses with what reads it: a TPU's matmuls compute their
@@ -79,10 +84,15 @@ def _shapes(avals: Sequence[Aval]) -> list[tuple[int, ...]]:
 
 
 class Front:
-    """The choices for the crossings of a program on a kind of chip."""
+    """The choices for the crossings of a program on a kind of chip; `pinned` says by name what a user wants of values.
 
-    def __init__(self, crossings: Sequence[Crossing], chip: Chip) -> None:
-        self.crossings = crossings
+    A value that cannot be what is wanted of it is left to the planner.
+    """
+
+    def __init__(
+        self, crossings: Sequence[Crossing], chip: Chip, pinned: Mapping[str, Pinned] = MappingProxyType({})
+    ) -> None:
+        self.crossings, self.pinned = crossings, pinned
         self._values = [(crossing, value) for crossing in crossings for value in crossing.values]
         self._first = np.cumsum([0, *(len(crossing.values) for crossing in crossings)])
         self._bytes: Floats = np.array([value.aval.bytes * crossing.length for crossing, value in self._values])
@@ -116,10 +126,10 @@ class Front:
             found += [numbers.setdefault(kind, len(numbers)) for kind in kinds]
         return np.unique(np.array(found, np.int64), return_inverse=True)[1]
 
-    @staticmethod
-    def _own_kind(value: Value) -> tuple[object, ...]:
+    def _own_kind(self, value: Value) -> tuple[object, ...]:
         steps = tuple((step.kind, step.operands, step.results) for step in value.steps)
-        return steps, value.aval, value.needed, value.forward, value.repeatable, value.saved, value.repeated
+        flags = value.needed, value.forward, value.repeatable, value.saved, value.repeated
+        return steps, value.aval, *flags, self.pinned.get(value.name)
 
     @cached_property
     def written(self) -> Choice:
@@ -138,6 +148,74 @@ class Front:
     def nothing(self) -> Choice:
         """As little as can be is saved: whatever can be computed again is."""
         return self._cut(saving=self._saving + self._bytes * (1 + self._again.sum()) / max(self._bytes.min(), 1.0))
+
+    def settled(self, saved: Sequence[Sequence[int] | None]) -> Choice:
+        """The choice that saves these values of each crossing; of one left out, or None, those that it saves as written.
+
+        What else is needed is computed again, and saved where it cannot be.
+        """
+        kept, repeated = np.zeros(len(self._values), bool), np.zeros(len(self._values), bool)
+        for at, (first, crossing) in enumerate(zip(self._first.tolist(), self.crossings, strict=False)):
+            given = saved[at] if at < len(saved) else None
+            own = {i for i, value in enumerate(crossing.values) if value.saved} if given is None else set(given)
+            waiting = [i for i, value in enumerate(crossing.values) if value.needed and i not in own]
+            again: set[int] = set()
+            while waiting:
+                position = waiting.pop()
+                if position in own or position in again:
+                    continue
+                if crossing.values[position].repeatable:
+                    again.add(position)
+                    waiting += crossing.values[position].operands
+                else:
+                    own.add(position)
+            kept[[first + i for i in own]] = True
+            repeated[[first + i for i in again]] = True
+        return self._choice(kept, repeated)
+
+    def alike(self) -> list[list[tuple[int, int]]]:
+        """The values that are chosen alike, as positions of their crossings and in these."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        places = ((at, i) for at, crossing in enumerate(self.crossings) for i in range(len(crossing.values)))
+        for kind, place in zip(self._kinds.tolist(), places, strict=True):
+            found.setdefault(kind, []).append(place)
+        return list(found.values())
+
+    def repeating(self, places: Sequence[tuple[int, int]]) -> tuple[float, float, float]:
+        """What some values take: bytes saved on all devices, seconds and operations of one chip to compute them again."""
+        at = [int(self._first[crossing]) + i for crossing, i in places]
+        return float(self._bytes[at].sum()), float(self._again[at].sum()), float(self._flops[at].sum())
+
+    @property
+    def keeps_pins(self) -> bool:
+        """Whether the program as written is as the user wants it."""
+        pins = (self.pinned.get(value.name) for _, value in self._values)
+        return all(
+            pin is None or not (value.repeated if pin == "save" else value.saved)
+            for pin, (_, value) in zip(pins, self._values, strict=True)
+        )
+
+    def can(self, places: Sequence[tuple[int, int]], how: Pinned) -> bool:
+        """Whether all of some values can be saved, or computed again."""
+        return all(
+            self._savable[crossing][position] if how == "save" else self.crossings[crossing].values[position].repeatable
+            for crossing, position in places
+        )
+
+    @cached_property
+    def _savable(self) -> list[list[bool]]:
+        return [savable(crossing) for crossing in self.crossings]
+
+    @cached_property
+    def _pins(self) -> dict[int, Pinned]:
+        """What is wanted of kinds of values, by their numbers, where that can be."""
+        found: dict[int, Pinned] = {}
+        for places in self.alike():
+            crossing, position = places[0]
+            pin = self.pinned.get(self.crossings[crossing].values[position].name)
+            if pin is not None and self.can(places, pin):
+                found[int(self._kinds[int(self._first[crossing]) + position])] = pin
+        return found
 
     def offered(self) -> tuple[Choice, ...]:
         """The choices of the front, the fastest first: each takes at most half of the bytes of the one before."""
@@ -160,6 +238,7 @@ class Front:
         needed, repeatable = np.zeros(count), np.ones(count)
         np.maximum.at(needed, of, [float(value.needed) for _, value in self._values])
         np.minimum.at(repeatable, of, [float(value.repeatable) for _, value in self._values])
+        repeatable[[kind for kind, pin in self._pins.items() if pin == "save"]] = 0.0
         lower, upper = np.concatenate([np.zeros(count), needed]), np.concatenate([repeatable, np.ones(count)])
         rows, most = self._implications, np.zeros(self._implications.shape[0])
         if math.isfinite(budget):
@@ -173,6 +252,8 @@ class Front:
             integrality=np.full(2 * count, float(math.isfinite(budget))),
             options={"time_limit": SOLVE_SECONDS},
         )
+        if found.x is None and math.isinf(budget):
+            raise ArgumentError(f"no choice of what is saved keeps to {dict(self.pinned)}; leave some of it out")
         if found.x is None:
             return self.nothing
         repeated, there = (found.x[:count] > 0.5)[of], (found.x[count:] > 0.5)[of]
@@ -182,12 +263,11 @@ class Front:
     def _implications(self) -> Any:
         """Rows x_i - x_j <= 0, over the variables of `_cut`: what must hold if something does."""
         of, count, pairs = self._kinds, int(self._kinds.max()) + 1, dict[tuple[int, int], None]()
-        for first, crossing in zip(self._first.tolist(), self.crossings, strict=False):
-            can = savable(crossing)
+        for first, crossing, can in zip(self._first.tolist(), self.crossings, self._savable, strict=False):
             for value, own, is_savable in zip(crossing.values, of[first:], can, strict=False):
                 pairs[own, count + own] = None
                 pairs |= dict.fromkeys((own, count + of[first + operand]) for operand in value.operands)
-                if not is_savable:
+                if not is_savable or self._pins.get(own) == "recompute":
                     pairs[count + own, own] = None
         numbers, ends = np.arange(len(pairs)), np.array(list(pairs)).T
         signs = np.concatenate([np.ones(len(pairs)), -np.ones(len(pairs))])

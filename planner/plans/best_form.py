@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from planner.errors import ArgumentError, InfeasibleError, PinError
+from planner.explain.saved_values import naming
 from planner.forms.batch import Refused
-from planner.forms.recompute import ALIKE, Choice, Front, program_seconds, words
+from planner.forms.recompute import ALIKE, Choice, Front, Pinned, program_seconds, words
 from planner.one_mesh.mesh import Shape
+from planner.one_mesh.pins import close_names
 from planner.options import GAP, Options
 from planner.plans.memory_limits import roomy_limit, search_judged
 from planner.plans.sessions import Sessions
+from planner.program.jaxpr.crossings import Crossing
 from planner.program.jaxpr.recomputed import crossings, program_steps
 from planner.search.meshes import Found
 from planner.session import Session
@@ -57,18 +60,40 @@ class Searched:
 
 
 def searched(sessions: Sessions, meshes: Sequence[Shape], options: Options, *, judged: Callable[[], bool]) -> Searched:
-    """The best plans of a program, in the form that is asked for, or the best one. Raises: PinError, InfeasibleError."""
-    written = sessions.base
-    found = () if options.recompute == "as written" else crossings(written.program)
-    front = Front(found, written.request.topology.chip) if found else None
+    """The best plans of a program, in the form that is asked for, or the best one.
+
+    Raises: PinError, also where a pattern names no value that a backward pass reads; InfeasibleError.
+    """
+    written, how = sessions.base, options.recompute
+    found = () if how == "as written" else crossings(written.program)
+    pinned = pinned_values(how, found) if isinstance(how, Mapping) else {}
+    front = Front(found, written.request.topology.chip, pinned) if found else None
     if front is None:
         return _as_asked(written, meshes, options, judged=judged)
-    if options.recompute != "auto":
-        choice = front.everything if options.recompute == "none" else front.nothing
-        session = sessions.of(replace(written.program.form, saved=choice.saved))
-        return _as_asked(session, meshes, options, judged=judged, notes=(_told(front, choice, meshes),))
-    run = _Comparison(sessions=sessions, meshes=meshes, options=options, front=front)
-    return run.best() or _as_asked(written, meshes, options, judged=judged)
+    if how == "auto" or isinstance(how, Mapping):
+        run = _Comparison(sessions=sessions, meshes=meshes, options=options, front=front)
+        best = run.best()
+        if best is not None or front.keeps_pins:
+            return best or _as_asked(written, meshes, options, judged=judged)
+    choice = front.everything if how == "none" else front.nothing
+    session = sessions.of(replace(written.program.form, saved=choice.saved))
+    return _as_asked(session, meshes, options, judged=judged, notes=(_told(front, choice, meshes),))
+
+
+def pinned_values(pins: Mapping[str, Pinned], found: Sequence[Crossing]) -> dict[str, Pinned]:
+    """By the names of values what a user wants of them. Raises: PinError for a pattern that matches none of them."""
+    names = list(dict.fromkeys(value.name for crossing in found for value in crossing.values))
+    pinned: dict[str, Pinned] = {}
+    for pattern, how in pins.items():
+        matching = list(filter(naming(pattern), names))
+        if not matching:
+            close = close_names(pattern, names) if names else "nothing: the program has no backward pass that reads any"
+            raise PinError(
+                f"no value that the backward pass reads is named {pattern!r}, as Options(recompute=...) has it; names look "
+                f"like {close}"
+            )
+        pinned |= dict.fromkeys(matching, how)
+    return pinned
 
 
 def _as_asked(
@@ -100,6 +125,8 @@ class _Comparison:
         """The best plans in the best form; None where none fits in any."""
         written, front = self.sessions.base, self.front
         offered = front.offered()
+        if not front.keeps_pins:
+            return self._in_microbatches(self._of_forms(offered, None))
         if written.request.objective == "memory":
             return self._of_forms(offered[::-1], self._search(written, below=math.inf))
         hoped = front.written.seconds - offered[0].seconds >= HOPE * self._seconds()
@@ -167,12 +194,12 @@ class _Comparison:
         form = replace(self.sessions.base.program.form, microbatches=count)
         base = self.sessions.of(form)
         told, crossed = self.sessions.words(count), crossings(base.program)
-        front = Front(crossed, base.request.topology.chip) if crossed else None
+        front = Front(crossed, base.request.topology.chip, self.front.pinned) if crossed else None
         for choice in () if front is None else islice(filter(self._may_fit, front.offered()), MOST_CHOICES):
             found = self._search(self.sessions.of(replace(form, saved=choice.saved)), below=below)
             if front is not None and found is not None:
                 return replace(found, notes=(told, _told(front, choice, self.meshes)))
-        found = self._search(base, below=below)
+        found = self._search(base, below=below) if front is None or front.keeps_pins else None
         return None if found is None else replace(found, notes=(told,))
 
     def _search(self, session: Session, *, below: float) -> Searched | None:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from cost_models import Measured
+from cost_models import Chip, Measured
 from cost_models.compilers import NO_WINDOWED_EINSUM
 from planner.decision import Certificate, Decision, Guessed, Replicated, Ruled
 from planner.emit.constraints import place
 from planner.emit.predict import predict
 from planner.errors import ArgumentError
 from planner.explain.explain import Alternatives
+from planner.explain.saved_values import SavedValues
+from planner.forms.formed import formed
+from planner.forms.recompute import Front
 from planner.one_mesh.chosen import Chosen
 from planner.one_mesh.donation import donations
 from planner.one_mesh.mesh import Shape
 from planner.program.gc_pause import paused
 from planner.program.graph import Graph
 from planner.program.jaxpr.fingerprint import fingerprint
+from planner.program.jaxpr.recomputed import crossings
+from planner.program.traced import Program
 from planner.rules.op_work import is_guessed, op_name
 from planner.search.best_on_mesh import Candidate
 from planner.session import Session
@@ -113,7 +119,18 @@ def alternatives(session: Session, decision: Decision) -> Alternatives:
         limit_bytes=session.request.memory_limit,
         function_name=decision.function_name,
         platform=session.request.topology.chip.platform,
+        saved=SavedValues(
+            make=lambda: _front(session.program, session.request.topology.chip),
+            saved=decision.form.saved,
+            devices=math.prod(decision.mesh_shape.values()),
+        ),
     )
+
+
+def _front(program: Program, chip: Chip) -> Front | None:
+    """The choices of what a program saves, that the one of its form is among; None where there are none."""
+    found = crossings(formed(program.as_written, replace(program.form, saved=())))
+    return Front(found, chip) if found else None
 
 
 def _told_of_prices(session: Session) -> tuple[str, ...]:

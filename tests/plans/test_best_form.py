@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import planner
-from planner.errors import ArgumentError, InfeasibleError
+from planner.errors import ArgumentError, InfeasibleError, PinError
 from planner.options import Options
 from tests.forms.loops import PROGRAMS, arguments
 
@@ -91,3 +91,62 @@ def test_the_choice_is_saved_and_bound_again(tmp_path: Path) -> None:
 def test_unknown_words_are_refused() -> None:
     with pytest.raises(ArgumentError, match="as written"):
         Options(recompute="some")  # pyright: ignore[reportArgumentType]
+
+
+def _planned(how: Any, **more: Any) -> planner.Plan:
+    fn, args = _wide(remat=True)
+    return planner.plan(fn, args, topology="v5e:2x2", options=Options(check="never", recompute=how), **more)
+
+
+def test_what_is_saved_is_told_by_name_with_the_other_choice() -> None:
+    plan = _planned("auto")
+    told = plan.explain("*.py:* dot_general")
+    (matmul,) = told.saved
+    assert matmul.saved
+    assert matmul.bytes == 4 * 8192 * 16384 * 4 / 4
+    assert matmul.flops == 4 * 2 * 8192 * 4096 * 16384 / 4
+    assert (matmul.other_bytes, matmul.other_flops) == (-matmul.bytes, matmul.flops)
+    assert 0 < (matmul.other_seconds or 0) < matmul.seconds
+    assert "saved; 537 MB to save" in str(told)
+    assert "computed again instead: 537 MB less saved" in str(told)
+    # The other choice is what it costs as written.
+    (written,) = _planned("as written").explain(f"folder/{matmul.name}").saved
+    assert not written.saved
+    assert written.other_seconds == pytest.approx(-(matmul.other_seconds or 0))
+    (carry,) = plan.explain("carry").saved
+    assert carry.saved
+    assert carry.other_bytes is None
+    assert "cannot be computed again" in str(carry)
+    assert not plan.explain().saved
+
+
+def test_names_are_saved_or_computed_again_as_asked() -> None:
+    name = next(value.name for value in _planned("auto").explain("*dot_general").saved)
+    again = _planned({name: "recompute"})
+    assert not again.explain(name).saved[0].saved
+    gelu = {"* tanh": "save", "* dot_general": "save"}
+    assert all(value.saved for pattern in gelu for value in _planned(gelu).explain(pattern).saved)
+    # The later pattern wins, and what cannot be is left to the planner: a carry is never computed again.
+    found = _planned({"*": "recompute", "* dot_general": "save"}).explain("*")
+    assert {value.name.split()[-1] for value in found.saved if value.saved} == {"dot_general", "carry"}
+
+
+def test_names_hold_in_microbatches_too_and_for_layers_written_out() -> None:
+    fn, args = PROGRAMS["checkpointed"](), arguments()
+    how: Any = {"*dot_general": "save"}
+    parts = planner.plan(
+        fn, args, topology="cpu:4", mesh=MESH, options=Options(check="never", recompute=how, microbatches=2)
+    )
+    assert parts.decision.form.microbatches == 2
+    assert all(value.saved for value in parts.explain("*dot_general").saved)
+
+
+def test_names_that_are_none_are_told() -> None:
+    with pytest.raises(PinError, match=r"no value that the backward pass reads is named 'dot_genral'.*dot_general"):
+        _planned({"dot_genral": "save"})
+    options = Options(check="never", recompute={"x": "save"})
+    with pytest.raises(PinError, match="has no backward pass"):
+        planner.plan(jnp.sin, (jnp.ones(8),), options=options)
+    for wrong in ({}, {"x": "keep"}, {3: "save"}, "some"):
+        with pytest.raises(ArgumentError, match="a mapping from patterns to 'save' or 'recompute'"):
+            Options(recompute=wrong)  # pyright: ignore[reportArgumentType]
