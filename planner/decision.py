@@ -49,11 +49,15 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicated:
-    """An op that was placed whole because no rule says how to split it."""
+    """An op that was placed whole because no rule says how to split it.
+
+    `name` says where it stands in the program, as `plan.constraints` names what it makes, and `source` in the user's code.
+    """
 
     op: str
     source: str
     trips: float
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +67,7 @@ class Ruled:
     op: str
     source: str
     trips: float
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +77,7 @@ class Guessed:
     op: str
     source: str
     trips: float
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +112,7 @@ class Decision:
     """A plan without its function: the mesh, the specs of arguments and results, and those laid on places in between.
 
     `fingerprint` identifies the traced program the places belong to, in the `form` in which it is computed; `arguments` and
-    `results` are its leaves.
+    `results` are its leaves; `named` are those of its `intermediates` that it names with `checkpoint_name`.
     `choice` is the strategy chosen for every node of the problem that `request` states on this mesh. `compiler_options`
     are those of the compiler of the topology's platform with which the prediction holds. `refined` says how it was chosen
     where compilers or runs had a say.
@@ -136,3 +142,4 @@ class Decision:
     compiler_options: Mapping[str, str]
     refined: Refined | None = None
     form: Form = AS_WRITTEN
+    named: tuple[str, ...] = ()

@@ -15,6 +15,7 @@ def widened_on_cpu(dtype: str) -> int:
 class Collective:
     """One predicted collective: `bytes` is the larger of its local operand and result, `count` how often it runs.
 
+    `source` is the user's own line of code, `line` that of the innermost code outside of JAX, by which compilers know it.
     `assumed` is the part of `count` that nothing says: the passes of loops that end when some value does. `lifted` are
     both for a compiler that moves out of loops what none of their passes changes. `by_dim` are the axes of a sum by the
     dim that they split, for one that sums over one dim after the other. `emitted` is the kind that the program asks for,
@@ -33,6 +34,7 @@ class Collective:
     by_dim: tuple[tuple[str, ...], ...] = ()
     emitted: str = ""
     narrowed: float = 1.0
+    line: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,6 +51,8 @@ class Transfer(NamedTuple):
     target_dims: Dims
     trips: float
     source_line: str
+    """The user's own line of code that it serves, and that by which compilers know it."""
+    compiled_line: str
     region: int
     """The region in which it moves."""
     reads: tuple[Read, ...] = ()
@@ -115,7 +117,7 @@ class _Flow:
         source: tuple[int, Dims],
         target: tuple[int, Dims],
         region: Region,
-        line: str,
+        lines: tuple[str, str],
         *,
         reduced: frozenset[int] = frozenset(),
         reads: tuple[Read, ...] = (),
@@ -134,7 +136,8 @@ class _Flow:
                 target=target[0],
                 target_dims=target[1],
                 trips=region.trips,
-                source_line=line,
+                source_line=lines[0],
+                compiled_line=lines[1],
                 region=region.id,
                 reads=reads,
                 output=output,
@@ -190,7 +193,7 @@ def build_flow(
                 flow.waiting[op.results[0]] = waits * region.trips / (region.length if stacks else 1.0)
     for group in grouping.groups:
         op = graph.ops[group.ops[0]]
-        label = f"{op.source} {op.kind}" + (f" +{len(group.ops) - 1}" if len(group.ops) > 1 else "")
+        label = op.name + (f" +{len(group.ops) - 1}" if len(group.ops) > 1 else "")
         flow.node("group", group.id, None, label)
     flow.home = [None] * len(graph.tensors)
     produced_for: dict[int, int] = {}
@@ -245,16 +248,16 @@ def _place_sum(flow: _Flow, op: Op, tensor: int, made: tuple[int, Dims], reduced
     inside = len(outside) < len(readers)
     is_output = tensor in graph.returned
     if inside or flow.grouping.placements[op.id].combiner != "add":
-        flow.transfer(tensor, made, made, region, op.source, reduced=reduced)
+        flow.transfer(tensor, made, made, region, op.lines, reduced=reduced)
     elif len(outside) == 1 and not is_output:
         (reader, wanted), *_ = outside
         flow.home[tensor] = (reader, wanted)
-        flow.transfer(tensor, made, (reader, wanted), region, op.source, reduced=reduced)
+        flow.transfer(tensor, made, (reader, wanted), region, op.lines, reduced=reduced)
     else:
         node = flow.node("sum", None, tensor, graph.tensors[tensor].name)
         flow.home[tensor] = (node, own_dims(graph.tensors[tensor].aval.shape))
         flow.transfer(
-            tensor, made, (node, own_dims(graph.tensors[tensor].aval.shape)), region, op.source, reduced=reduced
+            tensor, made, (node, own_dims(graph.tensors[tensor].aval.shape)), region, op.lines, reduced=reduced
         )
 
 
@@ -271,12 +274,12 @@ def _serve_readers(flow: _Flow, tensor: int) -> None:
             first = flow.graph.ops[next(iter(others.values()))[0][0]]
             node = flow.node("copy", None, tensor, f"{flow.graph.tensors[tensor].name} fetched")
             origin = (node, own_dims(aval.shape))
-            flow.transfer(tensor, home, origin, flow.moved_in(first), first.source)
+            flow.transfer(tensor, home, origin, flow.moved_in(first), first.lines)
             flow.fetched.extend((read, node) for reads in others.values() for read in reads)
         for reader, reads in by_reader.items():
             op = flow.graph.ops[reads[0][0]]
             start = origin if reader in others else home
-            flow.transfer(tensor, start, reader, flow.moved_in(op), op.source, reads=tuple(reads))
+            flow.transfer(tensor, start, reader, flow.moved_in(op), op.lines, reads=tuple(reads))
 
 
 def _close_loop(flow: _Flow) -> None:
@@ -291,4 +294,4 @@ def _close_loop(flow: _Flow) -> None:
         if position in flow.pinned_outputs:
             target = (flow.node("output", None, tensor, line), own_dims(graph.tensors[tensor].aval.shape))
         if target is not None and target != home:
-            flow.transfer(tensor, home, target, graph.regions[0], line, output=position)
+            flow.transfer(tensor, home, target, graph.regions[0], (line, line), output=position)

@@ -3,9 +3,9 @@
 A node for every argument, constant, op and result, in program order, which is a topological order; an edge for every read
 of a tensor. Their names are `argument0`, `constant0`, `op0`, `result0` and so on; the attributes are strings and numbers:
 
-    nodes    label          the name of an argument or result, or an op with its source line
+    nodes    label          the name of an argument or result, or an op's, by its module or source line
              op             the primitive or boundary op; "argument", "constant", "result"
-             source         the user's source line
+             source         the user's own source line
              region         the bodies of loops and branches that it stands in, outermost first: "program/scan 1"
              trips          how often it runs per call
              group          the number of its group: ops with the same number are one decision; -1 for what is no op
@@ -128,7 +128,7 @@ def _ops(graph: Graph, grouping: Grouping, told: Told) -> Iterator[tuple[str, At
     rules = dict.fromkeys(grouping.by_shardy, "shardy") | dict.fromkeys(grouping.unruled, "none")
     for op in graph.ops:
         place: Attributes = {
-            "label": f"{op.kind} {op.source}".strip(),
+            "label": op.name,
             "op": op.kind,
             "source": op.source,
             "region": regions[op.region],

@@ -330,7 +330,7 @@ class MemoryModel:
         ops = self.instance.model.graph.ops
         if time >= len(ops):
             return "memory at the end of the program"
-        return f"memory at {ops[time].source} ({ops[time].kind})"
+        return f"memory at {ops[time].name}"
 
 
 def whole_bytes(model: Model, *, tiled: bool) -> float:

@@ -18,6 +18,7 @@ Pins = Mapping[str, PartitionSpec]
 
 WILD = frozenset("*?[")
 """Letters that make a name a pattern."""
+_NUMBER = re.compile(r"(#\d+)+$")
 
 
 def check_pins(pins: Any) -> dict[str, PartitionSpec]:
@@ -52,13 +53,14 @@ def match_pins(pins: Pins, graph: Graph) -> tuple[dict[int, PartitionSpec], dict
     positions: dict[str, list[int]] = {}
     for tensor in graph.tensors:
         if tensor.kind != "constant":
-            ids.setdefault(base_name(tensor.name), []).append(tensor.id)
+            for name in dict.fromkeys((base_name(tensor.name), tensor.name)):
+                ids.setdefault(name, []).append(tensor.id)
     for position, name in enumerate(graph.output_names):
         positions.setdefault(name, []).append(position)
     for pattern, spec in pins.items():
         hits, places = _named(pattern, ids), _named(pattern, positions)
         if not hits and not places:
-            near = close_names(pattern, [*ids, *positions])
+            near = close_names(pattern, [*map(base_name, ids), *positions])
             raise PinError(f"the pin {pattern!r} matches no tensor; names look like {near}")
         tensors.update(dict.fromkeys(hits, spec))
         outputs.update(dict.fromkeys(places, spec))
@@ -81,7 +83,7 @@ def matcher(pattern: str) -> Callable[[str], bool]:
 
 def base_name(name: str) -> str:
     """A tensor's name without the number that tells apart several of one name."""
-    return name.split("#")[0]
+    return _NUMBER.sub("", name)
 
 
 def close_names(wanted: str, names: Iterable[str], *, count: int = 3) -> str:

@@ -165,7 +165,7 @@ def _placed(model: Model, mesh: Mesh) -> list[_Demand]:
                         location[names.index(axis)] = dim
             found.append(
                 _Demand(
-                    name=f"{op.source} {op.kind}",
+                    name=op.name,
                     node=grouping.group_of[op.id],
                     dims=dims,
                     spec=tuple(location),

@@ -71,6 +71,12 @@ def decide(
         out_specs=placement.out_specs,
         constraints=placement.constraints,
         intermediates=intermediates,
+        named=tuple(
+            graph.tensors[tensor].name
+            for op in graph.of_kinds(("name",))
+            for tensor in op.results
+            if graph.tensors[tensor].name in intermediates
+        ),
         predicted=predicted,
         certificate=Certificate(
             value=candidate.value,
@@ -155,9 +161,9 @@ def _told_of_donations(session: Session, chosen: Chosen, peak_bytes: float) -> t
 
 
 def _told(graph: Graph, op_id: int) -> dict[str, Any]:
-    """What a plan says of an op: its primitive, its source line, its runs per call."""
+    """What a plan says of an op: its primitive, its name, its source line, its runs per call."""
     op = graph.ops[op_id]
-    return {"op": op.kind, "source": op.source, "trips": graph.regions[op.region].trips}
+    return {"op": op.kind, "name": op.name, "source": op.source, "trips": graph.regions[op.region].trips}
 
 
 def _guess_note(guessed: Sequence[Guessed]) -> tuple[str, ...]:

@@ -97,7 +97,7 @@ class Plan:
 
     @property
     def constraints(self) -> Mapping[str, PartitionSpec]:
-        """The PartitionSpec of every intermediate, by name (`checkpoint_name`, else source line and primitive)."""
+        """The PartitionSpec of every intermediate, by name (`checkpoint_name`, else module or source line)."""
         return self._decision.intermediates
 
     @property

@@ -16,7 +16,7 @@ from planner.decision import Certificate, Checked, Decision, Guessed, Replicated
 from planner.one_mesh.specs import entries_of
 from planner.plans.tree_words import leaves_in_words, words_of_tree
 from planner.plans.typed_json import MOST_INTEGER, as_json, from_json
-from planner.predicted import Predicted
+from planner.predicted import Collective, Predicted
 from planner.program.form import AS_WRITTEN, Form
 from planner.program.graph import Aval
 from planner.program.slots import SlotKind
@@ -89,6 +89,7 @@ class PlanRecord:
     compiler_options: Mapping[str, str] = field(default_factory=dict[str, str])
     constraints: tuple[PlaceRecord, ...]
     intermediates: Mapping[str, PartitionSpec]
+    named: tuple[str, ...] = ()
     choice: tuple[int, ...]
     replicated: tuple[Replicated, ...]
     by_shardy: tuple[Ruled, ...]
@@ -101,7 +102,7 @@ class PlanRecord:
     jax: str
 
 
-GROWN = (PlanRecord, Form)
+GROWN = (PlanRecord, Form, Collective, Replicated, Ruled, Guessed)
 """Records of which files of earlier planners lack fields."""
 _PLAIN_REQUEST = tuple(f.name for f in fields(RequestRecord))
 _SAME = (
@@ -111,6 +112,7 @@ _SAME = (
     "static_argnums",
     "compiler_options",
     "intermediates",
+    "named",
     "choice",
     "replicated",
     "by_shardy",

@@ -12,9 +12,10 @@ from rich.text import Text
 from cost_models import Profile
 from planner.decision import Decision, Guessed, Replicated, Ruled
 from planner.one_mesh.specs import spec_words
+from planner.plans.folded import fold_numbers
 from planner.plans.report_rows import TableRow, returned_as_taken, roots, rows_of, split_into
 from planner.plans.text_table import Justify, add_row, table_of, text_of
-from planner.predicted import Predicted
+from planner.predicted import Collective, Predicted
 from planner.refined import Refined
 from planner.units import quantity
 
@@ -145,15 +146,16 @@ def _labels(prefixes: Sequence[str]) -> dict[str, str]:
 
 
 def _intermediates(decision: Decision) -> list[RenderableType]:
-    """Those that the program names with `checkpoint_name`; the others have their source line for a name."""
-    named = {name: spec for name, spec in decision.intermediates.items() if ":" not in name}
+    """Those that the program names with `checkpoint_name`; the others are named after where they come from."""
+    named = {name: spec for name, spec in decision.intermediates.items() if name in decision.named}
     if not named:
         return []
     table = table_of(("", "left"), ("spec", "left"))
-    for name, spec in list(named.items())[:MOST_INTERMEDIATES]:
-        add_row(table, name, spec_words(spec))
-    if len(named) > MOST_INTERMEDIATES:
-        add_row(table, f"... and {len(named) - MOST_INTERMEDIATES} more", "")
+    rows = fold_numbers(list(named), list(named.values()))
+    for name, members in rows[:MOST_INTERMEDIATES]:
+        add_row(table, name, spec_words(list(named.values())[members[0]]))
+    if len(rows) > MOST_INTERMEDIATES:
+        add_row(table, f"... and {sum(len(row.members) for row in rows[MOST_INTERMEDIATES:])} more", "")
     return [_heading("intermediates named by checkpoint_name"), table]
 
 
@@ -161,21 +163,15 @@ def _collectives(predicted: Predicted) -> list[RenderableType]:
     """Runs and bytes by kind and axes, most bytes first, with the largest transfer of each and its source line."""
     if not predicted.collectives:
         return [_heading("collectives: none")]
-    totals: dict[tuple[str, tuple[str, ...]], list[float]] = {}
-    largest: dict[tuple[str, tuple[str, ...]], tuple[float, str]] = {}
+    lots: dict[tuple[str, tuple[str, ...]], list[Collective]] = {}
     for c in predicted.collectives:
-        key = (c.kind, c.axes)
-        total = totals.setdefault(key, [0.0, 0.0])
-        total[0] += c.count
-        total[1] += c.count * c.bytes
-        if c.count * c.bytes > largest.get(key, (-1.0, ""))[0]:
-            what = c.tensor if c.source in c.tensor else f"{c.tensor} at {c.source}"
-            largest[key] = (c.count * c.bytes, f"{quantity(c.count * c.bytes, 'B')}: {what}")
+        lots.setdefault((c.kind, c.axes), []).append(c)
+    totals = {key: (sum(c.count for c in lot), sum(c.count * c.bytes for c in lot)) for key, lot in lots.items()}
     table = table_of(("", "left"), ("axes", "left"), ("runs", "right"), ("bytes", "right"), ("largest", "left"))
     order = sorted(totals, key=lambda k: (-totals[k][1], k))
     for kind, axes in order[:MOST_COLLECTIVES]:
         runs, size = totals[kind, axes]
-        add_row(table, kind, ",".join(axes), f"{runs:g}", quantity(size, "B"), largest[kind, axes][1])
+        add_row(table, kind, ",".join(axes), f"{runs:g}", quantity(size, "B"), _largest(lots[kind, axes]))
     rest = order[MOST_COLLECTIVES:]
     if rest:
         runs, size = (sum(totals[key][i] for key in rest) for i in (0, 1))
@@ -184,18 +180,28 @@ def _collectives(predicted: Predicted) -> list[RenderableType]:
     return [_heading(f"collectives: {size} per device and call"), table]
 
 
+def _largest(lot: Sequence[Collective]) -> str:
+    """The largest of some collectives in words, with the like of it in other layers."""
+    size = max(c.count * c.bytes for c in lot)
+    largest = [c for c in lot if c.count * c.bytes == size]
+    name, members = fold_numbers([c.tensor for c in largest], [c.source for c in largest])[0]
+    source = largest[members[0]].source
+    times = f"{len(members)} x " if len(members) > 1 else ""
+    return f"{times}{quantity(size, 'B')}: {name if source in name else f'{name} at {source}'}"
+
+
 def _ops(heading: str, ops: Sequence[Replicated | Ruled | Guessed]) -> list[RenderableType]:
-    """These ops, those of one kind and line together."""
+    """These ops, those of one kind, name and line together."""
     if not ops:
         return []
-    found: dict[tuple[str, str], float] = {}
-    for op in ops:
-        found[op.op, op.source] = found.get((op.op, op.source), 0.0) + op.trips
     table = table_of(("", "left"), ("at", "left"), ("runs", "right"))
-    for (op, source), trips in list(found.items())[:MOST_ROWS]:
-        add_row(table, op, source, f"{trips:g}")
-    if len(found) > MOST_ROWS:
-        add_row(table, f"... and {len(found) - MOST_ROWS} more", "", "")
+    rows = fold_numbers([op.name or op.source for op in ops], [(op.op, op.source) for op in ops])
+    for name, members in rows[:MOST_ROWS]:
+        op = ops[members[0]]
+        at = op.source if op.source in name else f"{name} at {op.source}"
+        add_row(table, op.op, at, f"{sum(ops[i].trips for i in members):g}")
+    if len(rows) > MOST_ROWS:
+        add_row(table, f"... and {len(rows) - MOST_ROWS} more", "", "")
     return [_heading(heading), table]
 
 

@@ -1,9 +1,9 @@
 """Rows: the leaves of a pytree, those that are alike folded into one, so that a plan of 200 leaves fits a screen.
 
 Two folds, each of leaves of equal type and spec only:
- 1. a name that ends in all but the root of an earlier one, as an optimizer's moments do: `opt/mu/w/kernel` joins
-    `params/w/kernel`, and the row says that `opt/mu` goes with it;
- 2. names that differ in one number: `layer_0/kernel`, `layer_1/kernel` -> `layer_{0,1}/kernel`.
+ 1. names that differ in their numbers: `layer_0/kernel`, `layer_1/kernel` -> `layer_{0,1}/kernel`;
+ 2. a name that ends as an earlier one does, as those of an optimizer's moments do: `state/opt/mu/w/kernel` joins
+    `state/params/w/kernel`, and the row says that `state/opt/mu` goes with it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from dataclasses import dataclass, replace
 
 from jax.sharding import PartitionSpec
 
+from planner.plans.folded import fold_numbers
 from planner.program.graph import type_words
 from planner.program.spec_entries import axes_of_entry, parts_over
 from planner.program.traced import Leaf
+
+_NUMBERS = re.compile(r"\{[\d.,]+\}|\d+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +48,7 @@ def rows_of(leaves: Sequence[Leaf], specs: Sequence[PartitionSpec], mesh_shape: 
         )
         for leaf, spec in zip(leaves, specs, strict=True)
     ]
-    return _fold_numbers(_fold_moments(rows))
+    return _fold_moments(_fold_layers(rows))
 
 
 def returned_as_taken(
@@ -92,57 +95,46 @@ def _common_end(a: str, b: str) -> int:
     return count
 
 
-def _fold_numbers(rows: Sequence[TableRow]) -> list[TableRow]:
-    """The rows joined whose names differ in one number and that have the same companions."""
-    pieces = [tuple(re.split(r"(\d+)", row.name)) for row in rows]
-    current = [(piece, row) for piece, row in zip(pieces, rows, strict=True)]
-    for position in range(1, max((len(piece) for piece in pieces), default=0), 2):
-        groups: dict[object, list[tuple[tuple[str, ...], TableRow]]] = {}
-        for piece, row in current:
-            rest = piece[:position] + piece[position + 1 :]
-            groups.setdefault((len(piece) > position, rest, row.type, row.spec, row.also), []).append((piece, row))
-        current = []
-        for members in groups.values():
-            piece, row = members[0]
-            if len(members) > 1:
-                numbers = sorted({int(other[position]) for other, _ in members})
-                piece = (*piece[:position], "{" + _ranges(numbers) + "}", *piece[position + 1 :])
-            joined = [other for _, other in members]
-            total = sum(other.bytes for other in joined)
-            current.append((piece, replace(row, bytes=total, count=sum(other.count for other in joined))))
-    return [replace(row, name="".join(piece)) for piece, row in current]
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """[0, 1, 2, 5] as "0..2,5"."""
-    words: list[str] = []
-    start = numbers[0]
-    for here, following in zip(numbers, [*numbers[1:], None], strict=True):
-        if following != here + 1:
-            words.append(
-                str(start) if start == here else f"{start},{here}" if here == start + 1 else f"{start}..{here}"
-            )
-            start = following if following is not None else here
-    return ",".join(words)
+def _fold_layers(rows: Sequence[TableRow]) -> list[TableRow]:
+    """The rows joined whose names differ in their numbers."""
+    return [
+        replace(
+            rows[members[0]],
+            name=name,
+            bytes=sum(rows[i].bytes for i in members),
+            count=sum(rows[i].count for i in members),
+        )
+        for name, members in fold_numbers([row.name for row in rows], [(row.type, row.spec) for row in rows])
+    ]
 
 
 def _fold_moments(rows: Sequence[TableRow]) -> list[TableRow]:
-    """The rows with those joined whose name ends in all but the root of an earlier row's name."""
+    """The rows with those joined that mirror an earlier one, of the same type and the longest common end of a name."""
     found: list[TableRow] = []
-    by_tail: dict[tuple[str, str, PartitionSpec], int] = {}
+    by_end: dict[tuple[str, str], int] = {}
     for row in rows:
         parts = row.name.split("/")
-        tails = ["/".join(parts[start:]) for start in range(1, len(parts)) if not "".join(parts[start:]).isdigit()]
-        into = next((tail for tail in tails if (tail, row.type, row.spec) in by_tail), None)
-        if into is not None:
-            at = by_tail[into, row.type, row.spec]
-            root = row.name[: -len(into) - 1]
-            first = found[at]
-            found[at] = replace(
-                first, bytes=first.bytes + row.bytes, count=first.count + row.count, also=(*first.also, root)
-            )
-            continue
-        if tails:
-            by_tail[tails[0], row.type, row.spec] = len(found)
+        ends = ["/".join(parts[start:]) for start in range(1, len(parts))]
+        end = next((end for end in ends if (end, row.type) in by_end), None)
+        if end is not None:
+            at = by_end[end, row.type]
+            first, prefix = found[at], row.name[: -len(end) - 1]
+            if first.spec == row.spec and _mirrors(first.name[: -len(end) - 1], prefix, end):
+                found[at] = replace(
+                    first, bytes=first.bytes + row.bytes, count=first.count + row.count, also=(*first.also, prefix)
+                )
+                continue
+        for end in ends:
+            by_end.setdefault((end, row.type), len(found))
         found.append(row)
     return found
+
+
+def _mirrors(prefix: str, other: str, end: str) -> bool:
+    """Whether two trees of leaves are the same but for what they begin with, as parameters and their moments are.
+
+    Two parts of a module are not, such as the kernels of a query and of a key, nor are two layers. Whole arguments are, and
+    else what ends in more than a module's own parameter.
+    """
+    deep = len(end.removesuffix("/value").split("/")) > 1
+    return ("/" not in prefix or deep) and _NUMBERS.sub("#", prefix) != _NUMBERS.sub("#", other)

@@ -75,7 +75,9 @@ class Op(NamedTuple):
     """One equation, or one boundary crossing of a region (kinds `loop_*`, `branch_*`, see `trace`).
 
     `params` and `primitive` are those of a leaf, which can be lowered alone with them; boundary ops have params of their
-    own and no primitive. `path` names the equation for emission.
+    own and no primitive. `path` names the equation for emission. `name` says where it comes from, by its module where it
+    has one: `MLP/Dense_0/dot_general`, several ops may have it. `source` is the user's own line of code, `line` that of the
+    innermost code outside of JAX, by which compilers know it.
     """
 
     id: int
@@ -86,7 +88,14 @@ class Op(NamedTuple):
     primitive: Any
     region: int
     path: Path
+    name: str
     source: str
+    line: str
+
+    @property
+    def lines(self) -> tuple[str, str]:
+        """The user's own line of code, and that by which compilers know it."""
+        return self.source, self.line
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from planner.decision import Decision
 from planner.predicted import Collective, as_lowered
+from planner.program.jaxpr.origins import own_line, short_line
 from planner.units import quantity
 from planner.verify.collective_prices import CollectivePrices, collective_prices, plain_kind
 from planner.verify.differences import Difference, Key, Moved, bytes_by, differences
@@ -105,6 +106,7 @@ def _promised(collective: Collective, mesh_shape: Mapping[str, int], prices: Col
     return Moved(
         kind=collective.kind,
         axes=axes,
+        line=collective.line or collective.source,
         source=collective.source,
         each_bytes=collective.bytes,
         runs=runs,
@@ -118,7 +120,8 @@ def _compiled(collective: CompiledCollective, prices: CollectivePrices) -> Moved
     return Moved(
         kind=plain_kind(collective.kind),
         axes=collective.axes(prices.mesh_shape) or ("?",),
-        source="/".join(collective.source.rsplit("/", 2)[-2:]),
+        line=short_line(collective.source),
+        source=own_line(collective.sources) or short_line(collective.source),
         each_bytes=collective.bytes,
         runs=runs,
         bytes=runs * collective.bytes,

@@ -2,7 +2,7 @@
 
 Kinds are compared with kinds and axes with axes, by the bytes of a call, so that a gather in several pieces is the gather
 that was promised. What is left over on either side is paired: first what moves as much over the same axes at the same
-source line, then less and less alike, for compilers combine collectives and move them out of loops.
+line of code, then less and less alike, for compilers combine collectives and move them out of loops.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ _LAID = ("sharding_constraint", "shard_map")
 class Moved:
     """A collective, promised or compiled: `each_bytes` in each of `runs` a call, or of `bytes` and `seconds` a part of it.
 
-    `source` is "folder/file.py:line", or "". `op_name` and `windowed` are of compiled ones, as `CompiledCollective` has
-    them.
+    `line`, by which promised and compiled ones are told to be the same, and the user's own `source`, which is told, are
+    "folder/file.py:line", or "". `op_name` and `windowed` are of compiled ones, as `CompiledCollective` has them.
     """
 
     kind: str
     axes: tuple[str, ...]
+    line: str
     source: str
     each_bytes: float
     runs: float
@@ -109,15 +110,15 @@ def differences(
     """The differences, the most seconds first. `every_axis` are the axes of the mesh that split devices, in its order."""
     promised, compiled = _merged(promised), _merged(compiled)
     missing, extra = _left_over(promised, compiled), _left_over(compiled, promised)
-    whole = {(c.source, c.axes) for c in compiled if c.kind in ("reduce-scatter", "all-gather")}
-    windowed = {(c.source, c.axes) for c in compiled if c.windowed}
+    whole = {(c.line, c.axes) for c in compiled if c.kind in ("reduce-scatter", "all-gather")}
+    windowed = {(c.line, c.axes) for c in compiled if c.windowed}
 
     def reason(before: Moved | None, after: Moved | None) -> str:
         if after is None:
             return ""
-        if after.windowed or (after.kind == "collective-permute" and (after.source, after.axes) in windowed):
+        if after.windowed or (after.kind == "collective-permute" and (after.line, after.axes) in windowed):
             return WINDOWS
-        if before is None and after.kind == "collective-permute" and (after.source, after.axes) in whole:
+        if before is None and after.kind == "collective-permute" and (after.line, after.axes) in whole:
             return IN_ORDER
         return _reason(before, after, every_axis)
 
@@ -141,7 +142,7 @@ def _merged(collectives: Sequence[Moved]) -> list[Moved]:
     """The collectives, those that are alike as one that runs as often as they together: the layers of deep programs."""
     groups: dict[object, list[Moved]] = {}
     for m in collectives:
-        groups.setdefault((m.key, m.source, m.each_bytes, m.op_name == "", m.windowed), []).append(m)
+        groups.setdefault((m.key, m.line, m.source, m.each_bytes, m.op_name == "", m.windowed), []).append(m)
     return [
         replace(
             max(alike, key=lambda m: m.bytes),
@@ -156,11 +157,11 @@ def _merged(collectives: Sequence[Moved]) -> list[Moved]:
 def _left_over(ours: Sequence[Moved], theirs: Sequence[Moved]) -> list[Moved]:
     """What is left of `ours` once as many bytes of the same kind and axes as `theirs` are taken away.
 
-    Taken away is what stands at the same source line first.
+    Taken away is what stands at the same line first.
     """
     mine, other = bytes_by(ours, lambda m: m.key), bytes_by(theirs, lambda m: m.key)
-    at = bytes_by(theirs, lambda m: (m.key, m.source))
-    here = bytes_by(ours, lambda m: (m.key, m.source))
+    at = bytes_by(theirs, lambda m: (m.key, m.line))
+    here = bytes_by(ours, lambda m: (m.key, m.line))
     over = {key: max(0.0, moved - at.get(key, 0.0)) for key, moved in here.items()}
     total: dict[object, float] = {}
     for (key, _), moved in over.items():
@@ -169,18 +170,18 @@ def _left_over(ours: Sequence[Moved], theirs: Sequence[Moved]) -> list[Moved]:
     for m in ours:
         excess = mine[m.key] - other.get(m.key, 0.0)
         if excess > 1 and m.bytes > 0:
-            spot = (m.key, m.source)
+            spot = (m.key, m.line)
             left.append(m.share(over[spot] / here[spot] * excess / total[m.key]))
     return [m for m in left if m.bytes > 0]
 
 
 _ALIKE: tuple[Callable[[Moved], object], ...] = (
-    lambda m: (m.source, m.axes, f"{m.each_bytes:.2g}"),
-    lambda m: (m.source, m.axes),
+    lambda m: (m.line, m.axes, f"{m.each_bytes:.2g}"),
+    lambda m: (m.line, m.axes),
     lambda m: (m.axes, f"{m.each_bytes:.2g}"),
     lambda m: m.axes,
-    lambda m: (m.source, m.axes[0]),
-    lambda m: (m.source, m.axes[-1]),
+    lambda m: (m.line, m.axes[0]),
+    lambda m: (m.line, m.axes[-1]),
 )
 """What a promised collective and what became of it have in common, from the surest sign to the weakest."""
 

@@ -83,7 +83,7 @@ def report(peak: float = 1e6, gathered: float = 0.0, seconds: float = 1e-3) -> C
         trip_count=1,
         known_trips=1,
         op_name="jit(step)/dot_general",
-        source="a/b.py:1",
+        sources=("a/b.py:1",),
         channel_id=1,
         promoted=False,
         name="all-gather",

@@ -75,7 +75,7 @@ def compiled(
         trip_count=count,
         known_trips=count,
         op_name=op_name,
-        source=f"/home/user/{source}" if source else "",
+        sources=(f"/home/user/{source}",) if source else (),
         channel_id=1,
         promoted=False,
         name=kind,

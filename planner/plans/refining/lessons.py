@@ -89,14 +89,14 @@ def promise_of(chosen: Chosen, predicted: Predicted) -> Promise:
         for step, taken in zip(steps, chosen.step_seconds(transfer, steps), strict=True):
             if step.kind is not None:
                 seconds[step.kind, step.mask] += chosen.trips(transfer) * taken
-                lines.add((transfer.source_line, step.mask))
+                lines.add((transfer.compiled_line, step.mask))
     splits: dict[str, dict[Split, int]] = {}
     for node in model.flow.nodes:
         if node.group is None:
             continue
         rows = instance.strategies[node.id].assignment
         split = (model.alike[node.group], tuple(map(int, rows[chosen.choice[node.id]])))
-        for line in {model.graph.ops[op].source for op in model.grouping.groups[node.group].ops}:
+        for line in {model.graph.ops[op].line for op in model.grouping.groups[node.group].ops}:
             at = splits.setdefault(line, {})
             at[split] = at.get(split, 0) + 1
     return Promise(

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-
-import jax.extend.source_info_util as source_info_util
 
 from planner.program.arguments import aval_of
 from planner.program.graph import Aval, Op, Path, Region, Tensor
 from planner.program.jaxpr.equal_values import EqualValues
+from planner.program.jaxpr.origins import Origin, lines_of, module_of
 
 WhileTrips = float | Mapping[str, float]
+NO_SOURCE = "(no source)"
+_NOWHERE = Origin("", "", "", "")
 
 
 @dataclass
@@ -28,20 +30,30 @@ class Builder:
     notes: list[str] = field(default_factory=list[str])
     names: dict[str, int] = field(default_factory=dict[str, int])
     avals: dict[Any, Aval] = field(default_factory=dict[Any, Aval])
-    sources: dict[Any, str] = field(default_factory=dict[Any, str])
+    lines: dict[Any, tuple[str, str]] = field(default_factory=dict[Any, tuple[str, str]])
     """By traceback: equal for all layers that one line of a Python loop writes out."""
+    modules: dict[tuple[str, Any], tuple[str, str]] = field(default_factory=dict[tuple[str, Any], tuple[str, str]])
+    """By what the bodies around it are called, and the name stack."""
     literals: dict[Aval, int] = field(default_factory=dict[Aval, int])
     zeros: set[tuple[Path, int]] = field(default_factory=set[tuple[Path, int]])
-    calls: list[str] = field(default_factory=lambda: ["(no source)"])
+    around: list[tuple[str, Origin]] = field(default_factory=lambda: [("", _NOWHERE)])
+    """The name stacks and origins of the equations whose bodies are walked, from the outermost inwards."""
     equal: EqualValues = field(default_factory=EqualValues)
 
     def tensor(self, aval: Aval, producer: int | None, name: str, kind: Any) -> int:
-        count = self.names.get(name, 0)
-        self.names[name] = count + 1
-        unique = name if count == 0 else f"{name}#{count + 1}"
-        number = len(self.tensors)
+        unique, number = self._unique(name), len(self.tensors)
         self.tensors.append(Tensor(number, aval, producer, unique, kind))
         return number
+
+    def _unique(self, name: str) -> str:
+        """A name that no tensor has: the name itself, or it with the next free number."""
+        count, unique = self.names.get(name, 0) + 1, name
+        if count > 1:
+            while (unique := f"{name}#{count}") in self.names:
+                count += 1
+            self.names[unique] = 1
+        self.names[name] = count
+        return unique
 
     def literal(self, literal: Any) -> int:
         aval = self.aval(literal.aval)
@@ -58,15 +70,16 @@ class Builder:
         avals: Sequence[Aval],
         region: int,
         path: Path,
-        source: str,
+        origin: Origin,
         params: Mapping[str, Any],
         primitive: Any = None,
         name: str | None = None,
     ) -> list[int]:
-        """The results of a new op, named after its source line where it has no name."""
-        number, name = len(self.ops), name or f"{source} {kind}"
-        results = [self.tensor(aval, number, name, "intermediate") for aval in avals]
-        self.ops.append(Op(number, kind, tuple(operands), tuple(results), params, primitive, region, path, source))
+        """The results of a new op, named after where it comes from unless they have a name."""
+        number, own = len(self.ops), origin.named(kind)
+        results = [self.tensor(aval, number, name or own, "intermediate") for aval in avals]
+        made, read = tuple(results), tuple(operands)
+        self.ops.append(Op(number, kind, read, made, params, primitive, region, path, own, origin.source, origin.line))
         return results
 
     def region(self, parent: int, kind: str, length: float, source: str, *, known: bool = True, copies: int = 1) -> int:
@@ -91,19 +104,22 @@ class Builder:
             found = self.avals[value] = aval_of(value)
         return found
 
-    def source(self, eqn: Any) -> str:
-        """`file:line` of the user's code that made the equation; that of the enclosing call where it has none."""
-        traceback = eqn.source_info.traceback
-        found = self.sources.get(traceback)
-        if found is None:
-            found = self.sources[traceback] = _short_source(source_info_util.summarize(eqn.source_info))
-        return found or self.calls[-1]
+    def origin(self, eqn: Any) -> Origin:
+        """Where an equation comes from: from where the body around it does, as far as it does not say so itself."""
+        info, (stack, around) = eqn.source_info, self.around[-1]
+        lines = self.lines.get(info.traceback)
+        if lines is None:
+            lines = self.lines[info.traceback] = lines_of(info)
+        key = (stack, info.name_stack)
+        module = self.modules.get(key)
+        if module is None:
+            module = self.modules[key] = module_of(f"{stack}/{info.name_stack}")
+        source, line = lines
+        return Origin(*module, source or around.source or line or NO_SOURCE, line or around.line)
 
-
-def _short_source(text: str) -> str:
-    """`dir/file.py:line` of a summary such as `/path/dir/file.py:12:8 (function)`."""
-    place = text.split(" ", 1)[0]
-    pieces = place.split(":")
-    directory, _, file = pieces[0].rpartition("/")
-    short = f"{directory.rpartition('/')[2]}/{file}" if directory else file
-    return f"{short}:{pieces[1]}" if len(pieces) > 1 else short
+    @contextmanager
+    def inside(self, eqn: Any) -> Generator[None]:
+        """While the bodies of an equation are walked."""
+        self.around.append((f"{self.around[-1][0]}/{eqn.source_info.name_stack}", self.origin(eqn)))
+        yield
+        self.around.pop()

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax.extend.core as jex_core
-import jax.extend.source_info_util as source_info_util
 
 from planner.program.arguments import aval_of
 from planner.program.graph import Aval
 from planner.program.jaxpr.bodies import body_of, opened, structure_of
+from planner.program.jaxpr.origins import origin_of
 from planner.program.jaxpr.value_numbers import Numbers, ValueNumbers
 
 
@@ -176,8 +176,7 @@ def crossing_of(pair: Between) -> Crossing:
 def _name(eqn: Any) -> str:
     if eqn.primitive.name == "name":
         return eqn.params["name"]
-    text = source_info_util.summarize(eqn.source_info).split(" ", 1)[0]
-    return f"{':'.join(text.rpartition('/')[2].split(':')[:2])} {eqn.primitive.name}"
+    return origin_of(eqn).named(eqn.primitive.name)
 
 
 def steps_of(eqn: Any, runs: float) -> Iterator[Step]:

@@ -82,6 +82,6 @@ def _collectives(b: Builder, jaxpr: Any, trips: float) -> Iterator[tuple[str, fl
         structure = structure_of(eqn)
         length = structure.length if structure else 1.0
         if structure is not None and structure.kind == "while":
-            length, _ = while_trips_of(b, eqn, structure, b.source(eqn))
+            length, _ = while_trips_of(b, eqn, structure, b.origin(eqn))
         for place in structure.bodies if structure else ():
             yield from _collectives(b, body_of(eqn, place), trips * length)

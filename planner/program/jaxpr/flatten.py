@@ -29,6 +29,7 @@ from planner.program.jaxpr.builder import Builder, WhileTrips
 from planner.program.jaxpr.calls import is_zero
 from planner.program.jaxpr.demanded_specs import demanded_specs
 from planner.program.jaxpr.needed import live
+from planner.program.jaxpr.origins import Origin
 from planner.program.jaxpr.trips import while_trips_of
 from planner.program.traced import Program
 
@@ -105,30 +106,30 @@ def _walk(b: Builder, jaxpr: Any, env: Env, path: Path, region: int) -> list[int
 
 
 def _leaf(b: Builder, eqn: Any, operands: list[int], path: Path, region: int) -> Sequence[int]:
-    kind, source = eqn.primitive.name, b.source(eqn)
+    kind, origin = eqn.primitive.name, b.origin(eqn)
     avals = [b.aval(v.aval) for v in eqn.outvars]
     if kind == "optimization_barrier":
         # One op per operand: the operands of a barrier have nothing to do with one another.
         return [
-            b.op(kind, [operand], [aval], region, path, source, {"position": i})[0]
+            b.op(kind, [operand], [aval], region, path, origin, {"position": i})[0]
             for i, (operand, aval) in enumerate(zip(operands, avals, strict=True))
         ]
     if kind == "broadcast_in_dim" and is_zero(eqn.invars[0]):
         b.zeros.add((path, 0))
     name = str(eqn.params["name"]) if kind == "name" else None
-    params = demanded_specs(b, eqn, avals, source) if kind in ("sharding_constraint", "shard_map") else eqn.params
-    return b.op(kind, operands, avals, region, path, source, params, eqn.primitive, name)
+    demands = kind in ("sharding_constraint", "shard_map")
+    params = demanded_specs(b, eqn, avals, origin.source) if demands else eqn.params
+    return b.op(kind, operands, avals, region, path, origin, params, eqn.primitive, name)
 
 
 def _inline(b: Builder, eqn: Any, s: Structure, operands: list[int], path: Path, region: int) -> list[int]:
     inner = body_of(eqn, s.bodies[0])
     taken = operands if s.takes is None else [operands[i] for i in s.takes]
     env = dict(zip(opened(inner).invars, taken, strict=True))
-    b.calls.append(b.source(eqn))
     outside = b.equal.enter(eqn)
-    results = _walk(b, inner, env, body_path(path, s.bodies[0]), region)
+    with b.inside(eqn):
+        results = _walk(b, inner, env, body_path(path, s.bodies[0]), region)
     b.equal.leave(outside)
-    b.calls.pop()
     return results
 
 
@@ -139,61 +140,64 @@ def _boundary(
     aval: Aval,
     region: int,
     place: tuple[Path, str, int, int],
-    source: str,
+    origin: Origin,
 ) -> int:
     """The result tensor of a boundary op. `place`: equation path, body, position in the equation and in the body."""
     path, body, outer, inner = place
     params = {"body": body, "outer": outer, "inner": inner}
-    return b.op(kind, operands, [aval], region, path, source, params)[0]
+    return b.op(kind, operands, [aval], region, path, origin, params)[0]
 
 
 def _scan(b: Builder, eqn: Any, s: Structure, operands: list[int], path: Path, region: int) -> list[int]:
     body, inner = s.bodies[0], body_of(eqn, s.bodies[0])
-    source, name, variables = b.source(eqn), body_path((), s.bodies[0])[0], opened(inner).invars
-    loop = b.region(region, "scan", s.length, source, copies=s.copies)
+    origin, name, variables = b.origin(eqn), body_path((), s.bodies[0])[0], opened(inner).invars
+    loop = b.region(region, "scan", s.length, origin.source, copies=s.copies)
     env: Env = {}
     carries: list[int] = []
     for i, (operand, var) in enumerate(zip(operands, variables, strict=True)):
         carry = s.num_consts <= i < s.num_consts + s.num_carry
         kind = "loop_const" if i < s.num_consts else "loop_carry_in" if carry else "loop_slice"
-        env[var] = _boundary(b, kind, [operand], b.aval(var.aval), loop, (path, str(name), i, i), source)
+        env[var] = _boundary(b, kind, [operand], b.aval(var.aval), loop, (path, str(name), i, i), origin)
         if carry:
             carries.append(env[var])
-    outs = _walk(b, inner, env, body_path(path, body), loop)
+    with b.inside(eqn):
+        outs = _walk(b, inner, env, body_path(path, body), loop)
     results: list[int] = []
     for i, (out, var) in enumerate(zip(outs, eqn.outvars, strict=True)):
         kind = "loop_carry_out" if i < s.num_carry else "loop_stack"
-        results.append(_boundary(b, kind, [out], b.aval(var.aval), loop, (path, str(name), i, i), source))
+        results.append(_boundary(b, kind, [out], b.aval(var.aval), loop, (path, str(name), i, i), origin))
     b.ties.extend(zip(carries, results[: s.num_carry], strict=True))
     return results
 
 
 def _while(b: Builder, eqn: Any, s: Structure, operands: list[int], path: Path, region: int) -> list[int]:
-    source = b.source(eqn)
-    length, known = while_trips_of(b, eqn, s, source)
-    loop = b.region(region, "while", length, source, known=known)
+    origin = b.origin(eqn)
+    length, known = while_trips_of(b, eqn, s, origin)
+    loop = b.region(region, "while", length, origin.source, known=known)
     test, body = body_of(eqn, s.bodies[0]), body_of(eqn, s.bodies[1])
     split = (s.cond_consts, s.cond_consts + s.num_consts)
     test_env: Env = {}
     body_env: Env = {}
     for i, var in enumerate(opened(test).invars[: s.cond_consts]):
         test_env[var] = _boundary(
-            b, "loop_const", [operands[i]], b.aval(var.aval), loop, (path, "cond_jaxpr", i, i), source
+            b, "loop_const", [operands[i]], b.aval(var.aval), loop, (path, "cond_jaxpr", i, i), origin
         )
     for i, var in enumerate(opened(body).invars[: s.num_consts]):
         place = (path, "body_jaxpr", split[0] + i, i)
-        body_env[var] = _boundary(b, "loop_const", [operands[split[0] + i]], b.aval(var.aval), loop, place, source)
+        body_env[var] = _boundary(b, "loop_const", [operands[split[0] + i]], b.aval(var.aval), loop, place, origin)
     carries: list[int] = []
     for i, var in enumerate(opened(body).invars[s.num_consts :]):
         place = (path, "body_jaxpr", split[1] + i, s.num_consts + i)
-        carry = _boundary(b, "loop_carry_in", [operands[split[1] + i]], b.aval(var.aval), loop, place, source)
+        carry = _boundary(b, "loop_carry_in", [operands[split[1] + i]], b.aval(var.aval), loop, place, origin)
         body_env[var] = test_env[opened(test).invars[s.cond_consts + i]] = carry
         carries.append(carry)
-    tests = _walk(b, test, test_env, body_path(path, s.bodies[0]), loop)
-    b.op("loop_test", tests, [], loop, path, source, {})
-    outs = _walk(b, body, body_env, body_path(path, s.bodies[1]), loop)
+    with b.inside(eqn):
+        tests = _walk(b, test, test_env, body_path(path, s.bodies[0]), loop)
+    b.op("loop_test", tests, [], loop, path, origin, {})
+    with b.inside(eqn):
+        outs = _walk(b, body, body_env, body_path(path, s.bodies[1]), loop)
     results = [
-        _boundary(b, "loop_carry_out", [out], b.aval(var.aval), loop, (path, "body_jaxpr", i, i), source)
+        _boundary(b, "loop_carry_out", [out], b.aval(var.aval), loop, (path, "body_jaxpr", i, i), origin)
         for i, (out, var) in enumerate(zip(outs, eqn.outvars, strict=True))
     ]
     b.ties.extend(zip(carries, results, strict=True))
@@ -201,22 +205,23 @@ def _while(b: Builder, eqn: Any, s: Structure, operands: list[int], path: Path, 
 
 
 def _cond(b: Builder, eqn: Any, s: Structure, operands: list[int], path: Path, region: int) -> list[int]:
-    source = b.source(eqn)
+    origin = b.origin(eqn)
     if b.tests:
-        b.op("branch_test", operands[:1], [], region, path, source, {})
+        b.op("branch_test", operands[:1], [], region, path, origin, {})
     returned: list[list[int]] = []
     entered: list[list[int]] = []
     for body in s.bodies:
         inner, name = body_of(eqn, body), str(body_path((), body)[0])
-        branch = b.region(region, "cond", 1, source)
+        branch = b.region(region, "cond", 1, origin.source)
         entered.append(
             [
-                _boundary(b, "branch_in", [operand], b.aval(var.aval), branch, (path, name, i + 1, i), source)
+                _boundary(b, "branch_in", [operand], b.aval(var.aval), branch, (path, name, i + 1, i), origin)
                 for i, (operand, var) in enumerate(zip(operands[1:], opened(inner).invars, strict=True))
             ]
         )
         env = dict(zip(opened(inner).invars, entered[-1], strict=True))
-        returned.append(_walk(b, inner, env, body_path(path, body), branch))
+        with b.inside(eqn):
+            returned.append(_walk(b, inner, env, body_path(path, body), branch))
     # The equation has one operand for all branches, so it has one spec.
     for here, there in pairwise(entered):
         b.ties.extend(zip(here, there, strict=True))
@@ -225,5 +230,5 @@ def _cond(b: Builder, eqn: Any, s: Structure, operands: list[int], path: Path, r
     for i, var in enumerate(eqn.outvars):
         operands_out = [outs[i] for outs in returned]
         params = {"bodies": names, "outer": i, "inner": i}
-        results += b.op("branch_out", operands_out, [b.aval(var.aval)], region, path, source, params)
+        results += b.op("branch_out", operands_out, [b.aval(var.aval)], region, path, origin, params)
     return results

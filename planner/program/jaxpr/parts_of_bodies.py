@@ -8,13 +8,13 @@ from functools import partial
 from typing import Any
 
 import jax.extend.core as jex_core
-import jax.extend.source_info_util as source_info_util
 from jax import lax
 
 from planner.program.batch_parts import Batch, Part
 from planner.program.graph import Path
 from planner.program.jaxpr.bodies import REMATS, Structure, body_of, body_path, closed, opened, put_body, structure_of
 from planner.program.jaxpr.calls import equations_by
+from planner.program.jaxpr.origins import origin_of
 
 Held = Mapping[Any, tuple[Any, Part | None]]
 """By variable of the whole program: the one that stands for it here, and where the batch lies in it if it is a part."""
@@ -260,10 +260,10 @@ def check_part(eqn: Any) -> None:
     try:
         made = eqn.primitive.abstract_eval(*(var.aval for var in eqn.invars), **eqn.params)[0]
     except Exception as error:
-        raise NotInParts(f"{eqn.primitive.name} at {source_info_util.summarize(eqn.source_info)}: {error}") from error
+        raise NotInParts(f"{eqn.primitive.name} at {origin_of(eqn).source}: {error}") from error
     shapes = [aval.shape for aval in (made if eqn.primitive.multiple_results else [made])]
     if shapes != [var.aval.shape for var in eqn.outvars]:
-        raise NotInParts(f"{eqn.primitive.name} at {source_info_util.summarize(eqn.source_info)}")
+        raise NotInParts(f"{eqn.primitive.name} at {origin_of(eqn).source}")
 
 
 def part_params(eqn: Any, invars: Sequence[Any], outvars: Sequence[Any]) -> dict[str, Any]:

@@ -12,20 +12,22 @@ import numpy as np
 
 from planner.program.jaxpr.bodies import Structure, body_of, opened
 from planner.program.jaxpr.builder import Builder
+from planner.program.jaxpr.origins import Origin
 
 
-def while_trips_of(b: Builder, eqn: Any, s: Structure, source: str) -> tuple[float, bool]:
+def while_trips_of(b: Builder, eqn: Any, s: Structure, origin: Origin) -> tuple[float, bool]:
     """How often a while loop is taken to run, and whether its counter says so; what is assumed is noted."""
     limits, exact = _counter_limits(eqn, s)
     if exact:
         return limits[0], True
+    at = (origin.source, origin.line)
     hint, why = b.while_trips, "was assumed (Options(while_trips=...) sets it)"
     if isinstance(hint, Mapping):
-        named = [trips for pattern, trips in hint.items() if fnmatchcase(source, pattern)]
+        named = [trips for pattern, trips in hint.items() if any(fnmatchcase(line, pattern) for line in at)]
         hint, why = (named[0], "is hinted") if named else (1.0, "was assumed (no pattern of Options(while_trips) fits)")
     elif limits and hint == 1.0:
         hint, why = min(limits), "the most its counter allows, was assumed (Options(while_trips=...) sets it)"
-    b.notes.append(f"{source}: the trip count of this while loop is not known; {hint:g} {why}")
+    b.notes.append(f"{origin.source}: the trip count of this while loop is not known; {hint:g} {why}")
     return hint, False
 
 

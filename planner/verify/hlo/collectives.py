@@ -23,7 +23,8 @@ class CompiledCollective:
     loop around it has no bound that can be read) and `known_trips` the same with such loops counted as one pass;
     `promoted` whether the compiler moves a wider type than the program asked for (XLA's CPU backend computes bfloat16
     in float32). `groups` of a permute are its pairs and its `group_size` is the length of its longest chain. `windowed`:
-    it runs in a loop that the compiler made of a matmul and the collective beside it.
+    it runs in a loop that the compiler made of a matmul and the collective beside it. `sources` are the "file:line" it came
+    from outside of JAX and those of what called it, innermost first, as far as the compiler was told.
     """
 
     kind: str
@@ -34,11 +35,16 @@ class CompiledCollective:
     trip_count: int | None
     known_trips: int
     op_name: str
-    source: str
+    sources: tuple[str, ...]
     channel_id: int | None
     promoted: bool
     name: str
     windowed: bool = False
+
+    @property
+    def source(self) -> str:
+        """The "file:line" of the innermost code outside of JAX, or ""."""
+        return self.sources[0] if self.sources else ""
 
     @property
     def logical_bytes(self) -> float:
@@ -82,7 +88,7 @@ def collectives_of(module: Module, *, num_devices: int) -> tuple[CompiledCollect
             if kind_of(instruction):
                 collective = describe_collectives(instruction, computation, module, num_devices)
                 if collective is not None and not collective.op_name and caller is not None:
-                    collective = replace(collective, op_name=_op_name(caller), source=module.source(caller))
+                    collective = replace(collective, op_name=_op_name(caller), sources=module.sources(caller))
                 if collective is not None:
                     kind = "reduce-scatter" if "all-reduce-scatter" in fused else collective.kind
                     (echoes if echo else found).append(
@@ -159,7 +165,7 @@ def describe_collectives(
         trip_count=1,
         known_trips=1,
         op_name=_op_name(instruction),
-        source=module.source(instruction),
+        sources=module.sources(instruction),
         channel_id=int(channel) if channel else None,
         promoted=promoted(instruction, computation, module),
         name=instruction.name,

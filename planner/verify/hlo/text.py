@@ -91,15 +91,21 @@ class Module:
 
     entry: str
     computations: Mapping[str, Computation]
-    frames: Mapping[int, str] = field(default_factory=dict[int, str])
+    frames: Mapping[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
+    """By number: its "file:line", and the number of the frame that called it (0 where none did)."""
 
-    def source(self, instruction: Instruction) -> str:
-        """The user's "file:line" an instruction came from, or ""."""
+    def sources(self, instruction: Instruction) -> tuple[str, ...]:
+        """The "file:line" an instruction came from outside of JAX, and those of what called it, innermost first."""
         match = re.search(r'source_file="([^"]*)"(?: source_line=(\d+))?', instruction.attributes)
         if match:
-            return f"{match[1]}:{match[2]}" if match[2] else match[1]
+            return (f"{match[1]}:{match[2]}" if match[2] else match[1],)
         match = re.search(r"stack_frame_id=(\d+)", instruction.attributes)
-        return self.frames.get(int(match[1]), "") if match else ""
+        found: list[str] = []
+        number = int(match[1]) if match else 0
+        while number in self.frames and len(found) < len(self.frames):
+            line, number = self.frames[number]
+            found.append(line)
+        return tuple(found)
 
 
 def parse_module(text: str) -> Module:
@@ -216,16 +222,22 @@ def closing(text: str, start: int) -> int:
     return len(text)
 
 
-def _frames(tables: Mapping[str, Mapping[int, str]]) -> dict[int, str]:
+def _frames(tables: Mapping[str, Mapping[int, str]]) -> dict[int, tuple[str, int]]:
     files = {number: rest.strip('"') for number, rest in tables.get("FileNames", {}).items()}
     lines: dict[int, str] = {}
     for number, rest in tables.get("FileLocations", {}).items():
         entry = dict(re.findall(r"(\w+)=(\d+)", rest))
         lines[number] = f"{files.get(int(entry['file_name_id']), '')}:{entry.get('line', '0')}"
-    locations: dict[int, str] = {}
-    for number, rest in tables.get("StackFrames", {}).items():
-        locations[number] = lines.get(int(re.findall(r"file_location_id=(\d+)", rest)[0]), "")
-    return locations
+    frames = {
+        number: {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", rest)}
+        for number, rest in tables.get("StackFrames", {}).items()
+    }
+    # Callers are numbered from 1 on where outermost frames have none, 0, but from 2 on where they have 1.
+    none = min((frame["parent_frame_id"] for frame in frames.values()), default=0)
+    return {
+        number: (lines.get(frame["file_location_id"], ""), frame["parent_frame_id"] - none)
+        for number, frame in frames.items()
+    }
 
 
 def arrays_of(shape: str) -> Iterator[tuple[str, tuple[int, ...]]]:
