@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from cost_models import Topology as Topology
     from planner import errors as errors
     from planner import testing as testing
+    from planner.api import compare as compare
     from planner.api import compare_topologies as compare_topologies
     from planner.api import load as load
     from planner.api import op_graph as op_graph
     from planner.api import pareto as pareto
     from planner.api import plan as plan
     from planner.options import Options as Options
+    from planner.plans.comparison import Comparison as Comparison
     from planner.plans.front import Front as Front
     from planner.plans.loaded import LoadedPlan as LoadedPlan
     from planner.plans.plan import Plan as Plan
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from planner.verify.verification import Verification as Verification
 
 _HOME = {
+    "Comparison": "planner.plans.comparison",
     "Front": "planner.plans.front",
     "LoadedPlan": "planner.plans.loaded",
     "Options": "planner.options",
@@ -38,6 +41,7 @@ _HOME = {
     "Topology": "cost_models",
     "TopologyComparison": "planner.plans.topology_table",
     "Verification": "planner.verify.verification",
+    "compare": "planner.api",
     "compare_topologies": "planner.api",
     "load": "planner.api",
     "op_graph": "planner.api",
@@ -51,6 +55,7 @@ _MODULES = ("errors", "testing")
 """The public modules."""
 
 __all__ = [
+    "Comparison",
     "Front",
     "LoadedPlan",
     "Options",
@@ -60,6 +65,7 @@ __all__ = [
     "Topology",
     "TopologyComparison",
     "Verification",
+    "compare",
     "compare_topologies",
     "errors",
     "load",

@@ -10,11 +10,15 @@ import jax
 from jax.sharding import AbstractMesh
 
 from cost_models import Topology
+from planner.decision import Decision
+from planner.errors import ArgumentError
 from planner.explain.op_graph import OpGraph, program_graph
 from planner.machine.target import Target
 from planner.options import Options
 from planner.plans.asked_place import AskedMesh, Like, Place, place_of, shape_asked
 from planner.plans.call import Call
+from planner.plans.compare import compare_decisions
+from planner.plans.comparison import Comparison
 from planner.plans.front import Front, check_front
 from planner.plans.front_search import front_of
 from planner.plans.kept_plans import planned_or_kept
@@ -236,3 +240,26 @@ def op_graph(
 def load(path: str | Path) -> LoadedPlan:
     """The plan saved in `path`; `bind` it to its function. Raises: PlanFileError."""
     return LoadedPlan(load_saved(Path(path)))
+
+
+def compare(a: Plan | LoadedPlan | str | Path, b: Plan | LoadedPlan | str | Path) -> Comparison:
+    """Where two plans differ, and what that costs: a record that prints as a table.
+
+    Parameters
+    ----------
+    a, b: plans, saved plans as `load` gives them, or the paths of their files. Of different functions, or for different
+        chips, they are compared as far as that means something, and the notes of the record say so.
+
+    Raises
+    ------
+    ArgumentError: one of them is none of these. PlanFileError: a file holds no plan.
+    """
+    return compare_decisions(_decision("a", a), _decision("b", b))
+
+
+def _decision(what: str, plan: Any) -> Decision:
+    if isinstance(plan, (str, Path)):
+        return load(plan).decision
+    if not isinstance(plan, (Plan, LoadedPlan)):
+        raise ArgumentError(f"{what} is {plan!r:.80}; give a plan, planner.load(...) of one, or the path of its file")
+    return plan.decision

@@ -4,6 +4,7 @@ import cost_models
 import planner
 
 PLANNER = [
+    "Comparison",
     "Front",
     "LoadedPlan",
     "Options",
@@ -13,6 +14,7 @@ PLANNER = [
     "Topology",
     "TopologyComparison",
     "Verification",
+    "compare",
     "compare_topologies",
     "errors",
     "load",

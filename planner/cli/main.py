@@ -1,9 +1,12 @@
-"""The command line: search a plan offline, or plans along memory against time, show a saved one, measure the devices here.
+"""The command line: search a plan offline, or plans along memory against time, plans of it
+kept in files shown, explained and compared, the devices here measured.
 
     python -m planner search FILE.py:FUNCTION --topology v5e:16x16 -o plan.json
     python -m planner search FILE.py:FUNCTION --topology v5e:4x4 --topology h100:8 --topology cpu:8 -o folder
     python -m planner pareto FILE.py:FUNCTION --topology v5e:16x16 -o front
     python -m planner show plan.json
+    python -m planner explain plan.json FILE.py:FUNCTION
+    python -m planner compare plan.json other.json
     python -m planner calibrate
 
 The same is installed as `meshwright`. Plans and tables go to the standard output, progress and errors to the standard
@@ -24,7 +27,8 @@ from typing import Any, TextIO
 import jax
 
 from cost_models import CostModelError, Profile, calibrate, parse_topology, save_profile
-from planner.api import compare_topologies, load, pareto, plan
+from planner.api import compare_topologies, pareto, plan
+from planner.cli import saved_plans
 from planner.cli.parser import make_parser
 from planner.cli.program_file import Planned, load_program
 from planner.cli.progress import show_progress, status
@@ -33,7 +37,7 @@ from planner.machine.device_profile import default_profile
 from planner.options import Options
 from planner.plans import front, topology_table
 from planner.plans.plan import Plan
-from planner.plans.report import describe, describe_profile
+from planner.plans.report import describe_profile
 from planner.plans.saved_folder import check_folder
 from planner.verify.compiler_clock import compiler_profile
 
@@ -48,9 +52,7 @@ GIVEN = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code of the command `argv` (default: the arguments of this process)."""
-    arguments = make_parser({"search": _search, "pareto": _pareto, "show": _show, "calibrate": _calibrate}).parse_args(
-        argv
-    )
+    arguments = make_parser(COMMANDS).parse_args(argv)
     try:
         return arguments.command(arguments)
     except (PlannerError, CostModelError) as error:
@@ -145,12 +147,6 @@ def _pareto(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _show(arguments: argparse.Namespace) -> int:
-    """Prints a saved plan."""
-    print(describe(load(arguments.plan).decision))
-    return 0
-
-
 def _calibrate(arguments: argparse.Namespace) -> int:
     """Measures, prints what was fitted and keeps it where `cost_model="measured"` looks for it."""
     if arguments.output is not None and arguments.output.is_dir():
@@ -218,3 +214,14 @@ def _options(arguments: argparse.Namespace, planned: Planned, progress: Callable
 
     given = {name: value for name in GIVEN if (value := getattr(arguments, name, None)) is not None}
     return replace(base, **given, progress=progress)
+
+
+COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
+    "search": _search,
+    "pareto": _pareto,
+    "show": saved_plans.show,
+    "explain": saved_plans.explain,
+    "compare": saved_plans.compare_two,
+    "calibrate": _calibrate,
+}
+"""What runs each command."""

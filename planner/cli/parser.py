@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cost_models import OBJECTIVES
+from planner.cli.saved_plans_parser import add_saved_plans
 from planner.cli.values import (
     parse_bytes,
     parse_count,
@@ -40,7 +41,7 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     added = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_search(added)
     _add_pareto(added)
-    _add_show(added)
+    add_saved_plans(added)
     _add_calibrate(added)
     for name, command in commands.items():
         added.choices[name].set_defaults(command=command)
@@ -236,11 +237,6 @@ def _add_refining(search: argparse.ArgumentParser) -> None:
         help="keep plans there, and the compiles of --refine: what was asked for before is taken from there. Default: "
         "nothing is kept",
     )
-
-
-def _add_show(commands: Any) -> None:
-    show = commands.add_parser("show", help="print a saved plan", description="Prints a plan that 'search' wrote.")
-    show.add_argument("plan", metavar="PLAN.json", help="the plan's file")
 
 
 def _add_calibrate(commands: Any) -> None:

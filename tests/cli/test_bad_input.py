@@ -8,8 +8,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+import planner
 from planner.cli.main import main
 
 PROGRAM = """
@@ -19,6 +22,7 @@ import planner
 X = jax.ShapeDtypeStruct((8, 8), jnp.float32)
 
 def good(): return lambda x: x @ x, (X,)
+def other(): return lambda x: x + 1, (X,)
 def nothing(): return None
 def three(): return 1, 2, 3
 def not_args(): return (lambda x: x), X
@@ -81,7 +85,14 @@ CASES = (
     f"pareto {GOOD} --refine compile",
     f"pareto {GOOD} --objective memory",
     "show", "show none.json", "show folder", "show text.json", "show other.json", "show deep.json", "show bytes.json",
-    f"show {'a' * 300}", "show a b",
+    f"show {'a' * 300}", "show a b", "show text.json --json",
+    "explain", "explain none.json", "explain text.json program.py:good", "explain other.json program.py:good --json",
+    *(f"explain saved.json{words}" for words in (
+        "", " program.py", " none.py:good", " program.py:raises", " program.py:too_many", " program.py:other",
+        " program.py:good absent", " program.py:good x y",
+    )),
+    "compare", "compare saved.json", "compare none.json saved.json", "compare deep.json saved.json --json",
+    *(f"compare saved.json {words}" for words in ("text.json", "folder", "saved.json saved.json", "saved.json --absent")),
     "calibrate --budget 0", "calibrate --budget -1", "calibrate --budget nan", "calibrate --budget x",
     "calibrate --devices 0", "calibrate --devices -1", "calibrate --devices 99", "calibrate --devices x",
     "calibrate --seed -1", "calibrate --compiler nonsense", "calibrate --compiler v5e:0x0", "calibrate --compiler h100:8",
@@ -91,15 +102,24 @@ CASES = (
 HINT = re.compile(r"; |\buse\b|\bgive\b|\bmake\b|\bwrite\b|\bchoose from\b|required|unrecognized|invalid|expected|see ")
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The file of a plan of the good program."""
+    path = tmp_path_factory.mktemp("saved") / "saved.json"
+    x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    planner.plan(lambda x: x @ x, (x,), topology="v5e:2x2", options=planner.Options(check="never")).save(path)
+    return path.read_text()
+
+
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The current folder, with programs and files that are none."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: str) -> Iterator[Path]:
+    """The current folder, with programs, a plan, and files that are none of these."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("planner.cli.main.calibrate", lambda *_, **__: pytest.fail("measures"))
     (tmp_path / "folder").mkdir()
     before = set(sys.modules)
-    for name, text in FILES.items():
+    for name, text in {**FILES, "saved.json": saved}.items():
         (tmp_path / name).write_text(text, encoding="utf-8", errors="surrogateescape")
     yield tmp_path
     for name in {"program", "program_to_plan", "empty"} - before:
@@ -111,6 +131,25 @@ def test_what_is_printed_for_programs_parses(folder: Path, capsys: pytest.Captur
     assert json.loads(capsys.readouterr().out)
     assert main([*f"search {GOOD} --topology cpu:2 --check never --json".split()]) == 0
     assert json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "show saved.json",
+        "explain saved.json program.py:good",
+        "explain saved.json program.py:good x",
+        "compare saved.json saved.json",
+    ],
+)
+def test_what_is_printed_of_saved_plans_parses(words: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(constant: str) -> None:
+        pytest.fail(f"{constant} is no JSON")
+
+    assert main([*words.split(), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert main(words.split()) == 0
+    assert capsys.readouterr().out.strip()
 
 
 @pytest.mark.parametrize("words", CASES, ids=lambda words: words[:60])

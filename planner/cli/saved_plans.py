@@ -1,0 +1,55 @@
+"""Commands on saved plans: show one, explain it, compare two."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from planner.api import compare, load
+from planner.cli.program_file import load_program
+from planner.cli.progress import status
+from planner.errors import ArgumentError
+from planner.plans.plan import Plan
+from planner.plans.report import describe
+from planner.plans.told import told
+from planner.plans.typed_json import as_json
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """Prints a saved plan."""
+    decision = load(arguments.plan).decision
+    _print(told(decision) if arguments.json else describe(decision), as_data=arguments.json)
+    return 0
+
+
+def explain(arguments: argparse.Namespace) -> int:
+    """Prints what other specs of some tensors of a saved plan would cost, and why."""
+    bound = bind(arguments.plan, arguments.program, "explain")
+    with status("pricing alternatives"):
+        found = bound.explain(arguments.name)
+    _print(as_json(found) if arguments.json else str(found), as_data=arguments.json)
+    return 0
+
+
+def compare_two(arguments: argparse.Namespace) -> int:
+    """Prints where two saved plans differ."""
+    found = compare(load(arguments.a), load(arguments.b))
+    _print({**as_json(found), "same": found.same} if arguments.json else str(found), as_data=arguments.json)
+    return 0
+
+
+def bind(path: str, program: str | None, command: str) -> Plan:
+    """A saved plan bound to its program. Raises: ArgumentError where no program is given, PlanFileError."""
+    saved = load(path)
+    if program is None:
+        raise ArgumentError(
+            f"{command} needs the program beside its plan, which says what was decided and not what else could be; write "
+            f"meshwright {command} {path} FILE.py:FUNCTION"
+        )
+    planned = load_program(program)
+    return saved.bind(planned.fn, planned.args)
+
+
+def _print(what: Any, *, as_data: bool) -> None:
+    print(json.dumps(what, indent=1) if as_data else what)

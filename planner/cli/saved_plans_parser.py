@@ -1,0 +1,62 @@
+"""The part of the parser for commands on saved plans."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+PLAN_HELP = "a plan's file, as 'search' writes it"
+JSON_HELP = "print it as JSON, in bytes and seconds (joules, where energy was minimised)"
+
+
+def add_saved_plans(commands: Any) -> None:
+    """Adds the commands on saved plans."""
+    _add_show(commands)
+    _add_explain(commands)
+    _add_compare(commands)
+
+
+def _add_show(commands: Any) -> None:
+    show: argparse.ArgumentParser = commands.add_parser(
+        "show", help="print a saved plan", description="Prints a plan that 'search' wrote."
+    )
+    show.add_argument("plan", metavar="PLAN.json", help=PLAN_HELP)
+    show.add_argument("--json", action="store_true", help=JSON_HELP)
+
+
+def _add_explain(commands: Any) -> None:
+    explain: argparse.ArgumentParser = commands.add_parser(
+        "explain",
+        help="print why arrays of a saved plan are placed as they are",
+        description="Prints for some arrays the best few specs that they could have, what the best plan with each costs "
+        "more than this one, and the one reason for it: a collective, computing that is not split, memory. The plan's file "
+        "says what was decided, and not what else could be, so the program is needed beside it.",
+    )
+    explain.add_argument("plan", metavar="PLAN.json", help=PLAN_HELP)
+    explain.add_argument(
+        "program",
+        nargs="?",
+        metavar="FILE.py:FUNCTION",
+        help="the program that was planned, as 'search' takes it; required",
+    )
+    explain.add_argument(
+        "name",
+        nargs="?",
+        metavar="NAME",
+        help="an array's name in the printed plan, or a shell-style pattern such as 'params/*/kernel'. Default: the "
+        "largest arguments, of those of one type and spec one",
+    )
+    explain.add_argument("--json", action="store_true", help=JSON_HELP)
+
+
+def _add_compare(commands: Any) -> None:
+    compare: argparse.ArgumentParser = commands.add_parser(
+        "compare",
+        help="print where two saved plans differ, and what that costs",
+        description="Prints where plan B differs from plan A: mesh, form, time, memory, energy, specs and collectives. The "
+        "files suffice. Plans of different functions, or for different chips, are compared as far as that means something, "
+        "and the notes say so.",
+    )
+    compare.add_argument("a", metavar="A.json", help=PLAN_HELP)
+    compare.add_argument("b", metavar="B.json", help="another one's")
+    compare.add_argument("--json", action="store_true", help=JSON_HELP)

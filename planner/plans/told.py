@@ -1,0 +1,44 @@
+"""A plan as plain data for other programs: what `print(plan)` says, array by array, in bytes and seconds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jax.sharding import PartitionSpec
+
+from planner.decision import Decision
+from planner.plans.report_rows import split_into
+from planner.plans.typed_json import as_json
+from planner.program.graph import type_words
+from planner.program.traced import Leaf
+
+LEFT_OUT = ("choice", "constraints", "arguments", "results", "in_specs", "out_specs", "request", "compiler_options")
+"""Fields of a decision that say nothing to others, or are told in other words."""
+
+
+def told(decision: Decision) -> dict[str, Any]:
+    """The plan as JSON can tell it; specs are lists of the axes of every dim, bytes those on one device."""
+    request, certificate = decision.request, decision.certificate
+    plain = {name: as_json(getattr(decision, name)) for name in decision.__dataclass_fields__ if name not in LEFT_OUT}
+    return {
+        **plain,
+        "objective": request.objective,
+        "memory_limit_bytes": request.memory_limit if request.memory_limit < math.inf else None,
+        "certificate": {**as_json(certificate), "gap": certificate.gap, "status": certificate.status},
+        "arguments": _leaves(decision, decision.arguments, decision.in_specs),
+        "results": _leaves(decision, decision.results, decision.out_specs),
+    }
+
+
+def _leaves(decision: Decision, leaves: Sequence[Leaf], specs: Sequence[PartitionSpec]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": leaf.name,
+            "type": type_words(leaf.aval),
+            "spec": as_json(spec),
+            "bytes": leaf.aval.bytes / split_into(spec, decision.mesh_shape),
+        }
+        for leaf, spec in zip(leaves, specs, strict=True)
+    ]
