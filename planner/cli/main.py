@@ -27,7 +27,7 @@ from typing import Any, TextIO
 import jax
 
 from cost_models import CostModelError, Profile, calibrate, parse_topology, save_profile
-from planner.api import compare_topologies, pareto, plan
+from planner.api import compare_topologies, load, pareto, plan
 from planner.cli import saved_plans
 from planner.cli.parser import make_parser
 from planner.cli.program_file import Planned, load_program
