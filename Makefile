@@ -22,7 +22,8 @@ NO_BENCHMARKS := $(addprefix benchmarks/,__init__.py asked.py stamp.py suite.py 
 BENCHMARKS := $(filter-out $(NO_BENCHMARKS),$(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check fix format-check lint types imports test samples test-all conformance fuzz hazards bench clean
+.PHONY: help setup demo check fix format-check lint types imports docs test samples test-all conformance fuzz hazards bench \
+  release clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -39,7 +40,7 @@ $(STAMP): pyproject.toml
 demo: $(STAMP) ## plan, train and verify a transformer on eight virtual devices; plan Llama-3-8B for 256 TPUs
 	PYTHONPATH=. $(BIN)/python benchmarks/demo.py
 
-check: format-check lint types imports test samples ## everything a change must pass
+check: format-check lint types imports docs test samples ## everything a change must pass
 
 format-check: $(STAMP)
 	$(BIN)/ruff format --check $(SOURCES)
@@ -52,6 +53,9 @@ types: $(STAMP)
 
 imports: $(STAMP)
 	$(BIN)/lint-imports --no-cache
+
+docs: $(STAMP) ## the documentation as a site, in build/docs
+	$(BIN)/sphinx-build --quiet --fail-on-warning --fresh-env docs build/docs
 
 test: $(STAMP) ## the fast tests
 	$(BIN)/python -m pytest -n $(JOBS) -m "not slow and not sample"
@@ -80,6 +84,9 @@ hazards: $(STAMP) ## every split the planner offers of every op, compiled and ru
 
 bench: $(STAMP) ## the benchmarks: tables on the screen, JSON in benchmarks/results
 	for script in $(BENCHMARKS); do PYTHONPATH=. $(BIN)/python $$script || exit 1; done
+
+release: $(STAMP) ## build what would be released and try it in an environment of its own; publishes nothing
+	.ci/release $(BIN)
 
 clean: ## remove .venv and the caches
 	rm -rf .venv .pytest_cache .hypothesis .ruff_cache .import_linter_cache build dist *.egg-info

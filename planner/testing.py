@@ -1,4 +1,4 @@
-"""For tests of your own programs: meshes and arguments for Hypothesis, and the assertion that a split program is right.
+"""For tests of your own programs: meshes and arguments for Hypothesis, and the assertion that a split program is right::
 
     @hypothesis.given(planner.testing.meshes(), planner.testing.arguments(example_args))
     def test_my_step(mesh, args):

@@ -33,7 +33,7 @@ class Solution:
 
     @property
     def gap(self) -> float:
-        """(value - bound) / |value|: 0 when proven optimal, `inf` without a choice or without a bound."""
+        """`(value - bound) / abs(value)`: 0 when proven optimal, `inf` without a choice or without a bound."""
         if self.choice is None or math.isinf(self.bound):
             return math.inf
         return max(0.0, self.value - self.bound) / max(abs(self.value), 1e-300)

@@ -1,0 +1,38 @@
+"""Every block of code in the README and the documentation runs as it stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.pages import PAGES, blocks, run
+
+
+@pytest.mark.sample
+@pytest.mark.parametrize("page", [page for page in PAGES if any(blocks(page))], ids=lambda page: page.stem)
+def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    run(page, tmp_path)
+
+
+def test_blocks_of_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "Text.\n\n<!-- run\na = 1\n-->\n\n"
+        '```python title="own.py"\nb = 2\n```\n\n```text\nno code\n```\n\n```sh\npython -c "import own" > said\n```\n\n'
+        "```python\nimport own\nassert a + own.b == 3\nraise LookupError\n```\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert [(b.language, b.title, b.line) for b in blocks(page)] == [
+        ("python", "", 4),
+        ("python", "own.py", 8),
+        ("sh", "", 16),
+        ("python", "", 20),
+    ]
+    with pytest.raises(LookupError) as raised:
+        run(page, tmp_path)
+    assert raised.traceback[-1].lineno + 1 == 22
+    assert (tmp_path / "said").exists()
