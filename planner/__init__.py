@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from planner.api import op_graph as op_graph
     from planner.api import pareto as pareto
     from planner.api import plan as plan
+    from planner.api import plan_many as plan_many
     from planner.options import Options as Options
     from planner.plans.comparison import Comparison as Comparison
     from planner.plans.front import Front as Front
     from planner.plans.loaded import LoadedPlan as LoadedPlan
     from planner.plans.plan import Plan as Plan
+    from planner.plans.programs import Programs as Programs
     from planner.plans.topology_table import TopologyComparison as TopologyComparison
     from planner.rules.kernels.rule_for import rule_for as rule_for
     from planner.solver.methods import solve as solve
@@ -37,6 +39,7 @@ _HOME = {
     "Options": "planner.options",
     "Plan": "planner.plans.plan",
     "Problem": "planner.solver.problem",
+    "Programs": "planner.plans.programs",
     "Solution": "planner.solver.solution",
     "Topology": "cost_models",
     "TopologyComparison": "planner.plans.topology_table",
@@ -47,6 +50,7 @@ _HOME = {
     "op_graph": "planner.api",
     "pareto": "planner.api",
     "plan": "planner.api",
+    "plan_many": "planner.api",
     "rule_for": "planner.rules.kernels.rule_for",
     "solve": "planner.solver.methods",
 }
@@ -61,6 +65,7 @@ __all__ = [
     "Options",
     "Plan",
     "Problem",
+    "Programs",
     "Solution",
     "Topology",
     "TopologyComparison",
@@ -72,6 +77,7 @@ __all__ = [
     "op_graph",
     "pareto",
     "plan",
+    "plan_many",
     "rule_for",
     "solve",
     "testing",

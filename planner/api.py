@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from jax.sharding import AbstractMesh
@@ -16,6 +16,7 @@ from planner.explain.op_graph import OpGraph, program_graph
 from planner.machine.target import Target
 from planner.options import Options
 from planner.plans.asked_place import AskedMesh, Like, Place, place_of, shape_asked
+from planner.plans.asked_programs import Given, all_pins, asked_counts, asked_programs, check_layouts, shared_by
 from planner.plans.call import Call
 from planner.plans.compare import compare_decisions
 from planner.plans.comparison import Comparison
@@ -26,6 +27,8 @@ from planner.plans.loaded import LoadedPlan
 from planner.plans.made_ready import Ready, checked_options, checked_positions, made_ready, question
 from planner.plans.named_pins import Pins
 from planner.plans.plan import Plan
+from planner.plans.programs import Programs
+from planner.plans.several import plans_of
 from planner.plans.store import load_saved
 from planner.plans.topology_search import compared, targets_of
 from planner.plans.topology_table import TopologyComparison
@@ -154,6 +157,73 @@ def pareto(
     call = Call(ready, example_args, options)
     call.make_ready()
     return front_of(call, points)
+
+
+def plan_many(
+    programs: Mapping[str, Given],
+    *,
+    calls: Mapping[str, float] | None = None,
+    layouts: Literal["one", "own"] = "one",
+    devices: Sequence[jax.Device] | None = None,
+    topology: str | Topology | None = None,
+    mesh: AskedMesh | None = None,
+    objective: str = "time",
+    memory_limit: float | None = None,
+    like: Like | None = None,
+    options: Options | None = None,
+) -> Programs:
+    """The best placements found of several programs on one mesh, the arrays that they share in one layout: plans by name.
+
+    `init`, a train step, `eval` and `decode` then pass their arrays to one another as they lie. Which arguments and results
+    are one array is found by structure, names and types, as for `like=` of `plan`; the notes of every plan say it.
+
+    Parameters
+    ----------
+    programs: name to (fn, example_args), or (fn, example_args, keywords) with `donate_argnums`, `static_argnums`, `pins`
+        and `memory_limit` of its own, as in `plan`. A pin of one holds for all that have the array; None keeps an array
+        apart.
+    calls: name to how often the program is called beside the others, default 1 each. What is minimised is the sum over all
+        calls, or of `objective="memory"` the greatest peak.
+    layouts: "one", or "own": each program lays out what they share as is best for it, and what moves it from the layout of
+        the program that costs most, and back, is priced, told (`Programs.moves`) and part of the sum.
+    options: as in `plan`, for all of it: `time_limit_s` is for all its searches. `cache` keeps no plans here.
+    All others as in `plan`.
+
+    Raises
+    ------
+    As `plan`; PinError also where programs pin one array differently.
+    """
+    options = checked_options(options)
+    check_layouts(layouts)
+    given = asked_programs(programs)
+    counts = asked_counts(calls, given)
+    place = place_of(devices=devices, topology=topology, mesh=mesh, pins=all_pins(given), like=like)
+
+    def ready_here() -> dict[str, Ready]:
+        return {
+            name: made_ready(
+                asked.fn,
+                asked.args,
+                place,
+                options,
+                objective=objective,
+                memory_limit=asked.keywords.get("memory_limit", memory_limit),
+                pins=asked.keywords.get("pins"),
+                like=None if like is None else like.decision,
+                donate_argnums=asked.keywords.get("donate_argnums", ()),
+                static_argnums=asked.keywords.get("static_argnums", ()),
+                among_others=True,
+            )
+            for name, asked in given.items()
+        }
+
+    def asked_all(ready: Mapping[str, Ready]) -> dict[str, str]:
+        told = {f"{name}: {what}": words for name in ready for what, words in question(ready[name], options).items()}
+        return {**told, "calls": repr(counts), "layouts": layouts}
+
+    ready = place.target.processes.same(ready_here, asked_all, "planner.plan_many")
+    made = {name: Call(ready[name], asked.args, options) for name, asked in given.items()}
+    return plans_of(made, shared_by(given, ready), options, counts=counts, own_layouts=layouts == "own")
 
 
 def compare_topologies(

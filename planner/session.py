@@ -10,7 +10,7 @@ from functools import cached_property
 
 from jax.sharding import PartitionSpec
 
-from cost_models import CostModel, Roofline, objective
+from cost_models import CostModel, Objective, Roofline, objective
 from cost_models.compilers import flops_that_hide
 from cost_models.hardware import Platform
 from planner.any_mesh.fusion import ON_GPU, ON_TPU, Fusion
@@ -19,7 +19,7 @@ from planner.decision import Request
 from planner.machine.device_profile import measured_model
 from planner.machine.target import Target
 from planner.one_mesh.instance import Instance
-from planner.one_mesh.mesh import Shape, make_mesh
+from planner.one_mesh.mesh import Mesh, Shape, make_mesh
 from planner.one_mesh.pins import match_pins, pinned_location
 from planner.one_mesh.reshard import Patterns
 from planner.one_mesh.stating import Terms, state
@@ -115,14 +115,23 @@ class Session:
         other.request = replace(self.request, topology=self.request.topology.multiplied(times))
         return other.instance(shape)
 
+    @property
+    def _score(self) -> Objective:
+        """What values are in: seconds where bytes are minimised."""
+        name = "time" if self.request.objective == "memory" else self.request.objective
+        return objective(name, self.request.topology.chip)
+
+    def mesh(self, shape: Shape) -> Mesh:
+        """A mesh with the prices of its collectives. Raises: MeshError where the topology cannot hold it."""
+        return make_mesh(shape, self.request.topology, self.cost_model, self._score)
+
     def _terms(self, shape: Shape) -> Terms:
         """What the problem on one mesh is stated of. Raises: PinError."""
         topology, graph = self.request.topology, self.graph
-        score = objective("time" if self.request.objective == "memory" else self.request.objective, topology.chip)
         return Terms(
-            mesh=make_mesh(shape, topology, self.cost_model, score),
+            mesh=self.mesh(shape),
             cost_model=self.cost_model,
-            objective=score,
+            objective=self._score,
             hbm_bytes_per_s=topology.chip.hbm_bytes_per_s,
             tiled=topology.chip.platform == "tpu",
             pins={t: self._pinned(graph.tensors[t].name, t, spec, shape) for t, spec in self.tensor_pins.items()},

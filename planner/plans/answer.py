@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
+
+from planner.decision import Decision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,3 +26,10 @@ class Answer:
     def good(self) -> bool:
         """Whether the plan is handed over as it is."""
         return self.dropped is None and self.doubt is None
+
+
+def again(first: Decision, rest: Generator[Decision, Answer]) -> Generator[Decision, Answer]:
+    """Proposals from the first on, which was taken."""
+    following = first
+    while True:
+        following = rest.send((yield following))

@@ -19,18 +19,20 @@ MOST_NAMED = 4
 
 
 def laid_out(
-    program: Program, pins: Pins | None, like: Decision | None
+    program: Program, pins: Pins | None, like: Decision | None, *, among_others: bool
 ) -> tuple[dict[str, PartitionSpec], tuple[str, ...]]:
     """The specs asked for, by pattern, and what is to be told of them; what the user pins goes before another plan.
 
-    Raises: PinError; ArgumentError where nothing of the other plan is found in the program.
+    Raises: PinError; ArgumentError where nothing of the other plan is found in the program, unless it is `among_others`.
     """
     named = named_pins(pins, program)
     if like is None:
         return dict(named.specs), ()
-    mine = [leaf for leaf in (*program.arguments, *program.results) if not leaf.constant]
+    mine = arrays_of(program)
     theirs, specs = leaves_of(like)
     same = same_arrays(mine, theirs)
+    if not same.of and among_others:
+        return dict(named.specs), (f"it has nothing in common with the plan of {like.function_name}",)
     if not same.of:
         raise ArgumentError(
             f"like= is the plan of {like.function_name}, and no argument or result of {program.function_name} is one of "
@@ -39,6 +41,11 @@ def laid_out(
         )
     taken = {exactly(mine[i].name): specs[other] for i, other in same.of.items() if mine[i].name not in named.free}
     return {**taken, **named.specs}, (_told(program, like, mine, same.of, same.parts, len(taken)),)
+
+
+def arrays_of(program: Program) -> list[Leaf]:
+    """The arguments and results of a program, without what its function closes over."""
+    return [leaf for leaf in (*program.arguments, *program.results) if not leaf.constant]
 
 
 def leaves_of(decision: Decision) -> tuple[list[Leaf], list[PartitionSpec]]:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from planner.decision import Decision
 from planner.errors import CompileError, InfeasibleError
 from planner.options import Options, telling
-from planner.plans.answer import Answer
+from planner.plans.answer import Answer, again
 from planner.plans.call import Call
 from planner.plans.front import Front, cost_of
 from planner.plans.plan import Plan
@@ -192,7 +192,7 @@ class _Search:
     ) -> _Point:
         """The point of these proposals, the first of which was taken."""
         return _Point(
-            proposed=_again(first, proposed),
+            proposed=again(first, proposed),
             peak=first.predicted.peak_bytes,
             cost=cost_of(first, self.asked.objective),
             reach=reach,
@@ -240,13 +240,6 @@ def _of_all(
         request = replace(decision.request, memory_limit=memory_limit)
         certificate = replace(decision.certificate, within_bytes=within_bytes)
         decision = proposed.send((yield replace(decision, request=request, certificate=certificate)))
-
-
-def _again(first: Decision, rest: Generator[Decision, Answer]) -> Generator[Decision, Answer]:
-    """The proposals from the first on, which was taken."""
-    following = first
-    while True:
-        following = rest.send((yield following))
 
 
 def _nothing() -> Generator[Decision, Answer]:

@@ -49,8 +49,12 @@ def made_ready(
     like: Decision | None,
     donate_argnums: Sequence[int] | int,
     static_argnums: Sequence[int] | int,
+    among_others: bool = False,
 ) -> Ready:
-    """What is asked of `plan`, at a place. Raises: ArgumentError, TraceError, MeshError, PinError."""
+    """What is asked of `plan`, at a place; `among_others`: other programs may have what this one has not of `like`.
+
+    Raises: ArgumentError, TraceError, MeshError, PinError.
+    """
     target = place.target
     if options.refine != "never" and objective != "time":
         raise ArgumentError(
@@ -64,7 +68,7 @@ def made_ready(
         static_argnums=checked_positions("static_argnums", static_argnums),
         carry_stacks=target.carries_stacks,
     )
-    specs, told_of_layout = laid_out(program, pins, like)
+    specs, told_of_layout = laid_out(program, pins, like, among_others=among_others)
     request = Request(
         topology=target.topology,
         platform=target.devices[0].platform if target.devices else None,

@@ -1,0 +1,367 @@
+"""Several programs on one mesh: the mesh and the layout of what they share for which all their calls together cost least.
+
+    minimise    sum over programs   calls * value of a call(mesh, layout of the shared arrays)
+
+One program leads: it is planned free, and the others with what they share pinned as it lies there. On every mesh each
+program may lead, the one that costs most first; what is left free by those before is fixed by the first that has it. With
+layouts of their own all are free, and the value of a call grows by what it takes to move the shared arrays from the layout
+of the first program that has them, and back what it returns.
+
+No program takes less than it does for itself on the same mesh, so the sum of these bounds what any layout could reach; the
+certificate is of that sum. What is proven is that no layout is better by more, not that others were tried.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from jax.sharding import PartitionSpec
+
+from planner.decision import OPTIMAL_GAP, Certificate, Decision
+from planner.errors import InfeasibleError, PinError
+from planner.one_mesh.mesh import Shape, mesh_words
+from planner.one_mesh.pins import matcher, pinned_location
+from planner.one_mesh.reshard import reshard_steps
+from planner.options import Options, telling
+from planner.plans.answer import Answer, again
+from planner.plans.asked_layout import leaves_of
+from planner.plans.call import Call
+from planner.plans.named_pins import exactly
+from planner.plans.plan import Plan
+from planner.plans.programs import UNITS, Move, Programs
+from planner.plans.sessions import Sessions
+from planner.plans.shared_arrays import SharedArrays
+from planner.solver.deadline import Deadline
+from planner.units import quantity
+
+FREE_SHARE = 0.5
+"""Part of the time left that the searches of all programs for themselves may take."""
+ONE_SHARE = 0.25
+"""Part of the time left that any other search may take."""
+TRYING_SHARE = 0.5
+"""Part of the time limit after which no other mesh or leader is tried."""
+LEAST_SECONDS = 1.0
+"""What a search gets even where no time is left."""
+WORTH_TELLING = 0.01
+"""From this part on it is told what a program would gain by itself."""
+
+Specs = Mapping[int, PartitionSpec]
+"""The layout of shared arrays, by their numbers."""
+
+
+def plans_of(
+    calls: Mapping[str, Call],
+    shared: SharedArrays,
+    options: Options,
+    *,
+    counts: Mapping[str, float],
+    own_layouts: bool,
+    notes: Sequence[str] = (),
+) -> Programs:
+    """The plans of programs that are called so often each, on one mesh. Raises: what `plan` does, for one of them."""
+    search = _Search(calls, shared, options, counts=counts, own_layouts=own_layouts)
+    processes = next(iter(calls.values())).processes
+    # Only the leading process searches: it tells the others the mesh and the order.
+    told = processes.decided(search.run)
+    plans: dict[str, Plan] = {}
+    specs = dict(search.pinned)
+    for name in told["order"]:
+        pins = {} if own_layouts else search.pins(name, specs)
+        plans[name] = search.handed_over(name, told["mesh"], pins)
+        search.fix(name, plans[name].decision, specs)
+    decisions = {name: plan.decision for name, plan in plans.items()}
+    moves = search.moves(told["order"], decisions) if own_layouts else ()
+    value = search.total({name: decision.certificate.value for name, decision in decisions.items()}, moves)
+    unit = next(iter(decisions.values())).certificate.unit
+    certificate = Certificate(
+        value=value,
+        lower_bound=min(told["bound"], value),
+        unit=unit,
+        solve_seconds=told["seconds"],
+        meshes=told["meshes"],
+    )
+    words = _told_of_sharing(shared, own_layouts)
+    return Programs(
+        {name: plans[name].with_notes((*plans[name].notes, *words[name])) for name in calls},
+        calls=dict(counts),
+        shared=shared.count,
+        moves=moves,
+        certificate=certificate,
+        notes=(*notes, *told["notes"], *search.losses(told["free"], decisions)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Tried:
+    """The best plan of a program on some meshes and with some pins, and what is proposed after it."""
+
+    call: Call
+    decision: Decision
+    following: Generator[Decision, Answer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layout:
+    """A mesh, the order in which programs fix what they share there, and what all calls cost."""
+
+    mesh: Shape
+    order: tuple[str, ...]
+    value: float
+
+
+@dataclass(eq=False)
+class _Search:
+    """What is found so far; `known` are the plans found, by program, mesh and pins."""
+
+    calls: Mapping[str, Call]
+    shared: SharedArrays
+    options: Options
+    counts: Mapping[str, float] = field(kw_only=True)
+    own_layouts: bool = field(kw_only=True)
+    best: _Layout | None = field(init=False, default=None)
+    known: dict[object, _Tried] = field(init=False, default_factory=dict[object, _Tried])
+    refused: list[PinError | InfeasibleError] = field(init=False, default_factory=list["PinError | InfeasibleError"])
+
+    def __post_init__(self) -> None:
+        self.began = time.monotonic()
+        self.deadline = Deadline.after(self.options.time_limit_s)
+        self.pinned: Specs = {} if self.own_layouts else self.pinned_by_users()
+        self.by_sum = next(iter(self.calls.values())).sessions.request.objective != "memory"
+
+    # ------------------------------------------------------------ the mesh and the layout
+
+    def run(self) -> dict[str, Any]:
+        """What all processes must know of what is best. Raises: InfeasibleError, PinError where nothing fits."""
+        free = {
+            name: self.tried(name, None, {}, FREE_SHARE / (len(self.calls) - i)).decision
+            for i, name in enumerate(self.calls)
+        }
+        order = sorted(self.calls, key=lambda name: -self.counts[name] * free[name].certificate.value)
+        bounds = {name: decision.certificate.lower_bound for name, decision in free.items()}
+        first = {tuple(free[name].mesh_shape.items()): free[name].mesh_shape for name in order}
+        offered = {tuple(mesh.items()): mesh for mesh in self.calls[order[0]].ready.meshes}
+        meshes = list({**first, **offered}.values())
+        notes: list[str] = []
+        lower = math.inf
+        for examined, mesh in enumerate(meshes):
+            floor = self.total(bounds)
+            late = time.monotonic() - self.began > TRYING_SHARE * self.options.time_limit_s
+            if self.best is not None and (late or self.best.value <= floor * (1 + OPTIMAL_GAP)):
+                lower = min(lower, floor)
+                if late:
+                    limit = f"the time limit of {self.options.time_limit_s:g} s"
+                    notes.append(f"{limit} left {len(meshes) - examined} of {len(meshes)} meshes untried")
+                break
+            lower = min(lower, self.examine(mesh, order, bounds))
+        if self.best is None:
+            raise self.refused[0]
+        if not self.own_layouts and len(self.calls) > 1:
+            notes.append(f"what they share lies as is best for {self.best.order[0]}")
+        return {
+            "mesh": dict(self.best.mesh),
+            "order": list(self.best.order),
+            "bound": lower,
+            "meshes": len(meshes),
+            "seconds": time.monotonic() - self.began,
+            "free": {name: decision.certificate.value for name, decision in free.items()},
+            "notes": notes,
+        }
+
+    def examine(self, mesh: Shape, order: Sequence[str], bounds: Mapping[str, float]) -> float:
+        """A lower bound of what all calls cost on a mesh; a better layout there becomes the best."""
+        here = dict(bounds)
+        decisions: dict[str, Decision] = {}
+        for name in order:
+            if self.best is not None and self.total(here) >= self.best.value:
+                return self.total(here)
+            try:
+                decisions[name] = self.tried(name, mesh, {}).decision
+            except (InfeasibleError, PinError) as error:
+                self.refused.append(error)
+                return math.inf
+            here[name] = max(here[name], decisions[name].certificate.lower_bound)
+        if self.own_layouts:
+            values = {name: decision.certificate.value for name, decision in decisions.items()}
+            self.take(_Layout(mesh=mesh, order=tuple(order), value=self.total(values, self.moves(order, decisions))))
+            return self.total(here)
+        for lead in order:
+            late = time.monotonic() - self.began > TRYING_SHARE * self.options.time_limit_s
+            if self.best is not None and (late or self.best.value <= self.total(here) * (1 + OPTIMAL_GAP)):
+                break
+            with suppress(InfeasibleError, PinError):
+                self.lead(mesh, (lead, *(name for name in order if name != lead)), here)
+        if self.best is None:
+            self.refused.append(
+                InfeasibleError(
+                    f"no layout that all programs have in common was found on the mesh {mesh_words(mesh)}, where each "
+                    "has a plan for itself; give layouts='own', or more memory"
+                )
+            )
+        return self.total(here)
+
+    def lead(self, mesh: Shape, order: tuple[str, ...], bounds: Mapping[str, float]) -> None:
+        """Plans the programs in an order, what they share as the first that has it, as long as that may be the best.
+
+        Raises: InfeasibleError, PinError where one has no plan so.
+        """
+        specs, values = dict(self.pinned), dict(bounds)
+        for name in order:
+            if self.best is not None and self.total(values) >= self.best.value:
+                return
+            decision = self.tried(name, mesh, self.pins(name, specs)).decision
+            values[name] = decision.certificate.value
+            self.fix(name, decision, specs)
+        self.take(_Layout(mesh=mesh, order=order, value=self.total(values)))
+
+    def take(self, found: _Layout) -> None:
+        """Takes a layout for the best if it is."""
+        if self.best is None or found.value < self.best.value:
+            self.best = found
+
+    def total(self, values: Mapping[str, float], moves: Sequence[Move] = ()) -> float:
+        """What all calls cost: their sum, or of memory the greatest peak."""
+        if not self.by_sum:
+            return max(values.values())
+        moved = sum(self.counts[move.program] * move.value for move in moves)
+        return sum(self.counts[name] * value for name, value in values.items()) + moved
+
+    # ------------------------------------------------------------ what is shared
+
+    def pinned_by_users(self) -> dict[int, PartitionSpec]:
+        """The layout that the users' own pins give to shared arrays. Raises: PinError where they give one array two."""
+        found: dict[int, tuple[PartitionSpec, str]] = {}
+        for program, numbers in self.shared.of.items():
+            pins = [(matcher(key), spec) for key, spec in self.calls[program].sessions.request.pins.items()]
+            for position, number in numbers.items():
+                name = self.shared.leaves[program][position].name
+                spec = next((spec for matches, spec in reversed(pins) if matches(name)), None)
+                if spec is None:
+                    continue
+                where = f"{name} of {program}"
+                other, whose = found.setdefault(number, (spec, where))
+                if other != spec:
+                    raise PinError(
+                        f"{where} and {whose} are one array, and are pinned as {spec} and {other}; pin them alike, give "
+                        "None for one of them, or layouts='own'"
+                    )
+        return {number: spec for number, (spec, _) in found.items()}
+
+    def pins(self, program: str, specs: Specs) -> dict[str, PartitionSpec]:
+        """Pins of what a program has of the arrays whose layout is known."""
+        leaves = self.shared.leaves[program]
+        return {
+            exactly(leaves[position].name): specs[number]
+            for position, number in self.shared.of[program].items()
+            if number in specs
+        }
+
+    def fix(self, program: str, decision: Decision, specs: dict[int, PartitionSpec]) -> None:
+        """Adds the layout of what a program shares and none before it."""
+        _, mine = leaves_of(decision)
+        for position, number in self.shared.of[program].items():
+            specs.setdefault(number, mine[position])
+
+    def moves(self, order: Sequence[str], decisions: Mapping[str, Decision]) -> tuple[Move, ...]:
+        """What calls of programs in layouts of their own move, from the layout of the first that has it or back."""
+        home: dict[int, PartitionSpec] = {}
+        found: list[Move] = []
+        for program in order:
+            decision = decisions[program]
+            leaves, mine = leaves_of(decision)
+            arguments = sum(not leaf.constant for leaf in decision.arguments)
+            for position, number in self.shared.of[program].items():
+                there, here = home.get(number, mine[position]), mine[position]
+                if there != here:
+                    pair = (there, here) if position < arguments else (here, there)
+                    found.append(self.move(program, leaves[position].name, position, pair, decision.mesh_shape))
+            for position, number in self.shared.of[program].items():
+                home.setdefault(number, mine[position])
+        return tuple(found)
+
+    def move(
+        self, program: str, name: str, position: int, pair: tuple[PartitionSpec, PartitionSpec], shape: Shape
+    ) -> Move:
+        """What it takes to bring an array from one spec to another."""
+        aval = self.shared.leaves[program][position].aval
+        mesh = self.calls[program].session.mesh(shape)
+        source, target = (pinned_location(name, spec, aval.shape, shape) for spec in pair)
+        partial = (False,) * len(shape)
+        steps = reshard_steps(mesh, source, partial, target, shape=aval.shape, whole_bytes=aval.bytes)
+        moving = [(step.kind, step.mask, step.bytes) for step in steps if step.kind is not None]
+        return Move(
+            program=program,
+            array=name,
+            source=pair[0],
+            target=pair[1],
+            bytes=sum(bytes for _, _, bytes in moving),
+            seconds=sum(mesh.collective_seconds(kind, mask, bytes) for kind, mask, bytes in moving),
+            value=sum(
+                float(mesh.fixed[kind][mask] + mesh.per_byte[kind][mask] * bytes) for kind, mask, bytes in moving
+            ),
+        )
+
+    # ------------------------------------------------------------ single programs
+
+    def tried(
+        self, name: str, mesh: Shape | None, pins: Mapping[str, PartitionSpec], share: float = ONE_SHARE
+    ) -> _Tried:
+        """The best plan of a program on a mesh, or on any. Raises: InfeasibleError, PinError."""
+        offered = self.calls[name].ready.meshes
+        mesh = offered[0] if mesh is None and len(offered) == 1 else mesh
+        key = (name, mesh and tuple(mesh.items()), tuple(pins.items()))
+        if key not in self.known:
+            call = self.call(name, mesh, pins, max(share * self.deadline.left(), LEAST_SECONDS))
+            # What compilers or runs have to say is asked of the plan that is taken, once.
+            unrefined = replace(call.options, refine="never")
+            proposed = call.proposed_in_any_form(call.session, unrefined)
+            decision = next(proposed)
+            self.known[key] = _Tried(call=call, decision=decision, following=proposed)
+        return self.known[key]
+
+    def call(self, name: str, mesh: Shape | None, pins: Mapping[str, PartitionSpec], seconds: float) -> Call:
+        """The call of a program on a mesh, or on any, with further pins."""
+        call = self.calls[name]
+        ready, sessions = call.ready, call.sessions
+        if pins:
+            request = replace(sessions.request, pins={**sessions.request.pins, **pins})
+            sessions = Sessions(program=sessions.program, target=sessions.target, request=request)
+        if mesh is not None:
+            ready = replace(ready, meshes=[mesh])
+        options = telling(replace(self.options, time_limit_s=seconds), name)
+        return Call(replace(ready, sessions=sessions), call.args, options)
+
+    def handed_over(self, name: str, mesh: Shape, pins: Mapping[str, PartitionSpec]) -> Plan:
+        """The checked plan of a program. Raises: what `plan` does."""
+        known = self.known.get((name, tuple(mesh.items()), tuple(pins.items())))
+        if known is not None and self.options.refine == "never":
+            return known.call.handed_over(again(known.decision, known.following))
+        call = self.call(name, mesh, pins, max(ONE_SHARE * self.deadline.left(), LEAST_SECONDS))
+        return call.handed_over(call.proposed_in_any_form(call.session, call.options))
+
+    def losses(self, free: Mapping[str, float], decisions: Mapping[str, Decision]) -> tuple[str, ...]:
+        """What is told of programs that would take less by themselves."""
+        return tuple(
+            f"{name} takes {quantity(found.value, UNITS[found.unit])} here, and {quantity(free[name], UNITS[found.unit])} "
+            "on a mesh and in a layout of its own"
+            for name, found in ((name, decision.certificate) for name, decision in decisions.items())
+            if found.value > free[name] * (1 + WORTH_TELLING)
+        )
+
+
+def _told_of_sharing(shared: SharedArrays, own_layouts: bool) -> dict[str, tuple[str, ...]]:
+    """What the plan of every program says of the others."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name in shared.of:
+        others = [other for other in shared.of if other != name]
+        if not others:
+            found[name] = ()
+            continue
+        what = ", ".join(shared.names(name)) or "nothing"
+        how = "in layouts of their own" if own_layouts else "in one layout"
+        found[name] = (f"planned together with {', '.join(others)} on one mesh, {how}: it shares arrays of {what}",)
+    return found
