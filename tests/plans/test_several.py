@@ -42,7 +42,7 @@ def programs() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def found() -> planner.Programs:
-    return planner.plan_many(programs(), calls={"train": 1000, "eval": 10}, mesh=SHAPE)
+    return planner.plan_many(programs(), calls={"train": 1000, "eval": 10}, mesh=SHAPE, options=NEVER)
 
 
 def test_what_is_shared_lies_alike_from_birth_on(found: planner.Programs):
