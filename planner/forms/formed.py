@@ -7,10 +7,10 @@ from dataclasses import replace
 from planner.errors import ArgumentError
 from planner.forms.batch import Refused, batch_of
 from planner.program.batch_parts import Batch
-from planner.program.form import AS_WRITTEN, Form
+from planner.program.form import Form
 from planner.program.jaxpr.microbatched import microbatched
 from planner.program.jaxpr.parts_of_bodies import NotInParts
-from planner.program.jaxpr.recomputed import crossings, with_saved
+from planner.program.jaxpr.recomputed import NoSuchValues, with_saved
 from planner.program.traced import Program
 
 
@@ -19,18 +19,25 @@ def formed(program: Program, form: Form) -> Program:
 
     Raises: ArgumentError where the program cannot be computed so.
     """
-    if form == AS_WRITTEN:
+    in_parts = program if form.microbatches == 1 else in_microbatches(program, form.microbatches, batch_of(program))
+    return with_values_saved(in_parts, form)
+
+
+def with_values_saved(program: Program, form: Form) -> Program:
+    """A program in the microbatches of a form, with the values saved that it says. Raises: ArgumentError."""
+    if form.saved == program.form.saved:
         return program
-    in_parts = (
-        program if form.microbatches == 1 else replace(program, jaxpr=_in_microbatches(program, form.microbatches))
-    )
-    saving = _saving(in_parts, form)
-    return replace(saving, form=form, written=program.jaxpr)
+    return replace(_saving(program, form), form=form, written=program.as_written.jaxpr)
 
 
-def _in_microbatches(program: Program, count: int) -> object:
+def in_microbatches(program: Program, count: int, batch: Batch | Refused) -> Program:
+    """A program as written in so many microbatches, as its batch may be taken. Raises: ArgumentError."""
+    jaxpr = _in_microbatches(program, count, batch)
+    return replace(program, jaxpr=jaxpr, form=Form(microbatches=count), written=program.jaxpr)
+
+
+def _in_microbatches(program: Program, count: int, batch: Batch | Refused) -> object:
     """The jaxpr of a program in so many microbatches. Raises: ArgumentError."""
-    batch = batch_of(program)
     why = refusal(batch, count)
     if isinstance(batch, Refused) or why:
         raise ArgumentError(f"{program.function_name} cannot run as {count} microbatches: {why}")
@@ -46,18 +53,13 @@ def _in_microbatches(program: Program, count: int) -> object:
 def _saving(program: Program, form: Form) -> Program:
     """A program whose backward passes are handed what a form says. Raises: ArgumentError."""
     saved = {position: chosen for position, chosen in enumerate(form.saved) if chosen is not None}
-    found = crossings(program) if saved else ()
-    wrong = [at for at, chosen in saved.items() if at >= len(found) or not _within(chosen, len(found[at].values))]
-    if wrong:
+    try:
+        return with_saved(program, saved) if saved else program
+    except NoSuchValues as error:
         raise ArgumentError(
-            f"{program.function_name} has no such values to save for its backward pass {wrong[0]}: the plan is another "
+            f"{program.function_name} has no such values to save for its backward pass {error}: the plan is another "
             "program's, or another release's; make it again"
-        )
-    return with_saved(program, saved) if saved else program
-
-
-def _within(chosen: tuple[int, ...], count: int) -> bool:
-    return all(0 <= position < count for position in chosen)
+        ) from error
 
 
 def refusal(batch: Batch | Refused, count: int) -> str:

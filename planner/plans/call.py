@@ -10,7 +10,6 @@ import jax
 
 from planner.decision import Decision
 from planner.emit.runner import Runner
-from planner.forms.formed import formed
 from planner.machine.processes import Processes
 from planner.one_mesh.chosen import Chosen
 from planner.options import Options
@@ -83,7 +82,7 @@ class Call:
 
     def kept(self, decision: Decision) -> Plan:
         """A decision that was kept, bound without a session, which only `explain` asks for."""
-        return self._plan(decision, formed(self.sessions.program, decision.form), None)
+        return self._plan(decision, self.sessions.program_in(decision.form), None)
 
     def _plan(self, decision: Decision, program: Program, graph: Graph | None) -> Plan:
         runner = Runner(

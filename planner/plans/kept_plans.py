@@ -18,7 +18,6 @@ from typing import Any, final
 from planner.decision import Decision
 from planner.errors import ArgumentError, PlanFileError
 from planner.files import write_whole
-from planner.forms.formed import formed
 from planner.machine.device_profile import measured_model
 from planner.options import Options
 from planner.plans.call import Call
@@ -123,7 +122,7 @@ def _found(path: Path, ready: Ready) -> Found:
     if saved.edited:
         return Found(why_not=_damaged(path, "its digest is not that of its content"))
     try:
-        program = formed(sessions.program, decision.form)
+        program = sessions.program_in(decision.form)
     except ArgumentError as error:
         return Found(why_not=_damaged(path, str(error)))
     same = (

@@ -10,7 +10,6 @@ from dataclasses import replace
 from planner.decision import Decision
 from planner.errors import ArgumentError, InfeasibleError
 from planner.forms.batch import Refused
-from planner.forms.formed import formed
 from planner.one_mesh.mesh import Shape
 from planner.options import Options
 from planner.plans.answer import Answer
@@ -34,7 +33,7 @@ def first_form(options: Options) -> Form:
 def told_of_form(sessions: Sessions, options: Options) -> tuple[str, ...]:
     """What a plan says of the form that is asked for. Raises: ArgumentError where the program cannot be computed so."""
     form = first_form(options)
-    formed(sessions.program, form)
+    sessions.program_in(form)
     return (f"{sessions.words(form.microbatches)}, as asked for",) if form.microbatches > 1 else ()
 
 

@@ -8,7 +8,7 @@ from typing import final
 
 from planner.decision import Request
 from planner.forms.batch import Refused, batch_of
-from planner.forms.formed import formed
+from planner.forms.formed import in_microbatches, with_values_saved
 from planner.machine.target import Target
 from planner.program.batch_parts import Batch
 from planner.program.form import Form
@@ -20,12 +20,14 @@ from planner.session import Session
 class Sessions:
     """A session for each form of a program, on a target and for a request, made when it is first asked for.
 
-    `made` are those that there are, for whatever is asked of them; `beginning` is the form to begin with.
+    `made` are those that there are, for whatever is asked of them, `in_parts` the programs by their number of microbatches;
+    `beginning` is the form to begin with.
     """
 
     def __init__(self, *, program: Program, target: Target, request: Request) -> None:
         self.program, self.target, self.request = program, target, request
         self.made: dict[Form, Session] = {}
+        self.in_parts: dict[int, Program] = {1: program}
         self.beginning = program.form
 
     @property
@@ -48,11 +50,18 @@ class Sessions:
         size = "" if isinstance(self.batch, Refused) else f" of {self.batch.extent // count} examples"
         return f"runs as {count} microbatches{size}, whose sums are added up"
 
+    def program_in(self, form: Form) -> Program:
+        """The program in a form. Raises: ArgumentError where it cannot be computed so."""
+        count = form.microbatches
+        if count not in self.in_parts:
+            self.in_parts[count] = in_microbatches(self.program, count, self.batch)
+        return with_values_saved(self.in_parts[count], form)
+
     def of(self, form: Form) -> Session:
         """The session of the program in a form. Raises: ArgumentError where it cannot be computed so, PinError."""
         found = self.made.get(form)
         if found is None:
-            found = Session(program=formed(self.program, form), target=self.target, request=self.request)
+            found = Session(program=self.program_in(form), target=self.target, request=self.request)
             self.made[form] = found
         return found.asking(objective=self.request.objective, memory_limit=self.request.memory_limit)
 

@@ -39,12 +39,22 @@ def program_steps(program: Program) -> Iterator[Step]:
 
 
 def with_saved(program: Program, saved: Saved) -> Program:
-    """The program in which of these crossings just these values are saved; what else is needed is computed again."""
+    """The program in which of these crossings just these values are saved; what else is needed is computed again.
+
+    Raises: NoSuchValues.
+    """
     jaxpr = inlined(program.jaxpr)
     scopes = _Scopes()
     new = scopes.rewritten(opened(jaxpr), saved)
+    absent = [position for position in saved if position >= scopes.count]
+    if absent:
+        raise NoSuchValues(absent[0])
     pruned, _ = partial_eval.dce_jaxpr(new, [True] * len(new.outvars), instantiate=True)
     return replace(program, jaxpr=jaxpr.replace(jaxpr=pruned) if jaxpr is not opened(jaxpr) else pruned)
+
+
+class NoSuchValues(Exception):
+    """A program has no such crossing, or the crossing no such values; its text is the crossing's position."""
 
 
 @dataclass
@@ -71,14 +81,15 @@ class _Scopes:
 
     def of(self, jaxpr: Any) -> Iterator[_Scope]:
         """The bodies, one after the other."""
-        body = inlined(opened(jaxpr))
-        scope = self._scope(body, {var: self.values.new() for var in (*body.constvars, *body.invars)}, 0)
+        scope = self._scope(inlined(opened(jaxpr)))
         yield scope
         for loop in _others(scope):
             yield from self.of(body_of(loop, ("jaxpr", None)))
 
-    def _scope(self, body: Any, numbers: Numbers, depth: int) -> _Scope:
-        pairs = list(pairs_in(body, numbers, self.values, depth))
+    def _scope(self, body: Any) -> _Scope:
+        """What crosses in a body, whose operands are equal to nothing that is known."""
+        numbers: Numbers = {var: self.values.new() for var in (*body.constvars, *body.invars)}
+        pairs = list(pairs_in(body, numbers, self.values, 0))
         written_out = None if pairs else written_out_in(body, numbers, self.values)
         scope = _Scope(body=body, pairs=pairs, written_out=written_out, first=self.count)
         self.count += len(scope.crossings)
@@ -87,9 +98,9 @@ class _Scopes:
     def rewritten(self, body: Any, saved: Saved) -> Any:
         """A body, and those in it, with the chosen values saved."""
         body = inlined(body)
-        scope = self._scope(body, {var: self.values.new() for var in (*body.constvars, *body.invars)}, 0)
+        scope = self._scope(body)
         chosen = {
-            position: frozenset(_numbers_of(pair, saved[position]))
+            position: _numbers_of(pair, position, saved[position])
             for position, pair in enumerate(scope.crossings, scope.first)
             if position in saved
         }
@@ -144,9 +155,12 @@ def _others(scope: _Scope) -> list[Any]:
     ]
 
 
-def _numbers_of(pair: Between, positions: Sequence[int]) -> Iterator[int]:
+def _numbers_of(pair: Between, crossing: int, positions: Sequence[int]) -> frozenset[int]:
+    """The numbers of values of a crossing. Raises: NoSuchValues."""
     order = pair.order()
-    return (order[position] for position in positions)
+    if not all(0 <= position < len(order) for position in positions):
+        raise NoSuchValues(crossing)
+    return frozenset(order[position] for position in positions)
 
 
 def _as_written(pair: Pair, numbers: frozenset[int]) -> dict[int, Any]:
