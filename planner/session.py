@@ -27,6 +27,7 @@ from planner.options import Options, Unit
 from planner.program.gc_pause import paused
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.traced import Program
+from planner.search.best_on_mesh import WORTHWHILE
 from planner.search.meshes import Asked, Found, search
 from planner.search.offered_meshes import fitting_meshes
 from planner.search.one_per_class import Members, SharedInstance, members
@@ -154,8 +155,11 @@ class Session:
         without: Collection[str] = (),
         explained: bool = True,
         below: float = math.inf,
+        worth: float = WORTHWHILE,
     ) -> Found:
         """The plans for these meshes, best first, but for those named in `without`, and for those not `below` a value.
+
+        A mesh tried later must be better by a share of `worth`.
 
         Raises: PinError, InfeasibleError where the pins fit no mesh, or nothing fits the limit; why is sought if
         `explained`.
@@ -172,5 +176,6 @@ class Session:
             share=options.share_layers,
             explained=explained,
             below=below,
+            worth=worth,
         )
         return search(usable, self, asked)

@@ -25,6 +25,7 @@ from planner.plans.memory_limits import roomy_limit, search_judged
 from planner.plans.sessions import Sessions
 from planner.program.jaxpr.crossings import Crossing
 from planner.program.jaxpr.recomputed import crossings, program_steps
+from planner.search.best_on_mesh import WORTHWHILE
 from planner.search.meshes import Found
 from planner.session import Session
 
@@ -59,25 +60,34 @@ class Searched:
     notes: tuple[str, ...] = ()
 
 
-def searched(sessions: Sessions, meshes: Sequence[Shape], options: Options, *, judged: Callable[[], bool]) -> Searched:
+def searched(
+    sessions: Sessions,
+    meshes: Sequence[Shape],
+    options: Options,
+    *,
+    judged: Callable[[], bool],
+    explained: bool = True,
+) -> Searched:
     """The best plans of a program, in the form that is asked for, or the best one.
 
-    Raises: PinError, also where a pattern names no value that a backward pass reads; InfeasibleError.
+    Raises: PinError, also where a pattern names no value that a backward pass reads; InfeasibleError, which says why if
+    `explained`.
     """
     written, how = sessions.base, options.recompute
     found = () if how == "as written" else crossings(written.program)
     pinned = pinned_values(how, found) if isinstance(how, Mapping) else {}
     front = Front(found, written.request.topology.chip, pinned) if found else None
     if front is None:
-        return _as_asked(written, meshes, options, judged=judged)
+        return _as_asked(written, meshes, options, judged=judged, explained=explained)
     if how == "auto" or isinstance(how, Mapping):
         run = _Comparison(sessions=sessions, meshes=meshes, options=options, front=front)
         best = run.best()
         if best is not None or front.keeps_pins:
-            return best or _as_asked(written, meshes, options, judged=judged)
+            return best or _as_asked(written, meshes, options, judged=judged, explained=explained)
     choice = front.everything if how == "none" else front.nothing
     session = sessions.of(replace(written.program.form, saved=choice.saved))
-    return _as_asked(session, meshes, options, judged=judged, notes=(_told(front, choice, meshes),))
+    told = (_told(front, choice, meshes),)
+    return _as_asked(session, meshes, options, judged=judged, explained=explained, notes=told)
 
 
 def pinned_values(pins: Mapping[str, Pinned], found: Sequence[Crossing]) -> dict[str, Pinned]:
@@ -102,10 +112,11 @@ def _as_asked(
     options: Options,
     *,
     judged: Callable[[], bool],
+    explained: bool,
     notes: tuple[str, ...] = (),
 ) -> Searched:
     """The best plans of a program in one form."""
-    found, limit, none_fits = search_judged(session, meshes, options, judged=judged)
+    found, limit, none_fits = search_judged(session, meshes, options, judged=judged, explained=explained)
     return Searched(session=session, found=found, limit_bytes=limit, none_fits=none_fits, notes=notes)
 
 
@@ -213,7 +224,14 @@ class _Comparison:
         wanted = self.options.gap if self.options.gap != GAP else PARTS_GAP if in_parts else FORM_GAP
         options = replace(self.options, time_limit_s=left, gap=wanted)
         try:
-            found = session.search(self.meshes, limit_bytes=limit, options=options, explained=False, below=below)
+            found = session.search(
+                self.meshes,
+                limit_bytes=limit,
+                options=options,
+                explained=False,
+                below=below,
+                worth=GAIN if in_parts else WORTHWHILE,
+            )
         except InfeasibleError:
             self.short = True
             return None

@@ -56,14 +56,20 @@ def in_first_form(
     batch = sessions.batch
     if isinstance(batch, Refused):
         raise _told(none_fits, f"It cannot run as microbatches: {batch.why}") from none_fits
-    counts = _powers_of_two(batch.extent)
+    counts, tried = _powers_of_two(batch.extent), 0
+    more = f"Nor does any plan fit with the batch of {batch.extent} in microbatches"
     while counts:
         left = options.time_limit_s - (time.monotonic() - start)
+        if tried and left <= 0:
+            more = (
+                f"Nor does any plan of {tried} microbatches fit by the compiler; more were not tried in the time limit"
+            )
+            break
         timed = replace(options, time_limit_s=max(left, 1.0))
         count = _fitting(sessions, asked, meshes, timed, counts)
         if count is None:
             break
-        counts = [other for other in counts if other > count]
+        counts, tried = [other for other in counts if other > count], count
         why = (
             f"{sessions.words(count)}: the whole batch at once needs about {quantity(none_fits.least_bytes, 'B')} per "
             f"device, above the limit of {quantity(asked.request.memory_limit, 'B')}"
@@ -71,7 +77,7 @@ def in_first_form(
         with suppress(InfeasibleError):  # by the compiler
             yield from proposed(_of(sessions, asked, count), timed, (why,))
             return
-    raise _told(none_fits, f"Nor does any plan fit with the batch of {batch.extent} in microbatches") from none_fits
+    raise _told(none_fits, more) from none_fits
 
 
 def in_form_between(
@@ -122,7 +128,7 @@ def _fitting(
             break
         with suppress(ArgumentError, InfeasibleError):
             start = sessions.starting(_of(sessions, asked, count))
-            best = searched(start, meshes, options, judged=lambda: False)
+            best = searched(start, meshes, options, judged=lambda: False, explained=False)
             found.append((best.found.candidates[0].value, count))
     return min(found)[1] if found else None
 

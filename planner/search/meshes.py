@@ -59,7 +59,8 @@ class Asked:
     `gap` is what may be left between the best plan within the limit and the bound, as a part of the value, `seed` that of
     heuristics; `share` says whether layers share their decisions (see `quotient`), `explained` whether the error that
     nothing fits says why. `unit` is that of the values told to `progress`. Only plans of a value `below` what is known
-    already are sought.
+    already are sought. A mesh tried later must be better by a share of `worth`; where that is more than what ties are told
+    by, what is postponed is taken up at once, as the plans it has spare more of the others than they could spare of it.
     """
 
     limit_bytes: float
@@ -72,6 +73,7 @@ class Asked:
     unit: Unit = "s"
     explained: bool = True
     below: float = math.inf
+    worth: float = WORTHWHILE
 
 
 def search(meshes: Sequence[Mapping[str, int]], program: States, asked: Asked) -> Found:
@@ -87,7 +89,7 @@ def search(meshes: Sequence[Mapping[str, int]], program: States, asked: Asked) -
     for tried, shape in enumerate(meshes):
         if tried and _kind(shape) != _kind(meshes[tried - 1]):
             run.take_up()
-        floor = alone.floor(shape, minimise_memory=asked.minimise_memory, best=run.best)
+        floor = alone.floor(shape, minimise_memory=asked.minimise_memory, best=run.sought)
         needed = alone.bytes / math.prod(shape.values())
         if run.deadline.passed and tried:
             run.bounds[tried] = floor
@@ -98,14 +100,16 @@ def search(meshes: Sequence[Mapping[str, int]], program: States, asked: Asked) -
         run.tell(tried, shape)
         if needed > limit_bytes:
             run.settle(tried, Outcome(candidate=None, bound=math.inf, fits=False))
-        elif floor >= run.best:
+        elif floor >= run.sought:
             run.settle(tried, Outcome(candidate=None, bound=floor))
         elif asked.minimise_memory:
             run.settle(tried, least_plan(program.instance(shape), limit_bytes, run.budget(), best=run.best))
         else:
             shared = None if asked.share is False else program.shared(shape)
             stated = program.instance(shape) if shared is None else shared
-            run.settle(tried, free_plan(stated, limit_bytes, run.budget(), best=run.best))
+            run.settle(tried, free_plan(stated, limit_bytes, run.budget(), best=run.sought))
+            if asked.worth > WORTHWHILE:
+                run.take_up()
         run.tell(tried + 1, shape)
     run.take_up()
     run.close()
@@ -154,6 +158,12 @@ class _MeshSearch:
         return min((found.value for found in self.candidates.values()), default=self.asked.below)
 
     @property
+    def sought(self) -> float:
+        """What the plans of further meshes are to be below of."""
+        worth = self.asked.worth if self.candidates and self.asked.worth > WORTHWHILE else 0.0
+        return self.best * (1 - worth)
+
+    @property
     def first(self) -> int:
         """The first mesh whose plan is about as good as the best."""
         return min(i for i, found in self.candidates.items() if found.value <= self.best * (1 + WORTHWHILE))
@@ -194,7 +204,9 @@ class _MeshSearch:
             mesh = waiting.pop(tried)
             # Of plans about as good the one of the first mesh is taken.
             sign = 1 if self.candidates and tried < self.first else -1
-            cutoff = self.best * (1 + sign * WORTHWHILE)
+            cutoff = min(
+                self.best * (1 + sign * WORTHWHILE), self.sought if self.asked.worth > WORTHWHILE else math.inf
+            )
             late = self.candidates and self.deadline.passed
             if self.bounds[tried] < cutoff and not late:
                 self.tell(tried, self.meshes[tried])
