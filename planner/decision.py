@@ -107,6 +107,18 @@ class Request:
     while_trips: float | Mapping[str, float]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """A mesh of the search: no plan on it is below `bound`; `value` is that of its best plan, where one was made.
+
+    Both are in the unit of the certificate. `bound` is None where nothing fits on the mesh.
+    """
+
+    mesh: Mapping[str, int]
+    bound: float | None
+    value: float | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Decision:
     """A plan without its function: the mesh, the specs of arguments and results, and those laid on places in between.
@@ -115,7 +127,7 @@ class Decision:
     `results` are its leaves; `named` are those of its `intermediates` that it names with `checkpoint_name`.
     `choice` is the strategy chosen for every node of the problem that `request` states on this mesh. `compiler_options`
     are those of the compiler of the topology's platform with which the prediction holds. `refined` says how it was chosen
-    where compilers or runs had a say.
+    where compilers or runs had a say, `tried` the meshes of the search in its order.
     """
 
     function_name: str
@@ -142,4 +154,5 @@ class Decision:
     compiler_options: Mapping[str, str]
     refined: Refined | None = None
     form: Form = AS_WRITTEN
+    tried: tuple[Tried, ...] = ()
     named: tuple[str, ...] = ()

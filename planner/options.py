@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from planner.errors import ArgumentError
+from planner.units import quantity
 
 Microbatches = Literal["auto"] | int
 Share = Literal["auto"] | bool
@@ -32,6 +34,18 @@ class Progress:
     seconds: float
     unit: Unit = "s"
     stage: str = ""
+
+    def __str__(self) -> str:
+        mesh = " ".join(f"{name}={size}" for name, size in self.mesh.items())
+        stage = f"{self.stage}: " if self.stage else ""
+        return f"{stage}mesh {self.tried}/{self.total} {mesh}: {self.found} ({self.seconds:.1f} s)"
+
+    @property
+    def found(self) -> str:
+        """The best value and the bound so far, in words."""
+        if not math.isfinite(self.incumbent):
+            return "no plan yet"
+        return f"best {quantity(self.incumbent, self.unit)}, bound {quantity(max(self.bound, 0.0), self.unit)}"
 
 
 GAP = 1e-3

@@ -1,5 +1,5 @@
 """The command line: search a plan offline, or plans along memory against time, plans of it
-kept in files shown, explained and compared, the devices here measured.
+kept in files shown, explained, compared and drawn, the devices here measured.
 
     python -m planner search FILE.py:FUNCTION --topology v5e:16x16 -o plan.json
     python -m planner search FILE.py:FUNCTION --topology v5e:4x4 --topology h100:8 --topology cpu:8 -o folder
@@ -7,6 +7,7 @@ kept in files shown, explained and compared, the devices here measured.
     python -m planner show plan.json
     python -m planner explain plan.json FILE.py:FUNCTION
     python -m planner compare plan.json other.json
+    python -m planner report plan.json FILE.py:FUNCTION -o plan.html
     python -m planner calibrate
 
 The same is installed as `meshwright`. Plans and tables go to the standard output, progress and errors to the standard
@@ -222,6 +223,7 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "show": saved_plans.show,
     "explain": saved_plans.explain,
     "compare": saved_plans.compare_two,
+    "report": saved_plans.report,
     "calibrate": _calibrate,
 }
 """What runs each command."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -14,7 +13,6 @@ from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElap
 from rich.progress import Progress as Bar
 
 from planner.options import Progress
-from planner.plans.report import quantity
 
 
 class Display(Protocol):
@@ -72,7 +70,7 @@ class Moving:
             completed=progress.tried,
             total=progress.total,
             description=_stage(progress) + ("checking the plan" if done else f"mesh {mesh_label(progress)}"),
-            found=f"{progress.tried}/{progress.total} meshes  {_values(progress)}",
+            found=f"{progress.tried}/{progress.total} meshes  {progress.found}",
         )
 
 
@@ -88,12 +86,7 @@ class Lines:
         if progress.tried == 0 or (progress.stage == stage and progress.tried <= printed):
             return
         self.printed = progress.stage, progress.tried
-        print(
-            f"{_stage(progress)}mesh {progress.tried}/{progress.total} {mesh_label(progress)}: {_values(progress)} "
-            f"({progress.seconds:.1f} s)",
-            file=sys.stderr,
-            flush=True,
-        )
+        print(progress, file=sys.stderr, flush=True)
 
 
 def mesh_label(progress: Progress) -> str:
@@ -103,10 +96,3 @@ def mesh_label(progress: Progress) -> str:
 
 def _stage(progress: Progress) -> str:
     return f"{progress.stage}: " if progress.stage else ""
-
-
-def _values(progress: Progress) -> str:
-    if not math.isfinite(progress.incumbent):
-        return "no plan yet"
-    unit = progress.unit
-    return f"best {quantity(progress.incumbent, unit)}, bound {quantity(max(progress.bound, 0.0), unit)}"

@@ -1,15 +1,19 @@
-"""Commands on saved plans: show one, explain it, compare two."""
+"""Commands on saved plans: show one, explain it, draw it, compare two."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from planner.api import compare, load
 from planner.cli.program_file import load_program
 from planner.cli.progress import status
 from planner.errors import ArgumentError
+from planner.plans.page.collect import page_data
 from planner.plans.plan import Plan
 from planner.plans.report import describe
 from planner.plans.told import told
@@ -36,6 +40,23 @@ def compare_two(arguments: argparse.Namespace) -> int:
     """Prints where two saved plans differ."""
     found = compare(load(arguments.a), load(arguments.b))
     _print({**as_json(found), "same": found.same} if arguments.json else str(found), as_data=arguments.json)
+    return 0
+
+
+def report(arguments: argparse.Namespace) -> int:
+    """Writes the page of a saved plan, or prints what it shows."""
+    output = Path(arguments.output or Path(arguments.plan).with_suffix(".html"))
+    if not arguments.json and output.is_dir():
+        raise ArgumentError(f"{output} is a folder; give the path of a file")
+    saved = load(arguments.plan)
+    bound = None if arguments.program is None else bind(arguments.plan, arguments.program, "report")
+    if arguments.json:
+        data = page_data(saved.decision, None if bound is None else bound.behind)
+        parts = {field.name: getattr(data, field.name) for field in fields(data) if field.name != "decision"}
+        _print({"plan": told(saved.decision), **as_json(parts)}, as_data=True)
+        return 0
+    (saved if bound is None else bound).report(output)
+    print(f"wrote {output}", file=sys.stderr)
     return 0
 
 

@@ -14,6 +14,7 @@ def add_saved_plans(commands: Any) -> None:
     _add_show(commands)
     _add_explain(commands)
     _add_compare(commands)
+    _add_report(commands)
 
 
 def _add_show(commands: Any) -> None:
@@ -60,3 +61,26 @@ def _add_compare(commands: Any) -> None:
     compare.add_argument("a", metavar="A.json", help=PLAN_HELP)
     compare.add_argument("b", metavar="B.json", help="another one's")
     compare.add_argument("--json", action="store_true", help=JSON_HELP)
+
+
+def _add_report(commands: Any) -> None:
+    report: argparse.ArgumentParser = commands.add_parser(
+        "report",
+        help="write a saved plan as a page of HTML",
+        description="Writes one HTML file that needs no network: where the time goes, memory over the step, what travels "
+        "between devices, every array on the mesh, the op graph, the meshes tried, and what was checked. From the plan's "
+        "file alone, without the program, some of it cannot be there; the page says what.",
+    )
+    report.add_argument("plan", metavar="PLAN.json", help=PLAN_HELP)
+    report.add_argument(
+        "program",
+        nargs="?",
+        metavar="FILE.py:FUNCTION",
+        help="the program that was planned, as 'search' takes it: for computing by source line, memory and the op graph",
+    )
+    report.add_argument(
+        "-o", "--output", metavar="PATH", help="write the page there. Default: the plan's path with .html"
+    )
+    report.add_argument(
+        "--json", action="store_true", help="print what the page shows as JSON instead, and write nothing"
+    )

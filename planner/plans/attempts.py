@@ -133,7 +133,7 @@ class _Run:
         )
         room = room_note(self.session, self.limit_bytes, made.predicted.peak_bytes)
         beyond = () if self.none_fits is None else (JUDGED,)
-        made = replace(made, notes=(*made.notes, *room, *beyond))
+        made = replace(made, notes=(*made.notes, *room, *beyond), tried=found.tried)
         self.tried.append(made)
         return made
 

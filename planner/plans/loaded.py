@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, final
 
 import jax
@@ -16,6 +17,7 @@ from planner.forms.formed import formed
 from planner.machine.target import Target, check_devices
 from planner.plans.decide import alternatives
 from planner.plans.edited import check_places
+from planner.plans.page.written import in_notebook, write_page
 from planner.plans.plan import Plan
 from planner.plans.report import describe
 from planner.plans.store import Saved
@@ -95,8 +97,18 @@ class LoadedPlan:
             ),
         )
 
+    def report(self, path: str | Path) -> None:
+        """Writes a page of the plan, as `Plan.report`: without what only its program can tell, which `bind` brings.
+
+        Raises: ArgumentError where nothing can be written there.
+        """
+        write_page(self.decision, None, path)
+
     def __str__(self) -> str:
         return describe(self.decision)
+
+    def _repr_html_(self) -> str:
+        return in_notebook(self.decision)
 
     def __repr__(self) -> str:
         return f"<LoadedPlan of {self.decision.function_name} on {dict(self.decision.mesh_shape)}>"

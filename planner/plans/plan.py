@@ -16,6 +16,7 @@ from planner.explain.explain import Alternatives, explain
 from planner.explain.explanation import Explanation
 from planner.explain.op_graph import OpGraph
 from planner.machine.target import Target
+from planner.plans.page.written import in_notebook, write_page
 from planner.plans.report import describe
 from planner.plans.store import save_decision
 from planner.predicted import Predicted
@@ -220,6 +221,11 @@ class Plan:
     def _alternatives(self) -> Alternatives:
         return self._state_problem()
 
+    @property
+    def behind(self) -> Alternatives:
+        """The problem that the plan solves, with what was chosen; stated when it is first asked for. Raises: as `graph`."""
+        return self._alternatives
+
     def explain(self, path: str | None = None) -> Explanation:
         """Why the tensor `path` (a name or pattern) is placed as it is: its alternatives and what each would cost.
 
@@ -248,8 +254,18 @@ class Plan:
         """Writes the plan to a JSON file that `planner.load` reads."""
         save_decision(self._decision, Path(path), self._runner.program)
 
+    def report(self, path: str | Path) -> None:
+        """Writes a page of the plan as one HTML file that needs no network: time, memory, collectives, arrays, op graph.
+
+        Raises: ArgumentError where nothing can be written there, or as `explain` does.
+        """
+        write_page(self._decision, self._alternatives, path)
+
     def __str__(self) -> str:
         return describe(self._decision)
+
+    def _repr_html_(self) -> str:
+        return in_notebook(self._decision)
 
     def __repr__(self) -> str:
         return (

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 
 from cost_models import OBJECTIVES, CostModelError, Topology, parse_topology
 from cost_models.compilers import NO_WINDOWED_EINSUM
-from planner.decision import Certificate, Checked, Decision, Guessed, Replicated, Request, Ruled
+from planner.decision import Certificate, Checked, Decision, Guessed, Replicated, Request, Ruled, Tried
 from planner.one_mesh.specs import entries_of
 from planner.plans.tree_words import leaves_in_words, words_of_tree
 from planner.plans.typed_json import MOST_INTEGER, as_json, from_json
@@ -99,6 +99,7 @@ class PlanRecord:
     checked: tuple[Checked, ...]
     notes: tuple[str, ...]
     refined: Refined | None = None
+    tried: tuple[Tried, ...] = ()
     jax: str
 
 
@@ -122,6 +123,7 @@ _SAME = (
     "checked",
     "notes",
     "refined",
+    "tried",
 )
 """Fields that a decision has under the same name."""
 

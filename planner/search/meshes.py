@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from planner.decision import Tried
 from planner.errors import InfeasibleError
 from planner.one_mesh.instance import Instance
 from planner.one_mesh.memory import whole_bytes
@@ -44,12 +45,13 @@ SMALL_AXES = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """All feasible plans by value, the bound over all meshes, and what was not finished."""
+    """All feasible plans by value, the bound over all meshes, what was not finished, and the meshes in their order."""
 
     candidates: tuple[Candidate, ...]
     bound: float
     seconds: float
     notes: tuple[str, ...]
+    tried: tuple[Tried, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +132,7 @@ def search(meshes: Sequence[Mapping[str, int]], program: States, asked: Asked) -
         bound=bound,
         seconds=time.monotonic() - start,
         notes=(*run.notes, *((shared,) if shared else ())),
+        tried=run.tried(),
     )
 
 
@@ -167,6 +170,15 @@ class _MeshSearch:
     def first(self) -> int:
         """The first mesh whose plan is about as good as the best."""
         return min(i for i, found in self.candidates.items() if found.value <= self.best * (1 + WORTHWHILE))
+
+    def tried(self) -> tuple[Tried, ...]:
+        """What became of every mesh."""
+        values = {tried: found.value for tried, found in self.candidates.items()}
+        bounds = {tried: bound if math.isfinite(bound) else None for tried, bound in self.bounds.items()}
+        return tuple(
+            Tried(mesh=dict(shape), bound=None if tried in self.over else bounds[tried], value=values.get(tried))
+            for tried, shape in enumerate(self.meshes)
+        )
 
     def budget(self) -> Budget:
         """What one mesh may take."""

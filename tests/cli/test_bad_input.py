@@ -91,6 +91,10 @@ CASES = (
         "", " program.py", " none.py:good", " program.py:raises", " program.py:too_many", " program.py:other",
         " program.py:good absent", " program.py:good x y",
     )),
+    "report", "report none.json", "report text.json", "report deep.json --json",
+    *(f"report saved.json {words}" for words in (
+        "-o folder", "program.py", "program.py:other", "a b", "-o text.json/x", "program.py:good -o folder", "--absent",
+    )),
     "compare", "compare saved.json", "compare none.json saved.json", "compare deep.json saved.json --json",
     *(f"compare saved.json {words}" for words in ("text.json", "folder", "saved.json saved.json", "saved.json --absent")),
     "calibrate --budget 0", "calibrate --budget -1", "calibrate --budget nan", "calibrate --budget x",
@@ -150,6 +154,20 @@ def test_what_is_printed_of_saved_plans_parses(words: str, folder: Path, capsys:
     assert json.loads(capsys.readouterr().out, parse_constant=refuse)
     assert main(words.split()) == 0
     assert capsys.readouterr().out.strip()
+
+
+def test_a_page_is_written_and_told_as_data(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "saved.json"]) == 0
+    assert "Not in the plan's file" in (folder / "saved.html").read_text()
+    assert main(["report", "saved.json", "program.py:good", "-o", "with.html"]) == 0
+    assert "Not in the plan's file" not in (folder / "with.html").read_text()
+    capsys.readouterr()
+    assert main(["report", "saved.json", "program.py:good", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["has_program"]
+    assert told["memory"]["peak_bytes"] == told["plan"]["predicted"]["peak_bytes"]
+    assert main(["report", "saved.json", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["memory"] is None
 
 
 @pytest.mark.parametrize("words", CASES, ids=lambda words: words[:60])

@@ -332,7 +332,7 @@ def test_a_file_is_one_row_a_line_and_ends_with_what_changes(path: Path) -> None
     lines = path.read_text().splitlines()
     starts = [line[2 : line.index('"', 2)] for line in lines if line.startswith(' "')]
     assert starts[:3] == ["format", "version", "function"]
-    assert starts[-7:] == ["predicted", "certificate", "checked", "notes", "refined", "jax", "digest"]
+    assert starts[-8:] == ["predicted", "certificate", "checked", "notes", "refined", "tried", "jax", "digest"]
     rows = [line for line in lines if line.startswith('  {"name": "state/params/w0"')]
     assert [json.loads(row.strip().rstrip(","))["shape"] for row in rows] == [[64, 64]]
     assert max(map(len, lines)) < 250

@@ -129,7 +129,7 @@ class Prospects:
             lower_bound=min(found.bound, value),
             solve_seconds=found.seconds if decision.refined is None else decision.refined.seconds,
         )
-        return replace(decision, certificate=certificate, notes=(*decision.notes, *found.notes))
+        return replace(decision, certificate=certificate, notes=(*decision.notes, *found.notes), tried=found.tried)
 
     @property
     def leans(self) -> bool:
