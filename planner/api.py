@@ -15,7 +15,7 @@ from planner.errors import ArgumentError
 from planner.explain.op_graph import OpGraph, program_graph
 from planner.machine.target import Target
 from planner.options import Options
-from planner.plans.asked_place import AskedMesh, Like, Place, place_of, shape_asked
+from planner.plans.asked_place import AskedMesh, Like, Place, checked_names, place_of, shape_asked
 from planner.plans.asked_programs import Given, all_pins, asked_counts, asked_programs, check_layouts, shared_by
 from planner.plans.call import Call
 from planner.plans.compare import compare_decisions
@@ -42,6 +42,7 @@ def plan(
     devices: Sequence[jax.Device] | None = None,
     topology: str | Topology | None = None,
     mesh: AskedMesh | None = None,
+    axis_names: Sequence[str] | None = None,
     objective: str = "time",
     memory_limit: float | None = None,
     pins: Pins | None = None,
@@ -61,6 +62,7 @@ def plan(
         program is emitted for the devices.
     mesh: axis name to size, or a `jax.sharding.Mesh`, to fix the mesh, which then lies on its devices as it is; default:
         all factorizations into up to three axes are searched, and the use of fewer devices.
+    axis_names: names for the axes of a searched mesh, at most as many axes as names; default x, y, z.
     objective: "time" (seconds), "energy" (joules) or "memory" (peak bytes).
     memory_limit: bytes per device; default what a device of the topology has.
     pins: shell-style pattern over names (`state/params/*/kernel`, `out/0`, a `checkpoint_name`) to PartitionSpec; or the
@@ -81,7 +83,7 @@ def plan(
     ProcessError: another process asks for something else, failed, or does not come.
     """
     options = checked_options(options)
-    place = place_of(devices=devices, topology=topology, mesh=mesh, pins=pins, like=like)
+    place = place_of(devices=devices, topology=topology, mesh=mesh, pins=pins, like=like, axis_names=axis_names)
 
     def ready_here() -> Ready:
         return made_ready(
@@ -109,6 +111,7 @@ def pareto(
     devices: Sequence[jax.Device] | None = None,
     topology: str | Topology | None = None,
     mesh: AskedMesh | None = None,
+    axis_names: Sequence[str] | None = None,
     objective: str = "time",
     memory_limit: float | None = None,
     pins: Pins | None = None,
@@ -134,7 +137,7 @@ def pareto(
     """
     options = checked_options(options)
     check_front(points, objective, options)
-    place = place_of(devices=devices, topology=topology, mesh=mesh, pins=pins, like=like)
+    place = place_of(devices=devices, topology=topology, mesh=mesh, pins=pins, like=like, axis_names=axis_names)
 
     def ready_here() -> Ready:
         return made_ready(
@@ -232,6 +235,7 @@ def compare_topologies(
     topologies: Sequence[str | Topology],
     *,
     mesh: Mapping[str, int] | AbstractMesh | None = None,
+    axis_names: Sequence[str] | None = None,
     objective: str = "time",
     memory_limit: float | None = None,
     pins: Pins | None = None,
@@ -258,12 +262,13 @@ def compare_topologies(
     """
     options = checked_options(options)
     targets, shape = targets_of(topologies), shape_asked(mesh, pins)
+    names = checked_names(axis_names, fixed=shape is not None)
 
     def ready_for(target: Target, shared: Options) -> Ready:
         return made_ready(
             fn,
             example_args,
-            Place(target=target, mesh=shape),
+            Place(target=target, mesh=shape, axis_names=names),
             shared,
             objective=objective,
             memory_limit=memory_limit,

@@ -190,6 +190,7 @@ def _keywords(arguments: argparse.Namespace, planned: Planned) -> dict[str, Any]
     given = {
         "topology": arguments.topology,
         "mesh": arguments.mesh,
+        "axis_names": arguments.axis_names,
         "objective": arguments.objective,
         "memory_limit": arguments.memory,
         "donate_argnums": arguments.donate,

@@ -14,6 +14,7 @@ from planner.cli.values import (
     parse_count,
     parse_mesh,
     parse_microbatches,
+    parse_names,
     parse_pin,
     parse_positions,
     parse_seconds,
@@ -29,7 +30,7 @@ PIN_HELP = (
     "place the tensors whose names match the shell-style PATTERN as SPEC: one entry per dim, separated by commas, each "
     "an axis, several axes in brackets, or None for a dim that is not split, as in 'x,None,(y,z)' or "
     "'params/*/kernel=None,(data,model)'; 'PATTERN=' alone pins them whole. Names are those of the printed plan, axes "
-    "those of --mesh, or x, y, z of a searched mesh. May be given many times; a later pin wins"
+    "those of --mesh, or --axis-names of a searched mesh. May be given many times; a later pin wins"
 )
 
 
@@ -131,7 +132,14 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
         type=parse_mesh,
         metavar="AXIS=SIZE,...",
         help="fix the mesh, sizes in devices, such as data=16,model=16. Default: search all factorizations into up to "
-        f"--max-axes axes, named {', '.join(AXIS_NAMES)}, and the use of fewer devices",
+        "--max-axes axes, and the use of fewer devices",
+    )
+    parser.add_argument(
+        "--axis-names",
+        type=parse_names,
+        metavar="NAME,...",
+        help="names for the axes of a searched mesh, such as data,model, at most as many axes as names. Default: "
+        f"{','.join(AXIS_NAMES)}",
     )
     parser.add_argument(
         "--memory",

@@ -87,6 +87,14 @@ def parse_mesh(text: str) -> dict[str, int]:
     return found
 
 
+def parse_names(text: str) -> tuple[str, ...]:
+    """The names of "data,model". Raises: argparse.ArgumentTypeError."""
+    names = tuple(part.strip() for part in text.split(","))
+    if not all(re.fullmatch(r"[A-Za-z_]\w*", name) for name in names):
+        raise argparse.ArgumentTypeError(f"{text!r} are no names of axes; write NAME,... such as data,model")
+    return names
+
+
 def parse_pin(text: str) -> tuple[str, PartitionSpec]:
     """(pattern, spec) of "params/*/kernel=None,(data,model)". Raises: argparse.ArgumentTypeError."""
     pattern, sign, spec = text.rpartition("=")

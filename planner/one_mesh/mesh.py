@@ -23,6 +23,7 @@ def mesh_words(shape: Shape) -> str:
 
 
 AXIS_NAMES = ("x", "y", "z")
+"""Of the axes of a searched mesh, unless a user names them."""
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
 
@@ -128,7 +129,7 @@ def make_mesh(shape: Mapping[str, int], topology: Topology, model: CostModel, ob
     )
 
 
-def factorizations(topology: Topology, *, max_axes: int = 3) -> list[dict[str, int]]:
+def factorizations(topology: Topology, *, max_axes: int = 3, names: Sequence[str] = AXIS_NAMES) -> list[dict[str, int]]:
     """All meshes of up to `max_axes` axes (sizes descending) for every device count that divides the topology's.
 
     All devices first, then fewer; within one count, fewer axes first. Only meshes the topology can hold. The order of
@@ -141,7 +142,7 @@ def factorizations(topology: Topology, *, max_axes: int = 3) -> list[dict[str, i
         for axes in range(1, max_axes + 1):
             for sizes in _factors(devices, axes):
                 for order in _orders(sizes, topology):
-                    found.append(dict(zip(AXIS_NAMES, order, strict=False)))
+                    found.append(dict(zip(names, order, strict=False)))
     return found
 
 

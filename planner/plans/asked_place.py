@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from cost_models import Topology
 from planner.errors import ArgumentError, MeshError, PinError
 from planner.machine.target import Target, check_devices, checked_topology, resolve
-from planner.one_mesh.mesh import Shape, mesh_words
+from planner.one_mesh.mesh import AXIS_NAMES, Shape, mesh_words
 from planner.plans.loaded import LoadedPlan
 from planner.plans.named_pins import is_pin
 from planner.plans.plan import Plan
@@ -25,10 +25,11 @@ Like = Plan | LoadedPlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A target, and the mesh on it where that is fixed."""
+    """A target, the mesh on it where that is fixed, and the names that the axes of a searched one have."""
 
     target: Target
     mesh: Shape | None
+    axis_names: tuple[str, ...] = AXIS_NAMES
 
 
 def place_of(
@@ -38,13 +39,37 @@ def place_of(
     mesh: AskedMesh | None,
     pins: Any,
     like: Like | None,
+    axis_names: Sequence[str] | None = None,
 ) -> Place:
     """Where a plan is to lie; shardings among the pins say their mesh. Raises: ArgumentError, MeshError, PinError."""
     asked = _in_common(mesh, _mesh_of(pins))
+    names = checked_names(axis_names, fixed=asked is not None or like is not None)
     if like is not None:
         return _as_other(like, devices=devices, topology=topology, asked=asked)
     concrete = asked if isinstance(asked, Mesh) else None
-    return Place(target=resolve(devices, topology, concrete), mesh=_shape(asked))
+    return Place(target=resolve(devices, topology, concrete), mesh=_shape(asked), axis_names=names)
+
+
+def checked_names(names: Any, *, fixed: bool) -> tuple[str, ...]:
+    """The names for the axes of a mesh that is not `fixed`, the default ones for None. Raises: MeshError."""
+    if names is None:
+        return AXIS_NAMES
+    if fixed:
+        raise MeshError(
+            f"axis_names={names!r:.200} names the axes of a mesh that is searched, but mesh=, like= or the pins give one; "
+            "leave axis_names out"
+        )
+    wanted = f"give one to {len(AXIS_NAMES)} different names, such as ('data', 'model')"
+    if not isinstance(names, (tuple, list)) or not all(isinstance(name, str) and name for name in names):
+        raise MeshError(f"axis_names is {names!r:.200}, not a tuple of names; {wanted}")
+    if not 1 <= len(names) <= len(AXIS_NAMES):
+        raise MeshError(
+            f"axis_names has {len(names)} names, but a searched mesh has 1 to {len(AXIS_NAMES)} axes, at most as many as "
+            f"have names; {wanted}"
+        )
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise MeshError(f"axis_names {tuple(names)!r} has {twice[0]!r} twice; {wanted}")
+    return tuple(names)
 
 
 def shape_asked(mesh: AskedMesh | None, pins: Any) -> Shape | None:

@@ -82,7 +82,9 @@ def made_ready(
     check_own_mesh(program, target)
     sessions = Sessions(program=program, target=target, request=request)
     told = told_of_form(sessions, options)
-    meshes, notes = target.shared_by_all(offered_meshes(program, target, request, place.mesh, options.max_axes))
+    meshes, notes = target.shared_by_all(
+        offered_meshes(program, target, request, place.mesh, options.max_axes, place.axis_names)
+    )
     shapes_only = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(list(example_args)))
     return Ready(sessions=sessions, meshes=meshes, notes=(*told_of_layout, *notes, *told), has_values=not shapes_only)
 

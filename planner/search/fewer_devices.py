@@ -15,7 +15,7 @@ from planner.decision import OPTIMAL_GAP
 from planner.errors import InfeasibleError, PinError
 from planner.one_mesh.instance import Instance
 from planner.one_mesh.memory import MemoryModel
-from planner.one_mesh.mesh import AXIS_NAMES, Shape
+from planner.one_mesh.mesh import Shape
 from planner.one_mesh.strategies import Strategies
 from planner.search.best_on_mesh import Candidate
 
@@ -80,8 +80,8 @@ class _FewerDevices:
         for count in range(len(dropped), 0, -1):
             gone = dropped[:count]
             left = [size for a, size in enumerate(sizes) if a not in gone] or [1]
-            shape: Shape = dict(zip(AXIS_NAMES, left, strict=False))
-            found = self._without(gone, best, self._instance(shape)) if shape in self.meshes else None
+            shape = next((mesh for mesh in self.meshes if list(mesh.values()) == left), None)
+            found = None if shape is None else self._without(gone, best, self._instance(shape))
             if found is not None:
                 return found
         return best

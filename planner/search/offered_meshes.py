@@ -9,17 +9,25 @@ from planner.decision import Request
 from planner.errors import InfeasibleError, MeshError, PinError
 from planner.machine.processes import words_of
 from planner.machine.target import Target
-from planner.one_mesh.mesh import Shape, check_mesh, factorizations, mesh_words
+from planner.one_mesh.mesh import AXIS_NAMES, Shape, check_mesh, factorizations, mesh_words
 from planner.one_mesh.pins import axes_named
 from planner.program.traced import Program
 
 
 def offered_meshes(
-    program: Program, target: Target, request: Request, mesh: Shape | None, max_axes: int
+    program: Program,
+    target: Target,
+    request: Request,
+    mesh: Shape | None,
+    max_axes: int,
+    names: Sequence[str] = AXIS_NAMES,
 ) -> list[dict[str, int]]:
-    """The mesh a user fixed, or all that may be searched. Raises: MeshError, PinError."""
+    """The mesh a user fixed, or all that may be searched, of at most as many axes as have `names`.
+
+    Raises: MeshError, PinError.
+    """
     topology = request.topology
-    mesh = _demanded_mesh(program, target, mesh)
+    mesh = _demanded_mesh(program, target, mesh, names)
     if mesh is not None:
         shape = check_mesh(mesh, target.count)
         if topology.links(tuple(shape.values())) is None:
@@ -28,18 +36,19 @@ def offered_meshes(
                 "make its axes divide the physical dims"
             )
         return [shape]
-    found = factorizations(topology, max_axes=max_axes)
+    max_axes = min(max_axes, len(names))
+    found = factorizations(topology, max_axes=max_axes, names=names)
     named = axes_named(request.pins)
     fitting = [shape for shape in found if named <= set(shape) and math.prod(shape.values()) <= target.count]
     if not fitting:
         raise PinError(
-            f"the pins name the axes {sorted(named)}, but a searched mesh has up to {max_axes} of x, y, z; "
-            "fix mesh={...} with the axes the pins name"
+            f"the pins name the axes {sorted(named)}, but a searched mesh has up to {max_axes} of {', '.join(names)}; "
+            "fix mesh={...} with the axes the pins name, or name those searched with axis_names=(...)"
         )
     return fitting
 
 
-def _demanded_mesh(program: Program, target: Target, mesh: Shape | None) -> Shape | None:
+def _demanded_mesh(program: Program, target: Target, mesh: Shape | None, names: Sequence[str]) -> Shape | None:
     """The mesh that the program allows: its own where it names one, of one device for ordered effects, else any."""
     own, name = program.parallelism, program.function_name
     if program.effects.ordered:
@@ -54,7 +63,7 @@ def _demanded_mesh(program: Program, target: Target, mesh: Shape | None) -> Shap
                 f"{words_of(target.processes.members)}; make its prints and callbacks unordered, or give "
                 "devices=jax.local_devices() for a plan of each process's own"
             )
-        return {"x": 1}
+        return {names[0]: 1}
     if own is None:
         return mesh
     if mesh is not None and dict(mesh) != dict(own.shape):
