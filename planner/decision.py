@@ -9,6 +9,7 @@ from typing import Literal
 from jax.sharding import PartitionSpec
 
 from cost_models import Topology
+from planner.logical import NO_AXES, LogicalAxes
 from planner.predicted import Predicted
 from planner.program.form import AS_WRITTEN, Form
 from planner.program.slots import Slot
@@ -124,7 +125,8 @@ class Decision:
     """A plan without its function: the mesh, the specs of arguments and results, and those laid on places in between.
 
     `fingerprint` identifies the traced program the places belong to, in the `form` in which it is computed; `arguments` and
-    `results` are its leaves; `named` are those of its `intermediates` that it names with `checkpoint_name`.
+    `results` are its leaves; `named` are those of its `intermediates` that it names with `checkpoint_name`,
+    `logical` the plan in terms of the indices that run through it.
     `choice` is the strategy chosen for every node of the problem that `request` states on this mesh. `compiler_options`
     are those of the compiler of the topology's platform with which the prediction holds. `refined` says how it was chosen
     where compilers or runs had a say, `tried` the meshes of the search in its order.
@@ -156,3 +158,4 @@ class Decision:
     form: Form = AS_WRITTEN
     tried: tuple[Tried, ...] = ()
     named: tuple[str, ...] = ()
+    logical: LogicalAxes = NO_AXES

@@ -20,6 +20,7 @@ from planner.forms.recompute import Front
 from planner.one_mesh.chosen import Chosen
 from planner.one_mesh.donation import donations
 from planner.one_mesh.mesh import Shape
+from planner.plans.logical_axes import logical_axes
 from planner.program.gc_pause import paused
 from planner.program.graph import Graph
 from planner.program.jaxpr.fingerprint import fingerprint
@@ -71,6 +72,7 @@ def decide(
         out_specs=placement.out_specs,
         constraints=placement.constraints,
         intermediates=intermediates,
+        logical=logical_axes(program, chosen),
         named=tuple(
             graph.tensors[tensor].name
             for op in graph.of_kinds(("name",))

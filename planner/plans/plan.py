@@ -15,6 +15,7 @@ from planner.emit.runner import Runner
 from planner.explain.explain import Alternatives, explain
 from planner.explain.explanation import Explanation
 from planner.explain.op_graph import OpGraph
+from planner.logical import LogicalAxes
 from planner.machine.target import Target
 from planner.plans.page.written import in_notebook, write_page
 from planner.plans.report import describe
@@ -100,6 +101,23 @@ class Plan:
     def constraints(self) -> Mapping[str, PartitionSpec]:
         """The PartitionSpec of every intermediate, by name (`checkpoint_name`, else module or source line)."""
         return self._decision.intermediates
+
+    @property
+    def logical_axes(self) -> LogicalAxes:
+        """The indices that run through the program, named, with the mesh axes that split them, and what lies otherwise."""
+        return self._decision.logical
+
+    @cached_property
+    def logical_specs(self) -> tuple[Any, ...]:
+        """The names of the dims of every argument leaf, as PartitionSpecs: a tuple of pytrees like the arguments.
+
+        With `logical_axes.flax_rules`, `flax.linen.logical_to_mesh` makes `in_specs` of it, but for
+        `logical_axes.exceptions`.
+        """
+        names = self._decision.logical.names
+        return self._runner.as_arguments(
+            [PartitionSpec(*names.get(leaf.name, ())) for leaf in self._decision.arguments]
+        )
 
     @property
     def predicted(self) -> Predicted:

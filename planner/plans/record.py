@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 from cost_models import OBJECTIVES, CostModelError, Topology, parse_topology
 from cost_models.compilers import NO_WINDOWED_EINSUM
 from planner.decision import Certificate, Checked, Decision, Guessed, Replicated, Request, Ruled, Tried
+from planner.logical import NO_AXES, LogicalAxes
 from planner.one_mesh.specs import entries_of
 from planner.plans.tree_words import leaves_in_words, words_of_tree
 from planner.plans.typed_json import MOST_INTEGER, as_json, from_json
@@ -90,6 +91,7 @@ class PlanRecord:
     constraints: tuple[PlaceRecord, ...]
     intermediates: Mapping[str, PartitionSpec]
     named: tuple[str, ...] = ()
+    logical: LogicalAxes = NO_AXES
     choice: tuple[int, ...]
     replicated: tuple[Replicated, ...]
     by_shardy: tuple[Ruled, ...]
@@ -114,6 +116,7 @@ _SAME = (
     "compiler_options",
     "intermediates",
     "named",
+    "logical",
     "choice",
     "replicated",
     "by_shardy",

@@ -23,6 +23,8 @@ MOST_ROWS = 40
 MOST_INTERMEDIATES = 12
 MOST_COLLECTIVES = 16
 MOST_TRIALS = 8
+MOST_AXES = 12
+MOST_EXCEPTIONS = 4
 
 
 def describe(decision: Decision) -> str:
@@ -32,6 +34,7 @@ def describe(decision: Decision) -> str:
         _summary(decision),
         *_arguments(decision),
         *_results(decision),
+        *_axes(decision),
         *_intermediates(decision),
         *_collectives(decision.predicted),
         *_ops("placed whole for lack of a rule", decision.replicated),
@@ -157,6 +160,28 @@ def _intermediates(decision: Decision) -> list[RenderableType]:
     if len(rows) > MOST_INTERMEDIATES:
         add_row(table, f"... and {sum(len(row.members) for row in rows[MOST_INTERMEDIATES:])} more", "")
     return [_heading("intermediates named by checkpoint_name"), table]
+
+
+def _axes(decision: Decision) -> list[RenderableType]:
+    """The logical axes that the plan splits, and what lies otherwise than they say."""
+    logical = decision.logical
+    split = [axis for axis in logical.axes if axis.arguments or axis.computed]
+    if not split and not logical.exceptions:
+        return []
+    table = table_of(("", "left"), ("extent", "right"), ("in arguments", "left"), ("in what is computed", "left"))
+    for axis in split[:MOST_AXES]:
+        computed = "" if axis.computed is None else ",".join(axis.computed) or "whole"
+        add_row(table, axis.name, f"{axis.size:,}", ",".join(axis.arguments) or "whole", computed)
+    parts: list[RenderableType] = [_heading("axes of the program, and those of the mesh that split them"), table]
+    if len(split) > MOST_AXES:
+        parts.append(Text(f"... and {len(split) - MOST_AXES} more"))
+    if logical.exceptions:
+        leaves = [leaf for leaf in decision.arguments if leaf.name in logical.exceptions]
+        rows = rows_of(leaves, [logical.exceptions[leaf.name] for leaf in leaves], decision.mesh_shape)
+        named = [f"{row.name} {spec_words(row.spec)}" for row in rows]
+        more = f", and {len(rows) - MOST_EXCEPTIONS} more" if len(rows) > MOST_EXCEPTIONS else ""
+        parts.append(Text(f"  otherwise: {', '.join(named[:MOST_EXCEPTIONS])}{more}"))
+    return parts
 
 
 def _collectives(predicted: Predicted) -> list[RenderableType]:

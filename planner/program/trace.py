@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 from jax.sharding import AxisType
 
 from planner.errors import ArgumentError, TraceError
+from planner.program.annotations import names_of_dims
 from planner.program.arguments import abstracted, argument_leaf, aval_of, joined, name_of, parameter_names, positions
 from planner.program.gc_pause import paused
 from planner.program.jaxpr.bodies import consts_of
@@ -123,12 +124,14 @@ def _leaves(
     leaves: list[Leaf] = []
     donated: set[int] = set()
     for i in dynamic:
-        for path, value in jax.tree_util.tree_flatten_with_path(args[i])[0]:
+        named = jax.tree_util.tree_flatten_with_path(args[i])[0]
+        for (path, value), logical in zip(named, names_of_dims(args[i]), strict=True):
             name = joined(parameters[i], path)
             check_immutable(name, value)
             if i in donate:
                 donated.add(len(leaves))
-            leaves.append(argument_leaf(name, value))
+            leaf = argument_leaf(name, value)
+            leaves.append(leaf if logical is None else replace(leaf, logical=logical))
     if shares([args[i] for i in dynamic if i in donate]):
         raise ArgumentError(
             "a donated argument holds one nnx Variable at two places, and its buffer cannot be donated twice; do not "

@@ -8,6 +8,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from planner.logical import Names
 from planner.program.form import AS_WRITTEN, Form
 from planner.program.graph import Aval
 
@@ -21,6 +22,8 @@ class Leaf:
     weak: bool = False
     constant: bool = False
     """Whether it is a large array that the function closes over, not an argument of the user's."""
+    logical: Names | None = None
+    """The names that the user gives its dims."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
