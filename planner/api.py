@@ -24,6 +24,7 @@ from planner.plans.front import Front, check_front
 from planner.plans.front_search import front_of
 from planner.plans.kept_plans import planned_or_kept
 from planner.plans.loaded import LoadedPlan
+from planner.plans.logical_pins import LogicalRules
 from planner.plans.made_ready import Ready, checked_options, checked_positions, made_ready, question
 from planner.plans.named_pins import Pins
 from planner.plans.plan import Plan
@@ -46,6 +47,7 @@ def plan(
     objective: str = "time",
     memory_limit: float | None = None,
     pins: Pins | None = None,
+    logical_rules: LogicalRules | None = None,
     like: Like | None = None,
     donate_argnums: Sequence[int] | int = (),
     static_argnums: Sequence[int] | int = (),
@@ -68,6 +70,9 @@ def plan(
     pins: shell-style pattern over names (`state/params/*/kernel`, `out/0`, a `checkpoint_name`) to PartitionSpec; or the
         name or position of an argument, or `out`, to a pytree like it of PartitionSpecs or NamedShardings, prefixes as in
         `jax.jit`, None for what is free. The mesh of shardings is the plan's.
+    logical_rules: name of a dim to mesh axes, as Flax's logical axis rules say it: names in `pins` are read by these, and
+        those that boxed parameters (`nn.with_logical_partitioning`) and nnx variables bring are pins as well, before
+        `pins`. Default: such names are no pins.
     like: a plan, or a loaded one: this one has its mesh, and lays out as it does what both have, arguments or results,
         found by structure, names and types. The notes say what that is. `pins` go before it.
     donate_argnums, static_argnums: as in `jax.jit`.
@@ -95,6 +100,7 @@ def plan(
             memory_limit=memory_limit,
             pins=pins,
             like=None if like is None else like.decision,
+            logical_rules=logical_rules,
             donate_argnums=donate_argnums,
             static_argnums=static_argnums,
         )
@@ -115,6 +121,7 @@ def pareto(
     objective: str = "time",
     memory_limit: float | None = None,
     pins: Pins | None = None,
+    logical_rules: LogicalRules | None = None,
     like: Like | None = None,
     donate_argnums: Sequence[int] | int = (),
     static_argnums: Sequence[int] | int = (),
@@ -149,6 +156,7 @@ def pareto(
             memory_limit=memory_limit,
             pins=pins,
             like=None if like is None else like.decision,
+            logical_rules=logical_rules,
             donate_argnums=donate_argnums,
             static_argnums=static_argnums,
         )
@@ -239,6 +247,7 @@ def compare_topologies(
     objective: str = "time",
     memory_limit: float | None = None,
     pins: Pins | None = None,
+    logical_rules: LogicalRules | None = None,
     donate_argnums: Sequence[int] | int = (),
     static_argnums: Sequence[int] | int = (),
     options: Options | None = None,
@@ -274,6 +283,7 @@ def compare_topologies(
             memory_limit=memory_limit,
             pins=pins,
             like=None,
+            logical_rules=logical_rules,
             donate_argnums=donate_argnums,
             static_argnums=static_argnums,
         )

@@ -82,7 +82,7 @@ class Options:
     `recompute`: which values of the forward pass are saved for the backward pass, and which are computed again: "auto"
     chooses, where that gains 2 % or lets a plan fit, and says so; "as written" keeps to the program and its
     `jax.checkpoint`s; "none" saves everything, "full" computes again whatever can be. A mapping from patterns over their
-    names (of `checkpoint_name`, else `layers.py:12 dot_general`, as the notes and `explain` print them) to "save" or
+    names (of `checkpoint_name`, else as intermediates are named, as the notes and `explain` print them) to "save" or
     "recompute" says it of some, and leaves the others to "auto"; a later pattern wins.
     `seed`: of everything random in the solver and in verification.
     `max_axes`: most mesh axes searched. `while_trips`: trip count assumed for loops whose counter does not say it, or

@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec
 from planner.decision import Decision
 from planner.errors import ArgumentError, MeshError
 from planner.machine.target import Target
+from planner.plans.logical_pins import LogicalRules, by_rules
 from planner.plans.named_pins import Pins, exactly, named_pins
 from planner.plans.same_arrays import same_arrays
 from planner.program.graph import type_words
@@ -19,20 +20,26 @@ MOST_NAMED = 4
 
 
 def laid_out(
-    program: Program, pins: Pins | None, like: Decision | None, *, among_others: bool
+    program: Program,
+    pins: Pins | None,
+    like: Decision | None,
+    logical_rules: LogicalRules | None,
+    *,
+    among_others: bool,
 ) -> tuple[dict[str, PartitionSpec], tuple[str, ...]]:
-    """The specs asked for, by pattern, and what is to be told of them; what the user pins goes before another plan.
+    """The specs asked for, by pattern, and what is to be told of them; what the user pins goes before another plan,
+    and so does what the program names, by logical rules.
 
     Raises: PinError; ArgumentError where nothing of the other plan is found in the program, unless it is `among_others`.
     """
-    named = named_pins(pins, program)
+    named, told = by_rules(named_pins(pins, program), logical_rules, program)
     if like is None:
-        return dict(named.specs), ()
+        return dict(named.specs), told
     mine = arrays_of(program)
     theirs, specs = leaves_of(like)
     same = same_arrays(mine, theirs)
     if not same.of and among_others:
-        return dict(named.specs), (f"it has nothing in common with the plan of {like.function_name}",)
+        return dict(named.specs), (*told, f"it has nothing in common with the plan of {like.function_name}")
     if not same.of:
         raise ArgumentError(
             f"like= is the plan of {like.function_name}, and no argument or result of {program.function_name} is one of "
@@ -40,7 +47,7 @@ def laid_out(
             "out, or say with pins what is to lie how"
         )
     taken = {exactly(mine[i].name): specs[other] for i, other in same.of.items() if mine[i].name not in named.free}
-    return {**taken, **named.specs}, (_told(program, like, mine, same.of, same.parts, len(taken)),)
+    return {**taken, **named.specs}, (*told, _told(program, like, mine, same.of, same.parts, len(taken)))
 
 
 def arrays_of(program: Program) -> list[Leaf]:

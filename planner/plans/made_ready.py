@@ -16,6 +16,7 @@ from planner.one_mesh.pins import check_pins
 from planner.options import Options
 from planner.plans.asked_layout import check_own_mesh, laid_out
 from planner.plans.asked_place import Place
+from planner.plans.logical_pins import LogicalRules
 from planner.plans.microbatches import told_of_form
 from planner.plans.named_pins import Pins
 from planner.plans.sessions import Sessions
@@ -49,6 +50,7 @@ def made_ready(
     like: Decision | None,
     donate_argnums: Sequence[int] | int,
     static_argnums: Sequence[int] | int,
+    logical_rules: LogicalRules | None = None,
     among_others: bool = False,
 ) -> Ready:
     """What is asked of `plan`, at a place; `among_others`: other programs may have what this one has not of `like`.
@@ -68,7 +70,7 @@ def made_ready(
         static_argnums=checked_positions("static_argnums", static_argnums),
         carry_stacks=target.carries_stacks,
     )
-    specs, told_of_layout = laid_out(program, pins, like, among_others=among_others)
+    specs, told_of_layout = laid_out(program, pins, like, logical_rules, among_others=among_others)
     request = Request(
         topology=target.topology,
         platform=target.devices[0].platform if target.devices else None,
