@@ -25,6 +25,7 @@ from scipy.sparse import coo_array, csr_array, vstack
 import cost_models
 from cost_models.hardware import Chip, Platform
 from planner.errors import ArgumentError
+from planner.folded import fold_numbers
 from planner.program.graph import Aval
 from planner.program.jaxpr.crossings import Crossing, Step, Value
 from planner.rules.primitives import PRIMITIVES
@@ -309,9 +310,8 @@ def words(crossings: Sequence[Crossing], choice: Choice, written: Choice, device
         again = [crossing.values[i].name for i in repeated if not all(map(_is_fused, crossing.values[i].steps))]
         kept = [crossing.values[i].name for i in sorted(saved, key=lambda i: -crossing.values[i].aval.bytes)]
         read = sum(value.needed for value in crossing.values)
-        part = (
-            f"of {read} values that the backward pass reads of each of {crossing.length} passes {len(saved)} are saved"
-        )
+        each = "" if crossing.length == 1 else f" of each of {crossing.length} passes"
+        part = f"of {read} values that the backward pass reads{each} {len(saved)} are saved"
         told.append(
             f"{part} ({_named(kept)}), as written {len(before)}; computed again: {_named(again) or 'nothing heavy'}"
         )
@@ -323,8 +323,9 @@ def words(crossings: Sequence[Crossing], choice: Choice, written: Choice, device
 
 def _named(names: Sequence[str]) -> str:
     distinct = list(dict.fromkeys(names))
-    more = f" and {len(distinct) - MOST_NAMED} more" if len(distinct) > MOST_NAMED else ""
-    return ", ".join(distinct[:MOST_NAMED]) + more
+    folded = [lot.name for lot in fold_numbers(distinct, [None] * len(distinct))]
+    more = f" and {len(folded) - MOST_NAMED} more" if len(folded) > MOST_NAMED else ""
+    return ", ".join(folded[:MOST_NAMED]) + more
 
 
 def program_seconds(steps: Iterator[Step], chip: Chip) -> float:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from jax.sharding import PartitionSpec
 
-from planner.plans.folded import fold_numbers
+from planner.folded import fold_numbers
 from planner.program.graph import type_words
 from planner.program.spec_entries import axes_of_entry, parts_over
 from planner.program.traced import Leaf

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from planner.plans.folded import fold_numbers
+from planner.folded import fold_numbers
 from planner.plans.report_rows import TableRow, rows_of
 from planner.program.trace import trace
 
