@@ -15,6 +15,7 @@ from planner.errors import ArgumentError
 from planner.explain.op_graph import OpGraph, program_graph
 from planner.machine.target import Target
 from planner.options import Options
+from planner.plans.asked_parts import HostLocal
 from planner.plans.asked_place import AskedMesh, Like, Place, checked_names, place_of, shape_asked
 from planner.plans.asked_programs import Given, all_pins, asked_counts, asked_programs, check_layouts, shared_by
 from planner.plans.call import Call
@@ -49,6 +50,7 @@ def plan(
     pins: Pins | None = None,
     logical_rules: LogicalRules | None = None,
     like: Like | None = None,
+    host_local: HostLocal = (),
     donate_argnums: Sequence[int] | int = (),
     static_argnums: Sequence[int] | int = (),
     options: Options | None = None,
@@ -75,6 +77,9 @@ def plan(
         `pins`. Default: such names are no pins.
     like: a plan, or a loaded one: this one has its mesh, and lays out as it does what both have, arguments or results,
         found by structure, names and types. The notes say what that is. `pins` go before it.
+    host_local: names of arguments, such as ("batch",), or patterns over names, of which every process brings its own part,
+        here and in calls: what it holds of a batch along dim 0, or along the dim that a mapping from names says. The layout
+        is one by which its devices hold just that part; the whole are the parts together. On one process it says nothing.
     donate_argnums, static_argnums: as in `jax.jit`.
     options: time limit, checks, cost model, seed; see `Options`.
 
@@ -101,12 +106,13 @@ def plan(
             pins=pins,
             like=None if like is None else like.decision,
             logical_rules=logical_rules,
+            host_local=host_local,
             donate_argnums=donate_argnums,
             static_argnums=static_argnums,
         )
 
     ready = place.target.processes.same(ready_here, lambda ready: question(ready, options), "planner.plan")
-    return planned_or_kept(Call(ready, example_args, options))
+    return planned_or_kept(Call(ready, ready.args, options))
 
 
 def pareto(
@@ -123,6 +129,7 @@ def pareto(
     pins: Pins | None = None,
     logical_rules: LogicalRules | None = None,
     like: Like | None = None,
+    host_local: HostLocal = (),
     donate_argnums: Sequence[int] | int = (),
     static_argnums: Sequence[int] | int = (),
     options: Options | None = None,
@@ -157,6 +164,7 @@ def pareto(
             pins=pins,
             like=None if like is None else like.decision,
             logical_rules=logical_rules,
+            host_local=host_local,
             donate_argnums=donate_argnums,
             static_argnums=static_argnums,
         )
@@ -165,7 +173,7 @@ def pareto(
         return {**question(ready, options), "points": repr(points)}
 
     ready = place.target.processes.same(ready_here, asked, "planner.pareto")
-    call = Call(ready, example_args, options)
+    call = Call(ready, ready.args, options)
     call.make_ready()
     return front_of(call, points)
 
@@ -190,9 +198,9 @@ def plan_many(
 
     Parameters
     ----------
-    programs: name to (fn, example_args), or (fn, example_args, keywords) with `donate_argnums`, `static_argnums`, `pins`
-        and `memory_limit` of its own, as in `plan`. A pin of one holds for all that have the array; None keeps an array
-        apart.
+    programs: name to (fn, example_args), or (fn, example_args, keywords) with `donate_argnums`, `static_argnums`, `pins`,
+        `host_local` and `memory_limit` of its own, as in `plan`. A pin of one holds for all that have the array; None
+        keeps an array apart.
     calls: name to how often the program is called beside the others, default 1 each. What is minimised is the sum over all
         calls, or of `objective="memory"` the greatest peak.
     layouts: "one", or "own": each program lays out what they share as is best for it, and what moves it from the layout of
@@ -223,6 +231,7 @@ def plan_many(
                 like=None if like is None else like.decision,
                 donate_argnums=asked.keywords.get("donate_argnums", ()),
                 static_argnums=asked.keywords.get("static_argnums", ()),
+                host_local=asked.keywords.get("host_local", ()),
                 among_others=True,
             )
             for name, asked in given.items()
@@ -233,7 +242,7 @@ def plan_many(
         return {**told, "calls": repr(counts), "layouts": layouts}
 
     ready = place.target.processes.same(ready_here, asked_all, "planner.plan_many")
-    made = {name: Call(ready[name], asked.args, options) for name, asked in given.items()}
+    made = {name: Call(of, of.args, options) for name, of in ready.items()}
     return plans_of(made, shared_by(given, ready), options, counts=counts, own_layouts=layouts == "own")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from jax.sharding import PartitionSpec
@@ -95,7 +95,7 @@ class Request:
     """What was planned for beside the function: with it, the problem that the plan solves can be stated again.
 
     `platform` is that of the devices the plan was made to run on, None where there were none; `memory_limit` is in
-    bytes per device.
+    bytes per device. `host_local` are the arguments of which every process brings a part, and along which dim.
     """
 
     topology: Topology
@@ -106,6 +106,7 @@ class Request:
     cost_model: Literal["analytic", "measured"]
     profile: str | None
     while_trips: float | Mapping[str, float]
+    host_local: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from cost_models.hardware import Platform
 from planner.any_mesh.fusion import ON_GPU, ON_TPU, Fusion
 from planner.any_mesh.program_model import model_of
 from planner.decision import Request
+from planner.errors import PinError
 from planner.machine.device_profile import measured_model
 from planner.machine.target import Target
 from planner.one_mesh.instance import Instance
@@ -47,10 +48,11 @@ class Session:
         self.program, self.target, self.request = program, target, request
         self.graph = build_graph(program, while_trips=request.while_trips)
         self.tensor_pins, self.output_pins = match_pins(request.pins, self.graph)
+        self.parts = self._parts()
         self.model = model_of(
             self.graph,
             pinned_outputs=set(self.output_pins),
-            kept=set(self.tensor_pins),
+            kept={*self.tensor_pins, *self.parts},
             fusion=FUSIONS.get(request.topology.chip.platform),
             hiding=flops_that_hide(request.topology),
         )
@@ -78,8 +80,14 @@ class Session:
 
     @property
     def pinned(self) -> bool:
-        """Whether the user pins anything."""
-        return bool(self.tensor_pins or self.output_pins)
+        """Whether the user pins anything, or processes bring parts of arguments."""
+        return bool(self.tensor_pins or self.output_pins or self.parts)
+
+    def _parts(self) -> dict[int, int]:
+        """The arguments of which processes bring parts, and along which dim."""
+        dims = {} if self.target.processes.alone else self.request.host_local
+        names = (leaf.name for leaf in self.program.arguments)
+        return {tensor: dims[name] for tensor, name in zip(self.graph.inputs, names, strict=True) if name in dims}
 
     @cached_property
     def members(self) -> Members | None:
@@ -140,8 +148,22 @@ class Session:
                 position: self._pinned(graph.output_names[position], graph.outputs[position], spec, shape)
                 for position, spec in self.output_pins.items()
             },
+            parts={tensor: self._across(tensor, dim, shape) for tensor, dim in self.parts.items()},
             patterns=self._patterns.setdefault(len(shape), Patterns()),
         )
+
+    def _across(self, tensor: int, dim: int, shape: Shape) -> tuple[int, ...]:
+        """The locations of the axes that cross processes, all of which split this dim. Raises: PinError."""
+        name, extent = self.graph.tensors[tensor].name, self.graph.tensors[tensor].aval.shape[dim]
+        crossing = self.target.crossing(shape)
+        parts = math.prod(shape[axis] for axis in crossing)
+        if extent % parts:
+            raise PinError(
+                f"{name} comes in parts from {len(self.target.processes.members)} processes, across which the mesh "
+                f"{dict(shape)} has {parts} devices, but {extent} along dim {dim} is not divisible by {parts}; give every "
+                "process a multiple of its devices, or another mesh"
+            )
+        return tuple(dim if axis in crossing and size > 1 else -1 for axis, size in shape.items())
 
     def _pinned(self, name: str, tensor: int, spec: PartitionSpec, shape: Shape) -> tuple[int, ...]:
         return pinned_location(name, spec, self.graph.tensors[tensor].aval.shape, shape)

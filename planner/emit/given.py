@@ -3,21 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from planner.errors import ArgumentError
+from planner.machine.global_arrays import is_global
 from planner.program.arguments import canonical_dtype
 from planner.program.structure import structure_differences
 from planner.program.traced import Leaf, Program
 
 
-def checked_leaves(program: Program, static_args: Mapping[int, Any], args: Sequence[Any], name: str) -> list[Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one process brings of an array: one of `count` parts of equal size along `dim`."""
+
+    dim: int
+    count: int
+
+    def shape(self, whole: Sequence[int]) -> tuple[int, ...]:
+        """The shape of a part of an array of this shape."""
+        return (*whole[: self.dim], whole[self.dim] // self.count, *whole[self.dim + 1 :])
+
+
+def checked_leaves(
+    program: Program,
+    static_args: Mapping[int, Any],
+    args: Sequence[Any],
+    name: str,
+    parts: Mapping[int, Part] = MappingProxyType({}),
+) -> list[Any]:
     """The leaves of the dynamic arguments. Raises: ArgumentError where they are not what was planned for.
 
-    `static_args` are the planned values of static arguments by position, `name` is that of the function.
+    `static_args` are the planned values of static arguments by position, `name` is that of the function. Of the leaves at
+    the positions of `parts` a process brings its own, or the whole as a global array.
     """
     if len(args) != program.num_args:
         raise ArgumentError(f"{name} was planned for {program.num_args} arguments, got {len(args)}; give all of them")
@@ -32,7 +55,12 @@ def checked_leaves(program: Program, static_args: Mapping[int, Any], args: Seque
             f"{name} was planned for other arguments: {_otherwise(program, args)}; make a plan for these"
         )
     planned = program.arguments[: len(leaves)]
-    return [_as_planned(leaf, value) for leaf, value in zip(planned, leaves, strict=True)]
+    if not parts:
+        return list(map(as_planned, planned, leaves))
+    return [
+        as_planned(leaf, value, parts.get(position))
+        for position, (leaf, value) in enumerate(zip(planned, leaves, strict=True))
+    ]
 
 
 def is_planned(planned: Any, value: Any) -> bool:
@@ -47,8 +75,13 @@ def _otherwise(program: Program, args: Sequence[Any]) -> str:
     return "; ".join(words for words in told if words)
 
 
-def _as_planned(leaf: Leaf, value: Any) -> Any:
-    """An argument, checked against what was planned for. Raises: ArgumentError."""
+def is_part(value: Any, part: Part | None) -> bool:
+    """Whether a value is what this process brings of an array: it is no global one, and none that JAX traces."""
+    return part is not None and not isinstance(value, Tracer) and not is_global(value)
+
+
+def as_planned(leaf: Leaf, value: Any, part: Part | None = None) -> Any:
+    """An argument, checked against what was planned for, of which there may be parts. Raises: ArgumentError."""
     if isinstance(value, (bool, int, float, complex)):
         # The kind of a Python scalar may vary as long as the planned type holds it: 2 where 2.0 was planned.
         if leaf.weak and leaf.aval.shape == () and np.can_cast(np.min_scalar_type(value), leaf.aval.dtype):
@@ -60,6 +93,15 @@ def _as_planned(leaf: Leaf, value: Any) -> Any:
             f"{type(value).__name__}; give an array"
         )
     shape, dtype = tuple(value.shape), str(canonical_dtype(value))
+    if part is not None and is_part(value, part):
+        wanted = part.shape(leaf.aval.shape)
+        if shape != wanted or dtype != leaf.aval.dtype:
+            raise ArgumentError(
+                f"argument {leaf.name} was planned as the part of this process, one of {part.count} of "
+                f"{leaf.aval.dtype}{list(leaf.aval.shape)} along dim {part.dim}: give {leaf.aval.dtype}{list(wanted)}, or "
+                f"the whole as a global array; got {dtype}{list(shape)}"
+            )
+        return value
     if shape != leaf.aval.shape or dtype != leaf.aval.dtype:
         raise ArgumentError(
             f"argument {leaf.name} was planned as {leaf.aval.dtype}{list(leaf.aval.shape)}, got {dtype}{list(shape)}; "

@@ -14,13 +14,14 @@ from jax.core import Tracer
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from planner.decision import Decision
-from planner.emit.given import checked_leaves, is_planned
+from planner.emit.given import Part, as_planned, checked_leaves, is_part, is_planned
 from planner.emit.halo_exchange import exchanges
 from planner.emit.jitted import Jitted, jitted
 from planner.emit.part_by_part import local_calls
 from planner.emit.sums_behind import loop_sums
 from planner.errors import ArgumentError, MeshError
 from planner.machine.global_arrays import consume, placed
+from planner.machine.host_parts import laid_part
 from planner.machine.target import Target
 from planner.program.graph import Graph
 from planner.program.jaxpr.flatten import build_graph
@@ -50,6 +51,12 @@ class Runner:
         self.program, self.target = program, target
         self._decision, self._static_args, self._graph = decision, dict(static_args), graph
         self._has_run = self._in_place = False
+        members, dims = len(target.processes.members), decision.request.host_local
+        self._parts = {
+            position: Part(dim=dims[leaf.name], count=members)
+            for position, leaf in enumerate(decision.arguments)
+            if members > 1 and leaf.name in dims
+        }
 
     @cached_property
     def mesh(self) -> Mesh | AbstractMesh:
@@ -186,7 +193,7 @@ class Runner:
 
     def flat(self, args: Sequence[Any]) -> list[Any]:
         """The leaves of the dynamic arguments. Raises: ArgumentError where they are not what was planned for."""
-        return checked_leaves(self.program, self._static_args, args, self._decision.function_name)
+        return checked_leaves(self.program, self._static_args, args, self._decision.function_name, self._parts)
 
     def place(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """The arguments on their devices. Raises: ArgumentError, MeshError (none that run)."""
@@ -197,7 +204,45 @@ class Runner:
     def _laid(self, leaves: Sequence[Any], first: int) -> list[Any]:
         """Leaves on their devices; `first` is the position of the first of them. Raises: ArgumentError."""
         part = slice(first, first + len(leaves))
-        return placed([leaf.name for leaf in self._decision.arguments[part]], leaves, list(self.in_shardings[part]))
+        names, shardings = [leaf.name for leaf in self._decision.arguments[part]], self.in_shardings[part]
+        return placed(names, self._whole(leaves, first), list(shardings))
+
+    def _whole(self, leaves: Sequence[Any], first: int) -> Sequence[Any]:
+        """Leaves, the first of which is at this position, with global arrays in the place of this process's parts.
+
+        Raises: ArgumentError where the layout is not by these parts.
+        """
+        if not self._parts:
+            return leaves
+        return [self._whole_leaf(first + i, value) for i, value in enumerate(leaves)]
+
+    def _whole_leaf(self, position: int, value: Any) -> Any:
+        part, leaf = self._parts.get(position), self._decision.arguments[position]
+        if part is None or not is_part(value, part) or isinstance(value, jax.ShapeDtypeStruct):
+            return value
+        return laid_part(leaf.name, value, self.in_shardings[position], leaf.aval.shape, part.dim)
+
+    def _with_wholes(self, args: Sequence[Any]) -> Sequence[Any]:
+        """The arguments with wholes in the place of this process's parts; what is not as planned stays as it is.
+
+        Raises: ArgumentError where parts are of another shape.
+        """
+        if not self._parts or len(args) != self.program.num_args:
+            return args
+        found, first = list(args), 0
+        for i, planned in zip(self.program.dynamic_argnums, self.program.in_tree.children(), strict=True):
+            positions = range(first, first + planned.num_leaves)
+            first += planned.num_leaves
+            if not self._parts.keys() & set(positions):
+                continue
+            leaves, tree = jax.tree.flatten(args[i])
+            if tree == planned:
+                checked = [
+                    as_planned(self._decision.arguments[position], leaf, self._parts.get(position))
+                    for position, leaf in zip(positions, leaves, strict=True)
+                ]
+                found[i] = jax.tree.unflatten(tree, self._whole(checked, positions.start))
+        return found
 
     # ------------------------------------------------------------ running
 
@@ -242,6 +287,7 @@ class Runner:
 
     def __call__(self, args: Sequence[Any]) -> Any:
         """The result of a call, as `Plan.__call__` describes it. Raises: ArgumentError, MeshError (none that run)."""
+        args = self._with_wholes(args)
         if not self._has_run or len(args) != self.program.num_args:
             return self._checked_call(args)
         for i, planned in self._static_args.items():
@@ -301,7 +347,10 @@ class Runner:
         for leaf, value in zip(self.program.arguments, leaves, strict=False):
             if isinstance(value, jax.Array) and value.is_deleted():
                 return f"argument {leaf.name} was donated to an earlier call and is gone"
-        return (*leaves, *self.program.constants)
+        try:
+            return (*self._whole(leaves, 0), *self.program.constants)
+        except ArgumentError as error:
+            return str(error)
 
     def like(self, fn: Callable[..., Any]) -> Callable[..., list[Any]] | None:
         """A function like the planned one as a jitted function of the flat arguments.

@@ -16,6 +16,7 @@ from planner.errors import MeshError
 from planner.machine.aot_child import place_of
 from planner.machine.device_mesh import DeviceOrder, in_order, lay_out
 from planner.machine.device_topology import named, topology_of
+from planner.machine.host_parts import crossing_axes
 from planner.machine.processes import Processes, processes_of, words_of
 
 AS_GIVEN = "the mesh lies on its devices as it was given, and its links are priced as the planner would lay it"
@@ -106,6 +107,11 @@ class Target:
         for position, index in np.ndenumerate(self._layout(sizes).order):
             devices[position] = self.devices[int(index)]
         return Mesh(devices, names, axis_types=kinds)
+
+    def crossing(self, shape: Mapping[str, int]) -> tuple[str, ...]:
+        """The axes of a mesh that cross processes."""
+        mesh = None if self.processes.alone else self.jax_mesh(shape)
+        return crossing_axes(mesh) if isinstance(mesh, Mesh) else ()
 
     def told(self, shape: Mapping[str, int]) -> tuple[str, ...]:
         """What a plan on this mesh should say of its devices."""

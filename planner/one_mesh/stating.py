@@ -24,7 +24,8 @@ class Terms:
     """What instances are stated of: a mesh, prices, and the specs that a user demands.
 
     `tiled`: arrays are stored in tiles, as on TPUs (see `tpu_tiles`). `pins` maps a tensor, `output_pins` an output
-    position, to the spec (a row of locations) it must have. `patterns` are the reshards met on meshes of as many axes.
+    position, to the spec (a row of locations) it must have; `parts` maps a tensor to locations that it must have, its
+    other axes being free. `patterns` are the reshards met on meshes of as many axes.
     """
 
     mesh: Mesh
@@ -34,6 +35,7 @@ class Terms:
     tiled: bool
     pins: Mapping[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
     output_pins: Mapping[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
+    parts: Mapping[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
     patterns: Patterns = field(default_factory=Patterns)
 
 
@@ -135,6 +137,11 @@ def _pinned(model: Model, terms: Terms) -> list[_Demand]:
         home = flow.home[tensor]
         if home is not None:
             found.append(_Demand(name=graph.tensors[tensor].name, node=home[0], dims=home[1], spec=spec))
+    for tensor, spec in terms.parts.items():
+        home, of = flow.home[tensor], graph.tensors[tensor]
+        if home is not None:
+            free = tuple(range(len(of.aval.shape)))
+            found.append(_Demand(name=of.name, node=home[0], dims=home[1], spec=spec, free=free))
     for transfer in flow.transfers:
         if transfer.output is not None and transfer.output in terms.output_pins:
             name, spec = graph.output_names[transfer.output], terms.output_pins[transfer.output]

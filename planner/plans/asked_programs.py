@@ -12,7 +12,7 @@ from planner.plans.made_ready import Ready
 from planner.plans.named_pins import Pins, named_pins
 from planner.plans.shared_arrays import SharedArrays, shared_arrays
 
-OWN = ("donate_argnums", "static_argnums", "pins", "memory_limit")
+OWN = ("donate_argnums", "static_argnums", "pins", "memory_limit", "host_local")
 """Keywords of `plan` that a program may have of its own."""
 LAYOUTS = ("one", "own")
 Given = tuple[Callable[..., Any], Sequence[Any]] | tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]

@@ -15,8 +15,10 @@ from planner.emit.runner import Runner
 from planner.errors import ArgumentError, MeshError, PlanFileError
 from planner.forms.formed import formed
 from planner.machine.target import Target, check_devices
+from planner.plans.asked_parts import with_wholes
 from planner.plans.decide import alternatives
 from planner.plans.edited import check_places
+from planner.plans.named_pins import exactly
 from planner.plans.page.written import in_notebook, write_page
 from planner.plans.plan import Plan
 from planner.plans.report import describe
@@ -63,6 +65,10 @@ class LoadedPlan:
 
         def prepared() -> tuple[tuple[Any, ...], Program]:
             args = self._arguments(example_args)
+            if example_args is not None:
+                static, parts = decision.static_argnums, decision.request.host_local
+                exact = {exactly(name): dim for name, dim in parts.items()}
+                args = with_wholes(fn, args, exact, target, static=static).args
             target.shared_by_all([decision.mesh_shape])
             program = trace(
                 fn,

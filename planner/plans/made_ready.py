@@ -15,6 +15,7 @@ from planner.machine.target import Target
 from planner.one_mesh.pins import check_pins
 from planner.options import Options
 from planner.plans.asked_layout import check_own_mesh, laid_out
+from planner.plans.asked_parts import HostLocal, with_wholes
 from planner.plans.asked_place import Place
 from planner.plans.logical_pins import LogicalRules
 from planner.plans.microbatches import told_of_form
@@ -29,13 +30,15 @@ from planner.search.offered_meshes import offered_meshes
 class Ready:
     """A program and what is asked for it, the meshes to search, and notes on them.
 
-    `has_values`: whether the arguments are arrays, on which a plan can be run, and not shapes.
+    `has_values`: whether the arguments are arrays, on which a plan can be run, and not shapes. `args` are the example
+    arguments, whole where processes bring parts of them.
     """
 
     sessions: Sessions
     meshes: Sequence[Mapping[str, int]]
     notes: tuple[str, ...]
     has_values: bool
+    args: tuple[Any, ...]
 
 
 def made_ready(
@@ -51,6 +54,7 @@ def made_ready(
     donate_argnums: Sequence[int] | int,
     static_argnums: Sequence[int] | int,
     logical_rules: LogicalRules | None = None,
+    host_local: HostLocal = (),
     among_others: bool = False,
 ) -> Ready:
     """What is asked of `plan`, at a place; `among_others`: other programs may have what this one has not of `like`.
@@ -62,12 +66,14 @@ def made_ready(
         raise ArgumentError(
             f"Options(refine={options.refine!r}) compares seconds, but objective is {objective!r}; leave one of them out"
         )
+    static = checked_positions("static_argnums", static_argnums)
+    wholes = with_wholes(fn, example_args, host_local, target, static=static)
     objective, memory_limit = _objective(objective), _limit(memory_limit, target)
     program = trace(
         fn,
-        example_args,
+        wholes.args if wholes.dims else example_args,
         donate_argnums=checked_positions("donate_argnums", donate_argnums),
-        static_argnums=checked_positions("static_argnums", static_argnums),
+        static_argnums=static,
         carry_stacks=target.carries_stacks,
     )
     specs, told_of_layout = laid_out(program, pins, like, logical_rules, among_others=among_others)
@@ -80,6 +86,7 @@ def made_ready(
         cost_model=options.cost_model,
         profile=options.profile,
         while_trips=options.while_trips,
+        host_local=wholes.dims,
     )
     check_own_mesh(program, target)
     sessions = Sessions(program=program, target=target, request=request)
@@ -88,7 +95,13 @@ def made_ready(
         offered_meshes(program, target, request, place.mesh, options.max_axes, place.axis_names)
     )
     shapes_only = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(list(example_args)))
-    return Ready(sessions=sessions, meshes=meshes, notes=(*told_of_layout, *notes, *told), has_values=not shapes_only)
+    return Ready(
+        sessions=sessions,
+        meshes=meshes,
+        notes=(*told_of_layout, *notes, *told),
+        has_values=not shapes_only,
+        args=wholes.args,
+    )
 
 
 def question(ready: Ready, options: Options) -> dict[str, str]:

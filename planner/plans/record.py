@@ -64,6 +64,7 @@ class RequestRecord:
     profile: str | None
     while_trips: float | Mapping[str, float]
     pins: Mapping[str, PartitionSpec]
+    host_local: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +106,7 @@ class PlanRecord:
     jax: str
 
 
-GROWN = (PlanRecord, Form, Collective, Replicated, Ruled, Guessed)
+GROWN = (PlanRecord, RequestRecord, Form, Collective, Replicated, Ruled, Guessed)
 """Records of which files of earlier planners lack fields."""
 _PLAIN_REQUEST = tuple(f.name for f in fields(RequestRecord))
 _SAME = (
@@ -247,6 +248,11 @@ def _check_request(read: PlanRecord, topology: Topology) -> None:
     _require(request.platform in (None, "cpu", "gpu", "tpu"), "request.platform", "is no platform")
     _require(request.objective in (*OBJECTIVES, "memory"), "request.objective", "is no objective")
     _require(request.memory_limit > 0, "request.memory_limit", "is not above 0")
+    ranks = {leaf.name: len(leaf.shape) for leaf in read.arguments}
+    parts = request.host_local.items()
+    _require(
+        all(0 <= dim < ranks.get(name, 0) for name, dim in parts), "request.host_local", "names a dim that there is not"
+    )
     trips = request.while_trips
     _require(
         min(trips.values() if isinstance(trips, Mapping) else [trips], default=1) > 0,

@@ -219,6 +219,98 @@ def verified_by_one(rank: int, folder: Path) -> Any:
     return {"first": words, "second": verdict(p, X)}
 
 
+BATCH = np.linspace(-1.0, 1.0, 32 * 64, dtype=np.float32).reshape(32, 64)
+
+
+def rows_of(rank: int) -> np.ndarray[Any, Any]:
+    """The part of the batch that a process brings."""
+    return BATCH.reshape(jax.process_count(), -1, 64)[rank]
+
+
+def parts_of_a_batch(rank: int, folder: Path) -> Any:
+    state, _ = train_args()
+    mine = rows_of(rank)
+    p = planner.plan(train_step, (state, mine), donate_argnums=0, host_local=("x",))
+    path = folder / f"parts-{rank}.json"
+    p.save(path)
+    bound = planner.load(path).bind(train_step, (state, mine))
+    placed = p.place(state, mine)[1]
+    held = {shard.index[0].indices(len(BATCH))[:2] for shard in placed.addressable_shards}
+    losses: list[float] = []
+    for _ in range(STEPS):
+        state, loss = p(state, mine)
+        losses.append(float(loss))
+    return {
+        **told(p, folder),
+        "losses": losses,
+        "held": sum(stop - start for start, stop in held),
+        "same": all(np.isin(np.asarray(shard.data), mine).all() for shard in placed.addressable_shards),
+        "next": verdict(p, state, mine),
+        "bound": float(bound(train_args()[0], mine)[1]),
+    }
+
+
+def parts_of_other_shapes(rank: int, folder: Path) -> Any:
+    state, _ = train_args()
+    mine = rows_of(rank)
+    p = planner.plan(train_step, (state, jax.ShapeDtypeStruct(mine.shape, mine.dtype)), host_local={"x": 0})
+    words: list[str] = []
+    for wrong in (BATCH, mine[:-1], mine.astype(np.int32)):
+        try:
+            p(state, wrong)
+        except planner.errors.ArgumentError as error:
+            words.append(str(error))
+    return {"words": words, "loss": float(p(state, mine)[1]), "again": float(p(state, mine)[1])}
+
+
+def parts_across_processes_that_do_not_divide(rank: int, folder: Path) -> Any:
+    mesh = {"a": jax.device_count()}
+    return told(planner.plan(lambda x: x.sum(), (X[:3],), mesh=mesh, host_local=("x",)), folder)
+
+
+def parts_and_a_pin_against_them(rank: int, folder: Path) -> Any:
+    mesh = {"a": jax.device_count()}
+    pins = {"x": PartitionSpec()}
+    return told(planner.plan(lambda x: x.sum(), (X[:8],), mesh=mesh, host_local=("x",), pins=pins), folder)
+
+
+def parts_on_a_mesh_in_another_order(rank: int, folder: Path) -> Any:
+    """The devices of one process are not neighbours: its part lies where its devices are, whole again over all."""
+    devices = np.array(jax.devices()).reshape(jax.process_count(), -1)
+    mesh = Mesh(devices.T, ("model", "data"))
+    mine = rows_of(rank)
+    p = planner.plan(
+        lambda x: x * 2.0, (mine,), mesh=mesh, host_local=("x",), pins={"x": PartitionSpec(("model", "data"))}
+    )
+    (placed,) = p.place(mine)
+    shards = sorted(placed.addressable_shards, key=lambda shard: shard.index[0].start)
+    return {
+        "starts": [shard.index[0].start for shard in shards],
+        "same": np.array_equal(np.concatenate([np.asarray(shard.data) for shard in shards]), mine),
+        "sum": float(placed.sum()),
+    }
+
+
+def shared_by_processes(rank: int, folder: Path) -> Any:
+    state, _ = train_args()
+    mine = rows_of(rank)
+    plans = planner.plan_many(
+        {
+            "train": (train_step, (state, mine), {"host_local": ("x",)}),
+            "infer": (mlp, (state["params"], mine), {"host_local": ("x",)}),
+        },
+        mesh={"data": jax.process_count(), "model": jax.local_device_count()},
+    )
+    stepped, loss = plans["train"](state, mine)
+    made = plans["infer"].jit(stepped["params"], plans["infer"].place(state["params"], mine)[1])
+    return {
+        **told(plans["train"], folder),
+        "loss": float(loss),
+        "shape": made.shape,
+        "text": str(plans["infer"].in_specs),
+    }
+
+
 GROUPS: dict[str, tuple[Callable[[int, Path], Any], ...]] = {
     "quick": (
         different_programs,
@@ -246,6 +338,14 @@ GROUPS: dict[str, tuple[Callable[[int, Path], Any], ...]] = {
         verified_by_one,
     ),
     "four": (default_options, mesh_of_one_process),
+    "parts": (
+        parts_of_a_batch,
+        parts_of_other_shapes,
+        parts_across_processes_that_do_not_divide,
+        parts_and_a_pin_against_them,
+        parts_on_a_mesh_in_another_order,
+        shared_by_processes,
+    ),
 }
 
 

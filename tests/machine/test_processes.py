@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from planner.machine.processes import processes_of
-from tests.machine.processes_worker import STEPS, X, one
+from tests.machine.processes_worker import BATCH, STEPS, X, one
 from tests.small import train_args, train_step
 
 ROOT = Path(__file__).parents[2]
@@ -69,6 +69,11 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return run("four", tmp_path_factory.mktemp("four"), processes=4, devices=1)
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run("parts", tmp_path_factory.mktemp("parts"), processes=4, devices=2)
 
 
 def same(found: list[dict[str, Any]], case: str) -> dict[str, Any]:
@@ -273,3 +278,70 @@ def test_four_processes_come_to_one_plan(four: list[dict[str, Any]]):
     found = same(four, "default_options")
     assert_checked(found)
     assert sorted(device // 2048 for device in found["devices"]) == [0, 1, 2, 3]
+
+
+# ---------------------------------------------------------------- parts: four processes of two devices, each with its part
+
+
+@pytest.fixture(scope="module")
+def losses() -> list[float]:
+    """Those of the whole batch on one device."""
+    state, _ = train_args()
+    found: list[float] = []
+    for _ in range(STEPS):
+        state, loss = jax.jit(train_step)(state, BATCH)
+        found.append(float(loss))
+    return found
+
+
+@pytest.mark.sample
+def test_steps_on_parts_of_a_batch_are_those_on_the_whole(parts: list[dict[str, Any]], losses: list[float]):
+    found = same(parts, "parts_of_a_batch")
+    assert_checked(found)
+    assert found["held"] == len(BATCH) // 4
+    assert found["same"]
+    np.testing.assert_allclose(found["losses"], losses, rtol=1e-5)
+    np.testing.assert_allclose(found["bound"], losses[0], rtol=1e-5)
+    assert found["next"]["ok"]
+    assert "numerics: ok" in found["next"]["words"]
+
+
+@pytest.mark.sample
+def test_a_part_of_another_shape_is_told_what_is_expected(parts: list[dict[str, Any]], losses: list[float]):
+    found = same(parts, "parts_of_other_shapes")
+    assert len(found["words"]) == 3
+    for words in found["words"]:
+        assert "argument x was planned as the part of this process, one of 4 of float32[32, 64] along dim 0" in words
+        assert "give float32[8, 64], or the whole as a global array; got" in words
+    np.testing.assert_allclose([found["loss"], found["again"]], losses[0], rtol=1e-5)
+
+
+@pytest.mark.sample
+def test_parts_that_do_not_divide_are_refused(parts: list[dict[str, Any]]):
+    for error, message in raised(parts, "parts_across_processes_that_do_not_divide"):
+        assert error == "PinError"
+        assert "x comes in parts from 4 processes" in message
+        assert "12 along dim 0 is not divisible by 8" in message
+
+
+@pytest.mark.sample
+def test_a_pin_against_the_parts_is_refused(parts: list[dict[str, Any]]):
+    for error, message in raised(parts, "parts_and_a_pin_against_them"):
+        assert error == "InfeasibleError"
+        assert "on x" in message
+
+
+@pytest.mark.sample
+def test_parts_lie_where_the_devices_of_their_process_are(parts: list[dict[str, Any]]):
+    found = [of["parts_on_a_mesh_in_another_order"] for of in parts]
+    assert [of["starts"] for of in found] == [[0, 16], [4, 20], [8, 24], [12, 28]]
+    assert all(of["same"] for of in found)
+    np.testing.assert_allclose([of["sum"] for of in found], [BATCH.sum()] * 4, atol=1e-3)
+
+
+@pytest.mark.sample
+def test_several_programs_of_several_processes_share_a_layout(parts: list[dict[str, Any]], losses: list[float]):
+    found = same(parts, "shared_by_processes")
+    assert_checked(found)
+    np.testing.assert_allclose(found["loss"], losses[0], rtol=1e-5)
+    assert found["shape"] == [32, 64]
