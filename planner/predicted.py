@@ -54,6 +54,18 @@ class Predicted:
     energy_joules: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Products:
+    """Operations of products of matrices at a line of code, per device and call, of which `again` are computed again.
+
+    `line` is "folder/file.py:line", by which compilers know it; "" stands for all lines where nothing is computed again.
+    """
+
+    line: str
+    flops: float
+    again: float
+
+
 def as_lowered(
     collectives: Sequence[Collective], platform: str, runs_as: Callable[[str, Sequence[str], float], str]
 ) -> tuple[Collective, ...]:

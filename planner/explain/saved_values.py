@@ -66,9 +66,14 @@ class SavedValues:
     devices: int
 
     @cached_property
+    def front(self) -> Front | None:
+        """The choices that there were; None where nothing crosses to a backward pass."""
+        return self.make()
+
+    @cached_property
     def known(self) -> list[SavedValue]:
         """Those that are saved or computed again, the largest first."""
-        front = self.make()
+        front = self.front
         if front is None:
             return []
         choice = front.settled(self.saved)

@@ -12,15 +12,18 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from planner.decision import Certificate, Checked, Decision, Guessed, Replicated, Ruled
 from planner.emit.runner import Runner
+from planner.errors import ArgumentError
 from planner.explain.explain import Alternatives, explain
 from planner.explain.explanation import Explanation
 from planner.explain.op_graph import OpGraph
+from planner.explain.repeated_products import products_of
 from planner.logical import LogicalAxes
 from planner.machine.target import Target
 from planner.plans.page.written import in_notebook, write_page
 from planner.plans.report import describe
 from planner.plans.store import save_decision
-from planner.predicted import Predicted
+from planner.predicted import Predicted, Products
+from planner.program.jaxpr.expanded import has_remats
 from planner.refined import Refined
 from planner.verify.verification import COMPILE_LIMIT_S, Verification, verify
 
@@ -225,7 +228,19 @@ class Plan:
             reference=None if reference is None else self._runner.like(reference),
             rtol=rtol,
             compile_limit_s=compile_limit_s,
+            products=self._products,
         )
+
+    def _products(self) -> Sequence[Products]:
+        """Products of matrices by line, where some are computed again; none where that cannot be told."""
+        program, form = self._runner.program, self._decision.form
+        if all(one is None for one in form.saved) and not has_remats(program.jaxpr):
+            return ()
+        try:
+            stated = self._alternatives
+        except ArgumentError:  # a plan of another release, which cannot be stated again
+            return ()
+        return products_of(stated.chosen, stated.saved, form.microbatches)
 
     @property
     def graph(self) -> OpGraph:

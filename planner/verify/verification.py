@@ -2,12 +2,12 @@
 
 Numerics: the sharded result against the single device's (see `numerics`). Collectives and memory: those of the compiled
 HLO against the prediction, as the platform lowers it (`compared_collectives`, `compared_memory`). Seconds: those of the
-schedule that the compiler made.
+schedule that the compiler made. Recomputation: whether the compiler has kept it (`compared_recomputation`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,12 +22,15 @@ from planner.machine.compile_target import why_not_compiled
 from planner.machine.device_topology import whole_of
 from planner.machine.global_arrays import in_common
 from planner.machine.processes import Processes
+from planner.predicted import Products
 from planner.units import quantity
 from planner.verify.aot import aot_compile, unavailable_reason
 from planner.verify.compared_collectives import Collectives, compare_collectives
 from planner.verify.compared_memory import Memory, compare_memory, does_not_fit
+from planner.verify.compared_recomputation import Recomputation, compare_recomputation
 from planner.verify.hlo.collectives import read_collectives
 from planner.verify.hlo.memory import memory_of
+from planner.verify.hlo.products import read_products
 from planner.verify.numerics import Numerics, compare_numerics
 from planner.verify.scheduled import why_not_judged
 from planner.verify.step_time import step_time
@@ -48,13 +51,15 @@ class Seconds:
 class Verification:
     """The three verdicts. `ok`: nothing that was checked failed, and something was checked.
 
-    `seconds` informs: no verdict comes of it. None where nothing was compiled.
+    `seconds` and `recomputation` inform: no verdict comes of them. None where nothing was compiled, and where the plan
+    computes nothing again.
     """
 
     numerics: Numerics
     collectives: Collectives
     memory: Memory
     seconds: Seconds | None = None
+    recomputation: Recomputation | None = None
 
     @property
     def ok(self) -> bool:
@@ -68,6 +73,9 @@ class Verification:
         lines = [f"{name}: {word[part.ok]}. {part.reason}" for name, part in parts]
         if self.seconds is not None:
             lines.append(f"seconds: {self.seconds.reason}")
+        if self.recomputation is not None:
+            told = {True: "as planned", False: "UNDONE", None: "not checked"}[self.recomputation.ok]
+            lines.append(f"recomputation: {told}. {self.recomputation.reason}")
         return "\n".join([*lines, *(f"  {text}" for text in self.collectives.surprises)])
 
 
@@ -80,12 +88,13 @@ def verify(
     reference: Callable[..., Any] | None = None,
     rtol: float | None = None,
     compile_limit_s: float = COMPILE_LIMIT_S,
+    products: Callable[[], Sequence[Products]] = tuple,
 ) -> Verification:
     """The verification of what a decision promises of what its runner does.
 
     `args` are the flat arguments, or the reason why it cannot be run. `reference` and `rtol` are as of
     `compare_numerics`; `compile_limit_s` is how long a compile for devices that are not here may take. Where the devices
-    are of several processes, all make this call together, and get one verdict.
+    are of several processes, all make this call together, and get one verdict. `products` are asked for once it compiles.
 
     Raises: ProcessError where another process does not come.
     """
@@ -103,7 +112,8 @@ def verify(
             collectives=Collectives(ok=False, reason=f"the plan does not compile: {failed}"),
             memory=Memory(ok=None, reason="the plan does not compile"),
         )
-    collectives, memory, seconds = found
+    collectives, memory, seconds, hlo = found
+    again = _recomputation(products, hlo, target.platform) if hlo else None
     numerics = (
         Numerics(ok=None, reason=args)
         if isinstance(args, str)
@@ -121,7 +131,7 @@ def verify(
             processes,
         )
     )
-    return Verification(numerics=numerics, collectives=collectives, memory=memory, seconds=seconds)
+    return Verification(numerics=numerics, collectives=collectives, memory=memory, seconds=seconds, recomputation=again)
 
 
 def _agreed(mine: Numerics, processes: Processes) -> Numerics:
@@ -137,7 +147,8 @@ def _agreed(mine: Numerics, processes: Processes) -> Numerics:
 # ---------------------------------------------------------------- compiled program
 
 
-Parts = tuple[Collectives, Memory, Seconds | None]
+Parts = tuple[Collectives, Memory, Seconds | None, str]
+"""The last is the text of the compiled program, "" where there is none."""
 
 
 def _compiled(decision: Decision, runner: Runner, compile_limit_s: float) -> Parts | str:
@@ -153,6 +164,7 @@ def _compiled(decision: Decision, runner: Runner, compile_limit_s: float) -> Par
             compare_collectives(decision, read_collectives(text, num_devices=count), platform),
             compare_memory(decision, memory_of(executable), platform),
             _scheduled(decision, text, platform),
+            text,
         )
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[:300]}"
@@ -186,14 +198,26 @@ def _deviceless(decision: Decision, runner: Runner, compile_limit_s: float) -> P
     if report.memory is None:
         reason = f"the compiler for {topology} said {report.status}: {report.message[:300]}"
         if report.status == "oom":
-            return Collectives(ok=None, reason=reason), does_not_fit(decision, report.needed_bytes), None
-        return Collectives(ok=False, reason=reason), Memory(ok=False, reason=reason), None
+            return Collectives(ok=None, reason=reason), does_not_fit(decision, report.needed_bytes), None, ""
+        return Collectives(ok=False, reason=reason), Memory(ok=False, reason=reason), None, ""
     found = compare_collectives(decision, report.collectives, platform)
     return (
         _without_verdict(found) if platform == "tpu" and _crosses_slices(decision) else found,
         compare_memory(decision, report.memory, platform),
         _scheduled(decision, report.hlo, platform),
+        report.hlo,
     )
+
+
+def _recomputation(products: Callable[[], Sequence[Products]], hlo: str, platform: str) -> Recomputation | None:
+    """What became of what a plan computes again; None where it computes nothing again."""
+    promised = products()
+    if not promised:
+        return None
+    try:
+        return compare_recomputation(promised, read_products(hlo), platform)
+    except Exception as error:
+        return Recomputation(ok=None, reason=f"not compared: {type(error).__name__}: {str(error)[:300]}")
 
 
 def _crosses_slices(decision: Decision) -> bool:
@@ -209,7 +233,7 @@ def _without_verdict(found: Collectives) -> Collectives:
 
 
 def _unchecked(reason: str) -> Parts:
-    return Collectives(ok=None, reason=reason), Memory(ok=None, reason=reason), None
+    return Collectives(ok=None, reason=reason), Memory(ok=None, reason=reason), None, ""
 
 
 def _scheduled(decision: Decision, hlo: str, platform: str) -> Seconds | None:

@@ -29,6 +29,7 @@ class Step(NamedTuple):
     results: tuple[Aval, ...]
     params: Mapping[str, Any]
     runs: float
+    eqn: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,12 +180,17 @@ def _name(eqn: Any) -> str:
     return origin_of(eqn).named(eqn.primitive.name)
 
 
+def line_of(step: Step) -> str:
+    """The line of code by which compilers know an equation, "folder/file.py:line"."""
+    return origin_of(step.eqn).line
+
+
 def steps_of(eqn: Any, runs: float) -> Iterator[Step]:
     """The leaves of an equation, each with how often it runs."""
     structure = structure_of(eqn)
     if structure is None:
         operands, results = (tuple(aval_of(v.aval) for v in atoms) for atoms in (eqn.invars, eqn.outvars))
-        yield Step(eqn.primitive.name, operands, results, eqn.params, runs)
+        yield Step(eqn.primitive.name, operands, results, eqn.params, runs, eqn)
         return
     for place in structure.bodies:
         for inner in opened(body_of(eqn, place)).eqns:

@@ -1,0 +1,53 @@
+"""Products of matrices by line of code: what a plan computes of them on a device, and what of that it computes again."""
+
+from __future__ import annotations
+
+import math
+
+import cost_models
+from planner.explain.saved_values import SavedValues
+from planner.forms.recompute import step_flops
+from planner.one_mesh.chosen import Chosen
+from planner.predicted import Products
+from planner.program.graph import Op
+from planner.program.jaxpr.crossings import line_of
+from planner.rules.op_work import op_flops
+
+
+def products_of(chosen: Chosen, saved: SavedValues, passes: int) -> tuple[Products, ...]:
+    """The products at every line where some are computed again, and those at all others together, without a line.
+
+    `passes` is the number of microbatches, in each of which that happens.
+    """
+    front = saved.front
+    if front is None:
+        return ()
+    choice = front.settled(saved.saved)
+    again: dict[str, float] = {}
+    for crossing, repeated in zip(front.crossings, choice.repeated, strict=True):
+        for step in (step for position in repeated for step in crossing.values[position].steps):
+            if cost_models.engine(step.kind) == "matrix":
+                line = line_of(step)
+                again[line] = again.get(line, 0.0) + passes * crossing.length * step_flops(step)
+    graph = chosen.instance.model.graph
+    whole, own = dict.fromkeys(again, 0.0), dict.fromkeys([*again, ""], 0.0)
+    for op in graph.ops:
+        if op.primitive is not None and cost_models.engine(op.kind) == "matrix":
+            flops = op_flops(graph, op) * graph.regions[op.region].trips
+            line = op.line if op.line in again else ""
+            own[line] += flops / _parts(chosen, op)
+            if line in whole:
+                whole[line] += flops
+    return tuple(
+        Products(line=line, flops=flops, again=min(flops, again[line] * flops / whole[line]) if flops and line else 0.0)
+        for line, flops in own.items()
+    )
+
+
+def _parts(chosen: Chosen, op: Op) -> float:
+    """Into how many parts a choice splits an op."""
+    grouping, instance = chosen.instance.model.grouping, chosen.instance
+    placement, group = grouping.placements[op.id], grouping.group_of[op.id]
+    factors = {factor for dims in (*placement.operands, *placement.results) for dim in dims for factor in dim}
+    split = instance.strategies[group].assignment[chosen.choice[group]].tolist()
+    return float(math.prod(size for factor, size in zip(split, instance.mesh.sizes, strict=True) if factor in factors))
