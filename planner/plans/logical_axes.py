@@ -131,12 +131,13 @@ class _Found:
         return said.most_common(1)[0][0] if said else None
 
     def _batch(self) -> int | None:
-        """The index that is the batch, where one alone may be."""
-        returned = {dims[0][0] for t in self.graph.outputs if (dims := self.dims.of(t)) and dims[0]}
+        """The index that is the batch, where one alone may be; where nothing is fed back, data look like parameters."""
+        if not self.fed_back:
+            return None
         found: list[int] = []
         for index in self.indices:
             leads = any(d == 0 and p not in self.fed_back and not self.leaves[p].constant for p, d in index.places)
-            kept = any(p in self.fed_back for p, _ in index.places) if self.fed_back else index.number not in returned
+            kept = any(p in self.fed_back for p, _ in index.places)
             if leads and not kept and index.number not in self.twice:
                 found.append(index.number)
         return found[0] if len(found) == 1 else None

@@ -161,6 +161,11 @@ def test_no_batch_is_named_where_it_is_not_known() -> None:
     assert "batch" not in plan.logical_axes.rules
 
 
+def test_the_rows_of_a_matrix_that_is_only_read_are_no_batch() -> None:
+    plan = planned((lambda w, x: w @ x, (X, jax.ShapeDtypeStruct((WIDTH,), jnp.float32))), {"w": P("data")})
+    assert plan.logical_axes.rules["w.0"] == ("data",)
+
+
 def test_axes_are_printed_and_kept(tmp_path: Path) -> None:
     plan = planned(STEPS["written out"](), MIXED)
     plan.save(tmp_path / "plan.json")
