@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from cost_models import Topology as Topology
     from planner import errors as errors
     from planner import testing as testing
+    from planner.api import audit as audit
     from planner.api import compare as compare
     from planner.api import compare_topologies as compare_topologies
     from planner.api import load as load
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from planner.api import plan as plan
     from planner.api import plan_many as plan_many
     from planner.options import Options as Options
+    from planner.plans.audit import Audit as Audit
     from planner.plans.comparison import Comparison as Comparison
     from planner.plans.front import Front as Front
     from planner.plans.loaded import LoadedPlan as LoadedPlan
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from planner.verify.verification import Verification as Verification
 
 _HOME = {
+    "Audit": "planner.plans.audit",
     "Comparison": "planner.plans.comparison",
     "Front": "planner.plans.front",
     "LoadedPlan": "planner.plans.loaded",
@@ -44,6 +47,7 @@ _HOME = {
     "Topology": "cost_models",
     "TopologyComparison": "planner.plans.topology_table",
     "Verification": "planner.verify.verification",
+    "audit": "planner.api",
     "compare": "planner.api",
     "compare_topologies": "planner.api",
     "load": "planner.api",
@@ -59,6 +63,7 @@ _MODULES = ("errors", "testing")
 """The public modules."""
 
 __all__ = [
+    "Audit",
     "Comparison",
     "Front",
     "LoadedPlan",
@@ -70,6 +75,7 @@ __all__ = [
     "Topology",
     "TopologyComparison",
     "Verification",
+    "audit",
     "compare",
     "compare_topologies",
     "errors",

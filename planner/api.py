@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, Mesh
 
 from cost_models import Topology
 from planner.decision import Decision
@@ -16,8 +17,10 @@ from planner.explain.op_graph import OpGraph, program_graph
 from planner.machine.target import Target
 from planner.options import Options
 from planner.plans.asked_parts import HostLocal
-from planner.plans.asked_place import AskedMesh, Like, Place, checked_names, place_of, shape_asked
+from planner.plans.asked_place import AskedMesh, Like, Place, checked_names, mesh_asked, place_of, shape_asked
 from planner.plans.asked_programs import Given, all_pins, asked_counts, asked_programs, check_layouts, shared_by
+from planner.plans.audit import Audit
+from planner.plans.auditing import asked_of, audited, pins_of
 from planner.plans.call import Call
 from planner.plans.compare import compare_decisions
 from planner.plans.comparison import Comparison
@@ -298,6 +301,74 @@ def compare_topologies(
         )
 
     return compared(ready_for, example_args, targets, options, objective=objective)
+
+
+def audit(
+    fn: Callable[..., Any],
+    example_args: Sequence[Any],
+    *,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    devices: Sequence[jax.Device] | None = None,
+    topology: str | Topology | None = None,
+    mesh: AskedMesh | None = None,
+    objective: str = "time",
+    memory_limit: float | None = None,
+    donate_argnums: Sequence[int] | int = (),
+    static_argnums: Sequence[int] | int = (),
+    options: Options | None = None,
+) -> Audit:
+    """What your own shardings of `fn` cost, as a record that prints: beside the plan found without them.
+
+    Parameters
+    ----------
+    in_shardings, out_shardings: as in `jax.jit`, PartitionSpecs or NamedShardings, prefixes too; None is left open. Those
+        of a jitted function are taken from it, and what the function names inside (`with_sharding_constraint`) counts, too.
+    mesh: that of the PartitionSpecs; shardings and programs that name a mesh bring their own.
+    options: as in `plan`, for each of the searches: that of your shardings, that without them, and one for each lot of
+        alike arguments left free. The program is priced in the form in which it is written; nothing is compiled or run.
+    All others as in `plan`.
+
+    What is priced is the best completion of the shardings. The record has the collectives that the free plan does without,
+    large arrays held whole that could be split, and what leaving one sharding to the planner saves.
+
+    Raises
+    ------
+    As `plan`; ArgumentError also where nothing is sharded, or PartitionSpecs come without their mesh.
+    """
+    chosen = replace(checked_options(options), check="never", refine="never", recompute="as written", microbatches=1)
+    asked = asked_of(fn, in_shardings, out_shardings)
+    static = checked_positions("static_argnums", static_argnums)
+    pins = pins_of(asked, len(example_args), static)
+    on_mesh = mesh_asked(mesh, pins)
+    inside = trace(asked.fn, example_args, donate_argnums=(), static_argnums=static).parallelism
+    named = inside is not None and inside.mesh is not None
+    if not pins and not named:
+        raise ArgumentError(
+            "nothing is sharded: give in_shardings or out_shardings, or a function that names shardings itself"
+        )
+    if on_mesh is None and not named:
+        raise ArgumentError("PartitionSpecs name axes of a mesh; give mesh=, or NamedShardings")
+
+    def planned(those: Mapping[Any, Any] | None, limit: float | None) -> Decision:
+        own = devices
+        if devices is None and topology is None and isinstance(on_mesh, Mesh):
+            own = tuple(on_mesh.devices.flat) if those is None else None
+        return plan(
+            asked.fn,
+            example_args,
+            devices=own,
+            topology=topology,
+            mesh=None if those is None else on_mesh,
+            objective=objective,
+            memory_limit=limit,
+            pins=those or None,
+            donate_argnums=donate_argnums,
+            static_argnums=static_argnums,
+            options=chosen,
+        ).decision
+
+    return audited(pins, planned, free=not named, limit_bytes=memory_limit)
 
 
 def op_graph(

@@ -4,6 +4,7 @@ import cost_models
 import planner
 
 PLANNER = [
+    "Audit",
     "Comparison",
     "Front",
     "LoadedPlan",
@@ -15,6 +16,7 @@ PLANNER = [
     "Topology",
     "TopologyComparison",
     "Verification",
+    "audit",
     "compare",
     "compare_topologies",
     "errors",

@@ -8,6 +8,7 @@ kept in files shown, explained, compared and drawn, the devices here measured.
     python -m planner explain plan.json FILE.py:FUNCTION
     python -m planner compare plan.json other.json
     python -m planner report plan.json FILE.py:FUNCTION -o plan.html
+    python -m planner audit FILE.py:FUNCTION --topology v5e:4x4
     python -m planner calibrate
 
 The same is installed as `meshwright`. Plans and tables go to the standard output, progress and errors to the standard
@@ -30,6 +31,7 @@ import jax
 from cost_models import CostModelError, Profile, calibrate, parse_topology, save_profile
 from planner.api import compare_topologies, load, pareto, plan
 from planner.cli import saved_plans
+from planner.cli.audit_command import run_audit
 from planner.cli.parser import make_parser
 from planner.cli.program_file import Planned, load_program
 from planner.cli.progress import show_progress, status
@@ -225,6 +227,7 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "explain": saved_plans.explain,
     "compare": saved_plans.compare_two,
     "report": saved_plans.report,
+    "audit": run_audit,
     "calibrate": _calibrate,
 }
 """What runs each command."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cost_models import OBJECTIVES
+from planner.cli.audit_command import add_audit
 from planner.cli.saved_plans_parser import add_saved_plans
 from planner.cli.values import (
     parse_bytes,
@@ -43,6 +44,7 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     _add_search(added)
     _add_pareto(added)
     add_saved_plans(added)
+    add_audit(added)
     _add_calibrate(added)
     for name, command in commands.items():
         added.choices[name].set_defaults(command=command)

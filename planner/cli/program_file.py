@@ -6,7 +6,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -15,11 +15,14 @@ from typing import Any
 from planner.api import plan
 from planner.errors import ArgumentError
 
-KEYWORDS = tuple(
-    name
-    for name, parameter in inspect.signature(plan).parameters.items()
-    if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-)
+
+def keywords_of(fn: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of the keywords of a function of the planner."""
+    parameters = inspect.signature(fn).parameters
+    return tuple(name for name, parameter in parameters.items() if parameter.kind is inspect.Parameter.KEYWORD_ONLY)
+
+
+KEYWORDS = keywords_of(plan)
 """What a file may give for `planner.plan` beside the function and its arguments."""
 
 
@@ -32,8 +35,8 @@ class Planned:
     keywords: Mapping[str, Any]
 
 
-def load_program(text: str) -> Planned:
-    """What FUNCTION of FILE.py returns; the file's folder is on `sys.path` while it runs and after.
+def load_program(text: str, *, keywords: Sequence[str] = KEYWORDS) -> Planned:
+    """What FUNCTION of FILE.py returns, with some of these keywords; its folder is on `sys.path` while it runs and after.
 
     Raises: ArgumentError when the file or the function is missing, fails, or returns something else.
     """
@@ -55,10 +58,10 @@ def load_program(text: str) -> Planned:
         returned = function()
     except (Exception, SystemExit) as error:
         raise ArgumentError(f"{name} of {path_text} failed {_where(error, path)}; it is called with nothing") from error
-    return _planned(returned, f"{name} of {path_text}")
+    return _planned(returned, f"{name} of {path_text}", keywords)
 
 
-def _planned(returned: Any, what: str) -> Planned:
+def _planned(returned: Any, what: str, known: Sequence[str]) -> Planned:
     if not isinstance(returned, tuple) or len(returned) not in (2, 3):
         raise ArgumentError(
             f"{what} returned {type(returned).__name__}; return (fn, example_args) or (fn, example_args, keywords)"
@@ -69,8 +72,8 @@ def _planned(returned: Any, what: str) -> Planned:
             f"{what} returned ({type(fn).__name__}, {type(args).__name__}); the first must be a function and the "
             "second the tuple of its arguments"
         )
-    if not isinstance(keywords, Mapping) or not all(key in KEYWORDS for key in keywords):
-        raise ArgumentError(f"{what} returned the keywords {keywords!r}; use a dict of {', '.join(KEYWORDS)}")
+    if not isinstance(keywords, Mapping) or not all(key in known for key in keywords):
+        raise ArgumentError(f"{what} returned the keywords {keywords!r}; use a dict of {', '.join(known)}")
     return Planned(fn=fn, args=tuple(args), keywords=keywords)
 
 

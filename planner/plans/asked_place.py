@@ -72,6 +72,11 @@ def checked_names(names: Any, *, fixed: bool) -> tuple[str, ...]:
     return tuple(names)
 
 
+def mesh_asked(mesh: AskedMesh | None, pins: Any) -> AskedMesh | None:
+    """The mesh that is asked for, with its devices where the pins say them. Raises: MeshError, PinError."""
+    return _in_common(mesh, _mesh_of(pins))
+
+
 def shape_asked(mesh: AskedMesh | None, pins: Any) -> Shape | None:
     """The shape of the mesh that is asked for, whatever devices it has. Raises: MeshError, PinError."""
     return _shape(_in_common(mesh, _mesh_of(pins)))

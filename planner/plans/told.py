@@ -14,7 +14,18 @@ from planner.plans.typed_json import as_json
 from planner.program.graph import type_words
 from planner.program.traced import Leaf
 
-LEFT_OUT = ("choice", "constraints", "arguments", "results", "in_specs", "out_specs", "request", "compiler_options")
+LEFT_OUT = (
+    "function_name",
+    "mesh_shape",
+    "choice",
+    "constraints",
+    "arguments",
+    "results",
+    "in_specs",
+    "out_specs",
+    "request",
+    "compiler_options",
+)
 """Fields of a decision that say nothing to others, or are told in other words."""
 
 
@@ -23,6 +34,8 @@ def told(decision: Decision) -> dict[str, Any]:
     request, certificate = decision.request, decision.certificate
     plain = {name: as_json(getattr(decision, name)) for name in decision.__dataclass_fields__ if name not in LEFT_OUT}
     return {
+        "function": decision.function_name,
+        "mesh": dict(decision.mesh_shape),
         **plain,
         "objective": request.objective,
         "memory_limit_bytes": request.memory_limit if request.memory_limit < math.inf else None,

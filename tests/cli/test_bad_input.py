@@ -23,6 +23,8 @@ X = jax.ShapeDtypeStruct((8, 8), jnp.float32)
 
 def good(): return lambda x: x @ x, (X,)
 def other(): return lambda x: x + 1, (X,)
+def sharded(): return lambda x: x @ x, (X,), {"in_shardings": jax.sharding.PartitionSpec("x"), "topology": "v5e:2x2"}
+def too_long(): return lambda x: x @ x, (X,), {"in_shardings": (None, None)}
 def nothing(): return None
 def three(): return 1, 2, 3
 def not_args(): return (lambda x: x), X
@@ -95,6 +97,11 @@ CASES = (
     *(f"report saved.json {words}" for words in (
         "-o folder", "program.py", "program.py:other", "a b", "-o text.json/x", "program.py:good -o folder", "--absent",
     )),
+    "audit", "audit program.py:good --topology v5e:2x2", "audit program.py:good --json", "audit none.py:good",
+    *(f"audit program.py:{words}" for words in (
+        "sharded", "sharded --mesh x", "sharded --mesh x=64", "sharded --mesh y=4", "sharded --memory lots --mesh x=4",
+        "odd_keyword --mesh x=4", "odd_options --mesh x=4", "too_long --mesh x=4", "sharded --time-limit 0 --mesh x=4",
+    )),
     "compare", "compare saved.json", "compare none.json saved.json", "compare deep.json saved.json --json",
     *(f"compare saved.json {words}" for words in ("text.json", "folder", "saved.json saved.json", "saved.json --absent")),
     "calibrate --budget 0", "calibrate --budget -1", "calibrate --budget nan", "calibrate --budget x",
@@ -154,6 +161,14 @@ def test_what_is_printed_of_saved_plans_parses(words: str, folder: Path, capsys:
     assert json.loads(capsys.readouterr().out, parse_constant=refuse)
     assert main(words.split()) == 0
     assert capsys.readouterr().out.strip()
+
+
+def test_an_audit_is_printed_as_text_and_as_data(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["audit", "program.py:sharded", "--mesh", "x=4"]
+    assert main(asked) == 0
+    assert "best completion" in capsys.readouterr().out
+    assert main([*asked, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["own"]["mesh"] == {"x": 4}
 
 
 def test_a_page_is_written_and_told_as_data(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,195 @@
+"""What a user's own shardings cost: a record that prints, beside the plan found with everything free."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax.sharding import PartitionSpec
+from rich.console import RenderableType
+from rich.text import Text
+
+from planner.decision import Decision
+from planner.one_mesh.mesh import mesh_words
+from planner.one_mesh.specs import spec_words
+from planner.plans.text_table import Justify, add_row, table_of, text_of
+from planner.plans.told import told
+from planner.plans.typed_json import as_json
+from planner.units import quantity
+
+MOST_ROWS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surprise:
+    """Collectives that the free plan does not have: of one kind over some axes, on one array, at one source line.
+
+    `runs` and `bytes` per call; `seconds` as if nothing hid them, None where prices were measured.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    tensor: str
+    source: str
+    runs: float
+    bytes: float
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldWhole:
+    """An argument or result that is held whole along `axes`, though it could be split by them.
+
+    `spec` is its own, `free` that of the free plan, where that has the array; `bytes` are on one device, `saved` would be
+    spared were it split by these axes as well.
+    """
+
+    name: str
+    spec: PartitionSpec
+    free: PartitionSpec | None
+    axes: tuple[str, ...]
+    bytes: float
+    saved: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """What it gains to leave an array's sharding to the planner, the others as they are; of several alike together.
+
+    `better` is the spec it has then; `seconds` and `bytes` (at the peak, per device) are saved, negative where they grow.
+    """
+
+    name: str
+    count: int
+    spec: PartitionSpec
+    better: PartitionSpec
+    seconds: float
+    bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """What a user's own shardings cost.
+
+    `own` is the best completion of these shardings: what they leave open is placed as well as can be. `free` is the plan
+    found without them; None where the program itself names its mesh. `gains` are single changes, the best first.
+    """
+
+    own: Decision
+    free: Decision | None
+    surprises: tuple[Surprise, ...]
+    whole: tuple[HeldWhole, ...]
+    gains: tuple[Gain, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The audit as plain data: seconds, bytes per device, specs as lists of the axes of every dim."""
+        return {
+            "own": told(self.own),
+            "free": None if self.free is None else told(self.free),
+            **{name: as_json(getattr(self, name)) for name in ("surprises", "whole", "gains", "notes")},
+        }
+
+    def __str__(self) -> str:
+        own = self.own
+        parts: list[RenderableType] = [
+            Text(f"Audit of the shardings of {own.function_name} for {own.topology}", style="bold"),
+            *_beside(own, self.free),
+            *_surprises(self.surprises),
+            *_whole(self.whole),
+            *_gains(self.gains),
+            Text("\nnotes", style="bold"),
+            *(Text(f"- {note}") for note in self.notes),
+        ]
+        return text_of(parts)
+
+    def __repr__(self) -> str:
+        return f"<Audit of {self.own.function_name} on {dict(self.own.mesh_shape)}>"
+
+
+def _beside(own: Decision, free: Decision | None) -> list[RenderableType]:
+    columns: list[tuple[str, Justify]] = [("", "left"), ("yours", "right"), ("free", "right"), ("", "right")]
+    table = table_of(*columns[: 4 if free is not None else 2])
+
+    def row(name: str, mine: str, its: str, beside: str = "") -> None:
+        add_row(table, name, mine, *([its, beside] if free is not None else []))
+
+    row("mesh", mesh_words(own.mesh_shape), "" if free is None else mesh_words(free.mesh_shape))
+    figures = (
+        ("time of a call", "seconds", "s"),
+        ("  computing", "compute_seconds", "s"),
+        ("  communicating", "communication_seconds", "s"),
+        ("peak memory", "peak_bytes", "B"),
+        ("  arguments", "argument_bytes", "B"),
+        ("energy", "energy_joules", "J"),
+    )
+    for name, figure, unit in figures:
+        mine = getattr(own.predicted, figure)
+        its = mine if free is None else getattr(free.predicted, figure)
+        beside = f"x {its / mine:.3g}" if mine > 0 else ""
+        row(name, quantity(mine, unit), quantity(its, unit), beside)
+    return [table]
+
+
+def _surprises(found: Sequence[Surprise]) -> list[RenderableType]:
+    if not found:
+        return [Text("\nno collective that the free plan does without")]
+    columns: list[tuple[str, Justify]] = [("", "left"), ("of", "left"), ("at", "left")]
+    table = table_of(*columns, ("runs", "right"), ("bytes", "right"), ("seconds alone", "right"))
+    for one in found[:MOST_ROWS]:
+        seconds = "" if one.seconds is None else quantity(one.seconds, "s")
+        what = f"{one.kind} over {','.join(one.axes)}"
+        add_row(table, what, one.tensor, one.source, f"{one.runs:g}", quantity(one.bytes, "B"), seconds)
+    return [Text("\ncollectives that the free plan does without", style="bold"), table, *_more(len(found))]
+
+
+def _whole(found: Sequence[HeldWhole]) -> list[RenderableType]:
+    if not found:
+        return []
+    columns: list[tuple[str, Justify]] = [("", "left"), ("yours", "left"), ("free", "left"), ("whole along", "left")]
+    table = table_of(*columns, ("per device", "right"), ("split saves", "right"))
+    for one in found[:MOST_ROWS]:
+        free = "" if one.free is None else spec_words(one.free)
+        add_row(
+            table,
+            one.name,
+            spec_words(one.spec),
+            free,
+            ",".join(one.axes),
+            quantity(one.bytes, "B"),
+            quantity(one.saved, "B"),
+        )
+    return [Text("\nlarge arrays held whole that could be split", style="bold"), table, *_more(len(found))]
+
+
+def _gains(found: Sequence[Gain]) -> list[RenderableType]:
+    if not found:
+        return [Text("\nno single sharding left to the planner gains anything")]
+    columns: list[tuple[str, Justify]] = [("", "left"), ("yours", "left"), ("better", "left")]
+    table = table_of(*columns, ("saves", "right"), ("at the peak", "right"))
+    for one in found[:MOST_ROWS]:
+        name = one.name if one.count == 1 else f"{one.name} ({one.count})"
+        add_row(
+            table,
+            name,
+            spec_words(one.spec),
+            spec_words(one.better),
+            _signed(one.seconds, "s"),
+            _signed(one.bytes, "B"),
+        )
+    return [
+        Text("\nwhat leaving one sharding to the planner saves, the others as they are", style="bold"),
+        table,
+        *_more(len(found)),
+    ]
+
+
+def _more(count: int) -> list[RenderableType]:
+    return [Text(f"... and {count - MOST_ROWS} more")] if count > MOST_ROWS else []
+
+
+def _signed(saved: float, unit: str) -> str:
+    """What is saved; what is lost with a minus."""
+    return quantity(saved, unit) if saved >= 0 else f"-{quantity(-saved, unit)}"
