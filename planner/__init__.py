@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from planner.api import plan as plan
     from planner.api import plan_many as plan_many
     from planner.options import Options as Options
-    from planner.plans.audit import Audit as Audit
-    from planner.plans.comparison import Comparison as Comparison
-    from planner.plans.front import Front as Front
-    from planner.plans.loaded import LoadedPlan as LoadedPlan
     from planner.plans.plan import Plan as Plan
-    from planner.plans.programs import Programs as Programs
-    from planner.plans.topology_table import TopologyComparison as TopologyComparison
+    from planner.plans.saved.loaded import LoadedPlan as LoadedPlan
+    from planner.plans.several.audit import Audit as Audit
+    from planner.plans.several.front import Front as Front
+    from planner.plans.several.programs import Programs as Programs
+    from planner.plans.several.topology_table import TopologyComparison as TopologyComparison
+    from planner.plans.words.comparison import Comparison as Comparison
     from planner.rules.kernels.rule_for import rule_for as rule_for
     from planner.solver.methods import solve as solve
     from planner.solver.problem import Problem as Problem
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
     from planner.verify.verification import Verification as Verification
 
 _HOME = {
-    "Audit": "planner.plans.audit",
-    "Comparison": "planner.plans.comparison",
-    "Front": "planner.plans.front",
-    "LoadedPlan": "planner.plans.loaded",
+    "Audit": "planner.plans.several.audit",
+    "Comparison": "planner.plans.words.comparison",
+    "Front": "planner.plans.several.front",
+    "LoadedPlan": "planner.plans.saved.loaded",
     "Options": "planner.options",
     "Plan": "planner.plans.plan",
     "Problem": "planner.solver.problem",
-    "Programs": "planner.plans.programs",
+    "Programs": "planner.plans.several.programs",
     "Solution": "planner.solver.solution",
     "Topology": "cost_models",
-    "TopologyComparison": "planner.plans.topology_table",
+    "TopologyComparison": "planner.plans.several.topology_table",
     "Verification": "planner.verify.verification",
     "audit": "planner.api",
     "compare": "planner.api",

@@ -16,27 +16,27 @@ from planner.errors import ArgumentError
 from planner.explain.op_graph import OpGraph, program_graph
 from planner.machine.target import Target
 from planner.options import Options
-from planner.plans.asked_parts import HostLocal
-from planner.plans.asked_place import AskedMesh, Like, Place, checked_names, mesh_asked, place_of, shape_asked
-from planner.plans.asked_programs import Given, all_pins, asked_counts, asked_programs, check_layouts, shared_by
-from planner.plans.audit import Audit
-from planner.plans.auditing import asked_of, audited, pins_of
+from planner.plans.asked.asked_parts import HostLocal
+from planner.plans.asked.asked_place import AskedMesh, Like, Place, checked_names, mesh_asked, place_of, shape_asked
+from planner.plans.asked.asked_programs import Given, all_pins, asked_counts, asked_programs, check_layouts, shared_by
+from planner.plans.asked.logical_pins import LogicalRules
+from planner.plans.asked.made_ready import Ready, checked_options, checked_positions, made_ready, question
+from planner.plans.asked.named_pins import Pins
 from planner.plans.call import Call
-from planner.plans.compare import compare_decisions
-from planner.plans.comparison import Comparison
-from planner.plans.front import Front, check_front
-from planner.plans.front_search import front_of
-from planner.plans.kept_plans import planned_or_kept
-from planner.plans.loaded import LoadedPlan
-from planner.plans.logical_pins import LogicalRules
-from planner.plans.made_ready import Ready, checked_options, checked_positions, made_ready, question
-from planner.plans.named_pins import Pins
 from planner.plans.plan import Plan
-from planner.plans.programs import Programs
-from planner.plans.several import plans_of
-from planner.plans.store import load_saved
-from planner.plans.topology_search import compared, targets_of
-from planner.plans.topology_table import TopologyComparison
+from planner.plans.saved.kept_plans import planned_or_kept
+from planner.plans.saved.loaded import LoadedPlan
+from planner.plans.saved.store import load_saved
+from planner.plans.several.audit import Audit
+from planner.plans.several.auditing import asked_of, audited, pins_of
+from planner.plans.several.front import Front, check_front
+from planner.plans.several.front_search import front_of
+from planner.plans.several.one_layout import plans_of
+from planner.plans.several.programs import Programs
+from planner.plans.several.topology_search import compared, targets_of
+from planner.plans.several.topology_table import TopologyComparison
+from planner.plans.words.compare import compare_decisions
+from planner.plans.words.comparison import Comparison
 from planner.program.trace import trace
 
 

@@ -24,7 +24,7 @@ from planner.api import plan as plan_of
 from planner.errors import ArgumentError
 from planner.one_mesh.mesh import AXIS_NAMES, check_mesh
 from planner.options import Options
-from planner.plans.named_pins import Pins
+from planner.plans.asked.named_pins import Pins
 from planner.plans.plan import Plan
 from planner.program.arguments import name_of
 

@@ -38,10 +38,10 @@ from planner.cli.progress import show_progress, status
 from planner.errors import ArgumentError, PlannerError
 from planner.machine.device_profile import default_profile
 from planner.options import Options
-from planner.plans import front, topology_table
 from planner.plans.plan import Plan
-from planner.plans.report import describe_profile
-from planner.plans.saved_folder import check_folder
+from planner.plans.several import front, topology_table
+from planner.plans.several.saved_folder import check_folder
+from planner.plans.words.report import describe_profile
 from planner.verify.compiler_clock import compiler_profile
 
 SMALL_SLICES = {"v4": "2x2x2", "v5p": "2x2x4", "tpu7x": "2x2x2"}

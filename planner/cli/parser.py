@@ -23,7 +23,7 @@ from planner.cli.values import (
 )
 from planner.one_mesh.mesh import AXIS_NAMES
 from planner.options import RECOMPUTES, REFINES, Options
-from planner.plans.front import MOST_POINTS
+from planner.plans.several.front import MOST_POINTS
 
 Command = Callable[[argparse.Namespace], int]
 

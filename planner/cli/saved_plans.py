@@ -15,9 +15,9 @@ from planner.cli.progress import status
 from planner.errors import ArgumentError
 from planner.plans.page.collect import page_data
 from planner.plans.plan import Plan
-from planner.plans.report import describe
-from planner.plans.told import told
-from planner.plans.typed_json import as_json
+from planner.plans.saved.typed_json import as_json
+from planner.plans.words.report import describe
+from planner.plans.words.told import told
 
 
 def show(arguments: argparse.Namespace) -> int:

@@ -17,11 +17,11 @@ from planner.errors import CompileError, InfeasibleError, PinError
 from planner.one_mesh.mesh import Shape, mesh_words
 from planner.options import Options
 from planner.plans.answer import Answer
-from planner.plans.best_form import searched
 from planner.plans.checks import why_not_compiled
 from planner.plans.decide import decide
-from planner.plans.memory_limits import room_note
-from planner.plans.sessions import Sessions
+from planner.plans.forms.best_form import searched
+from planner.plans.forms.memory_limits import room_note
+from planner.plans.forms.sessions import Sessions
 from planner.search.fewer_devices import on_fewer_devices
 from planner.search.meshes import Found
 from planner.session import Session

@@ -14,13 +14,13 @@ from planner.machine.processes import Processes
 from planner.one_mesh.chosen import Chosen
 from planner.options import Options
 from planner.plans.answer import Answer
+from planner.plans.asked.made_ready import Ready
 from planner.plans.checks import check
 from planner.plans.decide import alternatives
-from planner.plans.made_ready import Ready
-from planner.plans.microbatches import first_form, in_first_form, in_form_between
+from planner.plans.forms.microbatches import first_form, in_first_form, in_form_between
 from planner.plans.plan import Plan
 from planner.plans.proposals import proposals
-from planner.plans.record import decision_of, record_of
+from planner.plans.saved.record import decision_of, record_of
 from planner.program.graph import Graph
 from planner.program.traced import Program
 from planner.session import Session

@@ -20,7 +20,7 @@ from planner.forms.recompute import Front
 from planner.one_mesh.chosen import Chosen
 from planner.one_mesh.donation import donations
 from planner.one_mesh.mesh import Shape
-from planner.plans.logical_axes import logical_axes
+from planner.plans.words.logical_axes import logical_axes
 from planner.program.gc_pause import paused
 from planner.program.graph import Graph
 from planner.program.jaxpr.fingerprint import fingerprint

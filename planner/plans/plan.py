@@ -20,8 +20,8 @@ from planner.explain.repeated_products import products_of
 from planner.logical import LogicalAxes
 from planner.machine.target import Target
 from planner.plans.page.written import in_notebook, write_page
-from planner.plans.report import describe
-from planner.plans.store import save_decision
+from planner.plans.saved.store import save_decision
+from planner.plans.words.report import describe
 from planner.predicted import Predicted, Products
 from planner.program.jaxpr.expanded import has_remats
 from planner.refined import Refined

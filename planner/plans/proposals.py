@@ -12,12 +12,12 @@ from planner.decision import Decision
 from planner.options import Options
 from planner.plans.answer import Answer
 from planner.plans.attempts import FALLBACKS, attempts
-from planner.plans.best_form import searched
+from planner.plans.forms.best_form import searched
+from planner.plans.forms.sessions import Sessions
 from planner.plans.refining.judges import CompilerJudge, Emits, Judge, why_no_compiler
 from planner.plans.refining.measuring import MeasuringJudge, why_not_measured
 from planner.plans.refining.prospects import Prospects
 from planner.plans.refining.refine import Clock, Result, refine
-from planner.plans.sessions import Sessions
 from planner.rules.op_work import op_flops
 from planner.session import Session
 from planner.solver.deadline import Deadline

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 import planner
 from planner.errors import ArgumentError, PlanFileError
-from planner.plans.collective_seconds import collective_seconds
+from planner.plans.words.collective_seconds import collective_seconds
 from tests.small import NEVER, mlp, mlp_args, shapes, train_args, train_step
 
 MESH = {"data": 4, "model": 2}

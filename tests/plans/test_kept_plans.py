@@ -18,7 +18,8 @@ from jax.sharding import PartitionSpec as P
 
 import planner
 from planner.errors import ArgumentError
-from planner.plans import kept_plans, sessions
+from planner.plans.forms import sessions
+from planner.plans.saved import kept_plans
 from tests.small import assert_same, mlp, mlp_args, shapes, train_args, train_step
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,7 @@ import pytest
 from cost_models.compilers import ROOM
 from planner.errors import InfeasibleError
 from planner.options import Options
-from planner.plans.memory_limits import room_note, roomy_limit, search_with_room
+from planner.plans.forms.memory_limits import room_note, roomy_limit, search_with_room
 from planner.session import Session
 from tests.sessions import small_session
 

@@ -19,9 +19,9 @@ import pytest
 import planner
 from planner.decision import Decision
 from planner.errors import PlanFileError
-from planner.plans.record import GROWN, PlanRecord
-from planner.plans.store import EDITED, UNSURE, read_saved
-from planner.plans.typed_json import as_json, from_json
+from planner.plans.saved.record import GROWN, PlanRecord
+from planner.plans.saved.store import EDITED, UNSURE, read_saved
+from planner.plans.saved.typed_json import as_json, from_json
 from tests.small import NEVER, train_args, train_step
 
 VALUES: tuple[Any, ...] = (

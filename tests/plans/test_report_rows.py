@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from planner.folded import fold_numbers
-from planner.plans.report_rows import TableRow, rows_of
+from planner.plans.words.report_rows import TableRow, rows_of
 from planner.program.trace import trace
 
 optax = pytest.importorskip("optax")

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from planner.plans.same_arrays import same_arrays
+from planner.plans.asked.same_arrays import same_arrays
 from planner.program.arguments import argument_leaf, joined
 from planner.program.traced import Leaf
 

@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 import planner
 from cost_models import Topology
 from planner.errors import ArgumentError, MeshError, PlanFileError
-from planner.plans.store import written
+from planner.plans.saved.store import written
 from tests.small import NEVER, assert_same, mlp, mlp_args, shapes, train_args, train_step
 
 MESH = {"data": 4, "model": 2}

@@ -14,7 +14,7 @@ import pytest
 import planner
 from planner.errors import ArgumentError, CompileError, InfeasibleError, MeshError
 from planner.plans.call import Call
-from planner.plans.topology_table import ENOUGH
+from planner.plans.several.topology_table import ENOUGH
 from tests.small import NEVER, shapes, train_args, train_step
 
 TOPOLOGIES = ["v5e:2x2", "h100:2x2", "cpu:2"]

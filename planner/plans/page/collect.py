@@ -14,7 +14,6 @@ from planner.explain.explain import Alternatives
 from planner.explain.op_graph import OpGraph
 from planner.one_mesh.memory import MemoryModel
 from planner.one_mesh.specs import entries_of
-from planner.plans.collective_seconds import collective_seconds
 from planner.plans.page.page_data import (
     Flow,
     Folded,
@@ -26,7 +25,8 @@ from planner.plans.page.page_data import (
     Placed,
     Stage,
 )
-from planner.plans.report_rows import returned_as_taken, rows_of
+from planner.plans.words.collective_seconds import collective_seconds
+from planner.plans.words.report_rows import returned_as_taken, rows_of
 from planner.program.spec_entries import parts_over
 from planner.program.traced import Leaf
 

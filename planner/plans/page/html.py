@@ -6,12 +6,12 @@ from importlib.resources import files
 from string import Template
 
 from planner.decision import Checked, Decision, Guessed, Replicated, Ruled
-from planner.plans.form_words import form_words
 from planner.plans.page.bars import axes_words, meshes_section, moved_section, tiles, time_section
 from planner.plans.page.drawn import arrays_section, memory_section
 from planner.plans.page.markup import Markup, el, join
 from planner.plans.page.op_flow import graph_section
 from planner.plans.page.page_data import PageData
+from planner.plans.words.form_words import form_words
 from planner.program.spec_entries import parts_over
 
 HERE = "planner.plans.page"

@@ -9,9 +9,9 @@ from jax.sharding import PartitionSpec
 from planner.decision import Decision
 from planner.errors import ArgumentError, MeshError
 from planner.machine.target import Target
-from planner.plans.logical_pins import LogicalRules, by_rules
-from planner.plans.named_pins import Pins, exactly, named_pins
-from planner.plans.same_arrays import same_arrays
+from planner.plans.asked.logical_pins import LogicalRules, by_rules
+from planner.plans.asked.named_pins import Pins, exactly, named_pins
+from planner.plans.asked.same_arrays import same_arrays
 from planner.program.graph import type_words
 from planner.program.traced import Leaf, Program
 

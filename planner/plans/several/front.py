@@ -10,10 +10,10 @@ from typing import Any, final, overload
 from planner.decision import Decision
 from planner.errors import ArgumentError
 from planner.options import Options
-from planner.plans.drawing import new_axes
 from planner.plans.plan import Plan
-from planner.plans.saved_folder import file_name, save_folder
-from planner.plans.text_table import Justify, add_row, table_of, text_of
+from planner.plans.several.saved_folder import file_name, save_folder
+from planner.plans.words.drawing import new_axes
+from planner.plans.words.text_table import Justify, add_row, table_of, text_of
 from planner.units import quantity
 
 FORMAT = "meshwright front"

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from planner.decision import Certificate
 from planner.one_mesh.specs import spec_words
 from planner.plans.plan import Plan
-from planner.plans.text_table import Justify, add_row, table_of, text_of
+from planner.plans.words.text_table import Justify, add_row, table_of, text_of
 from planner.units import quantity
 
 UNITS = {"seconds": "s", "joules": "J", "bytes": "B"}

@@ -13,9 +13,9 @@ from rich.text import Text
 from planner.decision import Decision
 from planner.one_mesh.mesh import mesh_words
 from planner.one_mesh.specs import spec_words
-from planner.plans.text_table import Justify, add_row, table_of, text_of
-from planner.plans.told import told
-from planner.plans.typed_json import as_json
+from planner.plans.saved.typed_json import as_json
+from planner.plans.words.text_table import Justify, add_row, table_of, text_of
+from planner.plans.words.told import told
 from planner.units import quantity
 
 MOST_ROWS = 10

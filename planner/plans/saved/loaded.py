@@ -15,15 +15,15 @@ from planner.emit.runner import Runner
 from planner.errors import ArgumentError, MeshError, PlanFileError
 from planner.forms.formed import formed
 from planner.machine.target import Target, check_devices
-from planner.plans.asked_parts import with_wholes
+from planner.plans.asked.asked_parts import with_wholes
+from planner.plans.asked.named_pins import exactly
+from planner.plans.asked.tree_words import tree_from_words
 from planner.plans.decide import alternatives
-from planner.plans.edited import check_places
-from planner.plans.named_pins import exactly
 from planner.plans.page.written import in_notebook, write_page
 from planner.plans.plan import Plan
-from planner.plans.report import describe
-from planner.plans.store import Saved
-from planner.plans.tree_words import tree_from_words
+from planner.plans.saved.edited import check_places
+from planner.plans.saved.store import Saved
+from planner.plans.words.report import describe
 from planner.program.jaxpr.fingerprint import fingerprint
 from planner.program.trace import trace
 from planner.program.traced import Leaf, Program

@@ -17,7 +17,7 @@ from cost_models import CostModelError
 from planner.decision import Checked, Decision
 from planner.errors import ArgumentError, PlanFileError
 from planner.files import write_whole
-from planner.plans.record import FORMAT, VERSION, decision_of, record_of
+from planner.plans.saved.record import FORMAT, VERSION, decision_of, record_of
 from planner.program.traced import Program
 
 DIGEST = "digest"

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 
 from planner.errors import PinError
 from planner.logical import Names, spec_by_rules
-from planner.plans.named_pins import NamedPins, exactly
+from planner.plans.asked.named_pins import NamedPins, exactly
 from planner.program.spec_entries import axes_of_entry
 from planner.program.traced import Program
 

@@ -21,8 +21,8 @@ from planner.errors import CompileError, InfeasibleError
 from planner.options import Options, telling
 from planner.plans.answer import Answer, again
 from planner.plans.call import Call
-from planner.plans.front import Front, cost_of
 from planner.plans.plan import Plan
+from planner.plans.several.front import Front, cost_of
 from planner.solver.deadline import Deadline
 from planner.units import quantity
 

@@ -21,8 +21,8 @@ from planner.forms.recompute import ALIKE, Choice, Front, Pinned, program_second
 from planner.one_mesh.mesh import Shape
 from planner.one_mesh.pins import close_names
 from planner.options import GAP, Options
-from planner.plans.memory_limits import roomy_limit, search_judged
-from planner.plans.sessions import Sessions
+from planner.plans.forms.memory_limits import roomy_limit, search_judged
+from planner.plans.forms.sessions import Sessions
 from planner.program.jaxpr.crossings import Crossing
 from planner.program.jaxpr.recomputed import crossings, program_steps
 from planner.search.best_on_mesh import WORTHWHILE

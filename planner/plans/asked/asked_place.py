@@ -13,9 +13,9 @@ from cost_models import Topology
 from planner.errors import ArgumentError, MeshError, PinError
 from planner.machine.target import Target, check_devices, checked_topology, resolve
 from planner.one_mesh.mesh import AXIS_NAMES, Shape, mesh_words
-from planner.plans.loaded import LoadedPlan
-from planner.plans.named_pins import is_pin
+from planner.plans.asked.named_pins import is_pin
 from planner.plans.plan import Plan
+from planner.plans.saved.loaded import LoadedPlan
 
 AskedMesh = Mapping[str, int] | Mesh | AbstractMesh
 """A mesh as a user says it: names and sizes, with devices or without."""

@@ -15,10 +15,10 @@ from planner.decision import Decision
 from planner.errors import ArgumentError, InfeasibleError
 from planner.folded import fold_numbers
 from planner.one_mesh.specs import entries_of
-from planner.plans.audit import Audit, Gain, HeldWhole, Surprise
-from planner.plans.collective_seconds import collective_seconds
-from planner.plans.named_pins import exactly
-from planner.plans.report_rows import returned_as_taken, split_into
+from planner.plans.asked.named_pins import exactly
+from planner.plans.several.audit import Audit, Gain, HeldWhole, Surprise
+from planner.plans.words.collective_seconds import collective_seconds
+from planner.plans.words.report_rows import returned_as_taken, split_into
 from planner.program.graph import type_words
 from planner.program.spec_entries import parts_over
 from planner.program.traced import Leaf

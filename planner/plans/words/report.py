@@ -13,8 +13,8 @@ from cost_models import Profile
 from planner.decision import Decision, Guessed, Replicated, Ruled
 from planner.folded import fold_numbers
 from planner.one_mesh.specs import spec_words
-from planner.plans.report_rows import TableRow, returned_as_taken, roots, rows_of, split_into
-from planner.plans.text_table import Justify, add_row, table_of, text_of
+from planner.plans.words.report_rows import TableRow, returned_as_taken, roots, rows_of, split_into
+from planner.plans.words.text_table import Justify, add_row, table_of, text_of
 from planner.predicted import Collective, Predicted
 from planner.refined import Refined
 from planner.units import quantity

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 
-from planner.plans.same_arrays import RESULTS, same_arrays
+from planner.plans.asked.same_arrays import RESULTS, same_arrays
 from planner.program.traced import Leaf
 
 Use = tuple[str, int]

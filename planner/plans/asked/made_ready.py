@@ -14,13 +14,13 @@ from planner.errors import ArgumentError
 from planner.machine.target import Target
 from planner.one_mesh.pins import check_pins
 from planner.options import Options
-from planner.plans.asked_layout import check_own_mesh, laid_out
-from planner.plans.asked_parts import HostLocal, with_wholes
-from planner.plans.asked_place import Place
-from planner.plans.logical_pins import LogicalRules
-from planner.plans.microbatches import told_of_form
-from planner.plans.named_pins import Pins
-from planner.plans.sessions import Sessions
+from planner.plans.asked.asked_layout import check_own_mesh, laid_out
+from planner.plans.asked.asked_parts import HostLocal, with_wholes
+from planner.plans.asked.asked_place import Place
+from planner.plans.asked.logical_pins import LogicalRules
+from planner.plans.asked.named_pins import Pins
+from planner.plans.forms.microbatches import told_of_form
+from planner.plans.forms.sessions import Sessions
 from planner.program.jaxpr.fingerprint import fingerprint
 from planner.program.trace import trace
 from planner.search.offered_meshes import offered_meshes

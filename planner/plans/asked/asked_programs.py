@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.errors import ArgumentError
-from planner.plans.asked_layout import arrays_of
-from planner.plans.made_ready import Ready
-from planner.plans.named_pins import Pins, named_pins
-from planner.plans.shared_arrays import SharedArrays, shared_arrays
+from planner.plans.asked.asked_layout import arrays_of
+from planner.plans.asked.made_ready import Ready
+from planner.plans.asked.named_pins import Pins, named_pins
+from planner.plans.asked.shared_arrays import SharedArrays, shared_arrays
 
 OWN = ("donate_argnums", "static_argnums", "pins", "memory_limit", "host_local")
 """Keywords of `plan` that a program may have of its own."""

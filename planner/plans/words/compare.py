@@ -9,10 +9,10 @@ from jax.sharding import PartitionSpec
 
 from planner.decision import Decision
 from planner.one_mesh.specs import entries_of
-from planner.plans.collective_seconds import collective_seconds
-from planner.plans.comparison import Comparison, Figure, Moved, Placed
-from planner.plans.form_words import form_words
-from planner.plans.report_rows import rows_of, split_into
+from planner.plans.words.collective_seconds import collective_seconds
+from planner.plans.words.comparison import Comparison, Figure, Moved, Placed
+from planner.plans.words.form_words import form_words
+from planner.plans.words.report_rows import rows_of, split_into
 from planner.program.graph import type_words
 from planner.program.spec_entries import parts_over
 from planner.program.traced import Leaf

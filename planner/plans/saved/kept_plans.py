@@ -20,11 +20,11 @@ from planner.errors import ArgumentError, PlanFileError
 from planner.files import write_whole
 from planner.machine.device_profile import measured_model
 from planner.options import Options
+from planner.plans.asked.made_ready import Ready, question
 from planner.plans.call import Call
-from planner.plans.made_ready import Ready, question
 from planner.plans.plan import Plan
-from planner.plans.record import decision_of, record_of
-from planner.plans.store import load_saved, written
+from planner.plans.saved.record import decision_of, record_of
+from planner.plans.saved.store import load_saved, written
 from planner.program.jaxpr.fingerprint import fingerprint
 from planner.program.traced import Program
 from planner.verify.kept_reports import releases

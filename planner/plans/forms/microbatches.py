@@ -13,8 +13,8 @@ from planner.forms.batch import Refused
 from planner.one_mesh.mesh import Shape
 from planner.options import Options
 from planner.plans.answer import Answer
-from planner.plans.best_form import searched
-from planner.plans.sessions import Sessions
+from planner.plans.forms.best_form import searched
+from planner.plans.forms.sessions import Sessions
 from planner.program.form import Form
 from planner.session import Session
 from planner.units import quantity

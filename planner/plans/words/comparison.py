@@ -11,7 +11,7 @@ from rich.text import Text
 
 from planner.one_mesh.mesh import mesh_words
 from planner.one_mesh.specs import spec_words
-from planner.plans.text_table import Justify, add_row, table_of, text_of
+from planner.plans.words.text_table import Justify, add_row, table_of, text_of
 from planner.units import quantity
 
 MOST_ARRAYS = 24

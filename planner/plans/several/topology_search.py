@@ -16,12 +16,12 @@ from cost_models import Topology
 from planner.errors import ArgumentError, CompileError, InfeasibleError, MeshError, PlannerError
 from planner.machine.target import Target, resolve
 from planner.options import Options, telling
+from planner.plans.asked.made_ready import Ready
 from planner.plans.call import Call
-from planner.plans.kept_plans import planned_or_kept
-from planner.plans.limits import limits_of
-from planner.plans.made_ready import Ready
 from planner.plans.plan import Plan
-from planner.plans.topology_table import TopologyComparison, TopologyRow
+from planner.plans.saved.kept_plans import planned_or_kept
+from planner.plans.several.limits import limits_of
+from planner.plans.several.topology_table import TopologyComparison, TopologyRow
 from planner.units import quantity
 
 ONE = {"x": 1}

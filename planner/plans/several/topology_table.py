@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, final
 
 from cost_models import Chip, Topology
-from planner.plans.drawing import new_axes
 from planner.plans.plan import Plan
-from planner.plans.saved_folder import file_name, save_folder
-from planner.plans.text_table import Justify, add_row, table_of, text_of
+from planner.plans.several.saved_folder import file_name, save_folder
+from planner.plans.words.drawing import new_axes
+from planner.plans.words.text_table import Justify, add_row, table_of, text_of
 from planner.units import quantity
 
 FORMAT = "meshwright topologies"

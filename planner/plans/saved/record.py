@@ -15,8 +15,8 @@ from cost_models.compilers import NO_WINDOWED_EINSUM
 from planner.decision import Certificate, Checked, Decision, Guessed, Replicated, Request, Ruled, Tried
 from planner.logical import NO_AXES, LogicalAxes
 from planner.one_mesh.specs import entries_of
-from planner.plans.tree_words import leaves_in_words, words_of_tree
-from planner.plans.typed_json import MOST_INTEGER, as_json, from_json
+from planner.plans.asked.tree_words import leaves_in_words, words_of_tree
+from planner.plans.saved.typed_json import MOST_INTEGER, as_json, from_json
 from planner.predicted import Collective, Predicted
 from planner.program.form import AS_WRITTEN, Form
 from planner.program.graph import Aval

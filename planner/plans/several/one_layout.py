@@ -29,13 +29,13 @@ from planner.one_mesh.pins import matcher, pinned_location
 from planner.one_mesh.reshard import reshard_steps
 from planner.options import Options, telling
 from planner.plans.answer import Answer, again
-from planner.plans.asked_layout import leaves_of
+from planner.plans.asked.asked_layout import leaves_of
+from planner.plans.asked.named_pins import exactly
+from planner.plans.asked.shared_arrays import SharedArrays
 from planner.plans.call import Call
-from planner.plans.named_pins import exactly
+from planner.plans.forms.sessions import Sessions
 from planner.plans.plan import Plan
-from planner.plans.programs import UNITS, Move, Programs
-from planner.plans.sessions import Sessions
-from planner.plans.shared_arrays import SharedArrays
+from planner.plans.several.programs import UNITS, Move, Programs
 from planner.solver.deadline import Deadline
 from planner.units import quantity
 

@@ -9,8 +9,8 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from planner.decision import Decision
-from planner.plans.report_rows import split_into
-from planner.plans.typed_json import as_json
+from planner.plans.saved.typed_json import as_json
+from planner.plans.words.report_rows import split_into
 from planner.program.graph import type_words
 from planner.program.traced import Leaf
 

@@ -1,0 +1,1 @@
+"""What a person reads of plans. In: decisions. Out: text, tables and drawings."""
