@@ -2,10 +2,10 @@
 
 How far they may differ follows from the program itself: the single-device run is repeated with its floating-point
 arguments moved by one rounding of the narrowest float type in the program, and a leaf may differ by a few times what that
-changes, and by a few roundings of its own type besides. Where that is not enough and the program has 16-bit floats, the
-single-device run is repeated with its sums taken in float32: a leaf may be as far from that as the single device's is.
-A leaf that is off is given more such runs before it counts as wrong. Integers, booleans and random bits must be equal
-(unless rounding alone changes them too). Whoever knows better may say how far, with `rtol`.
+changes, and by a few roundings of its own type besides. A leaf that is off is given more such runs before it counts as
+wrong. Where that is not enough, the single-device run is repeated with its sums taken in a wider type: a leaf may be as far
+from that as the single device's is. Integers, booleans and random bits must be equal (unless rounding alone changes them
+too). Whoever knows better may say how far, with `rtol`.
 
 Where the devices are of several processes, each runs the single-device program on a device of its own, and compares with
 it what it holds of the sharded results.
@@ -67,6 +67,7 @@ def compare_numerics(
     device = _reference_device(decision, program, target)
     if not isinstance(device, jax.Device) and not target.processes.alone:
         return Numerics(ok=None, reason="the program names a mesh of several processes itself: no device runs it alone")
+    own = reference is None
     reference = reference or jax.jit(plain(program))
     mesh = target.jax_mesh(decision.mesh_shape)
     try:
@@ -77,7 +78,6 @@ def compare_numerics(
         found = [parts(v) for v in executable(*on_mesh)]
         with _on(device):
             expected = [host(v) for v in reference(*map(_single(device), held))]
-            narrow = _epsilon(narrowest_float(program)) > _epsilon("float32")
             epsilon = _epsilon(narrowest_float(program))
 
             def perturbed(run: int) -> list[Any]:
@@ -96,11 +96,9 @@ def compare_numerics(
     for i, leaf in enumerate(decision.results):
         allowed = _allowed(expected[i], [other[i] for other in noisy]) if rtol is None else rtol * _scale(expected[i])
         difference = _off(found[i], expected[i])
-        if difference > allowed and narrow and rtol is None:
-            # Long sums of narrow floats stagnate on one device; then the sharded result is the better one.
-            if exact is None:
-                twin = jax.jit(widened(program, kinds_where(lambda row: row.rounds)))
-                exact = [host(v) for v in twin(*map(_single(device), held))]
+        if difference > allowed and rtol is None and own:
+            # Long sums stagnate on one device, and equal terms are rounded alike: the sharded result is the better one.
+            exact = exact or _summed_wide(program, tuple(map(_single(device), held)), expected)
             difference = min(difference, _off(found[i], exact[i]))
             allowed = max(allowed, _difference(expected[i], exact[i]))
         rows.append((leaf.name, difference, allowed))
@@ -118,6 +116,20 @@ def compare_numerics(
     else:
         reason = "the function returns nothing"
     return Numerics(ok=not wrong, reason=reason, leaves=tuple(rows))
+
+
+def _summed_wide(program: Program, args: tuple[Any, ...], expected: list[Any]) -> list[Any]:
+    """The single device's results with sums in a wider type: float32 where the program has 16-bit floats, else float64.
+
+    Those that are `expected` where the program cannot be run so: then they are what the sharded ones are compared with.
+    """
+    wide = "float32" if _epsilon(narrowest_float(program)) > _epsilon("float32") else "float64"
+    try:
+        with jax.enable_x64(wide == "float64" or jax.config.read("jax_enable_x64")):
+            twin = jax.jit(widened(program, kinds_where(lambda row: row.rounds), wide))
+            return [host(v) for v in twin(*args)]
+    except Exception:
+        return expected
 
 
 def _reference_device(decision: Decision, program: Program, target: Target) -> Any:
