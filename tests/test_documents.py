@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import PAGES, blocks, run
+import planner
+from tests.pages import PAGES, ROOT, blocks, run
 
 NEEDS = {"layouts": "orbax.checkpoint"}
 """What a page imports that not everybody has."""
@@ -20,6 +21,11 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     run(page, tmp_path)
+
+
+def test_the_reference_has_every_public_name() -> None:
+    text = (ROOT / "docs" / "api.md").read_text()
+    assert [name for name in planner.__all__ if f":: planner.{name}\n" not in text] == []
 
 
 def test_blocks_of_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
