@@ -115,7 +115,7 @@ def plan(
         )
 
     ready = place.target.processes.same(ready_here, lambda ready: question(ready, options), "planner.plan")
-    return planned_or_kept(Call(ready, ready.args, options))
+    return planned_or_kept(Call(ready, options))
 
 
 def pareto(
@@ -176,7 +176,7 @@ def pareto(
         return {**question(ready, options), "points": repr(points)}
 
     ready = place.target.processes.same(ready_here, asked, "planner.pareto")
-    call = Call(ready, ready.args, options)
+    call = Call(ready, options)
     call.make_ready()
     return front_of(call, points)
 
@@ -245,7 +245,7 @@ def plan_many(
         return {**told, "calls": repr(counts), "layouts": layouts}
 
     ready = place.target.processes.same(ready_here, asked_all, "planner.plan_many")
-    made = {name: Call(of, of.args, options) for name, of in ready.items()}
+    made = {name: Call(of, options) for name, of in ready.items()}
     return plans_of(made, shared_by(given, ready), options, counts=counts, own_layouts=layouts == "own")
 
 
@@ -300,7 +300,7 @@ def compare_topologies(
             static_argnums=static_argnums,
         )
 
-    return compared(ready_for, example_args, targets, options, objective=objective)
+    return compared(ready_for, targets, options, objective=objective)
 
 
 def audit(

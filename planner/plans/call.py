@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from functools import cached_property
-from typing import Any, final
+from typing import final
 
 import jax
 
@@ -28,13 +28,13 @@ from planner.session import Session
 
 @final
 class Call:
-    """A program made ready, its example arguments and the options; `sessions` are those of what was asked for.
+    """A program made ready, with its example arguments, and the options; `sessions` are those of what was asked for.
 
     `session` is that of the form that is asked for: as the program is written where that is left to the planner.
     """
 
-    def __init__(self, ready: Ready, example_args: Sequence[Any], options: Options) -> None:
-        self.ready, self.args, self.options = ready, tuple(example_args), options
+    def __init__(self, ready: Ready, options: Options) -> None:
+        self.ready, self.args, self.options = ready, ready.args, options
         self.sessions = ready.sessions
 
     @cached_property

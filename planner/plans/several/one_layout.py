@@ -333,7 +333,7 @@ class _Search:
         if mesh is not None:
             ready = replace(ready, meshes=[mesh])
         options = telling(replace(self.options, time_limit_s=seconds), name)
-        return Call(replace(ready, sessions=sessions), call.args, options)
+        return Call(replace(ready, sessions=sessions), options)
 
     def handed_over(self, name: str, mesh: Shape, pins: Mapping[str, PartitionSpec]) -> Plan:
         """The checked plan of a program. Raises: what `plan` does."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from cost_models import Topology
 from planner.errors import ArgumentError, CompileError, InfeasibleError, MeshError, PlannerError
@@ -45,7 +44,7 @@ def targets_of(topologies: Sequence[str | Topology]) -> list[Target]:
 
 
 def compared(
-    make_ready: MakeReady, example_args: Sequence[Any], targets: Sequence[Target], options: Options, *, objective: str
+    make_ready: MakeReady, targets: Sequence[Target], options: Options, *, objective: str
 ) -> TopologyComparison:
     """The plans for these targets, a row for each, also where none fits.
 
@@ -53,7 +52,7 @@ def compared(
     """
     share = options.time_limit_s / (len(targets) + 1)
     checked = replace(options, affordable_compile_s=options.affordable_compile_s / len(targets), time_limit_s=share)
-    search = _Search(make_ready, example_args)
+    search = _Search(make_ready)
     rows = [search.row(target, telling(checked, target.topology.name)) for target in targets]
     chips = {row.topology.chip for row in rows} - {row.topology.chip for row in rows if _uses_one(row)}
     single = {row.topology.chip: row.topology for row in reversed(rows) if row.topology.chip in chips}
@@ -68,8 +67,8 @@ def compared(
 class _Search:
     """Rows of one function; the calls made so far, by topology, and what went wrong."""
 
-    def __init__(self, make_ready: MakeReady, example_args: Sequence[Any]) -> None:
-        self.make_ready, self.args = make_ready, example_args
+    def __init__(self, make_ready: MakeReady) -> None:
+        self.make_ready = make_ready
         self.calls: dict[str, Call] = {}
         self.errors: list[PlannerError] = []
 
@@ -78,7 +77,7 @@ class _Search:
         name = target.topology.name
 
         def planned() -> Plan:
-            self.calls[name] = Call(self.make_ready(target, options), self.args, options)
+            self.calls[name] = Call(self.make_ready(target, options), options)
             return planned_or_kept(self.calls[name])
 
         return self._made(target.topology, planned, alone=False)
@@ -88,7 +87,7 @@ class _Search:
         call = self.calls.get(topology.name)
         if call is None or ONE not in call.ready.meshes:
             return []
-        single = Call(replace(call.ready, meshes=[ONE]), self.args, telling(options, f"one of {topology.name}"))
+        single = Call(replace(call.ready, meshes=[ONE]), telling(options, f"one of {topology.name}"))
         return [self._made(topology, lambda: _fitting(single), alone=True)]
 
     def _made(self, topology: Topology, planned: Callable[[], Plan], *, alone: bool) -> TopologyRow:
