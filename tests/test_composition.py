@@ -93,6 +93,14 @@ def test_transformations(plan: planner.Plan, name: str, called: str) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-2), got, wanted)
 
 
+@pytest.mark.parametrize("called", ["p", "p.jit"])
+def test_a_plan_whose_first_use_is_within_a_trace_runs_outside_of_it(called: str) -> None:
+    plan = plan_of(layers, W, X)
+    run = plan if called == "p" else plan.jit
+    within = jax.jit(lambda w, x: run(w, x))(W, X)
+    np.testing.assert_allclose(run(W, X), within, rtol=1e-4, atol=1e-4)
+
+
 def test_shapes_can_be_asked_for(plan: planner.Plan) -> None:
     shape = jax.eval_shape(plan.jit, W, X)
     assert (shape.shape, shape.dtype) == ((16, 1024), jnp.float32)

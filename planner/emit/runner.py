@@ -189,7 +189,8 @@ class Runner:
         constants = self.program.constants
         if self.target.why_not_run:
             return self.program.in_avals[len(self.program.in_avals) - len(constants) :]
-        return tuple(self._laid(constants, len(self.in_shardings) - len(constants)))
+        with jax.ensure_compile_time_eval():  # They outlive the trace in which they may be asked for first.
+            return tuple(self._laid(constants, len(self.in_shardings) - len(constants)))
 
     def flat(self, args: Sequence[Any]) -> list[Any]:
         """The leaves of the dynamic arguments. Raises: ArgumentError where they are not what was planned for."""

@@ -21,6 +21,7 @@ from planner.program.jaxpr.parallelism import effects_of, parallelism_of
 from planner.program.jaxpr.results import result_avals, without_last
 from planner.program.jaxpr.rolls import with_rolls
 from planner.program.jitted import brought
+from planner.program.libraries import heard
 from planner.program.mutation import Changes, Watch, check_immutable, shares, tied
 from planner.program.traced import Leaf, Program
 
@@ -146,7 +147,8 @@ def _traced(fn: Callable[..., Any], given: _Given) -> _Traced:
     _check_ambient_mesh()
     abstract = jax.tree.map(abstracted, given.values)
     try:
-        traced = jax.jit(call).trace(*abstract)
+        with heard() as ignored:
+            traced = jax.jit(call).trace(*abstract)
     except TraceError:
         raise
     except Exception as error:
@@ -156,7 +158,7 @@ def _traced(fn: Callable[..., Any], given: _Given) -> _Traced:
             else "The planner accepts what jax.jit accepts; make values that steer Python control flow static_argnums"
         )
         raise TraceError(f"{name_of(fn)} could not be traced: {type(error).__name__}: {error}. {hint}") from error
-    jaxpr, notes = traced.jaxpr, list[str]()
+    jaxpr, notes = traced.jaxpr, ignored
     if getattr(jaxpr, "is_high", False):  # JAX 0.12: primitives such as custom_root, which only their lowering can run
         jaxpr = traced.lojax.jaxpr
         notes.append("holds primitives with a derivative of their own that the planned function does not keep")

@@ -1,8 +1,9 @@
 """Where equations come from: the module of the user's model, and lines of code.
 
-Flax linen (paths), Equinox (classes) and `jax.named_scope` put names on JAX's name stack, and transformations wrap them:
+Flax linen (paths), Equinox (classes) and `jax.named_scope` put names on JAX's name stack, `program.libraries` does it for
+Flax nnx, and transformations wrap them:
 `transpose(jvp(MLP))/Dense_0` is the backward pass of `MLP/Dense_0`. Bodies of loops and calls have stacks of their own,
-which go on where that of their equation ends, and sometimes say its end again. Flax nnx puts nothing there.
+which go on where that of their equation ends, and sometimes say its end again.
 """
 
 from __future__ import annotations
