@@ -13,9 +13,6 @@ EXTRAS := dev,examples,tpu
 STAMP := .venv/.installed-tpu
 endif
 
-# For programs that run once: half the time goes into making them fast.
-QUICKLY := --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true
-
 SOURCES := planner cost_models benchmarks tests
 # The demo is no benchmark, nor what several share, nor what compares two states of the code; the contest's instances are not part of the repository.
 NO_BENCHMARKS := $(addprefix benchmarks/,__init__.py asked.py stamp.py suite.py demo.py iopddl.py same_plans.py)
@@ -77,7 +74,7 @@ conformance: $(STAMP) ## JAX's own primitive cases planned, run and compared; ev
 
 fuzz: $(STAMP) ## generated programs (COUNT=5000) and plan files, many more than in the fast tests, others every time
 	$(BIN)/python -m pytest -n $(JOBS) -m slow tests/programs/test_programs.py tests/one_mesh/test_reshard.py tests/plans/test_mutated_files.py
-	XLA_FLAGS="$(QUICKLY)" FUZZ_COUNT=$(COUNT) $(BIN)/python -m pytest --hypothesis-profile=fuzz --hypothesis-show-statistics tests/programs/fuzz.py
+	FUZZ_COUNT=$(COUNT) $(BIN)/python -m pytest --hypothesis-profile=fuzz --hypothesis-show-statistics tests/programs/fuzz.py
 
 hazards: $(STAMP) ## every split the planner offers of every op, compiled and run: is any computed wrongly? (hours)
 	$(BIN)/python -m tests.hazards.hazard_hunt --workers $(JOBS) --log build/hazards.jsonl --output benchmarks/results/hazards.json

@@ -1,4 +1,4 @@
-"""Eight virtual CPU devices for every test, set before jax is imported, and the profiles of Hypothesis.
+"""Eight virtual CPU devices for every test and quick compiles, set before jax is imported, and the profiles of Hypothesis.
 
 "ci", the default, draws the same examples every time; "fuzz" (`pytest --hypothesis-profile=fuzz`) others, and as many as
 FUZZ_COUNT in the environment says, and keeps what failed in `.hypothesis`.
@@ -10,9 +10,15 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
-_DEVICES = "--xla_force_host_platform_device_count"
-if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}=8".strip()
+# For programs that run once: more than a third of the time of all tests goes into making machine code fast otherwise.
+_FLAGS = {
+    "--xla_force_host_platform_device_count": "8",
+    "--xla_backend_optimization_level": "0",
+    "--xla_llvm_disable_expensive_passes": "true",
+}
+for _flag, _value in _FLAGS.items():
+    if _flag not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_flag}={_value}".strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # libtpu is used as a compiler only: without these it looks for a TPU's metadata server and refuses a second process.
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")

@@ -17,9 +17,6 @@ from cost_models import collectives
 from planner.verify.hlo.collectives import CompiledCollective, read_collectives
 from tests.plans.textbook import ALTERNATIVES, CASES, SCALAR_BYTES, SLOW_FAST, Case, Key
 
-QUICK = {"xla_backend_optimization_level": 0}
-"""Compiles in half the time; the passes that make and combine collectives run before."""
-
 
 def _id(case: Case) -> str:
     return f"{case.name}-{case.topology.name}"
@@ -47,7 +44,7 @@ def planned(name: str) -> planner.Plan:
 @functools.cache
 def compiled(name: str) -> tuple[CompiledCollective, ...]:
     lowered = planned(name).jit.lower(*BY_ID[name].model().args)
-    return read_collectives(lowered.compile(compiler_options=QUICK).as_text(), num_devices=4)
+    return read_collectives(lowered.compile().as_text(), num_devices=4)
 
 
 def _summed(items: Iterable[tuple[Key, float]]) -> dict[Key, float]:
