@@ -89,7 +89,7 @@ class _Names:
             name = f"{prefix}{key}"
             if isinstance(value, self._module):
                 self._named[id(value)] = (value, name)
-            if isinstance(value, self._module) and not hasattr(value, "__call__"):
+            if isinstance(value, self._module) and not callable(value):
                 self._name_within(vars(value).items(), f"{name}/")
             elif isinstance(value, (list, tuple)):
                 self._name_within(enumerate(value), f"{name}/")

@@ -160,7 +160,8 @@ def test_classes_of_nnx_are_after_a_trace_what_they_were_before() -> None:
     graph_of(fn, layer, X)
     with pytest.raises(planner.errors.TraceError, match="could not be traced"):
         graph_of(lambda layer, x: during.append(vars(nnx.Linear)["__call__"]) or layer(x)[:, 99:].missing, layer, X)
-    assert len(during) == 2 and before not in during
+    assert len(during) == 2
+    assert before not in during
     assert vars(nnx.Linear)["__call__"] is before
 
 
@@ -175,7 +176,8 @@ def test_a_logical_constraint_without_effect_is_noted() -> None:
 
     without_rules, without_mesh = notes(), notes([("batch", "x"), ("embed", None)])
     assert len(without_rules) == len(without_mesh) == 1
-    assert "(2 calls)" in without_rules[0] and "(2 calls)" in without_mesh[0]
+    assert "(2 calls)" in without_rules[0]
+    assert "(2 calls)" in without_mesh[0]
     mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
     with nn.logical_axis_rules([("batch", "x"), ("embed", None)]), jax.set_mesh(mesh):
         assert not notes()
