@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from planner.plans.saved.loaded import LoadedPlan as LoadedPlan
     from planner.plans.several.audit import Audit as Audit
     from planner.plans.several.front import Front as Front
-    from planner.plans.several.programs import Programs as Programs
     from planner.plans.several.topology_table import TopologyComparison as TopologyComparison
+    from planner.plans.together.programs import Programs as Programs
     from planner.plans.words.comparison import Comparison as Comparison
     from planner.rules.kernels.rule_for import rule_for as rule_for
     from planner.solver.methods import solve as solve
@@ -42,7 +42,7 @@ _HOME = {
     "Options": "planner.options",
     "Plan": "planner.plans.plan",
     "Problem": "planner.solver.problem",
-    "Programs": "planner.plans.several.programs",
+    "Programs": "planner.plans.together.programs",
     "Solution": "planner.solver.solution",
     "Topology": "cost_models",
     "TopologyComparison": "planner.plans.several.topology_table",

@@ -18,7 +18,15 @@ from planner.machine.target import Target
 from planner.options import Options
 from planner.plans.asked.asked_parts import HostLocal
 from planner.plans.asked.asked_place import AskedMesh, Like, Place, checked_names, mesh_asked, place_of, shape_asked
-from planner.plans.asked.asked_programs import Given, all_pins, asked_counts, asked_programs, check_layouts, shared_by
+from planner.plans.asked.asked_programs import (
+    Given,
+    all_pins,
+    asked_counts,
+    asked_programs,
+    check_common_pins,
+    check_layouts,
+    shared_by,
+)
 from planner.plans.asked.logical_pins import LogicalRules
 from planner.plans.asked.made_ready import Ready, checked_options, checked_positions, made_ready, question
 from planner.plans.asked.named_pins import Pins
@@ -31,10 +39,10 @@ from planner.plans.several.audit import Audit
 from planner.plans.several.auditing import asked_of, audited, pins_of
 from planner.plans.several.front import Front, check_front
 from planner.plans.several.front_search import front_of
-from planner.plans.several.one_layout import plans_of
-from planner.plans.several.programs import Programs
 from planner.plans.several.topology_search import compared, targets_of
 from planner.plans.several.topology_table import TopologyComparison
+from planner.plans.together.kept_programs import planned_or_kept_together
+from planner.plans.together.programs import Programs
 from planner.plans.words.compare import compare_decisions
 from planner.plans.words.comparison import Comparison
 from planner.program.trace import trace
@@ -189,8 +197,11 @@ def plan_many(
     devices: Sequence[jax.Device] | None = None,
     topology: str | Topology | None = None,
     mesh: AskedMesh | None = None,
+    axis_names: Sequence[str] | None = None,
     objective: str = "time",
     memory_limit: float | None = None,
+    pins: Pins | None = None,
+    logical_rules: LogicalRules | None = None,
     like: Like | None = None,
     options: Options | None = None,
 ) -> Programs:
@@ -208,7 +219,9 @@ def plan_many(
         calls, or of `objective="memory"` the greatest peak.
     layouts: "one", or "own": each program lays out what they share as is best for it, and what moves it from the layout of
         the program that costs most, and back, is priced, told (`Programs.moves`) and part of the sum.
-    options: as in `plan`, for all of it: `time_limit_s` is for all its searches. `cache` keeps no plans here.
+    pins: name of a program to its pins, as in `plan`; every other key is a name or a pattern over names of arguments and
+        results, and what it says holds for all programs that have such. A program's own go before these.
+    options: as in `plan`, for all of it: `time_limit_s` is for all its searches, and `cache` keeps all plans as one.
     All others as in `plan`.
 
     Raises
@@ -217,12 +230,19 @@ def plan_many(
     """
     options = checked_options(options)
     check_layouts(layouts)
-    given = asked_programs(programs)
+    given, common = asked_programs(programs, pins)
     counts = asked_counts(calls, given)
-    place = place_of(devices=devices, topology=topology, mesh=mesh, pins=all_pins(given), like=like)
+    place = place_of(
+        devices=devices,
+        topology=topology,
+        mesh=mesh,
+        pins=all_pins(given, common),
+        like=like,
+        axis_names=axis_names,
+    )
 
     def ready_here() -> dict[str, Ready]:
-        return {
+        made = {
             name: made_ready(
                 asked.fn,
                 asked.args,
@@ -230,15 +250,18 @@ def plan_many(
                 options,
                 objective=objective,
                 memory_limit=asked.keywords.get("memory_limit", memory_limit),
-                pins=asked.keywords.get("pins"),
+                pins=asked.pins,
                 like=None if like is None else like.decision,
+                logical_rules=logical_rules,
                 donate_argnums=asked.keywords.get("donate_argnums", ()),
                 static_argnums=asked.keywords.get("static_argnums", ()),
                 host_local=asked.keywords.get("host_local", ()),
-                among_others=True,
+                among_others=common,
             )
             for name, asked in given.items()
         }
+        check_common_pins(common, made)
+        return made
 
     def asked_all(ready: Mapping[str, Ready]) -> dict[str, str]:
         told = {f"{name}: {what}": words for name in ready for what, words in question(ready[name], options).items()}
@@ -246,7 +269,8 @@ def plan_many(
 
     ready = place.target.processes.same(ready_here, asked_all, "planner.plan_many")
     made = {name: Call(of, options) for name, of in ready.items()}
-    return plans_of(made, shared_by(given, ready), options, counts=counts, own_layouts=layouts == "own")
+    shared = shared_by(given, common, ready)
+    return planned_or_kept_together(made, shared, options, counts=counts, own_layouts=layouts == "own")
 
 
 def compare_topologies(

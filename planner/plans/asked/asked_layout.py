@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jax.sharding import PartitionSpec
 
@@ -10,7 +11,7 @@ from planner.decision import Decision
 from planner.errors import ArgumentError, MeshError
 from planner.machine.target import Target
 from planner.plans.asked.logical_pins import LogicalRules, by_rules
-from planner.plans.asked.named_pins import Pins, exactly, named_pins
+from planner.plans.asked.named_pins import Pins, exactly, named_pins, with_common
 from planner.plans.asked.same_arrays import same_arrays
 from planner.program.graph import type_words
 from planner.program.traced import Leaf, Program
@@ -25,20 +26,23 @@ def laid_out(
     like: Decision | None,
     logical_rules: LogicalRules | None,
     *,
-    among_others: bool,
+    among_others: Mapping[str, Any] | None,
 ) -> tuple[dict[str, PartitionSpec], tuple[str, ...]]:
     """The specs asked for, by pattern, and what is to be told of them; what the user pins goes before another plan,
     and so does what the program names, by logical rules.
 
-    Raises: PinError; ArgumentError where nothing of the other plan is found in the program, unless it is `among_others`.
+    `among_others`: the pins common to it and other programs, where it is planned with others, else None.
+
+    Raises: PinError; ArgumentError where nothing of the other plan is found in the program, unless it is among others.
     """
-    named, told = by_rules(named_pins(pins, program), logical_rules, program)
+    stated = pins if among_others is None else with_common(pins, among_others, program)
+    named, told = by_rules(named_pins(stated, program), logical_rules, program)
     if like is None:
         return dict(named.specs), told
     mine = arrays_of(program)
     theirs, specs = leaves_of(like)
     same = same_arrays(mine, theirs)
-    if not same.of and among_others:
+    if not same.of and among_others is not None:
         return dict(named.specs), (*told, f"it has nothing in common with the plan of {like.function_name}")
     if not same.of:
         raise ArgumentError(

@@ -55,9 +55,12 @@ def made_ready(
     static_argnums: Sequence[int] | int,
     logical_rules: LogicalRules | None = None,
     host_local: HostLocal = (),
-    among_others: bool = False,
+    among_others: Mapping[str, Any] | None = None,
 ) -> Ready:
-    """What is asked of `plan`, at a place; `among_others`: other programs may have what this one has not of `like`.
+    """What is asked of `plan`, at a place.
+
+    `among_others`: pins common to several programs that are planned together; then others may have what this one has not of
+    these, or of `like`.
 
     Raises: ArgumentError, TraceError, MeshError, PinError.
     """

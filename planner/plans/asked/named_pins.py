@@ -58,6 +58,24 @@ def named_pins(pins: Any, program: Program) -> NamedPins:
     return NamedPins(specs=specs, free=frozenset(free))
 
 
+def with_common(own: Any, common: Mapping[str, Any], program: Program) -> Any:
+    """The pins of one of several programs: its own after those `common` to all of which it has arguments or results."""
+    if own is not None and not isinstance(own, Mapping):
+        return own
+    given = own or {}
+    return {**{key: value for key, value in common.items() if key not in given and names_meant(key, program)}, **given}
+
+
+def names_meant(key: str, program: Program) -> list[str]:
+    """The names of arguments and results that the key of a pin matches, or is the beginning of."""
+    matches = matcher(key)
+    return [
+        leaf.name
+        for leaf in (*program.arguments, *program.results)
+        if not leaf.constant and (matches(leaf.name) or leaf.name.startswith(f"{key}/"))
+    ]
+
+
 def exactly(name: str) -> str:
     """The pattern that is this name and no other."""
     return glob.escape(name)

@@ -26,10 +26,10 @@ from planner.plans.plan import Plan
 from planner.plans.saved.record import decision_of, record_of
 from planner.plans.saved.store import load_saved, written
 from planner.program.jaxpr.fingerprint import fingerprint
-from planner.program.traced import Program
 from planner.verify.kept_reports import releases
 
 ENDING = ".plan.json"
+ANOTHER = "it is of another program or another question"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +45,7 @@ class KeptPlans:
     """Plans by question in a folder. Raises: ArgumentError where it cannot be made."""
 
     def __init__(self, folder: str) -> None:
-        self._folder = Path(folder)
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-        except (OSError, ValueError) as error:
-            raise ArgumentError(
-                f"plans cannot be kept in {folder}: {error}; give Options(cache=...) a folder that can be written, or None"
-            ) from error
+        self._folder = folder_of_plans(folder)
 
     def plan(self, call: Call, planned: Callable[[], Plan]) -> Plan:
         """The plan that is kept for a call, else that of `planned`, which is then kept; notes say what failed.
@@ -59,7 +53,7 @@ class KeptPlans:
         Of several processes the leading one reads and writes.
         """
         ready, processes = call.ready, call.processes
-        path = self._folder / f"{_key(ready, call.options)[:40]}{ENDING}"
+        path = self._folder / f"{key_of_question(ready, call.options)[:40]}{ENDING}"
 
         def told_to_all() -> list[Any]:
             found = _found(path, ready)
@@ -74,7 +68,7 @@ class KeptPlans:
             return call.kept(found.decision)
         made = planned()
         told = [found.why_not] if found.why_not else []
-        told += processes.decided(lambda: _kept(path, made.decision, ready.sessions.program))
+        told += processes.decided(lambda: keep(path, record_of(made.decision, ready.sessions.program)))
         return made.with_notes((*made.notes, *told)) if told else made
 
 
@@ -88,7 +82,18 @@ def planned_or_kept(call: Call) -> Plan:
     return planned() if call.options.cache is None else KeptPlans(call.options.cache).plan(call, planned)
 
 
-def _key(ready: Ready, options: Options) -> str:
+def folder_of_plans(folder: str) -> Path:
+    """The folder, made where there is none. Raises: ArgumentError where it cannot be made."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise ArgumentError(
+            f"plans cannot be kept in {folder}: {error}; give Options(cache=...) a folder that can be written, or None"
+        ) from error
+    return Path(folder)
+
+
+def key_of_question(ready: Ready, options: Options) -> str:
     """A digest of all that a plan follows from."""
     sessions = ready.sessions
     target, topology = sessions.target, sessions.request.topology
@@ -112,43 +117,54 @@ def _key(ready: Ready, options: Options) -> str:
 
 def _found(path: Path, ready: Ready) -> Found:
     """What a file has for a question."""
-    sessions = ready.sessions
     try:
         saved = load_saved(path)
         made = datetime.fromtimestamp(path.stat().st_mtime, UTC)
     except (OSError, PlanFileError) as error:
-        return Found(why_not=_damaged(path, str(error)) if path.exists() else "")
-    decision = saved.decision
+        return Found(why_not=not_used(path, str(error)) if path.exists() else "")
     if saved.edited:
-        return Found(why_not=_damaged(path, "its digest is not that of its content"))
+        return Found(why_not=not_used(path, "its digest is not that of its content"))
+    why_not = why_not_of(saved.decision, ready)
+    if not why_not and saved.decision.request != ready.sessions.request:
+        why_not = ANOTHER
+    if why_not:
+        return Found(why_not=not_used(path, why_not))
+    return Found(decision=as_checked_at(saved.decision, made))
+
+
+def why_not_of(decision: Decision, ready: Ready) -> str:
+    """Why a decision that was kept is not one of this program and its meshes, or nothing."""
     try:
-        program = sessions.program_in(decision.form)
+        program = ready.sessions.program_in(decision.form)
     except ArgumentError as error:
-        return Found(why_not=_damaged(path, str(error)))
+        return str(error)
     same = (
-        decision.request == sessions.request
-        and decision.fingerprint == fingerprint(program)
+        decision.fingerprint == fingerprint(program)
         and (decision.arguments, decision.results) == (program.arguments, program.results)
         and (decision.donate_argnums, decision.static_argnums) == (program.donate_argnums, program.static_argnums)
         and any(decision.mesh_shape == mesh for mesh in ready.meshes)
     )
-    if not same:
-        return Found(why_not=_damaged(path, "it is of another program or another question"))
+    return "" if same else ANOTHER
+
+
+def as_checked_at(decision: Decision, made: datetime) -> Decision:
+    """A decision that was kept then, whose checks say so."""
     when = f"when the plan was made, {made:%Y-%m-%d}, and not repeated"
     checked = tuple(
         check if check.ok is None else replace(check, detail=f"{check.detail} ({when})") for check in decision.checked
     )
-    return Found(decision=replace(decision, checked=checked))
+    return replace(decision, checked=checked)
 
 
-def _damaged(path: Path, why: str) -> str:
+def not_used(path: Path, why: str) -> str:
+    """What is told of a file that is no use."""
     return f"the plan kept in {path} was not used: {why}"
 
 
-def _kept(path: Path, decision: Decision, program: Program) -> list[str]:
-    """Writes a decision, and says why where that failed."""
+def keep(path: Path, record: dict[str, Any]) -> list[str]:
+    """Writes a record, and says why where that failed."""
     try:
-        write_whole(path, written(record_of(decision, program)).encode())
+        write_whole(path, written(record).encode())
     except OSError as error:
         return [f"the plan could not be kept in {path.parent}: {error}"]
     return []

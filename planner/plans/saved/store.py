@@ -57,10 +57,10 @@ def save_decision(decision: Decision, path: Path, program: Program) -> None:
 
 def written(record: dict[str, Any]) -> str:
     """The text of a file that holds a record."""
-    return "".join(_lines({**record, DIGEST: _digest(record)}, "")) + "\n"
+    return "".join(_lines({**record, DIGEST: digest_of(record)}, "")) + "\n"
 
 
-def _digest(record: dict[str, Any]) -> str:
+def digest_of(record: dict[str, Any]) -> str:
     """That of all but the seconds of the search, which are others for the same plan."""
     lasting = {key: value for key, value in record["certificate"].items() if key != "solve_seconds"}
     return hashlib.sha256(json.dumps({**record, "certificate": lasting}, separators=(",", ":")).encode()).hexdigest()
@@ -105,16 +105,7 @@ def load_saved(path: Path) -> Saved:
 
 def read_saved(text: str, what: str) -> Saved:
     """What the text of a saved plan holds; `what` is what it is called. Raises: PlanFileError."""
-    try:
-        record = json.loads(text, object_pairs_hook=_object)
-    except RecursionError as error:
-        raise PlanFileError(
-            f"{what} holds too many lists within each other; it is damaged, save the plan again"
-        ) from error
-    except _TwiceError as error:
-        raise PlanFileError(f"{what} has the field {error} twice in one place; leave one of them out") from error
-    except ValueError as error:
-        raise PlanFileError(f"{what} is not JSON ({error}); it is damaged, save the plan again") from error
+    record = parsed(text, what)
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise PlanFileError(
             f"{what} is not a saved plan (its format is not {FORMAT!r}); give a file written by Plan.save"
@@ -128,10 +119,24 @@ def read_saved(text: str, what: str) -> Saved:
         decision = decision_of(record)
     except (ValueError, CostModelError) as error:
         raise PlanFileError(f"{what} lacks or garbles a field ({error}); mend it, or save the plan again") from error
-    edited = digest != _digest(record)
+    edited = digest != digest_of(record)
     if edited:
         decision = _as_edited(decision, UNSURE if digest is None else EDITED)
     return Saved(decision=decision, in_tree=record["in_tree"], jax_version=record["jax"], edited=edited)
+
+
+def parsed(text: str, what: str) -> Any:
+    """What JSON tells. Raises: PlanFileError where it is none, or has a field twice."""
+    try:
+        return json.loads(text, object_pairs_hook=_object)
+    except RecursionError as error:
+        raise PlanFileError(
+            f"{what} holds too many lists within each other; it is damaged, save the plan again"
+        ) from error
+    except _TwiceError as error:
+        raise PlanFileError(f"{what} has the field {error} twice in one place; leave one of them out") from error
+    except ValueError as error:
+        raise PlanFileError(f"{what} is not JSON ({error}); it is damaged, save the plan again") from error
 
 
 def _as_edited(decision: Decision, note: str) -> Decision:

@@ -1,1 +1,1 @@
-"""Several plans of one program, or of several. In: a question. Out: plans along a front, by topology, or in one layout."""
+"""Several plans of one program. In: a question. Out: plans along a front, by topology, or beside a user's shardings."""

@@ -15,43 +15,30 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
-
-from jax.sharding import PartitionSpec
 
 from planner.decision import OPTIMAL_GAP, Certificate, Decision
 from planner.errors import InfeasibleError, PinError
 from planner.one_mesh.mesh import Shape, mesh_words
-from planner.one_mesh.pins import matcher, pinned_location
-from planner.one_mesh.reshard import reshard_steps
-from planner.options import Options, telling
-from planner.plans.answer import Answer, again
-from planner.plans.asked.asked_layout import leaves_of
-from planner.plans.asked.named_pins import exactly
+from planner.options import Options
 from planner.plans.asked.shared_arrays import SharedArrays
 from planner.plans.call import Call
-from planner.plans.forms.sessions import Sessions
 from planner.plans.plan import Plan
-from planner.plans.several.programs import UNITS, Move, Programs
+from planner.plans.together.programs import UNITS, Move, Programs
+from planner.plans.together.shared_specs import SharedSpecs, Specs
+from planner.plans.together.single_plans import SinglePlans
 from planner.solver.deadline import Deadline
 from planner.units import quantity
 
 FREE_SHARE = 0.5
 """Part of the time left that the searches of all programs for themselves may take."""
-ONE_SHARE = 0.25
-"""Part of the time left that any other search may take."""
 TRYING_SHARE = 0.5
 """Part of the time limit after which no other mesh or leader is tried."""
-LEAST_SECONDS = 1.0
-"""What a search gets even where no time is left."""
 WORTH_TELLING = 0.01
 """From this part on it is told what a program would gain by itself."""
-
-Specs = Mapping[int, PartitionSpec]
-"""The layout of shared arrays, by their numbers."""
 
 
 def plans_of(
@@ -61,7 +48,6 @@ def plans_of(
     *,
     counts: Mapping[str, float],
     own_layouts: bool,
-    notes: Sequence[str] = (),
 ) -> Programs:
     """The plans of programs that are called so often each, on one mesh. Raises: what `plan` does, for one of them."""
     search = _Search(calls, shared, options, counts=counts, own_layouts=own_layouts)
@@ -71,11 +57,11 @@ def plans_of(
     plans: dict[str, Plan] = {}
     specs = dict(search.pinned)
     for name in told["order"]:
-        pins = {} if own_layouts else search.pins(name, specs)
-        plans[name] = search.handed_over(name, told["mesh"], pins)
-        search.fix(name, plans[name].decision, specs)
+        pins = {} if own_layouts else search.specs.pins(name, specs)
+        plans[name] = search.singles.handed_over(name, told["mesh"], pins)
+        search.specs.fix(name, plans[name].decision, specs)
     decisions = {name: plan.decision for name, plan in plans.items()}
-    moves = search.moves(told["order"], decisions) if own_layouts else ()
+    moves = search.specs.moves(told["order"], decisions) if own_layouts else ()
     value = search.total({name: decision.certificate.value for name, decision in decisions.items()}, moves)
     unit = next(iter(decisions.values())).certificate.unit
     certificate = Certificate(
@@ -92,17 +78,8 @@ def plans_of(
         shared=shared.count,
         moves=moves,
         certificate=certificate,
-        notes=(*notes, *told["notes"], *search.losses(told["free"], decisions)),
+        notes=(*told["notes"], *search.losses(told["free"], decisions)),
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Tried:
-    """The best plan of a program on some meshes and with some pins, and what is proposed after it."""
-
-    call: Call
-    decision: Decision
-    following: Generator[Decision, Answer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +93,7 @@ class _Layout:
 
 @dataclass(eq=False)
 class _Search:
-    """What is found so far; `known` are the plans found, by program, mesh and pins."""
+    """What is found so far."""
 
     calls: Mapping[str, Call]
     shared: SharedArrays
@@ -124,21 +101,20 @@ class _Search:
     counts: Mapping[str, float] = field(kw_only=True)
     own_layouts: bool = field(kw_only=True)
     best: _Layout | None = field(init=False, default=None)
-    known: dict[object, _Tried] = field(init=False, default_factory=dict[object, _Tried])
     refused: list[PinError | InfeasibleError] = field(init=False, default_factory=list["PinError | InfeasibleError"])
 
     def __post_init__(self) -> None:
         self.began = time.monotonic()
-        self.deadline = Deadline.after(self.options.time_limit_s)
-        self.pinned: Specs = {} if self.own_layouts else self.pinned_by_users()
+        deadline = Deadline.after(self.options.time_limit_s)
+        self.singles = SinglePlans(calls=self.calls, options=self.options, deadline=deadline)
+        self.specs = SharedSpecs(calls=self.calls, shared=self.shared)
+        self.pinned: Specs = {} if self.own_layouts else self.specs.pinned_by_users()
         self.by_sum = next(iter(self.calls.values())).sessions.request.objective != "memory"
-
-    # ------------------------------------------------------------ the mesh and the layout
 
     def run(self) -> dict[str, Any]:
         """What all processes must know of what is best. Raises: InfeasibleError, PinError where nothing fits."""
         free = {
-            name: self.tried(name, None, {}, FREE_SHARE / (len(self.calls) - i)).decision
+            name: self.singles.tried(name, None, {}, FREE_SHARE / (len(self.calls) - i)).decision
             for i, name in enumerate(self.calls)
         }
         order = sorted(self.calls, key=lambda name: -self.counts[name] * free[name].certificate.value)
@@ -180,14 +156,16 @@ class _Search:
             if self.best is not None and self.total(here) >= self.best.value:
                 return self.total(here)
             try:
-                decisions[name] = self.tried(name, mesh, {}).decision
+                decisions[name] = self.singles.tried(name, mesh, {}).decision
             except (InfeasibleError, PinError) as error:
                 self.refused.append(error)
                 return math.inf
             here[name] = max(here[name], decisions[name].certificate.lower_bound)
         if self.own_layouts:
             values = {name: decision.certificate.value for name, decision in decisions.items()}
-            self.take(_Layout(mesh=mesh, order=tuple(order), value=self.total(values, self.moves(order, decisions))))
+            self.take(
+                _Layout(mesh=mesh, order=tuple(order), value=self.total(values, self.specs.moves(order, decisions)))
+            )
             return self.total(here)
         for lead in order:
             late = time.monotonic() - self.began > TRYING_SHARE * self.options.time_limit_s
@@ -213,9 +191,9 @@ class _Search:
         for name in order:
             if self.best is not None and self.total(values) >= self.best.value:
                 return
-            decision = self.tried(name, mesh, self.pins(name, specs)).decision
+            decision = self.singles.tried(name, mesh, self.specs.pins(name, specs)).decision
             values[name] = decision.certificate.value
-            self.fix(name, decision, specs)
+            self.specs.fix(name, decision, specs)
         self.take(_Layout(mesh=mesh, order=order, value=self.total(values)))
 
     def take(self, found: _Layout) -> None:
@@ -229,119 +207,6 @@ class _Search:
             return max(values.values())
         moved = sum(self.counts[move.program] * move.value for move in moves)
         return sum(self.counts[name] * value for name, value in values.items()) + moved
-
-    # ------------------------------------------------------------ what is shared
-
-    def pinned_by_users(self) -> dict[int, PartitionSpec]:
-        """The layout that the users' own pins give to shared arrays. Raises: PinError where they give one array two."""
-        found: dict[int, tuple[PartitionSpec, str]] = {}
-        for program, numbers in self.shared.of.items():
-            pins = [(matcher(key), spec) for key, spec in self.calls[program].sessions.request.pins.items()]
-            for position, number in numbers.items():
-                name = self.shared.leaves[program][position].name
-                spec = next((spec for matches, spec in reversed(pins) if matches(name)), None)
-                if spec is None:
-                    continue
-                where = f"{name} of {program}"
-                other, whose = found.setdefault(number, (spec, where))
-                if other != spec:
-                    raise PinError(
-                        f"{where} and {whose} are one array, and are pinned as {spec} and {other}; pin them alike, give "
-                        "None for one of them, or layouts='own'"
-                    )
-        return {number: spec for number, (spec, _) in found.items()}
-
-    def pins(self, program: str, specs: Specs) -> dict[str, PartitionSpec]:
-        """Pins of what a program has of the arrays whose layout is known."""
-        leaves = self.shared.leaves[program]
-        return {
-            exactly(leaves[position].name): specs[number]
-            for position, number in self.shared.of[program].items()
-            if number in specs
-        }
-
-    def fix(self, program: str, decision: Decision, specs: dict[int, PartitionSpec]) -> None:
-        """Adds the layout of what a program shares and none before it."""
-        _, mine = leaves_of(decision)
-        for position, number in self.shared.of[program].items():
-            specs.setdefault(number, mine[position])
-
-    def moves(self, order: Sequence[str], decisions: Mapping[str, Decision]) -> tuple[Move, ...]:
-        """What calls of programs in layouts of their own move, from the layout of the first that has it or back."""
-        home: dict[int, PartitionSpec] = {}
-        found: list[Move] = []
-        for program in order:
-            decision = decisions[program]
-            leaves, mine = leaves_of(decision)
-            arguments = sum(not leaf.constant for leaf in decision.arguments)
-            for position, number in self.shared.of[program].items():
-                there, here = home.get(number, mine[position]), mine[position]
-                if there != here:
-                    pair = (there, here) if position < arguments else (here, there)
-                    found.append(self.move(program, leaves[position].name, position, pair, decision.mesh_shape))
-            for position, number in self.shared.of[program].items():
-                home.setdefault(number, mine[position])
-        return tuple(found)
-
-    def move(
-        self, program: str, name: str, position: int, pair: tuple[PartitionSpec, PartitionSpec], shape: Shape
-    ) -> Move:
-        """What it takes to bring an array from one spec to another."""
-        aval = self.shared.leaves[program][position].aval
-        mesh = self.calls[program].session.mesh(shape)
-        source, target = (pinned_location(name, spec, aval.shape, shape) for spec in pair)
-        partial = (False,) * len(shape)
-        steps = reshard_steps(mesh, source, partial, target, shape=aval.shape, whole_bytes=aval.bytes)
-        moving = [(step.kind, step.mask, step.bytes) for step in steps if step.kind is not None]
-        return Move(
-            program=program,
-            array=name,
-            source=pair[0],
-            target=pair[1],
-            bytes=sum(bytes for _, _, bytes in moving),
-            seconds=sum(mesh.collective_seconds(kind, mask, bytes) for kind, mask, bytes in moving),
-            value=sum(
-                float(mesh.fixed[kind][mask] + mesh.per_byte[kind][mask] * bytes) for kind, mask, bytes in moving
-            ),
-        )
-
-    # ------------------------------------------------------------ single programs
-
-    def tried(
-        self, name: str, mesh: Shape | None, pins: Mapping[str, PartitionSpec], share: float = ONE_SHARE
-    ) -> _Tried:
-        """The best plan of a program on a mesh, or on any. Raises: InfeasibleError, PinError."""
-        offered = self.calls[name].ready.meshes
-        mesh = offered[0] if mesh is None and len(offered) == 1 else mesh
-        key = (name, mesh and tuple(mesh.items()), tuple(pins.items()))
-        if key not in self.known:
-            call = self.call(name, mesh, pins, max(share * self.deadline.left(), LEAST_SECONDS))
-            # What compilers or runs have to say is asked of the plan that is taken, once.
-            unrefined = replace(call.options, refine="never")
-            proposed = call.proposed_in_any_form(call.session, unrefined)
-            decision = next(proposed)
-            self.known[key] = _Tried(call=call, decision=decision, following=proposed)
-        return self.known[key]
-
-    def call(self, name: str, mesh: Shape | None, pins: Mapping[str, PartitionSpec], seconds: float) -> Call:
-        """The call of a program on a mesh, or on any, with further pins."""
-        call = self.calls[name]
-        ready, sessions = call.ready, call.sessions
-        if pins:
-            request = replace(sessions.request, pins={**sessions.request.pins, **pins})
-            sessions = Sessions(program=sessions.program, target=sessions.target, request=request)
-        if mesh is not None:
-            ready = replace(ready, meshes=[mesh])
-        options = telling(replace(self.options, time_limit_s=seconds), name)
-        return Call(replace(ready, sessions=sessions), options)
-
-    def handed_over(self, name: str, mesh: Shape, pins: Mapping[str, PartitionSpec]) -> Plan:
-        """The checked plan of a program. Raises: what `plan` does."""
-        known = self.known.get((name, tuple(mesh.items()), tuple(pins.items())))
-        if known is not None and self.options.refine == "never":
-            return known.call.handed_over(again(known.decision, known.following))
-        call = self.call(name, mesh, pins, max(ONE_SHARE * self.deadline.left(), LEAST_SECONDS))
-        return call.handed_over(call.proposed_in_any_form(call.session, call.options))
 
     def losses(self, free: Mapping[str, float], decisions: Mapping[str, Decision]) -> tuple[str, ...]:
         """What is told of programs that would take less by themselves."""
