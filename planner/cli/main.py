@@ -193,6 +193,7 @@ def _keywords(arguments: argparse.Namespace, planned: Planned) -> dict[str, Any]
         "topology": arguments.topology,
         "mesh": arguments.mesh,
         "axis_names": arguments.axis_names,
+        "logical_rules": arguments.logical_rules,
         "objective": arguments.objective,
         "memory_limit": arguments.memory,
         "donate_argnums": arguments.donate,

@@ -18,6 +18,7 @@ from planner.cli.values import (
     parse_names,
     parse_pin,
     parse_positions,
+    parse_rules,
     parse_seconds,
     parse_seed,
 )
@@ -151,6 +152,15 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
         "each). Default: what a device of the topology has",
     )
     parser.add_argument("--pin", type=parse_pin, action="append", metavar="PATTERN=SPEC", help=PIN_HELP)
+    parser.add_argument(
+        "--logical-rules",
+        type=parse_rules,
+        metavar="NAME=AXIS,...",
+        help="what the names of dims mean, those of --pin and those that the program's parameters bring (Flax's boxed "
+        "parameters): the axis that splits a dim of that name, several axes in brackets, or None, as in "
+        "'batch=data,mlp=(data,model),embed=None'. Of several rules of one name the first whose axes are free counts. "
+        "Default: the file's; without any, such names pin nothing",
+    )
     parser.add_argument(
         "--like",
         type=Path,

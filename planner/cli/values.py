@@ -95,6 +95,25 @@ def parse_names(text: str) -> tuple[str, ...]:
     return names
 
 
+def parse_rules(text: str) -> tuple[tuple[str, str | tuple[str, ...] | None], ...]:
+    """The logical rules of "batch=data,mlp=(data,model),embed=None". Raises: argparse.ArgumentTypeError."""
+    axis = r"[A-Za-z_]\w*"
+    rule = re.compile(rf"\s*([^\s=,()]+)\s*=\s*({axis}|\(\s*{axis}(?:\s*,\s*{axis})*\s*\))\s*(,|$)")
+    found: list[tuple[str, str | tuple[str, ...] | None]] = []
+    position, more = 0, True
+    while more:
+        match = rule.match(text, position)
+        if match is None:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} are no logical rules; write NAME=AXIS,... with an axis, several in brackets or None for every "
+                "name, such as batch=data,mlp=(data,model),embed=None"
+            )
+        (entry,) = parse_spec(match[2])
+        found.append((match[1], entry))
+        position, more = match.end(), match[3] == ","
+    return tuple(found)
+
+
 def parse_pin(text: str) -> tuple[str, PartitionSpec]:
     """(pattern, spec) of "params/*/kernel=None,(data,model)". Raises: argparse.ArgumentTypeError."""
     pattern, sign, spec = text.rpartition("=")

@@ -68,6 +68,10 @@ OF_BOTH = (
     f"{GOOD} --memory 0", f"{GOOD} --memory -1", f"{GOOD} --memory lots", f"{GOOD} --memory nan", f"{GOOD} --memory 1B",
     f"{GOOD} --pin x", f"{GOOD} --pin x=(y", f"{GOOD} --pin none=x", f"{GOOD} --pin x=absent", f"{GOOD} --pin x=x,y,z",
     f"{GOOD} --pin x=x,x",
+    *(f"{GOOD} --logical-rules {words}" for words in (
+        "", "batch", "batch=", "=data", "batch=data,", "batch=(data", "batch=data;mlp=model", "a=1", "a=(x,,1)",
+    )),
+    f"{GOOD} --pin x=batch --logical-rules batch=absent", f"{GOOD} --pin x=rows --logical-rules batch=x",
     f"{GOOD} --donate 9", f"{GOOD} --donate -1", f"{GOOD} --donate a", f"{GOOD} --static 9",
     f"{GOOD} --static 0 --donate 0",
     f"{GOOD} --time-limit 0", f"{GOOD} --time-limit nan", f"{GOOD} --time-limit soon", f"{GOOD} --check maybe",

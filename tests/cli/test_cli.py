@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 import planner
 from planner.cli.main import main
 from planner.cli.program_file import load_program
-from planner.cli.values import parse_bytes, parse_mesh, parse_pin, parse_positions, parse_spec
+from planner.cli.values import parse_bytes, parse_mesh, parse_pin, parse_positions, parse_rules, parse_spec
 from planner.errors import ArgumentError
 
 PROGRAM = """
@@ -108,6 +108,15 @@ def test_pin_mesh_positions():
     assert parse_positions("") == ()
 
 
+def test_logical_rules():
+    assert parse_rules("batch=data") == (("batch", "data"),)
+    assert parse_rules(" mlp = model , mlp=( data, model ),embed.in=None") == (
+        ("mlp", "model"),
+        ("mlp", ("data", "model")),
+        ("embed.in", None),
+    )
+
+
 @pytest.mark.parametrize(
     ("parse", "text"),
     [
@@ -123,6 +132,9 @@ def test_pin_mesh_positions():
         (parse_spec, "x,,y"),
         (parse_positions, "a"),
         (parse_positions, "-1"),
+        (parse_rules, "batch"),
+        (parse_rules, "batch=data,"),
+        (parse_rules, "batch=(data,,model)"),
     ],
 )
 def test_bad_values_are_told(parse, text):
@@ -178,6 +190,16 @@ def test_search_show_and_bind(program, tmp_path, capsys):
     planned = load_program(f"{program}:small")
     bound = planner.load(path).bind(planned.fn, planned.args)
     assert bound.in_specs == ([P(None, "model")] * 2, P("data"))
+
+
+def test_names_of_dims_are_pins_by_logical_rules(program, tmp_path, capsys):
+    path = tmp_path / "plan.json"
+    asked = ("search", f"{program}:small", "--topology", "v5e:2x4", "--axis-names", "data,model", "--check", "never")
+    rules = ("--logical-rules", "batch=data,mlp=model,embed=None")
+    code = main([*asked, *rules, "--pin", "x=batch", "--pin", "params/0=embed,mlp", "-o", str(path)])
+    assert code == 0, capsys.readouterr().err
+    (first, _), x = planner.load(path).decision.in_specs[:2], planner.load(path).decision.in_specs[-1]
+    assert (first, x) == (P(None, "model"), P("data"))
 
 
 def test_a_search_like_a_saved_plan(program, tmp_path, capsys):
