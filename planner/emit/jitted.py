@@ -14,12 +14,21 @@ import jax
 from jax.core import eval_context
 from jax.extend.core import get_opaque_trace_state
 
+Refused = Callable[[Sequence[Any]], None]
+"""What is told of arguments that a call was refused for: it raises, where it knows better than JAX."""
 
-def jitted(fn: Callable[..., Any], *, compiler_options: Mapping[str, str], **settings: Any) -> Any:
-    """`jax.jit(fn, **settings)` with options for the compiler, which may also be called under transformations."""
+
+def jitted(
+    fn: Callable[..., Any], *, compiler_options: Mapping[str, str], refused: Refused | None = None, **settings: Any
+) -> Any:
+    """`jax.jit(fn, **settings)` with options for the compiler, which may also be called under transformations.
+
+    `refused` is asked where there are options: else the function is JAX's own, with nothing around it.
+    """
     if not compiler_options:
         return jax.jit(fn, **settings)
-    return Jitted(jax.jit(fn, compiler_options=dict(compiler_options), **settings), inside=jax.jit(fn, **settings))
+    outside = jax.jit(fn, compiler_options=dict(compiler_options), **settings)
+    return Jitted(outside, inside=jax.jit(fn, **settings), refused=refused)
 
 
 def _is_traced() -> bool:
@@ -34,7 +43,8 @@ class Jitted:
     """A jitted function whose last arguments are given once, and whose results are settled after a call.
 
     It is called, traced and lowered with the other arguments alone. `inside` is the same function as transformations
-    may call it; default `outside`, which is called, traced and lowered otherwise.
+    may call it; default `outside`, which is called, traced and lowered otherwise. `refused` is asked about the arguments
+    where JAX refuses a call.
     """
 
     def __init__(
@@ -44,15 +54,21 @@ class Jitted:
         inside: Any = None,
         constants: Callable[[], tuple[Any, ...]] = tuple,
         settled: Callable[[Sequence[Any], Sequence[Any]], Any] | None = None,
+        refused: Refused | None = None,
     ) -> None:
         self._outside, self._inside = outside, inside
-        self._constants, self._settled = constants, settled
+        self._constants, self._settled, self._refused = constants, settled, refused
         self.__name__: str = outside.__name__
 
     def __call__(self, *args: Any) -> Any:
-        """As of a jitted function."""
+        """As of a jitted function. Raises: what it raises, or what is told of refused arguments."""
         called = self._outside if self._inside is None or not _is_traced() else self._inside
-        results = called(*args, *self._constants())
+        try:
+            results = called(*args, *self._constants())
+        except (TypeError, ValueError):
+            if self._refused is not None:
+                self._refused(args)
+            raise
         if self._settled is None:
             return results
         own, updated = results

@@ -17,6 +17,7 @@ from planner.decision import Decision
 from planner.emit.given import Part, as_planned, checked_leaves, is_part, is_planned
 from planner.emit.halo_exchange import exchanges
 from planner.emit.jitted import Jitted, jitted
+from planner.emit.laid_out_otherwise import check_layout
 from planner.emit.part_by_part import local_calls
 from planner.emit.sums_behind import loop_sums
 from planner.errors import ArgumentError, MeshError
@@ -159,15 +160,25 @@ class Runner:
             out_shardings=(leaving, list(self.out_shardings[own:])) if program.updates else leaving,
             donate_argnums=self._decision.donate_argnums,
             static_argnums=self._decision.static_argnums,
+            refused=None if self._adds else self._refused,
         )
+
+    @property
+    def _adds(self) -> bool:
+        """Whether the compiled program takes or returns more than the function does."""
+        return bool(self.program.constants or self.program.updates)
 
     @cached_property
     def jit(self) -> Any:
         """The sharded jitted function of the user's arguments, as `Plan.jit` describes it."""
-        if not self.program.constants and not self.program.updates:
+        if not self._adds:
             return self._sharded
         settled = self._settled if self.program.updates else None
-        return Jitted(self._sharded, constants=lambda: self.constants, settled=settled)
+        return Jitted(self._sharded, constants=lambda: self.constants, settled=settled, refused=self._refused)
+
+    def _refused(self, args: Sequence[Any]) -> None:
+        """Nothing. Raises: ArgumentError where arguments are not what was planned for, or lie otherwise."""
+        check_layout(self._decision.arguments, self.flat(args), self.in_shardings)
 
     def _settled(self, args: Sequence[Any], results: Sequence[Any]) -> Any:
         """The function's own result of the flat ones; what it has changed in its arguments is written into them."""

@@ -172,6 +172,9 @@ class Plan:
         function changes in place in Flax nnx objects is updated by a call; lowered or compiled, the program returns
         those arrays beside the result. The decision's compiler options hold where it is called, lowered or compiled
         by itself, not inside `jax.jit` or another transformation of the user's, as JAX refuses them there.
+
+        It moves nothing: an argument that is committed to another sharding is an error, JAX's own `ValueError`, or, where
+        constants, updates or compiler options are added to the call, an ArgumentError that names it.
         """
         return self._runner.jit
 

@@ -12,11 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 import planner
 from cost_models.compilers import NO_WINDOWED_EINSUM
 from planner.emit.jitted import Jitted, jitted
 from planner.emit.variants import variants
+from planner.errors import ArgumentError
 from planner.verify.aot import lower_request
 from tests.small import NEVER, mlp, mlp_args, shapes
 
@@ -87,3 +89,56 @@ def test_windowed_einsum_is_a_variant(for_tpu: planner.Plan) -> None:
     assert windows == replace(for_tpu.decision, compiler_options={})
     assert variants(windows) == ()
     assert variants(planner.plan(mlp, mlp_args(), mesh={"x": 8}, options=NEVER).decision) == ()
+
+
+# ---------------------------------------------------------------- arguments that lie otherwise
+
+TABLE = jnp.arange(2.0**16).reshape(256, 256)
+ROWS = jnp.ones((8, 256))
+
+
+def otherwise(plan: planner.Plan) -> dict[str, Any]:
+    reverse = jax.sharding.Mesh(np.array(jax.devices()[::-1]), ("a",))
+    return {
+        r"lies as SingleDeviceSharding on the device 3, and": jax.device_put(ROWS, jax.devices()[3]),
+        r"lies as P\(\) on the mesh x=8 of": jax.device_put(ROWS, NamedSharding(plan.mesh, PartitionSpec())),
+        r"lies as P\(None, 'a'\) on the mesh a=8 of the devices 7, 6, 5, \.\.\., and": jax.device_put(
+            ROWS, NamedSharding(reverse, PartitionSpec(None, "a"))
+        ),
+        r"lies as P\('a'\) on the mesh a=2 of the devices 0, 1, and": jax.device_put(
+            ROWS, NamedSharding(jax.make_mesh((2,), ("a",)), PartitionSpec("a"))
+        ),
+    }
+
+
+def test_what_lies_otherwise_is_told_by_name() -> None:
+    plan = planner.plan(
+        lambda rows: rows @ TABLE, (ROWS,), mesh={"x": 8}, pins={"rows": PartitionSpec("x")}, options=NEVER
+    )
+    assert isinstance(plan.jit, Jitted)
+    for _ in range(2):
+        for words, rows in otherwise(plan).items():
+            taken = r".* the plan takes it as P\('x'\) on the mesh x=8 of the devices 0, 1, 2, \.\.\.; .*plan\.place"
+            with pytest.raises(ArgumentError, match=f"^argument rows {words}{taken}"):
+                plan.jit(rows)
+        np.testing.assert_allclose(plan.jit(*plan.place(ROWS)), ROWS @ TABLE)
+        np.testing.assert_allclose(plan.jit(ROWS), ROWS @ TABLE)
+    with pytest.raises(ArgumentError, match=r"argument rows was planned as float32\[8, 256\], got float32\[4, 256\]"):
+        plan.jit(ROWS[:4])
+
+
+def test_options_of_the_compiler_tell_it_as_well() -> None:
+    seen: list[Any] = []
+    sharding = NamedSharding(jax.make_mesh((8,), ("x",)), PartitionSpec("x"))
+    function = jitted(total, compiler_options=OPTIONS, refused=seen.append, in_shardings=sharding)
+    function(X)
+    assert not seen
+    here = jax.device_put(X, jax.devices()[1])
+    with pytest.raises(ValueError, match="Sharding passed to jit does not match"):
+        function(here)
+    assert seen == [(here,)]
+
+
+def test_nothing_is_around_a_function_that_needs_nothing() -> None:
+    plan = planner.plan(mlp, mlp_args(), mesh={"x": 8}, options=NEVER)
+    assert type(plan.jit) is type(jax.jit(mlp))
