@@ -28,13 +28,22 @@ from planner.plans.asked.asked_programs import (
     shared_by,
 )
 from planner.plans.asked.logical_pins import LogicalRules
-from planner.plans.asked.made_ready import Ready, checked_options, checked_positions, made_ready, question
+from planner.plans.asked.made_ready import (
+    Ready,
+    Wanted,
+    checked_options,
+    checked_positions,
+    made_ready,
+    made_ready_by_all,
+    question,
+)
 from planner.plans.asked.named_pins import Pins
 from planner.plans.call import Call
 from planner.plans.plan import Plan
 from planner.plans.saved.kept_plans import planned_or_kept
 from planner.plans.saved.loaded import LoadedPlan
 from planner.plans.saved.store import load_saved
+from planner.plans.several.as_compiled import compiled_alone
 from planner.plans.several.audit import Audit
 from planner.plans.several.auditing import asked_of, audited, pins_of
 from planner.plans.several.front import Front, check_front
@@ -46,6 +55,7 @@ from planner.plans.together.programs import Programs
 from planner.plans.words.compare import compare_decisions
 from planner.plans.words.comparison import Comparison
 from planner.program.trace import trace
+from planner.verify.aot import AotReport
 
 
 def plan(
@@ -105,25 +115,17 @@ def plan(
     """
     options = checked_options(options)
     place = place_of(devices=devices, topology=topology, mesh=mesh, pins=pins, like=like, axis_names=axis_names)
-
-    def ready_here() -> Ready:
-        return made_ready(
-            fn,
-            example_args,
-            place,
-            options,
-            objective=objective,
-            memory_limit=memory_limit,
-            pins=pins,
-            like=None if like is None else like.decision,
-            logical_rules=logical_rules,
-            host_local=host_local,
-            donate_argnums=donate_argnums,
-            static_argnums=static_argnums,
-        )
-
-    ready = place.target.processes.same(ready_here, lambda ready: question(ready, options), "planner.plan")
-    return planned_or_kept(Call(ready, options))
+    wanted = Wanted(
+        objective=objective,
+        memory_limit=memory_limit,
+        pins=pins,
+        like=like,
+        logical_rules=logical_rules,
+        host_local=host_local,
+        donate_argnums=donate_argnums,
+        static_argnums=static_argnums,
+    )
+    return planned_or_kept(Call(made_ready_by_all("planner.plan", fn, example_args, place, options, wanted), options))
 
 
 def pareto(
@@ -163,27 +165,18 @@ def pareto(
     options = checked_options(options)
     check_front(points, objective, options)
     place = place_of(devices=devices, topology=topology, mesh=mesh, pins=pins, like=like, axis_names=axis_names)
-
-    def ready_here() -> Ready:
-        return made_ready(
-            fn,
-            example_args,
-            place,
-            options,
-            objective=objective,
-            memory_limit=memory_limit,
-            pins=pins,
-            like=None if like is None else like.decision,
-            logical_rules=logical_rules,
-            host_local=host_local,
-            donate_argnums=donate_argnums,
-            static_argnums=static_argnums,
-        )
-
-    def asked(ready: Ready) -> dict[str, str]:
-        return {**question(ready, options), "points": repr(points)}
-
-    ready = place.target.processes.same(ready_here, asked, "planner.pareto")
+    wanted = Wanted(
+        objective=objective,
+        memory_limit=memory_limit,
+        pins=pins,
+        like=like,
+        logical_rules=logical_rules,
+        host_local=host_local,
+        donate_argnums=donate_argnums,
+        static_argnums=static_argnums,
+    )
+    more = {"points": repr(points)}
+    ready = made_ready_by_all("planner.pareto", fn, example_args, place, options, wanted, more=more)
     call = Call(ready, options)
     call.make_ready()
     return front_of(call, points)
@@ -241,6 +234,8 @@ def plan_many(
         axis_names=axis_names,
     )
 
+    wanted = Wanted(objective=objective, memory_limit=memory_limit, like=like, logical_rules=logical_rules)
+
     def ready_here() -> dict[str, Ready]:
         made = {
             name: made_ready(
@@ -248,14 +243,7 @@ def plan_many(
                 asked.args,
                 place,
                 options,
-                objective=objective,
-                memory_limit=asked.keywords.get("memory_limit", memory_limit),
-                pins=asked.pins,
-                like=None if like is None else like.decision,
-                logical_rules=logical_rules,
-                donate_argnums=asked.keywords.get("donate_argnums", ()),
-                static_argnums=asked.keywords.get("static_argnums", ()),
-                host_local=asked.keywords.get("host_local", ()),
+                replace(wanted, **asked.keywords),
                 among_others=common,
             )
             for name, asked in given.items()
@@ -308,21 +296,19 @@ def compare_topologies(
     options = checked_options(options)
     targets, shape = targets_of(topologies), shape_asked(mesh, pins)
     names = checked_names(axis_names, fixed=shape is not None)
+    wanted = Wanted(
+        objective=objective,
+        memory_limit=memory_limit,
+        pins=pins,
+        logical_rules=logical_rules,
+        donate_argnums=donate_argnums,
+        static_argnums=static_argnums,
+    )
+    traced = trace(fn, example_args, donate_argnums=wanted.donated, static_argnums=wanted.static)
 
     def ready_for(target: Target, shared: Options) -> Ready:
-        return made_ready(
-            fn,
-            example_args,
-            Place(target=target, mesh=shape, axis_names=names),
-            shared,
-            objective=objective,
-            memory_limit=memory_limit,
-            pins=pins,
-            like=None,
-            logical_rules=logical_rules,
-            donate_argnums=donate_argnums,
-            static_argnums=static_argnums,
-        )
+        place = Place(target=target, mesh=shape, axis_names=names)
+        return made_ready(fn, example_args, place, shared, wanted, traced=traced)
 
     return compared(ready_for, targets, options, objective=objective)
 
@@ -350,23 +336,32 @@ def audit(
         of a jitted function are taken from it, and what the function names inside (`with_sharding_constraint`) counts, too.
     mesh: that of the PartitionSpecs; shardings and programs that name a mesh bring their own.
     options: as in `plan`, for each of the searches: that of your shardings, that without them, and one for each lot of
-        alike arguments left free. The program is priced in the form in which it is written; nothing is compiled or run.
+        alike arguments left free. The program is priced in the form in which it is written; `check` says whether it is
+        compiled as it stands. Nothing is run.
     All others as in `plan`.
 
-    What is priced is the best completion of the shardings. The record has the collectives that the free plan does without,
-    large arrays held whole that could be split, and what leaving one sharding to the planner saves.
+    What is priced is the best completion of the shardings. Beside it stands what the compiler makes of the function with
+    them alone, where it may be asked: the seconds of its schedule, its peak, and the collectives that the best completion
+    does without. The record has the collectives that the free plan does without, large arrays held whole that could be
+    split, and what leaving one sharding to the planner saves.
 
     Raises
     ------
     As `plan`; ArgumentError also where nothing is sharded, or PartitionSpecs come without their mesh.
     """
-    chosen = replace(checked_options(options), check="never", refine="never", recompute="as written", microbatches=1)
+    options = checked_options(options)
+    chosen = replace(options, check="never", refine="never", recompute="as written", microbatches=1)
     asked = asked_of(fn, in_shardings, out_shardings)
-    static = checked_positions("static_argnums", static_argnums)
-    pins = pins_of(asked, len(example_args), static)
+    wanted = Wanted(
+        objective=objective,
+        memory_limit=memory_limit,
+        donate_argnums=donate_argnums,
+        static_argnums=static_argnums,
+    )
+    pins = pins_of(asked, len(example_args), wanted.static)
     on_mesh = mesh_asked(mesh, pins)
-    inside = trace(asked.fn, example_args, donate_argnums=(), static_argnums=static).parallelism
-    named = inside is not None and inside.mesh is not None
+    traced = trace(asked.fn, example_args, donate_argnums=wanted.donated, static_argnums=wanted.static)
+    named = traced.parallelism is not None and traced.parallelism.mesh is not None
     if not pins and not named:
         raise ArgumentError(
             "nothing is sharded: give in_shardings or out_shardings, or a function that names shardings itself"
@@ -374,25 +369,22 @@ def audit(
     if on_mesh is None and not named:
         raise ArgumentError("PartitionSpecs name axes of a mesh; give mesh=, or NamedShardings")
 
-    def planned(those: Mapping[Any, Any] | None, limit: float | None) -> Decision:
+    def placed(those: Mapping[Any, Any] | None) -> Place:
         own = devices
         if devices is None and topology is None and isinstance(on_mesh, Mesh):
             own = tuple(on_mesh.devices.flat) if those is None else None
-        return plan(
-            asked.fn,
-            example_args,
-            devices=own,
-            topology=topology,
-            mesh=None if those is None else on_mesh,
-            objective=objective,
-            memory_limit=limit,
-            pins=those or None,
-            donate_argnums=donate_argnums,
-            static_argnums=static_argnums,
-            options=chosen,
-        ).decision
+        laid = None if those is None else on_mesh
+        return place_of(devices=own, topology=topology, mesh=laid, pins=those or None, like=None)
 
-    return audited(pins, planned, free=not named, limit_bytes=memory_limit)
+    def planned(those: Mapping[Any, Any] | None, limit: float | None) -> Decision:
+        asks, place = replace(wanted, pins=those or None, memory_limit=limit), placed(those)
+        ready = made_ready_by_all("planner.audit", asked.fn, example_args, place, chosen, asks, traced=traced)
+        return planned_or_kept(Call(ready, chosen)).decision
+
+    def standing(own: Decision) -> AotReport:
+        return compiled_alone(traced, own, placed(pins).target, options)
+
+    return audited(pins, planned, standing, free=not named, limit_bytes=memory_limit)
 
 
 def op_graph(

@@ -12,7 +12,7 @@ from planner.cli.program_file import keywords_of, load_program
 from planner.cli.progress import status
 from planner.cli.values import parse_bytes, parse_mesh, parse_seconds
 from planner.errors import ArgumentError
-from planner.options import Options
+from planner.options import CHECKS, Options
 
 
 def add_audit(commands: Any) -> None:
@@ -24,7 +24,7 @@ def add_audit(commands: Any) -> None:
         "keywords of planner.audit, in_shardings and out_shardings as jax.jit takes them among them; or fn is a jitted "
         "function with shardings, or names shardings itself. Prints collectives that a plan made without them does not "
         "have, large arrays held whole, and what leaving one sharding to the planner saves. What is priced is the best "
-        "completion of the shardings; nothing is compiled.",
+        "completion of the shardings; beside it stands what the compiler makes of the program as it is, where it is here.",
     )
     parser.add_argument("program", metavar="FILE.py:FUNCTION", help="the file and the function in it")
     parser.add_argument(
@@ -48,6 +48,12 @@ def add_audit(commands: Any) -> None:
         metavar="SECONDS",
         help="seconds for each of the searches. Default: the file's",
     )
+    parser.add_argument(
+        "--check",
+        choices=CHECKS,
+        help="whether the program is compiled as it stands, also for devices that are not here, where their compiler is "
+        "installed. Default: the file's",
+    )
     parser.add_argument("--json", action="store_true", help="print it as JSON, in bytes and seconds")
 
 
@@ -62,9 +68,8 @@ def run_audit(arguments: argparse.Namespace) -> int:
     options = keywords.get("options") or Options()
     if not isinstance(options, Options):
         raise ArgumentError(f"{arguments.program} gives options={options!r}; it must be a planner.Options")
-    if arguments.time_limit is not None:
-        options = replace(options, time_limit_s=arguments.time_limit)
-    keywords["options"] = options
+    asked = {"time_limit_s": arguments.time_limit, "check": arguments.check}
+    keywords["options"] = replace(options, **{name: value for name, value in asked.items() if value is not None})
     with status("pricing the shardings"):
         found = audit(planned.fn, planned.args, **keywords)
     print(json.dumps(found.summary, indent=1) if arguments.json else found)

@@ -21,7 +21,8 @@ from planner.options import Options
 from planner.plans.answer import Answer
 from planner.plans.plan import Plan
 from planner.units import quantity
-from planner.verify.verification import COMPILE_LIMIT_S, Verification, summary, why_no_compiler
+from planner.verify.compiled import why_no_compiler
+from planner.verify.verification import COMPILE_LIMIT_S, Verification, summary
 
 EVERYTHING = ("compiling", "numerics", "collectives", "memory")
 FATAL = ("compiling", "numerics")

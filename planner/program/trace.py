@@ -14,7 +14,6 @@ from planner.program.annotations import names_of_dims
 from planner.program.arguments import abstracted, argument_leaf, aval_of, joined, name_of, parameter_names, positions
 from planner.program.gc_pause import paused
 from planner.program.jaxpr.bodies import consts_of
-from planner.program.jaxpr.carried_stacks import with_stacks_carried
 from planner.program.jaxpr.constants import hoisted
 from planner.program.jaxpr.demands import with_plain_constraints
 from planner.program.jaxpr.parallelism import effects_of, parallelism_of
@@ -33,20 +32,17 @@ def trace(
     *,
     donate_argnums: Sequence[int] = (),
     static_argnums: Sequence[int] = (),
-    carry_stacks: bool = False,
 ) -> Program:
     """The program `fn` is for arguments like `example_args` (arrays or `jax.ShapeDtypeStruct`s; nothing is computed).
 
     Donation and static arguments of a jitted function's own join those that are given. What `fn` changes in place in Flax
-    nnx objects is among the results, see `Program.updates`. `carry_stacks`: loops update donated stacks in place, see
-    `jaxpr.carried_stacks`.
+    nnx objects is among the results, see `Program.updates`.
 
     Raises: ArgumentError for arguments that are not arrays or positions that do not exist; TraceError when JAX cannot
     trace the function, or when it changes arguments in a way that a compiled function cannot.
     """
     given = _checked_arguments(fn, example_args, donate_argnums, static_argnums)
-    program = _as_program(fn, given, _traced(fn, given))
-    return with_stacks_carried(program) if carry_stacks else program
+    return _as_program(fn, given, _traced(fn, given))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +230,7 @@ def _as_program(fn: Callable[..., Any], given: _Given, traced: _Traced) -> Progr
         dynamic_argnums=given.dynamic,
         parameters=given.parameters,
         function_name=name_of(fn),
+        traced=traced.jaxpr,
     )
 
 

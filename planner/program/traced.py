@@ -51,7 +51,8 @@ class Program:
     are the leaves of the function's own, in `out_tree`, then those it has written into its arguments. `updates` are
     (position of an argument leaf, position of the result that takes its place in the user's object after a call); see
     `mutation`. `form` is how `jaxpr` computes what the function does, and `written` the jaxpr of the function as it is
-    written where that is another.
+    written where that is another; `traced` is what JAX made of the function, of the user's arguments alone, before anything
+    was rewritten.
     """
 
     jaxpr: Any
@@ -72,6 +73,7 @@ class Program:
     function_name: str
     form: Form = AS_WRITTEN
     written: Any = None
+    traced: Any = None
 
     @property
     def as_written(self) -> Program:

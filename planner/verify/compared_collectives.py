@@ -23,6 +23,7 @@ SMALL_BYTES = 4096.0
 """Collectives that together move no more than this are not held against a plan: scalars, counters, flags."""
 TOLD_SHARE = 0.1
 """Differences are told where they are more than this share of what is allowed."""
+BETWEEN_SLICES = "what passes between slices is compiled to transfers by the hosts, which are not read"
 TOLD = 8
 SMALLEST_TOLD = 0.01
 """One by one: at most so many, of at least this share of the largest's seconds."""
@@ -60,12 +61,7 @@ def compare_collectives(decision: Decision, compiled: Sequence[CompiledCollectiv
     what is compared.
     """
     shape = decision.mesh_shape
-    prices = collective_prices(decision.request.topology, shape)
-    predicted = decision.predicted.collectives
-    if not _is_lowered(decision, platform):
-        predicted = as_lowered(predicted, platform, lambda kind, *_: kind)
-    promised = [m for c in predicted if (m := _promised(c, shape, prices)).axes]
-    actual = [_compiled(c, prices) for c in compiled]
+    promised, actual = moved(decision, compiled, platform)
     found = differences(promised, actual, every_axis=tuple(axis for axis, size in shape.items() if size > 1))
     by_kind = [bytes_by(side, lambda m: m.key) for side in (promised, actual)]
     total = [sum(sums.values()) for sums in by_kind]
@@ -98,6 +94,23 @@ def compare_collectives(decision: Decision, compiled: Sequence[CompiledCollectiv
         surprises=(*_unknown_loops(compiled), *(() if small or apart <= TOLD_SHARE * allowed else _told(found))),
         compiled=tuple(compiled),
     )
+
+
+def moved(decision: Decision, compiled: Sequence[CompiledCollective], platform: str) -> tuple[list[Moved], list[Moved]]:
+    """The collectives that a decision promises, as a platform's compiler writes them, and those that it has compiled."""
+    shape = decision.mesh_shape
+    prices = collective_prices(decision.request.topology, shape)
+    predicted = decision.predicted.collectives
+    if not _is_lowered(decision, platform):
+        predicted = as_lowered(predicted, platform, lambda kind, *_: kind)
+    promised = [m for c in predicted if (m := _promised(c, shape, prices)).axes]
+    return promised, [_compiled(c, prices) for c in compiled]
+
+
+def between_slices(decision: Decision, platform: str) -> bool:
+    """Whether a mesh lies on more than one slice of TPUs."""
+    links = decision.request.topology.links(tuple(decision.mesh_shape.values())) or ()
+    return platform == "tpu" and any(segment.kind == "network" for link in links for segment in link.dims)
 
 
 def _promised(collective: Collective, mesh_shape: Mapping[str, int], prices: CollectivePrices) -> Moved:

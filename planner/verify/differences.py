@@ -130,6 +130,11 @@ def differences(
     return tuple(sorted(found, key=lambda d: (-d.seconds, str(d.promised), str(d.compiled), d.reason)))
 
 
+def surplus(compiled: Sequence[Moved], promised: Sequence[Moved]) -> list[Moved]:
+    """What is compiled and not promised, line by line: what is left once as much of its kind and axes is taken away."""
+    return _left_over(_merged(compiled), _merged(promised))
+
+
 def bytes_by(collectives: Sequence[Moved], key: Callable[[Moved], K]) -> dict[K, float]:
     """The bytes of a call by some key."""
     found: dict[K, float] = {}

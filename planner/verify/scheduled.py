@@ -22,6 +22,16 @@ def why_not_judged(topology: Topology) -> str:
     return "" if platform in JUDGED else f"the schedules of compilers for {platform} say nothing of time"
 
 
+def schedule_of(hlo: str, topology: Topology, mesh_shape: Mapping[str, int], platform: str) -> ScheduleEstimate | None:
+    """The seconds of a program compiled for a platform, by its schedule; None where that cannot be read."""
+    if platform != topology.chip.platform or why_not_judged(topology):
+        return None
+    try:
+        return step_time(hlo, topology, mesh_shape)
+    except ArgumentError:
+        return None
+
+
 def scheduled_seconds(report: AotReport, topology: Topology, mesh_shape: Mapping[str, int]) -> ScheduleEstimate:
     """The seconds of one call on one device, by the schedule of a finished compile for a mesh on a topology.
 

@@ -12,28 +12,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from jax.sharding import Mesh
 
 from planner.decision import Decision
 from planner.emit.runner import Runner
-from planner.errors import ArgumentError
-from planner.machine.aot_child import Place, place_of
-from planner.machine.compile_target import why_not_compiled
-from planner.machine.device_topology import whole_of
 from planner.machine.global_arrays import in_common
 from planner.machine.processes import Processes
 from planner.predicted import Products
 from planner.units import quantity
-from planner.verify.aot import aot_compile, unavailable_reason
-from planner.verify.compared_collectives import Collectives, compare_collectives
+from planner.verify.compared_collectives import BETWEEN_SLICES, Collectives, between_slices, compare_collectives
 from planner.verify.compared_memory import Memory, compare_memory, does_not_fit
 from planner.verify.compared_recomputation import Recomputation, compare_recomputation
+from planner.verify.compiled import compiled_in_child
 from planner.verify.hlo.collectives import read_collectives
 from planner.verify.hlo.memory import memory_of
 from planner.verify.hlo.products import read_products
 from planner.verify.numerics import Numerics, compare_numerics
-from planner.verify.scheduled import why_not_judged
-from planner.verify.step_time import step_time
+from planner.verify.scheduled import schedule_of
 
 COMPILE_LIMIT_S = 300.0
 
@@ -172,25 +166,18 @@ def _compiled(decision: Decision, runner: Runner, compile_limit_s: float) -> Par
 
 def _deviceless(decision: Decision, runner: Runner, compile_limit_s: float) -> Parts:
     """What the compiler alone says, where nothing can be run."""
-    mesh, target = runner.mesh, runner.target
+    target, mesh_shape = runner.target, decision.mesh_shape
     platform, topology = target.platform, target.topology.name
-    options: dict[str, Any] = {}
-    places: list[Place] | None = None
-    if isinstance(mesh, Mesh):
-        topology, options = whole_of(list(mesh.devices.flat))
-        places = [place_of(device) or (device.id,) for device in mesh.devices.flat]
-    why_not = why_no_compiler(target.platform, topology)
-    if why_not:
-        return _unchecked(why_not)
-    report = aot_compile(
+    report = compiled_in_child(
         runner.flat_jit,
         runner.program.in_avals,
-        mesh_shape=decision.mesh_shape,
-        topology=topology,
-        topology_options=options,
-        places=places,
-        timeout_s=compile_limit_s,
+        target,
+        mesh=runner.mesh,
+        mesh_shape=mesh_shape,
+        limit_s=compile_limit_s,
     )
+    if report.status == "unavailable":
+        return _unchecked(report.message)
     if report.status == "timeout":
         return _unchecked(
             f"the compile took longer than {compile_limit_s:g} s; verify(compile_limit_s=...) allows more"
@@ -202,7 +189,7 @@ def _deviceless(decision: Decision, runner: Runner, compile_limit_s: float) -> P
         return Collectives(ok=False, reason=reason), Memory(ok=False, reason=reason), None, ""
     found = compare_collectives(decision, report.collectives, platform)
     return (
-        _without_verdict(found) if platform == "tpu" and _crosses_slices(decision) else found,
+        _without_verdict(found) if between_slices(decision, platform) else found,
         compare_memory(decision, report.memory, platform),
         _scheduled(decision, report.hlo, platform),
         report.hlo,
@@ -220,16 +207,9 @@ def _recomputation(products: Callable[[], Sequence[Products]], hlo: str, platfor
         return Recomputation(ok=None, reason=f"not compared: {type(error).__name__}: {str(error)[:300]}")
 
 
-def _crosses_slices(decision: Decision) -> bool:
-    """Whether a mesh lies on more than one slice."""
-    links = decision.request.topology.links(tuple(decision.mesh_shape.values())) or ()
-    return any(segment.kind == "network" for link in links for segment in link.dims)
-
-
 def _without_verdict(found: Collectives) -> Collectives:
     """The same without a verdict: between slices libtpu writes transfers by the hosts, which no reader here knows."""
-    reason = "not compared: what passes between slices is compiled to transfers by the hosts, which are not read"
-    return replace(found, ok=None, reason=reason, differences=(), surprises=())
+    return replace(found, ok=None, reason=f"not compared: {BETWEEN_SLICES}", differences=(), surprises=())
 
 
 def _unchecked(reason: str) -> Parts:
@@ -238,12 +218,9 @@ def _unchecked(reason: str) -> Parts:
 
 def _scheduled(decision: Decision, hlo: str, platform: str) -> Seconds | None:
     """Predicted seconds and those of the compiler's schedule; None where it cannot be read."""
-    topology, predicted = decision.request.topology, decision.predicted.seconds
-    if platform != topology.chip.platform or why_not_judged(topology):
-        return None
-    try:
-        estimate = step_time(hlo, topology, decision.mesh_shape)
-    except ArgumentError:
+    predicted = decision.predicted.seconds
+    estimate = schedule_of(hlo, decision.request.topology, decision.mesh_shape, platform)
+    if estimate is None:
         return None
     exposed = quantity(estimate.exposed_collective_seconds, "s")
     return Seconds(
@@ -252,11 +229,6 @@ def _scheduled(decision: Decision, hlo: str, platform: str) -> Seconds | None:
         reason=f"{quantity(estimate.seconds, 's')} by the compiler's schedule, {exposed} of them waiting for "
         f"collectives; {quantity(predicted, 's')} predicted",
     )
-
-
-def why_no_compiler(platform: str, topology: str) -> str:
-    """Why nothing can be compiled here for a platform and a topology whose devices are not, or ""."""
-    return why_not_compiled(topology) or unavailable_reason("cuda" if platform == "gpu" else platform)
 
 
 def summary(verification: Verification) -> list[tuple[str, bool | None, str]]:

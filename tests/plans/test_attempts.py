@@ -14,7 +14,7 @@ import planner
 from planner.errors import InfeasibleError
 from planner.plans import checks
 from planner.plans.attempts import JUDGED
-from planner.verify import verification
+from planner.verify import compiled, scheduled
 from planner.verify.aot import AotReport
 from planner.verify.hlo.collectives import CompiledCollective
 from planner.verify.hlo.memory import CompiledMemory
@@ -64,9 +64,9 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Compiler]:
     def make(*script: Callable[[], tuple[AotReport, float]]) -> Compiler:
         compiler = Compiler(list(script))
         monkeypatch.setattr(checks, "AFFORDABLE_OPERATIONS", 10_000)
-        monkeypatch.setattr(verification, "unavailable_reason", lambda platform: "")
-        monkeypatch.setattr(verification, "aot_compile", compiler.compile)
-        monkeypatch.setattr(verification, "step_time", compiler.step_time)
+        monkeypatch.setattr(compiled, "unavailable_reason", lambda platform: "")
+        monkeypatch.setattr(compiled, "aot_compile", compiler.compile)
+        monkeypatch.setattr(scheduled, "step_time", compiler.step_time)
         return compiler
 
     return make
@@ -119,7 +119,7 @@ def test_what_is_not_compiled_is_told(scripted: Callable[..., Compiler], monkeyp
     assert "operations takes minutes" in planned().checked[0].detail
     assert not compiler.seen
     assert planned(options=planner.Options(check="always")).checked[0].ok is True
-    monkeypatch.setattr(verification, "unavailable_reason", lambda platform: "no compiler is installed")
+    monkeypatch.setattr(compiled, "unavailable_reason", lambda platform: "no compiler is installed")
     monkeypatch.setattr(checks, "AFFORDABLE_OPERATIONS", 10_000)
     assert planned().checked[0].detail == "the topology v5e:2x4 has no devices here; no compiler is installed"
 

@@ -14,6 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 import planner
 from planner.errors import ArgumentError, PinError
+from planner.plans.several.as_compiled import AsCompiled
+from planner.verify.aot import unavailable_reason
 from tests.small import mlp, shapes, train_args, train_step
 
 MESH = {"data": 4, "model": 2}
@@ -147,3 +149,132 @@ def test_bad_input_is_told() -> None:
         planner.audit(jax.jit(train_step, in_shardings=named((P(), P()))), ARGS, out_shardings=P())
     with pytest.raises(PinError, match="axis 'absent'"):
         audited(in_shardings=(None, P("absent")))
+
+
+# ---------------------------------------------------------------- as it stands
+
+
+def product(w: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.tanh(x @ w)
+
+
+FACTORS = shapes((jnp.zeros((512, 512)), jnp.zeros((1024, 512))))
+
+
+def as_it_stands(**more: Any) -> AsCompiled:
+    asked = {"mesh": MESH, "devices": jax.devices(), "topology": "cpu:8", **more}
+    found = planner.audit(asked.pop("fn", product), asked.pop("args", FACTORS), **asked)
+    assert found.compiled is not None, found.notes
+    assert "it was compiled for the devices here" in found.notes[0]
+    return found.compiled
+
+
+def test_what_the_compiler_makes_of_the_shardings_stands_beside_their_best_completion() -> None:
+    """A weight split on the dim that is summed over: moving it is cheaper than the sum of all results, which XLA takes."""
+    found = planner.audit(
+        product,
+        FACTORS,
+        in_shardings=(P("model"), P("data")),
+        mesh=MESH,
+        devices=jax.devices(),
+        topology="cpu:8",
+    )
+    assert {(one.kind, one.axes) for one in found.own.predicted.collectives} == {("all-to-all", ("model",))}
+    compiled = found.compiled
+    assert compiled is not None
+    (surprise,) = compiled.surprises
+    assert (surprise.kind, surprise.axes, surprise.runs) == ("all-reduce", ("model",), 1)
+    assert surprise.bytes == 1024 / 4 * 512 * 4
+    assert surprise.source.startswith("plans/test_audit.py:")
+    assert "dot_general" in surprise.operation
+    assert surprise.seconds == compiled.communication_seconds > found.own.predicted.communication_seconds
+    assert compiled.argument_bytes == (512 * 512 / 2 + 1024 * 512 / 4) * 4
+    assert compiled.peak_bytes is None
+    assert compiled.seconds is None, "between virtual devices seconds say nothing"
+    assert "compiled collectives that the best completion does without" in str(found)
+    told = json.loads(json.dumps(found.summary, allow_nan=False))["compiled"]
+    assert told["surprises"][0]["kind"] == "all-reduce"
+
+
+def test_shardings_that_leave_nothing_open_hold_no_surprise() -> None:
+    found = as_it_stands(in_shardings=(P(None, "model"), P("data")), out_shardings=P("data", "model"))
+    assert found.surprises == found.collectives == ()
+
+
+def test_the_compiler_completes_arguments_that_are_left_open_too() -> None:
+    assert as_it_stands(in_shardings=(P("model"), None)).argument_bytes == (512 * 512 / 2 + 1024 * 512 / 2) * 4
+    assert as_it_stands(in_shardings=(P("model"), P())).argument_bytes == (512 * 512 / 2 + 1024 * 512) * 4
+
+
+def test_the_program_compiled_is_the_users_own() -> None:
+    """Constraints inside, what is closed over, a roll, donation: as `jax.jit` has them, and nothing of the planner's."""
+    table = jnp.ones((1 << 14, 8))
+    row = named(P("data"))
+
+    def step(state: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        y = jax.lax.with_sharding_constraint(jnp.roll(x, 1, 0) @ table.T, row)
+        return state + 1.0, y.sum(0)
+
+    args = shapes((jnp.zeros((256, 256)), jnp.zeros((64, 8))))
+    found = as_it_stands(fn=step, args=args, in_shardings=(P("data"), P("data")), donate_argnums=0)
+    jitted = jax.jit(step, in_shardings=(row, row), donate_argnums=0).lower(*args).compile()
+    assert found.argument_bytes == jitted.memory_analysis().argument_size_in_bytes
+    kinds = {one.kind for one in found.collectives}
+    assert kinds == {kind for kind in ("all-reduce", "collective-permute", "all-gather") if kind in jitted.as_text()}
+    assert kinds >= {"all-reduce", "collective-permute"}
+
+
+def test_what_is_not_compiled_is_told(replicated: planner.Audit) -> None:
+    assert replicated.compiled is None
+    assert "has no devices here" in replicated.notes[0]
+    assert "your program as it stands" not in str(replicated)
+    never = audited(in_shardings=P(), out_shardings=P(), options=planner.Options(check="never"))
+    assert never.compiled is None
+    assert "it was not compiled as it stands: Options(check='never')" in never.notes[0]
+
+
+def test_a_program_that_does_not_compile_is_priced_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*leaves: Any) -> Any:
+        raise RuntimeError("no such lowering")
+
+    monkeypatch.setattr("planner.verify.compiled.as_traced", lambda program: refused)  # pyright: ignore
+    found = planner.audit(product, FACTORS, in_shardings=P(), mesh=MESH, devices=jax.devices(), topology="cpu:8")
+    assert found.compiled is None
+    assert "RuntimeError: no such lowering" in found.notes[0]
+
+
+@pytest.mark.skipif(bool(unavailable_reason("tpu")), reason=unavailable_reason("tpu") or "libtpu is there")
+def test_the_compiler_of_a_tpu_tells_seconds_and_the_peak() -> None:
+    args = shapes((jnp.zeros((4096, 4096), jnp.bfloat16), jnp.zeros((16384, 4096), jnp.bfloat16)))
+    found = planner.audit(
+        product,
+        args,
+        in_shardings=(P("model"), P("data")),
+        mesh=MESH,
+        topology="v5e:2x4",
+        options=planner.Options(check="always"),
+    )
+    compiled = found.compiled
+    assert compiled is not None
+    assert compiled.seconds is not None
+    assert compiled.peak_bytes is not None
+    assert compiled.seconds > found.own.predicted.seconds
+    assert compiled.peak_bytes >= compiled.argument_bytes == (4096 * 4096 / 2 + 16384 * 4096 / 4) * 2
+    assert [(one.kind, one.axes) for one in compiled.collectives] == [("all-gather", ("model",))]
+    assert compiled.surprises == (), "the best completion gathers the weight as well"
+    assert "it was compiled for v5e:2x4" in found.notes[0]
+
+
+def test_it_is_traced_once() -> None:
+    traces: list[None] = []
+
+    def counted(w: jax.Array, x: jax.Array) -> jax.Array:
+        traces.append(None)
+        return product(w, x)
+
+    found = planner.audit(
+        counted, FACTORS, in_shardings=(P("model"), P("data")), mesh=MESH, devices=jax.devices(), topology="cpu:8"
+    )
+    assert found.free is not None
+    assert found.gains
+    assert len(traces) == 1

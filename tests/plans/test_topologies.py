@@ -164,3 +164,15 @@ def test_the_progress_names_the_topology() -> None:
     options = planner.Options(check="never", progress=seen.append)
     planner.compare_topologies(train_step, ARGS, ["v5e:2x2"], options=options)
     assert {progress.stage for progress in seen} == {"v5e:2x2", "one of v5e:2x2"}
+
+
+def test_the_function_is_traced_once_for_all_topologies() -> None:
+    traces: list[None] = []
+
+    def counted(x: jax.Array) -> jax.Array:
+        traces.append(None)
+        return jnp.tanh(x)
+
+    found = planner.compare_topologies(counted, (jnp.zeros((64, 64)),), TOPOLOGIES, options=NEVER)
+    assert len(found.plans) >= len(TOPOLOGIES)
+    assert len(traces) == 1

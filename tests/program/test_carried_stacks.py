@@ -16,6 +16,7 @@ from jax import lax
 import planner
 from planner.any_mesh.program_model import model_of
 from planner.program.jaxpr.bodies import equations_of
+from planner.program.jaxpr.carried_stacks import with_stacks_carried
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.trace import trace
 
@@ -171,7 +172,7 @@ def test_a_stack_is_carried_and_the_results_are_the_same(name: str) -> None:
     case = CASES[name]
     args, donated = _args(case.at), (0,) if case.donated else ()
     plain = trace(case.fn, args, donate_argnums=donated)
-    program = trace(case.fn, args, donate_argnums=donated, carry_stacks=True)
+    program = with_stacks_carried(trace(case.fn, args, donate_argnums=donated))
     loops = [eqn for eqn in equations_of(program.jaxpr) if eqn.primitive.name == "scan"]
     carrying = [eqn for eqn in loops if CACHE.shape in [var.aval.shape for var in eqn.params["jaxpr"].jaxpr.outvars]]
     assert len(carrying) == case.carried
@@ -190,7 +191,7 @@ def _run(program: Any, args: tuple[jax.Array, ...]) -> list[jax.Array]:
 
 
 def test_what_is_written_stands_at_the_lines_of_the_program() -> None:
-    graph = build_graph(trace(_updated, _args(), donate_argnums=(0,), carry_stacks=True))
+    graph = build_graph(with_stacks_carried(trace(_updated, _args(), donate_argnums=(0,))))
     assert {op.source.split(":")[0] for op in graph.ops} == {"program/test_carried_stacks.py"}
 
 
@@ -222,7 +223,7 @@ def test_a_saved_plan_finds_its_program_again(tmp_path: Any) -> None:
 
 
 def test_one_stack_stands_in_memory() -> None:
-    graph = build_graph(trace(_updated, _args(), donate_argnums=(0,), carry_stacks=True))
+    graph = build_graph(with_stacks_carried(trace(_updated, _args(), donate_argnums=(0,))))
     model = model_of(graph, pinned_outputs=set(), kept=set())
     copied = [graph.tensors[graph.ops[op].results[0]].aval.shape for op in model.liveness.in_place.passes]
     assert CACHE.shape not in copied

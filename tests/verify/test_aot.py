@@ -166,6 +166,15 @@ def test_cpu_child() -> None:
     check_report(aot.compile_in_child_cpu(jitted, args, num_devices=8), mesh_shape)
 
 
+def test_the_compiler_completes_arguments_whose_sharding_is_open_as_under_jit() -> None:
+    mesh = AbstractMesh((4,), ("a",), axis_types=(AxisType.Auto,))
+    jitted = jax.jit(lambda w, x: x @ w, in_shardings=(NamedSharding(mesh, P("a")), None))
+    args = (jax.ShapeDtypeStruct((512, 512), jnp.float32), jax.ShapeDtypeStruct((256, 512), jnp.float32))
+    report = aot.compile_in_child_cpu(jitted, args, num_devices=4)
+    assert report.memory is not None
+    assert report.memory.argument_bytes == (512 * 512 + 256 * 512) * 4 / 4
+
+
 @pytest.mark.parametrize(("platform", "topology"), [("cpu", "cpu:8"), ("tpu", "v5e:2x4")])
 def test_involuntary_rematerialization_is_told(platform: Any, topology: str) -> None:
     if platform == "tpu":

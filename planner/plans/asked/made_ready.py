@@ -9,20 +9,22 @@ from typing import Any
 import jax
 
 from cost_models import OBJECTIVES
-from planner.decision import Decision, Request
+from planner.decision import Request
 from planner.errors import ArgumentError
 from planner.machine.target import Target
 from planner.one_mesh.pins import check_pins
 from planner.options import Options
 from planner.plans.asked.asked_layout import check_own_mesh, laid_out
 from planner.plans.asked.asked_parts import HostLocal, with_wholes
-from planner.plans.asked.asked_place import Place
+from planner.plans.asked.asked_place import Like, Place
 from planner.plans.asked.logical_pins import LogicalRules
 from planner.plans.asked.named_pins import Pins
 from planner.plans.forms.microbatches import told_of_form
 from planner.plans.forms.sessions import Sessions
+from planner.program.jaxpr.carried_stacks import with_stacks_carried
 from planner.program.jaxpr.fingerprint import fingerprint
 from planner.program.trace import trace
+from planner.program.traced import Program
 from planner.search.offered_meshes import offered_meshes
 
 
@@ -41,45 +43,60 @@ class Ready:
     args: tuple[Any, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is asked for beside the function, its arguments and the place: keywords of `planner.plan`."""
+
+    objective: str
+    memory_limit: float | None = None
+    pins: Pins | None = None
+    like: Like | None = None
+    logical_rules: LogicalRules | None = None
+    host_local: HostLocal = ()
+    donate_argnums: Sequence[int] | int = ()
+    static_argnums: Sequence[int] | int = ()
+
+    @property
+    def donated(self) -> tuple[int, ...]:
+        """The positions of donated arguments. Raises: ArgumentError."""
+        return checked_positions("donate_argnums", self.donate_argnums)
+
+    @property
+    def static(self) -> tuple[int, ...]:
+        """The positions of static arguments. Raises: ArgumentError."""
+        return checked_positions("static_argnums", self.static_argnums)
+
+
 def made_ready(
     fn: Callable[..., Any],
     example_args: Sequence[Any],
     place: Place,
     options: Options,
+    wanted: Wanted,
     *,
-    objective: str,
-    memory_limit: float | None,
-    pins: Pins | None,
-    like: Decision | None,
-    donate_argnums: Sequence[int] | int,
-    static_argnums: Sequence[int] | int,
-    logical_rules: LogicalRules | None = None,
-    host_local: HostLocal = (),
+    traced: Program | None = None,
     among_others: Mapping[str, Any] | None = None,
 ) -> Ready:
     """What is asked of `plan`, at a place.
 
-    `among_others`: pins common to several programs that are planned together; then others may have what this one has not of
-    these, or of `like`.
+    `traced` is the function traced for these arguments, where that was done for another place. `among_others`: pins common
+    to several programs that are planned together; then others may have what this one has not of these, or of `like`.
 
     Raises: ArgumentError, TraceError, MeshError, PinError.
     """
-    target = place.target
+    target, objective = place.target, wanted.objective
     if options.refine != "never" and objective != "time":
         raise ArgumentError(
             f"Options(refine={options.refine!r}) compares seconds, but objective is {objective!r}; leave one of them out"
         )
-    static = checked_positions("static_argnums", static_argnums)
-    wholes = with_wholes(fn, example_args, host_local, target, static=static)
-    objective, memory_limit = _objective(objective), _limit(memory_limit, target)
-    program = trace(
-        fn,
-        wholes.args if wholes.dims else example_args,
-        donate_argnums=checked_positions("donate_argnums", donate_argnums),
-        static_argnums=static,
-        carry_stacks=target.carries_stacks,
-    )
-    specs, told_of_layout = laid_out(program, pins, like, logical_rules, among_others=among_others)
+    static = wanted.static
+    wholes = with_wholes(fn, example_args, wanted.host_local, target, static=static)
+    objective, memory_limit = _objective(objective), _limit(wanted.memory_limit, target)
+    args = wholes.args if wholes.dims else example_args
+    program = traced or trace(fn, args, donate_argnums=wanted.donated, static_argnums=static)
+    program = with_stacks_carried(program) if target.carries_stacks else program
+    like = None if wanted.like is None else wanted.like.decision
+    specs, told_of_layout = laid_out(program, wanted.pins, like, wanted.logical_rules, among_others=among_others)
     request = Request(
         topology=target.topology,
         platform=target.devices[0].platform if target.devices else None,
@@ -104,6 +121,28 @@ def made_ready(
         notes=(*told_of_layout, *notes, *told),
         has_values=not shapes_only,
         args=wholes.args,
+    )
+
+
+def made_ready_by_all(
+    call: str,
+    fn: Callable[..., Any],
+    example_args: Sequence[Any],
+    place: Place,
+    options: Options,
+    wanted: Wanted,
+    *,
+    traced: Program | None = None,
+    more: Mapping[str, str] | None = None,
+) -> Ready:
+    """The same where several processes make one call together: they must ask the same, and `more` beside it.
+
+    Raises: as `made_ready`, here or on another process; ProcessError.
+    """
+    return place.target.processes.same(
+        lambda: made_ready(fn, example_args, place, options, wanted, traced=traced),
+        lambda ready: {**question(ready, options), **(more or {})},
+        call,
     )
 
 

@@ -24,6 +24,7 @@ from planner.plans.plan import Plan
 from planner.plans.saved.edited import check_places
 from planner.plans.saved.store import Saved
 from planner.plans.words.report import describe
+from planner.program.jaxpr.carried_stacks import with_stacks_carried
 from planner.program.jaxpr.fingerprint import fingerprint
 from planner.program.trace import trace
 from planner.program.traced import Leaf, Program
@@ -75,9 +76,8 @@ class LoadedPlan:
                 args,
                 donate_argnums=decision.donate_argnums,
                 static_argnums=decision.static_argnums,
-                carry_stacks=target.carries_stacks,
             )
-            return args, self._same_program(program)
+            return args, self._same_program(with_stacks_carried(program) if target.carries_stacks else program)
 
         def question(_: object) -> dict[str, str]:
             specs = (decision.in_specs, decision.out_specs, decision.constraints)

@@ -14,11 +14,14 @@ from planner.decision import Decision
 from planner.one_mesh.mesh import mesh_words
 from planner.one_mesh.specs import spec_words
 from planner.plans.saved.typed_json import as_json
+from planner.plans.several.as_compiled import AsCompiled
+from planner.plans.words.collective_seconds import collective_seconds
 from planner.plans.words.text_table import Justify, add_row, table_of, text_of
 from planner.plans.words.told import told
 from planner.units import quantity
 
 MOST_ROWS = 10
+COUNTED: tuple[tuple[str, Justify], ...] = (("runs", "right"), ("bytes", "right"), ("seconds alone", "right"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +75,14 @@ class Gain:
 class Audit:
     """What a user's own shardings cost.
 
-    `own` is the best completion of these shardings: what they leave open is placed as well as can be. `free` is the plan
-    found without them; None where the program itself names its mesh. `gains` are single changes, the best first.
+    `own` is the best completion of these shardings: what they leave open is placed as well as can be. `compiled` is the
+    program as it stands, where the compiler completes them; None where it was not compiled, which the notes say. `free` is
+    the plan found without them; None where the program itself names its mesh. `surprises` are the collectives of `own` that
+    `free` does without. `gains` are single changes, the best first.
     """
 
     own: Decision
+    compiled: AsCompiled | None
     free: Decision | None
     surprises: tuple[Surprise, ...]
     whole: tuple[HeldWhole, ...]
@@ -89,7 +95,7 @@ class Audit:
         return {
             "own": told(self.own),
             "free": None if self.free is None else told(self.free),
-            **{name: as_json(getattr(self, name)) for name in ("surprises", "whole", "gains", "notes")},
+            **{name: as_json(getattr(self, name)) for name in ("compiled", "surprises", "whole", "gains", "notes")},
         }
 
     def __str__(self) -> str:
@@ -97,6 +103,7 @@ class Audit:
         parts: list[RenderableType] = [
             Text(f"Audit of the shardings of {own.function_name} for {own.topology}", style="bold"),
             *_beside(own, self.free),
+            *_as_it_stands(own, self.compiled),
             *_surprises(self.surprises),
             *_whole(self.whole),
             *_gains(self.gains),
@@ -133,15 +140,52 @@ def _beside(own: Decision, free: Decision | None) -> list[RenderableType]:
     return [table]
 
 
+def _as_it_stands(own: Decision, found: AsCompiled | None) -> list[RenderableType]:
+    if found is None:
+        return []
+    table = table_of(("", "left"), ("compiled", "right"), ("completed best", "right"))
+    alone = collective_seconds(own)
+    figures = (
+        ("time of a call", found.seconds, own.predicted.seconds, "s"),
+        ("  waiting for collectives", found.exposed_seconds, own.predicted.communication_seconds, "s"),
+        ("collectives alone", found.communication_seconds, None if alone is None else sum(alone), "s"),
+        ("peak memory", found.peak_bytes, own.predicted.peak_bytes, "B"),
+        ("  arguments", found.argument_bytes, own.predicted.argument_bytes, "B"),
+    )
+    for name, compiled, promised, unit in figures:
+        if compiled is not None:
+            add_row(table, name, quantity(compiled, unit), "" if promised is None else quantity(promised, unit))
+    parts: list[RenderableType] = [Text("\nyour program as it stands, compiled", style="bold"), table]
+    parts += [Text(f"- {words}") for words in found.rematerialized]
+    if not found.surprises:
+        return [*parts, Text("\nno compiled collective that the best completion does without")]
+    moves = table_of(("", "left"), ("of", "left"), ("at", "left"), *COUNTED)
+    for one in found.surprises[:MOST_ROWS]:
+        _add_collective(moves, one.kind, one.axes, one.operation, one.source, one.runs, one.bytes, one.seconds)
+    title = Text("\ncompiled collectives that the best completion does without", style="bold")
+    return [*parts, title, moves, *_more(len(found.surprises))]
+
+
+def _add_collective(
+    table: Any,
+    kind: str,
+    axes: Sequence[str],
+    what: str,
+    source: str,
+    runs: float,
+    size: float,
+    seconds: float | None,
+) -> None:
+    alone = "" if seconds is None else quantity(seconds, "s")
+    add_row(table, f"{kind} over {','.join(axes)}", what, source, f"{runs:.4g}", quantity(size, "B"), alone)
+
+
 def _surprises(found: Sequence[Surprise]) -> list[RenderableType]:
     if not found:
         return [Text("\nno collective that the free plan does without")]
-    columns: list[tuple[str, Justify]] = [("", "left"), ("of", "left"), ("at", "left")]
-    table = table_of(*columns, ("runs", "right"), ("bytes", "right"), ("seconds alone", "right"))
+    table = table_of(("", "left"), ("of", "left"), ("at", "left"), *COUNTED)
     for one in found[:MOST_ROWS]:
-        seconds = "" if one.seconds is None else quantity(one.seconds, "s")
-        what = f"{one.kind} over {','.join(one.axes)}"
-        add_row(table, what, one.tensor, one.source, f"{one.runs:g}", quantity(one.bytes, "B"), seconds)
+        _add_collective(table, one.kind, one.axes, one.tensor, one.source, one.runs, one.bytes, one.seconds)
     return [Text("\ncollectives that the free plan does without", style="bold"), table, *_more(len(found))]
 
 

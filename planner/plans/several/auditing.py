@@ -16,6 +16,7 @@ from planner.errors import ArgumentError, InfeasibleError
 from planner.folded import fold_numbers
 from planner.one_mesh.specs import entries_of
 from planner.plans.asked.named_pins import exactly
+from planner.plans.several.as_compiled import as_compiled, told_of_compile
 from planner.plans.several.audit import Audit, Gain, HeldWhole, Surprise
 from planner.plans.words.collective_seconds import collective_seconds
 from planner.plans.words.report_rows import returned_as_taken, split_into
@@ -23,6 +24,7 @@ from planner.program.graph import type_words
 from planner.program.spec_entries import parts_over
 from planner.program.traced import Leaf
 from planner.units import quantity
+from planner.verify.aot import AotReport
 
 MOST_FREED = 8
 """Lots of alike arguments that are freed one after the other: those that take most."""
@@ -33,11 +35,8 @@ WORTH = 1e-4
 
 Planned = Callable[[Mapping[Any, Any] | None, float | None], Decision]
 """The best plan with some pins, within a memory limit; with None for pins, on any mesh."""
-
-COMPLETED = (
-    "what is priced is the best completion of your shardings: what they leave open is placed as well as can be. XLA "
-    "completes shardings by its own rules, so the program as you run it may be slower; it was not compiled here"
-)
+Standing = Callable[[Decision], AotReport]
+"""What the compiler makes of the program on the mesh of a decision, with its pins alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +99,11 @@ def pins_of(asked: Asked, count: int, static: Sequence[int]) -> dict[Any, Any]:
     return pins
 
 
-def audited(pins: Mapping[Any, Any], planned: Planned, *, free: bool, limit_bytes: float | None) -> Audit:
+def audited(
+    pins: Mapping[Any, Any], planned: Planned, standing: Standing, *, free: bool, limit_bytes: float | None
+) -> Audit:
     """The audit of these pins. Raises: what `planned` raises but where it is the memory limit alone that they break."""
-    notes = [COMPLETED]
+    notes: list[str] = []
     try:
         own = planned(pins, limit_bytes)
     except InfeasibleError:
@@ -111,6 +112,9 @@ def audited(pins: Mapping[Any, Any], planned: Planned, *, free: bool, limit_byte
         notes.append(
             f"with your shardings nothing is predicted to fit the memory limit: the plan needs {peak} per device"
         )
+    report = standing(own)
+    compiled = as_compiled(own, report)
+    notes[:0] = [told_of_compile(own, report, compiled)]
     best = planned(None, limit_bytes) if free else None
     if best is None:
         notes.append("the program names its mesh and shardings itself, and is not planned without them")
@@ -121,6 +125,7 @@ def audited(pins: Mapping[Any, Any], planned: Planned, *, free: bool, limit_byte
         notes.append(f"of {left} lots of smaller arguments it was not tried to leave them to the planner")
     return Audit(
         own=own,
+        compiled=compiled,
         free=best,
         surprises=_surprises(own, best),
         whole=_whole(own, best),

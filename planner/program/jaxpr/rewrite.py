@@ -189,3 +189,8 @@ def _form(atom: Any, laid: Mapping[Any, Any]) -> Sequence[Any]:
 def plain(program: Program) -> Callable[..., list[Any]]:
     """The traced program as a function of its flat arguments, without the placements that it names itself."""
     return constrained(program, lambda slot: ())
+
+
+def as_traced(program: Program) -> Callable[..., list[Any]]:
+    """The function as the user wrote it, of its flat arguments, with the placements that it names itself."""
+    return jex_core.jaxpr_as_fun(closed(program.traced))

@@ -1,0 +1,137 @@
+"""What a compiler makes of a program with a user's shardings alone, beside what their best completion promises."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jax.sharding import PartitionSpec
+
+from planner.decision import Decision
+from planner.machine.target import Target
+from planner.options import Options
+from planner.plans.asked.named_pins import exactly
+from planner.plans.checks import why_not_compiled
+from planner.program.jaxpr.flatten import build_graph
+from planner.program.traced import Leaf, Program
+from planner.verify.aot import AotReport
+from planner.verify.compared_collectives import BETWEEN_SLICES, between_slices, moved
+from planner.verify.compiled import compiled_as_it_stands
+from planner.verify.differences import Moved, bytes_by, surplus
+from planner.verify.scheduled import schedule_of
+from planner.verify.verification import COMPILE_LIMIT_S
+
+COMPLETED = (
+    "what is priced is the best completion of your shardings: what they leave open is placed as well as can be. XLA "
+    "completes shardings by its own rules, so the program as you run it may be slower"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """Collectives of a compiled program: of one kind over some axes at one source line, ("?",) where no axes are known.
+
+    `operation` is the compiler's name of what the largest of them came from. `runs` and `bytes` are per call, and so are
+    `seconds`, on the wires under them, as if nothing hid them.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    source: str
+    operation: str
+    runs: float
+    bytes: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsCompiled:
+    """A program as it was compiled with a user's shardings alone: all per device and call.
+
+    `seconds` are those of the compiler's schedule, of which `exposed_seconds` wait for collectives; None where it tells
+    none. `peak_bytes` is the compiler's, None of a CPU's, which is not trustworthy. `surprises` are the collectives that
+    the best completion does without, with the part of bytes and seconds that is beyond those of its kind and axes there;
+    `rematerialized` is what the compiler says that it gathers whole for want of a way.
+    """
+
+    seconds: float | None
+    exposed_seconds: float | None
+    peak_bytes: float | None
+    argument_bytes: float | None
+    collectives: tuple[Compiled, ...]
+    surprises: tuple[Compiled, ...]
+    rematerialized: tuple[str, ...]
+
+    @property
+    def communication_seconds(self) -> float:
+        """The seconds of all collectives, as if nothing hid them."""
+        return sum(one.seconds for one in self.collectives)
+
+
+def compiled_alone(program: Program, own: Decision, target: Target, options: Options) -> AotReport:
+    """What the compiler of a target makes of a program on the mesh of a decision, with its pins alone."""
+    why_not = why_not_compiled(target, options, len(build_graph(program).ops))
+    if why_not:
+        return AotReport(status="unavailable", message=why_not, seconds=0.0)
+
+    def pinned(leaves: Sequence[Leaf]) -> list[PartitionSpec | None]:
+        return [own.request.pins.get(exactly(leaf.name)) for leaf in leaves if not leaf.constant]
+
+    return compiled_as_it_stands(
+        program,
+        pinned(program.arguments),
+        pinned(program.results),
+        target,
+        mesh_shape=own.mesh_shape,
+        limit_s=options.affordable_compile_s if options.check == "auto" else COMPILE_LIMIT_S,
+    )
+
+
+def as_compiled(own: Decision, report: AotReport) -> AsCompiled | None:
+    """What a report says of the program whose best completion is `own`; None where nothing was compiled."""
+    if not report.hlo:
+        return None
+    platform = own.request.platform or own.request.topology.chip.platform
+    memory, schedule = report.memory, schedule_of(report.hlo, own.request.topology, own.mesh_shape, platform)
+    peak = report.needed_bytes if memory is None else float(memory.peak_bytes)
+    promised, found = ([], []) if between_slices(own, platform) else moved(own, report.collectives, platform)
+    return AsCompiled(
+        seconds=None if schedule is None else schedule.seconds,
+        exposed_seconds=None if schedule is None else schedule.exposed_collective_seconds,
+        peak_bytes=None if platform == "cpu" else peak,
+        argument_bytes=None if memory is None else float(memory.argument_bytes),
+        collectives=_by_line(found),
+        surprises=_by_line(surplus(found, promised)),
+        rematerialized=report.rematerialized,
+    )
+
+
+def told_of_compile(own: Decision, report: AotReport, compiled: AsCompiled | None) -> str:
+    """What the notes say of the program as it stands."""
+    if compiled is None:
+        return f"{COMPLETED}; it was not compiled as it stands: {report.message}"
+    where = "for the devices here" if own.request.platform else f"for {own.topology}"
+    told = f"{COMPLETED}; as it stands, with your shardings alone, it was compiled {where}"
+    if between_slices(own, own.request.platform or own.request.topology.chip.platform):
+        told += f", and of its collectives nothing is told: {BETWEEN_SLICES}"
+    return told if report.ok else f"{told}, and {report.message}"
+
+
+def _by_line(collectives: Sequence[Moved]) -> tuple[Compiled, ...]:
+    """The collectives by kind, axes and source line, those that take longest first."""
+    groups: dict[tuple[str, tuple[str, ...], str], list[Moved]] = {}
+    for one in collectives:
+        groups.setdefault((*one.key, one.source), []).append(one)
+    found = [
+        Compiled(
+            kind=kind,
+            axes=axes,
+            source=source,
+            operation=max(by_name := bytes_by(alike, lambda m: m.op_name), key=by_name.__getitem__),
+            runs=sum(one.runs for one in alike),
+            bytes=sum(one.bytes for one in alike),
+            seconds=sum(one.seconds for one in alike),
+        )
+        for (kind, axes, source), alike in groups.items()
+    ]
+    return tuple(sorted(found, key=lambda one: (-one.seconds, -one.bytes, one.source, one.kind, one.axes)))
