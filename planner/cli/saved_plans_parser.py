@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-PLAN_HELP = "a plan's file, as 'search' writes it"
 JSON_HELP = "print it as JSON, in bytes and seconds (joules, where energy was minimised)"
 
 
@@ -17,23 +16,29 @@ def add_saved_plans(commands: Any) -> None:
     _add_report(commands)
 
 
+def _of_plan(
+    commands: Any, name: str, *, about: str, description: str, first: str = "plan", as_json: str = JSON_HELP
+) -> argparse.ArgumentParser:
+    """The parser of a command whose first argument is a plan's file, and which prints JSON where that is asked for."""
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=about, description=description)
+    parser.add_argument(first, metavar=f"{first.upper()}.json", help="a plan's file, as 'search' writes it")
+    parser.add_argument("--json", action="store_true", help=as_json)
+    return parser
+
+
 def _add_show(commands: Any) -> None:
-    show: argparse.ArgumentParser = commands.add_parser(
-        "show", help="print a saved plan", description="Prints a plan that 'search' wrote."
-    )
-    show.add_argument("plan", metavar="PLAN.json", help=PLAN_HELP)
-    show.add_argument("--json", action="store_true", help=JSON_HELP)
+    _of_plan(commands, "show", about="print a saved plan", description="Prints a plan that 'search' wrote.")
 
 
 def _add_explain(commands: Any) -> None:
-    explain: argparse.ArgumentParser = commands.add_parser(
+    explain = _of_plan(
+        commands,
         "explain",
-        help="print why arrays of a saved plan are placed as they are",
+        about="print why arrays of a saved plan are placed as they are",
         description="Prints for some arrays the best few specs that they could have, what the best plan with each costs "
         "more than this one, and the one reason for it: a collective, computing that is not split, memory. The plan's file "
         "says what was decided, and not what else could be, so the program is needed beside it.",
     )
-    explain.add_argument("plan", metavar="PLAN.json", help=PLAN_HELP)
     explain.add_argument(
         "program",
         nargs="?",
@@ -47,31 +52,31 @@ def _add_explain(commands: Any) -> None:
         help="an array's name in the printed plan, or a shell-style pattern such as 'params/*/kernel'. Default: the "
         "largest arguments, of those of one type and spec one",
     )
-    explain.add_argument("--json", action="store_true", help=JSON_HELP)
 
 
 def _add_compare(commands: Any) -> None:
-    compare: argparse.ArgumentParser = commands.add_parser(
+    compare = _of_plan(
+        commands,
         "compare",
-        help="print where two saved plans differ, and what that costs",
+        first="a",
+        about="print where two saved plans differ, and what that costs",
         description="Prints where plan B differs from plan A: mesh, form, time, memory, energy, specs and collectives. The "
         "files suffice. Plans of different functions, or for different chips, are compared as far as that means something, "
         "and the notes say so.",
     )
-    compare.add_argument("a", metavar="A.json", help=PLAN_HELP)
     compare.add_argument("b", metavar="B.json", help="another one's")
-    compare.add_argument("--json", action="store_true", help=JSON_HELP)
 
 
 def _add_report(commands: Any) -> None:
-    report: argparse.ArgumentParser = commands.add_parser(
+    report = _of_plan(
+        commands,
         "report",
-        help="write a saved plan as a page of HTML",
+        as_json="print what the page shows as JSON instead, and write nothing",
+        about="write a saved plan as a page of HTML",
         description="Writes one HTML file that needs no network: where the time goes, memory over the step, what travels "
         "between devices, every array on the mesh, the op graph, the meshes tried, and what was checked. From the plan's "
         "file alone, without the program, some of it cannot be there; the page says what.",
     )
-    report.add_argument("plan", metavar="PLAN.json", help=PLAN_HELP)
     report.add_argument(
         "program",
         nargs="?",
@@ -80,7 +85,4 @@ def _add_report(commands: Any) -> None:
     )
     report.add_argument(
         "-o", "--output", metavar="PATH", help="write the page there. Default: the plan's path with .html"
-    )
-    report.add_argument(
-        "--json", action="store_true", help="print what the page shows as JSON instead, and write nothing"
     )

@@ -77,6 +77,11 @@ class Asked:
     below: float = math.inf
     worth: float = WORTHWHILE
 
+    @property
+    def at_once(self) -> bool:
+        """Whether what is postponed is taken up at once."""
+        return self.worth > WORTHWHILE
+
 
 def search(meshes: Sequence[Mapping[str, int]], program: States, asked: Asked) -> Found:
     """The plans for these meshes, best first; none where none is below what is asked for.
@@ -110,7 +115,7 @@ def search(meshes: Sequence[Mapping[str, int]], program: States, asked: Asked) -
             shared = None if asked.share is False else program.shared(shape)
             stated = program.instance(shape) if shared is None else shared
             run.settle(tried, free_plan(stated, limit_bytes, run.budget(), best=run.sought))
-            if asked.worth > WORTHWHILE:
+            if asked.at_once:
                 run.take_up()
         run.tell(tried + 1, shape)
     run.take_up()
@@ -163,8 +168,7 @@ class _MeshSearch:
     @property
     def sought(self) -> float:
         """What the plans of further meshes are to be below of."""
-        worth = self.asked.worth if self.candidates and self.asked.worth > WORTHWHILE else 0.0
-        return self.best * (1 - worth)
+        return self.best * (1 - self.asked.worth) if self.candidates and self.asked.at_once else self.best
 
     @property
     def first(self) -> int:
@@ -216,9 +220,8 @@ class _MeshSearch:
             mesh = waiting.pop(tried)
             # Of plans about as good the one of the first mesh is taken.
             sign = 1 if self.candidates and tried < self.first else -1
-            cutoff = min(
-                self.best * (1 + sign * WORTHWHILE), self.sought if self.asked.worth > WORTHWHILE else math.inf
-            )
+            cutoff = self.best * (1 + sign * WORTHWHILE)
+            cutoff = min(cutoff, self.sought) if self.asked.at_once else cutoff
             late = self.candidates and self.deadline.passed
             if self.bounds[tried] < cutoff and not late:
                 self.tell(tried, self.meshes[tried])

@@ -42,7 +42,7 @@ def rows_of(leaves: Sequence[Leaf], specs: Sequence[PartitionSpec], mesh_shape: 
             name=leaf.name,
             type=type_words(leaf.aval),
             spec=spec,
-            bytes=leaf.aval.bytes / split_into(spec, mesh_shape),
+            bytes=bytes_on_device(leaf, spec, mesh_shape),
             count=1,
             also=(),
         )
@@ -83,6 +83,11 @@ def roots(names: Sequence[str]) -> list[str]:
 def split_into(spec: PartitionSpec, mesh_shape: Mapping[str, int]) -> int:
     """Into how many parts a spec cuts a tensor."""
     return math.prod(parts_over(axes_of_entry(entry), mesh_shape) for entry in spec)
+
+
+def bytes_on_device(leaf: Leaf, spec: PartitionSpec, mesh_shape: Mapping[str, int]) -> float:
+    """The bytes of an array on one device."""
+    return leaf.aval.bytes / split_into(spec, mesh_shape)
 
 
 def _common_end(a: str, b: str) -> int:

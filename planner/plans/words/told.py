@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 
 from planner.decision import Decision
 from planner.plans.saved.typed_json import as_json
-from planner.plans.words.report_rows import split_into
+from planner.plans.words.report_rows import bytes_on_device
 from planner.program.graph import type_words
 from planner.program.traced import Leaf
 
@@ -51,7 +51,7 @@ def _leaves(decision: Decision, leaves: Sequence[Leaf], specs: Sequence[Partitio
             "name": leaf.name,
             "type": type_words(leaf.aval),
             "spec": as_json(spec),
-            "bytes": leaf.aval.bytes / split_into(spec, decision.mesh_shape),
+            "bytes": bytes_on_device(leaf, spec, decision.mesh_shape),
         }
         for leaf, spec in zip(leaves, specs, strict=True)
     ]
