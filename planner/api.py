@@ -341,9 +341,9 @@ def audit(
     All others as in `plan`.
 
     What is priced is the best completion of the shardings. Beside it stands what the compiler makes of the function with
-    them alone, where it may be asked: the seconds of its schedule, its peak, and the collectives that the best completion
-    does without. The record has the collectives that the free plan does without, large arrays held whole that could be
-    split, and what leaving one sharding to the planner saves.
+    them alone, where it may be asked: the seconds of its schedule, its peak, the collectives that the best completion
+    does without, and the lines at which devices compute more than there. The record has the collectives that the free
+    plan does without, large arrays held whole that could be split, and what leaving one sharding to the planner saves.
 
     Raises
     ------
@@ -351,12 +351,12 @@ def audit(
     """
     options = checked_options(options)
     chosen = replace(options, check="never", refine="never", recompute="as written", microbatches=1)
-    asked = asked_of(fn, in_shardings, out_shardings)
+    asked = asked_of(fn, len(example_args), in_shardings, out_shardings)
     wanted = Wanted(
         objective=objective,
         memory_limit=memory_limit,
-        donate_argnums=donate_argnums,
-        static_argnums=static_argnums,
+        donate_argnums=(*checked_positions("donate_argnums", donate_argnums), *asked.donated),
+        static_argnums=(*checked_positions("static_argnums", static_argnums), *asked.static),
     )
     pins = pins_of(asked, len(example_args), wanted.static)
     on_mesh = mesh_asked(mesh, pins)
@@ -369,20 +369,18 @@ def audit(
     if on_mesh is None and not named:
         raise ArgumentError("PartitionSpecs name axes of a mesh; give mesh=, or NamedShardings")
 
-    def placed(those: Mapping[Any, Any] | None) -> Place:
+    def planned(those: Mapping[Any, Any] | None, limit: float | None) -> Plan:
         own = devices
         if devices is None and topology is None and isinstance(on_mesh, Mesh):
             own = tuple(on_mesh.devices.flat) if those is None else None
         laid = None if those is None else on_mesh
-        return place_of(devices=own, topology=topology, mesh=laid, pins=those or None, like=None)
-
-    def planned(those: Mapping[Any, Any] | None, limit: float | None) -> Decision:
-        asks, place = replace(wanted, pins=those or None, memory_limit=limit), placed(those)
+        place = place_of(devices=own, topology=topology, mesh=laid, pins=those or None, like=None)
+        asks = replace(wanted, pins=those or None, memory_limit=limit)
         ready = made_ready_by_all("planner.audit", asked.fn, example_args, place, chosen, asks, traced=traced)
-        return planned_or_kept(Call(ready, chosen)).decision
+        return planned_or_kept(Call(ready, chosen))
 
-    def standing(own: Decision) -> AotReport:
-        return compiled_alone(traced, own, placed(pins).target, options)
+    def standing(best: Plan) -> AotReport:
+        return compiled_alone(traced, best, options)
 
     return audited(pins, planned, standing, free=not named, limit_bytes=memory_limit)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import cost_models
 from planner.explain.saved_values import SavedValues
@@ -29,19 +30,32 @@ def products_of(chosen: Chosen, saved: SavedValues, passes: int) -> tuple[Produc
             if cost_models.engine(step.kind) == "matrix":
                 line = line_of(step)
                 again[line] = again.get(line, 0.0) + passes * crossing.length * step_flops(step)
-    graph = chosen.instance.model.graph
     whole, own = dict.fromkeys(again, 0.0), dict.fromkeys([*again, ""], 0.0)
-    for op in graph.ops:
-        if op.primitive is not None and cost_models.engine(op.kind) == "matrix":
-            flops = op_flops(graph, op) * graph.regions[op.region].trips
-            line = op.line if op.line in again else ""
-            own[line] += flops / _parts(chosen, op)
-            if line in whole:
-                whole[line] += flops
+    for op, flops in _products(chosen):
+        line = op.line if op.line in again else ""
+        own[line] += flops / _parts(chosen, op)
+        if line in whole:
+            whole[line] += flops
     return tuple(
         Products(line=line, flops=flops, again=min(flops, again[line] * flops / whole[line]) if flops and line else 0.0)
         for line, flops in own.items()
     )
+
+
+def products_by_source(chosen: Chosen) -> dict[str, float]:
+    """The operations of products of matrices on a device and call, by the user's own line of code."""
+    found: dict[str, float] = {}
+    for op, flops in _products(chosen):
+        found[op.source] = found.get(op.source, 0.0) + flops / _parts(chosen, op)
+    return found
+
+
+def _products(chosen: Chosen) -> Iterator[tuple[Op, float]]:
+    """The ops that multiply matrices, and the operations of a call, as if they were not split."""
+    graph = chosen.instance.model.graph
+    for op in graph.ops:
+        if op.primitive is not None and cost_models.engine(op.kind) == "matrix":
+            yield op, op_flops(graph, op) * graph.regions[op.region].trips
 
 
 def _parts(chosen: Chosen, op: Op) -> float:

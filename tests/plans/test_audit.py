@@ -114,6 +114,20 @@ def test_jitted_functions_and_shardings_bring_their_mesh() -> None:
         assert other.own.predicted == specs.own.predicted
 
 
+def test_what_a_jitted_function_donates_and_holds_constant_is_taken_over() -> None:
+    def scaled(state: jax.Array, times: int, x: jax.Array) -> jax.Array:
+        return state + times * x
+
+    args = (*shapes((jnp.zeros((64, 64)),)), 3, *shapes((jnp.zeros((64, 64)),)))
+    given = named((P("data"), P("data")))
+    jitted = jax.jit(scaled, in_shardings=given, static_argnums=1, donate_argnums=0)
+    found = planner.audit(jitted, args)
+    assert [leaf.name for leaf in found.own.arguments] == ["state", "x"]
+    assert set(found.own.in_specs) == {P("data")}
+    assert found.own.predicted.alias_bytes == 64 * 64 * 4 / 4
+    assert found.compiled is not None, found.notes
+
+
 def test_a_program_that_names_shardings_inside_is_priced_as_it_is() -> None:
     sharding = named(P("data"))
 
@@ -198,7 +212,37 @@ def test_what_the_compiler_makes_of_the_shardings_stands_beside_their_best_compl
 
 def test_shardings_that_leave_nothing_open_hold_no_surprise() -> None:
     found = as_it_stands(in_shardings=(P(None, "model"), P("data")), out_shardings=P("data", "model"))
-    assert found.surprises == found.collectives == ()
+    assert found.surprises == found.collectives == found.repeated == ()
+
+
+def test_what_every_device_computes_anew_is_told_by_line() -> None:
+    """Nothing tells XLA to split by the second axis, so both of its devices compute the same."""
+    found = planner.audit(
+        product, FACTORS, in_shardings=(P(), P("data")), mesh=MESH, devices=jax.devices(), topology="cpu:8"
+    )
+    assert found.compiled is not None
+    (repeated,) = found.compiled.repeated
+    assert repeated.source.startswith("plans/test_audit.py:")
+    assert repeated.flops == 2 * 1024 / 4 * 512 * 512 == 2 * repeated.best
+    assert "of which every device computes more" in str(found)
+
+
+@pytest.mark.skipif(bool(unavailable_reason("tpu")), reason=unavailable_reason("tpu") or "libtpu is there")
+def test_what_is_gathered_whole_on_the_way_is_told() -> None:
+    mesh = Mesh(np.asarray(jax.devices()).reshape(2, 2, 2), ("a", "b", "c"))
+
+    def turned(x: jax.Array) -> jax.Array:
+        x = jax.lax.with_sharding_constraint(jnp.cos(x), NamedSharding(mesh, P(None, "a", "c")))
+        return jax.lax.with_sharding_constraint(x * 2, NamedSharding(mesh, P(("c", "a", "b"))))
+
+    always = planner.Options(check="always")
+    found = planner.audit(turned, shapes((jnp.zeros((8, 12, 16)),)), topology="v5e:2x4", options=always)
+    assert found.compiled is not None, found.notes
+    (held,) = found.compiled.held
+    assert held.array == "f32[8,6,8]"
+    assert "sharding_constraint" in held.operation
+    assert held.source.startswith("plans/test_audit.py:")
+    assert "gathered whole" in str(found)
 
 
 def test_the_compiler_completes_arguments_that_are_left_open_too() -> None:

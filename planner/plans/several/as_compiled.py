@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jax.sharding import PartitionSpec
 
 from planner.decision import Decision
-from planner.machine.target import Target
+from planner.explain.repeated_products import products_by_source
 from planner.options import Options
 from planner.plans.asked.named_pins import exactly
 from planner.plans.checks import why_not_compiled
+from planner.plans.plan import Plan
 from planner.program.jaxpr.flatten import build_graph
+from planner.program.jaxpr.origins import own_line
 from planner.program.traced import Leaf, Program
+from planner.units import quantity
 from planner.verify.aot import AotReport
 from planner.verify.compared_collectives import BETWEEN_SLICES, between_slices, moved
 from planner.verify.compiled import compiled_as_it_stands
 from planner.verify.differences import Moved, bytes_by, surplus
+from planner.verify.hlo.products import innermost, read_products
+from planner.verify.hlo.text import parse_module
 from planner.verify.scheduled import schedule_of
 from planner.verify.verification import COMPILE_LIMIT_S
+
+MORE = 0.01
+"""A line computes more than the best completion where it does so by this share of all products."""
+MOST_MESSAGE = 300
+"""Characters of a compiler's message that are told."""
+_ARRAY = re.compile(r"HLO operation %?\S+ = (\w+\[[\d,]*\])")
+_OPERATION = re.compile(r'op_name="([^"]*)"')
 
 COMPLETED = (
     "what is priced is the best completion of your shardings: what they leave open is placed as well as can be. XLA "
@@ -45,13 +58,35 @@ class Compiled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Repeated:
+    """Products of matrices at a source line: operations per device and call, compiled, and in the best completion."""
+
+    source: str
+    flops: float
+    best: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOnTheWay:
+    """An array that is gathered whole, and split again, as the compiler finds no other way between two of its layouts.
+
+    `array` is the type of what a device has of it before.
+    """
+
+    array: str
+    operation: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AsCompiled:
     """A program as it was compiled with a user's shardings alone: all per device and call.
 
     `seconds` are those of the compiler's schedule, of which `exposed_seconds` wait for collectives; None where it tells
     none. `peak_bytes` is the compiler's, None of a CPU's, which is not trustworthy. `surprises` are the collectives that
-    the best completion does without, with the part of bytes and seconds that is beyond those of its kind and axes there;
-    `rematerialized` is what the compiler says that it gathers whole for want of a way.
+    the best completion does without, with the part of bytes and seconds that is beyond those of its kind and axes there,
+    `repeated` the products of which a device computes more, `held` the arrays that it holds whole on the way, which are
+    known of compiles in a child process only.
     """
 
     seconds: float | None
@@ -60,7 +95,8 @@ class AsCompiled:
     argument_bytes: float | None
     collectives: tuple[Compiled, ...]
     surprises: tuple[Compiled, ...]
-    rematerialized: tuple[str, ...]
+    repeated: tuple[Repeated, ...]
+    held: tuple[HeldOnTheWay, ...]
 
     @property
     def communication_seconds(self) -> float:
@@ -68,8 +104,9 @@ class AsCompiled:
         return sum(one.seconds for one in self.collectives)
 
 
-def compiled_alone(program: Program, own: Decision, target: Target, options: Options) -> AotReport:
-    """What the compiler of a target makes of a program on the mesh of a decision, with its pins alone."""
+def compiled_alone(program: Program, best: Plan, options: Options) -> AotReport:
+    """What the compiler of a plan's target makes of a program on its mesh, with its pins alone."""
+    own, target = best.decision, best.target
     why_not = why_not_compiled(target, options, len(build_graph(program).ops))
     if why_not:
         return AotReport(status="unavailable", message=why_not, seconds=0.0)
@@ -87,10 +124,11 @@ def compiled_alone(program: Program, own: Decision, target: Target, options: Opt
     )
 
 
-def as_compiled(own: Decision, report: AotReport) -> AsCompiled | None:
-    """What a report says of the program whose best completion is `own`; None where nothing was compiled."""
+def as_compiled(best: Plan, report: AotReport) -> AsCompiled | None:
+    """What a report says of the program whose best completion is `best`; None where nothing was compiled."""
     if not report.hlo:
         return None
+    own = best.decision
     platform = own.request.platform or own.request.topology.chip.platform
     memory, schedule = report.memory, schedule_of(report.hlo, own.request.topology, own.mesh_shape, platform)
     peak = report.needed_bytes if memory is None else float(memory.peak_bytes)
@@ -102,19 +140,63 @@ def as_compiled(own: Decision, report: AotReport) -> AsCompiled | None:
         argument_bytes=None if memory is None else float(memory.argument_bytes),
         collectives=_by_line(found),
         surprises=_by_line(surplus(found, promised)),
-        rematerialized=report.rematerialized,
+        repeated=_repeated(products_by_source(best.behind.chosen), read_products(report.hlo, line=_own) or {}),
+        held=_held(report),
     )
 
 
 def told_of_compile(own: Decision, report: AotReport, compiled: AsCompiled | None) -> str:
     """What the notes say of the program as it stands."""
     if compiled is None:
-        return f"{COMPLETED}; it was not compiled as it stands: {report.message}"
+        return f"{COMPLETED}; it was not compiled as it stands: {_why_not(report)}"
     where = "for the devices here" if own.request.platform else f"for {own.topology}"
     told = f"{COMPLETED}; as it stands, with your shardings alone, it was compiled {where}"
     if between_slices(own, own.request.platform or own.request.topology.chip.platform):
         told += f", and of its collectives nothing is told: {BETWEEN_SLICES}"
-    return told if report.ok else f"{told}, and {report.message}"
+    limit = min(own.request.memory_limit, float(own.request.topology.chip.hbm_bytes))
+    peak = compiled.peak_bytes or 0.0
+    over = f"needs {quantity(peak, 'B')} per device, more than the {quantity(limit, 'B')} there are"
+    return told if peak <= limit else f"{told}, and {over}"
+
+
+def _why_not(report: AotReport) -> str:
+    """Why a report has no program."""
+    if report.status == "timeout":
+        return "the compile took too long; Options(affordable_compile_s=...) allows more, check='always' the most"
+    if report.status == "oom" and report.needed_bytes is not None:
+        return f"it does not fit, as it needs {quantity(report.needed_bytes, 'B')} per device by its compiler"
+    return report.message[:MOST_MESSAGE]
+
+
+def _own(sources: Sequence[str]) -> str:
+    """The user's own line, as the ops of a program tell theirs."""
+    return own_line(sources) or innermost(sources)
+
+
+def _repeated(best: Mapping[str, float], compiled: Mapping[str, float]) -> tuple[Repeated, ...]:
+    """The lines at which clearly more is compiled, those with the most more first."""
+    least = MORE * sum(best.values())
+    found = [Repeated(source=at, flops=flops, best=best.get(at, 0.0)) for at, flops in compiled.items()]
+    more = [one for one in found if one.flops - one.best > least]
+    return tuple(sorted(more, key=lambda one: (one.best - one.flops, one.source)))
+
+
+def _held(report: AotReport) -> tuple[HeldOnTheWay, ...]:
+    """What the compiler warns of, read as far as it says what it is."""
+    if not report.rematerialized:
+        return ()
+    module = parse_module(report.hlo)
+    found: list[HeldOnTheWay] = []
+    for words in report.rematerialized:
+        array, operation = _ARRAY.search(words), _OPERATION.search(words)
+        found.append(
+            HeldOnTheWay(
+                array=array[1] if array else "",
+                operation=operation[1] if operation else "",
+                source=_own(module.sources_in(words)),
+            )
+        )
+    return tuple(dict.fromkeys(found))
 
 
 def _by_line(collectives: Sequence[Moved]) -> tuple[Compiled, ...]:

@@ -14,13 +14,15 @@ from planner.decision import Decision
 from planner.one_mesh.mesh import mesh_words
 from planner.one_mesh.specs import spec_words
 from planner.plans.saved.typed_json import as_json
-from planner.plans.several.as_compiled import AsCompiled
+from planner.plans.several.as_compiled import AsCompiled, HeldOnTheWay, Repeated
 from planner.plans.words.collective_seconds import collective_seconds
 from planner.plans.words.text_table import Justify, add_row, table_of, text_of
 from planner.plans.words.told import told
 from planner.units import quantity
 
 MOST_ROWS = 10
+PARTS = 3
+"""Parts of the compiler's names of operations that are printed."""
 COUNTED: tuple[tuple[str, Justify], ...] = (("runs", "right"), ("bytes", "right"), ("seconds alone", "right"))
 
 
@@ -156,14 +158,41 @@ def _as_it_stands(own: Decision, found: AsCompiled | None) -> list[RenderableTyp
         if compiled is not None:
             add_row(table, name, quantity(compiled, unit), "" if promised is None else quantity(promised, unit))
     parts: list[RenderableType] = [Text("\nyour program as it stands, compiled", style="bold"), table]
-    parts += [Text(f"- {words}") for words in found.rematerialized]
+    parts += [*_repeated(found.repeated), *_held(found.held)]
     if not found.surprises:
         return [*parts, Text("\nno compiled collective that the best completion does without")]
     moves = table_of(("", "left"), ("of", "left"), ("at", "left"), *COUNTED)
     for one in found.surprises[:MOST_ROWS]:
-        _add_collective(moves, one.kind, one.axes, one.operation, one.source, one.runs, one.bytes, one.seconds)
+        what = _end_of(one.operation)
+        _add_collective(moves, one.kind, one.axes, what, one.source, one.runs, one.bytes, one.seconds)
     title = Text("\ncompiled collectives that the best completion does without", style="bold")
     return [*parts, title, moves, *_more(len(found.surprises))]
+
+
+def _repeated(found: Sequence[Repeated]) -> list[RenderableType]:
+    if not found:
+        return []
+    table = table_of(("at", "left"), ("compiled", "right"), ("completed best", "right"), ("", "right"))
+    for one in found[:MOST_ROWS]:
+        times = f"x {one.flops / one.best:.3g}" if one.best > 0 else ""
+        add_row(table, one.source, quantity(one.flops, "FLOP"), quantity(one.best, "FLOP"), times)
+    title = Text("\nproducts of matrices of which every device computes more than in the best completion", style="bold")
+    return [title, table, *_more(len(found))]
+
+
+def _held(found: Sequence[HeldOnTheWay]) -> list[RenderableType]:
+    if not found:
+        return []
+    table = table_of(("a device's part", "left"), ("of", "left"), ("at", "left"))
+    for one in found[:MOST_ROWS]:
+        add_row(table, one.array, _end_of(one.operation), one.source)
+    title = Text("\narrays gathered whole for want of a way between two layouts", style="bold")
+    return [title, table, *_more(len(found))]
+
+
+def _end_of(operation: str) -> str:
+    """The end of the compiler's name of an operation, where the module and the primitive stand."""
+    return "/".join(operation.split("/")[-PARTS:])
 
 
 def _add_collective(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,11 +16,13 @@ from planner.errors import ArgumentError, InfeasibleError
 from planner.folded import fold_numbers
 from planner.one_mesh.specs import entries_of
 from planner.plans.asked.named_pins import exactly
+from planner.plans.plan import Plan
 from planner.plans.several.as_compiled import as_compiled, told_of_compile
 from planner.plans.several.audit import Audit, Gain, HeldWhole, Surprise
 from planner.plans.words.collective_seconds import collective_seconds
-from planner.plans.words.report_rows import returned_as_taken, split_into
+from planner.plans.words.report_rows import bytes_on_device, returned_as_taken
 from planner.program.graph import type_words
+from planner.program.jitted import brought
 from planner.program.spec_entries import parts_over
 from planner.program.traced import Leaf
 from planner.units import quantity
@@ -33,19 +35,24 @@ LARGE = 0.005
 WORTH = 1e-4
 """A change gains where it saves this share of the time, or of the peak."""
 
-Planned = Callable[[Mapping[Any, Any] | None, float | None], Decision]
+Planned = Callable[[Mapping[Any, Any] | None, float | None], Plan]
 """The best plan with some pins, within a memory limit; with None for pins, on any mesh."""
-Standing = Callable[[Decision], AotReport]
-"""What the compiler makes of the program on the mesh of a decision, with its pins alone."""
+Standing = Callable[[Plan], AotReport]
+"""What the compiler makes of the program on the mesh of a plan, with its pins alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A function with the shardings of its arguments and results, as `jax.jit` takes them."""
+    """A function with the shardings of its arguments and results, as `jax.jit` takes them.
+
+    `donated` and `static` are the positions that a jitted function says so of, from which the function was taken.
+    """
 
     fn: Callable[..., Any]
     in_shardings: Any
     out_shardings: Any
+    donated: Collection[int] = ()
+    static: Collection[int] = ()
 
 
 class _Lot(NamedTuple):
@@ -56,8 +63,10 @@ class _Lot(NamedTuple):
     results: tuple[int, ...]
 
 
-def asked_of(fn: Callable[..., Any], in_shardings: Any, out_shardings: Any) -> Asked:
+def asked_of(fn: Callable[..., Any], count: int, in_shardings: Any, out_shardings: Any) -> Asked:
     """What is to be audited; of a jitted function with shardings the function that it wraps, and these.
+
+    `count` is the number of its arguments.
 
     Raises: ArgumentError where a jitted function has shardings and others are given.
     """
@@ -72,7 +81,14 @@ def asked_of(fn: Callable[..., Any], in_shardings: Any, out_shardings: Any) -> A
         return Asked(fn=fn, in_shardings=in_shardings, out_shardings=out_shardings)
     if in_shardings is not None or out_shardings is not None:
         raise ArgumentError("the jitted function has shardings of its own, and others are given; leave one of them out")
-    return Asked(fn=getattr(fn, "__wrapped__", fn), in_shardings=own[0], out_shardings=own[1])
+    says = brought(fn, count)
+    return Asked(
+        fn=getattr(fn, "__wrapped__", fn),
+        in_shardings=own[0],
+        out_shardings=own[1],
+        donated=says.donate,
+        static=says.static,
+    )
 
 
 def _unflattened(tree: Any, leaves: Sequence[Any]) -> Any:
@@ -105,17 +121,17 @@ def audited(
     """The audit of these pins. Raises: what `planned` raises but where it is the memory limit alone that they break."""
     notes: list[str] = []
     try:
-        own = planned(pins, limit_bytes)
+        completion = planned(pins, limit_bytes)
     except InfeasibleError:
-        own = planned(pins, math.inf)
-        peak = quantity(own.predicted.peak_bytes, "B")
+        completion = planned(pins, math.inf)
+        peak = quantity(completion.predicted.peak_bytes, "B")
         notes.append(
             f"with your shardings nothing is predicted to fit the memory limit: the plan needs {peak} per device"
         )
-    report = standing(own)
-    compiled = as_compiled(own, report)
+    own, report = completion.decision, standing(completion)
+    compiled = as_compiled(completion, report)
     notes[:0] = [told_of_compile(own, report, compiled)]
-    best = planned(None, limit_bytes) if free else None
+    best = planned(None, limit_bytes).decision if free else None
     if best is None:
         notes.append("the program names its mesh and shardings itself, and is not planned without them")
     elif dict(best.mesh_shape) != dict(own.mesh_shape):
@@ -170,7 +186,7 @@ def _whole(own: Decision, free: Decision | None) -> tuple[HeldWhole, ...]:
     specs = (*own.in_specs, *(own.out_specs[i] for i in results))
     found: list[HeldWhole] = []
     for leaf, spec in zip(leaves, specs, strict=True):
-        size = leaf.aval.bytes / split_into(spec, own.mesh_shape)
+        size = bytes_on_device(leaf, spec, own.mesh_shape)
         axes = _could(leaf, spec, own.mesh_shape)
         if axes and size >= LARGE * chip:
             saved = size * (1 - 1 / parts_over(axes, own.mesh_shape))
@@ -212,7 +228,8 @@ def _gains(own: Decision, planned: Planned, limit_bytes: float) -> tuple[tuple[G
         leaves = [own.arguments[i].name for i in lot.members] + [own.results[i].name for i in lot.results]
         gone = {exactly(name) for name in leaves}
         try:
-            other = planned({pattern: spec for pattern, spec in pins.items() if pattern not in gone}, limit_bytes)
+            left = {pattern: spec for pattern, spec in pins.items() if pattern not in gone}
+            other = planned(left, limit_bytes).decision
         except InfeasibleError:
             continue
         first = lot.members[0]

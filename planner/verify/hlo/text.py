@@ -96,10 +96,14 @@ class Module:
 
     def sources(self, instruction: Instruction) -> tuple[str, ...]:
         """The "file:line" an instruction came from outside of JAX, and those of what called it, innermost first."""
-        match = re.search(r'source_file="([^"]*)"(?: source_line=(\d+))?', instruction.attributes)
+        return self.sources_in(instruction.attributes)
+
+    def sources_in(self, attributes: str) -> tuple[str, ...]:
+        """The same of an instruction's attributes, as its text or a compiler's message tells them."""
+        match = re.search(r'source_file="([^"]*)"(?: source_line=(\d+))?', attributes)
         if match:
             return (f"{match[1]}:{match[2]}" if match[2] else match[1],)
-        match = re.search(r"stack_frame_id=(\d+)", instruction.attributes)
+        match = re.search(r"stack_frame_id=(\d+)", attributes)
         found: list[str] = []
         number = int(match[1]) if match else 0
         while number in self.frames and len(found) < len(self.frames):
