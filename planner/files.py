@@ -1,9 +1,15 @@
-"""Files that are written whole or not at all, and leave nothing behind when their writer is killed."""
+"""Files and folders that are written whole or not at all, whenever their writer is killed.
+
+What is not finished has a hidden name beside what it is to become, and its writer holds a lock on it, which ends with the
+writer: what the dead have left, the next to write there removes.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import secrets
+import shutil
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -13,7 +19,9 @@ if sys.platform != "win32":
     import fcntl
 
 PART = ".part"
-"""How the names of unfinished files end. They are hidden beside the file that they are to become."""
+"""How the names of unfinished files and folders end. They are hidden beside what they are to become."""
+OLD = ".old"
+"""How the name of a folder ends while another takes its place, where the two cannot be exchanged at once."""
 PERMISSIONS = 0o666
 """Those of a new file, less what the process's umask takes away."""
 
@@ -23,7 +31,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
     Where the file system can, the content is written to a file without a name, which the kernel frees with its writer. It
     needs a name for as long as it takes the place of another file. Who is killed in between, or writes where files need
-    names, leaves one that the next to write there removes: a writer holds a lock on its file, which ends with it.
+    names, leaves one.
     """
     _remove_left(path)
     with _unnamed(path.parent) as handle:
@@ -38,6 +46,91 @@ def write_whole(path: Path, content: bytes) -> None:
     with _named(path) as (handle, part):
         _fill(handle, content)
         _replace(part, path)
+
+
+@contextmanager
+def whole_folder(path: Path) -> Generator[Path]:
+    """A new folder to fill, which takes the place of the folder `path` at the end of the block, or of nothing.
+
+    `path` is what it was before or the new one, whenever the process is killed; where the kernel cannot exchange two
+    folders at once it may be missing, and the next to write there brings it back. Raises: OSError.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _bring_back(path)
+    _remove_left(path)
+    handle, part = _made_folder(path)
+    try:
+        yield part
+        _take_place(part, path)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+        if handle is not None:
+            os.close(handle)
+
+
+def _take_place(part: Path, path: Path) -> None:
+    """Gives a folder the name of another; that one, if there is any, has its name then, or is gone."""
+    if not path.exists():
+        part.rename(path)
+        return
+    if _exchange(part, path):
+        return
+    old = _hidden(path, OLD)
+    handle = _locked_folder(path)
+    try:
+        path.rename(old)
+        part.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Whether two names were exchanged, at once; never where there is no such call."""
+    if sys.platform != "linux":
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    try:
+        call = ctypes.CDLL(None).renameat2
+    except (AttributeError, OSError):  # a C library without it
+        return False
+    return call(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0
+
+
+def _bring_back(path: Path) -> None:
+    """Gives a folder its name again, whose writer died before another took its place."""
+    for old in path.parent.glob(f".{_escaped(path.name)}.*{OLD}"):
+        with suppress(OSError), _if_left(old):
+            if path.exists():
+                shutil.rmtree(old)
+            else:
+                old.rename(path)
+
+
+def _made_folder(path: Path) -> tuple[int | None, Path]:
+    """A new folder beside `path`, with a lock where there are such."""
+    while True:
+        part = _part_of(path)
+        part.mkdir()
+        handle = _locked_folder(part)
+        # Who looks for what others left may have come before the lock.
+        if part.exists():
+            return handle, part
+        if handle is not None:
+            os.close(handle)
+
+
+def _locked_folder(path: Path) -> int | None:
+    """A handle that holds the lock of a folder; None where folders have none, or this one is gone."""
+    if sys.platform == "win32":
+        return None
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    _lock(handle, wait=True)
+    return handle
 
 
 def _fill(handle: int, content: bytes) -> None:
@@ -56,7 +149,11 @@ def _replace(part: Path, path: Path) -> None:
 
 
 def _part_of(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{PART}")
+    return _hidden(path, PART)
+
+
+def _hidden(path: Path, ending: str) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{ending}")
 
 
 @contextmanager
@@ -111,15 +208,25 @@ def _made(path: Path) -> tuple[int, Path]:
 
 
 def _remove_left(path: Path) -> None:
-    """Removes unfinished files for `path` whose writers are gone."""
+    """Removes unfinished files and folders for `path` whose writers are gone."""
     for left in path.parent.glob(f".{_escaped(path.name)}.*{PART}"):
-        with suppress(OSError):
-            handle = os.open(left, os.O_WRONLY)
-            try:
-                if _lock(handle):
-                    left.unlink()
-            finally:
-                os.close(handle)
+        with suppress(OSError), _if_left(left):
+            if left.is_dir():
+                shutil.rmtree(left)
+            else:
+                left.unlink()
+
+
+@contextmanager
+def _if_left(path: Path) -> Generator[None]:
+    """A lock on what a writer that is gone has left. Raises: BlockingIOError where there is one, OSError."""
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_WRONLY)
+    try:
+        if not _lock(handle):
+            raise BlockingIOError(f"{path} is being written")
+        yield
+    finally:
+        os.close(handle)
 
 
 def _escaped(name: str) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from planner import files
-from planner.files import PART, write_whole
+from planner.files import OLD, PART, whole_folder, write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
 WRITER = """
@@ -95,3 +95,74 @@ def test_killed_at_any_time(tmp_path: Path, way: str) -> None:
         write_whole(path, b"")
         assert list(tmp_path.iterdir()) == [path], "the next to write there removes what was left"
         path.unlink()
+
+
+# ---------------------------------------------------------------- folders
+
+
+@pytest.fixture(params=["exchanged", "one after the other"])
+def swap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whether the kernel exchanges two names at once."""
+    if request.param != "exchanged":
+        monkeypatch.setattr(files, "_exchange", lambda *_: False)
+    return request.param
+
+
+def fill(folder: Path, **content: str) -> None:
+    with whole_folder(folder) as part:
+        for name, text in content.items():
+            write_whole(part / name, text.encode())
+
+
+def held(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def test_a_folder_is_made_and_replaced(tmp_path: Path, swap: str) -> None:
+    path = tmp_path / "kept" / "front[0]*"
+    for content in ({"a": "1", "b": "2"}, {"c": "3"}, {}, {"a": "4"}):
+        fill(path, **content)
+        assert held(path) == content
+        assert list(path.parent.iterdir()) == [path]
+
+
+def test_the_kernel_exchanges_names(tmp_path: Path) -> None:
+    fill(tmp_path / "one", a="1")
+    fill(tmp_path / "two", b="2")
+    if not files._exchange(tmp_path / "one", tmp_path / "two"):
+        pytest.skip("this file system cannot exchange two names")
+    assert (held(tmp_path / "one"), held(tmp_path / "two")) == ({"b": "2"}, {"a": "1"})
+
+
+@pytest.mark.parametrize("error", [OSError("full"), KeyboardInterrupt()])
+def test_a_folder_that_is_not_finished_leaves_nothing(tmp_path: Path, error: BaseException) -> None:
+    def interrupted() -> None:
+        with whole_folder(tmp_path / "front") as part:
+            (part / "a").write_text("2")
+            raise error
+
+    fill(tmp_path / "front", a="1")
+    with pytest.raises(type(error)):
+        interrupted()
+    assert list(tmp_path.iterdir()) == [tmp_path / "front"]
+    assert held(tmp_path / "front") == {"a": "1"}
+
+
+def test_a_folder_that_others_are_filling_is_left_alone(tmp_path: Path) -> None:
+    with whole_folder(tmp_path / "front") as others:
+        (others / "b").write_text("2")
+        fill(tmp_path / "front", a="1")
+        assert held(others) == {"b": "2"}, "its writer lives"
+    assert held(tmp_path / "front") == {"b": "2"}
+
+
+def test_what_the_dead_left_of_a_folder_is_removed_or_brought_back(tmp_path: Path) -> None:
+    for name in (f".front.0{PART}", f".front.1{PART}", f".other.2{PART}", f".front.3{OLD}"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a").write_text(name)
+    with pytest.raises(ValueError, match="stop"), whole_folder(tmp_path / "front"):
+        raise ValueError("stop")
+    assert held(tmp_path / "front") == {"a": f".front.3{OLD}"}, "what was there when its writer died"
+    fill(tmp_path / "front", b="1")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f".other.2{PART}", "front"]
+    assert held(tmp_path / "front") == {"b": "1"}

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 import planner
 from planner import session
 from planner.errors import ArgumentError, CompileError, InfeasibleError
+from planner.plans.asked import made_ready
 from planner.plans.call import Call
 from tests.small import NEVER, assert_same, shapes, train_args, train_step
 
@@ -156,8 +157,8 @@ def test_where_nothing_is_to_trade_there_is_one_plan() -> None:
 
 def test_a_program_is_made_ready_once(monkeypatch: pytest.MonkeyPatch) -> None:
     traced: list[object] = []
-    make = planner.api.made_ready
-    monkeypatch.setattr(planner.api, "made_ready", lambda *a, **k: (traced.append(a), make(*a, **k))[1])
+    make = made_ready.made_ready
+    monkeypatch.setattr(made_ready, "made_ready", lambda *a, **k: (traced.append(a), make(*a, **k))[1])
     models: list[object] = []
     model_of = session.model_of
     monkeypatch.setattr(session, "model_of", lambda *a, **k: (models.append(a), model_of(*a, **k))[1])

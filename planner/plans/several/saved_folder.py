@@ -1,15 +1,14 @@
-"""Folders of plans: several of one function with a summary of them, written all or nothing."""
+"""Folders of plans: several of one function with a summary of them, written all or nothing, whenever that is killed."""
 
 from __future__ import annotations
 
 import json
-import shutil
-import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from planner.errors import ArgumentError
+from planner.files import whole_folder, write_whole
 from planner.plans.plan import Plan
 
 
@@ -37,21 +36,14 @@ def save_folder(folder: str | Path, plans: Sequence[Plan], summary: str, told: M
     """
     folder = Path(folder).absolute()
     check_folder(folder, summary, what)
-    tag = uuid.uuid4().hex[:8]
-    whole, before = (folder.with_name(f"{folder.name}.{tag}.{state}") for state in ("part", "old"))
     try:
-        whole.mkdir(parents=True)
-        for i, plan in enumerate(plans):
-            plan.save(whole / file_name(i))
-        (whole / summary).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-        if folder.exists():
-            folder.replace(before)
-        whole.replace(folder)
+        with whole_folder(folder) as whole:
+            for i, plan in enumerate(plans):
+                plan.save(whole / file_name(i))
+            write_whole(whole / summary, (json.dumps(told, indent=1) + "\n").encode())
+            check_folder(folder, summary, what)
     except OSError as error:
         raise ArgumentError(f"the {what} cannot be saved in {folder}: {error}; give another folder") from error
-    finally:
-        shutil.rmtree(whole, ignore_errors=True)
-        shutil.rmtree(before, ignore_errors=True)
 
 
 def file_name(position: int) -> str:
