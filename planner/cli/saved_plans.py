@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -19,6 +20,9 @@ from planner.plans.saved.typed_json import as_json
 from planner.plans.words.report import describe
 from planner.plans.words.told import told
 
+PROGRAM = re.compile(r".*:[A-Za-z_]\w*|:.*|.*:")
+"""What is meant for FILE.py:FUNCTION: names of arrays have a colon only before the number of a line."""
+
 
 def show(arguments: argparse.Namespace) -> int:
     """Prints a saved plan."""
@@ -28,10 +32,17 @@ def show(arguments: argparse.Namespace) -> int:
 
 
 def explain(arguments: argparse.Namespace) -> int:
-    """Prints what other specs of some tensors of a saved plan would cost, and why."""
-    bound = bind(arguments.plan, arguments.program, "explain")
+    """Prints what other specs of tensors of a saved plan would cost, and why; without its program, what its file says."""
+    program, name = arguments.program, arguments.name
+    if program is not None and name is None and not PROGRAM.fullmatch(program):
+        program, name = None, program
+    if program is None:
+        told_by_file = load(arguments.plan).explain(name)
+        _print(as_json(told_by_file) if arguments.json else str(told_by_file), as_data=arguments.json)
+        return 0
+    bound = bind(arguments.plan, program)
     with status("pricing alternatives"):
-        found = bound.explain(arguments.name)
+        found = bound.explain(name)
     _print(as_json(found) if arguments.json else str(found), as_data=arguments.json)
     return 0
 
@@ -49,7 +60,7 @@ def report(arguments: argparse.Namespace) -> int:
     if not arguments.json and output.is_dir():
         raise ArgumentError(f"{output} is a folder; give the path of a file")
     saved = load(arguments.plan)
-    bound = None if arguments.program is None else bind(arguments.plan, arguments.program, "report")
+    bound = None if arguments.program is None else bind(arguments.plan, arguments.program)
     if arguments.json:
         data = page_data(saved.decision, None if bound is None else bound.behind)
         parts = {field.name: getattr(data, field.name) for field in fields(data) if field.name != "decision"}
@@ -60,14 +71,9 @@ def report(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def bind(path: str, program: str | None, command: str) -> Plan:
-    """A saved plan bound to its program. Raises: ArgumentError where no program is given, PlanFileError."""
+def bind(path: str, program: str) -> Plan:
+    """A saved plan bound to its program. Raises: ArgumentError, PlanFileError."""
     saved = load(path)
-    if program is None:
-        raise ArgumentError(
-            f"{command} needs the program beside its plan, which says what was decided and not what else could be; write "
-            f"meshwright {command} {path} FILE.py:FUNCTION"
-        )
     planned = load_program(program)
     return saved.bind(planned.fn, planned.args)
 

@@ -37,13 +37,14 @@ def _add_explain(commands: Any) -> None:
         about="print why arrays of a saved plan are placed as they are",
         description="Prints for some arrays the best few specs that they could have, what the best plan with each costs "
         "more than this one, and the one reason for it: a collective, computing that is not split, memory. The plan's file "
-        "says what was decided, and not what else could be, so the program is needed beside it.",
+        "says what was decided, and not what else could be: without the program it is told how the arrays lie, what that "
+        "takes, and what moves them.",
     )
     explain.add_argument(
         "program",
         nargs="?",
         metavar="FILE.py:FUNCTION",
-        help="the program that was planned, as 'search' takes it; required",
+        help="the program that was planned, as 'search' takes it. Default: what the plan's file says by itself",
     )
     explain.add_argument(
         "name",

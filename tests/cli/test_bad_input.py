@@ -94,7 +94,8 @@ CASES = (
     f"show {'a' * 300}", "show a b", "show text.json --json",
     "explain", "explain none.json", "explain text.json program.py:good", "explain other.json program.py:good --json",
     *(f"explain saved.json{words}" for words in (
-        "", " program.py", " none.py:good", " program.py:raises", " program.py:too_many", " program.py:other",
+        " program.py", " absent", " absent --json", " :good", " program.py:", " none.py:good",
+        " program.py:raises", " program.py:too_many", " program.py:other",
         " program.py:good absent", " program.py:good x y",
     )),
     "report", "report none.json", "report text.json", "report deep.json --json",
@@ -152,6 +153,8 @@ def test_what_is_printed_for_programs_parses(folder: Path, capsys: pytest.Captur
     "words",
     [
         "show saved.json",
+        "explain saved.json",
+        "explain saved.json x",
         "explain saved.json program.py:good",
         "explain saved.json program.py:good x",
         "compare saved.json saved.json",

@@ -145,7 +145,7 @@ def killed(kind: Kind, seconds: float, number: int) -> None:
 
 def unfinished(folder: Path) -> list[str]:
     """What was left of our own writings."""
-    there = [path.relative_to(folder) for path in folder.rglob(f".*{PART}")]
+    there = [path.relative_to(folder) for path in folder.rglob(f".*{PART}") if not path.parent.name.endswith(PART)]
     return [str(path) for path in there if not any(str(path) in name for name in OTHERS)]
 
 

@@ -23,6 +23,7 @@ from planner.plans.page.written import in_notebook, write_page
 from planner.plans.plan import Plan
 from planner.plans.saved.edited import check_places
 from planner.plans.saved.store import Saved
+from planner.plans.words.recorded import Recorded, recorded
 from planner.plans.words.report import describe
 from planner.program.jaxpr.carried_stacks import with_stacks_carried
 from planner.program.jaxpr.fingerprint import fingerprint
@@ -102,6 +103,14 @@ class LoadedPlan:
                 Session(program=program, target=target, request=decision.request), decision
             ),
         )
+
+    def explain(self, path: str | None = None) -> Recorded:
+        """What the file says of the array `path` (a name or pattern): how it lies, what that takes, what moves it.
+
+        What other specs would cost, as `Plan.explain` has it, only the program can tell, which `bind` brings. Without a
+        path: the largest arguments. Raises: ArgumentError for a name that the file has not.
+        """
+        return recorded(self.decision, path)
 
     def report(self, path: str | Path) -> None:
         """Writes a page of the plan, as `Plan.report`: without what only its program can tell, which `bind` brings.
