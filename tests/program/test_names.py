@@ -62,6 +62,10 @@ def test_own_code_is_that_outside_of_libraries_and_within_what_is_planned() -> N
     library, own = "/venv/lib/python3.11/site-packages/flax/linen/linear.py:287", "/home/me/my model/net.py:12:8 (call)"
     assert own_line([library, own, "/home/me/train.py:3"]) == "my model/net.py:12"
     assert own_line([library, planner.__file__.replace("__init__", "program/trace") + ":1", own]) == ""
+    assert (
+        own_line([library, planner.__file__.replace("__init__", "program/libraries") + ":1", own])
+        == "my model/net.py:12"
+    )
 
 
 @pytest.mark.parametrize("lifted", ["plain", "remat", "scan", "both"])

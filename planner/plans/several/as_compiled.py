@@ -10,10 +10,12 @@ from jax.sharding import PartitionSpec
 
 from planner.decision import Decision
 from planner.explain.repeated_products import products_by_source
+from planner.folded import fold_numbers
 from planner.options import Options
 from planner.plans.asked.named_pins import exactly
 from planner.plans.checks import why_not_compiled
 from planner.plans.plan import Plan
+from planner.plans.words.report_rows import bytes_on_device
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.jaxpr.origins import own_line
 from planner.program.traced import Leaf, Program
@@ -22,13 +24,14 @@ from planner.verify.aot import AotReport
 from planner.verify.compared_collectives import BETWEEN_SLICES, between_slices, moved
 from planner.verify.compiled import compiled_as_it_stands
 from planner.verify.differences import Moved, bytes_by, surplus
+from planner.verify.hlo.entry import argument_bytes, result_bytes
 from planner.verify.hlo.products import innermost, read_products
-from planner.verify.hlo.text import parse_module
+from planner.verify.hlo.text import Module, parse_module
 from planner.verify.scheduled import schedule_of
 from planner.verify.verification import COMPILE_LIMIT_S
 
 MORE = 0.01
-"""A line computes more than the best completion where it does so by this share of all products."""
+"""A line computes, and an array takes, more than in the best completion where it does so by this share of all."""
 MOST_MESSAGE = 300
 """Characters of a compiler's message that are told."""
 _ARRAY = re.compile(r"HLO operation %?\S+ = (\w+\[[\d,]*\])")
@@ -67,6 +70,19 @@ class Repeated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Larger:
+    """An argument or result left open of which a device holds more `bytes` than in the best completion.
+
+    `count` alike have one folded name; the bytes are those of each.
+    """
+
+    name: str
+    count: int
+    bytes: float
+    best: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOnTheWay:
     """An array that is gathered whole, and split again, as the compiler finds no other way between two of its layouts.
 
@@ -83,25 +99,27 @@ class AsCompiled:
     """A program as it was compiled with a user's shardings alone: all per device and call.
 
     `seconds` are those of the compiler's schedule, of which `exposed_seconds` wait for collectives; None where it tells
-    none. `peak_bytes` is the compiler's, None of a CPU's, which is not trustworthy. `surprises` are the collectives that
-    the best completion does without, with the part of bytes and seconds that is beyond those of its kind and axes there,
-    `repeated` the products of which a device computes more, `held` the arrays that it holds whole on the way, which are
-    known of compiles in a child process only.
+    none. `collectives` are None where they cannot be read. `peak_bytes` is the compiler's, None of a CPU's, which is not
+    trustworthy. `surprises` are the collectives that the best completion does without, with the part of bytes and seconds
+    that is beyond those of its kind and axes there, `repeated` the products of which a device computes more, `larger` the
+    arguments and results of which it holds more, `held` the arrays that it holds whole on the way, which are known of
+    compiles in a child process only.
     """
 
     seconds: float | None
     exposed_seconds: float | None
     peak_bytes: float | None
     argument_bytes: float | None
-    collectives: tuple[Compiled, ...]
+    collectives: tuple[Compiled, ...] | None
     surprises: tuple[Compiled, ...]
     repeated: tuple[Repeated, ...]
+    larger: tuple[Larger, ...]
     held: tuple[HeldOnTheWay, ...]
 
     @property
-    def communication_seconds(self) -> float:
+    def communication_seconds(self) -> float | None:
         """The seconds of all collectives, as if nothing hid them."""
-        return sum(one.seconds for one in self.collectives)
+        return None if self.collectives is None else sum(one.seconds for one in self.collectives)
 
 
 def compiled_alone(program: Program, best: Plan, options: Options) -> AotReport:
@@ -128,20 +146,22 @@ def as_compiled(best: Plan, report: AotReport) -> AsCompiled | None:
     """What a report says of the program whose best completion is `best`; None where nothing was compiled."""
     if not report.hlo:
         return None
-    own = best.decision
+    own, module = best.decision, parse_module(report.hlo)
     platform = own.request.platform or own.request.topology.chip.platform
     memory, schedule = report.memory, schedule_of(report.hlo, own.request.topology, own.mesh_shape, platform)
     peak = report.needed_bytes if memory is None else float(memory.peak_bytes)
-    promised, found = ([], []) if between_slices(own, platform) else moved(own, report.collectives, platform)
+    unread = between_slices(own, platform)
+    promised, found = moved(own, () if unread else report.collectives, platform)
     return AsCompiled(
         seconds=None if schedule is None else schedule.seconds,
         exposed_seconds=None if schedule is None else schedule.exposed_collective_seconds,
         peak_bytes=None if platform == "cpu" else peak,
         argument_bytes=None if memory is None else float(memory.argument_bytes),
-        collectives=_by_line(found),
+        collectives=None if unread else _by_line(found),
         surprises=_by_line(surplus(found, promised)),
         repeated=_repeated(products_by_source(best.behind.chosen), read_products(report.hlo, line=_own) or {}),
-        held=_held(report),
+        larger=_larger(own, module),
+        held=_held(report, module),
     )
 
 
@@ -169,23 +189,41 @@ def _why_not(report: AotReport) -> str:
 
 
 def _own(sources: Sequence[str]) -> str:
-    """The user's own line, as the ops of a program tell theirs."""
+    """The user's own line; the innermost where the compiler was not told as far."""
     return own_line(sources) or innermost(sources)
 
 
 def _repeated(best: Mapping[str, float], compiled: Mapping[str, float]) -> tuple[Repeated, ...]:
     """The lines at which clearly more is compiled, those with the most more first."""
-    least = MORE * sum(best.values())
+    least = MORE * sum(compiled.values())
     found = [Repeated(source=at, flops=flops, best=best.get(at, 0.0)) for at, flops in compiled.items()]
     more = [one for one in found if one.flops - one.best > least]
     return tuple(sorted(more, key=lambda one: (one.best - one.flops, one.source)))
 
 
-def _held(report: AotReport) -> tuple[HeldOnTheWay, ...]:
+def _larger(own: Decision, module: Module) -> tuple[Larger, ...]:
+    """What is clearly larger of what is left open, that which takes most first."""
+    arguments, results = argument_bytes(module), dict(enumerate(result_bytes(module)))
+    least = MORE * (own.predicted.argument_bytes + own.predicted.output_bytes)
+    sides = ((own.arguments, own.in_specs, arguments), (own.results, own.out_specs, results))
+    names: list[str] = []
+    sizes: list[tuple[float, float]] = []
+    for leaves, specs, compiled in sides:
+        for i, (leaf, spec) in enumerate(zip(leaves, specs, strict=True)):
+            best = bytes_on_device(leaf, spec, own.mesh_shape)
+            if exactly(leaf.name) not in own.request.pins and compiled.get(i, 0.0) > best:
+                names.append(leaf.name)
+                sizes.append((compiled[i], best))
+    found = [
+        Larger(name=name, count=len(members), bytes=sizes[members[0]][0], best=sizes[members[0]][1])
+        for name, members in fold_numbers(names, sizes)
+    ]
+    more = [one for one in found if one.count * (one.bytes - one.best) > least]
+    return tuple(sorted(more, key=lambda one: (one.count * (one.best - one.bytes), one.name)))
+
+
+def _held(report: AotReport, module: Module) -> tuple[HeldOnTheWay, ...]:
     """What the compiler warns of, read as far as it says what it is."""
-    if not report.rematerialized:
-        return ()
-    module = parse_module(report.hlo)
     found: list[HeldOnTheWay] = []
     for words in report.rematerialized:
         array, operation = _ARRAY.search(words), _OPERATION.search(words)

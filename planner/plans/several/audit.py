@@ -14,7 +14,7 @@ from planner.decision import Decision
 from planner.one_mesh.mesh import mesh_words
 from planner.one_mesh.specs import spec_words
 from planner.plans.saved.typed_json import as_json
-from planner.plans.several.as_compiled import AsCompiled, HeldOnTheWay, Repeated
+from planner.plans.several.as_compiled import AsCompiled, HeldOnTheWay, Larger, Repeated
 from planner.plans.words.collective_seconds import collective_seconds
 from planner.plans.words.text_table import Justify, add_row, table_of, text_of
 from planner.plans.words.told import told
@@ -158,7 +158,9 @@ def _as_it_stands(own: Decision, found: AsCompiled | None) -> list[RenderableTyp
         if compiled is not None:
             add_row(table, name, quantity(compiled, unit), "" if promised is None else quantity(promised, unit))
     parts: list[RenderableType] = [Text("\nyour program as it stands, compiled", style="bold"), table]
-    parts += [*_repeated(found.repeated), *_held(found.held)]
+    parts += [*_repeated(found.repeated), *_larger(found.larger), *_held(found.held)]
+    if found.collectives is None:
+        return parts
     if not found.surprises:
         return [*parts, Text("\nno compiled collective that the best completion does without")]
     moves = table_of(("", "left"), ("of", "left"), ("at", "left"), *COUNTED)
@@ -177,6 +179,17 @@ def _repeated(found: Sequence[Repeated]) -> list[RenderableType]:
         times = f"x {one.flops / one.best:.3g}" if one.best > 0 else ""
         add_row(table, one.source, quantity(one.flops, "FLOP"), quantity(one.best, "FLOP"), times)
     title = Text("\nproducts of matrices of which every device computes more than in the best completion", style="bold")
+    return [title, table, *_more(len(found))]
+
+
+def _larger(found: Sequence[Larger]) -> list[RenderableType]:
+    if not found:
+        return []
+    table = table_of(("", "left"), ("compiled", "right"), ("completed best", "right"))
+    for one in found[:MOST_ROWS]:
+        name = one.name if one.count == 1 else f"{one.name} ({one.count})"
+        add_row(table, name, quantity(one.bytes, "B"), quantity(one.best, "B"))
+    title = Text("\nwhat you leave open and the compiler holds more of, per device", style="bold")
     return [title, table, *_more(len(found))]
 
 

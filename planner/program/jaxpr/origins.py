@@ -25,6 +25,7 @@ _WITHIN = re.compile(r"/(?![^()]*\))")
 _REMATTED = "rematted_computation"
 _LIBRARY = re.compile(r"[/\\](site|dist)-packages[/\\]")
 _PLANNER = str(Path(__file__).parents[2])
+_NAMING = str(Path(__file__).parents[1] / "libraries.py")
 _FRAME = re.compile(r"(.*?):(\d+)(?::\d+)?(?: \(|$)")
 _SLASH = re.compile(r"[/\\]")
 _ALL_FRAMES = 1 << 20
@@ -98,9 +99,11 @@ def lines_of(source_info: Any) -> tuple[str, str]:
 def own_line(frames: Iterable[str]) -> str:
     """The first line of frames, innermost first, that is the user's own code: "folder/file.py:line", or "".
 
-    Code in `site-packages` is a library's; what called the planner is no part of what is planned.
+    Code in `site-packages` is a library's; what called the planner is no part of what is planned, but for what names
+    modules, which stands between the user's code and a library's.
     """
-    own = takewhile(lambda frame: not frame.startswith(_PLANNER), frames)
+    called = (frame for frame in frames if not frame.startswith(_NAMING))
+    own = takewhile(lambda frame: not frame.startswith(_PLANNER), called)
     return next((short_line(frame) for frame in own if not _LIBRARY.search(frame)), "")
 
 
