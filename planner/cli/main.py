@@ -32,6 +32,7 @@ from cost_models import CostModelError, Profile, calibrate, parse_topology, save
 from planner.api import compare_topologies, load, pareto, plan
 from planner.cli import saved_plans
 from planner.cli.audit_command import run_audit
+from planner.cli.outputs import check_file, check_folder_of
 from planner.cli.parser import make_parser
 from planner.cli.program_file import Planned, load_program
 from planner.cli.progress import show_progress, status
@@ -84,8 +85,9 @@ def _search(arguments: argparse.Namespace) -> int:
         )
     arguments.topology = next(iter(topologies), None)
     output: Path | None = arguments.output
-    if output is not None and not output.absolute().parent.is_dir():
-        raise ArgumentError(f"there is no folder {str(output.absolute().parent)!r} to write {output.name} to; make it")
+    if output is not None:
+        check_folder_of(output)
+        check_file(output)
     planned = load_program(arguments.program)
     keywords = _keywords(arguments, planned)
     with show_progress() as progress:
@@ -152,8 +154,8 @@ def _pareto(arguments: argparse.Namespace) -> int:
 
 def _calibrate(arguments: argparse.Namespace) -> int:
     """Measures, prints what was fitted and keeps it where `cost_model="measured"` looks for it."""
-    if arguments.output is not None and arguments.output.is_dir():
-        raise ArgumentError(f"{arguments.output} is a folder; give the path of a file")
+    if arguments.output is not None:
+        check_file(arguments.output)
     profile = _measured(arguments) if arguments.compiler is None else _scheduled(arguments.compiler)
     path: Path = arguments.output or default_profile(profile.platform, profile.device_kind, profile.num_devices)
     save_profile(profile, path)

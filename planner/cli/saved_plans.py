@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from planner.api import compare, load
+from planner.cli.outputs import check_file
 from planner.cli.program_file import load_program
 from planner.cli.progress import status
-from planner.errors import ArgumentError
 from planner.plans.page.collect import page_data
 from planner.plans.plan import Plan
 from planner.plans.saved.typed_json import as_json
@@ -57,8 +57,8 @@ def compare_two(arguments: argparse.Namespace) -> int:
 def report(arguments: argparse.Namespace) -> int:
     """Writes the page of a saved plan, or prints what it shows."""
     output = Path(arguments.output or Path(arguments.plan).with_suffix(".html"))
-    if not arguments.json and output.is_dir():
-        raise ArgumentError(f"{output} is a folder; give the path of a file")
+    if not arguments.json:
+        check_file(output)
     saved = load(arguments.plan)
     bound = None if arguments.program is None else bind(arguments.plan, arguments.program)
     if arguments.json:

@@ -40,7 +40,9 @@ def _in_microbatches(program: Program, count: int, batch: Batch | Refused) -> ob
     """The jaxpr of a program in so many microbatches. Raises: ArgumentError."""
     why = refusal(batch, count)
     if isinstance(batch, Refused) or why:
-        raise ArgumentError(f"{program.function_name} cannot run as {count} microbatches: {why}")
+        raise ArgumentError(
+            f"{program.function_name} cannot run as {count} microbatches: {why}; leave microbatches out"
+        )
     try:
         return microbatched(batch, count)
     except NotInParts as error:

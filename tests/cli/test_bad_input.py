@@ -24,6 +24,10 @@ X = jax.ShapeDtypeStruct((8, 8), jnp.float32)
 def good(): return lambda x: x @ x, (X,)
 def other(): return lambda x: x + 1, (X,)
 def sharded(): return lambda x: x @ x, (X,), {"in_shardings": jax.sharding.PartitionSpec("x"), "topology": "v5e:2x2"}
+def odd_shardings(): return lambda x: x @ x, (X,), {"in_shardings": (3,)}
+def odd_axis(): return lambda x: x @ x, (X,), {"in_shardings": jax.sharding.PartitionSpec("y")}
+def twice(): return lambda x: x @ x, (X,), {"in_shardings": jax.sharding.PartitionSpec("x", "x")}
+def indivisible(): return lambda x: x @ x, (X,), {"in_shardings": jax.sharding.PartitionSpec("x")}
 def too_long(): return lambda x: x @ x, (X,), {"in_shardings": (None, None)}
 def nothing(): return None
 def three(): return 1, 2, 3
@@ -53,6 +57,8 @@ FILES = {
     "bytes.json": "\udcff",
 }
 PLANNING = ("search", "pareto")
+COMPARED = "--topology v5e:2x4"
+"""What makes a search for one topology one for two."""
 GOOD = "program.py:good --topology v5e:2x2"
 OF_BOTH = (
     "program.py", ":good", "program.py:", "none.py:good", "folder:good", "text.json:good", "program.py:absent",
@@ -72,6 +78,13 @@ OF_BOTH = (
         "", "batch", "batch=", "=data", "batch=data,", "batch=(data", "batch=data;mlp=model", "a=1", "a=(x,,1)",
     )),
     f"{GOOD} --pin x=batch --logical-rules batch=absent", f"{GOOD} --pin x=rows --logical-rules batch=x",
+    *(f"{GOOD} --axis-names {words}" for words in ("", "x,", "x,x", "1", "a,b,c,d", "x --mesh x=4", "x --pin x=y")),
+    *(f"{GOOD} --like {words}" for words in (
+        "none.json", "text.json", "other.json", "bytes.json", "folder", "saved.json --mesh x=2,y=2,z=1",
+        "saved.json --topology v5e:2x4", "saved.json --axis-names a", "unlike.json",
+    )),
+    *(f"{GOOD} --microbatches {words}" for words in ("0", "-1", "x", "1.5", "7")),
+    *(f"{GOOD} --recompute {words}" for words in ("", "some")),
     f"{GOOD} --donate 9", f"{GOOD} --donate -1", f"{GOOD} --donate a", f"{GOOD} --static 9",
     f"{GOOD} --static 0 --donate 0",
     f"{GOOD} --time-limit 0", f"{GOOD} --time-limit nan", f"{GOOD} --time-limit soon", f"{GOOD} --check maybe",
@@ -81,9 +94,17 @@ OF_BOTH = (
     f"{GOOD} --cost-model measured --profile folder", f"{GOOD} --objective beauty", f"{GOOD} --cache text.json",
     f"{GOOD} --absent", "program.py:odd_pins --topology v5e:2x2 --pin x=x", "",
 )  # fmt: skip
+ONE_ONLY = (*(words for words in OF_BOTH if "--topology" not in words), f"{GOOD} --mesh x=3")
+"""Those that name no topology, or are wrong for one of two only."""
 CASES = (
     *(f"{command} {words}" for command in PLANNING for words in OF_BOTH),
-    f"search {GOOD} -o folder", f"search {GOOD} -o none/of/these",
+    *(f"search {words} {COMPARED}{more}" for words in OF_BOTH if words not in ONE_ONLY for more in ("", " --json")),
+    *(f"search {GOOD} {COMPARED} {words}" for words in (
+        "--topology nonsense", "--topology v5e:2x4", "-o text.json/x", "-o program.py", f"-o {'a' * 300}", "-o folder/..",
+        "-o mine", "--like saved.json --json", "--points 3", "--memory 1B --json",
+    )),
+    f"search {GOOD} -o folder", f"search {GOOD} -o {'a' * 300}", f"search {GOOD} -o {'a' * 300}/b",
+    f"pareto {GOOD} -o {'a' * 300}", f"calibrate -o {'a' * 300}", f"search {GOOD} -o none/of/these",
     f"search {GOOD} --topology v5e:2x2", f"search {GOOD} --topology nonsense", f"search {GOOD} --json",
     f"search {GOOD} --topology v5e:2x4 -o text.json", f"search {GOOD} --topology v5e:2x4 -o folder/more -o .",
     "search program.py:odd_devices --topology v5e:2x2 --topology v5e:2x4", f"search {GOOD} --topology v5e:2x4 --memory 1B",
@@ -101,6 +122,14 @@ CASES = (
     "report", "report none.json", "report text.json", "report deep.json --json",
     *(f"report saved.json {words}" for words in (
         "-o folder", "program.py", "program.py:other", "a b", "-o text.json/x", "program.py:good -o folder", "--absent",
+    )),
+    *(f"report saved.json -o {words}" for words in ("program.py/page.html", f"{'a' * 300}.html")),
+    *(f"{command} {words}" for command in ("show", "report", "explain", "compare saved.json") for words in (
+        "half.json", "half.json --json", "mesh.json", "mesh.json --json", "leaf.json", "number.json", "list.json --json",
+    )),
+    *(f"audit program.py:{words} --topology v5e:2x2" for words in (
+        "odd_shardings --mesh x=4", "odd_axis --mesh x=4", "odd_axis --mesh x=4 --json", "twice --mesh x=4",
+        "indivisible --mesh x=3", "raises", "nothing", "untraceable", "text --mesh x=4", "odd_devices --mesh x=4",
     )),
     "audit", "audit program.py:good --topology v5e:2x2", "audit program.py:good --json", "audit none.py:good",
     *(f"audit program.py:{words}" for words in (
@@ -127,15 +156,34 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
     return path.read_text()
 
 
+@pytest.fixture(scope="module")
+def unlike(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The file of a plan that has no array in common with the good program."""
+    path = tmp_path_factory.mktemp("unlike") / "unlike.json"
+    y = jax.ShapeDtypeStruct((4,), jnp.int32)
+    planner.plan(lambda y: y.sum(), (y,), topology="v5e:2x2", options=planner.Options(check="never")).save(path)
+    return path.read_text()
+
+
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: str) -> Iterator[Path]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: str, unlike: str) -> Iterator[Path]:
     """The current folder, with programs, a plan, and files that are none of these."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("planner.cli.main.calibrate", lambda *_, **__: pytest.fail("measures"))
     (tmp_path / "folder").mkdir()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("all of it")
+    garbled = {
+        "half.json": saved[: len(saved) // 2],
+        "mesh.json": saved.replace('"mesh": {"x"', '"mesh": {"q"'),
+        "leaf.json": saved.replace('"itemsize": 4', '"itemsize": -4'),
+        "number.json": saved.replace('"peak_bytes": ', '"peak_bytes": 1e999, "old": '),
+        "list.json": "[1, 2]",
+        "unlike.json": unlike,
+    }
     before = set(sys.modules)
-    for name, text in {**FILES, "saved.json": saved}.items():
+    for name, text in {**FILES, **garbled, "saved.json": saved}.items():
         (tmp_path / name).write_text(text, encoding="utf-8", errors="surrogateescape")
     yield tmp_path
     for name in {"program", "program_to_plan", "empty"} - before:
@@ -198,7 +246,7 @@ def test_bad_input_is_told_in_a_sentence(words: str, folder: Path, capsys: pytes
         code = main(words.split(" ") if words else [])
     except SystemExit as stopped:
         code = stopped.code
-    err = capsys.readouterr().err
+    out, err = capsys.readouterr()
     told = [line for line in err.splitlines() if re.match(r"meshwright( \w+)?: error: ", line)]
     assert code == 2, err[-500:]
     assert len(told) == 1
@@ -206,3 +254,5 @@ def test_bad_input_is_told_in_a_sentence(words: str, folder: Path, capsys: pytes
     assert HINT.search(told[0]), told[0]
     assert len(told[0]) < 1500
     assert "Traceback" not in err
+    assert not out
+    assert (folder / "mine" / "thesis.tex").exists()

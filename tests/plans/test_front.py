@@ -104,12 +104,25 @@ def test_a_saved_front_is_loaded_plan_by_plan_and_replaced(front: planner.Front,
     assert loaded.bind(train_step, ARGS).certificate.within_bytes == front[1].certificate.within_bytes
 
 
+def test_a_link_to_a_folder_stays_one(front: planner.Front, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to("there")
+    for saved in (front, planner.Front(front[:1], objective="time")):
+        saved.save(tmp_path / "link")
+        assert (tmp_path / "link").is_symlink()
+        assert len(list((tmp_path / "there").iterdir())) == len(saved) + 1
+
+
 def test_a_folder_of_other_things_is_left_alone(front: planner.Front, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("all of it")
     with pytest.raises(ArgumentError, match="holds other files"):
         front.save(tmp_path)
     with pytest.raises(ArgumentError, match="is a file"):
         front.save(tmp_path / "thesis.tex")
+    with pytest.raises(ArgumentError, match=r"thesis.tex is a file; give a folder"):
+        front.save(tmp_path / "thesis.tex" / "front")
+    with pytest.raises(ArgumentError, match="File name too long; give another folder"):
+        front.save(tmp_path / ("a" * 300))
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 

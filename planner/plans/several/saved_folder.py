@@ -13,15 +13,17 @@ from planner.plans.plan import Plan
 
 
 def check_folder(folder: Path, summary: str, what: str) -> None:
-    """Nothing where plans can be saved in this folder, with a summary of that name; `what` they are is told.
+    """Nothing where plans can be saved in this folder (an absolute path), with a summary of that name.
 
-    Raises: ArgumentError where it holds anything else.
+    `what` they are is told. Raises: ArgumentError where it holds anything else, or is none and can be none.
     """
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise ArgumentError(f"{folder} is a file; give a folder to save the {what} in")
-    names = {path.name for path in folder.iterdir()}
+    try:
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        names = {path.name for path in there.iterdir()} if there == folder and there.is_dir() else set[str]()
+    except OSError as error:  # a name longer than any, or a folder that may not be read
+        raise ArgumentError(f"the {what} cannot be saved in {folder}: {error.strerror}; give another folder") from error
+    if not there.is_dir():
+        raise ArgumentError(f"{there} is a file; give a folder to save the {what} in")
     ours = {name for name in names if name == summary or (name.startswith("plan_") and name.endswith(".json"))}
     if names and (summary not in names or names != ours):
         raise ArgumentError(
@@ -34,7 +36,7 @@ def save_folder(folder: str | Path, plans: Sequence[Plan], summary: str, told: M
 
     Raises: ArgumentError where the folder holds anything else, or cannot be written.
     """
-    folder = Path(folder).absolute()
+    folder = Path(folder).resolve()
     check_folder(folder, summary, what)
     try:
         with whole_folder(folder) as whole:

@@ -14,7 +14,7 @@ from planner.logical import Names
 from planner.one_mesh.pins import base_name, close_names, matcher
 from planner.one_mesh.specs import spec_words
 from planner.plans.words.collective_seconds import collective_seconds
-from planner.plans.words.report_rows import split_into
+from planner.plans.words.report_rows import bytes_on_device
 from planner.program.graph import type_words
 from planner.program.traced import Leaf
 from planner.units import quantity
@@ -123,7 +123,7 @@ def _arrays(decision: Decision) -> Iterator[RecordedArray]:
     peak = decision.predicted.peak_bytes
 
     def array(name: str, kind: Kind, spec: PartitionSpec, leaf: Leaf | None) -> RecordedArray:
-        size = None if leaf is None else leaf.aval.bytes / split_into(spec, decision.mesh_shape)
+        size = None if leaf is None else bytes_on_device(leaf, spec, decision.mesh_shape)
         return RecordedArray(
             name=name,
             kind=kind,
