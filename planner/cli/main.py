@@ -34,7 +34,7 @@ from planner.cli import saved_plans
 from planner.cli.audit_command import run_audit
 from planner.cli.outputs import check_file, check_folder_of
 from planner.cli.parser import make_parser
-from planner.cli.program_file import Planned, load_program
+from planner.cli.program_file import Planned, keywords_of, load_program
 from planner.cli.progress import show_progress, status
 from planner.errors import ArgumentError, PlannerError
 from planner.machine.device_profile import default_profile
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
-        print("meshwright: interrupted; nothing was written", file=sys.stderr)
+        print("meshwright: interrupted; what was not finished was not written", file=sys.stderr)
         return 130
 
 
@@ -119,8 +119,9 @@ def _compare(arguments: argparse.Namespace, topologies: Sequence[str]) -> int:
     arguments.topology = None
     keywords = _keywords(arguments, planned)
     keywords.pop("topology", None)
-    for name in ("devices", "like"):
-        if keywords.pop(name, None) is not None:
+    known = keywords_of(compare_topologies)
+    for name in [name for name in keywords if name not in known]:
+        if keywords.pop(name) is not None:
             raise ArgumentError(f"{name} is given, which is for one plan; leave it out, or give one --topology")
     with show_progress() as progress:
         keywords["options"] = _options(arguments, planned, progress.update)

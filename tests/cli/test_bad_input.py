@@ -43,6 +43,16 @@ def odd_options(): return (lambda x: x), (X,), {"options": {"check": "never"}}
 def odd_mesh(): return (lambda x: x), (X,), {"mesh": 3}
 def odd_devices(): return (lambda x: x), (X,), {"devices": "cpu"}
 def odd_pins(): return (lambda x: x), (X,), {"pins": [1]}
+def odd_objective(): return (lambda x: x), (X,), {"objective": 3}
+def odd_limit(): return (lambda x: x), (X,), {"memory_limit": "14GB"}
+def odd_rules(): return (lambda x: x), (X,), {"logical_rules": 3}
+def odd_names(): return (lambda x: x), (X,), {"axis_names": 3}
+def odd_donation(): return (lambda x: x), (X,), {"donate_argnums": "x"}
+def odd_parts(): return (lambda x: x), (X,), {"host_local": 3}
+def odd_like(): return (lambda x: x), (X,), {"like": 3}
+def deep():
+    def f(x): return f(x)
+    return f, (X,)
 value = 3
 """
 FILES = {
@@ -65,7 +75,8 @@ OF_BOTH = (
     "program.py:value", "broken.py:f", "raising.py:f", "leaving.py:f", "empty.py:f", f"{'a' * 300}:good",
     *(f"program.py:{name} --topology v5e:2x2" for name in (
         "nothing", "three", "not_args", "raises", "leaves", "needs", "untraceable", "text", "too_many", "odd_keyword",
-        "odd_options", "odd_mesh", "odd_devices", "odd_pins",
+        "odd_options", "odd_mesh", "odd_devices", "odd_pins", "odd_objective", "odd_limit", "odd_rules", "odd_names",
+        "odd_donation", "odd_parts", "odd_like", "deep",
     )),
     "program.py:good --topology nonsense", "program.py:good --topology v5e:", "program.py:good --topology v5e:0x4",
     "program.py:good --topology v5e:99x99", f"program.py:good --topology cpu:{'9' * 5000}", "program.py:good --topology ",
