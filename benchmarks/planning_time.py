@@ -28,7 +28,7 @@ from typing import Any
 import jax
 
 from benchmarks.asked import least_time
-from benchmarks.models import MODELS, deep, gpt, llama, resnet, sparse
+from benchmarks.models import MODELS, deep, diffusion, gpt, llama, resnet, sparse
 from benchmarks.models.base import Model
 from benchmarks.stamp import stamp
 from planner.errors import InfeasibleError
@@ -88,6 +88,7 @@ PROGRAMS: Mapping[str, Callable[[int], Model]] = {
     "gpt 175B": _gpt("175B"),
     **{f"gpt unrolled x{layers}": _gpt("1.3B", layers=layers, batch=64, scan=False) for layers in (2, 8, 30)},
     **{f"gpt deep x{layers}": _deep(layers) for layers in (16, 128, 1024)},
+    "diffusion U-Net": lambda devices: diffusion.build("real"),
     "wide resnet 13B": lambda devices: resnet.resnet(resnet.CONFIGS["13B"], batch=devices, size="real"),
     **{name: _model(name) for name in MODELS if name not in ("deep", "gpt", "gpt_unrolled", "llama", "sparse")},
 }
@@ -110,6 +111,8 @@ CASES = (
         if p.startswith(("gpt 1.3B", "gpt unrolled", "gpt deep"))
     ),
     Case(program="wide resnet 13B", topology="v5p:8x8x4", axes=2),
+    Case(program="diffusion U-Net", topology="v5e:4x4", axes=3),
+    *(Case(program="diffusion U-Net", topology="v5e:16x16", axes=n) for n in (2, 3)),
     *(Case(program=p, topology="v5e:4x4", axes=3) for p in MODELS if p in PROGRAMS),
 )
 """What is measured: 16, 256 and 4,096 chips."""

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -134,7 +134,8 @@ def free_plan(
     floor = floor_of(stated.node_values)
     if floor >= best:
         return Outcome(candidate=None, bound=floor)
-    cutoff = best * (1 - WORTHWHILE)
+    gap = budget.gap_of(stated.node_values)
+    cutoff = best * (1 - max(gap, WORTHWHILE))
     made, steps = stated, Chain(())
     if math.isfinite(best):
         narrowed = narrow(stated, cutoff)
@@ -147,15 +148,19 @@ def free_plan(
         found = solve_shared(made.problem, replace(budget, share=False), cutoff)
         free, steps = _of_all_nodes(found, stated, steps), Chain(())
     else:
-        free = solve_shared(made.problem, budget, cutoff)
+        free = solve_shared(made.problem, budget, cutoff, gap)
     if free.choice is None:
-        return _nothing(free, cutoff, stated.mesh.shape, seconds)
+        left = cutoff * (1 - gap)
+        note = "" if free.bound >= left else f"mesh {dict(stated.mesh.shape)}: nothing found within {seconds:.0f} s"
+        return Outcome(candidate=None, bound=min(free.bound, cutoff), note=note)
     whole = stated.whole()
     memory = MemoryModel(instance=made.whole() if steps.steps else whole)
     posed = Posed(whole=whole, memory=memory, free=free, steps=steps)
+    postponed = Postponed(posed=posed, limit_bytes=limit_bytes, table_cache=budget.table_cache)
     if float(memory.profile(free.choice).max()) > limit_bytes * OVER:
-        return Postponed(posed=posed, limit_bytes=limit_bytes, table_cache=budget.table_cache)
-    return posed.plan(free.choice, free.value, free.bound, limited=False)
+        return postponed
+    found = posed.plan(free.choice, free.value, free.bound, limited=False)
+    return replace(found, open=postponed) if free.value - free.bound > budget.gap * abs(free.value) else found
 
 
 def _of_all_nodes(found: Solution, shared: SharedInstance, steps: Chain) -> Solution:
@@ -169,12 +174,6 @@ def _of_all_nodes(found: Solution, shared: SharedInstance, steps: Chain) -> Solu
         bound=min(found.bound, back.bound),
         detail={**found.detail, **decisions},
     )
-
-
-def _nothing(free: Solution, cutoff: float, shape: Mapping[str, int], seconds: float) -> Outcome:
-    """The outcome of a mesh for which no plan below the cutoff was found."""
-    note = "" if free.bound >= cutoff else f"mesh {dict(shape)}: nothing found within {seconds:.0f} s"
-    return Outcome(candidate=None, bound=min(free.bound, cutoff), note=note)
 
 
 def least_plan(instance: Instance, limit_bytes: float, budget: Budget, *, best: float) -> Outcome:

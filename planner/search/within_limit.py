@@ -201,7 +201,8 @@ class LimitSearch:
             return False
         rent = self.limit * math.fsum(values.values())
         priced = self.memory.priced(self.problem, values, self.limit)
-        solution = solve_shared(priced, self.budget.within(PRICE_SECONDS), self.upper + rent)
+        budget = self.budget.within(PRICE_SECONDS)
+        solution = solve_shared(priced, budget, self.upper + rent, budget.gap_of(priced.node_costs))
         self.raise_bound(min(solution.bound - rent, self.upper))
         if solution.choice is None:
             return False

@@ -18,6 +18,7 @@ import numpy as np
 
 from planner.solver.bounds.cutting_planes import best_prices
 from planner.solver.bounds.subgradient import Effort, tighten
+from planner.solver.compiled import COMPILED_CHOICES
 from planner.solver.control import Control
 from planner.solver.exact import elimination
 from planner.solver.exact.ilp import IntegerProgram
@@ -104,7 +105,7 @@ def minimise(prepared: Prepared, best: Incumbent, control: Control) -> Indices |
     The rows of `prepared` are some of those of `best`, so its bounds hold there.
     """
     local = Incumbent(prepared.problem, prepared.rows, replace(control, progress=None))
-    if not prepared.fit() or not prepared.reduce():
+    if not prepared.fit() or not prepared.reduce(dominance=not _is_compiled(prepared)):
         best.raise_bound(math.inf)
         return None
     answer = _eliminated(prepared, best)
@@ -113,7 +114,8 @@ def minimise(prepared: Prepared, best: Incumbent, control: Control) -> Indices |
     if best.choice is not None:
         local.offer(np.asarray(best.choice))
     bound_and_prune(prepared, local, control)
-    if not local.settled and prepared.possible:
+    # Where a gap may stay, large programs take longer than they are worth.
+    if not local.settled and prepared.possible and not (control.gap > 0 and _is_compiled(prepared)):
         share = 1.0 if prepared.rows.count == best.rows.count else PARTIAL_SHARE
         _program(prepared, local, share * control.left(), control.gap)
     best.raise_bound(min(local.bound, local.value))
@@ -139,8 +141,13 @@ def bound_and_prune(prepared: Prepared, local: Incumbent, control: Control) -> N
             local.raise_bound(min(priced.bound, local.value))
             if not math.isfinite(priced.bound) or not priced.prices.any():
                 priced = None
-        bound = tighten(prepared, local, control, Effort(steps=60, seconds=seconds), priced)
-        local.raise_bound(min(bound, local.value))
+        if _is_compiled(prepared):
+            from planner.solver.compiled.squeeze import squeeze
+
+            squeeze(prepared, local, control, seconds)
+        else:
+            bound = tighten(prepared, local, control, Effort(steps=60, seconds=seconds), priced)
+            local.raise_bound(min(bound, local.value))
         if local.settled:
             return
         if not prepared.fit() or not prepared.reduce():
@@ -154,6 +161,12 @@ def bound_and_prune(prepared: Prepared, local: Incumbent, control: Control) -> N
         after = sum(network.unary[node].size - 1 for node in network.live)
         if until.passed or (turn > 0 and after > ROUND_PAYS * before):
             return
+
+
+def _is_compiled(prepared: Prepared) -> bool:
+    """Whether messages prune faster than choices are compared with one another."""
+    network = prepared.network
+    return not prepared.rows.count and sum(network.unary[node].size for node in network.live) > COMPILED_CHOICES
 
 
 def _eliminated(prepared: Prepared, best: Incumbent) -> Indices | None:

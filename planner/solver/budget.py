@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.options import GAP, Share
 from planner.solver.deadline import Deadline
 from planner.solver.network.table_cache import TableCache
+from planner.solver.problem import Array
 
+LARGE = 50_000
+"""Choices of a problem without rows from which on it takes long to prove an optimum."""
+LARGE_GAP = 0.5
+"""Which part of the gap such a problem may leave."""
 LEAST_SECONDS = 0.5
 """What a solve gets even where no time is left."""
 
@@ -36,6 +42,10 @@ class Budget:
     def afresh(self) -> Budget:
         """This for problems that have no tables in common with others."""
         return replace(self, table_cache=TableCache())
+
+    def gap_of(self, node_costs: Sequence[Array]) -> float:
+        """The gap of a solve without rows: none where that takes no time, a part of what may be left in the end elsewhere."""
+        return LARGE_GAP * self.gap if sum(costs.size for costs in node_costs) > LARGE else 0.0
 
     @property
     def seconds(self) -> float:

@@ -216,3 +216,10 @@ def _least_within(values: Array, begins: Indices, ends: Indices) -> Array:
         here = np.flatnonzero(power == level)
         least[here] = np.minimum(spans[begins[here]], spans[ends[here] - width])
     return least
+
+
+_NONE: Indices = np.zeros(0, np.intp)
+NO_ROWS = RowTable(
+    origin=_NONE, limits=np.zeros(0), nodes=_NONE, usages=(), pieces=_NONE, begins=_NONE, ends=_NONE
+)
+"""Of a problem without rows."""

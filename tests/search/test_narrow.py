@@ -1,5 +1,7 @@
 """Narrowing gives up no strategy that a plan below the cutoff can choose."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -24,8 +26,10 @@ def _random(seed: int) -> Problem:
     )
 
 
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("seed", range(60))
-def test_every_plan_below_the_cutoff_survives(seed: int) -> None:
+def test_every_plan_below_the_cutoff_survives(seed: int, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planner.solver.smaller.narrow.COMPILED_CHOICES", 0 if compiled else math.inf)
     problem = _random(seed)
     every = [tuple(map(int, choice)) for choice in np.ndindex(*(costs.size for costs in problem.node_costs))]
     values = {choice: problem.evaluate(choice) for choice in every}

@@ -83,7 +83,7 @@ def test_a_choice_of_arrays_without_ties_costs_the_problem_what_it_costs_there(s
     tied = Tied(prepared.network.copy(), prepared.rows)
     assert tied.possible
     assert len(tied.network.live) < len(prepared.network.live)
-    arrays = Arrays.of(tied, prepared.rows)
+    arrays = Arrays.of(tied.network, prepared.rows, tied.carried)
     dual, steps = Dual(arrays), Chain((prepared, tied, arrays))
     for _ in range(5):
         pick = np.asarray([rng.integers(size) for size in arrays.net.size], np.int64)
@@ -152,12 +152,15 @@ def test_a_chain_leads_back_step_by_step_and_is_worth_its_weakest_bound() -> Non
 def test_compiled_sweeps_bound_a_network_as_the_others_do(seed: int) -> None:
     problem = _normal(_random(seed, nodes=12, forbidden=0.0))
     network, rows = Network.of(problem), RowTable.of(problem)
-    dual, messages = Dual(Arrays.of(Tied(network.copy(), rows), rows)), Messages(network)
+    tied = Tied(network.copy(), rows)
+    dual, messages = Dual(Arrays.of(tied.network, rows, tied.carried)), Messages(network)
     best = -math.inf
     for _ in range(12):
         dual.step()
         best = max(best, messages.sweep())
         assert dual.bound == pytest.approx(best, rel=1e-12)
+        of_choices = np.concatenate([messages.bounds[node] for node in sorted(messages.bounds)])
+        assert dual.bounds == pytest.approx(of_choices, rel=1e-12)
     assert best <= solve(problem).value + 1e-9
 
 

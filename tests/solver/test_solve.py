@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import SolverError
+from planner.solver import auto
 from planner.solver.bounds.cutting_planes import best_prices
 from planner.solver.bounds.messages import Messages
 from planner.solver.control import Control
@@ -69,6 +70,23 @@ def test_exact_methods_agree_with_brute_force(method: str, problem: Problem) -> 
     if found.choice is not None:
         assert problem.evaluate(found.choice) == found.value
         assert found.gap <= 1e-6
+
+
+@settings(max_examples=60)
+@given(problem=problems(rows=False), gap=st.sampled_from([0.0, 0.05]))
+def test_compiled_messages_and_moves_keep_the_optimum(problem: Problem, gap: float) -> None:
+    wanted = solve(problem, method="brute")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(auto, "COMPILED_CHOICES", 0)
+        found = solve(problem, gap=gap)
+    assert (found.status == "infeasible") == (wanted.status == "infeasible")
+    if wanted.choice is None:
+        return
+    assert found.bound <= wanted.value + 1e-9 * abs(wanted.value)
+    if gap == 0.0:
+        assert close(found.value, wanted.value)
+    elif found.choice is not None:
+        assert close(problem.evaluate(found.choice), found.value)
 
 
 @pytest.mark.parametrize("method", ["auto", "ilp"])

@@ -99,7 +99,7 @@ def test_ties_change_neither_cost_nor_memory(seed: int) -> None:
     if not tied.possible:
         assert solve(problem, method="brute").choice is None
         return
-    arrays = Arrays.of(tied, rows)
+    arrays = Arrays.of(tied.network, rows, tied.carried)
     dual = Dual(arrays)
     costs: list[float] = []
     for picks in itertools.product(*(range(size) for size in arrays.net.size.tolist())):
@@ -134,7 +134,7 @@ def test_prices_bound_and_blocks_find(seed: int) -> None:
     if best.choice is None or not prepared.fit() or not prepared.reduce(dominance=False) or not prepared.network.live:
         return
     tied = Tied(prepared.network.copy(), rows)
-    arrays = Arrays.of(tied, rows)
+    arrays = Arrays.of(tied.network, rows, tied.carried)
     dual = Dual(arrays)
     for _ in range(60):
         dual.step()

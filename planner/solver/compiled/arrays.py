@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,13 +11,16 @@ import numpy as np
 from planner.identity import numbered
 from planner.solver.compiled.kernels import Floats, Ints, Net, Uses
 from planner.solver.memory_rows import spread
-from planner.solver.network.network import Indices
+from planner.solver.network.network import Indices, Network
 from planner.solver.row_table import RowTable
-from planner.solver.smaller.folding import Tied
 from planner.solver.smaller.smaller import Choice
 
 DEAR_TABLE = 1e3
 """Price of a forbidden pair, in the largest cost of the network: a bound with it is a bound without."""
+
+
+Carried = Mapping[int, Sequence[tuple[int, Floats]]]
+"""Pieces of memory by node: the number of each in the row table, and its bytes per remaining choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -37,9 +40,8 @@ class Arrays:
     units: Floats
 
     @staticmethod
-    def of(tied: Tied, rows: RowTable) -> Arrays:
-        """The arrays of a network whose ties are gone, with the memory its nodes carry."""
-        network = tied.network
+    def of(network: Network, rows: RowTable, carried: Carried) -> Arrays:
+        """The arrays of a network, with the memory its nodes carry."""
         names = sorted(network.live)
         position = {node: i for i, node in enumerate(names)}
         size = np.asarray([network.unary[node].size for node in names], dtype=np.int64)
@@ -70,7 +72,7 @@ class Arrays:
                 edges=order % max(len(edges), 1),
                 edges_at=np.concatenate([[0], np.cumsum(degree)]),
             ),
-            uses=_uses(tied, rows, names),
+            uses=_uses(carried, rows, names),
             limits=rows.limits,
             units=np.maximum(np.abs(rows.limits), 1.0),
         )
@@ -105,7 +107,7 @@ class Arrays:
         return whole
 
 
-def _uses(tied: Tied, rows: RowTable, names: list[int]) -> Uses:
+def _uses(carried: Carried, rows: RowTable, names: list[int]) -> Uses:
     """The memory that the nodes carry; pieces of one node with the same runs are one use."""
     counts: list[int] = []
     starts: list[int] = []
@@ -117,7 +119,7 @@ def _uses(tied: Tied, rows: RowTable, names: list[int]) -> Uses:
         spans[piece] = (*spans.get(piece, ()), (begin, end))
     for node in names:
         together: dict[tuple[tuple[int, int], ...], Floats] = {}
-        for piece, usage in tied.carried.get(node, []):
+        for piece, usage in carried.get(node, ()):
             span = spans.get(piece, ())
             together[span] = together[span] + usage if span in together else usage
         count = 0

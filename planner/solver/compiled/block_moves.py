@@ -31,6 +31,8 @@ TURN_SECONDS = 0.1
 """How long the blocks of one size are moved, at most, before the next size has its turn."""
 TURN_VISITS = 20
 """How often every node is in a block of a turn, on average, at most."""
+UNTIMED_VISITS = 4
+"""The same where turns are not timed."""
 MOVE_PAYS = 1e-7
 """By what part a choice must be cheaper to count as progress."""
 HEAT = 2.0
@@ -39,10 +41,13 @@ HEAT = 2.0
 
 @final
 class Primal:
-    """One choice that moves, `pick`, and the best within the rows, `best` with its `value`; `inf` before there is one."""
+    """One choice that moves, `pick`, and the best within the rows, `best` with its `value`; `inf` before there is one.
 
-    def __init__(self, arrays: Arrays, dual: Dual, seed: int) -> None:
-        self.arrays, self.dual = arrays, dual
+    Turns last as long as they may where they are `timed`, else they have as many moves on every machine.
+    """
+
+    def __init__(self, arrays: Arrays, dual: Dual, seed: int, *, timed: bool = True) -> None:
+        self.arrays, self.dual, self._timed = arrays, dual, timed
         self._random = np.random.default_rng(seed)
         width = 1 << max(1, int(arrays.limits.size - 1).bit_length())
         self._peaks = Peaks(tree=np.zeros(2 * width), added=np.zeros(width))
@@ -116,8 +121,9 @@ class Primal:
 
     def _turn(self, largest: int, charges: Floats, hot: float, heat: float) -> None:
         began = time.perf_counter()
-        seed, moves = int(self._random.integers(1 << 31)), self._moves[largest]
         block = min(largest, int(self.arrays.names.size))
+        seed = int(self._random.integers(1 << 31))
+        moves = self._moves[largest] if self._timed else max(1, UNTIMED_VISITS * int(self.arrays.names.size) // block)
         move_blocks(seed, moves, block, charges, hot, heat, self.arrays.net, self.arrays.uses, self._descent)
         spent = max(time.perf_counter() - began, 1e-6)
         visits = max(8, TURN_VISITS * int(self.arrays.names.size) // block)

@@ -100,16 +100,17 @@ def compiled(function: F) -> F:
 
 
 @compiled
-def sweep(net: Net, mail: Mail) -> float:
+def sweep(net: Net, mail: Mail, bounds: Floats) -> float:
     """The lower bound after one forward and one backward sweep of TRW-S over the nodes, messages changed in place.
 
-    See `planner.solver.bounds.messages`.
+    Writes into `bounds` the same of every choice: of what holds it. See `planner.solver.bounds.messages`.
     """
     size, off, unary, ea, eb, et, tables, adj, ptr = net
     fo, bo, forward, backward = mail
     widest = size.max()
     total, offer, message = np.empty(widest), np.empty(widest), np.empty(widest)
-    bound = 0.0
+    before, credit = np.empty(size.size), np.zeros(size.size)
+    bound = after = 0.0
     for direction in range(2):
         bound = 0.0
         for step in range(size.size):
@@ -131,6 +132,13 @@ def sweep(net: Net, mail: Mail) -> float:
             least = total[0]
             for p in range(1, k):
                 least = min(least, total[p])
+            if direction == 0:
+                before[i] = bound
+            else:
+                after += credit[i]
+                for p in range(k):
+                    bounds[o + p] = total[p] + before[i] + after
+                after += least
             bound += least
             weight = 1.0 / max(ahead, behind, 1)
             for s in range(ptr[i], ptr[i + 1]):
@@ -165,6 +173,7 @@ def sweep(net: Net, mail: Mail) -> float:
                     for q in range(other):
                         backward[bo[e] + q] = message[q] - low
                     bound += low
+                    credit[ea[e]] += low
     return bound
 
 

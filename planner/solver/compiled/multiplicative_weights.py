@@ -52,6 +52,8 @@ class Dual:
         self._logs: Floats | None = None
         self._now = np.zeros(arrays.limits.size)
         self._paid = np.zeros(net.unary.size)
+        self.bounds = np.zeros(net.unary.size)
+        """Of every choice, what holds it costs at the least, by the last sweep."""
         self._step, self._stale = STEP, 0
         self._held = False
         self.steps = 0
@@ -74,8 +76,9 @@ class Dual:
         """One sweep; the overuse of every row, in units, by the choice `pick` that it led to. Moves the prices."""
         a = self.arrays
         net = a.net._replace(unary=a.net.unary + self.per_choice(self._now, self._paid))
-        lower = sweep(net, self._mail)
-        lower += a.constant - float(self._now @ (a.limits / a.units))
+        rest = a.constant - float(self._now @ (a.limits / a.units))
+        lower = sweep(net, self._mail, self.bounds) + rest
+        self.bounds += rest
         pick = self.pick.copy()
         decode(net, self._mail, pick)
         over = a.over(pick) / a.units

@@ -83,7 +83,7 @@ def _improve(prepared: Prepared, best: Incumbent, control: Control) -> None:
     if not tied.possible:
         best.raise_bound(math.inf if best.choice is None else best.value)
         return
-    arrays = Arrays.of(tied, prepared.rows)
+    arrays = Arrays.of(tied.network, prepared.rows, tied.carried)
 
     steps = Chain((prepared, tied, arrays))
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from planner.identity import numbered
 from planner.solver.bounds.messages import Messages
+from planner.solver.compiled import COMPILED_CHOICES
 from planner.solver.memory_rows import Indices
 from planner.solver.network.network import Network
 from planner.solver.problem import Array, Edge, Problem
@@ -47,6 +48,10 @@ def swept(problem: Problem, cutoff: float) -> tuple[list[Indices], float]:
     if not Reducer(network).forbid(network.live):
         return whole, math.inf
     upper = cutoff + ROUNDING * abs(cutoff)
+    if sum(costs.size for costs in network.unary) > COMPILED_CHOICES:
+        from planner.solver.compiled.squeeze import pruned
+
+        return list(network.labels), pruned(network, upper, cutoff)
     messages = Messages(network)
     bound = mark = -math.inf
     for sweep in range(1, SWEEPS + 1):

@@ -1,0 +1,101 @@
+"""Bounds, good choices and pruning for large problems without rows: what `bounds.subgradient.tighten` does, compiled.
+
+Sweeps of messages raise the bound as long as that closes much of the gap; block moves improve the choice that they lead to;
+and choices whose own bound is above the best value are taken out of the network. Sweeps and moves are counted, not timed:
+where the time does not run out, the same comes of it on every machine.
+"""
+
+from __future__ import annotations
+
+import math
+
+from planner.solver.compiled.arrays import Arrays
+from planner.solver.compiled.block_moves import Primal
+from planner.solver.compiled.kernels import Ints
+from planner.solver.compiled.multiplicative_weights import Dual
+from planner.solver.control import Control
+from planner.solver.deadline import Deadline
+from planner.solver.incumbent import Incumbent
+from planner.solver.network.network import Network
+from planner.solver.row_table import NO_ROWS
+from planner.solver.smaller.prepared import Prepared
+from planner.solver.smaller.smaller import Chain
+
+SWEEPS, MOST_SWEEPS = 40, 400
+"""Sweeps between two looks at the gap, and in all."""
+PAYS = 0.05
+"""Which part of the gap so many sweeps must close for others to follow."""
+FEW_SWEEPS, PASSES = 8, 4
+"""Sweeps between two prunings where nothing but pruning is wanted, and most prunings."""
+QUIET_ROUNDS = 2
+"""Rounds of block moves without a better choice after which there are no more."""
+SHAKES = 5
+"""How often the best choice is shaken, and moved again."""
+
+
+def squeeze(prepared: Prepared, best: Incumbent, control: Control, seconds: float) -> None:
+    """Raises the bound of `best`, improves its choice, prunes the network of `prepared` (never the last of a node)."""
+    until = control.deadline.within(seconds)
+    arrays = Arrays.of(prepared.network, prepared.rows, {})
+    dual, steps = Dual(arrays), Chain((prepared, arrays))
+    for turn in range(MOST_SWEEPS // SWEEPS):
+        before = dual.bound
+        _swept(dual, SWEEPS, best, until)
+        if turn == 0 and not best.settles(best.value, dual.bound):
+            best.offer(steps.lift(_moved(arrays, dual, control, until)))
+        best.raise_bound(min(dual.bound, best.value))
+        if best.settled or until.passed or dual.bound - before < PAYS * (best.value - dual.bound):
+            break
+    if not best.settled:
+        best.offer(steps.lift(_moved(arrays, dual, control, until)))
+        prepared.count("pruned", _prune(prepared.network, arrays, dual, best.value))
+
+
+def pruned(network: Network, upper: float, cutoff: float) -> float:
+    """A bound of what costs less than the cutoff; takes out of the network what costs more than `upper`, just above it."""
+    bound = -math.inf
+    for _ in range(PASSES):
+        arrays = Arrays.of(network, NO_ROWS, {})
+        dual = Dual(arrays)
+        for _ in range(FEW_SWEEPS):
+            dual.step()
+            if dual.bound >= cutoff:
+                return dual.bound
+        gone, before, bound = _prune(network, arrays, dual, upper), bound, max(bound, dual.bound)
+        if gone < PAYS * dual.bounds.size or bound - before < PAYS * (cutoff - bound):
+            break
+    return bound
+
+
+def _swept(dual: Dual, sweeps: int, best: Incumbent, until: Deadline) -> None:
+    """Sweeps until that settles it, or the time is up."""
+    for _ in range(sweeps):
+        dual.step()
+        if best.settles(best.value, dual.bound) or until.passed:
+            return
+
+
+def _moved(arrays: Arrays, dual: Dual, control: Control, until: Deadline) -> Ints:
+    """The best choice that block moves reach from the one that the messages lead to."""
+    primal = Primal(arrays, dual, control.seed, timed=False)
+    for shaken in range(SHAKES + 1):
+        if shaken:
+            primal.shake()
+        while primal.quiet < QUIET_ROUNDS and not until.passed:
+            primal.round(until)
+    return primal.best
+
+
+def _prune(network: Network, arrays: Arrays, dual: Dual, value: float) -> int:
+    """Takes out the choices that cost more than `value` at the least; how many those were."""
+    if not math.isfinite(value):
+        return 0
+    possible = dual.bounds <= value + 1e-9 * (abs(value) + abs(dual.bound))
+    gone = 0
+    offsets, sizes = arrays.net.offset.tolist(), arrays.net.size.tolist()
+    for node, offset, size in zip(arrays.names.tolist(), offsets, sizes, strict=True):
+        keep = possible[offset : offset + size]
+        if keep.any() and not keep.all():
+            gone += int(size - keep.sum())
+            network.keep(node, keep)
+    return gone
