@@ -27,6 +27,8 @@ from planner.solver.smaller.quotient import solve_shared, words
 from planner.solver.smaller.smaller import Chain, floor_of
 from planner.solver.solution import Solution
 
+LARGE_SECONDS = 10.0
+"""Time for closing the gap of a mesh whose problem is large: little comes of more."""
 WORTHWHILE = 1e-6
 """A mesh tried later must be better by this share; simpler meshes come first and win ties."""
 FREE_SHARE = 0.3
@@ -124,6 +126,8 @@ class Postponed:
 
     def closed(self, budget: Budget, *, cutoff: float) -> Outcome:
         """The best plan within the limit that costs less than `cutoff`, of one that `limited` left open."""
+        if budget.gap_of(self.posed.whole.node_values):
+            budget = budget.within(LARGE_SECONDS)
         return self.posed.within(self.search.by_rows(replace(budget, table_cache=self.table_cache), cutoff=cutoff))
 
 

@@ -36,6 +36,8 @@ VARIABLES_PER_SECOND = 20_000
 
 SQUEEZES = 10
 """Most rounds of bounding and pruning before the program."""
+ROUGH_SQUEEZES = 2
+"""Most rounds for large problems where a gap may stay."""
 ROUND_PAYS = 0.9
 """Another round follows while the last one left at most this part of the choices."""
 PARTIAL_SHARE = 0.3
@@ -160,6 +162,8 @@ def bound_and_prune(prepared: Prepared, local: Incumbent, control: Control) -> N
             return
         after = sum(network.unary[node].size - 1 for node in network.live)
         if until.passed or (turn > 0 and after > ROUND_PAYS * before):
+            return
+        if control.gap > 0 and _is_compiled(prepared) and turn >= ROUGH_SQUEEZES - 1:
             return
 
 

@@ -44,7 +44,7 @@ class Budget:
         return replace(self, table_cache=TableCache())
 
     def gap_of(self, node_costs: Sequence[Array]) -> float:
-        """The gap of a solve without rows: none where that takes no time, a part of what may be left in the end elsewhere."""
+        """The gap of a solve without rows: none where that takes no time, else a part of what may be left in the end."""
         return LARGE_GAP * self.gap if sum(costs.size for costs in node_costs) > LARGE else 0.0
 
     @property

@@ -219,7 +219,5 @@ def _least_within(values: Array, begins: Indices, ends: Indices) -> Array:
 
 
 _NONE: Indices = np.zeros(0, np.intp)
-NO_ROWS = RowTable(
-    origin=_NONE, limits=np.zeros(0), nodes=_NONE, usages=(), pieces=_NONE, begins=_NONE, ends=_NONE
-)
+NO_ROWS = RowTable(origin=_NONE, limits=np.zeros(0), nodes=_NONE, usages=(), pieces=_NONE, begins=_NONE, ends=_NONE)
 """Of a problem without rows."""

@@ -23,7 +23,7 @@ from planner.solver.smaller.smaller import Chain
 
 SWEEPS, MOST_SWEEPS = 40, 400
 """Sweeps between two looks at the gap, and in all."""
-PAYS = 0.05
+PAYS = 0.1
 """Which part of the gap so many sweeps must close for others to follow."""
 FEW_SWEEPS, PASSES = 8, 4
 """Sweeps between two prunings where nothing but pruning is wanted, and most prunings."""
@@ -42,7 +42,7 @@ def squeeze(prepared: Prepared, best: Incumbent, control: Control, seconds: floa
         before = dual.bound
         _swept(dual, SWEEPS, best, until)
         if turn == 0 and not best.settles(best.value, dual.bound):
-            best.offer(steps.lift(_moved(arrays, dual, control, until)))
+            best.offer(steps.lift(_moved(arrays, dual, control, until, shakes=0)))
         best.raise_bound(min(dual.bound, best.value))
         if best.settled or until.passed or dual.bound - before < PAYS * (best.value - dual.bound):
             break
@@ -75,10 +75,10 @@ def _swept(dual: Dual, sweeps: int, best: Incumbent, until: Deadline) -> None:
             return
 
 
-def _moved(arrays: Arrays, dual: Dual, control: Control, until: Deadline) -> Ints:
+def _moved(arrays: Arrays, dual: Dual, control: Control, until: Deadline, *, shakes: int = SHAKES) -> Ints:
     """The best choice that block moves reach from the one that the messages lead to."""
     primal = Primal(arrays, dual, control.seed, timed=False)
-    for shaken in range(SHAKES + 1):
+    for shaken in range(shakes + 1):
         if shaken:
             primal.shake()
         while primal.quiet < QUIET_ROUNDS and not until.passed:
