@@ -235,6 +235,8 @@ def test_an_audit_is_printed_as_text_and_as_data(folder: Path, capsys: pytest.Ca
     assert "best completion" in capsys.readouterr().out
     assert main([*asked, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["own"]["mesh"] == {"x": 4}
+    assert main([*asked, "--check", "never"]) == 0
+    assert "Options(check='never')" in capsys.readouterr().out
 
 
 def test_a_page_is_written_and_told_as_data(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
