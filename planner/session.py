@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -91,8 +92,20 @@ class Session:
 
     @cached_property
     def members(self) -> Members | None:
-        """One member of each class of nodes; None where sharing would lose something, or pins tell nodes apart."""
-        return None if self.pinned else members(self.model)
+        """One member of each class of nodes, of which pins ask the same; None where sharing would lose something."""
+        return members(self.model, self._pinned_at())
+
+    def _pinned_at(self) -> dict[int, list[Hashable]]:
+        """What pins and the parts that processes bring ask of the nodes where their arrays are stored."""
+        flow, found = self.model.flow, defaultdict[int, list[Hashable]](list)
+        for tensor, asked in (*self.tensor_pins.items(), *self.parts.items()):
+            home = flow.home[tensor]
+            if home is not None:
+                found[home[0]].append((home[1], asked))
+        for transfer in flow.transfers:
+            if transfer.output in self.output_pins:
+                found[transfer.target].append((transfer.target_dims, self.output_pins[transfer.output]))
+        return found
 
     def shared(self, shape: Shape) -> SharedInstance | None:
         """The problem on one mesh with one decision for all copies of a layer; None where there are no `members`."""

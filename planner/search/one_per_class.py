@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -44,8 +44,11 @@ class Members:
 
 
 @paused()
-def members(model: Model) -> Members | None:
-    """The members of a program's classes; None where sharing decisions would lose something, or gain little."""
+def members(model: Model, pinned: Mapping[int, Sequence[Hashable]] | None = None) -> Members | None:
+    """The members of a program's classes; None where sharing decisions would lose something, or gain little.
+
+    `pinned` says by node what is asked of its arrays: nodes of which other things are asked are not alike.
+    """
     nodes, moving = model.flow.nodes, model.moving
     # Specs that the program demands itself are not told apart by classes.
     if len(nodes) < SMALLEST or model.graph.of_kinds(PLACED_BY_USER):
@@ -58,7 +61,7 @@ def members(model: Model) -> Members | None:
         targets=np.asarray([transfer.target for transfer, _ in between], np.intp),
         kinds=np.asarray([kind for _, kind in between], np.intp),
     )
-    classes = classify(np.asarray(_numbered(_of_nodes(model, within)), np.intp), links)
+    classes = classify(np.asarray(_numbered(_of_nodes(model, within, pinned or {})), np.intp), links)
     if not classes.lossless or classes.count > SHARING_PAYS * len(nodes):
         return None
     return _cut_down(model, classes, [transfer for transfer, _ in within], between)
@@ -89,7 +92,9 @@ def _of_transfer(model: Model, transfer: Transfer) -> Hashable:
     )
 
 
-def _of_nodes(model: Model, within: list[tuple[Transfer, int]]) -> list[Hashable]:
+def _of_nodes(
+    model: Model, within: list[tuple[Transfer, int]], pinned: Mapping[int, Sequence[Hashable]]
+) -> list[Hashable]:
     """For every node all that its strategies and their values follow from."""
     graph = model.graph
     parts: list[list[Hashable]] = [[] for _ in model.flow.nodes]
@@ -99,6 +104,8 @@ def _of_nodes(model: Model, within: list[tuple[Transfer, int]]) -> list[Hashable
         home = model.flow.home[tensor.id]
         if tensor.producer is None and home is not None and tensor.aval.size > 1:
             parts[home[0]].append(("stores", home[1], graph.aval_numbers[tensor.id]))
+    for node, asked in pinned.items():
+        parts[node] += [("pinned", one) for one in asked]
     found: list[Hashable] = []
     for node, of in zip(model.flow.nodes, parts, strict=True):
         shape = graph.tensors[node.tensor].aval.shape if node.tensor is not None else None
