@@ -81,14 +81,21 @@ def shipped_profile(chip: str) -> Profile | None:
 
 
 def save_profile(profile: Profile, path: Path | str) -> None:
-    """Nothing; writes the profile as JSON, making the directory where it is missing.
+    """Nothing; writes the profile as JSON, whole or not at all, making the directory where it is missing.
 
     Raises: CostModelError when the file cannot be written.
     """
     text = json.dumps({"format": FORMAT, **dataclasses.asdict(profile)}, indent=2)
+    path = Path(path)
+    part = path.with_name(f".{path.name}.part")
     try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(text + "\n", encoding="utf-8")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            part.write_text(text + "\n", encoding="utf-8")
+            part.replace(path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise CostModelError(
             f"cannot write the profile {str(path)!r}: {error}; give a path that can be written"

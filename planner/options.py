@@ -95,8 +95,8 @@ class Options:
     fits; "measure" does the same by running them on the devices at hand; "never" trusts the prices. It takes up to half of
     `time_limit_s`; `Plan.refined` says what was tried.
     `cache`: a folder in which plans are kept: the same program, asked the same by the same releases, gets the plan that was
-    made of it, without a search, and `Plan.checked` says when it was checked. The compiles of `refine` are kept there, too;
-    None keeps nothing.
+    made of it, without a search, and `Plan.checked` says when it was checked; those of `plan_many` are kept together. The
+    compiles of `refine` are kept there, too; None keeps nothing.
     `microbatches`: in how many passes the batch is taken, whose sums are added up: a number, where the program can be
     computed so with the same results, or "auto": one pass where a plan fits the memory limit then and more do not gain
     2 %, else as few as fit. What cannot be (a batch norm needs the whole batch) is told with the op.

@@ -188,6 +188,10 @@ def test_a_missing_profile_says_how_to_make_one(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CostModelError, match="cannot write"):
         save_profile(profile(), tmp_path / "file" / "profile.json")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(CostModelError, match="cannot write"):
+        save_profile(profile(), tmp_path / "folder")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
 
 def test_a_line_is_found_and_never_negative() -> None:

@@ -294,20 +294,28 @@ def parts_on_a_mesh_in_another_order(rank: int, folder: Path) -> Any:
 def shared_by_processes(rank: int, folder: Path) -> Any:
     state, _ = train_args()
     mine = rows_of(rank)
-    plans = planner.plan_many(
-        {
-            "train": (train_step, (state, mine), {"host_local": ("x",)}),
-            "infer": (mlp, (state["params"], mine), {"host_local": ("x",)}),
-        },
-        mesh={"data": jax.process_count(), "model": jax.local_device_count()},
+    plans, kept = (
+        planner.plan_many(
+            {
+                "train": (train_step, (state, mine), {"host_local": ("x",)}),
+                "infer": (mlp, (state["params"], mine), {"host_local": ("x",)}),
+            },
+            mesh={"data": jax.process_count(), "model": jax.local_device_count()},
+            pins={"params": {"w0": PartitionSpec(None, "model"), "w1": None, "b0": None}},
+            options=planner.Options(cache=str(folder / "kept")),
+        )
+        for _ in range(2)
     )
-    stepped, loss = plans["train"](state, mine)
-    made = plans["infer"].jit(stepped["params"], plans["infer"].place(state["params"], mine)[1])
+    stepped, loss = kept["train"](state, mine)
+    made = kept["infer"].jit(stepped["params"], plans["infer"].place(state["params"], mine)[1])
     return {
         **told(plans["train"], folder),
         "loss": float(loss),
         "shape": made.shape,
         "text": str(plans["infer"].in_specs),
+        "kept": [str(kept[name].in_specs) == str(plan.in_specs) for name, plan in plans.items()],
+        "entries": len(list((folder / "kept").glob("*.plans.json"))),
+        "pinned": str(kept["train"].in_specs[0]["params"]["w0"]),
     }
 
 

@@ -345,3 +345,5 @@ def test_several_programs_of_several_processes_share_a_layout(parts: list[dict[s
     assert_checked(found)
     np.testing.assert_allclose(found["loss"], losses[0], rtol=1e-5)
     assert found["shape"] == [32, 64]
+    assert (found["kept"], found["entries"]) == ([True, True], 1)
+    assert "None, 'model'" in found["pinned"]

@@ -9,7 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import planner
@@ -44,6 +47,14 @@ def test_a_program_s_own_pins_go_before_those_for_all():
     assert found["train"].in_specs[1] == P("y")
     assert found["eval"].in_specs[1] == P()
     assert found["eval"].in_specs[0]["w0"] == P()
+
+
+def test_shardings_among_the_pins_say_the_mesh():
+    mesh = Mesh(np.array(jax.devices()[::-1]).reshape(4, 2), ("x", "y"))
+    for pins in ({"x": NamedSharding(mesh, P("x"))}, {"eval": {"x": NamedSharding(mesh, P("x"))}}):
+        found = asked(mesh=None, pins=pins)
+        assert list(found["train"].mesh.devices.flat) == list(mesh.devices.flat)
+        assert found["eval"].in_specs[1] == P("x")
 
 
 @pytest.mark.parametrize(
