@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding
@@ -94,6 +95,34 @@ def test_logical_rules_and_names_of_axes():
     assert set(found["train"].decision.mesh_shape) == {"data", "model"}
     assert found["train"].in_specs[1] == found["eval"].in_specs[1] == P("data")
     assert found["eval"].in_specs[0]["w0"] == found["init"].out_specs["params"]["w0"] == P(None, "model")
+
+
+def test_pins_go_before_another_plan_in_all_programs():
+    first = planner.plan(*programs()["train"][:2], mesh=SHAPE, pins={"state/*": P()}, options=NEVER)
+    rest = {name: given for name, given in programs().items() if name != "train"}
+    found = planner.plan_many(rest, like=first, pins={"eval": {"params/w0": P("y")}}, options=NEVER)
+    assert found["eval"].in_specs[0]["w0"] == found["init"].out_specs["params"]["w0"] == P("y")
+    assert found["eval"].in_specs[0]["w1"] == P()
+    assert found.certificate.lower_bound <= found.certificate.value
+
+
+def test_pins_go_before_names_of_dims_in_all_programs():
+    nn = pytest.importorskip("flax.linen")
+    kernel = nn.with_logical_partitioning(nn.initializers.ones, ("embed", "mlp"))
+    net, x = nn.Dense(32, use_bias=False, kernel_init=kernel), jax.ShapeDtypeStruct((16, 8), jnp.float32)
+    params = jax.eval_shape(lambda: net.init(jax.random.key(0), jnp.ones(x.shape)))
+
+    def apply(params: Any, x: jax.Array) -> jax.Array:
+        return net.apply(params, x)
+
+    def twice(params: Any, x: jax.Array) -> jax.Array:
+        return apply(params, x) * 2
+
+    given = {"one": (apply, (params, x)), "two": (twice, (params, x))}
+    for pins, spec in (({}, P(None, "y")), ({"two": {"params/*": P("x")}}, P("x"))):
+        found = planner.plan_many(given, mesh=SHAPE, logical_rules={"mlp": "y"}, pins=pins, options=NEVER)
+        for plan in found.values():
+            assert jax.tree.leaves(plan.in_specs[0], is_leaf=lambda leaf: isinstance(leaf, P)) == [spec]
 
 
 def test_bad_rules_and_names_of_axes():

@@ -135,10 +135,11 @@ def shared_by(
 ) -> SharedArrays:
     """The arrays that several of the programs have, but for those that are left free by a pin of None."""
     traced = {name: made.sessions.program for name, made in ready.items()}
-    return shared_arrays(
+    named = {
+        name: named_pins(with_common(programs[name].pins, common, program), program) for name, program in traced.items()
+    }
+    found = shared_arrays(
         {name: arrays_of(program) for name, program in traced.items()},
-        {
-            name: named_pins(with_common(programs[name].pins, common, program), program).free
-            for name, program in traced.items()
-        },
+        {name: pins.free for name, pins in named.items()},
     )
+    return replace(found, pinned={name: tuple(pins.specs) for name, pins in named.items()})

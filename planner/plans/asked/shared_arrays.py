@@ -15,10 +15,14 @@ Use = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedArrays:
-    """`of[program]` are the numbers of the arrays that it shares with others, by position among its `leaves`."""
+    """`of[program]` are the numbers of the arrays that it shares with others, by position among its `leaves`.
+
+    `pinned[program]` are the patterns of the pins that its user gave, which go before those of logical names and of `like`.
+    """
 
     leaves: Mapping[str, Sequence[Leaf]]
     of: Mapping[str, Mapping[int, int]]
+    pinned: Mapping[str, Collection[str]] = field(default_factory=dict[str, Collection[str]])
 
     @property
     def count(self) -> int:

@@ -72,6 +72,7 @@ def planned_or_kept_together(
         "programs": [(name, key_of_question(call.ready, options)) for name, call in calls.items()],
         "calls": list(counts.items()),
         "own layouts": own_layouts,
+        "pinned": [(name, list(patterns)) for name, patterns in shared.pinned.items()],
         "shared": [(name, list(numbers.items())) for name, numbers in shared.of.items()],
     }
     path = folder / f"{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:40]}{ENDING}"

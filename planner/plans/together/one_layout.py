@@ -114,7 +114,9 @@ class _Search:
     def run(self) -> dict[str, Any]:
         """What all processes must know of what is best. Raises: InfeasibleError, PinError where nothing fits."""
         free = {
-            name: self.singles.tried(name, None, {}, FREE_SHARE / (len(self.calls) - i)).decision
+            name: self.singles.tried(
+                name, None, self.specs.pins(name, self.pinned), FREE_SHARE / (len(self.calls) - i)
+            ).decision
             for i, name in enumerate(self.calls)
         }
         order = sorted(self.calls, key=lambda name: -self.counts[name] * free[name].certificate.value)
@@ -156,7 +158,7 @@ class _Search:
             if self.best is not None and self.total(here) >= self.best.value:
                 return self.total(here)
             try:
-                decisions[name] = self.singles.tried(name, mesh, {}).decision
+                decisions[name] = self.singles.tried(name, mesh, self.specs.pins(name, self.pinned)).decision
             except (InfeasibleError, PinError) as error:
                 self.refused.append(error)
                 return math.inf

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from jax.sharding import PartitionSpec
@@ -30,23 +30,35 @@ class SharedSpecs:
     shared: SharedArrays
 
     def pinned_by_users(self) -> dict[int, PartitionSpec]:
-        """The layout that the users' own pins give to shared arrays. Raises: PinError where they give one array two."""
-        found: dict[int, tuple[PartitionSpec, str]] = {}
-        for program, numbers in self.shared.of.items():
-            pins = [(matcher(key), spec) for key, spec in self.calls[program].sessions.request.pins.items()]
-            for position, number in numbers.items():
-                name = self.shared.leaves[program][position].name
-                spec = next((spec for matches, spec in reversed(pins) if matches(name)), None)
-                if spec is None:
-                    continue
-                where = f"{name} of {program}"
-                other, whose = found.setdefault(number, (spec, where))
-                if other != spec:
+        """The layout that pins give to shared arrays: those of users first, then those of logical names and of `like`.
+
+        Raises: PinError where they give one array two.
+        """
+        found: dict[int, tuple[PartitionSpec, str, bool]] = {}
+        for of_users in (True, False):
+            for number, spec, where in self._pinned(of_users):
+                other, whose, first = found.setdefault(number, (spec, where, of_users))
+                if other != spec and first == of_users:
                     raise PinError(
                         f"{where} and {whose} are one array, and are pinned as {spec} and {other}; pin them alike, give "
                         "None for one of them, or layouts='own'"
                     )
-        return {number: spec for number, (spec, _) in found.items()}
+        return {number: spec for number, (spec, _, _) in found.items()}
+
+    def _pinned(self, of_users: bool) -> Iterator[tuple[int, PartitionSpec, str]]:
+        """(number, spec, name in words) of the shared arrays that users pinned, or that are pinned otherwise."""
+        for program, numbers in self.shared.of.items():
+            given = self.shared.pinned.get(program, ())
+            pins = [
+                (matcher(key), spec, key in given) for key, spec in self.calls[program].sessions.request.pins.items()
+            ]
+            for position, number in numbers.items():
+                name = self.shared.leaves[program][position].name
+                spec, by_user = next(
+                    ((spec, own) for matches, spec, own in reversed(pins) if matches(name)), (None, False)
+                )
+                if spec is not None and by_user == of_users:
+                    yield number, spec, f"{name} of {program}"
 
     def pins(self, program: str, specs: Specs) -> dict[str, PartitionSpec]:
         """Pins of what a program has of the arrays whose layout is known."""
