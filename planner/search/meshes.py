@@ -35,7 +35,7 @@ MESH_SHARE = 0.4
 """Part of the time left that one mesh may take: another may be better."""
 MESH_SECONDS = 1.0
 """What a mesh gets even where no time is left."""
-HASTENING = 3.0
+HASTENING = 0.5
 """Time for the best of the plans of least memory, as a part of what finding the least memory took."""
 HASTENING_SECONDS = 2.0
 """And at least so much."""
