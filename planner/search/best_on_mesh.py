@@ -21,7 +21,7 @@ from planner.search.least_memory import GAP, Aim, Least, least_memory
 from planner.search.narrow import narrow
 from planner.search.one_per_class import SharedInstance
 from planner.search.within_limit import OVER, LimitSearch, Within
-from planner.solver.budget import Budget
+from planner.solver.budget import Budget, is_large
 from planner.solver.network.table_cache import TableCache
 from planner.solver.smaller.quotient import solve_shared, words
 from planner.solver.smaller.smaller import Chain, floor_of
@@ -126,7 +126,7 @@ class Postponed:
 
     def closed(self, budget: Budget, *, cutoff: float) -> Outcome:
         """The best plan within the limit that costs less than `cutoff`, of one that `limited` left open."""
-        if budget.gap_of(self.posed.whole.node_values):
+        if is_large(self.posed.whole.node_values):
             budget = budget.within(LARGE_SECONDS)
         return self.posed.within(self.search.by_rows(replace(budget, table_cache=self.table_cache), cutoff=cutoff))
 
@@ -138,7 +138,8 @@ def free_plan(
     floor = floor_of(stated.node_values)
     if floor >= best:
         return Outcome(candidate=None, bound=floor)
-    gap = budget.gap_of(stated.node_values)
+    large = is_large(stated.node_values)
+    gap = budget.large_gap if large else 0.0
     cutoff = best * (1 - max(gap, WORTHWHILE))
     made, steps = stated, Chain(())
     if math.isfinite(best):
@@ -152,7 +153,7 @@ def free_plan(
         found = solve_shared(made.problem, replace(budget, share=False), cutoff)
         free, steps = _of_all_nodes(found, stated, steps), Chain(())
     else:
-        free = solve_shared(made.problem, budget, cutoff, gap)
+        free = solve_shared(made.problem, budget, cutoff, gap, compiled=large)
     if free.choice is None:
         left = cutoff * (1 - gap)
         note = "" if free.bound >= left else f"mesh {dict(stated.mesh.shape)}: nothing found within {seconds:.0f} s"

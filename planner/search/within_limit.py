@@ -28,7 +28,7 @@ from scipy.optimize import linprog
 
 from planner.one_mesh.memory import MemoryModel
 from planner.search.least_memory import Aim, Least, least_memory, peaks
-from planner.solver.budget import Budget
+from planner.solver.budget import Budget, is_large
 from planner.solver.smaller.quotient import solve_shared
 from planner.solver.solution import Solution
 from planner.vectors import Floats
@@ -202,7 +202,9 @@ class LimitSearch:
         rent = self.limit * math.fsum(values.values())
         priced = self.memory.priced(self.problem, values, self.limit)
         budget = self.budget.within(PRICE_SECONDS)
-        solution = solve_shared(priced, budget, self.upper + rent, budget.gap_of(priced.node_costs))
+        large = is_large(priced.node_costs)
+        gap = budget.large_gap if large else 0.0
+        solution = solve_shared(priced, budget, self.upper + rent, gap, compiled=large)
         self.raise_bound(min(solution.bound - rent, self.upper))
         if solution.choice is None:
             return False

@@ -42,8 +42,8 @@ ROUND_PAYS = 0.9
 """Another round follows while the last one left at most this part of the choices."""
 PARTIAL_SHARE = 0.3
 """Part of the time left that a program with only some of the rows may take: the others may still become active."""
-MANY_CHOICES = 50_000
-"""Choices of a problem with rows from which on prices and block moves are all that is tried."""
+FEW_CHOICES = 2_000
+"""What is left of a large problem is not solved compiled where it has fewer choices: its messages take no time."""
 EXACT_SHARE = 0.6
 """Part of the time for reductions and programs where rows may leave a gap for prices and block moves to close."""
 COMPILED_SECONDS = 5.0
@@ -66,7 +66,7 @@ def seek(problem: Problem, control: Control) -> Solution:
     every = RowTable.of(problem)
     best = Incumbent(problem, every, control)
     detail: Detail = {}
-    if every.count == 0 or sum(costs.size for costs in problem.node_costs) <= MANY_CHOICES:
+    if every.count == 0 or sum(costs.size for costs in problem.node_costs) <= COMPILED_CHOICES:
         seconds = control.left() * (EXACT_SHARE if every.count else 1.0)
         limited = replace(control, deadline=control.deadline.within(seconds))
         detail = by_stages(problem, every, best, limited)
@@ -107,7 +107,7 @@ def minimise(prepared: Prepared, best: Incumbent, control: Control) -> Indices |
     The rows of `prepared` are some of those of `best`, so its bounds hold there.
     """
     local = Incumbent(prepared.problem, prepared.rows, replace(control, progress=None))
-    if not prepared.fit() or not prepared.reduce(dominance=not _is_compiled(prepared)):
+    if not prepared.fit() or not prepared.reduce(dominance=not _is_compiled(prepared, control)):
         best.raise_bound(math.inf)
         return None
     answer = _eliminated(prepared, best)
@@ -117,7 +117,7 @@ def minimise(prepared: Prepared, best: Incumbent, control: Control) -> Indices |
         local.offer(np.asarray(best.choice))
     bound_and_prune(prepared, local, control)
     # Where a gap may stay, large programs take longer than they are worth.
-    if not local.settled and prepared.possible and not (control.gap > 0 and _is_compiled(prepared)):
+    if not local.settled and prepared.possible and not (control.gap > 0 and _is_compiled(prepared, control)):
         share = 1.0 if prepared.rows.count == best.rows.count else PARTIAL_SHARE
         _program(prepared, local, share * control.left(), control.gap)
     best.raise_bound(min(local.bound, local.value))
@@ -143,7 +143,7 @@ def bound_and_prune(prepared: Prepared, local: Incumbent, control: Control) -> N
             local.raise_bound(min(priced.bound, local.value))
             if not math.isfinite(priced.bound) or not priced.prices.any():
                 priced = None
-        if _is_compiled(prepared):
+        if _is_compiled(prepared, control):
             from planner.solver.compiled.squeeze import squeeze
 
             squeeze(prepared, local, control, seconds)
@@ -163,14 +163,16 @@ def bound_and_prune(prepared: Prepared, local: Incumbent, control: Control) -> N
         after = sum(network.unary[node].size - 1 for node in network.live)
         if until.passed or (turn > 0 and after > ROUND_PAYS * before):
             return
-        if control.gap > 0 and _is_compiled(prepared) and turn >= ROUGH_SQUEEZES - 1:
+        if control.gap > 0 and _is_compiled(prepared, control) and turn >= ROUGH_SQUEEZES - 1:
             return
 
 
-def _is_compiled(prepared: Prepared) -> bool:
-    """Whether messages prune faster than choices are compared with one another."""
+def _is_compiled(prepared: Prepared, control: Control) -> bool:
+    """Whether messages and moves are compiled: for a large problem without rows, of which much is left."""
     network = prepared.network
-    return not prepared.rows.count and sum(network.unary[node].size for node in network.live) > COMPILED_CHOICES
+    large = control.compiled or sum(costs.size for costs in prepared.problem.node_costs) > COMPILED_CHOICES
+    left = sum(network.unary[node].size for node in network.live)
+    return large and not prepared.rows.count and left > FEW_CHOICES
 
 
 def _eliminated(prepared: Prepared, best: Incumbent) -> Indices | None:

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.options import GAP, Share
+from planner.solver.compiled import COMPILED_CHOICES
 from planner.solver.deadline import Deadline
 from planner.solver.network.table_cache import TableCache
 from planner.solver.problem import Array
 
-LARGE = 50_000
-"""Choices of a problem without rows from which on it takes long to prove an optimum."""
 LARGE_GAP = 0.5
-"""Which part of the gap such a problem may leave."""
+"""Which part of the gap a large problem without rows may leave."""
 LEAST_SECONDS = 0.5
 """What a solve gets even where no time is left."""
 
@@ -43,11 +42,17 @@ class Budget:
         """This for problems that have no tables in common with others."""
         return replace(self, table_cache=TableCache())
 
-    def gap_of(self, node_costs: Sequence[Array]) -> float:
-        """The gap of a solve without rows: none where that takes no time, else a part of what may be left in the end."""
-        return LARGE_GAP * self.gap if sum(costs.size for costs in node_costs) > LARGE else 0.0
+    @property
+    def large_gap(self) -> float:
+        """The gap of a large problem without rows, whose optimum takes long to prove; see `is_large`."""
+        return LARGE_GAP * self.gap
 
     @property
     def seconds(self) -> float:
         """Seconds that a solve begun now may take."""
         return self.deadline.left(LEAST_SECONDS)
+
+
+def is_large(node_costs: Sequence[Array]) -> bool:
+    """Whether a problem with so many choices, and all that is cut out of it, is solved compiled."""
+    return sum(costs.size for costs in node_costs) > COMPILED_CHOICES

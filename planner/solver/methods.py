@@ -47,6 +47,7 @@ def solve(
     progress: Improvement | None = None,
     cutoff: float = math.inf,
     gap: float = 0.0,
+    compiled: bool = False,
     table_cache: TableCache | None = None,
 ) -> Solution:
     """The cheapest choice that violates no row, with a proven lower bound.
@@ -54,7 +55,8 @@ def solve(
     Stops after about `time_limit` seconds with the best choice and bound so far. `progress(value, bound)` hears of
     improvements. The result depends on `seed` alone, unless the time limit cuts in. With a `cutoff`, only choices that
     cost less are sought; without a choice, a bound of at least the cutoff says that there is none. A `gap` is the part of
-    the value that may be left between it and the bound. Solves of problems that have tables (as objects) in common are
+    the value that may be left between it and the bound. `compiled`: it is part of a problem so large that compiled code
+    does more of the work; large ones are told by themselves. Solves of problems that have tables (as objects) in common are
     faster with one `table_cache`.
     Raises SolverError for an unknown method or a time limit that is not positive.
     """
@@ -68,6 +70,7 @@ def solve(
         progress=progress,
         cutoff=cutoff,
         gap=gap,
+        compiled=compiled,
         table_cache=table_cache or TableCache(),
     )
     return METHODS[method](problem, control)

@@ -1,7 +1,5 @@
 """Narrowing gives up no strategy that a plan below the cutoff can choose."""
 
-import math
-
 import numpy as np
 import pytest
 
@@ -28,13 +26,12 @@ def _random(seed: int) -> Problem:
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("seed", range(60))
-def test_every_plan_below_the_cutoff_survives(seed: int, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.solver.smaller.narrow.COMPILED_CHOICES", 0 if compiled else math.inf)
+def test_every_plan_below_the_cutoff_survives(seed: int, compiled: bool) -> None:
     problem = _random(seed)
     every = [tuple(map(int, choice)) for choice in np.ndindex(*(costs.size for costs in problem.node_costs))]
     values = {choice: problem.evaluate(choice) for choice in every}
     cutoff = min(values.values()) + (seed % 4) * 3.0
-    kept, bound = swept(problem, cutoff)
+    kept, bound = swept(problem, cutoff, compiled=compiled)
     below = [choice for choice in every if values[choice] < cutoff]
     assert all(pick in kept[node] for choice in below for node, pick in enumerate(choice))
     if below:

@@ -77,8 +77,8 @@ def test_exact_methods_agree_with_brute_force(method: str, problem: Problem) -> 
 def test_compiled_messages_and_moves_keep_the_optimum(problem: Problem, gap: float) -> None:
     wanted = solve(problem, method="brute")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(auto, "COMPILED_CHOICES", 0)
-        found = solve(problem, gap=gap)
+        patch.setattr(auto, "FEW_CHOICES", 0)
+        found = solve(problem, gap=gap, compiled=True)
     assert (found.status == "infeasible") == (wanted.status == "infeasible")
     if wanted.choice is None:
         return

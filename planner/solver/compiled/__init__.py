@@ -1,4 +1,4 @@
 """The method for large problems, its inner loops compiled."""
 
-COMPILED_CHOICES = 5_000
-"""Choices of a problem without rows from which on its messages are compiled: loading what is takes half a second."""
+COMPILED_CHOICES = 50_000
+"""Choices of a problem from which on it is solved compiled: the first time on a machine, compiling takes ten seconds."""

@@ -15,7 +15,6 @@ import numpy as np
 
 from planner.identity import numbered
 from planner.solver.bounds.messages import Messages
-from planner.solver.compiled import COMPILED_CHOICES
 from planner.solver.memory_rows import Indices
 from planner.solver.network.network import Network
 from planner.solver.problem import Array, Edge, Problem
@@ -38,8 +37,8 @@ def cheap(costs: Sequence[Array], cutoff: float) -> list[Indices]:
     return [np.flatnonzero(of <= np.min(of) + room) for of in costs]
 
 
-def swept(problem: Problem, cutoff: float) -> tuple[list[Indices], float]:
-    """The choices of every node that messages leave below the cutoff, and a bound of what costs less.
+def swept(problem: Problem, cutoff: float, *, compiled: bool = False) -> tuple[list[Indices], float]:
+    """The choices of every node that messages, perhaps compiled ones, leave below the cutoff; a bound of what costs less.
 
     The problem has no rows; a bound of at least the cutoff says that nothing does.
     """
@@ -48,7 +47,7 @@ def swept(problem: Problem, cutoff: float) -> tuple[list[Indices], float]:
     if not Reducer(network).forbid(network.live):
         return whole, math.inf
     upper = cutoff + ROUNDING * abs(cutoff)
-    if sum(costs.size for costs in network.unary) > COMPILED_CHOICES:
+    if compiled:
         from planner.solver.compiled.squeeze import pruned
 
         return list(network.labels), pruned(network, upper, cutoff)

@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -43,28 +44,31 @@ FIRST_SHARE = 0.5
 """Part of the time that the shared problem may take where the whole one is solved after it."""
 
 
-def solve_shared(problem: Problem, budget: Budget, cutoff: float = math.inf, gap: float = 0.0) -> Solution:
+def solve_shared(
+    problem: Problem, budget: Budget, cutoff: float = math.inf, gap: float = 0.0, *, compiled: bool = False
+) -> Solution:
     """What `solve` hands back, with the same meaning of value and bound, from one decision for all copies of a layer.
 
     `detail` then says how many `decisions` there are and how many `shared_decisions` were made for them, and
     `lost_at_most`: the part of the value that sharing may have cost.
     """
     classes = _worth_sharing(problem, budget.share)
-    seconds, seed, table_cache = budget.seconds, budget.seed, budget.table_cache
+    seconds, table_cache = budget.seconds, budget.table_cache
+    solved = partial(solve, seed=budget.seed, gap=gap, compiled=compiled, table_cache=table_cache)
     if classes is None:
-        return solve(problem, time_limit=seconds, seed=seed, cutoff=cutoff, gap=gap, table_cache=table_cache)
+        return solved(problem, time_limit=seconds, cutoff=cutoff)
     started = time.monotonic()
     if problem.rows:
         classes = classes.divided(max(1, DIVIDED // classes.count))
     small = quotient(problem, classes, table_cache)
     part = 1.0 if small.lossless else FIRST_SHARE
-    found = solve(small.problem, time_limit=part * seconds, seed=seed, cutoff=cutoff, gap=gap, table_cache=table_cache)
+    found = solved(small.problem, time_limit=part * seconds, cutoff=cutoff)
     solution = _lifted(problem, small, found)
     if small.lossless or (problem.rows and len(problem.node_costs) > MANY_NODES):
         return solution
     left = max(seconds - (time.monotonic() - started), 0.1 * seconds)
     upper = min(cutoff, solution.value)
-    whole = solve(problem, time_limit=left, seed=seed, cutoff=upper, gap=gap, table_cache=table_cache)
+    whole = solved(problem, time_limit=left, cutoff=upper)
     if whole.choice is not None or solution.choice is None:
         return replace(whole, seconds=time.monotonic() - started)
     return _certified(solution, bound=min(whole.bound, solution.value), seconds=time.monotonic() - started)
