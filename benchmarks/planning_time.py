@@ -3,7 +3,8 @@
     python -m benchmarks.planning_time [--only NAME,NAME] [--topology T,T] [--axes 2,3] [--zoo FOLDER] [--out FILE.json]
 
 Plans every program at its real size for a topology without devices, all meshes of up to two and of up to three axes
-searched under the chip's memory limit, each in a process of its own. Told are the seconds of tracing, of making ready
+searched under the chip's memory limit, each in a process of its own (what large problems need compiled, the first of them
+on a machine compiles, ten seconds; run a case twice to leave that out). Told are the seconds of tracing, of making ready
 (graph, rules, groups, flow), of stating the meshes' problems, of solving them and of emission, with the processor's
 seconds beside the clock's and the peak memory of the process; and the seconds that JAX alone takes to trace the program,
 which are no part of the planner's. `--zoo` names a folder of program files with `build(size)`; those whose packages are
@@ -56,9 +57,9 @@ class Case:
     axes: int
 
 
-def _llama(name: str, *, scan: bool = True) -> Callable[[int], Model]:
+def _llama(name: str, *, batch: int | None = None, scan: bool = True) -> Callable[[int], Model]:
     config = replace(llama.CONFIGS[name], query_block=512, scan=scan)
-    return lambda devices: llama.llama(config, batch=devices, size="real")
+    return lambda devices: llama.llama(config, batch=batch or devices, size="real")
 
 
 def _gpt(
@@ -81,6 +82,7 @@ PROGRAMS: Mapping[str, Callable[[int], Model]] = {
     "llama 8B": _llama("8B"),
     "llama 70B": _llama("70B"),
     "llama 405B": _llama("405B"),
+    "llama 405B 32 rows": _llama("405B", batch=32),
     "llama 8B unrolled": _llama("8B", scan=False),
     "mixtral 8x7B": lambda devices: sparse.build("real", config="8x7B", batch=devices),
     "deepseek-like 708B": lambda devices: sparse.build("real", config="V3", batch=devices),
@@ -98,6 +100,7 @@ equations."""
 CASES = (
     *(Case(program="llama 8B", topology=t, axes=n) for t in ("v5e:4x4", "v5e:16x16", "v5p:16x16x16") for n in (2, 3)),
     *(Case(program=p, topology="v5p:8x8x4", axes=n) for p in ("llama 70B", "llama 405B") for n in (2, 3)),
+    Case(program="llama 405B 32 rows", topology="v5p:8x8x4", axes=3),
     Case(program="llama 70B", topology="v5e:16x16", axes=2),
     Case(program="llama 405B", topology="v5p:16x16x16", axes=3),
     *(Case(program="llama 8B unrolled", topology="v5e:16x16", axes=n) for n in (2, 3)),
@@ -111,6 +114,7 @@ CASES = (
         if p.startswith(("gpt 1.3B", "gpt unrolled", "gpt deep"))
     ),
     Case(program="wide resnet 13B", topology="v5p:8x8x4", axes=2),
+    Case(program="wide resnet 13B", topology="v5e:16x16", axes=3),
     Case(program="diffusion U-Net", topology="v5e:4x4", axes=3),
     *(Case(program="diffusion U-Net", topology="v5e:16x16", axes=n) for n in (2, 3)),
     *(Case(program=p, topology="v5e:4x4", axes=3) for p in MODELS if p in PROGRAMS),

@@ -43,7 +43,7 @@ ROUND_PAYS = 0.9
 PARTIAL_SHARE = 0.3
 """Part of the time left that a program with only some of the rows may take: the others may still become active."""
 FEW_CHOICES = 2_000
-"""What is left of a large problem is not solved compiled where it has fewer choices: its messages take no time."""
+"""What is left of a problem without rows is solved compiled where it has more choices: a program of it takes minutes."""
 EXACT_SHARE = 0.6
 """Part of the time for reductions and programs where rows may leave a gap for prices and block moves to close."""
 COMPILED_SECONDS = 5.0
@@ -116,6 +116,14 @@ def minimise(prepared: Prepared, best: Incumbent, control: Control) -> Indices |
     if best.choice is not None:
         local.offer(np.asarray(best.choice))
     bound_and_prune(prepared, local, control)
+    harder = replace(control, compiled=True)
+    if (
+        not local.settled
+        and prepared.possible
+        and not _is_compiled(prepared, control)
+        and _is_compiled(prepared, harder)
+    ):
+        bound_and_prune(prepared, local, harder)
     # Where a gap may stay, large programs take longer than they are worth.
     if not local.settled and prepared.possible and not (control.gap > 0 and _is_compiled(prepared, control)):
         share = 1.0 if prepared.rows.count == best.rows.count else PARTIAL_SHARE
@@ -168,7 +176,7 @@ def bound_and_prune(prepared: Prepared, local: Incumbent, control: Control) -> N
 
 
 def _is_compiled(prepared: Prepared, control: Control) -> bool:
-    """Whether messages and moves are compiled: for a large problem without rows, of which much is left."""
+    """Whether messages and moves are compiled: for a large problem without rows of which much is left."""
     network = prepared.network
     large = control.compiled or sum(costs.size for costs in prepared.problem.node_costs) > COMPILED_CHOICES
     left = sum(network.unary[node].size for node in network.live)
