@@ -68,7 +68,8 @@ REFINES = ("never", "compile", "measure")
 class Options:
     """How to plan.
 
-    `time_limit_s`: seconds for the whole search; what was found by then is returned with its bound.
+    `time_limit_s`: seconds for the whole search; what was found by then is returned with its bound. The first large program
+    on a machine takes ten to twenty seconds more, in which the solver's inner loops are compiled and kept.
     `check`: "auto" compiles the plan, and runs it beside the single device where the arguments are concrete and that is
     affordable; for devices that are not here it compiles where their compiler is installed and that is affordable, in a
     child process; "always" does all of this at any price; "never" trusts the prediction. `Plan.checked` says what was not
