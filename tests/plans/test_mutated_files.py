@@ -143,15 +143,22 @@ def _check(text: str, original: Decision, path: Path) -> bool:
     record = json.loads(path.read_text(encoding="utf-8"))
     record.pop("digest", None)
     told = as_json(from_json(PlanRecord, record, grown=GROWN))
-    for name in ("format", "version", "form", "compiler_options", "guessed", "refined"):
-        record.setdefault(name, told[name])  # files of earlier planners lack them
-    record["form"] = {**told["form"], **record["form"]}
+    record = _completed(record, told)
     assert json.dumps(told, sort_keys=True) == json.dumps(record, sort_keys=True), "it is read as what it says"
     if not {EDITED, UNSURE} & set(decision.notes):
         took = replace(decision.certificate, solve_seconds=original.certificate.solve_seconds)
         assert replace(decision, certificate=took) == original
         assert list(decision.mesh_shape) == list(original.mesh_shape)
     return True
+
+
+def _completed(record: Any, told: Any) -> Any:
+    """What a file says, with what it is read as of the fields that files of earlier planners lack."""
+    if isinstance(record, list) and isinstance(told, list) and len(record) == len(told):
+        return [_completed(value, its) for value, its in zip(record, told, strict=True)]
+    if not isinstance(record, dict) or not isinstance(told, dict):
+        return record
+    return {**told, **{name: _completed(value, told.get(name)) for name, value in record.items()}}
 
 
 def _run(count: int, seed: int, saved: tuple[str, Decision], folder: Path) -> int:
