@@ -98,13 +98,11 @@ class Session:
     def _pinned_at(self) -> dict[int, list[Hashable]]:
         """What pins and the parts that processes bring ask of the nodes where their arrays are stored."""
         flow, found = self.model.flow, defaultdict[int, list[Hashable]](list)
-        for tensor, asked in (*self.tensor_pins.items(), *self.parts.items()):
-            home = flow.home[tensor]
-            if home is not None:
-                found[home[0]].append((home[1], asked))
-        for transfer in flow.transfers:
-            if transfer.output in self.output_pins:
-                found[transfer.target].append((transfer.target_dims, self.output_pins[transfer.output]))
+        for asked in (self.tensor_pins, self.parts):
+            for tensor, node, dims in flow.stored(asked):
+                found[node].append((dims, asked[tensor]))
+        for position, node, dims in flow.returned(self.output_pins):
+            found[node].append((dims, self.output_pins[position]))
         return found
 
     def shared(self, shape: Shape) -> SharedInstance | None:

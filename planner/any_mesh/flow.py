@@ -12,7 +12,7 @@ a partial sum at once). Everything downstream, costs, prediction and emission, f
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -78,6 +78,19 @@ class Flow:
     fetched: tuple[tuple[tuple[int, int], int], ...]
     """((op, operand position), copy node) of every read that goes through a copy."""
     accumulators: tuple[Accumulator, ...]
+
+    def stored(self, tensors: Iterable[int]) -> Iterator[tuple[int, int, Dims]]:
+        """Of these tensors, as far as it is decided how they are stored: (tensor, node, dims)."""
+        for tensor in tensors:
+            home = self.home[tensor]
+            if home is not None:
+                yield tensor, *home
+
+    def returned(self, positions: Container[int]) -> Iterator[tuple[int, int, Dims]]:
+        """Of the results at these positions that are returned in a form of their own: (position, node, dims)."""
+        for transfer in self.transfers:
+            if transfer.output is not None and transfer.output in positions:
+                yield transfer.output, transfer.target, transfer.target_dims
 
 
 def own_dims(shape: tuple[int, ...]) -> Dims:

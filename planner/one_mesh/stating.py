@@ -133,19 +133,14 @@ def _pinned(model: Model, terms: Terms) -> list[_Demand]:
     """What the pins demand, each at the home of its tensor or where its result is stored."""
     graph, flow = model.graph, model.flow
     found: list[_Demand] = []
-    for tensor, spec in terms.pins.items():
-        home = flow.home[tensor]
-        if home is not None:
-            found.append(_Demand(name=graph.tensors[tensor].name, node=home[0], dims=home[1], spec=spec))
-    for tensor, spec in terms.parts.items():
-        home, of = flow.home[tensor], graph.tensors[tensor]
-        if home is not None:
-            free = tuple(range(len(of.aval.shape)))
-            found.append(_Demand(name=of.name, node=home[0], dims=home[1], spec=spec, free=free))
-    for transfer in flow.transfers:
-        if transfer.output is not None and transfer.output in terms.output_pins:
-            name, spec = graph.output_names[transfer.output], terms.output_pins[transfer.output]
-            found.append(_Demand(name=name, node=transfer.target, dims=transfer.target_dims, spec=spec))
+    for tensor, node, dims in flow.stored(terms.pins):
+        found.append(_Demand(name=graph.tensors[tensor].name, node=node, dims=dims, spec=terms.pins[tensor]))
+    for tensor, node, dims in flow.stored(terms.parts):
+        of, spec = graph.tensors[tensor], terms.parts[tensor]
+        found.append(_Demand(name=of.name, node=node, dims=dims, spec=spec, free=tuple(range(len(of.aval.shape)))))
+    for position, node, dims in flow.returned(terms.output_pins):
+        name, spec = graph.output_names[position], terms.output_pins[position]
+        found.append(_Demand(name=name, node=node, dims=dims, spec=spec))
     return found
 
 
