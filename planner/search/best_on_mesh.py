@@ -21,7 +21,8 @@ from planner.search.least_memory import GAP, Aim, Least, least_memory
 from planner.search.narrow import narrow
 from planner.search.one_per_class import SharedInstance
 from planner.search.within_limit import OVER, LimitSearch, Within
-from planner.solver.budget import Budget, is_large
+from planner.solver.budget import Budget
+from planner.solver.compiled import is_large
 from planner.solver.network.table_cache import TableCache
 from planner.solver.smaller.quotient import solve_shared, words
 from planner.solver.smaller.smaller import Chain, floor_of

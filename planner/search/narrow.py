@@ -12,7 +12,7 @@ from typing import Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
-from planner.solver.budget import is_large
+from planner.solver.compiled import is_large
 from planner.solver.memory_rows import Indices
 from planner.solver.problem import Array, Problem
 from planner.solver.smaller.narrow import cheap, restricted, swept

@@ -28,7 +28,8 @@ from scipy.optimize import linprog
 
 from planner.one_mesh.memory import MemoryModel
 from planner.search.least_memory import Aim, Least, least_memory, peaks
-from planner.solver.budget import Budget, is_large
+from planner.solver.budget import Budget
+from planner.solver.compiled import is_large
 from planner.solver.smaller.quotient import solve_shared
 from planner.solver.solution import Solution
 from planner.vectors import Floats

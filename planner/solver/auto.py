@@ -18,7 +18,7 @@ import numpy as np
 
 from planner.solver.bounds.cutting_planes import best_prices
 from planner.solver.bounds.subgradient import Effort, tighten
-from planner.solver.compiled import COMPILED_CHOICES
+from planner.solver.compiled import is_large
 from planner.solver.control import Control
 from planner.solver.exact import elimination
 from planner.solver.exact.ilp import IntegerProgram
@@ -66,7 +66,7 @@ def seek(problem: Problem, control: Control) -> Solution:
     every = RowTable.of(problem)
     best = Incumbent(problem, every, control)
     detail: Detail = {}
-    if every.count == 0 or sum(costs.size for costs in problem.node_costs) <= COMPILED_CHOICES:
+    if every.count == 0 or not is_large(problem.node_costs):
         seconds = control.left() * (EXACT_SHARE if every.count else 1.0)
         limited = replace(control, deadline=control.deadline.within(seconds))
         detail = by_stages(problem, every, best, limited)
@@ -178,7 +178,7 @@ def bound_and_prune(prepared: Prepared, local: Incumbent, control: Control) -> N
 def _is_compiled(prepared: Prepared, control: Control) -> bool:
     """Whether messages and moves are compiled: for a large problem without rows of which much is left."""
     network = prepared.network
-    large = control.compiled or sum(costs.size for costs in prepared.problem.node_costs) > COMPILED_CHOICES
+    large = control.compiled or is_large(prepared.problem.node_costs)
     left = sum(network.unary[node].size for node in network.live)
     return large and not prepared.rows.count and left > FEW_CHOICES
 

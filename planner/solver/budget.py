@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.options import GAP, Share
-from planner.solver.compiled import COMPILED_CHOICES
 from planner.solver.deadline import Deadline
 from planner.solver.network.table_cache import TableCache
-from planner.solver.problem import Array
 
 LARGE_GAP = 0.5
 """Which part of the gap a large problem without rows may leave."""
@@ -44,15 +41,10 @@ class Budget:
 
     @property
     def large_gap(self) -> float:
-        """The gap of a large problem without rows, whose optimum takes long to prove; see `is_large`."""
+        """The gap of a large problem without rows, whose optimum takes long to prove; see `compiled.is_large`."""
         return LARGE_GAP * self.gap
 
     @property
     def seconds(self) -> float:
         """Seconds that a solve begun now may take."""
         return self.deadline.left(LEAST_SECONDS)
-
-
-def is_large(node_costs: Sequence[Array]) -> bool:
-    """Whether a problem with so many choices, and all that is cut out of it, is solved compiled."""
-    return sum(costs.size for costs in node_costs) > COMPILED_CHOICES

@@ -40,7 +40,7 @@ def squeeze(prepared: Prepared, best: Incumbent, control: Control, seconds: floa
     dual, steps = Dual(arrays), Chain((prepared, arrays))
     for turn in range(MOST_SWEEPS // SWEEPS):
         before = dual.bound
-        _swept(dual, SWEEPS, best, until)
+        _swept(dual, best, until)
         if turn == 0 and not best.settles(best.value, dual.bound):
             best.offer(steps.lift(_moved(arrays, dual, control, until, shakes=0)))
         best.raise_bound(min(dual.bound, best.value))
@@ -67,9 +67,9 @@ def pruned(network: Network, upper: float, cutoff: float) -> float:
     return bound
 
 
-def _swept(dual: Dual, sweeps: int, best: Incumbent, until: Deadline) -> None:
-    """Sweeps until that settles it, or the time is up."""
-    for _ in range(sweeps):
+def _swept(dual: Dual, best: Incumbent, until: Deadline) -> None:
+    """Sweeps so many times, or until that settles it, or the time is up."""
+    for _ in range(SWEEPS):
         dual.step()
         if best.settles(best.value, dual.bound) or until.passed:
             return
@@ -88,8 +88,6 @@ def _moved(arrays: Arrays, dual: Dual, control: Control, until: Deadline, *, sha
 
 def _prune(network: Network, arrays: Arrays, dual: Dual, value: float) -> int:
     """Takes out the choices that cost more than `value` at the least; how many those were."""
-    if not math.isfinite(value):
-        return 0
     possible = dual.bounds <= value + 1e-9 * (abs(value) + abs(dual.bound))
     gone = 0
     offsets, sizes = arrays.net.offset.tolist(), arrays.net.size.tolist()
