@@ -7,6 +7,7 @@ writer: what the dead have left, the next to write there removes.
 from __future__ import annotations
 
 import ctypes
+import glob
 import os
 import secrets
 import shutil
@@ -100,7 +101,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 def _bring_back(path: Path) -> None:
     """Gives a folder its name again, whose writer died before another took its place."""
-    for old in path.parent.glob(f".{_escaped(path.name)}.*{OLD}"):
+    for old in path.parent.glob(f".{glob.escape(path.name)}.*{OLD}"):
         with suppress(OSError), _if_left(old):
             if path.exists():
                 shutil.rmtree(old)
@@ -209,7 +210,7 @@ def _made(path: Path) -> tuple[int, Path]:
 
 def _remove_left(path: Path) -> None:
     """Removes unfinished files and folders for `path` whose writers are gone."""
-    for left in path.parent.glob(f".{_escaped(path.name)}.*{PART}"):
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*{PART}"):
         with suppress(OSError), _if_left(left):
             if left.is_dir():
                 shutil.rmtree(left)
@@ -227,11 +228,6 @@ def _if_left(path: Path) -> Generator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def _escaped(name: str) -> str:
-    """A name as a pattern that matches it alone."""
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
 
 
 def _lock(handle: int, *, wait: bool = False) -> bool:
