@@ -15,7 +15,7 @@ from flax import nnx
 
 from benchmarks.models.base import Model, Size, Tree, arguments, seed, trained
 from benchmarks.models.places import activation, at_use
-from benchmarks.models.unet import Residual, UNetConfig
+from benchmarks.models.unet import Residual, UNetConfig, noised, waves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,9 +138,7 @@ class Diffusion(nnx.Module):
         self.leave = nnx.Conv(width, config.channels, (3, 3), dtype=dtype, rngs=rngs)
 
     def __call__(self, latents: jax.Array, times: jax.Array, text: jax.Array) -> jax.Array:
-        half = self.first.in_features // 2
-        angles = times[:, None] * 1e4 ** (-jnp.arange(half) / half)
-        time = self.second(nnx.swish(self.first(jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1))))
+        time = self.second(nnx.swish(self.first(waves(times, self.first.in_features))))
         x = self.enter(latents)
         skipped = [x]
         for level, stages in enumerate(self.down):
@@ -170,8 +168,7 @@ def diffusion(config: DiffusionConfig, *, batch: int, size: Size = "small", name
     graph, initial = nnx.split(built)
 
     def loss(params: Tree, batch: Tree) -> jax.Array:
-        angle = batch["times"][:, None, None, None] * jnp.pi / 2
-        noisy = jnp.cos(angle) * batch["latents"] + jnp.sin(angle) * batch["noise"]
+        noisy = noised(batch["latents"], batch["noise"], batch["times"])
         text = batch["text"].astype(config.dtype)
         noise = nnx.merge(graph, at_use(params, config.dtype))(noisy, 1000 * batch["times"], text)
         return jnp.mean((noise - batch["noise"]) ** 2)

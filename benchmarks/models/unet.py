@@ -86,10 +86,7 @@ class UNet(nnx.Module):
         self.leave = nnx.Conv(widths[0], 3, (3, 3), dtype=dtype, rngs=rngs)
 
     def __call__(self, images: jax.Array, times: jax.Array) -> jax.Array:
-        half = self.time_first.in_features // 2
-        angles = times[:, None] * 1e4 ** (-jnp.arange(half) / half)
-        time = self.time_first(jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1))
-        time = self.time_second(nnx.swish(time))
+        time = self.time_second(nnx.swish(self.time_first(waves(times, self.time_first.in_features))))
         x = self.enter(images)
         skipped: list[jax.Array] = []
         for block, shrink in zip(self.down, self.shrink, strict=True):
@@ -100,6 +97,19 @@ class UNet(nnx.Module):
         for grow, block in zip(self.grow, self.up, strict=True):
             x = block(jnp.concatenate([grow(x), skipped.pop()], axis=-1), time)
         return self.leave(x).astype(jnp.float32)
+
+
+def waves(times: jax.Array, width: int) -> jax.Array:
+    """Sines and cosines of times at so many frequencies in all: (batch, width)."""
+    half = width // 2
+    angles = times[:, None] * 1e4 ** (-jnp.arange(half) / half)
+    return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+
+
+def noised(images: jax.Array, noise: jax.Array, times: jax.Array) -> jax.Array:
+    """Images with noise in them, all of it at time 1."""
+    angle = times[:, None, None, None] * jnp.pi / 2
+    return jnp.cos(angle) * images + jnp.sin(angle) * noise
 
 
 def unet(config: UNetConfig, *, batch: int, size: Size = "small", name: str = "unet") -> Model:
@@ -113,8 +123,7 @@ def unet(config: UNetConfig, *, batch: int, size: Size = "small", name: str = "u
     graph, initial = nnx.split(built)
 
     def loss(params: Tree, batch: Tree) -> jax.Array:
-        angle = batch["times"][:, None, None, None] * jnp.pi / 2
-        noisy = jnp.cos(angle) * batch["images"] + jnp.sin(angle) * batch["noise"]
+        noisy = noised(batch["images"], batch["noise"], batch["times"])
         noise = nnx.merge(graph, at_use(params, config.dtype))(noisy, 1000 * batch["times"])
         return jnp.mean((noise - batch["noise"]) ** 2)
 
