@@ -5,8 +5,8 @@
 2. If that optimum violates no row it is the answer. Otherwise the violated rows, and only those, become active: prices
    bound and prune, local search repairs, the program with the active rows closes the gap.
 3. If the optimum under the active rows violates another row, that one becomes active too, and so on.
-4. Where that leaves a gap, and from the start for large problems with rows, prices and block moves search on, compiled
-   (`primal_dual`).
+4. Where that leaves a gap, and from the start for large problems with rows, `primal_dual` goes on: a program with rows
+   added where violated, if that is small, then prices and block moves, compiled.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PARTIAL_SHARE = 0.3
 """Part of the time left that a program with only some of the rows may take: the others may still become active."""
 FEW_CHOICES = 2_000
 """What is left of a problem without rows is solved compiled where it has more choices: a program of it takes minutes."""
-EXACT_SHARE = 0.6
+EXACT_SHARE = 0.3
 """Part of the time for reductions and programs where rows may leave a gap for prices and block moves to close."""
 COMPILED_SECONDS = 5.0
 """Time left below which they are not begun: the first use on a machine compiles for some seconds."""

@@ -20,6 +20,7 @@ class Control:
 
     Choices that cost at least `cutoff` are of no interest: a method may end with the proof that there is no other.
     Nor is what is better by less than `gap`, a part of the value: a method ends where that is all that can be left.
+    `patience`: how often as long as it would otherwise a search on a gap above a thousandth goes on without progress.
     `compiled`: the problem is part of one so large that its messages and moves are compiled. `table_cache` knows what
     earlier solves made from the same tables.
     """
@@ -30,6 +31,7 @@ class Control:
     progress: Improvement | None = None
     cutoff: float = math.inf
     gap: float = 0.0
+    patience: float = 1.0
     compiled: bool = False
     table_cache: TableCache = field(default_factory=TableCache)
 

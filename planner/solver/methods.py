@@ -27,6 +27,9 @@ def solve_primal_dual(problem: Problem, control: Control) -> Solution:
     return primal_dual.run_primal_dual(problem, control)
 
 
+PATIENCE = 6.0
+"""Of a solve that is asked for the optimum: it would rather use its time than leave a gap."""
+
 METHODS: Mapping[str, Method] = {
     "auto": solve_auto,
     "brute": solve_brute,
@@ -70,6 +73,7 @@ def solve(
         progress=progress,
         cutoff=cutoff,
         gap=gap,
+        patience=1.0 if gap > 0 else PATIENCE,
         compiled=compiled,
         table_cache=table_cache or TableCache(),
     )

@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 
 from planner.errors import SolverError
+from planner.solver.compiled import primal_dual
 from planner.solver.compiled.arrays import Arrays
 from planner.solver.compiled.block_moves import Primal
 from planner.solver.compiled.multiplicative_weights import Dual
+from planner.solver.control import Control
 from planner.solver.deadline import Deadline
+from planner.solver.exact.lazy_rows import LazyRows
+from planner.solver.incumbent import Incumbent
 from planner.solver.memory_rows import Row, Schedule
 from planner.solver.methods import solve
 from planner.solver.network.network import Network
@@ -19,6 +23,7 @@ from planner.solver.problem import Edge, Problem
 from planner.solver.row_table import RowTable
 from planner.solver.smaller.folding import Tied
 from planner.solver.smaller.prepared import Prepared
+from planner.solver.smaller.smaller import Chain
 
 
 def scheduled(seed: int, count: int = 6, times: int = 5, *, tied: float = 0.0) -> Problem:
@@ -148,6 +153,69 @@ def test_prices_bound_and_blocks_find(seed: int) -> None:
         assert primal.value == pytest.approx(dual.value(primal.best))
         assert arrays.over(primal.best).max(initial=-1.0) <= 0
         assert primal.value >= best.value - 1e-9
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_program_that_adds_rows_as_they_are_violated_ends_at_the_optimum(seed: int) -> None:
+    problem = scheduled(seed, count=7, tied=0.4)
+    best = solve(problem, method="brute")
+    rows = RowTable.of(problem)
+    prepared = Prepared(problem, rows)
+    if not prepared.fit() or not prepared.reduce(dominance=False):
+        assert best.choice is None
+        return
+    tied = Tied(prepared.network.copy(), rows)
+    assert tied.possible
+    incumbent = Incumbent(problem, rows, Control(deadline=Deadline.after(10)))
+
+    def found(choice: dict[int, int]) -> None:
+        whole = np.zeros(len(problem.node_costs), dtype=np.intp)
+        for node, label in choice.items():
+            whole[node] = label
+        incumbent.offer(Chain((prepared, tied)).lift(whole))
+
+    program = LazyRows(tied.network, rows, tied.carried, np.inf)
+    program.solve(Deadline.after(10), np.inf, 0.0, found, incumbent.raise_bound)
+    assert incumbent.choice is None if best.choice is None else incumbent.value == best.value
+    assert incumbent.bound == pytest.approx(best.value, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_is_ruled_out_of_ties_is_ruled_out_of_all_they_tie(seed: int) -> None:
+    problem = scheduled(seed, tied=0.7)
+    rows = RowTable.of(problem)
+    tied = Tied(Network.of(problem), rows)
+    if not tied.possible:
+        return
+    arrays = Arrays.of(tied.network, rows, tied.carried)
+    kept = {node: tied.network.labels[node][: (seed + node) % 2 + 1] for node in tied.network.live}
+    labels = tied.labels_of(kept)
+    assert labels.keys() == set(range(len(problem.node_costs)))
+    for picks in itertools.product(*(range(min(size, 3)) for size in arrays.net.size.tolist())):
+        choice = tied.lift(arrays.lift(picks))
+        left = all(choice[node] in kept[node] for node in kept)
+        if left:
+            assert all(choice[node] in of for node, of in labels.items())
+
+
+@pytest.mark.parametrize("seed", [4, 32])
+def test_the_search_goes_on_without_what_its_bounds_rule_out(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = scheduled(seed, count=9)
+    monkeypatch.setattr(primal_dual, "PAIRS_PER_SECOND", 0)
+    monkeypatch.setattr(primal_dual, "SETTLED_SECONDS", 0.2)
+    found = solve(problem, method="primal_dual", time_limit=30.0, gap=1e-9)
+    assert found.value == solve(problem, method="brute").value
+    assert found.bound <= found.value
+    assert "pruned" in found.detail
+
+
+def test_a_search_says_why_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = scheduled(17, count=9)
+    assert solve(problem, method="primal_dual", time_limit=10.0).detail["ended"] == "gap"
+    monkeypatch.setattr(primal_dual, "PAIRS_PER_SECOND", 0)
+    assert solve(problem, method="primal_dual", time_limit=0.5).detail["ended"] == "time"
+    monkeypatch.setattr(primal_dual, "SETTLED_SECONDS", 0.2)
+    assert solve(problem, method="primal_dual", time_limit=30.0, gap=1e-9).detail["ended"] == "stall"
 
 
 def test_a_row_that_nothing_satisfies_is_no_choice() -> None:

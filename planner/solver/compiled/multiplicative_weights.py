@@ -39,7 +39,8 @@ FLOOR = 30.0
 class Dual:
     """Messages and prices of a network. `prices` (per unit of each row) are those of `bound`, the best so far."""
 
-    def __init__(self, arrays: Arrays) -> None:
+    def __init__(self, arrays: Arrays, prices: Floats | None = None) -> None:
+        """With `prices`, none of them below zero, it starts from there."""
         self.arrays = arrays
         net = arrays.net
         forward, backward = net.size[net.second], net.size[net.first]
@@ -51,9 +52,14 @@ class Dual:
         )
         self._logs: Floats | None = None
         self._now = np.zeros(arrays.limits.size)
+        if prices is not None and prices.any():
+            self._logs = np.log(np.maximum(prices, prices.max() * math.exp(-FLOOR)))
+            self._now = np.exp(self._logs)
         self._paid = np.zeros(net.unary.size)
         self.bounds = np.zeros(net.unary.size)
         """Of every choice, what holds it costs at the least, by the last sweep."""
+        self.floors = np.full(net.unary.size, -math.inf)
+        """The same by all sweeps so far."""
         self._step, self._stale = STEP, 0
         self._held = False
         self.steps = 0
@@ -79,6 +85,7 @@ class Dual:
         rest = a.constant - float(self._now @ (a.limits / a.units))
         lower = sweep(net, self._mail, self.bounds) + rest
         self.bounds += rest
+        np.maximum(self.floors, self.bounds, out=self.floors)
         pick = self.pick.copy()
         decode(net, self._mail, pick)
         over = a.over(pick) / a.units

@@ -1,10 +1,12 @@
 """The method for large problems with rows: prices and bounds in one thread, good choices in another.
 
-The dual (`multiplicative_weights`) raises a bound and proposes choices; the primal (`block_moves`) moves blocks of
+Ties are folded; where what is left is small for the time given, an integer program (`lazy_rows`) closes the gap. Else the
+dual (`multiplicative_weights`) raises a bound and proposes choices; the primal (`block_moves`) moves blocks of
 nodes at the dual's prices and takes over the parts of the proposals that help. When that comes to rest, it starts
 again: from its best choice shaken, and in turn from what prices multiplied by noise lead to, because with few rows and
-large tensors good choices are far apart. Both run compiled and at the same time, so two cores are used, and the outcome
-depends on the machine's timing as well as on the seed.
+large tensors good choices are far apart. Where the bounds rule out many choices, all of this starts anew on what is left.
+Both run compiled and at the same time, so two cores are used, and the outcome depends on the machine's timing as well as
+on the seed.
 """
 
 from __future__ import annotations
@@ -13,10 +15,12 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
+from typing import final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.solver.compiled.arrays import Arrays
 from planner.solver.compiled.block_moves import Primal
@@ -24,7 +28,9 @@ from planner.solver.compiled.kernels import Floats, Ints
 from planner.solver.compiled.multiplicative_weights import Dual
 from planner.solver.control import Control
 from planner.solver.deadline import Deadline
+from planner.solver.exact.lazy_rows import LazyRows
 from planner.solver.incumbent import Incumbent
+from planner.solver.network.network import Indices
 from planner.solver.problem import Problem
 from planner.solver.row_table import RowTable
 from planner.solver.smaller.folding import Tied
@@ -42,6 +48,16 @@ QUIET_ROUNDS = 4
 """Rounds without progress before the primal starts a descent from elsewhere."""
 SETTLED, SETTLED_SECONDS = 4.0, 10.0
 """The search ends after so many times what it took to the last progress, and so many seconds."""
+GOAL = 1e-3
+"""Gap from which on the search is no more patient than that, whatever `Control.patience` says."""
+FEWER, MANY_FEWER = 0.9, 0.5
+"""The search goes on without the choices that are ruled out once this part of them is left, at rest and before it."""
+FIRST_SHARE, LATER_SHARE = 0.3, 0.5
+"""Part of the time left that the integer program of the whole network may take, and that of what pruning leaves."""
+PAIRS_PER_SECOND = 5_000
+"""How large a program is tried: pairs of choices on edges per second. HiGHS solves 50,000 in one to ten."""
+ROUNDING = 1e-9
+"""What bounds may be off by, relative."""
 LITTLE = 1e-4
 """What part of value or bound is progress."""
 LAST_SECONDS = 0.03
@@ -62,50 +78,156 @@ def run_primal_dual(problem: Problem, control: Control) -> Solution:
 def search_priced(problem: Problem, rows: RowTable, best: Incumbent, control: Control) -> Detail:
     """Uses the time left to improve choice and bound of `best`, whose rows are `rows`; what the network became."""
     prepared = Prepared(problem, rows, control.table_cache)
+    ended = "gap"
     if prepared.fit() and prepared.reduce(dominance=False) and prepared.fit():
-        _improve(prepared, best, control)
+        ended = _improve(prepared, best, control)
     else:
         best.raise_bound(math.inf if best.choice is None else best.value)
-    return prepared.detail
+    return {**prepared.detail, "ended": ended}
 
 
-def _improve(prepared: Prepared, best: Incumbent, control: Control) -> None:
-    """Raises the bound and improves the choice of `best` until it is proven optimal or the time is up.
+def _improve(prepared: Prepared, best: Incumbent, control: Control) -> str:
+    """Raises the bound and improves the choice of `best`; what ended that: "gap", "stall" or "time".
 
-    The rows of `prepared` must be those of `best`.
+    The rows of `prepared` must be those of `best`. Goes by stages: each has a smaller network, without the choices that the
+    bounds of the one before rule out.
     """
     until = Deadline.after(control.left() * (1 - LAST_SECONDS))
-    if not prepared.network.live:
-        best.offer(prepared.complete({}))
-        best.raise_bound(prepared.network.constant)
+    prices: Floats | None = None
+    share = FIRST_SHARE
+    while True:
+        if not prepared.network.live:
+            best.offer(prepared.complete({}))
+            best.raise_bound(prepared.network.constant if best.choice is None else best.value)
+            return "gap"
+        tied = Tied(prepared.network.copy(), prepared.rows)
+        if tied.possible:
+            _program(prepared, tied, best, control, until.within(share * until.left()))
+        else:
+            best.raise_bound(math.inf if best.choice is None else best.value)
+        if best.settled:
+            return "gap"
+        stage = _Stage(prepared, tied, best, control, prices)
+        ended = stage.run(until)
+        if ended != "smaller":
+            return ended
+        prices, share = stage.dual.prices, LATER_SHARE
+        if not stage.shrink():
+            best.raise_bound(math.inf if best.choice is None else best.value)
+            return "gap"
+
+
+def _program(prepared: Prepared, tied: Tied, best: Incumbent, control: Control, until: Deadline) -> None:
+    """Closes the gap by the integer program, where it is small for the time there is."""
+    pairs = sum(table.size for _, _, table in tied.network.edges())
+    if pairs > PAIRS_PER_SECOND * until.left():
         return
-    tied = Tied(prepared.network.copy(), prepared.rows)
-    if not tied.possible:
-        best.raise_bound(math.inf if best.choice is None else best.value)
-        return
-    arrays = Arrays.of(tied.network, prepared.rows, tied.carried)
 
-    steps = Chain((prepared, tied, arrays))
+    def found(choice: dict[int, int]) -> None:
+        whole = np.zeros(len(tied.network.labels), dtype=np.intp)
+        for node, label in choice.items():
+            whole[node] = label
+        best.offer(Chain((prepared, tied)).lift(whole))
 
-    def offer(pick: Ints) -> None:
-        best.offer(steps.lift(pick))
+    def told(bound: float) -> None:
+        best.raise_bound(bound if best.choice is None else min(bound, best.value))
 
-    dual = Dual(arrays)
-    head = Deadline.after(HEAD_START * until.left())
-    while not head.passed or dual.steps < 2:
-        over = dual.step()
-        if over.max(initial=0.0) <= 0 and best.settles(dual.value(dual.pick), dual.bound):
-            break
-    primal = Primal(arrays, dual, control.seed)
-    _enter(primal, dual, dual.prices, until)
-    known = None if best.choice is None else arrays.picked(best.choice)
-    if known is not None:
-        primal.restart(known)
-    with _rising(dual, until) as proposals:
-        _descend(primal, dual, proposals, best, offer, until, control.seed)
-    if math.isfinite(primal.value):
-        offer(primal.best)
-    best.raise_bound(min(dual.bound, best.value))
+    program = LazyRows(tied.network, prepared.rows, tied.carried, best.value)
+    program.solve(until, best.value, control.gap, found, told)
+
+
+@final
+class _Stage:
+    """The search on one network: `dual` and `primal` go on from where they are whenever it runs again."""
+
+    def __init__(
+        self, prepared: Prepared, tied: Tied, best: Incumbent, control: Control, prices: Floats | None
+    ) -> None:
+        self.prepared, self.tied, self.best, self.control = prepared, tied, best, control
+        self.arrays = Arrays.of(tied.network, prepared.rows, tied.carried)
+        self.dual = Dual(self.arrays, prices)
+        self._steps = Chain((prepared, tied, self.arrays))
+        self._random = np.random.default_rng(control.seed)
+        self._told, self._told_at = math.inf, 0.0
+
+    def run(self, until: Deadline) -> str:
+        """Searches until the gap is closed, the time is up, or nothing moves, and says which ("gap", "time", "stall").
+
+        "smaller": many choices are ruled out, so the search should go on without them.
+        """
+        dual, best = self.dual, self.best
+        head = Deadline.after(HEAD_START * until.left())
+        while not head.passed or dual.steps < 2:
+            over = dual.step()
+            if over.max(initial=0.0) <= 0 and best.settles(dual.value(dual.pick), dual.bound):
+                break
+        primal = Primal(self.arrays, dual, self.control.seed)
+        _enter(primal, dual, dual.prices, until)
+        known = None if best.choice is None else self.arrays.picked(best.choice)
+        if known is not None:
+            primal.restart(known)
+        with _rising(dual, until) as proposals:
+            ended = self._descend(primal, proposals, until)
+        if math.isfinite(primal.value):
+            best.offer(self._steps.lift(primal.best))
+        best.raise_bound(min(dual.bound, best.value))
+        return "gap" if best.settled else ended
+
+    def shrink(self) -> bool:
+        """Takes out of `prepared` what the bounds rule out; False if nothing is left."""
+        network = self.prepared.network
+        possible = self._possible(self.best.value)
+        kept: dict[int, Indices] = {}
+        offsets, sizes = self.arrays.net.offset.tolist(), self.arrays.net.size.tolist()
+        for i, (name, offset, size) in enumerate(zip(self.arrays.names.tolist(), offsets, sizes, strict=True)):
+            kept[name] = self.arrays.labels[i][possible[offset : offset + size]]
+        for node, labels in self.tied.labels_of(kept).items():
+            keep = np.isin(network.labels[node], labels)
+            if not keep.all():
+                self.prepared.count("pruned", int(keep.size - keep.sum()))
+                network.keep(node, keep)
+            if not keep.any():
+                return False
+        return self.prepared.fit() and self.prepared.reduce(dominance=False) and self.prepared.fit()
+
+    def _possible(self, value: float) -> NDArray[np.bool_]:
+        """Which choices are not ruled out by their bounds; all where no value is known."""
+        return self.dual.floors <= value + ROUNDING * (abs(value) + abs(self.dual.bound))
+
+    def _descend(self, primal: Primal, proposals: deque[Ints], until: Deadline) -> str:
+        """Descents of the primal, one after the other; what ended them, as for `run`."""
+        dual, best = self.dual, self.best
+        began = progress = time.monotonic()
+        value, bound, descents = math.inf, -math.inf, 0
+        open_choices = self.arrays.net.unary.size - self.arrays.net.size.size
+        while (now := time.monotonic()) < until.end:
+            primal.fuse([proposals.popleft() for _ in range(len(proposals))])
+            primal.round(until)
+            best.raise_bound(min(dual.bound, primal.value))
+            settled = best.settles(primal.value, dual.bound)
+            if primal.value < self._told and (settled or now >= self._told_at + TELL_SECONDS):
+                self._told, self._told_at = primal.value, now
+                best.offer(self._steps.lift(primal.best))
+            if _clearly_less(primal.value, value) or _clearly_less(-dual.bound, -bound):
+                value, bound, progress = primal.value, dual.bound, now
+            if settled or best.settled:
+                return "gap"
+            rest = now - began - (SETTLED_SECONDS + SETTLED * (progress - began))
+            if rest > 0 or now - began > SETTLED_SECONDS:
+                left = int(self._possible(primal.value).sum()) - self.arrays.net.size.size
+                if left < (FEWER if rest > 0 else MANY_FEWER) * open_choices:
+                    return "smaller"
+            goal = primal.value - dual.bound <= GOAL * abs(primal.value)
+            if now - began > (1.0 if goal else self.control.patience) * (now - began - rest):
+                return "stall"
+            if primal.quiet >= QUIET_ROUNDS:
+                descents += 1
+                if descents % 2 and math.isfinite(primal.value):
+                    primal.shake()
+                else:
+                    noise = self._random.normal(0.0, 1.0, dual.prices.size) + self._random.normal(0.0, 1.0)
+                    _enter(primal, dual, dual.prices * np.exp(noise), until)
+        return "time"
 
 
 @contextmanager
@@ -126,41 +248,6 @@ def _rising(dual: Dual, until: Deadline) -> Generator[deque[Ints]]:
     finally:
         stop.set()
         thread.join()
-
-
-def _descend(
-    primal: Primal,
-    dual: Dual,
-    proposals: deque[Ints],
-    best: Incumbent,
-    offer: Callable[[Ints], None],
-    until: Deadline,
-    seed: int,
-) -> None:
-    """Descents of the primal, one after the other, until the best will do, little is to be hoped for, or time is up."""
-    random = np.random.default_rng(seed)
-    began = progress = time.monotonic()
-    value, bound, descents = math.inf, -math.inf, 0
-    told, told_at = math.inf, 0.0
-    while (now := time.monotonic()) < until.end:
-        primal.fuse([proposals.popleft() for _ in range(len(proposals))])
-        primal.round(until)
-        best.raise_bound(min(dual.bound, primal.value))
-        settled = best.settles(primal.value, dual.bound)
-        if primal.value < told and (settled or now >= told_at + TELL_SECONDS):
-            told, told_at = primal.value, now
-            offer(primal.best)
-        if _clearly_less(primal.value, value) or _clearly_less(-dual.bound, -bound):
-            value, bound, progress = primal.value, dual.bound, now
-        if settled or best.settled or now - began > SETTLED_SECONDS + SETTLED * (progress - began):
-            return
-        if primal.quiet >= QUIET_ROUNDS:
-            descents += 1
-            if descents % 2 and math.isfinite(primal.value):
-                primal.shake()
-            else:
-                noise = random.normal(0.0, 1.0, dual.prices.size) + random.normal(0.0, 1.0)
-                _enter(primal, dual, dual.prices * np.exp(noise), until)
 
 
 def _clearly_less(new: float, old: float) -> bool:

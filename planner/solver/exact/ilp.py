@@ -37,6 +37,21 @@ UNITS = 1e3
 """The room between lower bound and best value, in the program's units: HiGHS's tolerances are 1e-7 absolute."""
 
 
+Lines = tuple[sparse.csr_array, Array]
+"""Memory rows over all variables: a matrix and its limits, in parts of the room above everyone's least bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Answer:
+    """What HiGHS says: `values` of the variables (None if it found none), a lower `bound` of the cost, and whether it
+    `ended` before its time did. A bound of `inf` says: infeasible.
+    """
+
+    values: Array | None
+    bound: float
+    ended: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IlpResult:
     """`choice` of the live nodes (None if none was found), a lower `bound`, and whether HiGHS `ended`."""
@@ -107,47 +122,70 @@ class IntegerProgram:
 
         A choice that HiGHS let pass a row by its tolerance is sought again under a limit lowered by as much.
         """
-        if self.size == 0:
-            return IlpResult(choice={}, bound=self.base, ended=True)
         started = time.perf_counter()
-        enough = max(gap, 0.2 * RELATIVE_TOLERANCE)
-        enough = enough * abs(upper) / self.room if self.room > 0 and math.isfinite(upper) else 0.0
-        result, fits = self._attempt(time_limit, enough, 0.0)
+        result, fits = self._attempt(time_limit, upper, gap, 0.0)
         if fits:
             return result
         left = time_limit - (time.perf_counter() - started)
-        again, _ = self._attempt(left, enough, ROW_MARGIN)
+        again, _ = self._attempt(left, upper, gap, ROW_MARGIN)
         return IlpResult(choice=again.choice, bound=result.bound, ended=result.ended and again.ended)
 
-    def _attempt(self, time_limit: float, enough: float, margin: float) -> tuple[IlpResult, bool]:
+    def _attempt(self, time_limit: float, upper: float, gap: float, margin: float) -> tuple[IlpResult, bool]:
         """The result with row limits lowered by `margin` (in parts of their room), and whether it keeps all rows."""
+        lines = None if self.rows is None else (self.rows[0], self.rows[1] - margin)
+        answer = self.run(time_limit, lines, upper, gap)
+        if answer.values is None:
+            return IlpResult(choice=None, bound=answer.bound, ended=answer.ended), True
+        picked = self.whole(answer.values)
+        fits = self.rows is None or bool((self.rows[0] @ picked <= self.rows[1] + 1e-12).all())
+        return IlpResult(choice=self.choice_of(picked), bound=answer.bound, ended=answer.ended), fits
+
+    def run(
+        self,
+        time_limit: float,
+        lines: Lines | None,
+        upper: float = math.inf,
+        gap: float = 0.0,
+        *,
+        relaxed: bool = False,
+    ) -> Answer:
+        """One run of HiGHS under these rows, as long as `time_limit` at most; `relaxed` lets parts of choices be taken.
+
+        `gap` is as in `solve`.
+        """
+        if self.size == 0:
+            return Answer(values=self.costs, bound=self.base, ended=True)
+        enough = max(gap, 0.2 * RELATIVE_TOLERANCE)
+        enough = enough * abs(upper) / self.room if self.room > 0 and math.isfinite(upper) else 0.0
         constraints: list[Any] = [LinearConstraint(self.equalities, _any(self.sides), _any(self.sides))]
-        if self.rows is not None:
-            constraints.append(LinearConstraint(self.rows[0], -np.inf, _any(self.rows[1] - margin)))
+        if lines is not None:
+            constraints.append(LinearConstraint(lines[0], -np.inf, _any(lines[1])))
         answer: Any = milp(
             self.costs,
-            integrality=np.arange(self.size) < self.binaries,
+            integrality=(np.arange(self.size) < self.binaries) & (not relaxed),
             bounds=Bounds(0.0, 1.0),
             constraints=constraints,
             options={"time_limit": max(time_limit, 0.01), "mip_rel_gap": min(max(enough, 1e-9), 0.5)},
         )
         if answer.status == 2:
-            return IlpResult(choice=None, bound=math.inf, ended=True), True
-        dual = 0.0 if answer.mip_dual_bound is None else float(answer.mip_dual_bound)
-        bound = self.base + max(0.0, dual / self.scale)
-        if answer.x is None:
-            return IlpResult(choice=None, bound=bound, ended=False), True
-        values = np.asarray(answer.x)
-        choice = self._read(values)
-        fits = True
-        if self.rows is not None:
-            picked = np.zeros(self.size)
-            for node, offset in self.offsets.items():
-                picked[offset + int(values[offset : offset + self.network.labels[node].size].argmax())] = 1.0
-            fits = bool((self.rows[0] @ picked <= self.rows[1] + 1e-12).all())
-        return IlpResult(choice=choice, bound=bound, ended=answer.status == 0), fits
+            return Answer(values=None, bound=math.inf, ended=True)
+        ended = answer.status == 0
+        if relaxed:
+            dual = float(answer.fun) if ended else 0.0
+        else:
+            dual = 0.0 if answer.mip_dual_bound is None else float(answer.mip_dual_bound)
+        values = None if answer.x is None else np.asarray(answer.x)
+        return Answer(values=values, bound=self.base + max(0.0, dual / self.scale), ended=ended)
 
-    def _read(self, values: Array) -> dict[int, int]:
+    def whole(self, values: Array) -> Array:
+        """The variables with 1 at the largest of every node, and 0 elsewhere."""
+        picked = np.zeros(self.size)
+        for node, offset in self.offsets.items():
+            picked[offset + int(values[offset : offset + self.network.labels[node].size].argmax())] = 1.0
+        return picked
+
+    def choice_of(self, values: Array) -> dict[int, int]:
+        """The choice of the live nodes that has the largest variables."""
         choice: dict[int, int] = {}
         for node, offset in self.offsets.items():
             labels = self.network.labels[node]

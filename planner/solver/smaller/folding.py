@@ -8,6 +8,7 @@ that must have the same layout although each of them takes memory of its own.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import final
@@ -68,6 +69,14 @@ class Tied:
         for step in reversed(self.trail):
             whole[step.node] = step.choices[int(np.searchsorted(step.labels, whole[step.by]))]
         return whole
+
+    def labels_of(self, kept: Mapping[int, Indices]) -> dict[int, Indices]:
+        """The labels of all nodes that were live at first, where of those live now only `kept` are left."""
+        labels = dict(kept)
+        for step in reversed(self.trail):
+            positions = np.searchsorted(step.labels, labels[step.by])
+            labels[step.node] = np.unique(step.choices[positions])
+        return labels
 
     def _weight(self, pair: tuple[int, int]) -> int:
         """What folding the first node of a pair would have to move."""
