@@ -116,7 +116,7 @@ class RowTable:
         if (room < 0).any():
             return None
         rooms = np.full(self.nodes.size, np.inf)
-        np.minimum.at(rooms, self.pieces, _least_within(room, self.begins, self.ends))
+        np.minimum.at(rooms, self.pieces, least_within(room, self.begins, self.ends))
         keep: dict[int, NDArray[np.bool_]] = {}
         for number in np.flatnonzero(np.isfinite(rooms)).tolist():
             node = int(self.nodes[number])
@@ -205,7 +205,7 @@ def _of_rows(rows: Iterable[Row]) -> RowTable:
     )
 
 
-def _least_within(values: Array, begins: Indices, ends: Indices) -> Array:
+def least_within(values: Array, begins: Indices, ends: Indices) -> Array:
     """The least value in each interval [begin, end), none of them empty: by minima over spans of powers of two."""
     least = np.full(begins.size, np.inf)
     power = np.frexp(ends - begins)[1] - 1

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from planner.errors import SolverError
-from planner.solver.compiled import primal_dual
+from planner.solver.compiled import branching, primal_dual, rising
 from planner.solver.compiled.arrays import Arrays
 from planner.solver.compiled.block_moves import Primal
+from planner.solver.compiled.branching import Tree
 from planner.solver.compiled.multiplicative_weights import Dual
 from planner.solver.control import Control
 from planner.solver.deadline import Deadline
@@ -120,6 +121,69 @@ def test_ties_change_neither_cost_nor_memory(seed: int) -> None:
     assert min(costs, default=np.inf) == solve(free, method="brute").value
 
 
+def priced(problem: Problem) -> Dual | None:
+    """The dual after some steps on the arrays of a whole problem; None where no choice is left."""
+    rows = RowTable.of(problem)
+    tied = Tied(Network.of(problem), rows)
+    if not tied.possible:
+        return None
+    dual = Dual(Arrays.of(tied.network, rows, tied.carried))
+    for _ in range(20):
+        dual.step()
+    return dual
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_fewer_choices_as_arrays_cost_and_take_the_same(seed: int) -> None:
+    dual = priced(scheduled(seed))
+    assert dual is not None
+    arrays = dual.arrays
+    random = np.random.default_rng(seed)
+    possible = random.random(arrays.net.unary.size) < 0.6
+    possible[arrays.net.offset] |= ~np.logical_or.reduceat(possible, arrays.net.offset)
+    narrow = arrays.narrowed(possible)
+    network, rows, carried = narrow.unfolded()
+    again = Arrays.of(network, rows, carried)
+    chosen = [np.flatnonzero(part) for part in np.split(possible, arrays.net.offset[1:])]
+    for _ in range(20):
+        few = np.asarray([random.integers(part.size) for part in chosen])
+        pick = np.asarray([part[place] for part, place in zip(chosen, few.tolist(), strict=True)])
+        assert Dual(narrow).value(few) == Dual(again).value(few) == dual.value(pick)
+        assert narrow.over(few).tolist() == again.over(few).tolist() == arrays.over(pick).tolist()
+        assert narrow.lift(few).tolist() == arrays.lift(pick).tolist()
+    following = Dual.following(dual, narrow, possible)
+    following.step()
+    assert following.bound >= dual.bound - 1e-6 * abs(dual.bound)
+
+
+@pytest.mark.parametrize("programs", [False, True])
+@pytest.mark.parametrize("seed", range(30))
+def test_branches_end_at_the_optimum(seed: int, programs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not programs:
+        monkeypatch.setattr(branching, "MOST_PAIRS", -1)
+    problem = scheduled(seed, count=8, tied=0.2)
+    best = solve(problem, method="brute").value
+    dual = priced(problem)
+    if dual is None:
+        assert best == np.inf
+        return
+    met: list[float] = []
+
+    def offer(pick: np.ndarray) -> None:
+        if dual.arrays.over(pick).max(initial=0.0) <= 0:
+            met.append(dual.value(pick))
+
+    beyond = 1000.0
+    tree = Tree(dual, beyond, offer)
+    for _ in range(1000):
+        if not tree.grows:
+            break
+        assert tree.bound <= best + 1e-6
+        tree.grow(min([beyond, *met]), Deadline.after(10))
+    assert not tree.grows
+    assert min([beyond, *met]) == min(tree.bound, beyond) == min(best, beyond)
+
+
 def test_some_ties_are_found() -> None:
     folded = 0
     for seed in range(10):
@@ -202,6 +266,7 @@ def test_what_is_ruled_out_of_ties_is_ruled_out_of_all_they_tie(seed: int) -> No
 def test_the_search_goes_on_without_what_its_bounds_rule_out(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = scheduled(seed, count=9)
     monkeypatch.setattr(primal_dual, "PAIRS_PER_SECOND", 0)
+    monkeypatch.setattr(rising, "PAYS", -1.0)
     monkeypatch.setattr(primal_dual, "SETTLED_SECONDS", 0.2)
     found = solve(problem, method="primal_dual", time_limit=30.0, gap=1e-9)
     assert found.value == solve(problem, method="brute").value
@@ -213,6 +278,7 @@ def test_a_search_says_why_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = scheduled(17, count=9)
     assert solve(problem, method="primal_dual", time_limit=10.0).detail["ended"] == "gap"
     monkeypatch.setattr(primal_dual, "PAIRS_PER_SECOND", 0)
+    monkeypatch.setattr(rising, "PAYS", -1.0)
     assert solve(problem, method="primal_dual", time_limit=0.5).detail["ended"] == "time"
     monkeypatch.setattr(primal_dual, "SETTLED_SECONDS", 0.2)
     assert solve(problem, method="primal_dual", time_limit=30.0, gap=1e-9).detail["ended"] == "stall"

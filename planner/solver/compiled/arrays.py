@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.identity import numbered
 from planner.solver.compiled.kernels import Floats, Ints, Net, Uses
@@ -75,6 +76,65 @@ class Arrays:
             uses=_uses(carried, rows, names),
             limits=rows.limits,
             units=np.maximum(np.abs(rows.limits), 1.0),
+        )
+
+    def unfolded(self) -> tuple[Network, RowTable, Carried]:
+        """The same as a network of nodes 0 up, with the rows and the memory its nodes carry."""
+        net, uses = self.net, self.uses
+        sizes, offsets = net.size.tolist(), net.offset.tolist()
+        unary = [net.unary[begin : begin + size] for begin, size in zip(offsets, sizes, strict=True)]
+        network = Network(unary, [np.arange(size) for size in sizes], [{} for _ in sizes])
+        network.constant = self.constant
+        for m, n, begin in zip(net.first.tolist(), net.second.tolist(), net.table_at.tolist(), strict=True):
+            network.add_table(m, n, net.tables[begin : begin + sizes[m] * sizes[n]].reshape(sizes[m], sizes[n]))
+        holders = np.repeat(np.arange(net.size.size), np.diff(uses.uses_at))
+        usages = [
+            uses.bytes[begin : begin + sizes[holder]]
+            for begin, holder in zip(uses.bytes_at.tolist(), holders.tolist(), strict=True)
+        ]
+        carried: dict[int, list[tuple[int, Floats]]] = {}
+        for piece, holder in enumerate(holders.tolist()):
+            carried.setdefault(holder, []).append((piece, usages[piece]))
+        rows = RowTable(
+            origin=np.arange(self.limits.size),
+            limits=self.limits,
+            nodes=holders,
+            usages=tuple(usages),
+            pieces=np.arange(holders.size),
+            begins=uses.begin,
+            ends=uses.end,
+        )
+        return network, rows, carried
+
+    def narrowed(self, possible: NDArray[np.bool_]) -> Arrays:
+        """The arrays with these choices only, at least one of every node."""
+        net, uses = self.net, self.uses
+        kept = np.split(possible, net.offset[1:])
+        holders = np.repeat(np.arange(net.size.size), np.diff(uses.uses_at)).tolist()
+        tables: list[Floats] = []
+        for m, n, begin in zip(net.first.tolist(), net.second.tolist(), net.table_at.tolist(), strict=True):
+            shape = (kept[m].size, kept[n].size)
+            table = net.tables[begin : begin + shape[0] * shape[1]].reshape(shape)
+            tables.append(table[kept[m]][:, kept[n]].ravel())
+        chunks = [
+            uses.bytes[begin : begin + kept[holder].size][kept[holder]]
+            for begin, holder in zip(uses.bytes_at.tolist(), holders, strict=True)
+        ]
+        size = np.add.reduceat(possible.astype(np.int64), net.offset)
+        return replace(
+            self,
+            labels=tuple(labels[keep] for labels, keep in zip(self.labels, kept, strict=True)),
+            net=net._replace(
+                size=size,
+                offset=np.cumsum(size) - size,
+                unary=net.unary[possible],
+                table_at=np.cumsum([0, *(table.size for table in tables)], dtype=np.int64)[:-1],
+                tables=np.concatenate([*tables, np.zeros(0)]),
+            ),
+            uses=uses._replace(
+                bytes_at=np.cumsum([0, *(chunk.size for chunk in chunks)], dtype=np.int64)[:-1],
+                bytes=np.concatenate([*chunks, np.zeros(0)]),
+            ),
         )
 
     def over(self, pick: Ints) -> Floats:

@@ -17,12 +17,15 @@ import math
 from typing import final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.solver.compiled.arrays import Arrays
-from planner.solver.compiled.kernels import Floats, Ints, Mail, cost_of, decode, priced, sweep
+from planner.solver.compiled.kernels import Floats, Ints, Mail, Net, cost_of, decode, priced, sweep
 
 STEP, SHORTEST = 0.15, 2e-4
 """The longest and the shortest step, in logarithms of the price of a row of average overuse."""
+FOLLOWING = 0.05
+"""The first step of a dual that goes on from another."""
 LONGER, SHORTER = 1.05, 0.6
 """What a better bound, and a return to the best prices, do to the step."""
 PATIENCE = 5
@@ -55,7 +58,8 @@ class Dual:
         if prices is not None and prices.any():
             self._logs = np.log(np.maximum(prices, prices.max() * math.exp(-FLOOR)))
             self._now = np.exp(self._logs)
-        self._paid = np.zeros(net.unary.size)
+        self.paid = np.zeros(net.unary.size)
+        """What every choice pays for its memory, at the prices of the last sweep."""
         self.bounds = np.zeros(net.unary.size)
         """Of every choice, what holds it costs at the least, by the last sweep."""
         self.floors = np.full(net.unary.size, -math.inf)
@@ -66,6 +70,23 @@ class Dual:
         self.bound = -math.inf
         self.prices = self._now
         self.pick: Ints = np.zeros(net.size.size, dtype=np.int64)
+
+    @staticmethod
+    def following(other: Dual, arrays: Arrays, kept: NDArray[np.bool_] | None = None) -> Dual:
+        """One that goes on from the messages and the best prices of another, on a network with fewer choices possible.
+
+        `kept` are the choices of the other that are still there, where they are not merely forbidden.
+        """
+        dual = Dual(arrays, other.prices)
+        dual._step = FOLLOWING
+        forward, backward = other._mail.forward, other._mail.backward
+        if kept is not None:
+            net = other.arrays.net
+            forward = forward[_per_edge(kept, net, net.second)]
+            backward = backward[_per_edge(kept, net, net.first)]
+            dual.floors[:] = other.floors[kept]
+        dual._mail.forward[:], dual._mail.backward[:] = forward, backward
+        return dual
 
     def per_choice(self, prices: Floats, out: Floats) -> Floats:
         """What every choice pays at these prices, written into `out`."""
@@ -81,7 +102,7 @@ class Dual:
     def step(self) -> Floats:
         """One sweep; the overuse of every row, in units, by the choice `pick` that it led to. Moves the prices."""
         a = self.arrays
-        net = a.net._replace(unary=a.net.unary + self.per_choice(self._now, self._paid))
+        net = a.net._replace(unary=a.net.unary + self.per_choice(self._now, self.paid))
         rest = a.constant - float(self._now @ (a.limits / a.units))
         lower = sweep(net, self._mail, self.bounds) + rest
         self.bounds += rest
@@ -108,7 +129,7 @@ class Dual:
             if over.size == 0 or over.max() <= 0:
                 return
             weights = np.exp(np.clip(5 * (over - over.max()), -50, 0))
-            total = FIRST * max(abs(self.bound), float(np.ptp(self.arrays.net.unary)), 1e-300)
+            total = FIRST * max(abs(self.bound), _extent(self.arrays.net.unary), 1e-300)
             logs = np.log(np.maximum(weights / weights.sum(), 1e-6 / over.size) * total)
         else:
             if self._stale > PATIENCE:
@@ -127,3 +148,15 @@ class Dual:
         """Cost of a choice; forbidden pairs count as dear ones."""
         a = self.arrays
         return a.constant + cost_of(a.net, pick)
+
+
+def _extent(costs: Floats) -> float:
+    """The largest less the least of the costs that are finite."""
+    finite = costs[np.isfinite(costs)]
+    return float(np.ptp(finite)) if finite.size else 0.0
+
+
+def _per_edge(of: NDArray[np.bool_], net: Net, ends: Ints) -> NDArray[np.bool_]:
+    """What is told of every choice, for the choices of one end of every edge."""
+    sizes = net.size[ends]
+    return of[np.repeat(net.offset[ends] - (np.cumsum(sizes) - sizes), sizes) + np.arange(int(sizes.sum()))]

@@ -1,7 +1,7 @@
 """The method for large problems with rows: prices and bounds in one thread, good choices in another.
 
 Ties are folded; where what is left is small for the time given, an integer program (`lazy_rows`) closes the gap. Else the
-dual (`multiplicative_weights`) raises a bound and proposes choices; the primal (`block_moves`) moves blocks of
+dual (`multiplicative_weights`), and once it is at rest branches (`branching`), raise a bound and propose choices; the primal (`block_moves`) moves blocks of
 nodes at the dual's prices and takes over the parts of the proposals that help. When that comes to rest, it starts
 again: from its best choice shaken, and in turn from what prices multiplied by noise lead to, because with few rows and
 large tensors good choices are far apart. Where the bounds rule out many choices, all of this starts anew on what is left.
@@ -12,11 +12,7 @@ on the seed.
 from __future__ import annotations
 
 import math
-import threading
 import time
-from collections import deque
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import final
 
 import numpy as np
@@ -24,8 +20,9 @@ from numpy.typing import NDArray
 
 from planner.solver.compiled.arrays import Arrays
 from planner.solver.compiled.block_moves import Primal
-from planner.solver.compiled.kernels import Floats, Ints
+from planner.solver.compiled.kernels import Floats
 from planner.solver.compiled.multiplicative_weights import Dual
+from planner.solver.compiled.rising import Rising
 from planner.solver.control import Control
 from planner.solver.deadline import Deadline
 from planner.solver.exact.lazy_rows import LazyRows
@@ -36,12 +33,11 @@ from planner.solver.row_table import RowTable
 from planner.solver.smaller.folding import Tied
 from planner.solver.smaller.prepared import Prepared
 from planner.solver.smaller.smaller import Chain
-from planner.solver.solution import Detail, Solution
+from planner.solver.solution import RELATIVE_TOLERANCE, Detail, Solution
 
-HEAD_START = 0.12
-"""Part of the time in which only the dual runs, so that the primal starts with prices that mean something."""
-PROPOSALS = 40
-"""How many of the dual's latest choices wait to be fused."""
+HEAD_START, LOOK = 0.12, 100
+"""Part of the time in which only the dual runs, so that the primal starts with prices that mean something, and the steps
+between two looks at whether it still rises."""
 TELL_SECONDS = 2.0
 """How often a better choice is told at most."""
 QUIET_ROUNDS = 4
@@ -146,6 +142,7 @@ class _Stage:
         self.prepared, self.tied, self.best, self.control = prepared, tied, best, control
         self.arrays = Arrays.of(tied.network, prepared.rows, tied.carried)
         self.dual = Dual(self.arrays, prices)
+        self.rising = Rising(self.dual)
         self._steps = Chain((prepared, tied, self.arrays))
         self._random = np.random.default_rng(control.seed)
         self._told, self._told_at = math.inf, 0.0
@@ -157,7 +154,12 @@ class _Stage:
         """
         dual, best = self.dual, self.best
         head = Deadline.after(HEAD_START * until.left())
+        mark = -math.inf
         while not head.passed or dual.steps < 2:
+            if dual.steps and dual.steps % LOOK == 0:
+                if not _clearly_less(-dual.bound, -mark):
+                    break
+                mark = dual.bound
             over = dual.step()
             if over.max(initial=0.0) <= 0 and best.settles(dual.value(dual.pick), dual.bound):
                 break
@@ -166,11 +168,11 @@ class _Stage:
         known = None if best.choice is None else self.arrays.picked(best.choice)
         if known is not None:
             primal.restart(known)
-        with _rising(dual, until) as proposals:
-            ended = self._descend(primal, proposals, until)
+        with self.rising.beside(until):
+            ended = self._descend(primal, until)
         if math.isfinite(primal.value):
             best.offer(self._steps.lift(primal.best))
-        best.raise_bound(min(dual.bound, best.value))
+        best.raise_bound(min(self.rising.bound, best.value))
         return "gap" if best.settled else ended
 
     def shrink(self) -> bool:
@@ -194,22 +196,27 @@ class _Stage:
         """Which choices are not ruled out by their bounds; all where no value is known."""
         return self.dual.floors <= value + ROUNDING * (abs(value) + abs(self.dual.bound))
 
-    def _descend(self, primal: Primal, proposals: deque[Ints], until: Deadline) -> str:
+    def _descend(self, primal: Primal, until: Deadline) -> str:
         """Descents of the primal, one after the other; what ended them, as for `run`."""
-        dual, best = self.dual, self.best
+        dual, best, rising = self.dual, self.best, self.rising
+        little = 0.5 * max(self.control.gap, RELATIVE_TOLERANCE)
         began = progress = time.monotonic()
         value, bound, descents = math.inf, -math.inf, 0
         open_choices = self.arrays.net.unary.size - self.arrays.net.size.size
         while (now := time.monotonic()) < until.end:
-            primal.fuse([proposals.popleft() for _ in range(len(proposals))])
+            found = rising.found()
+            if found is not None:
+                primal.restart(found)
+            primal.fuse([rising.proposals.popleft() for _ in range(len(rising.proposals))])
             primal.round(until)
-            best.raise_bound(min(dual.bound, primal.value))
-            settled = best.settles(primal.value, dual.bound)
+            rising.value = primal.value - little * abs(primal.value)
+            best.raise_bound(min(rising.bound, primal.value))
+            settled = best.settles(primal.value, best.bound)
             if primal.value < self._told and (settled or now >= self._told_at + TELL_SECONDS):
                 self._told, self._told_at = primal.value, now
                 best.offer(self._steps.lift(primal.best))
-            if _clearly_less(primal.value, value) or _clearly_less(-dual.bound, -bound):
-                value, bound, progress = primal.value, dual.bound, now
+            if _clearly_less(primal.value, value) or _clearly_less(-best.bound, -bound):
+                value, bound, progress = primal.value, best.bound, now
             if settled or best.settled:
                 return "gap"
             rest = now - began - (SETTLED_SECONDS + SETTLED * (progress - began))
@@ -217,7 +224,7 @@ class _Stage:
                 left = int(self._possible(primal.value).sum()) - self.arrays.net.size.size
                 if left < (FEWER if rest > 0 else MANY_FEWER) * open_choices:
                     return "smaller"
-            goal = primal.value - dual.bound <= GOAL * abs(primal.value)
+            goal = primal.value - best.bound <= GOAL * abs(primal.value)
             if now - began > (1.0 if goal else self.control.patience) * (now - began - rest):
                 return "stall"
             if primal.quiet >= QUIET_ROUNDS:
@@ -228,26 +235,6 @@ class _Stage:
                     noise = self._random.normal(0.0, 1.0, dual.prices.size) + self._random.normal(0.0, 1.0)
                     _enter(primal, dual, dual.prices * np.exp(noise), until)
         return "time"
-
-
-@contextmanager
-def _rising(dual: Dual, until: Deadline) -> Generator[deque[Ints]]:
-    """Raises the dual's bound in a thread of its own; the choices that it proposes meanwhile."""
-    proposals: deque[Ints] = deque(maxlen=PROPOSALS)
-    stop = threading.Event()
-
-    def rise() -> None:
-        while not stop.is_set() and not until.passed:
-            dual.step()
-            proposals.append(dual.pick)
-
-    thread = threading.Thread(target=rise, daemon=True)
-    thread.start()
-    try:
-        yield proposals
-    finally:
-        stop.set()
-        thread.join()
 
 
 def _clearly_less(new: float, old: float) -> bool:

@@ -24,7 +24,7 @@ from planner.solver.row_table import RowTable
 
 AT_ONCE = 20
 """How many rows are added at once, at most: the fullest, none beside a fuller one."""
-FULL, BARELY_FULL = 1e-6, 1e-9
+FULL, BARELY_FULL = 1e-6, 1e-12
 """By what part of its room a relaxed program may overfill a row (HiGHS's tolerance), and whole choices (rounding)."""
 
 Carried = Mapping[int, Sequence[tuple[int, Array]]]
@@ -78,13 +78,15 @@ class LazyRows:
         gap: float,
         found: Callable[[dict[int, int]], None],
         told: Callable[[float], None],
-    ) -> None:
+    ) -> bool:
         """Tells of every bound and of every whole choice of the live nodes, which may violate rows; a bound of `inf` says
         that nothing costs less than `upper`, from which `gap` is measured as in `IntegerProgram.solve`.
+
+        True if that settled it: what was found last is best, or nothing costs less than `upper`.
         """
         if (self.room < 0).any():
             told(math.inf)
-            return
+            return True
         active: Indices = np.zeros(0, np.intp)
         tightened: set[int] = set()
         relaxed = True
@@ -92,8 +94,10 @@ class LazyRows:
             answer = self.program.run(until.left(), self._lines(active, tightened), upper, gap, relaxed=relaxed)
             if not tightened:
                 told(answer.bound)
+                if answer.bound >= upper:
+                    return True
             if answer.values is None or (relaxed and not answer.ended):
-                return
+                return False
             values = answer.values if relaxed else self.program.whole(answer.values)
             if not relaxed:
                 found(self.program.choice_of(values))
@@ -102,9 +106,10 @@ class LazyRows:
             if not fullest.size and relaxed:
                 relaxed = False
             elif tightened.issuperset(fullest.tolist()):
-                return
+                return answer.ended and not tightened
             tightened.update(np.intersect1d(fullest, active).tolist())
             active = np.union1d(active, fullest)
+        return False
 
     def _over(self, values: Array) -> Array:
         """By what part of its room every row is overfull."""
