@@ -44,7 +44,7 @@ PARTIAL_SHARE = 0.3
 """Part of the time left that a program with only some of the rows may take: the others may still become active."""
 FEW_CHOICES = 2_000
 """What is left of a problem without rows is solved compiled where it has more choices: a program of it takes minutes."""
-EXACT_SHARE = 0.3
+EXACT_SHARE = 0.2
 """Part of the time for reductions and programs where rows may leave a gap for prices and block moves to close."""
 COMPILED_SECONDS = 5.0
 """Time left below which they are not begun: the first use on a machine compiles for some seconds."""

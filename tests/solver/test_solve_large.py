@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from planner.errors import SolverError
-from planner.solver.compiled import branching, primal_dual, rising
+from planner.solver.compiled import branching, cores, primal_dual, rising
 from planner.solver.compiled.arrays import Arrays
 from planner.solver.compiled.block_moves import Primal
 from planner.solver.compiled.branching import Tree
+from planner.solver.compiled.cores import Cores
 from planner.solver.compiled.multiplicative_weights import Dual
 from planner.solver.control import Control
 from planner.solver.deadline import Deadline
@@ -182,6 +183,43 @@ def test_branches_end_at_the_optimum(seed: int, programs: bool, monkeypatch: pyt
         tree.grow(min([beyond, *met]), Deadline.after(10))
     assert not tree.grows
     assert min([beyond, *met]) == min(tree.bound, beyond) == min(best, beyond)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_core_of_everything_holds_the_best_choice(seed: int) -> None:
+    problem = scheduled(seed, count=8)
+    best = solve(problem, method="brute").value
+    dual = priced(problem)
+    assert dual is not None
+    net = dual.arrays.net
+    picks = itertools.product(*(range(size) for size in net.size.tolist()))
+    within = [np.asarray(pick) for pick in picks if dual.arrays.over(np.asarray(pick)).max(initial=0.0) <= 0]
+    if not within:
+        assert best == np.inf
+        return
+    value = dual.value(within[0])
+    found = Cores(dual.arrays, seed).better(within[0], value, dual, Deadline.after(100.0))
+    assert min(value, np.inf if found is None else dual.value(found)) == best
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_cores_are_no_larger_than_they_may_be(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "PAIRS", 12)
+    dual = priced(scheduled(seed, count=10))
+    assert dual is not None
+    sizes: list[int] = []
+    narrowed = Arrays.narrowed
+
+    def noted(arrays: Arrays, possible: np.ndarray) -> Arrays:
+        sizes.append(int(possible.sum()))
+        return narrowed(arrays, possible)
+
+    monkeypatch.setattr(Arrays, "narrowed", noted)
+    some = Cores(dual.arrays, seed)
+    for _ in range(3):
+        some.better(dual.pick, dual.value(dual.pick), dual, Deadline.after(100.0))
+    assert sizes
+    assert max(sizes) < dual.arrays.net.unary.size
 
 
 def test_some_ties_are_found() -> None:

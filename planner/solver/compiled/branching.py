@@ -36,6 +36,8 @@ PAYS = 0.03
 """What part of the gap so many sweeps must close for others to follow."""
 CANDIDATES = 4
 """How many nodes are compared by what they are charged, and as many by how undecided they are."""
+LEAST_GAIN = 1e-6
+"""What a side gains at the least, in parts of the gap, where two are compared by the product of their sides' gains."""
 NARROWER = 0.7
 """Arrays are made anew for a leaf that has at most this part of their choices."""
 MOST_PAIRS, PROGRAM_SECONDS = 50_000, 5.0
@@ -120,7 +122,9 @@ class Tree:
         """What every choice costs at the least; the last `value` where nothing is left that may cost less."""
         possible = dual.floors <= value + ROUNDING * (abs(value) + abs(dual.bound))
         root = _Part(arrays, np.arange(arrays.net.unary.size))
-        self._settle(self._bounded(root, dual, possible, dual.bound, value, STEPS), value)
+        whole = self._bounded(root, dual, possible, dual.bound, value, STEPS)
+        if whole is not None:
+            self._settle(whole, value)
         self._look(value)
 
     @property
@@ -133,10 +137,16 @@ class Tree:
 
         It is divided by that side, of those it knows, which raises the bounds of both most.
         """
-        _, _, leaf = heapq.heappop(self._leaves)
+        first = heapq.heappop(self._leaves)
+        leaf = first[2]
         self._choices -= leaf.possible.size
         if leaf.bound < value and not self._closed(leaf, value, until):
-            self._divide(leaf, value)
+            halves = self._halves(leaf, value, until)
+            if until.passed:
+                heapq.heappush(self._leaves, first)
+                return
+            for child in halves:
+                self._settle(child, value)
         self._look(value)
 
     def _look(self, value: float) -> None:
@@ -146,45 +156,43 @@ class Tree:
     def _closed(self, leaf: _Leaf, value: float, until: Deadline) -> bool:
         """Whether a program of the leaf ended; the next may be larger then, else it must be smaller."""
         arrays, root = leaf.part.arrays, leaf.part.root
-        if not leaf.possible.all():
-            arrays, root = arrays.narrowed(leaf.possible), root[leaf.possible]
-        pairs = arrays.net.tables.size
+        left = np.add.reduceat(leaf.possible.astype(np.int64), arrays.net.offset)
+        pairs = int((left[arrays.net.first] * left[arrays.net.second]).sum())
         if pairs > self._pairs:
             return False
+        if not leaf.possible.all():
+            arrays, root = arrays.narrowed(leaf.possible), root[leaf.possible]
 
         def found(choice: dict[int, int]) -> None:
             pick = np.asarray([choice[node] for node in range(arrays.net.size.size)], dtype=np.int64)
             self._offer(root[arrays.net.offset + pick] - self._offsets)
 
         program = LazyRows(*arrays.unfolded(), value)
-        ended = program.solve(until.within(PROGRAM_SECONDS), value, 0.0, found, lambda _: None)
+        ended = program.solve(until.within(PROGRAM_SECONDS), value, 0.0, found)
         self._pairs = min(MOST_PAIRS, max(self._pairs, 2 * pairs)) if ended else pairs // 2
         return ended
 
-    def _divide(self, leaf: _Leaf, value: float) -> None:
-        """Puts two leaves in place of one, or fewer."""
+    def _halves(self, leaf: _Leaf, value: float, until: Deadline) -> list[_Leaf]:
+        """Two leaves in place of one, or fewer where one side or both hold nothing of interest."""
         bound = leaf.bound
         best: tuple[float, list[_Leaf]] = (-math.inf, [])
-        for side in leaf.sides if bound < value else ():
+        for side in leaf.sides:
             here = leaf.part.node == leaf.part.node[int(side.argmax())]
             pair: list[_Leaf] = []
             gain = 1.0
             for half in (side, here & ~side):
                 child = self._bounded(leaf.part, leaf.dual, leaf.possible & (half | ~here), bound, value, QUICK)
-                gain *= max(min(value if child is None else child.bound, value) - bound, 1e-6 * (value - bound))
                 if child is not None:
+                    gain *= max(min(child.bound, value) - bound, LEAST_GAIN * (value - bound))
                     pair.append(child)
+            if len(pair) < 2 or until.passed:
+                return pair
             if gain > best[0]:
                 best = (gain, pair)
-            if len(pair) < 2:
-                break
-        for child in best[1]:
-            self._settle(child, value)
+        return best[1]
 
-    def _settle(self, leaf: _Leaf | None, value: float) -> None:
+    def _settle(self, leaf: _Leaf, value: float) -> None:
         """Bounds a leaf as well as it pays, and keeps it if something in it may cost less than `value`."""
-        if leaf is None:
-            return
         dual, part, net = leaf.dual, leaf.part, leaf.part.arrays.net
         charges, squares = np.zeros(net.size.size), np.zeros(net.size.size)
         picks: list[Ints] = []

@@ -1,12 +1,12 @@
 """The method for large problems with rows: prices and bounds in one thread, good choices in another.
 
 Ties are folded; where what is left is small for the time given, an integer program (`lazy_rows`) closes the gap. Else the
-dual (`multiplicative_weights`), and once it is at rest branches (`branching`), raise a bound and propose choices; the primal (`block_moves`) moves blocks of
-nodes at the dual's prices and takes over the parts of the proposals that help. When that comes to rest, it starts
-again: from its best choice shaken, and in turn from what prices multiplied by noise lead to, because with few rows and
-large tensors good choices are far apart. Where the bounds rule out many choices, all of this starts anew on what is left.
-Both run compiled and at the same time, so two cores are used, and the outcome depends on the machine's timing as well as
-on the seed.
+dual (`multiplicative_weights`), and once it is at rest branches (`branching`), raise a bound and propose choices; the
+primal (`block_moves`) moves blocks of nodes at the dual's prices and takes over the parts of the proposals that help. When
+that comes to rest, it starts again: from its best choice bettered by the program of a core (`cores`) or shaken, and in turn
+from what prices multiplied by noise lead to, because with few rows and large tensors good choices are far apart. Where the
+bounds rule out many choices, all of this starts anew on what is left. Both run compiled and at the same time, so two cores
+are used, and the outcome depends on the machine's timing as well as on the seed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from planner.solver.compiled.arrays import Arrays
 from planner.solver.compiled.block_moves import Primal
+from planner.solver.compiled.cores import Cores
 from planner.solver.compiled.kernels import Floats
 from planner.solver.compiled.multiplicative_weights import Dual
 from planner.solver.compiled.rising import Rising
@@ -44,6 +45,8 @@ QUIET_ROUNDS = 4
 """Rounds without progress before the primal starts a descent from elsewhere."""
 SETTLED, SETTLED_SECONDS = 4.0, 10.0
 """The search ends after so many times what it took to the last progress, and so many seconds."""
+DESCENTS = 3
+"""Descents of which one starts from a core, one from the best choice shaken, and the others at prices times noise."""
 GOAL = 1e-3
 """Gap from which on the search is no more patient than that, whatever `Control.patience` says."""
 FEWER, MANY_FEWER = 0.9, 0.5
@@ -199,6 +202,7 @@ class _Stage:
     def _descend(self, primal: Primal, until: Deadline) -> str:
         """Descents of the primal, one after the other; what ended them, as for `run`."""
         dual, best, rising = self.dual, self.best, self.rising
+        cores = Cores(self.arrays, self.control.seed)
         little = 0.5 * max(self.control.gap, RELATIVE_TOLERANCE)
         began = progress = time.monotonic()
         value, bound, descents = math.inf, -math.inf, 0
@@ -229,7 +233,13 @@ class _Stage:
                 return "stall"
             if primal.quiet >= QUIET_ROUNDS:
                 descents += 1
-                if descents % 2 and math.isfinite(primal.value):
+                if math.isfinite(primal.value) and descents % DESCENTS == 1:
+                    core = cores.better(primal.best, primal.value, dual, until)
+                    if core is None:
+                        primal.shake()
+                    else:
+                        primal.restart(core)
+                elif math.isfinite(primal.value) and descents % DESCENTS == 2:
                     primal.shake()
                 else:
                     noise = self._random.normal(0.0, 1.0, dual.prices.size) + self._random.normal(0.0, 1.0)

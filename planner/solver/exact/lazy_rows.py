@@ -77,23 +77,27 @@ class LazyRows:
         upper: float,
         gap: float,
         found: Callable[[dict[int, int]], None],
-        told: Callable[[float], None],
+        told: Callable[[float], None] | None = None,
+        known: Indices | None = None,
     ) -> bool:
         """Tells of every bound and of every whole choice of the live nodes, which may violate rows; a bound of `inf` says
         that nothing costs less than `upper`, from which `gap` is measured as in `IntegerProgram.solve`.
 
+        `known` are rows worth writing down from the start: then nothing is relaxed.
         True if that settled it: what was found last is best, or nothing costs less than `upper`.
         """
         if (self.room < 0).any():
-            told(math.inf)
+            if told is not None:
+                told(math.inf)
             return True
-        active: Indices = np.zeros(0, np.intp)
+        active: Indices = np.zeros(0, np.intp) if known is None else np.unique(known)
         tightened: set[int] = set()
-        relaxed = True
+        relaxed = known is None
         while not until.passed:
             answer = self.program.run(until.left(), self._lines(active, tightened), upper, gap, relaxed=relaxed)
             if not tightened:
-                told(answer.bound)
+                if told is not None:
+                    told(answer.bound)
                 if answer.bound >= upper:
                     return True
             if answer.values is None or (relaxed and not answer.ended):
