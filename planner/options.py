@@ -103,6 +103,9 @@ class Options:
     2 %, else as few as fit. What cannot be (a batch norm needs the whole batch) is told with the op.
     `affordable_compile_s`: "auto" compiles for devices that are not here for at most so many seconds; up to `time_limit_s`
     where nothing is predicted to fit.
+    `workers`: most processes that search meshes at the same time; None: as many as there are cores that this process may
+    use, and as memory has room for. They are forked (on Linux; elsewhere there are none), and only where a search lasts
+    more than a second. The plan does not depend on how many there are unless the time limit ends the search.
     `progress`: called with a `Progress` after every mesh; of several processes, on the one that searches.
 
     Raises: ArgumentError for a value that is none of these.
@@ -123,6 +126,7 @@ class Options:
     cache: str | None = None
     microbatches: Microbatches = "auto"
     affordable_compile_s: float = 60.0
+    workers: int | None = None
     progress: Callable[[Progress], object] | None = None
 
     def __post_init__(self) -> None:
@@ -152,6 +156,8 @@ class Options:
         _require(passes, "microbatches", self.microbatches, "'auto', or a number of passes from 1 on")
         positive = _number(self.affordable_compile_s) and self.affordable_compile_s > 0
         _require(positive, "affordable_compile_s", self.affordable_compile_s, "seconds > 0")
+        several = self.workers is None or (type(self.workers) is int and self.workers > 0)
+        _require(several, "workers", self.workers, "a number of processes from 1 on, or None for what the machine has")
         callable_or_none = self.progress is None or callable(self.progress)
         _require(callable_or_none, "progress", self.progress, "a function of one argument, or None")
 

@@ -18,6 +18,7 @@ from planner.any_mesh.fusion import ON_GPU, ON_TPU, Fusion
 from planner.any_mesh.program_model import model_of
 from planner.decision import Request
 from planner.errors import PinError
+from planner.machine.cores import usable_cores
 from planner.machine.device_profile import measured_model
 from planner.machine.target import Target
 from planner.one_mesh.instance import Instance
@@ -210,5 +211,6 @@ class Session:
             explained=explained,
             below=below,
             worth=worth,
+            workers=usable_cores() if options.workers is None else options.workers,
         )
         return search(usable, self, asked)

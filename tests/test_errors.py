@@ -130,6 +130,8 @@ def test_bad_functions_and_arguments(name: str) -> None:
         ("gap", 1.0),
         ("seed", "a"),
         ("seed", -1),
+        ("workers", 0),
+        ("workers", 1.5),
         ("time_limit_s", 0),
         ("time_limit_s", "long"),
         ("while_trips", 0),

@@ -48,7 +48,7 @@ from planner.verify.compiler_clock import compiler_profile
 SMALL_SLICES = {"v4": "2x2x2", "v5p": "2x2x4", "tpu7x": "2x2x2"}
 """The slices for which a chip's microbenchmarks are compiled; of those not named, 4x4."""
 GIVEN = (
-    *("time_limit_s", "check", "cost_model", "profile", "seed", "max_axes"),
+    *("time_limit_s", "check", "cost_model", "profile", "seed", "max_axes", "workers"),
     *("while_trips", "refine", "cache", "microbatches", "recompute"),
 )
 """Options that arguments of these names give."""

@@ -241,6 +241,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", type=int, metavar="N", help=f"of all that is random in the search. Default: {defaults.seed}"
     )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="processes that search meshes at the same time; the plan does not depend on it. Default: as many as there are "
+        "cores, and as memory has room for",
+    )
 
 
 def _add_refining(search: argparse.ArgumentParser) -> None:

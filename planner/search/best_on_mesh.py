@@ -1,7 +1,7 @@
 """One mesh: its best plan under a memory limit, or why it has none that matters.
 
 1. Its optimum without a memory limit bounds every plan on the mesh. Where a plan of another mesh is known, only what is
-   better is sought (`narrow`), and mostly there is nothing.
+   better is sought (`look`, which narrows), and mostly there is nothing.
 2. Where that plan's memory peak is above the limit, the mesh is `Postponed`: another mesh may have a plan within the limit
    that is better than this bound.
 3. If none has, what fits is searched by prices (`within_limit`). A gap that they leave stays `Open` until all meshes are
@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -38,17 +38,22 @@ FREE_SHARE = 0.3
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A feasible plan: an instance, a choice, its value and peak bytes; `bound` is that of its mesh.
+    """A feasible plan: a choice for what `state` states, its value and peak bytes; `bound` is that of its mesh.
 
     `shared` says of layers that share their decisions how many those are and what it may lose.
     """
 
-    instance: Instance
+    state: Callable[[], Instance]
     choice: tuple[int, ...]
     value: float
     bound: float
     peak_bytes: float
     shared: str = ""
+
+    @cached_property
+    def instance(self) -> Instance:
+        """The problem of its mesh, with all strategies: stated anew where that was done in another process."""
+        return self.state()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +97,7 @@ class Posed:
         """The outcome that is this plan; `bound` is that of all plans of the instance."""
         bound_of_all = min(bound, self.steps.bound)
         candidate = Candidate(
-            instance=self.whole,
+            state=lambda: self.whole,
             choice=tuple(self.steps.lift(choice).tolist()),
             value=value,
             bound=bound_of_all,
@@ -132,34 +137,73 @@ class Postponed:
         return self.posed.within(self.search.by_rows(replace(budget, table_cache=self.table_cache), cutoff=cutoff))
 
 
-def free_plan(
-    stated: Instance | SharedInstance, limit_bytes: float, budget: Budget, *, best: float
-) -> Outcome | Postponed:
-    """The best plan of a mesh that costs less than `best`, from one decision per node or one per class of nodes."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Looked:
+    """A mesh's problem as far as it may have a plan of a value below `cutoff`: `stated` is narrowed to `narrowed`.
+
+    `steps` lead back; `bound` is a lower bound of every plan on the mesh, or the cutoff where that is less.
+    """
+
+    stated: Instance | SharedInstance
+    narrowed: Instance | SharedInstance
+    steps: Chain
+    bound: float
+    cutoff: float
+
+    @property
+    def large(self) -> bool:
+        """Whether the problem is so large that more of a gap may stay."""
+        return is_large(self.stated.node_values)
+
+    def below(self, cutoff: float) -> Looked:
+        """The same for a lower cutoff."""
+        if cutoff >= self.cutoff:
+            return self
+        found = narrow(self.narrowed, cutoff)
+        return replace(
+            self,
+            narrowed=found.stated,
+            steps=Chain((*self.steps.steps, found)),
+            bound=max(self.bound, min(found.floor, cutoff)),
+            cutoff=cutoff,
+        )
+
+
+def look(stated: Instance | SharedInstance, budget: Budget, *, best: float) -> Looked:
+    """What of a mesh's problem may cost less than `best`, from one decision per node or one per class of nodes."""
     floor = floor_of(stated.node_values)
-    if floor >= best:
-        return Outcome(candidate=None, bound=floor)
-    large = is_large(stated.node_values)
-    gap = budget.large_gap if large else 0.0
-    cutoff = best * (1 - max(gap, WORTHWHILE))
-    made, steps = stated, Chain(())
-    if math.isfinite(best):
-        narrowed = narrow(stated, cutoff)
-        if narrowed.floor >= cutoff:
-            return Outcome(candidate=None, bound=cutoff)
-        made, steps = narrowed.stated, Chain((narrowed,))
+    looked = Looked(stated=stated, narrowed=stated, steps=Chain(()), bound=min(floor, best), cutoff=math.inf)
+    return looked if floor >= best else looked.below(_cutoff(looked, budget, best))
+
+
+def _cutoff(looked: Looked, budget: Budget, best: float) -> float:
+    """What plans must be below of where one of a value `best` is known."""
+    return best * (1 - max(budget.large_gap if looked.large else 0.0, WORTHWHILE))
+
+
+def free_plan(
+    stated: Instance | SharedInstance | Looked, limit_bytes: float, budget: Budget, *, best: float
+) -> Outcome | Postponed:
+    """The best plan of a mesh that costs less than `best`, of all that is stated or that was looked at already."""
+    looked = stated if isinstance(stated, Looked) else look(stated, budget, best=best)
+    gap, cutoff = budget.large_gap if looked.large else 0.0, _cutoff(looked, budget, best)
+    looked = looked.below(cutoff)
+    if looked.bound >= min(best, cutoff):
+        return Outcome(candidate=None, bound=looked.bound)
+    made, steps = looked.narrowed, looked.steps
     seconds = budget.seconds
-    if isinstance(stated, SharedInstance):
+    if isinstance(looked.stated, SharedInstance):
         # Nodes share already. Memory tells them apart, so from here on every node has all of its strategies.
         found = solve_shared(made.problem, replace(budget, share=False), cutoff)
-        free, steps = _of_all_nodes(found, stated, steps), Chain(())
+        free, steps = _of_all_nodes(found, looked.stated, steps), Chain(())
     else:
-        free = solve_shared(made.problem, budget, cutoff, gap, compiled=large)
+        free = solve_shared(made.problem, budget, cutoff, gap, compiled=looked.large)
     if free.choice is None:
         left = cutoff * (1 - gap)
-        note = "" if free.bound >= left else f"mesh {dict(stated.mesh.shape)}: nothing found within {seconds:.0f} s"
+        mesh = dict(looked.stated.mesh.shape)
+        note = "" if free.bound >= left else f"mesh {mesh}: nothing found within {seconds:.0f} s"
         return Outcome(candidate=None, bound=min(free.bound, cutoff), note=note)
-    whole = stated.whole()
+    whole = looked.stated.whole()
     memory = MemoryModel(instance=made.whole() if steps.steps else whole)
     posed = Posed(whole=whole, memory=memory, free=free, steps=steps)
     postponed = Postponed(posed=posed, limit_bytes=limit_bytes, table_cache=budget.table_cache)
@@ -195,7 +239,7 @@ def least_plan(instance: Instance, limit_bytes: float, budget: Budget, *, best: 
     if least.peak_bytes > min(best * (1 - WORTHWHILE), limit_bytes):
         return Outcome(candidate=None, bound=least.bound, fits=least.peak_bytes <= limit_bytes)
     found = Candidate(
-        instance=instance,
+        state=lambda: instance,
         choice=least.choice,
         value=least.peak_bytes,
         bound=least.bound,

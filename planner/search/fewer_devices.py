@@ -109,7 +109,7 @@ class _FewerDevices:
         if peak > (1 + TIED) * (best.peak_bytes if self.minimise_memory else max(self.limit_bytes, best.peak_bytes)):
             return None
         value = peak if self.minimise_memory else new
-        return replace(best, instance=instance, choice=choice, value=value, peak_bytes=peak)
+        return replace(best, state=lambda: instance, choice=choice, value=value, peak_bytes=peak)
 
 
 def _choice_without(dropped: Sequence[int], best: Candidate, instance: Instance) -> tuple[int, ...] | None:

@@ -1,19 +1,30 @@
 """Search: the best mesh and strategies under a memory limit, with a bound on what any plan could reach.
 
-The meshes are tried in order, most devices first. n devices need at least an n-th of what one device needs, for computing
-and for memory; a mesh for which that is no better than the best plan so far, or does not fit, is done. The rest is as in
-`best_on_mesh`; what is postponed there is taken up, lowest bound first, after the other meshes like it (by number of
-devices, and whether of three axes or more, whose problems are large): a plan that one of them has within the limit is
-mostly better than what the others could have. Gaps that this leaves are closed last, when the best of all meshes is about
-known. The bound of the whole search is the least of the meshes' bounds.
+Meshes are compared by kind: those of most devices first, and of these those of up to two axes, whose problems are small. n
+devices need at least an n-th of what one device needs, for computing and for memory; a mesh for which that is no better
+than the best plan so far, or does not fit, is done. Of the others of a kind,
+
+1. where a plan is known, all are looked at for better ones (`look`), which bounds each;
+2. the best plan without a limit is found, lowest bound first;
+3. what is over the limit is searched under it, lowest bound first: a plan that one of them has within the limit is mostly
+   better than what the others could have.
+
+Gaps that this leaves are closed last, when the best of all meshes is about known. The bound of the whole search is the
+least of the meshes' bounds.
+
+Each of these goes in waves of one mesh, then two, four and so on, which know the plans of the waves before them: the meshes
+that promise most are searched one after the other, and the many that promise little at the same time, by `workers`. The
+waves, and so the plan, are the same for any number of workers.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 
 from planner.decision import Tried
 from planner.errors import InfeasibleError
@@ -21,11 +32,12 @@ from planner.one_mesh.instance import Instance
 from planner.one_mesh.memory import whole_bytes
 from planner.options import GAP, Progress, Share, Unit
 from planner.rules.op_work import has_work_of_shapes
-from planner.search.best_on_mesh import WORTHWHILE, Candidate, Outcome, Postponed, best_of_peak, free_plan, least_plan
-from planner.search.least_memory import Least
+from planner.search.best_on_mesh import WORTHWHILE, Candidate, best_of_peak
+from planner.search.mesh_steps import Desk, Report, Step, Task
 from planner.search.no_fit import no_fit
 from planner.search.one_per_class import SharedInstance
 from planner.search.states import States
+from planner.search.workers import Workers
 from planner.solver.budget import Budget
 from planner.solver.deadline import Deadline
 from planner.solver.smaller.smaller import floor_of
@@ -41,6 +53,8 @@ HASTENING_SECONDS = 2.0
 """And at least so much."""
 SMALL_AXES = 2
 """Meshes of up to so many axes have small problems."""
+WAVE_GROWTH = 2
+"""How many times as many meshes a wave has as the one before it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +74,10 @@ class Asked:
 
     `gap` is what may be left between the best plan within the limit and the bound, as a part of the value, `seed` that of
     heuristics; `share` says whether layers share their decisions (see `quotient`), `explained` whether the error that
-    nothing fits says why. `unit` is that of the values told to `progress`. Only plans of a value `below` what is known
-    already are sought. A mesh tried later must be better by a share of `worth`; where that is more than what ties are told
-    by, what is postponed is taken up at once, as the plans it has spare more of the others than they could spare of it.
+    nothing fits says why. Up to so many `workers` search at a time. `unit` is that of the values told to `progress`. Only
+    plans of a value `below` what is known already are sought. A mesh tried later must be better by a share of `worth`;
+    where that is more than what ties are told by, what is postponed is taken up at once, as its plans spare more of the
+    others than they could spare of it.
     """
 
     limit_bytes: float
@@ -76,6 +91,7 @@ class Asked:
     explained: bool = True
     below: float = math.inf
     worth: float = WORTHWHILE
+    workers: int = 1
 
     @property
     def at_once(self) -> bool:
@@ -89,54 +105,30 @@ def search(meshes: Sequence[Mapping[str, int]], program: States, asked: Asked) -
     Raises: InfeasibleError when no mesh has a plan within the limit; where that is asked for it names what needs the most
     and the least memory that would do.
     """
-    limit_bytes = asked.limit_bytes
-    run = _MeshSearch(meshes, asked)
-    start, stopped = time.monotonic(), False
-    alone = _Alone(meshes, program)
-    for tried, shape in enumerate(meshes):
-        if tried and _kind(shape) != _kind(meshes[tried - 1]):
-            run.take_up()
-        floor = alone.floor(shape, minimise_memory=asked.minimise_memory, best=run.sought)
-        needed = alone.bytes / math.prod(shape.values())
-        if run.deadline.passed and tried:
-            run.bounds[tried] = floor
-            late = f"the time limit of {asked.time_limit_s:g} s ended the search after {tried} of {len(meshes)} meshes"
-            run.notes += [late] if not stopped else []
-            stopped = True
-            continue
-        run.tell(tried, shape)
-        if needed > limit_bytes:
-            run.settle(tried, Outcome(candidate=None, bound=math.inf, fits=False))
-        elif floor >= run.sought:
-            run.settle(tried, Outcome(candidate=None, bound=floor))
-        elif asked.minimise_memory:
-            run.settle(tried, least_plan(program.instance(shape), limit_bytes, run.budget(), best=run.best))
-        else:
-            shared = None if asked.share is False else program.shared(shape)
-            stated = program.instance(shape) if shared is None else shared
-            run.settle(tried, free_plan(stated, limit_bytes, run.budget(), best=run.sought))
-            if asked.at_once:
-                run.take_up()
-        run.tell(tried + 1, shape)
-    run.take_up()
-    run.close()
+    budget = Budget(deadline=Deadline.after(asked.time_limit_s), gap=asked.gap, seed=asked.seed, share=asked.share)
+    shared = asked.share is not False
+    desk = Desk(meshes, program, limit_bytes=asked.limit_bytes, budget=budget, shared=shared)
+    run = _MeshSearch(meshes, asked, _Alone(meshes, program), desk)
+    with Workers(desk.do, run.due, asked.workers) as workers:
+        run.search(workers)
+    desk.forget()
     bound = min(run.bounds.values())
     if not run.candidates and len(run.over) < len(meshes) and asked.below < math.inf:
-        return Found(candidates=(), bound=bound, seconds=time.monotonic() - start, notes=tuple(run.notes))
+        return Found(candidates=(), bound=bound, seconds=run.seconds, notes=tuple(run.notes))
     if asked.minimise_memory and run.candidates:
         run.hasten()
     if not run.candidates and not asked.explained:
-        raise InfeasibleError(f"no plan fits {quantity(limit_bytes, 'B')} per device")
+        raise InfeasibleError(f"no plan fits {quantity(asked.limit_bytes, 'B')} per device")
     if not run.candidates:
-        raise no_fit([meshes[tried] for tried in sorted(run.over)], program, limit_bytes, run.budget())
+        raise no_fit([meshes[tried] for tried in sorted(run.over)], program, asked.limit_bytes, run.budget())
     first = run.first
     order = sorted(run.candidates, key=lambda tried: (tried != first, run.candidates[tried].value, tried))
-    shared = run.candidates[first].shared
+    words = run.candidates[first].shared
     return Found(
         candidates=tuple(run.candidates[tried] for tried in order),
         bound=bound,
-        seconds=time.monotonic() - start,
-        notes=(*run.notes, *((shared,) if shared else ())),
+        seconds=run.seconds,
+        notes=(*run.notes, *workers.notes, *((words,) if words else ())),
         tried=run.tried(),
     )
 
@@ -149,16 +141,16 @@ def _kind(shape: Mapping[str, int]) -> tuple[int, bool]:
 class _MeshSearch:
     """What a search knows so far, by the positions of the meshes."""
 
-    def __init__(self, meshes: Sequence[Mapping[str, int]], asked: Asked) -> None:
-        self.meshes, self.asked = meshes, asked
+    def __init__(self, meshes: Sequence[Mapping[str, int]], asked: Asked, alone: _Alone, desk: Desk) -> None:
+        self.meshes, self.asked, self.alone, self.desk = meshes, asked, alone, desk
         self.start, self.deadline = time.monotonic(), Deadline.after(asked.time_limit_s)
         self.candidates: dict[int, Candidate] = {}
         self.bounds: dict[int, float] = {}
         self.notes: list[str] = []
         self.over: set[int] = set()
-        self.postponed: dict[int, Postponed] = {}
-        self.open: dict[int, Postponed] = {}
-        self.least: dict[int, Least] = {}
+        self.reports: dict[int, Report] = {}
+        self.tasks: dict[int, Task] = {}
+        self.stopped = False
 
     @property
     def best(self) -> float:
@@ -166,14 +158,14 @@ class _MeshSearch:
         return min((found.value for found in self.candidates.values()), default=self.asked.below)
 
     @property
-    def sought(self) -> float:
-        """What the plans of further meshes are to be below of."""
-        return self.best * (1 - self.asked.worth) if self.candidates and self.asked.at_once else self.best
-
-    @property
     def first(self) -> int:
         """The first mesh whose plan is about as good as the best."""
         return min(i for i, found in self.candidates.items() if found.value <= self.best * (1 + WORTHWHILE))
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self.start
 
     def tried(self) -> tuple[Tried, ...]:
         """What became of every mesh."""
@@ -186,64 +178,127 @@ class _MeshSearch:
 
     def budget(self) -> Budget:
         """What one mesh may take."""
+        return Budget(deadline=self.due(), gap=self.asked.gap, seed=self.asked.seed, share=self.asked.share)
+
+    def due(self) -> Deadline:
+        """By when a step of a mesh should end that begins now."""
         part = 1.0 if len(self.meshes) == 1 else MESH_SHARE
-        deadline = Deadline.after(max(part * self.deadline.left(), MESH_SECONDS))
-        return Budget(deadline=deadline, gap=self.asked.gap, seed=self.asked.seed, share=self.asked.share)
+        return Deadline.after(max(part * self.deadline.left(), MESH_SECONDS))
 
-    def settle(self, tried: int, outcome: Outcome | Postponed) -> None:
-        """Takes over what became of a mesh."""
-        self.bounds[tried] = outcome.bound
-        if isinstance(outcome, Postponed):
-            self.postponed[tried] = outcome
+    def search(self, workers: Workers) -> None:
+        """Searches all meshes, kind after kind."""
+        self._tell(0)
+        for _, of_kind in groupby(range(len(self.meshes)), key=lambda tried: _kind(self.meshes[tried])):
+            self._first(list(of_kind), workers)
+            self._waves("limited", workers)
+        self._waves("closed", workers)
+        self._tell(len(self.meshes) - 1, tried=len(self.meshes))
+
+    def _first(self, of_kind: Sequence[int], workers: Workers) -> None:
+        """The best plans of the meshes of a kind, or what would be if they fitted."""
+        waiting: list[int] = []
+        for tried in of_kind:
+            shape = self.meshes[tried]
+            floor = self.alone.floor(shape, minimise_memory=self.asked.minimise_memory, best=self._cutoff(tried))
+            if self.alone.bytes / math.prod(shape.values()) > self.asked.limit_bytes:
+                self._settle(tried, Report(bound=math.inf, fits=False))
+            else:
+                self.bounds[tried] = floor
+                waiting.append(tried)
+        if self.asked.minimise_memory:
+            self._waves("least", workers, waiting)
             return
-        self.notes += [outcome.note] if outcome.note else []
-        if outcome.open is not None:
-            self.open[tried] = outcome.open
-        if outcome.least is not None:
-            self.least[tried] = outcome.least
-        if outcome.candidate is not None:
-            self.candidates[tried] = outcome.candidate
-        elif not outcome.fits:
+        if math.isfinite(self._cutoff(of_kind[0])) and len(waiting) > 1:
+            self._waves("look", workers, waiting, all_at_once=True)
+        self._waves("free", workers, waiting)
+
+    def _waves(self, step: Step, workers: Workers, first: Sequence[int] = (), *, all_at_once: bool = False) -> None:
+        """Takes a step of the meshes that are at it, and of those for which it is the first, in waves.
+
+        Lowest bound first: a better plan there leaves less to be sought in the others.
+        """
+        size = len(self.meshes) if all_at_once else 1
+        done: set[int] = set()
+        while True:
+            at_it = {tried for tried, report in self.reports.items() if report.following == step}
+            new = {tried for tried in first if tried not in self.reports}
+            waiting = [tried for tried in at_it | new if tried not in done and self.bounds[tried] < self._cutoff(tried)]
+            if not waiting or self._late(waiting, new):
+                return
+            wave = sorted(waiting, key=lambda tried: (self.bounds[tried], tried))[:size]
+            done.update(wave)
+            for task, report in workers.each([self._task(tried, step) for tried in wave]):
+                self._settle(task.mesh, report)
+            size *= WAVE_GROWTH
+            if self.asked.at_once and step == "free":
+                self._waves("limited", workers)
+
+    def _late(self, waiting: Sequence[int], new: Collection[int]) -> bool:
+        """Whether no time is left for what waits; what is told where that is so of meshes not begun."""
+        begun = sum(tried in self.reports or bound >= self._cutoff(tried) for tried, bound in self.bounds.items())
+        if not self.deadline.passed or not self.reports:
+            return False
+        if not new:
+            return bool(self.candidates)
+        limit, count = self.asked.time_limit_s, len(self.meshes)
+        note = f"the time limit of {limit:g} s ended the search after {begun} of {count} meshes"
+        self.notes += [note] if not self.stopped else []
+        self.stopped = True
+        return True
+
+    def _cutoff(self, tried: int) -> float:
+        """What a plan of a mesh is to be clearly below of: of plans about as good the one of the first mesh is taken."""
+        if self.candidates and self.asked.at_once:
+            return self.best * (1 - self.asked.worth)
+        return self.best * (1 + 2 * WORTHWHILE if self.candidates and tried < self.first else 1)
+
+    def _task(self, tried: int, step: Step) -> Task:
+        self._tell(tried)
+        before, cutoff = self.tasks.get(tried), self._cutoff(tried)
+        if step in ("limited", "closed"):
+            cutoff *= 1 - WORTHWHILE
+        task = Task(mesh=tried, step=step, cutoff=cutoff) if before is None else before.followed_by(step, cutoff=cutoff)
+        self.tasks[tried] = task
+        return task
+
+    def _settle(self, tried: int, report: Report) -> None:
+        """Takes over what came of a step."""
+        self.reports[tried] = report
+        self.bounds[tried] = report.bound
+        self.notes += [report.note] if report.note else []
+        plan = report.plan
+        if plan is not None:
+            self.candidates[tried] = Candidate(
+                state=partial(self.desk.instance, tried),
+                choice=plan.choice,
+                value=plan.value,
+                bound=plan.bound,
+                peak_bytes=plan.peak_bytes,
+                shared=plan.shared,
+            )
+        elif not report.fits:
             self.over.add(tried)
-
-    def take_up(self) -> None:
-        """Searches the postponed meshes under the memory limit."""
-        self._go_on(self.postponed, Postponed.limited)
-
-    def close(self) -> None:
-        """Closes the gaps that this left open."""
-        self._go_on(self.open, Postponed.closed)
-
-    def _go_on(self, waiting: dict[int, Postponed], searched: Callable[..., Outcome]) -> None:
-        """Searches what waits, lowest bound first: a better plan there leaves less to be sought in the others."""
-        for tried in sorted(waiting, key=lambda tried: (self.bounds[tried], tried)):
-            mesh = waiting.pop(tried)
-            # Of plans about as good the one of the first mesh is taken.
-            sign = 1 if self.candidates and tried < self.first else -1
-            cutoff = self.best * (1 + sign * WORTHWHILE)
-            cutoff = min(cutoff, self.sought) if self.asked.at_once else cutoff
-            late = self.candidates and self.deadline.passed
-            if self.bounds[tried] < cutoff and not late:
-                self.tell(tried, self.meshes[tried])
-                self.settle(tried, searched(mesh, self.budget(), cutoff=cutoff))
+        self._tell(tried)
 
     def hasten(self) -> None:
         """Puts the best plan of the least peak in the place of any such plan."""
-        first, spent = self.first, time.monotonic() - self.start
-        budget = self.budget().within(max(HASTENING * spent, HASTENING_SECONDS))
-        self.candidates[first] = best_of_peak(self.candidates[first], self.least[first], budget)
+        first, least = self.first, self.reports[self.first].least
+        budget = self.budget().within(max(HASTENING * self.seconds, HASTENING_SECONDS))
+        if least is not None:
+            self.candidates[first] = best_of_peak(self.candidates[first], least, budget)
 
-    def tell(self, tried: int, shape: Mapping[str, int]) -> None:
-        """Tells how far the search is."""
+    def _tell(self, mesh: int, tried: int | None = None) -> None:
+        """Tells how far the search is: that it is at a mesh, and how many were `tried`."""
+        ended = sum(report.following is None for report in self.reports.values())
         if self.asked.progress is not None:
             self.asked.progress(
                 Progress(
-                    tried=tried,
+                    tried=ended if tried is None else tried,
                     total=len(self.meshes),
-                    mesh=shape,
+                    mesh=self.meshes[mesh],
                     incumbent=self.best,
                     bound=min(self.bounds.values(), default=0.0),
-                    seconds=time.monotonic() - self.start,
+                    seconds=self.seconds,
                     unit=self.asked.unit,
                 )
             )

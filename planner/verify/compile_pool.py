@@ -6,7 +6,6 @@ to the same end as long as it has the time.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Protocol, final
 
+from planner.machine.cores import usable_cores
 from planner.verify.aot import AotReport, AotRequest, run_request
 from planner.verify.kept_reports import KeptReports, key_of
 
@@ -29,11 +29,6 @@ class Compiles(Protocol):
     def __call__(self, request: AotRequest, *, stopped: Callable[[], bool]) -> AotReport:
         """The report."""
         ...
-
-
-def usable_cores() -> int:
-    """The cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @final

@@ -131,7 +131,7 @@ class Bench:
             choices = random.Random(self.case.name).sample(choices, most)
         for node, pick in choices:
             choice = self.following(node, pick)
-            candidate = Candidate(instance=self.instance, choice=choice, value=0.0, bound=0.0, peak_bytes=0.0)
+            candidate = Candidate(state=lambda: self.instance, choice=choice, value=0.0, bound=0.0, peak_bytes=0.0)
             decision = decide(self.session, candidate, bound=0.0, seconds=0.0, meshes=1, notes=())
             placed = place(Chosen(instance=self.instance, choice=choice), sum_whole=False)
             direct = replace(decision, constraints=placed.constraints)

@@ -162,8 +162,8 @@ def question(ready: Ready, options: Options) -> dict[str, str]:
         "static_argnums": program.static_argnums,
         **{f"Options.{field.name}": getattr(options, field.name) for field in fields(options)},
     }
-    # Who is told of the progress is a matter of each process, and so is where plans are kept, if they are.
-    del told["Options.progress"]
+    # Who is told of the progress is a matter of each process, and so are what searches, and where plans are kept.
+    del told["Options.progress"], told["Options.workers"]
     told["Options.cache"] = "a folder" if options.cache else None
     return {name: repr(value) for name, value in told.items()}
 

@@ -78,7 +78,7 @@ class Prospects:
     def of(self, candidate: Candidate, why: str) -> Prospect:
         """The prospect of a plan found; at the prices as they are, whatever those were at which it was found."""
         plain = self._instance(candidate.instance.mesh.shape)
-        promised = replace(candidate, instance=plain)
+        promised = replace(candidate, state=lambda: plain)
         decision = decide(self._session, promised, bound=0.0, seconds=0.0, meshes=self._meshes, notes=())
         chosen = Chosen(instance=plain, choice=tuple(map(int, candidate.choice)))
         return Prospect(decision=decision, promise=promise_of(chosen, decision.predicted), why=why)

@@ -1,0 +1,201 @@
+"""Workers: processes that take steps of a search, as many at a time as there are cores.
+
+They are forked once a search has lasted a second, so that they know all that is known by then, without a copy of it; short
+searches have none. What a step finds depends on the step alone, not on who takes it, nor on what else goes on: so the plan
+does not depend on how many there are, where no time limit cuts in. A worker only computes with numbers. It neither compiles
+nor runs anything, so that it does not matter that JAX's threads are not in it.
+
+A worker that ends, or does not answer long after its step's deadline, is given up, and told: others take its steps.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
+from types import TracebackType
+from typing import final
+
+from planner.machine.cores import bytes_left, copies_that_fit
+from planner.search.mesh_steps import Report, Task
+from planner.solver.deadline import Deadline
+from planner.units import quantity
+
+Do = Callable[[Task, Deadline], Report]
+"""Takes a step, in time."""
+
+FORKED_AFTER_SECONDS = 1.0
+"""How long a search has lasted when it gets workers: shorter ones end before that would pay."""
+GRACE_SECONDS = 60.0
+"""How long after the deadline of its step a worker is waited for."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Worker:
+    """A process, the pipe to it, and the step it is at, with its deadline."""
+
+    process: ForkProcess
+    pipe: Connection
+    task: Task | None = None
+    due: Deadline | None = None
+
+    @property
+    def late(self) -> bool:
+        """Whether its step should have ended long ago."""
+        return self.due is not None and time.monotonic() > self.due.end + GRACE_SECONDS
+
+    def how_it_ended(self) -> str:
+        """In words, after it was ended."""
+        code = self.process.exitcode or 0
+        return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+
+    def end(self) -> None:
+        """Ends it, whatever it is at."""
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
+
+
+@final
+class Workers:
+    """Takes steps by `do`, here or in up to `most` processes; what users should know of these is in `notes`.
+
+    `due` says by when a step should end that begins now.
+
+    A context: on the way out, an exception's too, all processes are ended.
+    """
+
+    def __init__(self, do: Do, due: Callable[[], Deadline], most: int) -> None:
+        self.notes: list[str] = []
+        self._do, self._due, self._most = do, due, most
+        self._since = time.monotonic()
+        self._workers: list[_Worker] = []
+        self._forked = most < 2 or not sys.platform.startswith("linux")
+        self._owner: dict[int, _Worker] = {}
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for worker in self._workers:
+            worker.end()
+
+    def each(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, Report]]:
+        """The reports of some steps, as they come; the steps are of different meshes.
+
+        Raises: whatever a step raises.
+        """
+        waiting = list(tasks)
+        while waiting or any(worker.task for worker in self._workers):
+            late = time.monotonic() >= self._since + FORKED_AFTER_SECONDS
+            if not self._forked and late and len(waiting) > 1:
+                self._fork()
+            if not self._workers:
+                task = waiting.pop(0)
+                yield task, self._do(task, self._due())
+                continue
+            for worker in self._workers:
+                if worker.task is None and (given := self._for(worker, waiting)) is not None:
+                    waiting.remove(given)
+                    self._hand(worker, given)
+            yield from self._answers(waiting)
+
+    def _for(self, worker: _Worker, waiting: Sequence[Task]) -> Task | None:
+        """The first step for a worker of a mesh of its own or of nobody's; else one that takes little to begin anew."""
+        owned = [(task, self._owner.get(task.mesh)) for task in waiting]
+        own = [task for task, owner in owned if owner is worker or owner not in self._workers]
+        taken = [task for task, owner in owned if task.step == "free" and owner is not None and owner.task is not None]
+        return next(iter([*own, *taken]), None)
+
+    def _hand(self, worker: _Worker, task: Task) -> None:
+        worker.task, worker.due = task, self._due()
+        self._owner[task.mesh] = worker
+        with suppress(OSError):  # it has ended, which is seen where answers are waited for
+            worker.pipe.send((task, worker.due))
+
+    def _answers(self, waiting: list[Task]) -> Iterator[tuple[Task, Report]]:
+        """The reports of those that have answered; steps of workers that were given up wait again."""
+        ready = wait([worker.pipe for worker in self._workers if worker.task], timeout=GRACE_SECONDS)
+        for worker in list(self._workers):
+            task = worker.task
+            if task is None or (worker.pipe not in ready and not worker.late):
+                continue
+            if worker.pipe in ready:
+                try:
+                    answer = worker.pipe.recv()
+                except (EOFError, OSError):
+                    self._give_up(worker, waiting, "")
+                    continue
+                if isinstance(answer, BaseException):
+                    raise answer
+                worker.task = None
+                yield task, answer
+            else:
+                self._give_up(worker, waiting, f", {GRACE_SECONDS:g} s late")
+
+    def _give_up(self, worker: _Worker, waiting: list[Task], why: str) -> None:
+        self._workers.remove(worker)
+        worker.end()
+        waiting += [worker.task] if worker.task is not None else []
+        left = "the others go on" if self._workers else "the search goes on without any"
+        self.notes.append(f"a worker process of the search ended {worker.how_it_ended()}{why}; {left}")
+
+    def _fork(self) -> None:
+        """Makes the workers."""
+        self._forked = True
+        fitting = copies_that_fit(self._most)
+        if fitting < self._most:
+            free = quantity(bytes_left(), "B")
+            self.notes.append(f"memory has room for {fitting} of {self._most} worker processes ({free} free)")
+        if fitting < 2:
+            return
+        context = multiprocessing.get_context("fork")
+        # JAX and Python warn of forks, as the threads of a process are not in its copy: these do nothing that needs them.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for _ in range(fitting):
+                here, there = context.Pipe()
+                others = [here, *(worker.pipe for worker in self._workers)]
+                process = context.Process(target=_serve, args=(self._do, there, others), daemon=True)
+                try:
+                    process.start()
+                except (OSError, AssertionError) as error:
+                    here.close()
+                    there.close()
+                    self.notes.append(f"no more than {len(self._workers)} worker processes could be made ({error})")
+                    return
+                there.close()
+                self._workers.append(_Worker(process=process, pipe=here))
+
+
+def _serve(do: Do, pipe: Connection, others: Sequence[Connection]) -> None:
+    """Takes steps and answers with their reports, or with what they raised, until nobody is there to ask."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that searches ends this one
+    for other in others:
+        other.close()
+    gc.freeze()  # what is here from before is not this process's to collect
+    while True:
+        try:
+            task, due = pipe.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            answer: object = do(task, due)
+        except MemoryError:
+            return
+        except Exception as error:
+            answer = error
+        try:
+            pipe.send(answer)
+        except OSError:
+            return
