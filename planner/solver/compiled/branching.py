@@ -44,6 +44,8 @@ MOST_PAIRS, PROGRAM_SECONDS = 50_000, 5.0
 """How many pairs of choices a leaf has at most that is tried as an integer program, and how long that may take."""
 MOST_CHOICES = 20_000_000
 """How many choices all open leaves have at most: they take about a hundred bytes each."""
+PLUNGES = 6
+"""Every so many leaves of least bound one is plunged from: on to the better of its halves, until that is closed."""
 FITS = 5
 """How often rows and nodes take turns in removing choices."""
 ROUNDING = 1e-9
@@ -105,6 +107,10 @@ class _Leaf:
     sides: tuple[Mask, ...]
 
 
+_Entry = tuple[float, int, _Leaf]
+"""A leaf in the heap: by its bound, then by its number."""
+
+
 @final
 class Tree:
     """The open leaves below a root whose bound the dual has raised; `grow` divides the one of the least bound.
@@ -115,8 +121,9 @@ class Tree:
     def __init__(self, dual: Dual, value: float, offer: Offer) -> None:
         arrays = dual.arrays
         self._offsets, self._offer = arrays.net.offset, offer
-        self._leaves: list[tuple[float, int, _Leaf]] = []
-        self._count, self._choices = 0, 0
+        self._leaves: list[_Entry] = []
+        self._deep: _Entry | None = None
+        self._count, self._choices, self._grown = 0, 0, 0
         self._pairs = MOST_PAIRS
         self.bound = dual.bound
         """What every choice costs at the least; the last `value` where nothing is left that may cost less."""
@@ -133,20 +140,24 @@ class Tree:
         return bool(self._leaves) and self._choices < MOST_CHOICES
 
     def grow(self, value: float, until: Deadline) -> None:
-        """Closes the leaf of the least bound by a program, if it is small, or divides it.
+        """Closes the leaf of the least bound by a program, if it is small, or divides it; or goes on to plunge.
 
-        It is divided by that side, of those it knows, which raises the bounds of both most.
+        A leaf is divided by that side, of those it knows, which raises the bounds of both most.
         """
-        first = heapq.heappop(self._leaves)
+        first = self._leaves[0] if self._deep is None else self._deep
+        if self._deep is None:
+            self._grown += 1
         leaf = first[2]
-        self._choices -= leaf.possible.size
+        halves: list[_Leaf] = []
         if leaf.bound < value and not self._closed(leaf, value, until):
             halves = self._halves(leaf, value, until)
             if until.passed:
-                heapq.heappush(self._leaves, first)
                 return
-            for child in halves:
-                self._settle(child, value)
+        self._leaves.remove(first)
+        heapq.heapify(self._leaves)
+        self._choices -= leaf.possible.size
+        kept = [entry for entry in (self._settle(child, value) for child in halves) if entry is not None]
+        self._deep = min(kept) if kept and (self._deep is not None or self._grown % PLUNGES == 0) else None
         self._look(value)
 
     def _look(self, value: float) -> None:
@@ -191,7 +202,7 @@ class Tree:
                 best = (gain, pair)
         return best[1]
 
-    def _settle(self, leaf: _Leaf, value: float) -> None:
+    def _settle(self, leaf: _Leaf, value: float) -> _Entry | None:
         """Bounds a leaf as well as it pays, and keeps it if something in it may cost less than `value`."""
         dual, part, net = leaf.dual, leaf.part, leaf.part.arrays.net
         charges, squares = np.zeros(net.size.size), np.zeros(net.size.size)
@@ -206,19 +217,19 @@ class Tree:
             if over.max(initial=0.0) <= 0 or step == MOST_STEPS - 1:
                 self._offer(part.root[net.offset + dual.pick] - self._offsets)
             if dual.bound >= value:
-                return
+                return None
             if step % STEPS == STEPS - 1:
                 if dual.bound - reached < PAYS * (value - dual.bound):
                     break
                 reached = dual.bound
         fitting = part.fit(leaf.possible & (dual.floors <= value + ROUNDING * (abs(value) + abs(dual.bound))))
         if fitting is None:
-            return
+            return None
         count = len(picks)
         variance = squares / count - (charges / count) ** 2
         sides = self._sides(part, dual, fitting, charges / count, variance, np.asarray(picks))
         if not sides:
-            return
+            return None
         bound = max(leaf.bound, dual.bound)
         if fitting.sum() <= NARROWER * fitting.size:
             narrow = _Part(part.arrays.narrowed(fitting), part.root[fitting])
@@ -228,7 +239,9 @@ class Tree:
         kept = _Leaf(bound=bound, part=part, possible=fitting, dual=dual, sides=sides)
         self._count += 1
         self._choices += fitting.size
-        heapq.heappush(self._leaves, (bound, self._count, kept))
+        entry = bound, self._count, kept
+        heapq.heappush(self._leaves, entry)
+        return entry
 
     def _bounded(
         self, part: _Part, start: Dual, possible: Mask, bound: float, value: float, steps: int
