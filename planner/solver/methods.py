@@ -58,7 +58,8 @@ def solve(
     Stops after about `time_limit` seconds with the best choice and bound so far. `progress(value, bound)` hears of
     improvements. The result depends on `seed` alone, unless the time limit cuts in. With a `cutoff`, only choices that
     cost less are sought; without a choice, a bound of at least the cutoff says that there is none. A `gap` is the part of
-    the value that may be left between it and the bound. `compiled`: it is part of a problem so large that compiled code
+    the value that may be left between it and the bound; with one, a search ends when little is to be hoped for, without, it
+    rather uses its time (`detail["ended"]`). `compiled`: it is part of a problem so large that compiled code
     does more of the work; large ones are told by themselves. Solves of problems that have tables (as objects) in common are
     faster with one `table_cache`.
     Raises SolverError for an unknown method or a time limit that is not positive.

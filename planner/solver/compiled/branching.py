@@ -45,7 +45,9 @@ MOST_PAIRS, PROGRAM_SECONDS = 50_000, 5.0
 MOST_CHOICES = 20_000_000
 """How many choices all open leaves have at most: they take about a hundred bytes each."""
 PLUNGES = 6
-"""Every so many leaves of least bound one is plunged from: on to the better of its halves, until that is closed."""
+"""Every so many leaves of least bound one is plunged from: on to the better of its halves, until that is closed, or as
+often as there were leaves of least bound.
+"""
 FITS = 5
 """How often rows and nodes take turns in removing choices."""
 ROUNDING = 1e-9
@@ -115,7 +117,7 @@ _Entry = tuple[float, int, _Leaf]
 class Tree:
     """The open leaves below a root whose bound the dual has raised; `grow` divides the one of the least bound.
 
-    What costs `value` or more is of no interest; choices that are met are offered.
+    What costs `value` (`inf` where no choice is known) or more is of no interest; choices that are met are offered.
     """
 
     def __init__(self, dual: Dual, value: float, offer: Offer) -> None:
@@ -123,7 +125,7 @@ class Tree:
         self._offsets, self._offer = arrays.net.offset, offer
         self._leaves: list[_Entry] = []
         self._deep: _Entry | None = None
-        self._count, self._choices, self._grown = 0, 0, 0
+        self._count, self._choices, self._grown, self._depth = 0, 0, 0, 0
         self._pairs = MOST_PAIRS
         self.bound = dual.bound
         """What every choice costs at the least; the last `value` where nothing is left that may cost less."""
@@ -145,8 +147,8 @@ class Tree:
         A leaf is divided by that side, of those it knows, which raises the bounds of both most.
         """
         first = self._leaves[0] if self._deep is None else self._deep
-        if self._deep is None:
-            self._grown += 1
+        self._grown += self._deep is None
+        self._depth = 0 if self._deep is None else self._depth + 1
         leaf = first[2]
         halves: list[_Leaf] = []
         if leaf.bound < value and not self._closed(leaf, value, until):
@@ -157,7 +159,8 @@ class Tree:
         heapq.heapify(self._leaves)
         self._choices -= leaf.possible.size
         kept = [entry for entry in (self._settle(child, value) for child in halves) if entry is not None]
-        self._deep = min(kept) if kept and (self._deep is not None or self._grown % PLUNGES == 0) else None
+        plunges = self._depth < self._grown if self._deep is not None else self._grown % PLUNGES == 0
+        self._deep = min(kept) if kept and (plunges or math.isinf(value)) else None
         self._look(value)
 
     def _look(self, value: float) -> None:
@@ -186,6 +189,7 @@ class Tree:
     def _halves(self, leaf: _Leaf, value: float, until: Deadline) -> list[_Leaf]:
         """Two leaves in place of one, or fewer where one side or both hold nothing of interest."""
         bound = leaf.bound
+        reach = min(value, bound + abs(bound)) - bound
         best: tuple[float, list[_Leaf]] = (-math.inf, [])
         for side in leaf.sides:
             here = leaf.part.node == leaf.part.node[int(side.argmax())]
@@ -194,7 +198,7 @@ class Tree:
             for half in (side, here & ~side):
                 child = self._bounded(leaf.part, leaf.dual, leaf.possible & (half | ~here), bound, value, QUICK)
                 if child is not None:
-                    gain *= max(min(child.bound, value) - bound, LEAST_GAIN * (value - bound))
+                    gain *= max(min(child.bound, value) - bound, LEAST_GAIN * reach)
                     pair.append(child)
             if len(pair) < 2 or until.passed:
                 return pair

@@ -173,6 +173,9 @@ class _Stage:
             primal.restart(known)
         with self.rising.beside(until):
             ended = self._descend(primal, until)
+        found = self.rising.found()
+        if found is not None:
+            primal.restart(found)
         if math.isfinite(primal.value):
             best.offer(self._steps.lift(primal.best))
         best.raise_bound(min(self.rising.bound, best.value))
@@ -213,7 +216,8 @@ class _Stage:
                 primal.restart(found)
             primal.fuse([rising.proposals.popleft() for _ in range(len(rising.proposals))])
             primal.round(until)
-            rising.value = primal.value - little * abs(primal.value)
+            if math.isfinite(primal.value):
+                rising.value = primal.value - little * abs(primal.value)
             best.raise_bound(min(rising.bound, primal.value))
             settled = best.settles(primal.value, best.bound)
             if primal.value < self._told and (settled or now >= self._told_at + TELL_SECONDS):

@@ -72,7 +72,7 @@ class Rising:
             tree, value = self._tree, self.value
             if tree is not None and tree.grows:
                 tree.grow(value, until)
-            elif tree is None and rests and math.isfinite(value):
+            elif tree is None and rests:
                 self._tree = Tree(self.dual, value, self.offer)
             else:
                 over = self.dual.step()
@@ -81,5 +81,6 @@ class Rising:
                 else:
                     self.proposals.append(self.dual.pick)
                 if self.dual.steps % LOOK == 0:
-                    rests = math.isfinite(value) and self.dual.bound - mark < PAYS * (value - self.dual.bound)
-                    mark = self.dual.bound
+                    bound = self.dual.bound
+                    rests = bound - mark < PAYS * (min(value, bound + abs(bound)) - bound)
+                    mark = bound
