@@ -29,7 +29,7 @@ from typing import Any
 import jax
 
 from benchmarks.asked import least_time
-from benchmarks.models import MODELS, deep, diffusion, gpt, llama, resnet, sparse
+from benchmarks.models import MODELS, deep, diffusion, gpt, llama, long_skips, mesh_graph, resnet, sparse, two_tower
 from benchmarks.models.base import Model
 from benchmarks.stamp import stamp
 from planner.errors import InfeasibleError
@@ -91,6 +91,9 @@ PROGRAMS: Mapping[str, Callable[[int], Model]] = {
     **{f"gpt unrolled x{layers}": _gpt("1.3B", layers=layers, batch=64, scan=False) for layers in (2, 8, 30)},
     **{f"gpt deep x{layers}": _deep(layers) for layers in (16, 128, 1024)},
     "diffusion U-Net": lambda devices: diffusion.build("real"),
+    "two towers": lambda devices: two_tower.two_tower(two_tower.LARGE, batch=16 * devices, size="real"),
+    "long skips": lambda devices: long_skips.long_skips(long_skips.HUGE, batch=16 * devices, size="real"),
+    "mesh graph": lambda devices: mesh_graph.build("real"),
     "wide resnet 13B": lambda devices: resnet.resnet(resnet.CONFIGS["13B"], batch=devices, size="real"),
     **{name: _model(name) for name in MODELS if name not in ("deep", "gpt", "gpt_unrolled", "llama", "sparse")},
 }
@@ -117,6 +120,11 @@ CASES = (
     Case(program="wide resnet 13B", topology="v5e:16x16", axes=3),
     Case(program="diffusion U-Net", topology="v5e:4x4", axes=3),
     *(Case(program="diffusion U-Net", topology="v5e:16x16", axes=n) for n in (2, 3)),
+    *(
+        Case(program=p, topology=t, axes=3)
+        for p in ("two towers", "long skips", "mesh graph")
+        for t in ("v5e:4x4", "v5e:16x16", "v5p:16x16x16")
+    ),
     *(Case(program=p, topology="v5e:4x4", axes=3) for p in MODELS if p in PROGRAMS),
 )
 """What is measured: 16, 256 and 4,096 chips."""
