@@ -130,7 +130,7 @@ class Desk:
             stated = self._program.instance(shape) if shared is None else shared
             known = look(stated, budget, best=task.cutoff)
         if task.step == "look":
-            return known if known.bound < task.cutoff else Outcome(candidate=None, bound=known.bound)
+            return known if known.bound < known.cutoff else Outcome(candidate=None, bound=known.bound)
         return free_plan(known, self._limit_bytes, budget, best=task.cutoff)
 
 

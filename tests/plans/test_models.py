@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.models import MODELS, TEXTBOOK
+from benchmarks.models import MODELS, TEXTBOOK, diffusion, long_skips, mesh_graph, two_tower
 
 SLOW = {"deep", "gpt_unrolled", "vit"}
 """Their layers, dozens or a thousand, are written out: seconds to trace."""
@@ -33,6 +33,12 @@ def _check_step(model):
 @pytest.mark.parametrize("name", MODELS)
 def test_small_runs(name):
     _check_step(MODELS[name]("small"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", [diffusion, long_skips, mesh_graph, two_tower])
+def test_those_of_planning_time_run(module):
+    _check_step(module.build("small"))
 
 
 @pytest.mark.slow
