@@ -154,7 +154,7 @@ def bound_and_prune(prepared: Prepared, local: Incumbent, control: Control) -> N
         if _is_compiled(prepared, control):
             from planner.solver.compiled.squeeze import squeeze
 
-            squeeze(prepared, local, control, seconds)
+            squeeze(prepared, local, control, seconds, reduced=turn > 0)
         else:
             bound = tighten(prepared, local, control, Effort(steps=60, seconds=seconds), priced)
             local.raise_bound(min(bound, local.value))

@@ -14,6 +14,7 @@ Kolmogorov (2006) for the messages.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import final
 
 import numpy as np
@@ -36,6 +37,32 @@ FIRST = 0.1
 """Sum of the first prices, in the bound without prices."""
 FLOOR = 30.0
 """Logarithm of the largest price over the least."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Slack:
+    """Costs as a bound and slack of nodes and edges, none of it below zero.
+
+    `unary` is that of every choice, `shares` what a choice pays for each edge to a node before it.
+    """
+
+    bound: float
+    unary: Floats
+    shares: Floats
+    net: Net
+    mail: Mail
+
+    def table(self, edge: int) -> Floats:
+        """The slack of an edge, a line per choice of its first end."""
+        net, mail = self.net, self.mail
+        m, n = int(net.first[edge]), int(net.second[edge])
+        lines, columns = int(net.size[m]), int(net.size[n])
+        start, ahead, back = int(net.table_at[edge]), int(mail.forward_at[edge]), int(mail.backward_at[edge])
+        share = self.shares[net.offset[n] : net.offset[n] + columns]
+        costs = net.tables[start : start + lines * columns].reshape(lines, columns)
+        ends = share - mail.forward[ahead : ahead + columns]
+        table = costs + ends - mail.backward[back : back + lines, None]
+        return table - table.min()
 
 
 @final
@@ -67,7 +94,7 @@ class Dual:
         self._step, self._stale = STEP, 0
         self._held = False
         self.steps = 0
-        self.bound = -math.inf
+        self.bound = self._last = -math.inf
         self.prices = self._now
         self.pick: Ints = np.zeros(net.size.size, dtype=np.int64)
 
@@ -106,6 +133,7 @@ class Dual:
         rest = a.constant - float(self._now @ (a.limits / a.units))
         lower = sweep(net, self._mail, self.bounds) + rest
         self.bounds += rest
+        self._last = lower
         np.maximum(self.floors, self.bounds, out=self.floors)
         pick = self.pick.copy()
         decode(net, self._mail, pick)
@@ -143,6 +171,28 @@ class Dual:
             logs = logs + self._step * np.clip(over / max(typical, 1e-9), -3, 3)
             logs = np.maximum(logs, logs.max() - FLOOR)
         self._logs, self._now = logs, np.exp(logs)
+
+    def slack(self) -> Slack:
+        """What the last messages leave of all costs beside their bound, where there are no prices."""
+        net, mail = self.arrays.net, self._mail
+        total = net.unary.copy()
+        sizes, offsets = net.size.tolist(), net.offset.tolist()
+        ends = zip(
+            net.first.tolist(), net.second.tolist(), mail.forward_at.tolist(), mail.backward_at.tolist(), strict=True
+        )
+        for m, n, ahead, back in ends:
+            total[offsets[m] : offsets[m] + sizes[m]] += mail.backward[back : back + sizes[m]]
+            total[offsets[n] : offsets[n] + sizes[n]] += mail.forward[ahead : ahead + sizes[n]]
+        total -= np.repeat(np.minimum.reduceat(total, net.offset), net.size)
+        behind = np.bincount(net.second, minlength=net.size.size)
+        most = np.maximum(np.maximum(behind, np.bincount(net.first, minlength=net.size.size)), 1)
+        return Slack(
+            bound=self._last,
+            unary=total * np.repeat(1.0 - behind / most, net.size),
+            shares=total * np.repeat(1.0 / most, net.size),
+            net=net,
+            mail=mail,
+        )
 
     def value(self, pick: Ints) -> float:
         """Cost of a choice; forbidden pairs count as dear ones."""

@@ -13,6 +13,7 @@ from planner.solver.compiled.arrays import Arrays
 from planner.solver.compiled.block_moves import Primal
 from planner.solver.compiled.kernels import Ints
 from planner.solver.compiled.multiplicative_weights import Dual
+from planner.solver.compiled.slack_elimination import eliminate, is_likely
 from planner.solver.control import Control
 from planner.solver.deadline import Deadline
 from planner.solver.incumbent import Incumbent
@@ -33,8 +34,11 @@ SHAKES = 5
 """How often the best choice is shaken, and moved again."""
 
 
-def squeeze(prepared: Prepared, best: Incumbent, control: Control, seconds: float) -> None:
-    """Raises the bound of `best`, improves its choice, prunes the network of `prepared` (never the last of a node)."""
+def squeeze(prepared: Prepared, best: Incumbent, control: Control, seconds: float, *, reduced: bool) -> None:
+    """Raises the bound of `best`, improves its choice, prunes the network of `prepared` (never the last of a node).
+
+    All nodes are eliminated where it is `reduced` by all means: tables are small only then.
+    """
     until = control.deadline.within(seconds)
     arrays = Arrays.of(prepared.network, prepared.rows, {})
     dual, steps = Dual(arrays), Chain((prepared, arrays))
@@ -46,8 +50,15 @@ def squeeze(prepared: Prepared, best: Incumbent, control: Control, seconds: floa
         best.raise_bound(min(dual.bound, best.value))
         if best.settled or until.passed or dual.bound - before < PAYS * (best.value - dual.bound):
             break
+    if best.settled:
+        return
+    best.offer(steps.lift(_moved(arrays, dual, control, until)))
+    if reduced and not best.settled and is_likely(prepared.network):
+        found = eliminate(arrays, dual, best.value - control.gap * abs(best.value))
+        if found.pick is not None:
+            best.offer(steps.lift(found.pick))
+        best.raise_bound(min(found.bound, best.value))
     if not best.settled:
-        best.offer(steps.lift(_moved(arrays, dual, control, until)))
         prepared.count("pruned", _prune(prepared.network, arrays, dual, best.value))
 
 
