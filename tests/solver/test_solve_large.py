@@ -175,7 +175,7 @@ def test_branches_end_at_the_optimum(seed: int, programs: bool, monkeypatch: pyt
             met.append(dual.value(pick))
 
     beyond = 1000.0
-    tree = Tree(dual, beyond, offer)
+    tree = Tree(dual, beyond, Deadline.after(10), offer)
     for _ in range(1000):
         if not tree.grows:
             break

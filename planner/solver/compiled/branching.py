@@ -120,7 +120,7 @@ class Tree:
     What costs `value` (`inf` where no choice is known) or more is of no interest; choices that are met are offered.
     """
 
-    def __init__(self, dual: Dual, value: float, offer: Offer) -> None:
+    def __init__(self, dual: Dual, value: float, until: Deadline, offer: Offer) -> None:
         arrays = dual.arrays
         self._offsets, self._offer = arrays.net.offset, offer
         self._leaves: list[_Entry] = []
@@ -133,7 +133,7 @@ class Tree:
         root = _Part(arrays, np.arange(arrays.net.unary.size))
         whole = self._bounded(root, dual, possible, dual.bound, value, STEPS)
         if whole is not None:
-            self._settle(whole, value)
+            self._settle(whole, value, until)
         self._look(value)
 
     @property
@@ -158,7 +158,7 @@ class Tree:
         self._leaves.remove(first)
         heapq.heapify(self._leaves)
         self._choices -= leaf.possible.size
-        kept = [entry for entry in (self._settle(child, value) for child in halves) if entry is not None]
+        kept = [entry for entry in (self._settle(child, value, until) for child in halves) if entry is not None]
         plunges = self._depth < self._grown if self._deep is not None else self._grown % PLUNGES == 0
         self._deep = min(kept) if kept and (plunges or math.isinf(value)) else None
         self._look(value)
@@ -206,7 +206,7 @@ class Tree:
                 best = (gain, pair)
         return best[1]
 
-    def _settle(self, leaf: _Leaf, value: float) -> _Entry | None:
+    def _settle(self, leaf: _Leaf, value: float, until: Deadline) -> _Entry | None:
         """Bounds a leaf as well as it pays, and keeps it if something in it may cost less than `value`."""
         dual, part, net = leaf.dual, leaf.part, leaf.part.arrays.net
         charges, squares = np.zeros(net.size.size), np.zeros(net.size.size)
@@ -223,7 +223,7 @@ class Tree:
             if dual.bound >= value:
                 return None
             if step % STEPS == STEPS - 1:
-                if dual.bound - reached < PAYS * (value - dual.bound):
+                if until.passed or dual.bound - reached < PAYS * (value - dual.bound):
                     break
                 reached = dual.bound
         fitting = part.fit(leaf.possible & (dual.floors <= value + ROUNDING * (abs(value) + abs(dual.bound))))

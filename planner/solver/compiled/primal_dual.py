@@ -51,6 +51,8 @@ GOAL = 1e-3
 """Gap from which on the search is no more patient than that, whatever `Control.patience` says."""
 FEWER, MANY_FEWER = 0.9, 0.5
 """The search goes on without the choices that are ruled out once this part of them is left, at rest and before it."""
+WORTH = 0.2
+"""The search starts anew only with so much time left, in parts of what it has taken on this network."""
 FIRST_SHARE, LATER_SHARE = 0.3, 0.5
 """Part of the time left that the integer program of the whole network may take, and that of what pruning leaves."""
 PAIRS_PER_SECOND = 5_000
@@ -228,7 +230,7 @@ class _Stage:
             if settled or best.settled:
                 return "gap"
             rest = now - began - (SETTLED_SECONDS + SETTLED * (progress - began))
-            if rest > 0 or now - began > SETTLED_SECONDS:
+            if (rest > 0 or now - began > SETTLED_SECONDS) and until.left() > WORTH * (now - began):
                 left = int(self._possible(primal.value).sum()) - self.arrays.net.size.size
                 if left < (FEWER if rest > 0 else MANY_FEWER) * open_choices:
                     return "smaller"

@@ -73,7 +73,7 @@ class Rising:
             if tree is not None and tree.grows:
                 tree.grow(value, until)
             elif tree is None and rests:
-                self._tree = Tree(self.dual, value, self.offer)
+                self._tree = Tree(self.dual, value, until, self.offer)
             else:
                 over = self.dual.step()
                 if over.max(initial=0.0) <= 0:
