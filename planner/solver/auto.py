@@ -74,7 +74,8 @@ def seek(problem: Problem, control: Control) -> Solution:
         from planner.solver.compiled.primal_dual import search_priced
 
         detail = search_priced(problem, every, best, control)
-    return best.solution("auto", detail)
+    ended = "gap" if best.settled else "time" if control.left() <= 0 else "stall"
+    return best.solution("auto", {"ended": ended, **detail})
 
 
 def by_stages(problem: Problem, every: RowTable, best: Incumbent, control: Control) -> Detail:

@@ -19,9 +19,9 @@ class Solution:
     """The best choice found, None if none; no choice whatever costs less than `bound`.
 
     `value` is the choice's exact cost (`inf` without one), `seconds` the wall time, `method` what ran. `detail` holds
-    counts of the reductions, where prices and block moves ran what `ended` them ("gap": small enough, "time", or "stall":
-    nothing moved for long), and, for an infeasible problem, `conflict` (names of rows that cannot all hold),
-    `least_limit` (bytes) and `least_limit_is` ("proven" or "found", see `planner.solver.infeasible`).
+    counts of the reductions, of some methods what `ended` them ("gap": it is small enough, "time", or "stall": nothing more
+    was to be hoped for), and, for an infeasible problem, `conflict` (names of rows that cannot all hold), `least_limit`
+    (bytes) and `least_limit_is` ("proven" or "found", see `planner.solver.infeasible`).
     """
 
     choice: tuple[int, ...] | None

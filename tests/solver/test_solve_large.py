@@ -314,6 +314,7 @@ def test_the_search_goes_on_without_what_its_bounds_rule_out(seed: int, monkeypa
 
 def test_a_search_says_why_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = scheduled(17, count=9)
+    assert solve(problem).detail["ended"] == "gap"
     assert solve(problem, method="primal_dual", time_limit=10.0).detail["ended"] == "gap"
     monkeypatch.setattr(primal_dual, "PAIRS_PER_SECOND", 0)
     monkeypatch.setattr(rising, "PAYS", -1.0)
