@@ -1,19 +1,21 @@
 """How long does planning take, where does the time go, and how does it grow with program, devices and axes?
 
-    python -m benchmarks.planning_time [--only NAME,NAME] [--topology T,T] [--axes 2,3] [--zoo FOLDER] [--out FILE.json]
+    python -m benchmarks.planning_time [--only NAME,NAME] [--topology T,T] [--axes 2,3] [--workers 1,2,4] [--zoo FOLDER]
+        [--out FILE.json]
 
 Plans every program at its real size for a topology without devices, all meshes of up to two and of up to three axes
 searched under the chip's memory limit, each in a process of its own (what large problems need compiled, the first of them
 on a machine compiles, ten seconds; run a case twice to leave that out). Told are the seconds of tracing, of making ready
-(graph, rules, groups, flow), of stating the meshes' problems, of solving them and of emission, with the processor's
-seconds beside the clock's and the peak memory of the process; and the seconds that JAX alone takes to trace the program,
-which are no part of the planner's. `--zoo` names a folder of program files with `build(size)`; those whose packages are
-missing are told.
+(graph, rules, groups, flow), of the search over meshes and of emission, with the processor's seconds (those of all workers)
+beside the clock's and the peak memory of the process and of its largest worker; and the seconds that JAX alone takes to
+trace the program, which are no part of the planner's. `--workers` runs every case with each of these numbers of workers.
+`--zoo` names a folder of program files with `build(size)`; those whose packages are missing are told.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib
 import json
 import resource
@@ -34,7 +36,6 @@ from benchmarks.models.base import Model
 from benchmarks.stamp import stamp
 from planner.errors import InfeasibleError
 from planner.machine.target import Target, resolve
-from planner.one_mesh.instance import Instance
 from planner.options import Options
 from planner.plans.decide import decide
 from planner.program.trace import trace
@@ -50,11 +51,12 @@ TIME_LIMIT_S = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A program, planned for a topology over all meshes of up to so many axes."""
+    """A program, planned for a topology over all meshes of up to so many axes, by so many workers; None: by default."""
 
     program: str
     topology: str
     axes: int
+    workers: int | None = None
 
 
 def _llama(name: str, *, batch: int | None = None, scan: bool = True) -> Callable[[int], Model]:
@@ -130,20 +132,14 @@ CASES = (
 """What is measured: 16, 256 and 4,096 chips."""
 
 
-class _Timed(Session):
-    """A session that keeps the seconds its instances took to be stated."""
-
-    building = 0.0
-
-    def instance(self, *given: Any, **more: Any) -> Instance:
-        started = time.perf_counter()
-        made = super().instance(*given, **more)
-        self.building += time.perf_counter() - started
-        return made
+def _processor_seconds() -> float:
+    """Of this process and of its children that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(of.ru_utime + of.ru_stime for of in used)
 
 
 def measure(
-    fn: Callable[..., Any], args: tuple[Any, ...], donate: tuple[int, ...], target: Target, axes: int
+    fn: Callable[..., Any], args: tuple[Any, ...], donate: tuple[int, ...], target: Target, case: Case
 ) -> dict[str, Any]:
     """The seconds and gigabytes of planning one program, and what came of it."""
     seconds: dict[str, float] = {}
@@ -154,34 +150,33 @@ def measure(
         yield
         seconds[part] = time.perf_counter() - started
 
-    began, processor = time.perf_counter(), time.process_time()
+    began, processor = time.perf_counter(), _processor_seconds()
     request = least_time(target.topology, float(target.topology.chip.hbm_bytes))
     with timed("trace"):
         program = trace(fn, args, donate_argnums=donate)
     with timed("ready"):
-        session = _Timed(program=program, target=target, request=request)
-    meshes = offered_meshes(program, target, request, None, axes)
+        session = Session(program=program, target=target, request=request)
+    meshes = offered_meshes(program, target, request, None, case.axes)
+    options = Options(time_limit_s=TIME_LIMIT_S, workers=case.workers)
     found: dict[str, Any] = {
         "devices": target.count,
         "equations": len(session.graph.ops),
         "decisions": len(session.model.flow.nodes),
         "meshes": len(meshes),
     }
-    with timed("solve"):
+    with timed("search"):
         try:
-            best = session.search(meshes, limit_bytes=request.memory_limit, options=Options(time_limit_s=TIME_LIMIT_S))
+            best = session.search(meshes, limit_bytes=request.memory_limit, options=options)
         except InfeasibleError as error:
             best = None
             found |= {"status": "infeasible", "least_bytes": error.least_bytes}
-    seconds["build"] = session.building
-    seconds["solve"] -= session.building
     if best is not None:
         with timed("emit"):
             decision = decide(
                 session,
                 best.candidates[0],
                 bound=best.bound,
-                seconds=seconds["solve"],
+                seconds=seconds["search"],
                 meshes=len(meshes),
                 notes=best.notes,
             )
@@ -191,12 +186,14 @@ def measure(
             "value": decision.certificate.value,
             "mesh": dict(decision.mesh_shape),
             "peak_bytes_of_plan": decision.predicted.peak_bytes,
+            "choice": hashlib.sha256(repr(best.candidates[0].choice).encode()).hexdigest()[:12],
         }
     found |= {
         "seconds": seconds,
         "wall_seconds": time.perf_counter() - began,
-        "processor_seconds": time.process_time() - processor,
+        "processor_seconds": _processor_seconds() - processor,
         "peak_gigabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
+        "peak_gigabytes_of_a_worker": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6,
     }
     # Last, so that nothing the planner's tracing needs is known to JAX already; a function of its own is traced anew.
     started, processor = time.perf_counter(), time.process_time()
@@ -210,13 +207,13 @@ def one(case: Case, zoo: Path | None) -> dict[str, Any]:
     target = resolve(None, case.topology)
     if case.program in PROGRAMS:
         model = PROGRAMS[case.program](target.count)
-        return measure(model.fn, model.args, model.donate_argnums, target, case.axes)
+        return measure(model.fn, model.args, model.donate_argnums, target, case)
     sys.path.insert(0, str(zoo))
     try:
         fn, args = importlib.import_module(case.program).build(size="real")
     except ImportError as error:
         return {"status": f"not measured: {error}"}
-    return measure(fn, tuple(args), (), target, case.axes)
+    return measure(fn, tuple(args), (), target, case)
 
 
 def in_child(case: Case, zoo: Path | None) -> dict[str, Any]:
@@ -233,11 +230,11 @@ def in_child(case: Case, zoo: Path | None) -> dict[str, Any]:
     return json.loads(lines[-1])
 
 
-COLUMNS = ("trace", "ready", "build", "solve", "emit")
+COLUMNS = ("trace", "ready", "search", "emit")
 
 
 def _line(case: Case, found: Mapping[str, Any]) -> str:
-    name = f"{case.program:22}{case.topology:>14}{case.axes:3}"
+    name = f"{case.program:22}{case.topology:>14}{case.axes:3}{case.workers or '':>3}"
     if "seconds" not in found:
         return f"{name} {found['status']}"
     parts = "".join(f"{found['seconds'].get(part, 0.0):8.2f}" for part in COLUMNS)
@@ -256,6 +253,9 @@ def main() -> None:
     parser.add_argument(
         "--axes", default="", help="most axes of a mesh, separated by commas; default those of each program"
     )
+    parser.add_argument(
+        "--workers", default="", help="numbers of workers, separated by commas; default what cores allow"
+    )
     parser.add_argument("--one", default="", help="measure one case (JSON) in this process and print its JSON")
     parser.add_argument("--zoo", type=Path, default=None, help="a folder of program files")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -273,8 +273,10 @@ def main() -> None:
         and (not topologies or case.topology in topologies)
         and (not axes or str(case.axes) in axes)
     ]
+    counts = [int(count) for count in given.workers.split(",")] if given.workers else [None]
+    cases = [replace(case, workers=count) for case in cases for count in counts]
     titles = "".join(f"{title:>8}" for title in (*COLUMNS, "wall s", "cpu s", "jax cpu"))
-    print(f"{'program':22}{'topology':>14}{'ax':>3}{'eqns':>8}{'nodes':>7}{'mesh':>5}{titles}{'GB':>6}")
+    print(f"{'program':22}{'topology':>14}{'ax':>3}{'w':>3}{'eqns':>8}{'nodes':>7}{'mesh':>5}{titles}{'GB':>6}")
     rows: list[dict[str, Any]] = []
     for case in cases:
         rows.append({**asdict(case), **in_child(case, given.zoo)})
