@@ -21,7 +21,7 @@ from planner.solver.deadline import Deadline
 
 PROPOSALS = 40
 """How many of the latest choices wait to be fused."""
-LOOK, PAYS = 100, 0.02
+LOOK, PAYS = 100, 0.005
 """Steps between two looks at the bound, and what part of the gap so many must close for others to follow."""
 
 
