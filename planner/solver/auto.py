@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,6 +31,9 @@ from planner.solver.problem import Problem
 from planner.solver.row_table import RowTable
 from planner.solver.smaller.prepared import Prepared
 from planner.solver.solution import RELATIVE_TOLERANCE, Detail, Solution
+
+if TYPE_CHECKING:
+    from planner.solver.compiled.multiplicative_weights import Dual
 
 VARIABLES_PER_SECOND = 20_000
 """How large a program is tried: variables per second left. HiGHS solves tight ones of 1e5 variables in seconds."""
@@ -108,7 +112,7 @@ def minimise(prepared: Prepared, best: Incumbent, control: Control) -> Indices |
     The rows of `prepared` are some of those of `best`, so its bounds hold there.
     """
     local = Incumbent(prepared.problem, prepared.rows, replace(control, progress=None))
-    if not prepared.fit() or not prepared.reduce(dominance=not _is_compiled(prepared, control)):
+    if not prepared.fit() or not prepared.reduce(compiled=_is_compiled(prepared, control)):
         best.raise_bound(math.inf)
         return None
     answer = _eliminated(prepared, best)
@@ -144,6 +148,7 @@ def bound_and_prune(prepared: Prepared, local: Incumbent, control: Control) -> N
     """
     network, rows = prepared.network, prepared.rows
     until = control.deadline.within(0.5 * control.left())
+    dual: Dual | None = None
     for turn in range(SQUEEZES):
         before = sum(network.unary[node].size - 1 for node in network.live)
         seconds = 0.5 * until.left()
@@ -155,13 +160,13 @@ def bound_and_prune(prepared: Prepared, local: Incumbent, control: Control) -> N
         if _is_compiled(prepared, control):
             from planner.solver.compiled.squeeze import squeeze
 
-            squeeze(prepared, local, control, seconds, reduced=turn > 0)
+            dual = squeeze(prepared, local, control, seconds, dual, reduced=turn > 0)
         else:
             bound = tighten(prepared, local, control, Effort(steps=60, seconds=seconds), priced)
             local.raise_bound(min(bound, local.value))
         if local.settled:
             return
-        if not prepared.fit() or not prepared.reduce():
+        if not prepared.fit() or not prepared.reduce(compiled=_is_compiled(prepared, control)):
             local.raise_bound(local.value)
             return
         answer = _eliminated(prepared, local)

@@ -28,7 +28,8 @@ Carried = Mapping[int, Sequence[tuple[int, Floats]]]
 class Arrays:
     """The records of the kernels, and what leads back: `labels` of the nodes in `names`, among `nodes` of the problem.
 
-    Bytes are as in the rows; `limits` and `units` (what a row's overuse is measured in) belong to the rows.
+    `turned` are the tables of the net transposed, each in its place. Bytes are as in the rows; `limits` and `units` (what a
+    row's overuse is measured in) belong to the rows.
     """
 
     nodes: int
@@ -36,6 +37,7 @@ class Arrays:
     labels: tuple[Indices, ...]
     constant: float
     net: Net
+    turned: Floats
     uses: Uses
     limits: Floats
     units: Floats
@@ -54,6 +56,7 @@ class Arrays:
         tables = np.concatenate([*(table.ravel() for table in distinct), np.zeros(0)])
         finite = np.isfinite(tables)
         dear = DEAR_TABLE * max(np.abs(tables[finite]).max(initial=0.0), np.abs(unary).max(initial=0.0), 1e-300)
+        turned = np.concatenate([*(table.T.ravel() for table in distinct), np.zeros(0)])
         ends = np.asarray(edges, dtype=np.int64).reshape(-1, 3)
         order = np.argsort(np.concatenate([ends[:, 0], ends[:, 1]]), kind="stable")
         degree = np.bincount(ends[:, :2].ravel(), minlength=len(names))
@@ -73,6 +76,7 @@ class Arrays:
                 edges=order % max(len(edges), 1),
                 edges_at=np.concatenate([[0], np.cumsum(degree)]),
             ),
+            turned=np.where(np.isfinite(turned), turned, dear),
             uses=_uses(carried, rows, names),
             limits=rows.limits,
             units=np.maximum(np.abs(rows.limits), 1.0),

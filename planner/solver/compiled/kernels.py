@@ -100,10 +100,30 @@ def compiled(function: F) -> F:
 
 
 @compiled
-def sweep(net: Net, mail: Mail, bounds: Floats) -> float:
+def _send(offer: Floats, table: Floats, message: Floats) -> float:
+    """Writes the least of offer + table, a line per offer, into `message`; returns the least of that.
+
+    It goes along lines, slices of the table, so that the inner loop becomes vector instructions.
+    """
+    count = message.size
+    message[:] = np.inf
+    for p in range(offer.size):
+        paid, line = offer[p], table[p * count : (p + 1) * count]
+        for q in range(count):
+            cost = paid + line[q]
+            message[q] = cost if cost < message[q] else message[q]
+    low = np.inf
+    for q in range(count):
+        low = min(low, message[q])
+    return low
+
+
+@compiled
+def sweep(net: Net, turned: Floats, mail: Mail, bounds: Floats) -> float:
     """The lower bound after one forward and one backward sweep of TRW-S over the nodes, messages changed in place.
 
-    Writes into `bounds` the same of every choice: of what holds it. See `planner.solver.bounds.messages`.
+    Writes into `bounds` the same of every choice: of what holds it. `turned` are the tables transposed, each in its place.
+    See `planner.solver.bounds.messages`.
     """
     size, off, unary, ea, eb, et, tables, adj, ptr = net
     fo, bo, forward, backward = mail
@@ -144,18 +164,11 @@ def sweep(net: Net, mail: Mail, bounds: Floats) -> float:
             for s in range(ptr[i], ptr[i + 1]):
                 e = adj[s]
                 t = et[e]
-                low = np.inf
                 if direction == 0 and ea[e] == i:
                     other = size[eb[e]]
-                    for q in range(other):
-                        message[q] = np.inf
                     for p in range(k):
                         offer[p] = (total[p] - least) * weight - backward[bo[e] + p]
-                        line = t + p * other
-                        for q in range(other):
-                            message[q] = min(message[q], offer[p] + tables[line + q])
-                    for q in range(other):
-                        low = min(low, message[q])
+                    low = _send(offer[:k], tables[t : t + k * other], message[:other])
                     for q in range(other):
                         forward[fo[e] + q] = message[q] - low
                     bound += low
@@ -163,13 +176,7 @@ def sweep(net: Net, mail: Mail, bounds: Floats) -> float:
                     other = size[ea[e]]
                     for p in range(k):
                         offer[p] = (total[p] - least) * weight - forward[fo[e] + p]
-                    for q in range(other):
-                        line = t + q * k
-                        cheapest = np.inf
-                        for p in range(k):
-                            cheapest = min(cheapest, offer[p] + tables[line + p])
-                        message[q] = cheapest
-                        low = min(low, cheapest)
+                    low = _send(offer[:k], turned[t : t + k * other], message[:other])
                     for q in range(other):
                         backward[bo[e] + q] = message[q] - low
                     bound += low

@@ -131,7 +131,7 @@ class Dual:
         a = self.arrays
         net = a.net._replace(unary=a.net.unary + self.per_choice(self._now, self.paid))
         rest = a.constant - float(self._now @ (a.limits / a.units))
-        lower = sweep(net, self._mail, self.bounds) + rest
+        lower = sweep(net, a.turned, self._mail, self.bounds) + rest
         self.bounds += rest
         self._last = lower
         np.maximum(self.floors, self.bounds, out=self.floors)
@@ -171,6 +171,28 @@ class Dual:
             logs = logs + self._step * np.clip(over / max(typical, 1e-9), -3, 3)
             logs = np.maximum(logs, logs.max() - FLOOR)
         self._logs, self._now = logs, np.exp(logs)
+
+    def carried(self, arrays: Arrays) -> Dual:
+        """One that goes on with these messages on what is left of the network (`arrays`), where there are no prices."""
+        old, twin = self.arrays, Dual(arrays)
+        twin.bound = self.bound
+        place = {name: i for i, name in enumerate(old.names.tolist())}
+        names = arrays.names.tolist()
+        left = [np.searchsorted(old.labels[place[n]], own) for n, own in zip(names, arrays.labels, strict=True)]
+        ends = zip(old.net.first.tolist(), old.net.second.tolist(), strict=True)
+        edges = {pair: edge for edge, pair in enumerate(ends)}
+        for new, (m, n) in enumerate(zip(arrays.net.first.tolist(), arrays.net.second.tolist(), strict=True)):
+            edge = edges.get((place[names[m]], place[names[n]]))
+            if edge is None:
+                continue
+            pairs = (
+                (twin._mail.forward_at, twin._mail.forward, self._mail.forward_at, self._mail.forward, left[n]),
+                (twin._mail.backward_at, twin._mail.backward, self._mail.backward_at, self._mail.backward, left[m]),
+            )
+            for to, new_values, at, values, positions in pairs:
+                start = int(to[new])
+                new_values[start : start + positions.size] = values[at[edge] + positions]
+        return twin
 
     def slack(self) -> Slack:
         """What the last messages leave of all costs beside their bound, where there are no prices."""

@@ -34,24 +34,27 @@ SHAKES = 5
 """How often the best choice is shaken, and moved again."""
 
 
-def squeeze(prepared: Prepared, best: Incumbent, control: Control, seconds: float, *, reduced: bool) -> None:
+def squeeze(
+    prepared: Prepared, best: Incumbent, control: Control, seconds: float, before: Dual | None, *, reduced: bool
+) -> Dual:
     """Raises the bound of `best`, improves its choice, prunes the network of `prepared` (never the last of a node).
 
-    All nodes are eliminated where it is `reduced` by all means: tables are small only then.
+    It goes on with the messages of the last squeeze, `before`, and returns its own. All nodes are eliminated where it is
+    `reduced` by all means: tables are small only then.
     """
     until = control.deadline.within(seconds)
     arrays = Arrays.of(prepared.network, prepared.rows, {})
-    dual, steps = Dual(arrays), Chain((prepared, arrays))
+    dual, steps = Dual(arrays) if before is None else before.carried(arrays), Chain((prepared, arrays))
     for turn in range(MOST_SWEEPS // SWEEPS):
-        before = dual.bound
+        last = dual.bound
         _swept(dual, best, until)
-        if turn == 0 and not best.settles(best.value, dual.bound):
+        if turn == 0 and before is None and not best.settles(best.value, dual.bound):
             best.offer(steps.lift(_moved(arrays, dual, control, until, shakes=0)))
         best.raise_bound(min(dual.bound, best.value))
-        if best.settled or until.passed or dual.bound - before < PAYS * (best.value - dual.bound):
+        if best.settled or until.passed or dual.bound - last < PAYS * (best.value - dual.bound):
             break
     if best.settled:
-        return
+        return dual
     best.offer(steps.lift(_moved(arrays, dual, control, until)))
     if reduced and not best.settled and is_likely(prepared.network):
         found = eliminate(arrays, dual, best.value - control.gap * abs(best.value))
@@ -60,6 +63,7 @@ def squeeze(prepared: Prepared, best: Incumbent, control: Control, seconds: floa
         best.raise_bound(min(found.bound, best.value))
     if not best.settled:
         prepared.count("pruned", _prune(prepared.network, arrays, dual, best.value))
+    return dual
 
 
 def pruned(network: Network, upper: float, cutoff: float) -> float:

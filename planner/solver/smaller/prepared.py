@@ -52,11 +52,14 @@ class Prepared:
                 self.network.keep(node, positions)
         return True
 
-    def reduce(self, *, dominance: bool = True, eliminate: bool = True) -> bool:
-        """Applies the exact reductions; nodes in a row stay. False if some node has no choice left."""
+    def reduce(self, *, dominance: bool = True, eliminate: bool = True, compiled: bool = False) -> bool:
+        """Applies the exact reductions, of which dominance may be compiled; nodes in a row stay.
+
+        False if some node has no choice left.
+        """
         if not self.possible:
             return False
-        reducer = Reducer(self.network, keep=self.rows.pieces_of, usage_of=self._usage)
+        reducer = Reducer(self.network, keep=self.rows.pieces_of, usage_of=self._usage, compiled=compiled)
         self.possible = reducer.run(dominance=dominance, eliminate=eliminate)
         self.trail += reducer.trail
         for name, count in reducer.counts.items():

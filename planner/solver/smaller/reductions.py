@@ -60,10 +60,21 @@ def undo(trail: list[Eliminated], choice: NDArray[np.intp]) -> None:
 
 @final
 class Reducer:
-    """Reduces one network in place, keeping the trail to undo it and the count of every kind of step."""
+    """Reduces one network in place, keeping the trail to undo it and the count of every kind of step.
 
-    def __init__(self, network: Network, keep: Collection[int] = (), usage_of: UsageOf | None = None) -> None:
+    Where it is `compiled`, all pairs of choices of nodes that no row counts are tested for dominance.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        keep: Collection[int] = (),
+        usage_of: UsageOf | None = None,
+        *,
+        compiled: bool = False,
+    ) -> None:
         self.network = network
+        self.compiled = compiled
         self.kept = frozenset(keep)
         self.usage_of = usage_of
         self.trail: list[Eliminated] = []
@@ -188,12 +199,20 @@ class Reducer:
             return
         usage = self.usage_of(node) if self.usage_of is not None else np.zeros((0, unary.size))
         tables = tuple(network.tables[node].values())
-        step = ("dominate", unary.tobytes(), usage.tobytes())
-        gone = network.table_cache.once(step, tables, lambda: _dominated(unary, tables, usage, network.table_cache))
+        step = ("dominate", self.compiled, unary.tobytes(), usage.tobytes())
+        gone = network.table_cache.once(step, tables, partial(self._test, unary, tables, usage))
         if gone.any():
             self.counts["dominated"] += int(gone.sum())
             network.keep(node, ~gone)
             self._changed.update((node, *network.tables[node]))
+
+    def _test(self, unary: Array, tables: tuple[Array, ...], usage: Array) -> NDArray[np.bool_]:
+        """Which choices of a node with these costs and bytes are dominated."""
+        if self.compiled and not usage.size:
+            from planner.solver.compiled.dominance import dominated
+
+            return dominated(unary, tables)
+        return _dominated(unary, tables, usage, self.network.table_cache)
 
 
 def _possible(table: Array) -> NDArray[np.bool_]:
