@@ -119,7 +119,7 @@ class Arrays:
         for m, n, begin in zip(net.first.tolist(), net.second.tolist(), net.table_at.tolist(), strict=True):
             shape = (kept[m].size, kept[n].size)
             table = net.tables[begin : begin + shape[0] * shape[1]].reshape(shape)
-            tables.append(table[kept[m]][:, kept[n]].ravel())
+            tables.append(table[kept[m]][:, kept[n]])
         chunks = [
             uses.bytes[begin : begin + kept[holder].size][kept[holder]]
             for begin, holder in zip(uses.bytes_at.tolist(), holders, strict=True)
@@ -133,8 +133,9 @@ class Arrays:
                 offset=np.cumsum(size) - size,
                 unary=net.unary[possible],
                 table_at=np.cumsum([0, *(table.size for table in tables)], dtype=np.int64)[:-1],
-                tables=np.concatenate([*tables, np.zeros(0)]),
+                tables=np.concatenate([*(table.ravel() for table in tables), np.zeros(0)]),
             ),
+            turned=np.concatenate([*(table.T.ravel() for table in tables), np.zeros(0)]),
             uses=uses._replace(
                 bytes_at=np.cumsum([0, *(chunk.size for chunk in chunks)], dtype=np.int64)[:-1],
                 bytes=np.concatenate([*chunks, np.zeros(0)]),
