@@ -48,8 +48,9 @@ PARTIAL_SHARE = 0.3
 """Part of the time left that a program with only some of the rows may take: the others may still become active."""
 FEW_CHOICES = 2_000
 """What is left of a problem without rows is solved compiled where it has more choices: a program of it takes minutes."""
-EXACT_SHARE = 0.2
-"""Part of the time for reductions and programs where rows may leave a gap for prices and block moves to close."""
+EXACT_SHARE, ROUGH_SHARE = 0.2, 0.6
+"""Part of the time for reductions and programs where rows may leave a gap for prices and block moves to close; the same
+where a gap may stay, which programs mostly close, and by themselves: what prices and block moves find depends on timing."""
 COMPILED_SECONDS = 5.0
 """Time left below which they are not begun: the first use on a machine compiles for some seconds."""
 ROWS_AT_ONCE = 2
@@ -71,7 +72,8 @@ def seek(problem: Problem, control: Control) -> Solution:
     best = Incumbent(problem, every, control)
     detail: Detail = {}
     if every.count == 0 or not is_large(problem.node_costs):
-        seconds = control.left() * (EXACT_SHARE if every.count else 1.0)
+        share = ROUGH_SHARE if control.gap > 0 else EXACT_SHARE
+        seconds = control.left() * (share if every.count else 1.0)
         limited = replace(control, deadline=control.deadline.within(seconds))
         detail = by_stages(problem, every, best, limited)
     if every.count and not best.settled and control.left() >= COMPILED_SECONDS:
