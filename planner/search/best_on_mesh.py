@@ -30,8 +30,8 @@ from planner.solver.solution import Solution
 
 LARGE_SECONDS = 10.0
 """Time for closing the gap of a mesh whose problem is large: little comes of more."""
-LARGE_LEFT = 5e-3
-"""Which part of the value a large problem's best plan may miss where it fits: rows would not raise its bound by much."""
+LARGE_LEFT = 5.0
+"""How many times the gap a large problem's best plan may miss where it fits: rows would not raise its bound by much."""
 WORTHWHILE = 1e-6
 """A mesh tried later must be better by this share; simpler meshes come first and win ties."""
 FREE_SHARE = 0.3
@@ -212,7 +212,7 @@ def free_plan(
     if float(memory.profile(free.choice).max()) > limit_bytes * OVER:
         return postponed
     found = posed.plan(free.choice, free.value, free.bound, limited=False)
-    left = max(budget.gap, LARGE_LEFT) if looked.large else budget.gap
+    left = budget.gap * (LARGE_LEFT if looked.large else 1.0)
     return replace(found, open=postponed) if free.value - free.bound > left * abs(free.value) else found
 
 
