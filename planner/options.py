@@ -79,8 +79,8 @@ class Options:
     `profile`: the profile's file for "measured"; default where `python -m planner calibrate` writes it, or what comes
     with the package for v4, v5e and v5p. The notes say which it is.
     `gap`: the part of the value within which the best plan under a memory limit is proven to be the best; where it is less,
-    the search goes on, while the time lasts, only until it is that. Of a mesh with more than 50,000 strategies in all, up to
-    five times as much may stay.
+    the search goes on, while the time lasts, only until it is that. Of a mesh with more than 50,000 strategies, up to five
+    times as much may stay.
     `recompute`: which values of the forward pass are saved for the backward pass, and which are computed again: "auto"
     chooses, where that gains 2 % or lets a plan fit, and says so; "as written" keeps to the program and its
     `jax.checkpoint`s; "none" saves everything, "full" computes again whatever can be. A mapping from patterns over their
