@@ -14,6 +14,7 @@ import optax
 from flax import nnx
 
 from benchmarks.models.base import Model, Size, Tree, arguments, seed, trained
+from benchmarks.models.modules import module
 from benchmarks.models.places import activation, at_use
 from benchmarks.models.unet import Residual, UNetConfig, noised, waves
 
@@ -161,11 +162,7 @@ def diffusion(config: DiffusionConfig, *, batch: int, size: Size = "small", name
     """A train step on {"latents", "noise", "times", "text"}; the parameters are an `nnx.State`."""
     optimizer = optax.adamw(1e-4)
 
-    def network() -> Diffusion:
-        return Diffusion(config, rngs=nnx.Rngs(seed()))
-
-    built = nnx.jit(network)() if size == "small" else nnx.eval_shape(network)
-    graph, initial = nnx.split(built)
+    graph, initial = nnx.split(module(lambda rngs: Diffusion(config, rngs=rngs), size))
 
     def loss(params: Tree, batch: Tree) -> jax.Array:
         noisy = noised(batch["latents"], batch["noise"], batch["times"])

@@ -14,6 +14,7 @@ import optax
 from flax import nnx
 
 from benchmarks.models.base import Model, Size, Tree, arguments, seed, trained
+from benchmarks.models.modules import module
 from benchmarks.models.places import at_use
 from benchmarks.models.unet import noised, waves
 from benchmarks.models.vit import Block, ViTConfig
@@ -83,11 +84,7 @@ def long_skips(config: LongSkipsConfig, *, batch: int, size: Size = "small", nam
     """A train step on {"latents", "texts", "times", "noise"}; the parameters are an `nnx.State`."""
     optimizer = optax.adamw(1e-4)
 
-    def network() -> LongSkips:
-        return LongSkips(config, rngs=nnx.Rngs(seed()))
-
-    built = nnx.jit(network)() if size == "small" else nnx.eval_shape(network)
-    graph, initial = nnx.split(built)
+    graph, initial = nnx.split(module(lambda rngs: LongSkips(config, rngs=rngs), size))
 
     def loss(params: Tree, batch: Tree) -> jax.Array:
         latents = noised(batch["latents"], batch["noise"], batch["times"])

@@ -9,6 +9,7 @@ import optax
 from flax import nnx
 
 from benchmarks.models.base import Model, Size, Tree, arguments, seed
+from benchmarks.models.modules import module
 from benchmarks.models.places import activation, at_use
 
 
@@ -88,10 +89,7 @@ def resnet(config: ResNetConfig, *, batch: int, size: Size = "small", name: str 
     """A step (params, stats, opt_state, batch) -> (params, stats, opt_state, loss) on {"images", "labels"}."""
     optimizer = optax.chain(optax.add_decayed_weights(1e-4), optax.sgd(0.1, momentum=0.9))
 
-    def network() -> ResNet:
-        return ResNet(config, rngs=nnx.Rngs(seed()))
-
-    built = nnx.jit(network)() if size == "small" else nnx.eval_shape(network)
+    built = module(lambda rngs: ResNet(config, rngs=rngs), size)
     graph, params, stats = nnx.split(built, nnx.Param, nnx.BatchStat)
 
     def loss(params: Tree, stats: Tree, batch: Tree) -> tuple[jax.Array, Tree]:

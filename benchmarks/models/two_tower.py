@@ -14,6 +14,7 @@ import optax
 from flax import nnx
 
 from benchmarks.models.base import Model, Size, Tree, arguments, seed, trained
+from benchmarks.models.modules import module
 from benchmarks.models.places import at_use
 from benchmarks.models.vit import Block, ViT, ViTConfig
 
@@ -98,11 +99,7 @@ def two_tower(config: TwoTowerConfig, *, batch: int, size: Size = "small", name:
     """A train step on {"images", "texts"}; the parameters are an `nnx.State`."""
     optimizer = optax.adamw(1e-3)
 
-    def network() -> TwoTower:
-        return TwoTower(config, rngs=nnx.Rngs(seed()))
-
-    built = nnx.jit(network)() if size == "small" else nnx.eval_shape(network)
-    graph, initial = nnx.split(built)
+    graph, initial = nnx.split(module(lambda rngs: TwoTower(config, rngs=rngs), size))
 
     def loss(params: Tree, batch: Tree) -> jax.Array:
         near = nnx.merge(graph, at_use(params, config.images.dtype))(batch["images"], batch["texts"])

@@ -13,6 +13,7 @@ import optax
 from flax import nnx
 
 from benchmarks.models.base import Model, Size, Tree, arguments, seed, trained
+from benchmarks.models.modules import module
 from benchmarks.models.places import activation, at_use
 
 
@@ -116,11 +117,7 @@ def unet(config: UNetConfig, *, batch: int, size: Size = "small", name: str = "u
     """A train step on {"images", "noise", "times"}; the parameters are an `nnx.State`."""
     optimizer = optax.adamw(1e-4)
 
-    def network() -> UNet:
-        return UNet(config, rngs=nnx.Rngs(seed()))
-
-    built = nnx.jit(network)() if size == "small" else nnx.eval_shape(network)
-    graph, initial = nnx.split(built)
+    graph, initial = nnx.split(module(lambda rngs: UNet(config, rngs=rngs), size))
 
     def loss(params: Tree, batch: Tree) -> jax.Array:
         noisy = noised(batch["images"], batch["noise"], batch["times"])

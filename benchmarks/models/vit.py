@@ -10,6 +10,7 @@ import optax
 from flax import nnx
 
 from benchmarks.models.base import Model, Size, Tree, arguments, seed, trained
+from benchmarks.models.modules import module
 from benchmarks.models.places import activation, at_use
 
 
@@ -82,11 +83,7 @@ def vit(config: ViTConfig, *, batch: int, size: Size = "small", name: str = "vit
     """A train step on {"images", "labels"}; the parameters are an `nnx.State`."""
     optimizer = optax.adamw(1e-3, weight_decay=1e-4)
 
-    def network() -> ViT:
-        return ViT(config, rngs=nnx.Rngs(seed()))
-
-    built = nnx.jit(network)() if size == "small" else nnx.eval_shape(network)
-    graph, initial = nnx.split(built)
+    graph, initial = nnx.split(module(lambda rngs: ViT(config, rngs=rngs), size))
 
     def loss(params: Tree, batch: Tree) -> jax.Array:
         logits = nnx.merge(graph, at_use(params, config.dtype))(batch["images"])
