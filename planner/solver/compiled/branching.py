@@ -51,7 +51,7 @@ often as there were leaves of least bound.
 FITS = 5
 """How often rows and nodes take turns in removing choices."""
 ROUNDING = 1e-9
-"""What bounds and sums of bytes may be off by, relative."""
+"""What sums of bytes may be off by, relative."""
 
 
 @final
@@ -129,7 +129,7 @@ class Tree:
         self._pairs = MOST_PAIRS
         self.bound = dual.bound
         """What every choice costs at the least; the last `value` where nothing is left that may cost less."""
-        possible = dual.floors <= value + ROUNDING * (abs(value) + abs(dual.bound))
+        possible = dual.possible(value)
         root = _Part(arrays, np.arange(arrays.net.unary.size))
         whole = self._bounded(root, dual, possible, dual.bound, value, STEPS)
         if whole is not None:
@@ -226,7 +226,7 @@ class Tree:
                 if until.passed or dual.bound - reached < PAYS * (value - dual.bound):
                     break
                 reached = dual.bound
-        fitting = part.fit(leaf.possible & (dual.floors <= value + ROUNDING * (abs(value) + abs(dual.bound))))
+        fitting = part.fit(leaf.possible & dual.possible(value))
         if fitting is None:
             return None
         count = len(picks)

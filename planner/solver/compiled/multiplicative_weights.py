@@ -35,6 +35,8 @@ BETTER = 1e-5
 """Rise of the bound that counts, as a part of it."""
 FIRST = 0.1
 """Sum of the first prices, in the bound without prices."""
+ROUNDING = 1e-9
+"""What bounds may be off by, relative."""
 FLOOR = 30.0
 """Logarithm of the largest price over the least."""
 
@@ -114,6 +116,10 @@ class Dual:
             dual.floors[:] = other.floors[kept]
         dual._mail.forward[:], dual._mail.backward[:] = forward, backward
         return dual
+
+    def possible(self, value: float) -> NDArray[np.bool_]:
+        """Which choices may be part of something that costs no more than `value`: their bounds do not rule them out."""
+        return self.floors <= value + ROUNDING * (abs(value) + abs(self.bound))
 
     def per_choice(self, prices: Floats, out: Floats) -> Floats:
         """What every choice pays at these prices, written into `out`."""

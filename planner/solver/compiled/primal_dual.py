@@ -16,7 +16,6 @@ import time
 from typing import final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.solver.compiled.arrays import Arrays
 from planner.solver.compiled.block_moves import Primal
@@ -57,8 +56,6 @@ FIRST_SHARE, LATER_SHARE = 0.3, 0.5
 """Part of the time left that the integer program of the whole network may take, and that of what pruning leaves."""
 PAIRS_PER_SECOND = 5_000
 """How large a program is tried: pairs of choices on edges per second. HiGHS solves 50,000 in one to ten."""
-ROUNDING = 1e-9
-"""What bounds may be off by, relative."""
 LITTLE = 1e-4
 """What part of value or bound is progress."""
 LAST_SECONDS = 0.03
@@ -186,7 +183,7 @@ class _Stage:
     def shrink(self) -> bool:
         """Takes out of `prepared` what the bounds rule out; False if nothing is left."""
         network = self.prepared.network
-        possible = self._possible(self.best.value)
+        possible = self.dual.possible(self.best.value)
         kept: dict[int, Indices] = {}
         offsets, sizes = self.arrays.net.offset.tolist(), self.arrays.net.size.tolist()
         for i, (name, offset, size) in enumerate(zip(self.arrays.names.tolist(), offsets, sizes, strict=True)):
@@ -199,10 +196,6 @@ class _Stage:
             if not keep.any():
                 return False
         return self.prepared.fit() and self.prepared.reduce(dominance=False) and self.prepared.fit()
-
-    def _possible(self, value: float) -> NDArray[np.bool_]:
-        """Which choices are not ruled out by their bounds; all where no value is known."""
-        return self.dual.floors <= value + ROUNDING * (abs(value) + abs(self.dual.bound))
 
     def _descend(self, primal: Primal, until: Deadline) -> str:
         """Descents of the primal, one after the other; what ended them, as for `run`."""
@@ -231,7 +224,7 @@ class _Stage:
                 return "gap"
             rest = now - began - (SETTLED_SECONDS + SETTLED * (progress - began))
             if (rest > 0 or now - began > SETTLED_SECONDS) and until.left() > WORTH * (now - began):
-                left = int(self._possible(primal.value).sum()) - self.arrays.net.size.size
+                left = int(self.dual.possible(primal.value).sum()) - self.arrays.net.size.size
                 if left < (FEWER if rest > 0 else MANY_FEWER) * open_choices:
                     return "smaller"
             goal = primal.value - best.bound <= GOAL * abs(primal.value)
