@@ -103,11 +103,23 @@ def compiled(function: F) -> F:
 def _send(offer: Floats, table: Floats, message: Floats) -> float:
     """Writes the least of offer + table, a line per offer, into `message`; returns the least of that.
 
-    It goes along lines, slices of the table, so that the inner loop becomes vector instructions.
+    It goes along lines, slices of the table, so that the inner loop becomes vector instructions, and four lines at once, so
+    that the message is read and written a quarter as often.
     """
-    count = message.size
+    count, whole = message.size, offer.size - offer.size % 4
     message[:] = np.inf
-    for p in range(offer.size):
+    for p in range(0, whole, 4):
+        a, b, c, d = offer[p], offer[p + 1], offer[p + 2], offer[p + 3]
+        ahead = p * count
+        first, second = table[ahead : ahead + count], table[ahead + count : ahead + 2 * count]
+        third, fourth = table[ahead + 2 * count : ahead + 3 * count], table[ahead + 3 * count : ahead + 4 * count]
+        for q in range(count):
+            x, y, z, w = a + first[q], b + second[q], c + third[q], d + fourth[q]
+            x = x if x < y else y
+            z = z if z < w else w
+            x = x if x < z else z
+            message[q] = x if x < message[q] else message[q]
+    for p in range(whole, offer.size):
         paid, line = offer[p], table[p * count : (p + 1) * count]
         for q in range(count):
             cost = paid + line[q]
@@ -334,6 +346,7 @@ def move_blocks(
     hot: float,
     heat: float,
     net: Net,
+    turned: Floats,
     uses: Uses,
     descent: Descent,
 ) -> int:
@@ -342,7 +355,7 @@ def move_blocks(
     A block is a tree grown from a random node, of nodes with one neighbour in it, so its best choice under everything
     else is found exactly. Memory is charged at its price times one of `scales`. The block moves if that lowers the cost
     plus `hot` times the price of its memory (or raises it by little, at a `heat` above zero), and the fullest row
-    (over its limit) is not above zero, or no fuller than before.
+    (over its limit) is not above zero, or no fuller than before. `turned` are as in `sweep`.
     """
     size, off, unary, ea, eb, et, tables, adj, ptr = net
     prices, pick = descent.prices, descent.pick
@@ -351,7 +364,7 @@ def move_blocks(
     place = np.zeros(count, np.int64)
     block, parent, stem = np.empty(largest, np.int64), np.empty(largest, np.int64), np.empty(largest, np.int64)
     old, new = np.empty(largest, np.int64), np.empty(largest, np.int64)
-    value, follow = np.empty((largest, widest)), np.empty((largest, widest), np.int64)
+    value, message = np.empty((largest, widest)), np.empty(widest)
     queue, by = np.empty(count + 1, np.int64), np.empty(count + 1, np.int64)
     changes = 0
     for _ in range(moves):
@@ -397,28 +410,27 @@ def move_blocks(
                 if ea[e] == v:
                     w = eb[e]
                     if place[w] == 0:
+                        line = et[e] + pick[w] * k
                         for p in range(k):
-                            value[x, p] += tables[et[e] + p * size[w] + pick[w]]
+                            value[x, p] += turned[line + p]
                 elif place[ea[e]] == 0:
                     line = et[e] + pick[ea[e]] * k
                     for p in range(k):
                         value[x, p] += tables[line + p]
         for x in range(n - 1, 0, -1):
-            k, y, e = size[block[x]], parent[x], stem[x]
-            w = block[y]
-            first = ea[e] == w
-            for q in range(size[w]):
-                low, at = np.inf, 0
-                for p in range(k):
-                    c = value[x, p] + (tables[et[e] + q * k + p] if first else tables[et[e] + p * size[w] + q])
-                    if c < low:
-                        low, at = c, p
-                follow[x, q] = at
-                value[y, q] += low
+            k, y, t = size[block[x]], parent[x], et[stem[x]]
+            other = size[block[y]]
+            ahead = turned if ea[stem[x]] == block[y] else tables
+            _send(value[x, :k], ahead[t : t + k * other], message[:other])
+            for q in range(other):
+                value[y, q] += message[q]
         new[0] = value[0, : size[block[0]]].argmin()
         moved = new[0] != old[0]
         for x in range(1, n):
-            new[x] = follow[x, new[parent[x]]]
+            k, y = size[block[x]], parent[x]
+            back = tables if ea[stem[x]] == block[y] else turned
+            line = et[stem[x]] + new[y] * k
+            new[x] = (value[x, :k] + back[line : line + k]).argmin()
             moved = moved or new[x] != old[x]
         if moved:
             move = BlockMove(block[:n], old, new, place)
