@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cached_property
 from typing import final
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from planner.solver.control import Control
 from planner.solver.deadline import Deadline
+from planner.solver.heuristics.relief import Blocks, blocks_of
 from planner.solver.network.network import Indices, Network
 from planner.solver.problem import Array
 from planner.solver.row_table import RowTable
@@ -71,6 +73,11 @@ class LocalSearch:
             for node in range(len(labels)):
                 base[node] = labels[node][self.pick.get(node, 0)]
             self.used = self.rows.used(base)
+
+    @cached_property
+    def _blocks(self) -> tuple[Blocks, ...]:
+        """The bytes of all choices in the rows."""
+        return () if self.rows is None else tuple(blocks_of(self.network, self.rows))
 
     def choice(self) -> dict[int, int]:
         """The present choice of the live nodes in the problem's numbering."""
@@ -185,34 +192,32 @@ class LocalSearch:
             over = self.used - self.rows.limits
             if not (over > 0).any():
                 return True
-            best: tuple[int, float, int, int] | None = None
-            worst = int((over / limits).argmax())
-            for piece in self.rows.counted_by(worst).tolist():
-                node = int(self.rows.nodes[piece])
-                if node not in self.pick:
-                    continue
-                labels, pick = self.network.labels[node], self.pick[node]
-                change = np.zeros(labels.size)
-                for mine in self.rows.pieces_of[node]:
-                    lines = self._rows_of(mine)
-                    usage = self.rows.usages[mine][labels]
-                    after = over[lines][None, :] + (usage - usage[pick])[:, None]
-                    change += ((np.maximum(after, 0.0) - np.maximum(over[lines], 0.0)) / limits[lines]).sum(axis=1)
-                helps = change < -1e-15
-                if not helps.any():
-                    continue
-                clash = self.clash[node] - self.clash[node][pick]
-                price = np.where(
-                    helps, (self.cost[node] - self.cost[node][pick]) / np.where(helps, -change, 1.0), np.inf
-                )
-                order = np.lexsort((price, np.where(helps, clash, clash.max() + 1)))
-                first = int(order[0])
-                offer = (max(0, int(clash[first])), float(price[first]), node, first)
-                best = offer if best is None or offer < best else best
-            if best is None:
+            of_worst = set(self.rows.nodes[self.rows.counted_by(int((over / limits).argmax()))].tolist())
+            offers = [offer for blocks in self._blocks if (offer := self._offer(blocks, of_worst, over, limits))]
+            if not offers:
                 return False
-            self.move(best[2], best[3])
+            _, _, node, pick = min(offers)
+            self.move(node, pick)
         return False
+
+    def _offer(
+        self, blocks: Blocks, of_worst: set[int], over: Array, limits: Array
+    ) -> tuple[int, float, int, int] | None:
+        """Of the moves of some nodes that lower the overflow the best: new clashes, cost per overflow, node and pick."""
+        picks = np.asarray([self.pick[node] for node in blocks.nodes])
+        change = blocks.changes(picks, over, limits)
+        counted = np.asarray([node in of_worst for node in blocks.nodes])
+        helping = np.flatnonzero((change < -1e-15) & counted[blocks.holders])
+        if not helping.size:
+            return None
+        now = (blocks.choices + picks)[blocks.holders[helping]]
+        clash = np.concatenate([self.clash[node] for node in blocks.nodes])
+        cost = np.concatenate([self.cost[node] for node in blocks.nodes])
+        worse = np.maximum(clash[helping] - clash[now], 0)
+        price = (cost[helping] - cost[now]) / -change[helping]
+        first = int(np.lexsort((price, worse))[0])
+        place = int(blocks.holders[helping[first]])
+        return int(worse[first]), float(price[first]), blocks.nodes[place], int(helping[first] - blocks.choices[place])
 
     def run(self, control: Control, seconds: float, kicks: int) -> tuple[float, dict[int, int]] | None:
         """The best feasible value and choice found within `seconds` and `kicks` restarts from kicked choices."""
