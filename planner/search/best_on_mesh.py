@@ -22,7 +22,7 @@ from planner.search.narrow import narrow
 from planner.search.one_per_class import SharedInstance
 from planner.search.within_limit import OVER, LimitSearch, Within
 from planner.solver.budget import Budget
-from planner.solver.compiled import is_large
+from planner.solver.compiled import is_compiled, is_large
 from planner.solver.network.table_cache import TableCache
 from planner.solver.smaller.quotient import solve_shared, words
 from planner.solver.smaller.smaller import Chain, floor_of
@@ -196,10 +196,12 @@ def free_plan(
     seconds = budget.seconds
     if isinstance(looked.stated, SharedInstance):
         # Nodes share already. Memory tells them apart, so from here on every node has all of its strategies.
-        found = solve_shared(made.problem, replace(budget, share=False), cutoff)
+        found = solve_shared(
+            made.problem, replace(budget, share=False), cutoff, compiled=is_compiled(looked.stated.node_values)
+        )
         free, steps = _of_all_nodes(found, looked.stated, steps), Chain(())
     else:
-        free = solve_shared(made.problem, budget, cutoff, gap, compiled=looked.large)
+        free = solve_shared(made.problem, budget, cutoff, gap, compiled=is_compiled(looked.stated.node_values))
     if free.choice is None:
         left = cutoff * (1 - gap)
         mesh = dict(looked.stated.mesh.shape)

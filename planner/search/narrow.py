@@ -12,7 +12,7 @@ from typing import Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
-from planner.solver.compiled import is_large
+from planner.solver.compiled import is_compiled
 from planner.solver.memory_rows import Indices
 from planner.solver.problem import Array, Problem
 from planner.solver.smaller.narrow import cheap, restricted, swept
@@ -64,7 +64,7 @@ def narrow(stated: S, cutoff: float) -> Narrowed[S]:
     """
     first = cheap(stated.node_values, cutoff)
     some = stated.restricted(first)
-    kept, bound = swept(some.problem, cutoff, compiled=is_large(stated.node_values))
+    kept, bound = swept(some.problem, cutoff, compiled=is_compiled(stated.node_values))
     return Narrowed(
         stated=some.restricted(kept, restricted(some.problem, kept)),
         kept=tuple(positions[after] for positions, after in zip(first, kept, strict=True)),

@@ -29,7 +29,7 @@ from scipy.optimize import linprog
 from planner.one_mesh.memory import MemoryModel
 from planner.search.least_memory import Aim, Least, least_memory, peaks
 from planner.solver.budget import Budget
-from planner.solver.compiled import is_large
+from planner.solver.compiled import is_compiled, is_large
 from planner.solver.smaller.quotient import solve_shared
 from planner.solver.solution import Solution
 from planner.vectors import Floats
@@ -205,7 +205,7 @@ class LimitSearch:
         budget = self.budget.within(PRICE_SECONDS)
         large = is_large(priced.node_costs)
         gap = budget.large_gap if large else 0.0
-        solution = solve_shared(priced, budget, self.upper + rent, gap, compiled=large)
+        solution = solve_shared(priced, budget, self.upper + rent, gap, compiled=is_compiled(priced.node_costs))
         self.raise_bound(min(solution.bound - rent, self.upper))
         if solution.choice is None:
             return False

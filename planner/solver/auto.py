@@ -19,7 +19,7 @@ import numpy as np
 
 from planner.solver.bounds.cutting_planes import best_prices
 from planner.solver.bounds.subgradient import Effort, tighten
-from planner.solver.compiled import is_large
+from planner.solver.compiled import is_compiled, is_large
 from planner.solver.control import Control
 from planner.solver.exact import elimination
 from planner.solver.exact.ilp import IntegerProgram
@@ -71,7 +71,12 @@ def seek(problem: Problem, control: Control) -> Solution:
     every = RowTable.of(problem)
     best = Incumbent(problem, every, control)
     detail: Detail = {}
-    if every.count == 0 or not is_large(problem.node_costs):
+    large = is_large(problem.node_costs)
+    if every.count and not large and is_compiled(problem.node_costs) and control.left() >= COMPILED_SECONDS:
+        from planner.solver.compiled.primal_dual import search_counted
+
+        detail = search_counted(problem, every, best, control)
+    if not best.settled and not (every.count and large):
         share = ROUGH_SHARE if control.gap > 0 else EXACT_SHARE
         seconds = control.left() * (share if every.count else 1.0)
         limited = replace(control, deadline=control.deadline.within(seconds))
@@ -186,7 +191,7 @@ def bound_and_prune(prepared: Prepared, local: Incumbent, control: Control) -> N
 def _is_compiled(prepared: Prepared, control: Control) -> bool:
     """Whether messages and moves are compiled: for a large problem without rows of which much is left."""
     network = prepared.network
-    large = control.compiled or is_large(prepared.problem.node_costs)
+    large = control.compiled or is_compiled(prepared.problem.node_costs)
     left = sum(network.unary[node].size for node in network.live)
     return large and not prepared.rows.count and left > FEW_CHOICES
 

@@ -6,10 +6,17 @@ from collections.abc import Sequence
 
 from planner.solver.problem import Array
 
-COMPILED_CHOICES = 50_000
+COMPILED_CHOICES = 5_000
 """Choices of a problem from which on it is solved compiled: the first time on a machine, compiling takes ten seconds."""
+LARGE_CHOICES = 50_000
+"""Choices of a problem from which on a gap may stay."""
+
+
+def is_compiled(node_costs: Sequence[Array]) -> bool:
+    """Whether a problem with so many choices, and all that is cut out of it, is solved compiled."""
+    return sum(costs.size for costs in node_costs) > COMPILED_CHOICES
 
 
 def is_large(node_costs: Sequence[Array]) -> bool:
     """Whether a problem with so many choices, and all that is cut out of it, is solved compiled."""
-    return sum(costs.size for costs in node_costs) > COMPILED_CHOICES
+    return sum(costs.size for costs in node_costs) > LARGE_CHOICES

@@ -26,7 +26,7 @@ SWEEPS, MOST_SWEEPS = 40, 400
 """Sweeps between two looks at the gap, and in all."""
 PAYS = 0.1
 """Which part of the gap so many sweeps must close for others to follow."""
-FEW_SWEEPS, PASSES = 8, 4
+FEW_SWEEPS, PASSES = 8, 6
 """Sweeps between two prunings where nothing but pruning is wanted, and most prunings."""
 QUIET_ROUNDS = 2
 """Rounds of block moves without a better choice after which there are no more."""
@@ -68,17 +68,20 @@ def squeeze(
 
 def pruned(network: Network, upper: float, cutoff: float) -> float:
     """A bound of what costs less than the cutoff; takes out of the network what costs more than `upper`, just above it."""
-    bound = -math.inf
-    for _ in range(PASSES):
-        arrays = Arrays.of(network, NO_ROWS, {})
-        dual = Dual(arrays)
+    arrays = Arrays.of(network, NO_ROWS, {})
+    dual, bound = Dual(arrays), -math.inf
+    for left in reversed(range(PASSES)):
         for _ in range(FEW_SWEEPS):
             dual.step()
             if dual.bound >= cutoff:
                 return dual.bound
-        gone, before, bound = _prune(network, arrays, dual, upper), bound, max(bound, dual.bound)
-        if gone < PAYS * dual.bounds.size or bound - before < PAYS * (cutoff - bound):
+        before, bound = bound, dual.bound
+        gone = _prune(network, arrays, dual, upper)
+        if gone < PAYS * dual.bounds.size and (bound - before) * left < cutoff - bound:
             break
+        if gone:
+            arrays = Arrays.of(network, NO_ROWS, {})
+            dual = dual.carried(arrays)
     return bound
 
 
@@ -103,7 +106,7 @@ def _moved(arrays: Arrays, dual: Dual, control: Control, until: Deadline, *, sha
 
 def _prune(network: Network, arrays: Arrays, dual: Dual, value: float) -> int:
     """Takes out the choices that cost more than `value` at the least; how many those were."""
-    possible = dual.bounds <= value + 1e-9 * (abs(value) + abs(dual.bound))
+    possible = dual.possible(value)
     gone = 0
     offsets, sizes = arrays.net.offset.tolist(), arrays.net.size.tolist()
     for node, offset, size in zip(arrays.names.tolist(), offsets, sizes, strict=True):

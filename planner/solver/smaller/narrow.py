@@ -50,7 +50,8 @@ def swept(problem: Problem, cutoff: float, *, compiled: bool = False) -> tuple[l
     if compiled:
         from planner.solver.compiled.squeeze import pruned
 
-        return list(network.labels), pruned(network, upper, cutoff)
+        bound = pruned(network, upper, cutoff)
+        return list(network.labels), bound
     messages = Messages(network)
     bound = mark = -math.inf
     for sweep in range(1, SWEEPS + 1):
