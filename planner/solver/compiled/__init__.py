@@ -18,5 +18,5 @@ def is_compiled(node_costs: Sequence[Array]) -> bool:
 
 
 def is_large(node_costs: Sequence[Array]) -> bool:
-    """Whether a problem with so many choices, and all that is cut out of it, is solved compiled."""
+    """Whether a problem with so many choices, and all that is cut out of it, is so large that a gap may stay."""
     return sum(costs.size for costs in node_costs) > LARGE_CHOICES

@@ -25,9 +25,9 @@ from planner.solver.smaller.smaller import Chain
 SWEEPS, MOST_SWEEPS = 40, 400
 """Sweeps between two looks at the gap, and in all."""
 PAYS = 0.1
-"""Which part of the gap so many sweeps must close for others to follow."""
-FEW_SWEEPS, PASSES = 8, 6
-"""Sweeps between two prunings where nothing but pruning is wanted, and most prunings."""
+"""Which part of the gap so many sweeps must close for others to follow, and of the choices must go for smaller tables."""
+FEW_SWEEPS, PASSES = 8, 4
+"""Sweeps between two looks at what can go, where nothing but pruning is wanted, and most such looks."""
 QUIET_ROUNDS = 2
 """Rounds of block moves without a better choice after which there are no more."""
 SHAKES = 5
@@ -76,12 +76,14 @@ def pruned(network: Network, upper: float, cutoff: float) -> float:
             if dual.bound >= cutoff:
                 return dual.bound
         before, bound = bound, dual.bound
-        gone = _prune(network, arrays, dual, upper)
-        if gone < PAYS * dual.bounds.size and (bound - before) * left < cutoff - bound:
+        stays = int(dual.possible(upper).sum()) > (1 - PAYS) * dual.bounds.size
+        if stays and (bound - before) * left < cutoff - bound:
             break
-        if gone:
+        if not stays:
+            _prune(network, arrays, dual, upper)
             arrays = Arrays.of(network, NO_ROWS, {})
             dual = dual.carried(arrays)
+    _prune(network, arrays, dual, upper)
     return bound
 
 
