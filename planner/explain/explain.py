@@ -232,8 +232,7 @@ class Alternatives:
             edges=tuple(Edge(nodes=edge.nodes, costs=tables[id(edge.costs)]) for edge in bare.edges),
             node_names=bare.node_names,
         )
-        # Fetched copies are left out: a limit without end makes none of them large.
-        return self.memory.priced(scaled, {int(time): 1 / fullest.size for time in fullest}, np.inf)
+        return self.memory.priced(scaled, {int(time): 1 / fullest.size for time in fullest})
 
     def moves(self, tensor: int) -> tuple[Move, ...]:
         """The edges of the op graph on which collectives move a tensor, those that take longest first."""

@@ -6,15 +6,15 @@
                      + fetched copies alive at t: a transfer whose target holds more than its source keeps both
 
 Results that reuse a donated argument's buffer add nothing. A row for a point t limits that sum; the fetched copies depend
-on two decisions, so a row brings, for each that can be large, an auxiliary node that says whether the copy exists:
+on two decisions, so a row brings, for each of them but the smallest, an auxiliary node that says whether the copy exists:
 choice u < U is "a copy in spec u", choice U + u is "read in place, in spec u" (allowed where the source holds at least as
-many bytes), tied to its target's spec.
+many bytes), tied to its target's spec. Prices need none: what a copy costs is a table between the two decisions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -29,8 +29,9 @@ from planner.one_mesh.reshard_ways import holds_several
 from planner.solver.problem import Edge, Problem, Row
 from planner.vectors import Floats, Indices
 
-LARGE_COPY = 1e-3
-"""Fetched copies below this share of the limit are left out of rows (they are still counted in the peak)."""
+LEFT_OUT = 1e-3
+"""The smallest fetched copies of a point of the schedule are left out of its row as long as they are at most this share of
+the limit together (they are still counted in the peak)."""
 
 NOT_ALL = 0.99
 """A sum has been scattered over all devices if it is larger by more than this share of their number."""
@@ -70,6 +71,10 @@ class Copy:
         target = choice[self.target]
         kept = self.needed[self.source_classes[choice[self.source]], self.target_classes[target]]
         return float(self.target_bytes[target]) if kept else 0.0
+
+    def bytes_of_pairs(self) -> Floats:
+        """The same for every choice of the source and every choice of the target: shape (source, target)."""
+        return self.needed[self.source_classes][:, self.target_classes] * self.target_bytes[None, :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -266,12 +271,11 @@ class MemoryModel:
             usage: dict[int, Floats] = {}
             for charge in map(self.charges.__getitem__, self._charged.alive(time)):
                 usage[charge.node] = usage.get(charge.node, np.zeros(len(charge.bytes))) + charge.bytes
-            for copy in map(self.copies.__getitem__, self._copied[1].alive(time)):
-                if copy.target_bytes.max() > LARGE_COPY * limit_bytes:
-                    index = copy.transfer.id
-                    if index not in auxiliary:
-                        auxiliary[index] = (len(nodes), self._auxiliary(copy, nodes, names, edges))
-                    usage[auxiliary[index][0]] = auxiliary[index][1]
+            for copy in self._counted(time, limit_bytes):
+                index = copy.transfer.id
+                if index not in auxiliary:
+                    auxiliary[index] = (len(nodes), self._auxiliary(copy, nodes, names, edges))
+                usage[auxiliary[index][0]] = auxiliary[index][1]
             rows.append(
                 Row(
                     name=self.describe(time),
@@ -284,21 +288,33 @@ class MemoryModel:
             name=problem.name, node_costs=tuple(nodes), edges=tuple(edges), rows=tuple(rows), node_names=tuple(names)
         )
 
-    def priced(self, problem: Problem, prices: Mapping[int, float], limit_bytes: float) -> Problem:
-        """`problem` with a price for every byte alive at these points of the schedule; what rows leave out is free here."""
-        nodes, names = list(problem.node_costs), list(problem.node_names)
-        edges = list(problem.edges)
+    def priced(self, problem: Problem, prices: Mapping[int, float]) -> Problem:
+        """`problem` with a price for every byte alive at these points of the schedule."""
+        nodes, edges = list(problem.node_costs), list(problem.edges)
         weights = self._charged.weights(prices)
         for i in np.flatnonzero(weights > 0).tolist():
             charge = self.charges[i]
             nodes[charge.node] = nodes[charge.node] + weights[i] * charge.bytes
         weights = self._copied[1].weights(prices)
+        tables: dict[tuple[tuple[int, int, bool], float], Floats] = {}
         for i in np.flatnonzero(weights > 0).tolist():
-            copy = self.copies[i]
-            if copy.target_bytes.max() > LARGE_COPY * limit_bytes:
-                place = len(nodes)
-                nodes[place] = weights[i] * self._auxiliary(copy, nodes, names, edges)
-        return Problem(name=problem.name, node_costs=tuple(nodes), edges=tuple(edges), node_names=tuple(names))
+            copy, weight = self.copies[i], float(weights[i])
+            key = copy.kind, weight
+            if key not in tables:
+                tables[key] = weight * copy.bytes_of_pairs()
+            if copy.source == copy.target:
+                nodes[copy.target] = nodes[copy.target] + tables[key].diagonal()
+            elif tables[key].any():
+                edges.append(Edge(nodes=(copy.source, copy.target), costs=tables[key]))
+        return replace(problem, node_costs=tuple(nodes), edges=tuple(edges))
+
+    def _counted(self, time: int, limit_bytes: float) -> list[Copy]:
+        """The copies at a point of the schedule but for the smallest, which together are below a share of the limit."""
+        alive = [self.copies[i] for i in self._copied[1].alive(time)]
+        most = np.asarray([float(copy.target_bytes.max()) for copy in alive])
+        order = np.argsort(most, kind="stable")
+        counts = np.cumsum(most[order]) > LEFT_OUT * limit_bytes
+        return [alive[i] for i in np.sort(order[counts]).tolist()]
 
     def _auxiliary(self, copy: Copy, nodes: list[Floats], names: list[str], edges: list[Edge]) -> Floats:
         """Adds the node that says whether a copy exists; returns its bytes per choice."""

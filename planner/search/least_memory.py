@@ -112,7 +112,7 @@ def least_memory(memory: MemoryModel, start: Sequence[int], aim: Aim, budget: Bu
                 break
             tried = duals or tried
         prices = {point: (1 - EVERYWHERE) * share for point, share in tried.items()}
-        solution = solve_shared(memory.priced(bare, prices, peak), budget.afresh(), gap=SOLVED * GAP)
+        solution = solve_shared(memory.priced(bare, prices), budget.afresh(), gap=SOLVED * GAP)
         if solution.choice is None:
             break
         if solution.bound > bound or not weights:

@@ -113,7 +113,7 @@ def _lighter(memory: MemoryModel, free: Solution, budget: Budget) -> Sequence[in
     profile = memory.profile(choice)
     top = int(profile.argmax())
     dear = {top: DEAR_BYTES * abs(free.value) / float(profile[top])}
-    priced = memory.priced(memory.instance.problem, dear, float(profile[top]))
+    priced = memory.priced(memory.instance.problem, dear)
     found = solve_shared(priced, budget.afresh()).choice
     return choice if found is None or memory.profile(found).max() > profile[top] else found
 

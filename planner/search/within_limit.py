@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import linprog
 
-from planner.one_mesh.memory import MemoryModel
+from planner.one_mesh.memory import LEFT_OUT, MemoryModel
 from planner.search.least_memory import Aim, Least, least_memory, peaks
 from planner.solver.budget import Budget
 from planner.solver.compiled import is_compiled, is_large
@@ -187,12 +187,15 @@ class LimitSearch:
 
     def price(self, prices: Mapping[int, float] | None) -> None:
         """Prices the points of the schedule, from `prices` on or from those of the plans met; see the module."""
+        known = {plan.choice for plan in self.met}
         for _ in range(PRICE_ROUNDS):
             if prices is None or self.at(prices):
                 mixture, prices = _mixture(self.met, self.limit)
             else:
                 break
-            if mixture - self.bound <= PRICE_GAP * abs(mixture) or self.finished:
+            again = len(self.met) > len(known) and self.met[-1].choice in known
+            known.add(self.met[-1].choice)
+            if again or mixture - self.bound <= PRICE_GAP * abs(mixture) or self.finished:
                 break
 
     def at(self, prices: Mapping[int, float]) -> bool:
@@ -201,7 +204,7 @@ class LimitSearch:
         if self.budget.deadline.passed or not values:
             return False
         rent = self.limit * math.fsum(values.values())
-        priced = self.memory.priced(self.problem, values, self.limit)
+        priced = self.memory.priced(self.problem, values)
         budget = self.budget.within(PRICE_SECONDS)
         large = is_large(priced.node_costs)
         gap = budget.large_gap if large else 0.0
@@ -215,21 +218,29 @@ class LimitSearch:
     def rows(self) -> None:
         """Limits points of the schedule by rows, until a solution violates none; see the module."""
         use = np.max([plan.profile for plan in self.met], axis=0)
-        points = peaks(use, ROW_POINTS)
+        points, limit = peaks(use, ROW_POINTS), self.limit
         budget = self.budget.within(ROW_SECONDS)
+        compiled = is_compiled(self.problem.node_costs)
         for _ in range(ROW_ROUNDS):
             if budget.deadline.passed:
                 break
-            limited = self.memory.limited(self.problem, points, self.limit)
-            solution = solve_shared(limited, budget, self.upper, budget.gap)
-            self.raise_bound(min(solution.bound, self.upper))
+            limited = self.memory.limited(self.problem, points, limit)
+            solution = solve_shared(limited, budget, self.upper, budget.gap, compiled=compiled)
+            if limit == self.limit:
+                self.raise_bound(min(solution.bound, self.upper))
             if solution.choice is None:
                 break
             plan = self.meet(solution.choice)
-            top = int(plan.profile.argmax())
-            if plan.profile[top] <= self.limit * OVER or top in points:
+            over = plan.profile > self.limit * OVER
+            if not over.any():
                 break
-            points = [*points, top]
+            new = [point for point in peaks(np.where(over, plan.profile, 0.0), ROW_POINTS) if point not in points]
+            points += new
+            if not new and limit < self.limit:
+                break
+            if not new:
+                # What rows leave out is what it is over.
+                limit *= 1 - LEFT_OUT
 
 
 def _mixture(met: Sequence[_Plan], limit: float) -> tuple[float, dict[int, float]]:
