@@ -190,10 +190,12 @@ class Session:
         explained: bool = True,
         below: float = math.inf,
         worth: float = WORTHWHILE,
+        hastened: bool = True,
     ) -> Found:
         """The plans for these meshes, best first, but for those named in `without`, and for those not `below` a value.
 
-        A mesh tried later must be better by a share of `worth`.
+        A mesh tried later must be better by a share of `worth`. Of plans of the least peak the best is sought
+        if `hastened`.
 
         Raises: PinError, InfeasibleError where the pins fit no mesh, or nothing fits the limit; why is sought if
         `explained`.
@@ -212,5 +214,6 @@ class Session:
             below=below,
             worth=worth,
             workers=usable_cores() if options.workers is None else options.workers,
+            hastened=hastened,
         )
         return search(usable, self, asked)

@@ -218,15 +218,23 @@ class Front:
                 found[int(self._kinds[int(self._first[crossing]) + position])] = pin
         return found
 
-    def offered(self) -> tuple[Choice, ...]:
+    @cached_property
+    def fastest(self) -> Choice:
+        """What takes the least time to compute again, to write and to read."""
+        return self._cut()
+
+    def offered(self) -> Iterator[Choice]:
         """The choices of the front, the fastest first: each takes at most half of the bytes of the one before."""
-        fastest, least = self._cut(), self.nothing
-        found, budget = [fastest], fastest.bytes / 2
+        yield self.fastest
+        before, least, budget = self.fastest, self.nothing, self.fastest.bytes / 2
         while budget > least.bytes / ALIKE:
-            found.append(self._cut(budget=budget))
+            found = self._cut(budget=budget)
+            if found.bytes < ALIKE * before.bytes:
+                yield found
+            before = found
             budget /= 2
-        found.append(least)
-        return fastest, *(after for before, after in pairwise(found) if after.bytes < ALIKE * before.bytes)
+        if least.bytes < ALIKE * before.bytes:
+            yield least
 
     def _cut(self, *, again: Floats | None = None, saving: Floats | None = None, budget: float = math.inf) -> Choice:
         """The choice of least seconds, at these prices if given, within so many bytes."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 
@@ -59,13 +59,19 @@ WAVE_GROWTH = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """All feasible plans by value, the bound over all meshes, what was not finished, and the meshes in their order."""
+    """All feasible plans by value, the bound over all meshes, what was not finished, and the meshes in their order.
+
+    `short` says whether plans that would be better are over the limit. Of many plans of the least peak the first is any,
+    where that is asked for; `faster` seeks the best of them then.
+    """
 
     candidates: tuple[Candidate, ...]
     bound: float
     seconds: float
     notes: tuple[str, ...]
     tried: tuple[Tried, ...] = ()
+    short: bool = False
+    faster: Callable[[], Found] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +83,7 @@ class Asked:
     nothing fits says why. Up to so many `workers` search at a time. `unit` is that of the values told to `progress`. Only
     plans of a value `below` what is known already are sought. A mesh tried later must be better by a share of `worth`;
     where that is more than what ties are told by, what is postponed is taken up at once, as its plans spare more of the
-    others than they could spare of it.
+    others than they could spare of it. Of plans of the least peak the best is sought at once if `hastened`.
     """
 
     limit_bytes: float
@@ -92,6 +98,7 @@ class Asked:
     below: float = math.inf
     worth: float = WORTHWHILE
     workers: int = 1
+    hastened: bool = True
 
     @property
     def at_once(self) -> bool:
@@ -112,25 +119,21 @@ def search(meshes: Sequence[Mapping[str, int]], program: States, asked: Asked) -
     with Workers(desk.do, run.due, asked.workers) as workers:
         run.search(workers)
     desk.forget()
-    bound = min(run.bounds.values())
     if not run.candidates and len(run.over) < len(meshes) and asked.below < math.inf:
-        return Found(candidates=(), bound=bound, seconds=run.seconds, notes=tuple(run.notes))
-    if asked.minimise_memory and run.candidates:
-        run.hasten()
+        return run.found(workers.notes)
     if not run.candidates and not asked.explained:
         raise InfeasibleError(f"no plan fits {quantity(asked.limit_bytes, 'B')} per device")
     if not run.candidates:
         raise no_fit([meshes[tried] for tried in sorted(run.over)], program, asked.limit_bytes, run.budget())
-    first = run.first
-    order = sorted(run.candidates, key=lambda tried: (tried != first, run.candidates[tried].value, tried))
-    words = run.candidates[first].shared
-    return Found(
-        candidates=tuple(run.candidates[tried] for tried in order),
-        bound=bound,
-        seconds=run.seconds,
-        notes=(*run.notes, *workers.notes, *((words,) if words else ())),
-        tried=run.tried(),
-    )
+    if not asked.minimise_memory:
+        return run.found(workers.notes)
+    seconds = run.seconds
+
+    def faster() -> Found:
+        run.hasten(seconds)
+        return run.found(workers.notes)
+
+    return faster() if asked.hastened else replace(run.found(workers.notes), faster=faster)
 
 
 def _kind(shape: Mapping[str, int]) -> tuple[int, bool]:
@@ -150,7 +153,7 @@ class _MeshSearch:
         self.over: set[int] = set()
         self.reports: dict[int, Report] = {}
         self.tasks: dict[int, Task] = {}
-        self.stopped = False
+        self.stopped = self.short = False
 
     @property
     def best(self) -> float:
@@ -166,6 +169,20 @@ class _MeshSearch:
     def seconds(self) -> float:
         """Since the start."""
         return time.monotonic() - self.start
+
+    def found(self, notes: Sequence[str]) -> Found:
+        """What the search came to; `notes` are told beside its own."""
+        first = self.first if self.candidates else None
+        order = sorted(self.candidates, key=lambda tried: (tried != first, self.candidates[tried].value, tried))
+        words = [] if first is None else [self.candidates[first].shared]
+        return Found(
+            candidates=tuple(self.candidates[tried] for tried in order),
+            bound=min(self.bounds.values()),
+            seconds=self.seconds,
+            notes=(*self.notes, *notes, *filter(None, words)),
+            tried=self.tried() if self.candidates else (),
+            short=self.short,
+        )
 
     def tried(self) -> tuple[Tried, ...]:
         """What became of every mesh."""
@@ -228,6 +245,7 @@ class _MeshSearch:
             wave = sorted(waiting, key=lambda tried: (self.bounds[tried], tried))[:size]
             done.update(wave)
             for task, report in workers.each([self._task(tried, step) for tried in wave]):
+                self.short = self.short or not report.fits or report.following == "limited"
                 self._settle(task.mesh, report)
             size *= WAVE_GROWTH
             if self.asked.at_once and step == "free":
@@ -280,10 +298,10 @@ class _MeshSearch:
             self.over.add(tried)
         self._tell(tried)
 
-    def hasten(self) -> None:
-        """Puts the best plan of the least peak in the place of any such plan."""
+    def hasten(self, seconds: float) -> None:
+        """Puts the best plan of the least peak, which took so long to find, in the place of any such plan."""
         first, least = self.first, self.reports[self.first].least
-        budget = self.budget().within(max(HASTENING * self.seconds, HASTENING_SECONDS))
+        budget = self.budget().within(max(HASTENING * seconds, HASTENING_SECONDS))
         if least is not None:
             self.candidates[first] = best_of_peak(self.candidates[first], least, budget)
 

@@ -18,7 +18,7 @@ CHIP = parse_topology("v5e:4x4").chip
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_front_goes_from_fast_to_small(name: str) -> None:
     front = Front(crossings(trace(PROGRAMS[name](), arguments())), CHIP)
-    offered = front.offered()
+    offered = tuple(front.offered())
     for before, after in pairwise(offered):
         assert after.bytes < before.bytes
         assert after.seconds >= before.seconds * (1 - 1e-9)

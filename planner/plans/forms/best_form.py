@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -80,8 +80,7 @@ def searched(
     if front is None:
         return _as_asked(written, meshes, options, judged=judged, explained=explained)
     if how == "auto" or isinstance(how, Mapping):
-        run = _Comparison(sessions=sessions, meshes=meshes, options=options, front=front)
-        best = run.best()
+        best = _Comparison(sessions=sessions, meshes=meshes, options=options, front=front).hastened()
         if best is not None or front.keeps_pins:
             return best or _as_asked(written, meshes, options, judged=judged, explained=explained)
     choice = front.everything if how == "none" else front.nothing
@@ -131,27 +130,35 @@ class _Comparison:
     start: float = field(default_factory=time.monotonic)
     short: bool = False
     """Whether memory was too short for a form that was tried."""
+    over: bool = False
+    """Whether what would be better is over the limit in the form that was searched last."""
+
+    def hastened(self) -> Searched | None:
+        """The best plans in the best form; None where none fits in any. Of those of the least peak it is the best."""
+        best = self.best()
+        if best is None or best.found.faster is None:
+            return best
+        return replace(best, found=best.found.faster())
 
     def best(self) -> Searched | None:
-        """The best plans in the best form; None where none fits in any."""
+        """The same, but any plan of the least peak."""
         written, front = self.sessions.base, self.front
-        offered = front.offered()
         if not front.keeps_pins:
-            return self._in_microbatches(self._of_forms(offered, None))
+            return self._in_microbatches(self._of_forms(front.offered(), None))
         if written.request.objective == "memory":
-            return self._of_forms(offered[::-1], self._search(written, below=math.inf))
-        hoped = front.written.seconds - offered[0].seconds >= HOPE * self._seconds()
+            return self._of_forms(tuple(front.offered())[::-1], self._search(written, below=math.inf))
+        hoped = front.written.seconds - front.fastest.seconds >= HOPE * self._seconds()
         if hoped:
-            best = self._of_forms(offered, None)
+            best = self._of_forms(front.offered(), None)
             best = self._search(written, below=_value(best) * (1 + GAIN)) or best
             return self._in_microbatches(best)
         as_written = self._search(written, below=math.inf)
-        if as_written is not None and as_written.found.candidates[0].peak_bytes < TIGHT * as_written.limit_bytes:
+        if as_written is not None and not _is_tight(as_written):
             return as_written
-        less = [choice for choice in offered if choice.bytes < ALIKE * front.written.bytes]
+        less = (choice for choice in front.offered() if choice.bytes < ALIKE * front.written.bytes)
         return self._in_microbatches(self._of_forms(less, as_written))
 
-    def _of_forms(self, offered: Sequence[Choice], as_written: Searched | None) -> Searched | None:
+    def _of_forms(self, offered: Iterable[Choice], as_written: Searched | None) -> Searched | None:
         """The best plans with one of these choices, those as written where no other gains enough."""
         best: Searched | None = None
         for choice in offered:
@@ -168,6 +175,8 @@ class _Comparison:
                 break
             if found is not None:
                 best = replace(found, notes=(_told(self.front, choice, self.meshes),))
+                if self.sessions.request.objective != "memory" and not _is_tight(best):
+                    break
         return best or as_written
 
     def _in_microbatches(self, best: Searched | None) -> Searched | None:
@@ -175,7 +184,7 @@ class _Comparison:
 
         Those given where memory is not short, or none gains enough.
         """
-        short = self.short or (best is not None and best.found.candidates[0].peak_bytes >= TIGHT * best.limit_bytes)
+        short = self.short or (best is not None and _is_tight(best))
         alone = self.sessions.base.program.form.microbatches == 1 and self.options.microbatches == "auto"
         if best is None or not short or not alone or isinstance(self.sessions.batch, Refused):
             return best
@@ -201,16 +210,21 @@ class _Comparison:
         return None
 
     def _of_microbatches(self, count: int, *, below: float) -> Searched | None:
-        """The best plans below a value in so many microbatches, with what saves the most of what fits, or as written."""
+        """The best plans below a value in so many microbatches, with what saves the most of what fits, or as written.
+
+        Where none is and memory is not why, none that computes more again is either.
+        """
         form = replace(self.sessions.base.program.form, microbatches=count)
-        base = self.sessions.of(form)
-        told, crossed = self.sessions.words(count), crossings(base.program)
-        front = Front(crossed, base.request.topology.chip, self.front.pinned) if crossed else None
+        program = self.sessions.program_in(form)
+        told, crossed = self.sessions.words(count), crossings(program)
+        front = Front(crossed, self.sessions.request.topology.chip, self.front.pinned) if crossed else None
         for choice in () if front is None else islice(filter(self._may_fit, front.offered()), MOST_CHOICES):
             found = self._search(self.sessions.of(replace(form, saved=choice.saved)), below=below)
             if front is not None and found is not None:
                 return replace(found, notes=(told, _told(front, choice, self.meshes)))
-        found = self._search(base, below=below) if front is None or front.keeps_pins else None
+            if not self.over:
+                return None
+        found = self._search(self.sessions.of(form), below=below) if front is None or front.keeps_pins else None
         return None if found is None else replace(found, notes=(told,))
 
     def _search(self, session: Session, *, below: float) -> Searched | None:
@@ -231,10 +245,12 @@ class _Comparison:
                 explained=False,
                 below=below,
                 worth=GAIN if in_parts else WORTHWHILE,
+                hastened=False,
             )
         except InfeasibleError:
-            self.short = True
+            self.short = self.over = True
             return None
+        self.over = found.short
         return Searched(session=session, found=found, limit_bytes=limit) if found.candidates else None
 
     def _may_fit(self, choice: Choice) -> bool:
@@ -247,6 +263,11 @@ class _Comparison:
     def _seconds(self) -> float:
         written = self.sessions.base
         return program_seconds(program_steps(written.program), written.request.topology.chip)
+
+
+def _is_tight(searched: Searched) -> bool:
+    """Whether what is saved may be what keeps plans from being faster."""
+    return searched.found.candidates[0].peak_bytes >= TIGHT * searched.limit_bytes
 
 
 def _value(searched: Searched | None) -> float:
