@@ -5,8 +5,9 @@ import gc
 import numpy as np
 import pytest
 
-from planner.one_mesh.memory import MemoryModel, whole_bytes
+from planner.one_mesh.memory import LEFT_OUT, MemoryModel, whole_bytes
 from planner.program.gc_pause import paused
+from planner.solver.problem import Problem
 from tests.sessions import small_session
 
 
@@ -37,6 +38,49 @@ def test_charges_are_the_bytes_of_tensors_in_their_nodes_strategies(name: str) -
         if home is not None and home[0] == charge.node:
             alone = instance.resident_bytes(tensors[charge.tensor].aval, *home)
             assert any(np.array_equal(charge.bytes, share * alone) for share in (0.0, 0.5, 1.0))
+
+
+def _bare(memory: MemoryModel) -> Problem:
+    """The decisions alone: nothing costs anything."""
+    nodes = tuple(np.zeros(len(strategies)) for strategies in memory.instance.strategies)
+    names = tuple(node.name for node in memory.instance.model.flow.nodes)
+    return Problem(name="bare", node_costs=nodes, edges=(), node_names=names)
+
+
+@pytest.mark.parametrize("name", ["deep", "lstm", "moe"])
+def test_prices_charge_for_every_byte_of_the_profile(name: str) -> None:
+    """Fetched copies, however small, are bytes too: thousands of them were some per cent of the memory."""
+    memory = MemoryModel(instance=small_session(name).instance({"x": 4, "y": 2}))
+    points = [0, memory.steps // 3, memory.steps // 2, memory.steps - 1]
+    prices = {point: 1.0 + at for at, point in enumerate(points)}
+    priced = memory.priced(_bare(memory), prices)
+    assert any(copy.start <= point < copy.stop for copy in memory.copies for point in points)
+    for choice in _choices(memory, 5):
+        profile = memory.profile(choice)
+        expected = sum(price * float(profile[point]) for point, price in prices.items())
+        assert priced.evaluate(choice) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["deep", "moe"])
+def test_rows_leave_out_no_more_than_a_small_part_of_the_limit(name: str) -> None:
+    memory = MemoryModel(instance=small_session(name).instance({"x": 4, "y": 2}))
+    count = len(memory.instance.strategies)
+    points = [memory.steps // 3, memory.steps // 2]
+    for choice in _choices(memory, 3):
+        limit = float(memory.profile(choice).max())
+        limited = memory.limited(_bare(memory), points, limit)
+        # The node of a copy takes the cheapest choice that its source and target leave it.
+        left = [np.ones(costs.size, bool) for costs in limited.node_costs[count:]]
+        for edge in limited.edges:
+            node, beside = edge.nodes
+            left[node - count] &= np.isfinite(edge.costs[:, choice[beside]])
+        for row, point in zip(limited.rows, points, strict=True):
+            used = 0.0
+            for node, usage in zip(row.nodes, row.usages, strict=True):
+                used += float(usage[choice[node]] if node < count else usage[left[node - count]].min())
+            whole = float(memory.profile(choice)[point])
+            assert whole - LEFT_OUT * limit <= used * (1 + 1e-9)
+            assert used <= whole * (1 + 1e-9)
 
 
 def test_no_plan_on_n_devices_needs_less_than_an_nth_of_the_whole() -> None:

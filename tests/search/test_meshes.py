@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -33,3 +34,26 @@ def test_no_more_than_the_gap_is_left(session: Session, gap: float) -> None:
     assert found.candidates[0].peak_bytes <= limit
     assert found.bound <= best.candidates[0].value * (1 + 1e-9)
     assert value - found.bound <= max(gap, 2e-6) * value
+
+
+def test_of_many_plans_of_the_least_peak_the_fastest_is_sought_when_it_is_asked_for(session: Session) -> None:
+    asked = Asked(limit_bytes=math.inf, time_limit_s=60.0, minimise_memory=True)
+    at_once = search(MESHES, session, asked)
+    found = search(MESHES, session, replace(asked, hastened=False))
+    assert at_once.faster is None
+    assert found.faster is not None
+    later = found.faster()
+    assert later.candidates[0].choice == at_once.candidates[0].choice
+    assert later.candidates[0].peak_bytes <= found.candidates[0].peak_bytes
+    seconds = [one.instance.problem.evaluate(one.choice) for one in (later.candidates[0], found.candidates[0])]
+    assert seconds[0] < seconds[1]
+
+
+@pytest.mark.parametrize(("part", "short"), [(1.0, False), (LESS, True)])
+def test_it_is_told_whether_memory_keeps_plans_from_being_better(session: Session, part: float, short: bool) -> None:
+    free = _found(session, math.inf, 0.0).candidates[0]
+    assert _found(session, part * free.peak_bytes, 0.0).short is short
+    # Nothing is below half of the least value: memory is not why.
+    nothing = search(MESHES, session, Asked(limit_bytes=free.peak_bytes, time_limit_s=60.0, below=0.5 * free.value))
+    assert not nothing.candidates
+    assert not nothing.short

@@ -56,3 +56,12 @@ def test_nothing_below_the_optimum_is_found_out_or_left_to_the_solver() -> None:
     best = solve(instance.problem, time_limit=30.0)
     narrowed = narrow(instance, best.value * 0.9)
     assert narrowed.floor >= best.value * 0.9 or solve(narrowed.stated.problem).value >= best.value * (1 - 1e-9)
+
+
+def test_compiled_messages_narrow_as_well() -> None:
+    instance = small_session("lstm").instance({"x": 4, "y": 2})
+    best = solve(instance.problem, time_limit=30.0)
+    kept, bound = swept(instance.problem, best.value * 1.001, compiled=True)
+    assert sum(map(len, kept)) < 0.5 * sum(map(len, instance.strategies))
+    assert bound <= best.value * (1 + 1e-9)
+    assert all(pick in labels for pick, labels in zip(best.choice or (), kept, strict=True))

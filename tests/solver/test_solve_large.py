@@ -330,3 +330,19 @@ def test_a_row_that_nothing_satisfies_is_no_choice() -> None:
     found = solve(hopeless, method="primal_dual", time_limit=1.0)
     assert found.choice is None
     assert found.status == "infeasible"
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3, 4, 7])
+def test_counted_sweeps_and_moves_bound_and_find_the_same_every_time(seed: int) -> None:
+    problem = scheduled(seed, count=8)
+    within = [choice for choice in choices(problem) if not problem.violations(choice)]
+    optimum = min(map(problem.evaluate, within))
+    met: list[tuple[float, float]] = []
+    for seconds in (30.0, 300.0):
+        control = Control(deadline=Deadline.after(seconds), gap=1e-9)
+        best = Incumbent(problem, RowTable.of(problem), control)
+        primal_dual.search_counted(problem, RowTable.of(problem), best, control)
+        met.append((best.value, best.bound))
+    assert met[0] == met[1]
+    assert met[0][1] <= optimum * (1 + 1e-9) <= met[0][0] * (1 + 2e-9)
+    assert met[0][0] <= 1.1 * optimum
