@@ -187,14 +187,13 @@ class LimitSearch:
 
     def price(self, prices: Mapping[int, float] | None) -> None:
         """Prices the points of the schedule, from `prices` on or from those of the plans met; see the module."""
-        known = {plan.choice for plan in self.met}
         for _ in range(PRICE_ROUNDS):
-            if prices is None or self.at(prices):
-                mixture, prices = _mixture(self.met, self.limit)
-            else:
+            known = {plan.choice for plan in self.met}
+            count = len(self.met)
+            if prices is not None and not self.at(prices):
                 break
-            again = len(self.met) > len(known) and self.met[-1].choice in known
-            known.add(self.met[-1].choice)
+            again = len(self.met) > count and self.met[-1].choice in known
+            mixture, prices = _mixture(self.met, self.limit)
             if again or mixture - self.bound <= PRICE_GAP * abs(mixture) or self.finished:
                 break
 
