@@ -200,7 +200,11 @@ class _Comparison:
             if other is None and more is None:
                 break
             more = other or more
-        return more or best
+        if more is None:
+            return best
+        # Which form is best is told by rough plans; of that form the best is taken, and proven.
+        proven = self._search(more.session, below=_value(more) * (1 + 2 * WORTHWHILE), rough=False)
+        return more if proven is None else replace(proven, notes=more.notes)
 
     def _gaining(self, count: int, best: Searched) -> Searched | None:
         """The best plans in so many microbatches, if they gain enough on others."""
@@ -227,14 +231,15 @@ class _Comparison:
         found = self._search(self.sessions.of(form), below=below) if front is None or front.keeps_pins else None
         return None if found is None else replace(found, notes=(told,))
 
-    def _search(self, session: Session, *, below: float) -> Searched | None:
+    def _search(self, session: Session, *, below: float, rough: bool = True) -> Searched | None:
         """The best plans of a program in one form, None where there is none below a value within the limit.
 
-        Under a limit the search ends at a wider gap than that of a single form; the certificate says at which.
+        Under a limit the search ends at a wider gap than that of a single form, of one in microbatches at a `rough` one;
+        the certificate says at which.
         """
         limit = roomy_limit(session)
         left = max(self.options.time_limit_s - (time.monotonic() - self.start), 1.0)
-        in_parts = session.program.form.microbatches > self.sessions.base.program.form.microbatches
+        in_parts = rough and session.program.form.microbatches > self.sessions.base.program.form.microbatches
         wanted = self.options.gap if self.options.gap != GAP else PARTS_GAP if in_parts else FORM_GAP
         options = replace(self.options, time_limit_s=left, gap=wanted)
         try:
