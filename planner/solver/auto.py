@@ -7,6 +7,8 @@
 3. If the optimum under the active rows violates another row, that one becomes active too, and so on.
 4. Where that leaves a gap, and from the start for large problems with rows, `primal_dual` goes on: a program with rows
    added where violated, if that is small, then prices and block moves, compiled.
+
+Before 2, problems with rows that are not small try sweeps and moves of that method that are counted, not timed.
 """
 
 from __future__ import annotations
