@@ -20,7 +20,7 @@ from planner.one_mesh.memory import MemoryModel
 from planner.search.least_memory import GAP, Aim, Least, least_memory
 from planner.search.narrow import narrow
 from planner.search.one_per_class import SharedInstance
-from planner.search.within_limit import OVER, LimitSearch, Within
+from planner.search.within_limit import LARGE_LEFT, OVER, LimitSearch, Within
 from planner.solver.budget import Budget
 from planner.solver.compiled import is_compiled, is_large
 from planner.solver.network.table_cache import TableCache
@@ -30,8 +30,6 @@ from planner.solver.solution import Solution
 
 LARGE_SECONDS = 10.0
 """Time for closing the gap of a mesh whose problem is large: little comes of more."""
-LARGE_LEFT = 5.0
-"""How many times the gap a large problem's best plan may miss where it fits: rows would not raise its bound by much."""
 WORTHWHILE = 1e-6
 """A mesh tried later must be better by this share; simpler meshes come first and win ties."""
 FREE_SHARE = 0.3

@@ -48,10 +48,14 @@ DEAR = 30.0
 """What the whole limit costs at the first prices where it is tight, as a part of the value of the plan of least memory."""
 PRICE_ROUNDS = 12
 """Most prices tried."""
-PRICE_SECONDS = 5.0
-"""Time for the problem at one price."""
+PRICE_SECONDS = 30.0
+"""Time for the problem at one price: more than large ones take, so that what comes of it does not depend on the machine."""
+LARGE_LEFT = 5.0
+"""How many times the gap a large problem's best plan may miss: neither prices nor rows would raise its bound by much."""
 PRICE_GAP = 1e-3
 """Prices have converged where what they could still gain is this part of the value."""
+PRICE_PAYS = 1e-4
+"""Prices have also converged where mixture, bound and best plan all changed by less than this part of them."""
 ROW_ROUNDS = 8
 """Most times that rows are added for points that a solution violates."""
 ROW_POINTS = 8
@@ -162,7 +166,8 @@ class LimitSearch:
     @property
     def finished(self) -> bool:
         """Whether nothing is left that could be better by more than the gap."""
-        return math.isfinite(self.upper) and self.upper - self.bound <= self.budget.gap * abs(self.upper)
+        left = self.budget.gap * (LARGE_LEFT if is_large(self.problem.node_costs) else 1.0)
+        return math.isfinite(self.upper) and self.upper - self.bound <= left * abs(self.upper)
 
     def approach(self) -> Mapping[int, float]:
         """The prices at which a plan fits, nothing is below the cutoff, or hardly anything fits; see the module.
@@ -187,6 +192,7 @@ class LimitSearch:
 
     def price(self, prices: Mapping[int, float] | None) -> None:
         """Prices the points of the schedule, from `prices` on or from those of the plans met; see the module."""
+        before = (math.inf, math.inf, math.inf)
         for _ in range(PRICE_ROUNDS):
             known = {plan.choice for plan in self.met}
             count = len(self.met)
@@ -194,8 +200,11 @@ class LimitSearch:
                 break
             again = len(self.met) > count and self.met[-1].choice in known
             mixture, prices = _mixture(self.met, self.limit)
-            if again or mixture - self.bound <= PRICE_GAP * abs(mixture) or self.finished:
+            now = (mixture, -self.bound, self.upper)
+            stalls = all(after >= last - PRICE_PAYS * abs(last) for after, last in zip(now, before, strict=True))
+            if again or stalls or mixture - self.bound <= PRICE_GAP * abs(mixture) or self.finished:
                 break
+            before = now
 
     def at(self, prices: Mapping[int, float]) -> bool:
         """Meets the best plan at these prices; whether there is one below the cutoff, and time."""
