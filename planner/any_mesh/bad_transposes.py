@@ -56,7 +56,7 @@ def _as_read(to: Op, position: int, wanted: Sequence[int]) -> tuple[int, ...]:
     """The order in which a matmul reads dims that come in the order `wanted`: what lay first of the two groups first."""
     contracted, batch = (dims[position] for dims in to.params["dimension_numbers"])
     kept = [dim for dim in range(len(wanted)) if dim not in contracted and dim not in batch]
-    groups = [[wanted[dim] for dim in sorted(group)] for group in (contracted, kept)]
+    groups = [[wanted[dim] for dim in sorted(group)] for group in (contracted, kept) if group]
     return (*(wanted[dim] for dim in sorted(batch)), *(dim for group in sorted(groups, key=min) for dim in group))
 
 

@@ -196,14 +196,14 @@ def build_flow(
         around = graph.regions[graph.regions[accumulator.enters.region].parent or 0]
         itemsize = graph.tensors[accumulator.enters.results[0]].aval.itemsize
         for term in accumulator.terms:
-            slices = graph.regions[term.op.region].trips / graph.regions[accumulator.enters.region].trips
+            slices = graph.regions[accumulator.enters.region].per_run(graph.regions[term.op.region].trips)
             flow.added[term.op.results[0]] = around, itemsize * slices
         if any(op.kind == "loop_stack" for op in accumulator.through):
-            waits = 1 - around.trips / graph.regions[accumulator.enters.region].trips
+            waits = 1 - graph.regions[accumulator.enters.region].per_run(around.trips)
             for op in accumulator.through:
                 stacks = op.kind == "loop_stack"
                 region = graph.regions[op.region]
-                flow.waiting[op.results[0]] = waits * region.trips / (region.length if stacks else 1.0)
+                flow.waiting[op.results[0]] = waits * region.trips / ((region.length if stacks else 0.0) or 1.0)
     for group in grouping.groups:
         op = graph.ops[group.ops[0]]
         label = op.name + (f" +{len(group.ops) - 1}" if len(group.ops) > 1 else "")

@@ -60,10 +60,10 @@ def movements(
         op = graph.ops[number]
         copied = liveness.in_place.passes.get(number)
         if copied:
-            yield _whole(graph, grouping, op, op.results[0], copied / graph.regions[op.region].trips)
+            yield _whole(graph, grouping, op, op.results[0], graph.regions[op.region].per_run(copied))
         if number in liveness.turning:
             passes, several = liveness.turning[number]
-            whole = _whole(graph, grouping, op, op.results[0], passes / graph.regions[op.region].trips)
+            whole = _whole(graph, grouping, op, op.results[0], graph.regions[op.region].per_run(passes))
             dim = several + len(whole.array.shape) - len(graph.tensors[op.operands[0]].aval.shape)
             array = whole.array._replace(several=dim)
             yield whole._replace(array=array, inside=array)
@@ -73,7 +73,7 @@ def movements(
             and graph.consumers[op.operands[0]][0][0] == number
             and op.operands[0] in narrowed
         ):
-            times = narrowed[op.operands[0]] / graph.regions[op.region].trips
+            times = graph.regions[op.region].per_run(narrowed[op.operands[0]])
             yield _whole(graph, grouping, op, op.operands[0], times)
 
 

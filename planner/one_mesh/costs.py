@@ -184,7 +184,7 @@ def moved_bytes(
     zero, row = np.zeros(()), traits(op.kind)
     shares, copied = liveness.read_through.shares, liveness.in_place.passes.get(op.id, 0.0)
     read = [shares.get((op.id, position), 1.0) * size for position, size in enumerate(operands)]
-    again = copied / graph.regions[op.region].trips * results[0] if copied else zero
+    again = graph.regions[op.region].per_run(copied) * results[0] if copied else zero
     if row.picks:
         return again + sum(read[1:], zero) + 2 * sum(results, zero)
     if row.updates is not None:
@@ -264,8 +264,8 @@ def _local_extents(
     shape: tuple[int, ...], located: Locations, axis_sizes: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
     """The extents of a device's part under each strategy: shape (n, rank)."""
-    cut = [np.prod(np.where(located == dim, axis_sizes, 1), axis=1) for dim in range(len(shape))]
-    return np.stack([extent / parts for extent, parts in zip(shape, cut, strict=True)], axis=1)
+    cut = np.prod(np.where(located[:, None, :] == np.arange(len(shape))[:, None], axis_sizes, 1), axis=2)
+    return np.asarray(shape, np.float64) / cut
 
 
 def _heavy(program: Model, op: Op, strategies: Strategies, model: CostModel, mesh: Mesh) -> Work:
@@ -323,7 +323,7 @@ def _traffic(program: Model, op: Op, strategies: Strategies, mesh: Mesh) -> Floa
         return zero
     moved = kernel_traffic(program, grouping.groups[grouping.group_of[op.id]], strategies, mesh)
     if moved is not None:
-        return sum(moved.values(), zero) / graph.regions[op.region].trips
+        return sum(moved.values(), zero) * graph.regions[op.region].per_run(1.0)
     placement = grouping.placements[op.id]
     operands, results = (
         [_bytes(graph, strategies, t, d) for t, d in zip(of, dims, strict=True)]

@@ -70,6 +70,10 @@ class Region:
     assumed: float = 1.0
     copies: int = 1
 
+    def per_run(self, total: float) -> float:
+        """What one run takes of what all runs of a call take together; nothing where there is none."""
+        return total / self.trips if self.trips else 0.0
+
 
 class Op(NamedTuple):
     """One equation, or one boundary crossing of a region (kinds `loop_*`, `branch_*`, see `trace`).

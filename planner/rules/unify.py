@@ -67,39 +67,53 @@ class Forest:
     def match(self, left: Sequence[int], right: Sequence[int]) -> list[tuple[int, int, int]] | None:
         """How two dims align: (left leaf, right leaf, size) pieces, or None where sizes do not nest."""
         left, right = self.leaves(left), self.leaves(right)
-        if len(left) == len(right) == 1 and self.size[left[0]] == self.size[right[0]]:
-            return [(left[0], right[0], self.size[left[0]])]
+        pieces = self._aligned(left, right)
+        return None if pieces is None else [(left[i], right[j], size) for i, j, size in pieces]
+
+    def unify(self, left: Sequence[int], right: Sequence[int]) -> None:
+        """Makes two matching dims one: splits factors until they align, then joins them piece by piece.
+
+        A factor that stands at several places, as in a product with itself that is flattened, is split as the first of
+        them asks; then all are looked at anew. Where they then no longer align, nothing is joined.
+        """
+        while True:
+            leaves = (self.leaves(left), self.leaves(right))
+            pieces = self._aligned(*leaves)
+            if pieces is None:
+                return
+            parts: dict[tuple[int, int], list[int]] = {}
+            for i, j, size in pieces:
+                parts.setdefault((0, i), []).append(size)
+                parts.setdefault((1, j), []).append(size)
+            splits: dict[int, list[int]] = {}
+            for (side, place), sizes in parts.items():
+                if len(sizes) > 1:
+                    splits.setdefault(leaves[side][place], sizes)
+            if not splits:
+                for i, j, _ in pieces:
+                    self.join(leaves[0][i], leaves[1][j])
+                return
+            for factor, sizes in splits.items():
+                whole = factor in self.whole
+                self.children[factor] = tuple(self.new(size, whole=whole) for size in sizes)
+
+    def _aligned(self, left: Sequence[int], right: Sequence[int]) -> list[tuple[int, int, int]] | None:
+        """How two rows of leaves align: (place in the left, in the right, size) pieces, or None where sizes do not nest."""
         a, b = [self.size[f] for f in left], [self.size[f] for f in right]
-        if 0 in a or 0 in b:  # an extent of nothing nests with its like only
-            return list(zip(left, right, a, strict=True)) if a == b else None
+        if 0 in a or 0 in b or len(a) == len(b) == 1:  # an extent of nothing nests with its like only
+            return [(i, i, size) for i, size in enumerate(a)] if a == b else None
         pieces: list[tuple[int, int, int]] = []
         i = j = 0
         while i < len(a) and j < len(b):
             if a[i] % b[j] and b[j] % a[i]:
                 return None
             step = min(a[i], b[j])
-            pieces.append((left[i], right[j], step))
+            pieces.append((i, j, step))
             a[i] //= step
             b[j] //= step
             i += a[i] == 1
             j += b[j] == 1
         return pieces if i == len(a) and j == len(b) else None
-
-    def unify(self, left: Sequence[int], right: Sequence[int]) -> None:
-        """Makes two matching dims one: splits factors until they align, then joins them piece by piece."""
-        pieces = self.match(left, right)
-        if pieces is None:
-            return
-        for side in (0, 1):
-            by_factor: dict[int, list[int]] = {}
-            for piece in pieces:
-                by_factor.setdefault(piece[side], []).append(piece[2])
-            for factor, sizes in by_factor.items():
-                if len(sizes) > 1:
-                    whole = factor in self.whole
-                    self.children[factor] = tuple(self.new(size, whole=whole) for size in sizes)
-        for a, b in zip(self.leaves(left), self.leaves(right), strict=True):
-            self.join(a, b)
 
     def join(self, a: int, b: int) -> None:
         """Makes two factors of one size one, known by the older of their roots: what comes later is found in few steps."""

@@ -15,6 +15,7 @@ from tests.programs.check import failure_of, runs_alone
 from tests.programs.children import Child, Died, Hung
 from tests.programs.drawn import cases
 from tests.programs.programs import Case
+from tests.programs.targets import TARGETS, failure_for
 
 
 class Raised(AssertionError):
@@ -68,3 +69,22 @@ def test_random_programs_in_children(planned: Child, unplanned: Child, case: Cas
         raise
     if wrong is not None:
         raise KINDS[wrong.split(":")[0]](wrong)
+
+
+def failure_for_any(case: Case) -> str | None:
+    """Why a program is not planned for one of the chips that are not here."""
+    failures = (f"{topology}: {wrong}" for topology in TARGETS if (wrong := failure_for(case, topology)))
+    return next(failures, None)
+
+
+@pytest.fixture(scope="module")
+def planned_elsewhere() -> Iterator[Child]:
+    child = Child(failure_for_any)
+    yield child
+    child.end()
+
+
+@hypothesis.given(cases())
+def test_random_programs_for_other_chips(planned_elsewhere: Child, case: Case) -> None:
+    wrong = planned_elsewhere.ask(case)
+    assert wrong is None, wrong
