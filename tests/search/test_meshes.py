@@ -42,11 +42,11 @@ def test_of_many_plans_of_the_least_peak_the_fastest_is_sought_when_it_is_asked_
     found = search(MESHES, session, replace(asked, hastened=False))
     assert at_once.faster is None
     assert found.faster is not None
-    later = found.faster()
-    assert later.candidates[0].choice == at_once.candidates[0].choice
-    assert later.candidates[0].peak_bytes <= found.candidates[0].peak_bytes
-    seconds = [one.instance.problem.evaluate(one.choice) for one in (later.candidates[0], found.candidates[0])]
-    assert seconds[0] < seconds[1]
+    slow, *fast = (of.candidates[0] for of in (found, found.faster(), at_once))
+    # How far each is sought is a matter of time: they need not be the same plan.
+    for one in fast:
+        assert one.peak_bytes <= slow.peak_bytes
+        assert one.instance.problem.evaluate(one.choice) < slow.instance.problem.evaluate(slow.choice)
 
 
 @pytest.mark.parametrize(("part", "short"), [(1.0, False), (LESS, True)])
