@@ -12,6 +12,7 @@ them (a softmax), unless it reduces them to several results side by side. Seen i
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from planner.any_mesh.bad_transposes import bad_transposes
@@ -93,6 +94,14 @@ def read_alone(graph: Graph, stands: Sequence[bool], op: Op, made: Collection[in
             producer = graph.tensors[tensor].producer
             left += graph.ops[producer].operands if tensor not in made and producer is not None else ()
     return True
+
+
+def is_slow(graph: Graph, slow: AbstractSet[int], op: Op, tensor: int) -> bool:
+    """Whether each element of a tensor takes many steps of an op, or of one before it in its pass, known as `slow`."""
+    avals, size = graph.tensors, graph.tensors[tensor].aval.size
+    if traits(op.kind).slow and (op.kind != "div" or avals[op.operands[1]].aval.size > 1):
+        return True
+    return any(t in slow and avals[t].aval.size == size for t in op.operands)
 
 
 def sunk_share(graph: Graph, tensor: int) -> float:

@@ -11,8 +11,8 @@ are those seen in the schedules and buffer assignments of XLA's TPU compiler.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from planner.program.graph import Graph, Op
@@ -27,27 +27,35 @@ class InPlace:
     """What lies in donated arguments, and what is copied.
 
     `taken` are the tensors in the memory of a donated argument, which need none of their own. `passes[op]` says how
-    often per call the first result of an op is read or written beyond what the op itself does.
+    often per call the first result of an op is read or written beyond what the op itself does. `kept[tensor]`: until when
+    a carry stands as the next trip's is made elsewhere and copied there at the end of a trip.
     """
 
     taken: frozenset[int]
     passes: Mapping[int, float]
+    kept: Mapping[int, int]
 
     def going_over(self, passes: Mapping[int, float]) -> InPlace:
         """The same, where what ops make is gone over more often by so much."""
         if not passes:
             return self
-        return InPlace(
-            taken=self.taken,
-            passes={op: self.passes.get(op, 0.0) + passes.get(op, 0.0) for op in {*self.passes, *passes}},
+        return replace(
+            self, passes={op: self.passes.get(op, 0.0) + passes.get(op, 0.0) for op in {*self.passes, *passes}}
         )
 
 
 def in_place(
-    graph: Graph, materialised: Sequence[bool], last: Sequence[int], spans: Sequence[tuple[int, int]]
+    graph: Graph,
+    passes: Sequence[bool],
+    materialised: Sequence[bool],
+    last: Sequence[int],
+    spans: Sequence[tuple[int, int]],
 ) -> InPlace:
-    """What is written in place, from the time until which each tensor is needed and the spans of regions (op ids)."""
-    walk = _Walk(graph=graph, materialised=materialised, last=last, spans=spans)
+    """What is written in place, from the time until which each tensor is needed and the spans of regions (op ids).
+
+    `passes` are the ops that are parts of fused passes.
+    """
+    walk = _Walk(graph=graph, fused=passes, materialised=materialised, last=last, spans=spans)
     for out, position in sorted(graph.aliases.items()):
         walk.lead_back(graph.outputs[out], graph.inputs[position])
     for op in graph.ops:
@@ -61,9 +69,12 @@ def in_place(
         elif op.kind == "loop_carry_out":
             if walk.trip(op) is None:
                 walk.passes[op.id] += READ_AND_WRITTEN * trips
+                entered = walk.entered(op)
+                if entered is not None:
+                    walk.kept[entered.results[0]] = op.id + 1
         elif traits(op.kind).updates is not None and walk.must_copy(op):
             walk.passes[op.id] += READ_AND_WRITTEN * trips
-    return InPlace(taken=frozenset(walk.taken), passes=dict(walk.passes))
+    return InPlace(taken=frozenset(walk.taken), passes=dict(walk.passes), kept=walk.kept)
 
 
 def on_donated(graph: Graph) -> frozenset[int]:
@@ -102,9 +113,11 @@ class _Chain:
 @dataclass(kw_only=True)
 class _Walk:
     graph: Graph
+    fused: Sequence[bool]
     materialised: Sequence[bool]
     last: Sequence[int]
     spans: Sequence[tuple[int, int]]
+    kept: dict[int, int] = field(default_factory=dict[int, int])
     taken: set[int] = field(default_factory=set[int])
     given: set[int] = field(default_factory=set[int])
     """Arguments that are written over by what is computed from them."""
@@ -132,7 +145,7 @@ class _Walk:
         if self._maker(made).id != self.last[argument]:
             return False
         size, computed = self.graph.tensors[argument].aval.size, self._computed_of(argument)
-        met, left = set[tuple[int, bool]](), [(made, False)]
+        met, left = set[tuple[int, bool]](), [(tensor, False) for tensor in (made, *self._beside(made))]
         while left:
             tensor, moved = left.pop()
             op = self._maker(tensor)
@@ -143,6 +156,21 @@ class _Walk:
             met |= above
             left += above
         return False
+
+    def _beside(self, made: int) -> Collection[int]:
+        """What the pass that makes a tensor makes besides, of what this is computed from: the last that a pass made."""
+        found, met, left = set[int](), {made}, [made]
+        while left:
+            for tensor in self._maker(left.pop()).operands:
+                if tensor in met or self.graph.tensors[tensor].producer is None:
+                    continue
+                met.add(tensor)
+                (found.add if self.materialised[tensor] else left.append)(tensor)
+        latest = max(found, key=lambda tensor: self._maker(tensor).id, default=made)
+        op = self._maker(latest)
+        return (
+            (latest,) if self.fused[op.id] and op.kind not in BOUNDARY and op.region == self._maker(made).region else ()
+        )
 
     def _computed_of(self, argument: int) -> set[int]:
         """What is computed of an argument without being stored on the way."""
@@ -182,7 +210,7 @@ class _Walk:
             start = free = op.id
             before: int | None = None
             if op.kind == "loop_carry_out":
-                entered = self._entered(op)
+                entered = self.entered(op)
                 tensors += self.trip(op) or ()
                 start = self.spans[op.region][0]
                 if entered is not None:
@@ -202,7 +230,7 @@ class _Walk:
             tensor = before
         return _Chain(tensors=tuple(tensors), start=start, origin=tensor)
 
-    def _entered(self, op: Op) -> Op | None:
+    def entered(self, op: Op) -> Op | None:
         """The op by which the carry entered its loop that leaves it by this op; None where no trip reads it."""
         first = self._first_of.get(op.results[0])
         return None if first is None else self._maker(first)
@@ -215,7 +243,7 @@ class _Walk:
 
     def trip(self, op: Op) -> tuple[int, ...] | None:
         """What a body makes in the memory of the carry that leaves it by this op; None where it is copied there."""
-        entered, inner = self._entered(op), self.chain(op.operands[0])
+        entered, inner = self.entered(op), self.chain(op.operands[0])
         if entered is None or inner.origin == entered.results[0]:
             return inner.tensors
         if not inner.tensors:
@@ -223,4 +251,6 @@ class _Walk:
         first = self._maker(inner.tensors[-1])
         # Where an update had to copy what it writes into, it is the old value that moves out of the way.
         moved = traits(first.kind).updates is not None and self.must_copy(first)
-        return inner.tensors if moved or self.last[entered.results[0]] <= inner.start else None
+        carry, made = entered.results[0], inner.tensors[-1]
+        free = self.last[carry] <= inner.start and not self._moves(made, carry)
+        return inner.tensors if moved or free else None

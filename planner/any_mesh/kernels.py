@@ -26,7 +26,7 @@ from planner.any_mesh.gathered_rows import Rows, gathered_rows, scattered_rows
 from planner.any_mesh.groups import Grouping
 from planner.any_mesh.in_place import READ_AND_WRITTEN
 from planner.any_mesh.liveness import Liveness
-from planner.any_mesh.narrow import NarrowReads
+from planner.any_mesh.narrow import NarrowReads, is_by_vector
 from planner.any_mesh.turned_slices import turned_slices
 from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY, ENTERING, LEAVING
@@ -329,7 +329,8 @@ class _Homes:
             placement = walk.grouping.placements[kernel.op]
             for tensor, dims in zip(kernel.results, placement.results, strict=True):
                 results.append((self.access(tensor, dims, number),) if self.is_written(tensor) else ())
-        matmul = kernel.anchor and traits(graph.ops[kernel.op].kind).matmul
+        anchor = graph.ops[kernel.op]
+        matmul = kernel.anchor and traits(anchor.kind).matmul and not is_by_vector(graph, anchor)
         return Kernel(
             op=kernel.op,
             operands=tuple(

@@ -18,7 +18,7 @@ from functools import cached_property, partial
 from typing import Literal
 
 from planner.any_mesh.buffer import Buffer
-from planner.any_mesh.fusion import UNKNOWN, Fusion, stored_on_gpus
+from planner.any_mesh.fusion import UNKNOWN, Fusion, is_slow, stored_on_gpus
 from planner.any_mesh.groups import Grouping
 from planner.any_mesh.hoisted import Hoisted, hoisted_casts
 from planner.any_mesh.in_place import InPlace, in_place
@@ -74,8 +74,11 @@ def is_pass(graph: Graph, grouping: Grouping, op: Op, fusion: Fusion = UNKNOWN) 
     """Whether a compiler makes an op part of a fused pass.
 
     Besides what is fused by kind: a product without contraction, and the scatter of single elements into a constant
-    (the gradient of picking one element per row), which becomes a comparison with an iota.
+    (the gradient of picking one element per row), which becomes a comparison with an iota. Not what a TPU's compiler does
+    in a kernel of its own: to pick elements in steps, or to put them apart.
     """
+    if fusion.computes_operands and _steps(op):
+        return False
     if is_fused(op) or traits(op.kind).joins or (op.kind == "gather" and fusion.fuses_gathers):
         return True
     if op.kind == "dot_general":
@@ -84,6 +87,13 @@ def is_pass(graph: Graph, grouping: Grouping, op: Op, fusion: Fusion = UNKNOWN) 
         producer = graph.tensors[op.operands[0]].producer
         return producer is not None and graph.ops[producer].kind == "broadcast_in_dim"
     return False
+
+
+def _steps(op: Op) -> bool:
+    """Whether an op picks elements in steps of more than one, or puts others between them."""
+    if op.kind == "slice":
+        return any(stride > 1 for stride in op.params["strides"] or ())
+    return op.kind == "pad" and any(between > 0 for _, _, between in op.params["padding_config"])
 
 
 def analyse(graph: Graph, grouping: Grouping, fusion: Fusion = UNKNOWN) -> Liveness:
@@ -99,7 +109,7 @@ def analyse(graph: Graph, grouping: Grouping, fusion: Fusion = UNKNOWN) -> Liven
     spans = region_spans(graph)
     when = {} if fusion.computes_operands else postponed(graph, passes, spans)
     last = _last_uses(graph, passes, materialised, spans, apart, when)
-    found = in_place(graph, materialised, last, spans)
+    found = in_place(graph, passes, materialised, last, spans)
     narrow = NarrowReads(graph)
     buffers: list[Buffer] = []
     for op in graph.ops:
@@ -107,7 +117,7 @@ def analyse(graph: Graph, grouping: Grouping, fusion: Fusion = UNKNOWN) -> Liven
             if not materialised[tensor] or _is_view(graph, op) or tensor in found.taken:
                 continue
             start = spans[op.region][0] if op.kind == "loop_stack" else when.get(op.id, op.id)
-            stop = max(last[tensor], start + 1)
+            stop = max(last[tensor], found.kept.get(tensor, 0), start + 1)
             buffers.append(Buffer(tensor=tensor, start=start, stop=stop, share=narrow.share(tensor)))
     buffers = stood_in(buffers, stand_ins(graph, passes, materialised, partial(_is_needed, graph, passes)))
     buffers += _shared_operands(graph, passes, materialised)
@@ -148,27 +158,37 @@ def _materialised(
     sizes = [tensor.aval.size for tensor in graph.tensors]
     needs: list[Need] = [_need(op, is_pass) for op, is_pass in zip(graph.ops, passes, strict=True)]
     costly: set[int] = set()
+    slow: set[int] = set()
     terms = [frozenset((tensor.id,) if kept[tensor.id] else ()) for tensor in graph.tensors]
+
+    def store(tensor: int) -> None:
+        kept[tensor] = True
+        costly.discard(tensor)
+        slow.discard(tensor)
+        terms[tensor] = frozenset((tensor,))
+
     for op in graph.ops:
         row = traits(op.kind)
         for tensor in op.operands if row.adds else ():
             sum_so_far = _stream(graph, tensor)
             if _is_running_sum(graph, op, sum_so_far, kept, terms):
-                kept[sum_so_far] = True
-                costly.discard(sum_so_far)
-                terms[sum_so_far] = frozenset((sum_so_far,))
+                store(sum_so_far)
                 if not kept[tensor]:
                     terms[tensor] = terms[sum_so_far]
+        if fusion.computes_operands and op.kind == "broadcast_in_dim" and op.operands[0] in slow:
+            # What every element of a broadcast would compute anew.
+            store(op.operands[0])
         reduced = grouping.placements[op.id].reduced and op.kind != "gather"  # of a table that is split
         passing = passes[op.id] and op.kind not in BORDER and not reduced
         hard = fusion.computes_operands and (row.costly or not costly.isdisjoint(op.operands))
         for tensor in op.results:
             if not passing or tensor in graph.returned or tensor in stored or _must_stand(graph, tensor, needs, hard):
-                kept[tensor] = True
-                terms[tensor] = frozenset((tensor,))
+                store(tensor)
                 continue
             if hard:
                 costly.add(tensor)
+            if row.costly or is_slow(graph, slow, op, tensor):
+                slow.add(tensor)
             terms[tensor] = frozenset().union(*[terms[t] for t in op.operands if sizes[t] == sizes[tensor]])
     return kept
 

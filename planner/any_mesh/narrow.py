@@ -1,6 +1,7 @@
 """Narrow reads: in how many bytes per element what reads a tensor wants it, whatever its type.
 
-A TPU multiplies float32 of default precision as bfloat16. What nothing but such matmuls and casts read is made narrow where
+A TPU multiplies float32 of default precision as bfloat16; a matrix and a vector it multiplies as they are, in its vector
+unit. What nothing but such matmuls and casts read is made narrow where
 it is made, gathered so and stacked so: XLA's TPU compiler moves the conversion up to where the tensor comes from, through
 what only moves elements and out of loops. Seen in its buffer assignments.
 """
@@ -9,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import prod
 
 from planner.any_mesh.share import WHOLE, Share
-from planner.program.graph import Graph
+from planner.program.graph import Graph, Op
 from planner.program.slots import TAKEN_IN
 from planner.rules.primitives import traits
 
@@ -57,7 +59,20 @@ class NarrowReads:
         if op.kind == "convert_element_type":
             return min(aval.itemsize, self.graph.tensors[op.results[0]].aval.itemsize)
         if row.matmul and aval.dtype == "float32" and op.params.get("precision") is None:
-            return BFLOAT16_BYTES
+            return aval.itemsize if is_by_vector(self.graph, op) else BFLOAT16_BYTES
         if row.carries or row.renames or op.kind in TAKEN_IN or op.kind == "loop_stack":
             return self.width(op.results[0])
         return aval.itemsize
+
+
+def is_by_vector(graph: Graph, op: Op) -> bool:
+    """Whether an op is a product with vectors, of which nothing is left but what is contracted and batch dims."""
+    if op.kind != "dot_general":
+        return False
+    contracted, batch = op.params["dimension_numbers"]
+    shapes = (graph.tensors[tensor].aval.shape for tensor in op.operands)
+    free = (
+        (n for d, n in enumerate(shape) if d not in (*c, *b))
+        for shape, c, b in zip(shapes, contracted, batch, strict=True)
+    )
+    return any(prod(extents) == 1 for extents in free)

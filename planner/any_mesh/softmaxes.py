@@ -12,8 +12,8 @@ exponential or a quotient of every element: then it is stored.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from collections.abc import Set as AbstractSet
 
+from planner.any_mesh.fusion import is_slow
 from planner.any_mesh.neighbours import matmul_ranks, side_by_side
 from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY
@@ -28,13 +28,13 @@ def stored_of_softmaxes(graph: Graph, passes: Sequence[bool], materialised: Sequ
     stored = list(materialised)
     for op in graph.of_kinds(kinds_where(lambda row: row.extreme)):
         _centre(graph, passes, stored, op)
-    matmuls, costly = matmul_ranks(graph, passes), set[int]()
+    matmuls, slow = matmul_ranks(graph, passes), set[int]()
     for op in graph.ops:
         if op.kind in BOUNDARY or not passes[op.id]:
             continue
         for tensor in op.results:
-            if not stored[tensor] and _is_costly(graph, costly, op, tensor):
-                costly.add(tensor)
+            if not stored[tensor] and is_slow(graph, slow, op, tensor):
+                slow.add(tensor)
                 stored[tensor] = any(side_by_side(graph, matmuls, tensor))
     return stored
 
@@ -52,14 +52,6 @@ def _centre(graph: Graph, passes: Sequence[bool], stored: list[bool], op: Op) ->
     if len(centred) == 1 and not _kept_later(graph, passes, stored, centred[0]):
         stored[centred[0]] = True
         stored[extreme] = len(readers) > 1
-
-
-def _is_costly(graph: Graph, costly: AbstractSet[int], op: Op, tensor: int) -> bool:
-    """Whether an op, or one before it in the same pass, is costly for every element of a tensor."""
-    avals, size = graph.tensors, graph.tensors[tensor].aval.size
-    if traits(op.kind).slow and (op.kind != "div" or avals[op.operands[1]].aval.size > 1):
-        return True
-    return any(t in costly and avals[t].aval.size == size for t in op.operands)
 
 
 def _widened(graph: Graph, tensor: int) -> bool:

@@ -178,5 +178,32 @@ def test_a_carry_that_is_read_after_the_next_is_made_is_copied_in_every_trip() -
     assert leaving == [[16.0], []]
 
 
+def _smoothed(_: Any, u: jax.Array) -> jax.Array:
+    return u + 0.1 * (jnp.roll(u, 1, 0) - 2 * u + jnp.roll(u, -1, 0))
+
+
+def _waves(_: Any, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """Both are made by one pass, which reads what lies beside an element of the first to make the second."""
+    u, v = carry
+    around = jnp.pad(u, 1)
+    v = v + 0.1 * (around[2:, 1:-1] + around[:-2, 1:-1] - 2 * u)
+    return u + 0.1 * v, v
+
+
+def _decayed(_: Any, u: jax.Array) -> jax.Array:
+    return 0.9 * u + jnp.sin(u)
+
+
+@pytest.mark.parametrize(("step", "count", "copies"), [(_smoothed, 1, 1), (_waves, 2, 1), (_decayed, 1, 0)])
+def test_a_carry_of_which_neighbours_are_read_is_made_elsewhere_and_copied_in_every_trip(
+    step: Callable[..., Any], count: int, copies: int
+) -> None:
+    grid = jax.ShapeDtypeStruct((512, 128), jnp.float32)
+    args = (grid if count == 1 else (grid, grid),)
+    model = _model(lambda carry: lax.fori_loop(0, 8, step, carry), args, True)
+    assert _of_kind(model, "loop_carry_out") == [16.0] * copies
+    assert whole_bytes(model, tiled=False) == pytest.approx((count + copies) * grid.size * 4, rel=1e-3)
+
+
 def _of_kind(model: Model, kind: str) -> list[float]:
     return [passes for op, passes in model.liveness.in_place.passes.items() if model.graph.ops[op].kind == kind]

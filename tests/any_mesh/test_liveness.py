@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
+from planner.any_mesh.fusion import ON_GPU, ON_TPU
 from planner.any_mesh.groups import group_ops
 from planner.any_mesh.liveness import analyse
 from planner.program.jaxpr.flatten import build_graph
@@ -61,3 +65,41 @@ def test_what_two_gradients_read_is_computed_by_each_on_a_tpu(narrow: bool, stan
     (kept,) = [b for b in analyse(graph, group_ops(graph)).buffers if graph.tensors[b.tensor].aval.shape == (64, 96)]
     assert kept.share.elsewhere == 1.0
     assert bool(kept.share.tpu) is stands
+
+
+def _forces(x: jax.Array, masses: jax.Array) -> jax.Array:
+    """A power for every pair, times the difference of their places in three dims."""
+    apart = x[None] - x[:, None]
+    return ((masses * ((apart**2).sum(-1) + 1e-3) ** -1.5)[..., None] * apart).sum(1)
+
+
+def _in_steps(x: jax.Array, masses: jax.Array) -> jax.Array:
+    even = 2 * x + masses[:, None]
+    return even[::2] * even[1::2]
+
+
+def _put_apart(x: jax.Array, masses: jax.Array) -> jax.Array:
+    zero = jnp.float32(0)
+    return lax.pad(2 * x, zero, ((0, 1, 1), (0, 0, 0))) + lax.pad(x * x, zero, ((1, 0, 1), (0, 0, 0)))
+
+
+@pytest.mark.parametrize(
+    ("fn", "on_tpu", "on_gpu"),
+    [
+        # The squared distances, and of a TPU the powers that every dim of the places would take anew.
+        (_forces, [(64, 64), (64, 64)], [(64, 64)]),
+        # Slices in steps, and what they are taken of; of paddings between elements what is put apart.
+        (_in_steps, [(64, 3), (32, 3), (32, 3)], []),
+        (_put_apart, [(64, 3), (64, 3), (128, 3), (128, 3)], []),
+    ],
+)
+def test_what_a_pass_does_not_compute_on_the_way_stands(
+    fn: Callable[..., jax.Array], on_tpu: list[tuple[int, ...]], on_gpu: list[tuple[int, ...]]
+) -> None:
+    args = jax.ShapeDtypeStruct((64, 3), jnp.float32), jax.ShapeDtypeStruct((64,), jnp.float32)
+    graph = build_graph(trace(fn, args), while_trips=1.0)
+    for fusion, expected in ((ON_TPU, on_tpu), (ON_GPU, on_gpu)):
+        stands = analyse(graph, group_ops(graph), fusion).materialised
+        between = [t for t, found in enumerate(stands) if found and t not in {*graph.inputs, *graph.outputs}]
+        shapes = [graph.tensors[t].aval.shape for t in between if graph.tensors[t].aval.size > 64]
+        assert sorted(shapes) == sorted(expected)

@@ -33,16 +33,27 @@ def _cast(x: jax.Array) -> jax.Array:
     return jnp.sin(x.reshape(1024).astype(jnp.bfloat16))
 
 
+def _times_vector(x: jax.Array) -> jax.Array:
+    return x @ jnp.ones(32)
+
+
 def _stacked(x: jax.Array) -> jax.Array:
     """The rows that a loop stacks and another one multiplies."""
     stack = jax.lax.scan(lambda c, row: (c, row), 0.0, x)[1]
-    return jax.lax.scan(lambda c, row: (c + row @ jnp.ones((32, 32)), None), jnp.zeros(32), stack)[0]
+    return jax.lax.scan(lambda c, row: (c + row.reshape(4, 8) @ jnp.ones((8, 32)), None), jnp.zeros((4, 32)), stack)[0]
 
 
 @pytest.mark.parametrize(
     ("read", "share"),
-    [(_one_matmul, HALF), (_matmul_and_sum, WHOLE), (_exact, WHOLE), (_cast, HALF), (_stacked, HALF)],
-    ids=["matmul", "matmul and sum", "exact matmul", "cast", "stacked"],
+    [
+        (_one_matmul, HALF),
+        (_matmul_and_sum, WHOLE),
+        (_exact, WHOLE),
+        (_cast, HALF),
+        (_stacked, HALF),
+        (_times_vector, WHOLE),
+    ],
+    ids=["matmul", "matmul and sum", "exact matmul", "cast", "stacked", "times a vector"],
 )
 def test_the_width_in_which_a_tensor_is_read_is_that_in_which_it_stands(
     read: Callable[[jax.Array], jax.Array], share: Share
