@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from planner.any_mesh.gathered_rows import Rows
+from planner.any_mesh.grouped_products import times_moved
 from planner.any_mesh.groups import Group, Grouping
 from planner.any_mesh.kernels import Access, Home, Kernel, Kernels
 from planner.any_mesh.liveness import Liveness
@@ -89,8 +90,9 @@ def _of_kernel(graph: Graph, grouping: Grouping, kernel: Kernel, *, tiled: bool)
         times = 1.0 if row.overwrites else 2.0
         yield _whole(graph, grouping, op, op.operands[row.updates], times, inside=target)
     passes = op_passes(graph, op) if kernel.operands and tiled else 1.0
-    for accesses in kernel.operands[1:] if parts else kernel.operands:
-        yield from (_moved(op, access, passes) for access in accesses)
+    for position, accesses in enumerate(kernel.operands):
+        times = passes if tiled else times_moved(graph, op, position)
+        yield from (_moved(op, access, times) for access in accesses if position or not parts)
     for accesses in kernel.results if row.updates is None else ():
         yield from (_moved(op, access, passes) for access in accesses)
     yield from (_moved(op, access) for access in kernel.others)

@@ -19,6 +19,7 @@ from typing import Literal
 
 from planner.any_mesh.buffer import Buffer
 from planner.any_mesh.fusion import UNKNOWN, Fusion, is_slow, stored_on_gpus
+from planner.any_mesh.grouped_products import masked_buffers
 from planner.any_mesh.groups import Grouping
 from planner.any_mesh.hoisted import Hoisted, hoisted_casts
 from planner.any_mesh.in_place import InPlace, in_place
@@ -124,6 +125,7 @@ def analyse(graph: Graph, grouping: Grouping, fusion: Fusion = UNKNOWN) -> Liven
     buffers += laid_out_anew(graph, passes, materialised, last)
     buffers += _also_narrow(graph, materialised, last)
     buffers += turned_buffers(graph, turned, spans)
+    buffers += masked_buffers(graph)
     turning = turning_passes(graph, turned)
     hoisted = hoisted_casts(graph, narrow, spans)
     buffers += [Buffer(tensor=t, share=share, start=a, stop=b) for t, share, a, b in hoisted]

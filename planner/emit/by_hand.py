@@ -26,7 +26,7 @@ from planner.rules.sliding import Slide, image_of, is_grouped
 How = Literal["exchange"] | ByHand
 """A `shard_map` that fetches halos ("exchange", see `halo_exchange`), or what the row of its primitive says."""
 
-ADDING: Collection[How | None] = ("exchange", "kernel")
+ADDING: Collection[How | None] = ("exchange", "kernel", "sums")
 """Those that add up their partial results themselves. Of the others the partitioner does it, or there are none."""
 
 
@@ -74,6 +74,8 @@ def by_hand(graph: Graph, op: Op, split: Split) -> How | None:
         return "exchange" if grouped or moving(graph, op, split) else None
     if row.by_hand is None or row.by_hand == "kernel":
         return row.by_hand
+    if row.by_hand == "sums":
+        return "sums" if summed_over(graph, op, split) else None
     if not any(split.results[0]):
         return None
     written = _may_write_once(graph, op, split) if row.by_hand == "barrier" else rule_by_dims(graph, op) is not None
@@ -83,6 +85,19 @@ def by_hand(graph: Graph, op: Op, split: Split) -> How | None:
 def moving(graph: Graph, op: Op, split: Split) -> list[Slide]:
     """The slides of an op whose dims are split."""
     return [slide for slide in slides_of(graph, op) if split.operands[image_of(op.kind)][slide.image_dim]]
+
+
+def summed_over(graph: Graph, op: Op, split: Split) -> tuple[str, ...]:
+    """The axes over which the parts of an op are partial sums: those that split what it sums over."""
+    rule = rule_of(op.kind, graph.avals(op.operands), graph.avals(op.results), op.params)
+    if rule is None:
+        return ()
+    held = (
+        pair for dims, axes in zip(rule.operands, split.operands, strict=True) for pair in zip(dims, axes, strict=True)
+    )
+    return tuple(
+        dict.fromkeys(name for dim, names in held for name in names if any(rule.kinds[f] == "reduce" for f in dim))
+    )
 
 
 def _may_write_once(graph: Graph, op: Op, split: Split) -> bool:
@@ -101,4 +116,4 @@ def rule_by_dims(graph: Graph, op: Op) -> Rule | None:
 
 def read_from_operands(graph: Graph) -> list[Op]:
     """The ops that are emitted by hand as the constraints on their operands say, in program order; some only if split."""
-    return graph.of_kinds(kinds_where(lambda row: row.slides is not None or row.by_hand == "kernel"))
+    return graph.of_kinds(kinds_where(lambda row: row.slides is not None or row.by_hand in ("kernel", "sums")))

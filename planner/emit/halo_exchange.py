@@ -21,6 +21,7 @@ from jax.extend.core import primitives
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from planner.emit.by_hand import by_hand, laid_split, moving
+from planner.emit.partial_sums import add_partial_sums
 from planner.one_mesh.loop_sums import Axes
 from planner.program.graph import Graph, Op, Path
 from planner.program.jaxpr.rolls import joined
@@ -103,7 +104,7 @@ def _convolution(
         preferred_element_type=params["preferred_element_type"],
     )
     summed = [axis for dim in rhs_spec[1:] for axis in operands[1][dim]]
-    return _summed(result, summed, made)
+    return add_partial_sums(result, summed, made)
 
 
 def _local_groups(groups: int, axes: Sequence[str], sizes: Mapping[str, int]) -> int:
@@ -214,16 +215,6 @@ def _fetched(x: Any, dim: int, axes: Sequence[str], parts: int, hop: int, width:
 
 def _cropped(x: Any, dim: int, low: int, high: int) -> Any:
     return lax.slice_in_dim(x, low, x.shape[dim] - high, axis=dim) if low or high else x
-
-
-def _summed(partial_sum: Any, axes: Sequence[str], made: Axes) -> Any:
-    """The sum of partial results over some axes; scattered on the dim of the result that has them."""
-    if not axes:
-        return partial_sum
-    for dim, held in enumerate(made):
-        if set(axes) <= set(held):
-            return lax.psum_scatter(partial_sum, tuple(a for a in held if a in axes), scatter_dimension=dim, tiled=True)
-    return lax.psum(partial_sum, tuple(axes))
 
 
 def _identity(kind: str, dtype: Any) -> Any:

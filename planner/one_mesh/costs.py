@@ -19,6 +19,7 @@ from cost_models import CostModel
 from cost_models.compilers import MATRIX_LANES
 from cost_models.hardware import MEASURED_BATCH, MEASURED_EXTENTS
 from planner.any_mesh.fused_pass import FusedPass
+from planner.any_mesh.grouped_products import times_computed
 from planner.any_mesh.groups import Group, Grouping
 from planner.any_mesh.kernel_traffic import Array
 from planner.any_mesh.kernels import Home
@@ -271,7 +272,7 @@ def _local_extents(
 def _heavy(program: Model, op: Op, strategies: Strategies, model: CostModel, mesh: Mesh) -> Work:
     graph, grouping = program.graph, program.grouping
     placement = grouping.placements[op.id]
-    flops = _flops(graph, grouping, op, strategies)
+    flops = _flops(graph, grouping, op, strategies) * times_computed(graph, op, on_tpu=bool(mesh.tpu))
     zero = np.zeros(len(strategies))
     trips = graph.regions[op.region].trips
     traffic = _traffic(program, op, strategies, mesh)

@@ -14,9 +14,10 @@ from planner.rules.sliding import Slide
 SlideFunction = Callable[[Sequence[Aval], Sequence[Aval], Mapping[str, Any]], tuple[Slide, ...]]
 """From the avals of an op's operands and results, and its params, to the dims along which its window slides."""
 
-ByHand = Literal["parts", "barrier", "kernel"]
+ByHand = Literal["parts", "barrier", "kernel", "sums"]
 """What keeps an op that is split from XLA's partitioner: "parts", it is run on the part of each device; "barrier", what it
-writes into is made a buffer of its own; "kernel", a rule of the user's says how."""
+writes into is made a buffer of its own; "kernel", a rule of the user's says how; "sums", where what it sums over is split
+it is run on the part of each device, and the partial sums are added up."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,7 +166,7 @@ PRIMITIVES: Mapping[str, Primitive] = {
     "pure_callback": Primitive(None, opaque=True, calls_back=True),
     "pvary": Primitive(elementwise, fused=True),
     "qr": Primitive(partial(batched, core=2), by_hand="parts"),
-    "ragged_dot_general": Primitive(ragged_dot_general),
+    "ragged_dot_general": Primitive(ragged_dot_general, by_hand="sums"),
     "random_bits": Primitive(drawn, draws=True),
     "random_clone": Primitive(elementwise),
     "random_fold_in": Primitive(elementwise),

@@ -36,6 +36,11 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], set[How 
     "fft": (lambda x: jnp.abs(jnp.fft.fft(x)), ((8, 6),), {"parts"}),
     "dynamic_update_slice": (lambda x, u: lax.dynamic_update_slice(x, u, (3, 0)), ((8, 4), (1, 4)), {"parts"}),
     "scatter": (lambda x, u: x.at[3].set(u), ((8, 4), (4,)), {"barrier", None}),
+    "ragged dot": (
+        lambda x, w: lax.ragged_dot(x, w, jnp.array([3, 5])),
+        ((8, 16), (2, 16, 8)),
+        {None, "sums"},
+    ),
     "matmul": (jnp.dot, ((8, 16), (16, 8)), {None}),
 }
 """A program, the shapes of its arguments, and what its op may be emitted as where it is split."""

@@ -81,6 +81,27 @@ def test_every_device_computes_its_part(name: str) -> None:
     np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
 
 
+def _experts(x: jax.Array, up: jax.Array, down: jax.Array, sizes: jax.Array) -> jax.Array:
+    return lax.ragged_dot(jnp.tanh(lax.ragged_dot(x, up, sizes)), down, sizes)
+
+
+@pytest.mark.parametrize("out", [PartitionSpec(), PartitionSpec(None, "x"), PartitionSpec(None, ("x", "y"))], ids=str)
+def test_partial_sums_of_products_in_groups_are_added_by_the_devices(out: PartitionSpec) -> None:
+    args = normal(16, 8), normal(4, 8, 16), normal(4, 16, 8), jnp.array([3, 0, 8, 5])
+    split = {"up": PartitionSpec(None, None, ("x", "y")), "down": PartitionSpec(None, ("x", "y"))}
+    plan = assert_same_as_single_device(_experts, args, mesh={"x": 4, "y": 2}, pins={**split, "out": out})
+    found = plan.verify()
+    assert found.collectives.compiled_bytes == found.collectives.predicted_bytes > 0, str(found)
+
+    def loss(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *weights: jnp.sum(jnp.sin(function(args[0], *weights, args[3])))
+
+    wanted = jax.grad(loss(_experts), argnums=(0, 1))(*args[1:3])
+    got = jax.jit(jax.grad(loss(plan), argnums=(0, 1)))(*args[1:3])
+    for a, b in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
 def _carried(c: jax.Array, x: jax.Array, at: jax.Array) -> tuple[jax.Array, jax.Array]:
     """A token written into a cache of shape (layers, batch, length, heads, width) and attended to, layer by layer."""
 
