@@ -64,7 +64,7 @@ def _signature(
 ) -> Hashable:
     """All that tells a group from others; `numbers` numbers the parts met so far, so that signatures stay short."""
     stands, own = liveness.materialised, group.id
-    copied, through = liveness.in_place.passes, liveness.read_through
+    copied, through, lies = liveness.in_place.passes, liveness.read_through, liveness.in_rows
     met: dict[int, int] = {}
     regions: dict[int, int] = {}
     parts: list[int] = []
@@ -81,6 +81,7 @@ def _signature(
             copied.get(op.id),
             op.id in through.absorbed,
             tuple([through.shares.get((op.id, i)) for i in range(len(op.operands))]) if not group.fused else None,
+            tuple([lies.get(t) for t in (*op.operands, *op.results)]) if lies else None,
         )
         parts.append(numbers.setdefault(part, len(numbers)))
     return (group.sizes, group.whole, group.fused, tuple(parts))

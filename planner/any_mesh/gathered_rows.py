@@ -22,6 +22,12 @@ MOST_TIMES = 2.0
 """As how many times its bytes a table is laid out by rows in any case."""
 
 
+def lies_by_rows(row: float, column_bytes: float) -> bool:
+    """Whether a table of rows of so many elements, a column of it of so many bytes, is laid out by rows."""
+    filled = -(-row // TILE_LANES) * TILE_LANES
+    return filled <= MOST_TIMES * row or column_bytes * (filled - row) < MOST_WASTED
+
+
 class Rows(NamedTuple):
     """A table with elements of `stored` bytes whose dims `within` are a row: read by a lookup, or `scattered` onto zeros.
 

@@ -15,6 +15,7 @@ from planner.any_mesh.grouped_products import times_moved
 from planner.any_mesh.groups import Group, Grouping
 from planner.any_mesh.kernels import Access, Home, Kernel, Kernels
 from planner.any_mesh.liveness import Liveness
+from planner.any_mesh.row_order import InRows
 from planner.program.graph import Graph, Op
 from planner.program.slots import TAKEN_IN
 from planner.rules.op_work import op_passes
@@ -27,7 +28,7 @@ class Array(NamedTuple):
 
     With `several`, a dim, it is moved only where a device holds several elements along that dim; with `turned`, a dim and
     an itemsize, only where besides an argument like it of such elements lies in the order of its dims; with `rows` it is
-    copied as `gathered_rows` says.
+    copied as `gathered_rows` says. `in_rows`: how it lies in rows.
     """
 
     shape: tuple[int, ...]
@@ -37,6 +38,7 @@ class Array(NamedTuple):
     turned: tuple[int, float] | None = None
     several: int | None = None
     rows: Rows | None = None
+    in_rows: InRows | None = None
 
 
 class Movement(NamedTuple):
@@ -55,16 +57,16 @@ def movements(
     if kernels is None:
         return
     for kernel in kernels.of_group.get(group.id, ()):
-        yield from _of_kernel(graph, grouping, kernel, tiled=liveness.fusion.computes_operands)
+        yield from _of_kernel(graph, grouping, liveness, kernel)
     narrowed = liveness.narrowed
     for number in group.ops:
         op = graph.ops[number]
         copied = liveness.in_place.passes.get(number)
         if copied:
-            yield _whole(graph, grouping, op, op.results[0], graph.regions[op.region].per_run(copied))
+            yield _whole(graph, grouping, liveness, op, op.results[0], graph.regions[op.region].per_run(copied))
         if number in liveness.turning:
             passes, several = liveness.turning[number]
-            whole = _whole(graph, grouping, op, op.results[0], graph.regions[op.region].per_run(passes))
+            whole = _whole(graph, grouping, liveness, op, op.results[0], graph.regions[op.region].per_run(passes))
             dim = several + len(whole.array.shape) - len(graph.tensors[op.operands[0]].aval.shape)
             array = whole.array._replace(several=dim)
             yield whole._replace(array=array, inside=array)
@@ -75,20 +77,20 @@ def movements(
             and op.operands[0] in narrowed
         ):
             times = graph.regions[op.region].per_run(narrowed[op.operands[0]])
-            yield _whole(graph, grouping, op, op.operands[0], times)
+            yield _whole(graph, grouping, liveness, op, op.operands[0], times)
 
 
-def _of_kernel(graph: Graph, grouping: Grouping, kernel: Kernel, *, tiled: bool) -> Iterator[Movement]:
-    op = graph.ops[kernel.op]
+def _of_kernel(graph: Graph, grouping: Grouping, liveness: Liveness, kernel: Kernel) -> Iterator[Movement]:
+    op, tiled = graph.ops[kernel.op], liveness.fusion.computes_operands
     row = traits(op.kind)
     parts = kernel.operands and (row.picks or row.updates is not None)
     if parts and row.picks:
         table = next((_array(access) for access in kernel.operands[0]), None)
-        yield _whole(graph, grouping, op, op.results[0], inside=table)
+        yield _whole(graph, grouping, liveness, op, op.results[0], inside=table)
     elif parts and row.updates is not None:
         target = next((_array(access) for access in kernel.results[0]), None)
         times = 1.0 if row.overwrites else 2.0
-        yield _whole(graph, grouping, op, op.operands[row.updates], times, inside=target)
+        yield _whole(graph, grouping, liveness, op, op.operands[row.updates], times, inside=target)
     passes = op_passes(graph, op) if kernel.operands and tiled else 1.0
     for position, accesses in enumerate(kernel.operands):
         times = passes if tiled else times_moved(graph, op, position)
@@ -99,7 +101,11 @@ def _of_kernel(graph: Graph, grouping: Grouping, kernel: Kernel, *, tiled: bool)
 
 
 def _array(access: Access) -> Array:
-    return Array(access.shape, access.itemsize, access.dims, access.home, access.turned, rows=access.rows)
+    return Array(
+        *(access.shape, access.itemsize, access.dims, access.home, access.turned),
+        rows=access.rows,
+        in_rows=access.in_rows,
+    )
 
 
 def _moved(op: Op, access: Access, passes: float = 1.0) -> Movement:
@@ -111,11 +117,18 @@ def _moved(op: Op, access: Access, passes: float = 1.0) -> Movement:
 
 
 def _whole(
-    graph: Graph, grouping: Grouping, op: Op, tensor: int, times: float = 1.0, *, inside: Array | None = None
+    graph: Graph,
+    grouping: Grouping,
+    liveness: Liveness,
+    op: Op,
+    tensor: int,
+    times: float = 1.0,
+    *,
+    inside: Array | None = None,
 ) -> Movement:
     """An operand or result of an op, once or more, in memory or inside of another array."""
     placement, aval = grouping.placements[op.id], graph.tensors[tensor].aval
     sides = zip((*op.operands, *op.results), (*placement.operands, *placement.results), strict=True)
     dims = next(dims for of, dims in sides if of == tensor)
-    array = Array(aval.shape, aval.itemsize, dims, "memory")
+    array = Array(aval.shape, aval.itemsize, dims, "memory", in_rows=liveness.in_rows.get(tensor))
     return Movement(op.id, array, times, array if inside is None else inside)

@@ -26,7 +26,8 @@ from planner.any_mesh.gathered_rows import Rows, gathered_rows, scattered_rows
 from planner.any_mesh.groups import Grouping
 from planner.any_mesh.in_place import READ_AND_WRITTEN
 from planner.any_mesh.liveness import Liveness
-from planner.any_mesh.narrow import NarrowReads, is_by_vector
+from planner.any_mesh.narrow import is_by_vector
+from planner.any_mesh.row_order import InRows
 from planner.any_mesh.turned_slices import turned_slices
 from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY, ENTERING, LEAVING
@@ -47,7 +48,7 @@ SOON = 16
 class Access(NamedTuple):
     """A tensor that a kernel reads or writes: `times` the bytes of an array of this shape, whose dims are in the factors
     of the kernel's group. `turned` (dim, itemsize of what is copied): of a copy that is made as `turned_slices` says;
-    `rows`: of one that `gathered_rows` tells of."""
+    `rows`: of one that `gathered_rows` tells of. `in_rows`: how it lies in rows."""
 
     tensor: int
     shape: tuple[int, ...]
@@ -57,6 +58,7 @@ class Access(NamedTuple):
     times: float
     turned: tuple[int, float] | None = None
     rows: Rows | None = None
+    in_rows: InRows | None = None
 
 
 class Kernel(NamedTuple):
@@ -292,7 +294,7 @@ def kernels_of(graph: Graph, grouping: Grouping, liveness: Liveness) -> Kernels:
     walk = _Walk(graph=graph, grouping=grouping, stands=liveness.materialised, passes=passes, fusion=fusion, bad=bad)
     for op in graph.ops:
         walk.add(op)
-    homes = _Homes(graph, walk, liveness.narrow)
+    homes = _Homes(graph, walk, liveness)
     found: dict[int, list[Kernel]] = {}
     for number, kernel in enumerate(walk.kernels):
         found.setdefault(kernel.group, []).append(homes.told(number, kernel))
@@ -302,15 +304,15 @@ def kernels_of(graph: Graph, grouping: Grouping, liveness: Liveness) -> Kernels:
 class _Homes:
     """Where tensors stand, from who reads them and when."""
 
-    def __init__(self, graph: Graph, walk: _Walk, narrow: NarrowReads) -> None:
-        self.graph, self.walk = graph, walk
+    def __init__(self, graph: Graph, walk: _Walk, liveness: Liveness) -> None:
+        self.graph, self.walk, self.in_rows = graph, walk, liveness.in_rows
         self.readers: dict[int, list[int]] = {}
         for number, kernel in enumerate(walk.kernels):
             for leaf in {leaf for of in (*kernel.operands, kernel.reads) for leaf in of}:
                 if walk.made_by.get(leaf) != number:
                     self.readers.setdefault(leaf, []).append(number)
         self.copied = turned_slices(graph) if walk.fusion.computes_operands else {}
-        self.rows = gathered_rows(graph, narrow) if walk.fusion.computes_operands else {}
+        self.rows = gathered_rows(graph, liveness.narrow) if walk.fusion.computes_operands else {}
         self.sliced = set[int]()
         self.bound: dict[int, str] = {}
         for op in graph.ops:
@@ -408,7 +410,8 @@ class _Homes:
 
     def access(self, tensor: int, dims: Dims, number: int) -> Access:
         aval = self.graph.tensors[tensor].aval
-        return Access(tensor, aval.shape, aval.itemsize, dims, self.home(tensor, number), 1.0)
+        lies = self.in_rows.get(tensor)
+        return Access(tensor, aval.shape, aval.itemsize, dims, self.home(tensor, number), 1.0, in_rows=lies)
 
     def home(self, tensor: int, number: int) -> Home:
         graph = self.graph

@@ -31,6 +31,7 @@ from planner.any_mesh.op_forms import is_fused
 from planner.any_mesh.postponed import postponed
 from planner.any_mesh.read_through import ReadThrough, read_through
 from planner.any_mesh.recalled import recalled
+from planner.any_mesh.row_order import InRows, in_row_order
 from planner.any_mesh.share import ELSEWHERE, WHOLE
 from planner.any_mesh.softmaxes import stored_of_softmaxes
 from planner.any_mesh.stand_ins import stand_ins, stood_in
@@ -46,7 +47,8 @@ class Liveness:
 
     `passes[op]`: it is part of a fused pass, as the compiler's `fusion` has it. `hoisted`: the narrow copies that are made
     before loops. `turning[op]`: how often its operand is gone over on devices that hold several elements along a dim of it.
-    `when[op]`: before which op it runs, of those that run later than their place.
+    `when[op]`: before which op it runs, of those that run later than their place. `in_rows`: the tensors that lie in rows
+    on a TPU, and how.
     """
 
     passes: tuple[bool, ...]
@@ -60,6 +62,7 @@ class Liveness:
     read_through: ReadThrough
     narrow: NarrowReads
     hoisted: tuple[Hoisted, ...]
+    in_rows: Mapping[int, InRows]
 
     @cached_property
     def narrowed(self) -> dict[int, float]:
@@ -141,6 +144,7 @@ def analyse(graph: Graph, grouping: Grouping, fusion: Fusion = UNKNOWN) -> Liven
         read_through=read_through(graph, materialised, passes),
         narrow=narrow,
         hoisted=tuple(hoisted),
+        in_rows=in_row_order(graph, passes) if fusion.computes_operands else {},
     )
 
 

@@ -7,7 +7,7 @@ that bytes are worked out per form and not per item.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from planner.any_mesh.flow import Flow, Transfer
 from planner.any_mesh.liveness import Liveness, region_spans
+from planner.any_mesh.row_order import InRows
 from planner.any_mesh.share import WHOLE, Share
 from planner.program.gc_pause import paused
 from planner.program.graph import Aval, Graph
@@ -30,7 +31,7 @@ class TensorForm(NamedTuple):
 
     `reduced` are the factors whose splitting leaves partial sums in it, where a compiler that sums over all devices at
     once keeps the whole; None for what is no such sum. With `several`, a dim, it stands only where a device holds several
-    elements along it.
+    elements along it. `in_rows`: how it lies in rows (see `row_order`).
     """
 
     aval: Aval
@@ -38,6 +39,7 @@ class TensorForm(NamedTuple):
     share: Share
     reduced: Reduced | None = None
     several: int | None = None
+    in_rows: InRows | None = None
 
 
 class Item(NamedTuple):
@@ -65,16 +67,17 @@ class Holdings:
     forms: tuple[TensorForm, ...]
 
     @staticmethod
-    def of(graph: Graph, items: Iterable[Item]) -> Holdings:
-        """The columns of these items."""
+    def of(graph: Graph, items: Iterable[Item], in_rows: Mapping[int, InRows]) -> Holdings:
+        """The columns of these items, given the tensors that lie in rows."""
         avals = graph.aval_numbers
-        numbers: dict[tuple[int, Dims, Share, Reduced | None, int | None], int] = {}
+        numbers: dict[tuple[int, Dims, Share, Reduced | None, int | None, InRows | None], int] = {}
         of_type: list[TensorForm] = []
         rows: list[tuple[int, int, int, int, int]] = []
         for tensor, node, dims, start, stop, share, reduced, several in items:
-            number = numbers.setdefault((avals[tensor], dims, share, reduced, several), len(numbers))
+            lies = in_rows.get(tensor)
+            number = numbers.setdefault((avals[tensor], dims, share, reduced, several, lies), len(numbers))
             if number == len(of_type):
-                of_type.append(TensorForm(graph.tensors[tensor].aval, dims, share, reduced, several))
+                of_type.append(TensorForm(graph.tensors[tensor].aval, dims, share, reduced, several, lies))
             rows.append((tensor, node, number, start, stop))
         tensors, nodes, form, starts, stops = np.asarray(rows, np.intp).reshape(-1, 5).T
         return Holdings(tensors=tensors, nodes=nodes, form=form, starts=starts, stops=stops, forms=tuple(of_type))
@@ -97,7 +100,7 @@ class Copied:
 @paused()
 def held(graph: Graph, flow: Flow, liveness: Liveness) -> Holdings:
     """Arguments and constants, partial results being summed, and buffers. There is one more point in time than ops."""
-    return Holdings.of(graph, _held(graph, flow, liveness))
+    return Holdings.of(graph, _held(graph, flow, liveness), liveness.in_rows)
 
 
 def _held(graph: Graph, flow: Flow, liveness: Liveness) -> Iterable[Item]:
@@ -126,8 +129,8 @@ def copied(graph: Graph, flow: Flow, liveness: Liveness, moving: Sequence[Transf
     return Copied(
         transfers=tuple(transfer for transfer, _, _, _ in found),
         shared=tuple(shared for _, _, _, shared in found),
-        sources=Holdings.of(graph, [source for _, source, _, _ in found]),
-        targets=Holdings.of(graph, [target for _, _, target, _ in found]),
+        sources=Holdings.of(graph, [source for _, source, _, _ in found], liveness.in_rows),
+        targets=Holdings.of(graph, [target for _, _, target, _ in found], liveness.in_rows),
     )
 
 

@@ -115,7 +115,7 @@ def _moved_of(array: Array, strategies: Strategies) -> Floats:
     located = strategies.locations(array.dims)
     if array.rows is not None:
         return copied_for_rows(located, strategies.axis_sizes, array.shape, array.rows)
-    sizes = local_tiled_bytes(located, strategies.axis_sizes, array.shape, array.itemsize)
+    sizes = local_tiled_bytes(located, strategies.axis_sizes, array.shape, array.itemsize, in_rows=array.in_rows)
     if array.several is not None:
         sizes = sizes * holds_several(located, strategies.axis_sizes, array.shape, array.several)
     if array.turned is None:

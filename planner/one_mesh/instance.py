@@ -17,6 +17,7 @@ import numpy.typing as npt
 from cost_models import Objective
 from planner.any_mesh.flow import Transfer
 from planner.any_mesh.program_model import Model
+from planner.any_mesh.row_order import InRows
 from planner.identity import numbered
 from planner.one_mesh.costs import Work
 from planner.one_mesh.mesh import COLLECTIVES, Mesh
@@ -263,17 +264,20 @@ class Instance:
             return None
         return home[0], self.resident_bytes(self.model.graph.tensors[tensor].aval, home[0], home[1])
 
-    def resident_bytes(self, aval: Aval, node: int, dims: Dims) -> Floats:
-        """Bytes per device of a tensor in the spec each strategy of a node gives it, padding included."""
-        key = ("resident", self.kind_of[node], dims, aval)
+    def resident_bytes(self, aval: Aval, node: int, dims: Dims, *, in_rows: InRows | None = None) -> Floats:
+        """Bytes per device of a tensor in the spec each strategy of a node gives it, padding included.
+
+        `in_rows`: how it lies in rows.
+        """
+        key = ("resident", self.kind_of[node], dims, aval, in_rows)
         if key not in self._cache:
-            self._cache[key] = self._resident_bytes(aval, self.strategies[node].locations(dims))
+            self._cache[key] = self._resident_bytes(aval, self.strategies[node].locations(dims), in_rows)
         return self._cache[key]
 
-    def _resident_bytes(self, aval: Aval, locations: Locations) -> Floats:
+    def _resident_bytes(self, aval: Aval, locations: Locations, in_rows: InRows | None) -> Floats:
         if not self.tiled:
             return local_bytes(locations, self.mesh.sizes, aval.bytes)
-        return local_tiled_bytes(locations, self.mesh.sizes, aval.shape, aval.itemsize)
+        return local_tiled_bytes(locations, self.mesh.sizes, aval.shape, aval.itemsize, in_rows=in_rows)
 
 
 def _kept(table: Strategies, positions: Indices) -> Strategies:

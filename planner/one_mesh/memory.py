@@ -365,7 +365,7 @@ def whole_bytes(model: Model, *, tiled: bool) -> float:
 
 def _bytes(instance: Instance, node: int, form: TensorForm) -> Floats:
     """Bytes of a tensor of a form under each strategy of a node."""
-    sizes = instance.resident_bytes(form.aval, node, form.dims)
+    sizes = instance.resident_bytes(form.aval, node, form.dims, in_rows=form.in_rows)
     if form.reduced is not None:
         return _summed_bytes(instance, node, sizes, form.reduced)
     if form.several is not None:

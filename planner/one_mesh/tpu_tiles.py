@@ -14,7 +14,8 @@ from itertools import permutations
 import numpy as np
 
 from cost_models.compilers import TILE_LANES, TILE_ROWS
-from planner.any_mesh.gathered_rows import Rows
+from planner.any_mesh.gathered_rows import Rows, lies_by_rows
+from planner.any_mesh.row_order import InRows
 from planner.one_mesh.reshard_ways import Locations, local_extents
 from planner.vectors import Floats, distinct_lines
 
@@ -60,9 +61,36 @@ def argument_order(shape: tuple[int, ...], itemsize: float) -> tuple[int, ...]:
     return (*(dim for dim in range(rank) if dim not in (minor, second)), second, minor)
 
 
-def local_tiled_bytes(locations: Locations, axis_sizes: Sequence[int], shape: Sequence[int], itemsize: float) -> Floats:
-    """Bytes per device of an array of this whole shape at each of the locations (see `reshard.Locations`)."""
-    return _of_parts(lambda local: tiled_bytes(local, itemsize), locations, axis_sizes, shape)
+@lru_cache(maxsize=65536)
+def row_bytes(shape: tuple[int, ...], itemsize: float, in_rows: InRows) -> float:
+    """Bytes of an array of this (local) shape whose last dim lies innermost, and the one before it next.
+
+    Where the table does whose rows it has; elsewhere with the least padding.
+    """
+    long = [extent for extent in shape if extent != 1]
+    if len(long) < 2 or 0 in shape or not lies_by_rows(math.prod(shape[-in_rows.rank :]), in_rows.column):
+        return tiled_bytes(shape, itemsize)
+    *outer, second, minor = long
+    return math.prod(outer) * _round(second, min(TILE_ROWS, _power_of_2(second))) * _round(minor, TILE_LANES) * itemsize
+
+
+def local_tiled_bytes(
+    locations: Locations,
+    axis_sizes: Sequence[int],
+    shape: Sequence[int],
+    itemsize: float,
+    *,
+    in_rows: InRows | None = None,
+) -> Floats:
+    """Bytes per device of an array of this whole shape at each of the locations (see `reshard.Locations`).
+
+    `in_rows`: how it lies in rows, if it does.
+    """
+
+    def sized(local: tuple[int, ...]) -> float:
+        return tiled_bytes(local, itemsize) if in_rows is None else row_bytes(local, itemsize, in_rows)
+
+    return _of_parts(sized, locations, axis_sizes, shape)
 
 
 def turned(locations: Locations, axis_sizes: Sequence[int], shape: Sequence[int], dim: int, itemsize: float) -> Floats:
