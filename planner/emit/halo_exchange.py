@@ -167,9 +167,12 @@ def _pooling_gradient(
 def _roll(
     params: Mapping[str, Any], moving: Sequence[Slide], operands: Sequence[Axes], sizes: Mapping[str, int], x: Any
 ) -> Any:
-    """The part of a roll: what enters it comes from the neighbour before it, or behind it, all around."""
+    """The part of a roll: what enters it comes from the neighbour before it, or behind it, all around or filled."""
     shift, ((dim, axes),) = params["shift"], [(slide.image_dim, operands[0][slide.image_dim]) for slide in moving]
     parts, extent = _parts(axes, sizes), x.shape[dim]
+    if params["fill"] is not None:
+        entering = _fetched(x, dim, axes, parts, 1 if shift > 0 else -1, abs(shift), params["fill"])
+        return joined(entering, x, entering, shift, dim)
     leaving = (extent - shift, extent) if shift > 0 else (0, -shift)
     pairs = [(i, (i + (1 if shift > 0 else -1)) % parts) for i in range(parts)]
     entering = lax.ppermute(lax.slice_in_dim(x, *leaving, axis=dim), tuple(axes), pairs)

@@ -1,4 +1,4 @@
-"""Rolls: what programs write as slices put together is one op that can be split, with the same results and gradients."""
+"""Rolls: what programs write as slices and paddings is one op that can be split, with the same results and gradients."""
 
 from __future__ import annotations
 
@@ -32,35 +32,92 @@ def _squared(u: jax.Array) -> jax.Array:
     return jnp.sum(jnp.roll(u, (1, -2), (0, 2)) ** 2 * jnp.roll(u, 2, 0))
 
 
-FOUND: dict[str, tuple[Callable[..., Any], list[tuple[int, int]]]] = {
-    "up": (lambda x: jnp.roll(x, 3, 0), [(0, 3)]),
-    "down": (lambda x: jnp.roll(x, -3, 2), [(2, -3)]),
-    "the short way around": (lambda x: jnp.roll(x, 15, 0), [(0, -1)]),
-    "two dims": (lambda x: jnp.roll(x, (1, -2), (0, 2)), [(0, 1), (2, -2)]),
-    "by hand": (lambda x: jnp.concatenate([x[:, -2:], x[:, :-2]], axis=1), [(1, 2)]),
-    "of a batch": (jax.vmap(lambda x: jnp.roll(x, 1, 0)), [(1, 1)]),
-    "gradient": (lambda x: jax.vjp(lambda x: jnp.roll(x, 1, 0), x)[1](x)[0], [(0, -1)]),
+def _five_points(u: jax.Array) -> jax.Array:
+    around = jnp.pad(u, ((1, 1), (0, 0), (1, 1)))
+    return around[2:, :, 1:-1] + around[:-2, :, 1:-1] + around[1:-1, :, 2:] + around[1:-1, :, :-2] - 4 * u
+
+
+def _periodic(u: jax.Array) -> jax.Array:
+    around = jnp.pad(u, ((1, 1), (0, 0), (1, 1)), mode="wrap")
+    return around[:-2, :, 1:-1] * around[2:, :, 2:]
+
+
+def _waves(u: jax.Array) -> jax.Array:
+    def step(carry: tuple[jax.Array, jax.Array], _: None) -> tuple[tuple[jax.Array, jax.Array], None]:
+        u, v = carry
+        v = v + 0.1 * _five_points(u)
+        return (u + 0.1 * v, v), None
+
+    return lax.scan(step, (u, jnp.zeros_like(u)), None, length=3)[0][0]
+
+
+def _energy(fn: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+    return lambda u: jnp.sum(jnp.sin(fn(u)))
+
+
+ZERO, RING = 0.0, None
+BESIDE = [(0, -1, ZERO), (0, 1, ZERO), (2, -1, ZERO), (2, 1, ZERO)]
+
+FOUND: dict[str, tuple[Callable[..., Any], list[tuple[int, int, float | None]]]] = {
+    "up": (lambda x: jnp.roll(x, 3, 0), [(0, 3, RING)]),
+    "down": (lambda x: jnp.roll(x, -3, 2), [(2, -3, RING)]),
+    "the short way around": (lambda x: jnp.roll(x, 15, 0), [(0, -1, RING)]),
+    "two dims": (lambda x: jnp.roll(x, (1, -2), (0, 2)), [(0, 1, RING), (2, -2, RING)]),
+    "by hand": (lambda x: jnp.concatenate([x[:, -2:], x[:, :-2]], axis=1), [(1, 2, RING)]),
+    "of a batch": (jax.vmap(lambda x: jnp.roll(x, 1, 0)), [(1, 1, RING)]),
+    "gradient": (lambda x: jax.vjp(lambda x: jnp.roll(x, 1, 0), x)[1](x)[0], [(0, -1, RING)]),
     "an end left out": (lambda x: jnp.concatenate([x[:, -2:], x[:, 1:-2]], axis=1), []),
     "the parts in order": (lambda x: jnp.concatenate([x[:, :2], x[:, 2:]], axis=1), []),
     "of two arrays": (lambda x: jnp.concatenate([x[:, -2:], (2 * x)[:, :-2]], axis=1), []),
     "every second": (lambda x: jnp.concatenate([x[:, 4::2], x[:, :4]], axis=1), []),
+    "five points": (_five_points, BESIDE),
+    "five points, gradient": (jax.grad(_energy(_five_points)), [move for move in BESIDE for _ in range(2)]),
+    "in a loop": (_waves, BESIDE),
+    "in a loop, gradient": (jax.grad(_energy(_waves)), [move for move in BESIDE for _ in range(2)]),
+    "with the other end around": (_periodic, [(0, -1, RING), (0, 1, RING), (2, -1, RING)]),
+    "with the other end around, gradient": (
+        jax.grad(_energy(_periodic)),
+        [(0, -1, RING), (0, -1, RING), (0, 1, RING), (0, 1, RING), (2, -1, RING), (2, 1, RING)],
+    ),
+    "after a border of sevens": (lambda x: jnp.pad(x, ((2, 0), (0, 0), (0, 0)), constant_values=7)[:-2], [(0, 2, 7.0)]),
+    "cut and padded": (lambda x: jnp.pad(x[1:], ((0, 1), (0, 0), (0, 0))), [(0, -1, ZERO)]),
+    "cut, and zeros behind it": (lambda x: jnp.concatenate([x[2:], jnp.zeros((2, 8, 24))]), [(0, -2, ZERO)]),
+    "tokens": (lambda x: jax.vmap(lambda x: jnp.pad(x, ((1, 0), (0, 0)))[:-1])(x), [(1, 1, ZERO)]),
+    "its end cut off and padded": (lambda x: jnp.pad(x[:-1], ((0, 1), (0, 0), (0, 0))), []),
+    "two borders": (
+        lambda x: jnp.pad(jnp.pad(x, ((1, 0), (0, 0), (0, 0))), ((1, 0), (0, 0), (0, 0)), constant_values=1)[:-2],
+        [],
+    ),
+    "more than there is": (lambda x: jnp.pad(x, ((16, 0), (0, 0), (0, 0)))[:16], []),
 }
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_a_roll_is_one_op(name: str) -> None:
-    fn, shifts = FOUND[name]
-    program = trace(fn, (X,))
-    made = build_graph(program).of_kinds(("roll",))
-    assert [(op.params["dimension"], op.params["shift"]) for op in made] == shifts
-    np.testing.assert_array_equal(planner.plan(fn, (X,), mesh={"x": 1})(X), fn(X))
+def test_a_move_is_one_op(name: str) -> None:
+    fn, moves = FOUND[name]
+    graph = build_graph(trace(fn, (X,)))
+    made = [(op.params["dimension"], op.params["shift"], op.params["fill"]) for op in graph.of_kinds(("roll",))]
+    assert sorted(made, key=str) == sorted(moves, key=str)
+    assert not moves or not graph.of_kinds(("pad", "slice", "concatenate"))
+    np.testing.assert_allclose(planner.plan(fn, (X,), mesh={"x": 1})(X), fn(X), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("fn", [_heat, _squared, jax.grad(_squared)], ids=["steps", "forward", "gradient"])
+SPLIT = {
+    "steps": _heat,
+    "forward": _squared,
+    "gradient": jax.grad(_squared),
+    "padded": _five_points,
+    "padded, gradient": jax.grad(_energy(_waves)),
+    "periodic, gradient": jax.grad(_energy(_periodic)),
+    "sevens": FOUND["after a border of sevens"][0],
+}
+
+
+@pytest.mark.parametrize("fn", SPLIT.values(), ids=SPLIT)
 @pytest.mark.parametrize("mesh", [{"x": 8}, {"x": 4, "y": 2}, {"x": 2, "y": 2, "z": 2}], ids=str)
 def test_split_rolls_are_those_of_one_device(fn: Callable[..., Any], mesh: dict[str, int]) -> None:
     spec = jax.sharding.PartitionSpec(*mesh)
-    plan = assert_same_as_single_device(fn, (X,), mesh=mesh, pins={"u": spec})
+    plan = assert_same_as_single_device(fn, (X,), mesh=mesh, pins={"[ux]": spec})
     assert plan.in_specs[0] == spec
     assert plan.verify(X).collectives.ok
     if fn is _heat:

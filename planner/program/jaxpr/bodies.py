@@ -141,6 +141,22 @@ def put_body(params: dict[str, Any], body: tuple[str, int | None], new: Any) -> 
         params[param] = type(old)(*bodies) if hasattr(old, "_fields") else tuple(bodies)
 
 
+def unchanging(eqn: Any, structure: Structure, param: str) -> Sequence[Any]:
+    """The operands that are the first variables of the body in a param in every pass, in their order."""
+    operands = eqn.invars
+    match structure.kind:
+        case "inline":
+            return operands if structure.takes is None else [operands[i] for i in structure.takes]
+        case "cond":
+            return operands[1:]
+        case "while" if param == "cond_jaxpr":
+            return operands[: structure.cond_consts]
+        case "while":
+            return operands[structure.cond_consts :][: structure.num_consts]
+        case "scan":
+            return operands[: structure.num_consts]
+
+
 def with_bodies(eqn: Any, structure: Structure, rewritten: Callable[[Any, str], Any]) -> Any:
     """An equation with its bodies rewritten, each told with the param it is in; the same object where none changes."""
     params, changed = dict(eqn.params), False

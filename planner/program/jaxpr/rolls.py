@@ -1,14 +1,15 @@
-"""Rolls: an array turned around along one dim, which programs write as slices put together, made one primitive.
+"""Rolls: an array moved along one dim, which programs write in slices and paddings, made one primitive.
 
-`jnp.roll`, and whoever puts the two parts of an array together the other way round, slice and concatenate; their gradient
-pads and adds. A slice keeps its dim whole on every device, while a roll needs of its neighbours no more than it shifts by:
-as an op of its own it can be split. The results are the same to the bit, but for the sign of zeros that a gradient adds up.
+`jnp.roll`, and whoever puts the two parts of an array together the other way round, slice and concatenate; stencils slice
+what they have padded, with zeros or with the other end; their gradients pad, add and cut. A slice keeps its dim whole on
+every device, while a roll needs of its neighbours no more than it shifts by: as an op of its own it can be split. The
+results are the same to the bit, but for the sign of zeros that a gradient adds up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from functools import partial, reduce
 from typing import Any
 
 import jax.extend.core as jex_core
@@ -17,16 +18,21 @@ from jax import lax
 from jax.core import ShapedArray
 from jax.interpreters import ad, batching, mlir
 
-from planner.program.jaxpr.bodies import opened, structure_of, with_bodies
+from planner.program.jaxpr.bodies import Structure, opened, structure_of, unchanging, with_bodies
 from planner.program.jaxpr.calls import equations_by
+from planner.program.jaxpr.windows import Move, Windows
 
 roll_p = jex_core.Primitive("roll")
-"""Its params: `dimension`, and `shift`, by how many places every element moves up, those at the end to the front."""
+"""Its params: `dimension`; `shift`, by how many places every element moves up; and `fill`, the number that enters, or None,
+where those at the end move to the front."""
 
 
-def roll(x: Any, shift: int, dimension: int) -> Any:
-    """An array whose elements are moved along a dim by `shift` places, which may be negative but not 0."""
-    return roll_p.bind(x, shift=shift, dimension=dimension)
+def roll(x: Any, shift: int, dimension: int, fill: float | None = None) -> Any:
+    """An array whose elements are moved along a dim by `shift` places, which may be negative but not 0.
+
+    What moves beyond one end comes in at the other, or with `fill` that number does.
+    """
+    return roll_p.bind(x, shift=shift, dimension=dimension, fill=fill)
 
 
 def joined(before: Any, x: Any, behind: Any, shift: int, dimension: int) -> Any:
@@ -43,133 +49,140 @@ def joined(before: Any, x: Any, behind: Any, shift: int, dimension: int) -> Any:
     return lax.slice_in_dim(lax.concatenate([x, edge], dimension), -shift, extent - shift, axis=dimension)
 
 
-def _in_two(x: Any, *, shift: int, dimension: int) -> Any:
+def _in_two(x: Any, *, shift: int, dimension: int, fill: float | None) -> Any:
     """A roll as programs write it."""
+    if fill is not None:
+        return _filled(x, shift, dimension, fill)
     at = -shift % x.shape[dimension]
     parts = lax.slice_in_dim(x, at, None, axis=dimension), lax.slice_in_dim(x, 0, at, axis=dimension)
     return lax.concatenate(parts, dimension)
 
 
-def _rolled_aval(x: Any, *, shift: int, dimension: int) -> Any:
-    del shift, dimension
+def _filled(x: Any, shift: int, dimension: int, fill: float) -> Any:
+    config = [(shift, -shift, 0) if d == dimension else (0, 0, 0) for d in range(x.ndim)]
+    return lax.pad(x, jnp.asarray(fill, x.dtype), config)
+
+
+def _rolled_aval(x: Any, **_: object) -> Any:
     return ShapedArray(x.shape, x.dtype)
 
 
-def _transposed(cotangent: Any, x: Any, *, shift: int, dimension: int) -> Sequence[Any]:
+def _forward(tangent: Any, x: Any, *, shift: int, dimension: int, fill: float | None) -> Any:
     del x
-    return (roll(cotangent, -shift, dimension),)
+    return roll(tangent, shift, dimension, None if fill is None else 0.0)
 
 
-def _batched(operands: Sequence[Any], dims: Sequence[Any], *, shift: int, dimension: int) -> Any:
-    return roll(operands[0], shift, dimension + (dims[0] <= dimension)), dims[0]
+def _transposed(cotangent: Any, x: Any, *, shift: int, dimension: int, fill: float | None) -> Sequence[Any]:
+    del x
+    return (roll(cotangent, -shift, dimension, fill),)
+
+
+def _batched(operands: Sequence[Any], dims: Sequence[Any], *, shift: int, dimension: int, fill: float | None) -> Any:
+    return roll(operands[0], shift, dimension + (dims[0] <= dimension), fill), dims[0]
 
 
 roll_p.def_impl(_in_two)
 roll_p.def_abstract_eval(_rolled_aval)
-ad.deflinear2(roll_p, _transposed)
+ad.defjvp(roll_p, _forward)
+ad.primitive_transposes[roll_p] = _transposed
 batching.primitive_batchers[roll_p] = _batched
 mlir.register_lowering(roll_p, mlir.lower_fun(_in_two, multiple_results=False))
-mlir.register_lowering(
-    roll_p,
-    mlir.lower_fun(
-        lambda x, *, shift, dimension: joined(x, x, x, shift, dimension),
-        multiple_results=False,
-    ),
-    platform="tpu",
-)
+
+
+def _on_tpu(x: Any, *, shift: int, dimension: int, fill: float | None) -> Any:
+    return joined(x, x, x, shift, dimension) if fill is None else _filled(x, shift, dimension, fill)
+
+
+mlir.register_lowering(roll_p, mlir.lower_fun(_on_tpu, multiple_results=False), platform="tpu")
 
 
 # ---------------------------------------------------------------- found in programs
 
-Part = tuple[Any, int, int, int]
-"""Of a variable, along a dim, from an element up to another: what a slice is."""
+_PADDING = "_pad"
+"""The name of the call that `jnp.pad` is."""
+_MADE_OF = frozenset({"add", "add_any", "concatenate", "pad", "roll", "slice", "split"})
 
 
 def with_rolls(jaxpr: Any) -> Any:
-    """The program with a primitive in the place of what puts the two parts of an array together the other way round.
+    """The program with a primitive in the place of what moves an array along its dims.
 
-    The program itself where there is none. What such parts are made by stays, and is read by nobody else.
+    The program itself where there is none.
     """
+    return _with_rolls(jaxpr, {})
+
+
+def _with_rolls(jaxpr: Any, numbers: Mapping[Any, float]) -> Any:
+    """The same of a body some of whose variables are known to be numbers."""
     body = opened(jaxpr)
-    eqns, changed, parts, padded = list[Any](), False, dict[Any, Part](), dict[Any, tuple[Part, int]]()
-    for eqn in body.eqns:
+    eqns, others, changed = list[Any](), dict[Any, Any](), False
+    windows = Windows(numbers=dict(numbers))
+    for eqn in _with_paddings(body.eqns, others):
         structure = structure_of(eqn)
-        found = _found(eqn, parts, padded) if structure is None else None
         if structure is not None:
-            eqns.append(with_bodies(eqn, structure, lambda inner, _: with_rolls(inner)))
-        elif found is not None:
-            operand, shift, dimension = found
-            function = partial(roll, shift=shift, dimension=dimension)
-            eqns += equations_by(function, [operand], eqn.outvars, eqn.source_info)[0]
-        else:
+            eqns.append(with_bodies(eqn, structure, partial(_with_rolls_inside, windows, eqn, structure)))
+            changed |= eqns[-1] is not eqn
+            continue
+        windows.take_down(eqn)
+        moved = windows.moves(eqn.outvars[0]) if len(eqn.outvars) == 1 else None
+        if moved is None:
             eqns.append(eqn)
-        changed |= eqns[-1] is not eqn
+            continue
+        sources = [source for source, _ in moved]
+        function = partial(_moved, [moves for _, moves in moved])
+        eqns += equations_by(function, sources, eqn.outvars, eqn.source_info)[0]
+        changed = True
     if not changed:
         return jaxpr
-    new = body.replace(eqns=eqns)
+    outvars = [_named(others, atom) for atom in body.outvars]
+    new = body.replace(eqns=_read(eqns, outvars), outvars=outvars)
     return new if jaxpr is body else jaxpr.replace(jaxpr=new)
 
 
-def _found(eqn: Any, parts: dict[Any, Part], padded: dict[Any, tuple[Part, int]]) -> tuple[Any, int, int] | None:
-    """The roll that an equation makes: of what, by how much, along which dim. Takes down the parts that it makes."""
-    name, params = eqn.primitive.name, eqn.params
-    match name:
-        case "slice" | "split":
-            _take_down(eqn, parts)
-        case "pad":
-            part = None if isinstance(eqn.invars[0], jex_core.Literal) else parts.get(eqn.invars[0])
-            place = _padding(params["padding_config"], eqn.invars[1])
-            if part is not None and place is not None and place[0] == part[1]:
-                padded[eqn.outvars[0]] = part, place[1]
-        case "concatenate" if len(eqn.invars) == 2:
-            first, second = (parts.get(v) if not isinstance(v, jex_core.Literal) else None for v in eqn.invars)
-            if first is not None and second is not None and first[1] == params["dimension"]:
-                return _turned(eqn, second, first)
-        case "add_any":
-            sides = [padded[v] for v in eqn.invars if not isinstance(v, jex_core.Literal) and v in padded]
-            if len(sides) == 2:
-                (low, low_at), (high, high_at) = sorted(sides, key=lambda side: side[0][2])
-                if high_at == 0 and low_at == high[3] - high[2]:
-                    return _turned(eqn, low, high)
-        case _:
-            pass
-    return None
+def _with_rolls_inside(windows: Windows, eqn: Any, structure: Structure, inner: Any, param: str) -> Any:
+    taken = zip(opened(inner).invars, unchanging(eqn, structure, param), strict=False)
+    numbers = {variable: windows.number(operand) for variable, operand in taken if not variable.aval.shape}
+    return _with_rolls(inner, {variable: number for variable, number in numbers.items() if number is not None})
 
 
-def _turned(eqn: Any, low: Part, high: Part) -> tuple[Any, int, int] | None:
-    """The roll that puts `high` before `low`; None where they are not all of one array, each element once."""
-    (source, dim, start, at), (other, other_dim, other_at, stop) = low, high
-    extent = source.aval.shape[dim]
-    if source is not other or dim != other_dim or start or at != other_at or stop != extent:
-        return None
-    if eqn.outvars[0].aval.shape != source.aval.shape:
-        return None
-    up = extent - at
-    return source, up if 2 * up <= extent else -at, dim
+def _read(eqns: Sequence[Any], outvars: Sequence[Any]) -> list[Any]:
+    """The equations but those that moves were made of and that nobody reads any more."""
+    used, kept = set(filter(_is_variable, outvars)), list[Any]()
+    for eqn in reversed(eqns):
+        if eqn.primitive.name not in _MADE_OF or not used.isdisjoint(eqn.outvars):
+            used.update(filter(_is_variable, eqn.invars))
+            kept.append(eqn)
+    return kept[::-1]
 
 
-def _take_down(eqn: Any, parts: dict[Any, Part]) -> None:
-    """Takes down what a slice or a split makes, where it cuts one dim."""
-    (operand,), params = eqn.invars, eqn.params
-    if isinstance(operand, jex_core.Literal):
-        return
-    if eqn.primitive.name == "split":
-        start = 0
-        for var, size in zip(eqn.outvars, params["sizes"], strict=True):
-            parts[var] = operand, params["axis"], start, start + size
-            start += size
-        return
-    starts: Sequence[int] = params["start_indices"]
-    limits: Sequence[int] = params["limit_indices"]
-    cut = [d for d, extent in enumerate(operand.aval.shape) if (starts[d], limits[d]) != (0, extent)]
-    if len(cut) == 1 and all(stride == 1 for stride in params["strides"] or ()):
-        parts[eqn.outvars[0]] = operand, cut[0], int(starts[cut[0]]), int(limits[cut[0]])
+def _is_variable(atom: Any) -> bool:
+    return not isinstance(atom, jex_core.Literal)
 
 
-def _padding(config: Sequence[tuple[int, int, int]], value: Any) -> tuple[int, int] | None:
-    """The dim that is padded with zeros, and by how many in front; None where it is none or not one, or both ends are."""
-    padded = [d for d, entry in enumerate(config) if any(entry)]
-    if len(padded) != 1 or not isinstance(value, jex_core.Literal) or bool(jnp.any(value.val)):
-        return None
-    low, high, inner = config[padded[0]]
-    return (padded[0], int(low)) if inner == 0 and min(low, high) == 0 else None
+def _with_paddings(eqns: Sequence[Any], others: dict[Any, Any]) -> Sequence[Any]:
+    """The equations, those of paddings in the place of calls; `others` takes what is not made by any equation."""
+    found = list[Any]()
+    for eqn in eqns:
+        if any(_is_variable(atom) and atom in others for atom in eqn.invars):
+            eqn = eqn.replace(invars=[_named(others, atom) for atom in eqn.invars])
+        if eqn.params.get("name") == _PADDING and structure_of(eqn) is not None:
+            made, same = equations_by(
+                jex_core.jaxpr_as_fun(eqn.params["jaxpr"]), eqn.invars, eqn.outvars, eqn.source_info
+            )
+            found += made
+            others.update(same)
+        else:
+            found.append(eqn)
+    return found
+
+
+def _named(others: dict[Any, Any], atom: Any) -> Any:
+    return atom if isinstance(atom, jex_core.Literal) else others.get(atom, atom)
+
+
+def _moved(moves: Sequence[Sequence[Move]], *sources: Any) -> Any:
+    """The sum of arrays, each moved along its dims."""
+    terms = [
+        reduce(lambda x, move: roll(x, move.shift, move.dimension, move.fill), own, source)
+        for own, source in zip(moves, sources, strict=True)
+    ]
+    return reduce(lax.add, terms)
