@@ -45,13 +45,14 @@ def in_row_order(graph: Graph, passes: Sequence[bool]) -> dict[int, InRows]:
             rows = _rows(graph, op.results[0], getattr(numbers, "offset_dims", ()), op.operands[0])
             if rows is not None:
                 _add(found, op.results[0], rows)
-                _add(found, op.operands[0], rows)
+                if graph.tensors[op.operands[0]].producer is not None:  # an argument lies as all arguments do
+                    _add(found, op.operands[0], rows)
         elif passes[op.id]:
             for operand in op.operands:
                 for result in op.results if operand in found else ():
                     if _alike(graph, op, operand, result):
                         _add(found, result, found[operand])
-    return {tensor: rows for tensor, rows in found.items() if graph.tensors[tensor].producer is not None}
+    return found
 
 
 def _add(found: dict[int, InRows], tensor: int, rows: InRows) -> None:
@@ -72,9 +73,11 @@ def _follow_back(graph: Graph, passes: Sequence[bool], tensor: int, rows: InRows
     left = [tensor]
     while left:
         tensor = left.pop()
-        _add(found, tensor, rows)
         producer = graph.tensors[tensor].producer
-        if producer is not None and passes[producer]:
+        if producer is None:
+            continue
+        _add(found, tensor, rows)
+        if passes[producer]:
             op = graph.ops[producer]
             left += [of for of in op.operands if of not in found and _alike(graph, op, of, tensor)]
 

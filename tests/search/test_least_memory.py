@@ -76,7 +76,7 @@ def test_a_mixture_needs_less_than_its_plans_and_says_where() -> None:
 
 
 def test_of_the_plans_of_least_memory_a_better_one_is_taken() -> None:
-    instance = small_session("gnn").instance({"x": 8})
+    instance = small_session("decode").instance({"x": 8})
     outcome = least_plan(instance, math.inf, budget(), best=math.inf)
     assert isinstance(outcome, Outcome)
     candidate, least = outcome.candidate, outcome.least

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax.extend.core as jex_core
+import jax.numpy as jnp
 import numpy as np
 
 MOST_TERMS = 64
@@ -99,7 +100,7 @@ class Windows:
         return [(source, moves or ()) for source, moves in found] if any(moves for _, moves in found) else None
 
     def _windows(self, atom: Any) -> tuple[Window, ...]:
-        if isinstance(atom, jex_core.Literal) or not getattr(atom.aval, "shape", ()):
+        if isinstance(atom, jex_core.Literal) or not getattr(atom.aval, "shape", ()) or not atom.aval.size:
             return ()
         return self.of.get(atom) or (Window(atom, tuple(Span(0, n, 0, n) for n in atom.aval.shape)),)
 
@@ -108,10 +109,11 @@ class Windows:
         if not isinstance(atom, jex_core.Literal):
             return self.numbers.get(atom)
         value = np.asarray(atom.val)
-        return float(value) if value.ndim == 0 and value.dtype.kind in "fiuV" else None
+        real = jnp.issubdtype(value.dtype, jnp.floating) or jnp.issubdtype(value.dtype, jnp.integer)
+        return float(value) if value.ndim == 0 and real else None
 
     def _put(self, variable: Any, windows: tuple[Window, ...]) -> None:
-        if windows and len(windows) <= MOST_TERMS and not isinstance(variable, jex_core.DropVar):
+        if windows and len(windows) <= MOST_TERMS and variable.aval.size and not isinstance(variable, jex_core.DropVar):
             self.of[variable] = windows
 
     def _cut(self, windows: Sequence[Window], cuts: Sequence[tuple[int, int]]) -> tuple[Window, ...]:
