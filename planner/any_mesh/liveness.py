@@ -71,6 +71,7 @@ class Liveness:
 
 
 BORDER = ENTERING | LEAVING
+CREATED = ("broadcast_in_dim", "iota")
 Need = Literal["never", "where costly", "always"]
 
 
@@ -243,10 +244,17 @@ def _need(op: Op, is_pass: bool) -> Need:
 
 
 def _must_stand(graph: Graph, tensor: int, needs: Sequence[Need], hard: bool) -> bool:
-    """Whether the readers of what a pass computes need it in memory; `hard`: it is costly."""
+    """Whether the readers of what a pass computes need it in memory; `hard`: it is costly.
+
+    A loop reads what it takes in from memory, but what is broadcast: that it broadcasts itself.
+    """
+    producer = graph.tensors[tensor].producer
+    broadcast = producer is not None and graph.ops[producer].kind in CREATED
     for reader, _ in graph.consumers[tensor]:
         need = needs[reader]
         if need == "always" or (hard and need == "where costly"):
+            return True
+        if graph.ops[reader].kind in TAKEN_IN and not broadcast:
             return True
     return False
 
