@@ -113,9 +113,9 @@ def analyse(graph: Graph, grouping: Grouping, fusion: Fusion = UNKNOWN) -> Liven
     materialised = rows
     spans = region_spans(graph)
     when = {} if fusion.computes_operands else postponed(graph, passes, spans)
-    last = _last_uses(graph, passes, materialised, spans, apart, when)
-    found = in_place(graph, passes, materialised, last, spans)
     narrow = NarrowReads(graph)
+    last = _last_uses(graph, passes, materialised, spans, apart, when, narrow)
+    found = in_place(graph, passes, materialised, last, spans)
     buffers: list[Buffer] = []
     for op in graph.ops:
         for tensor in op.results:
@@ -317,12 +317,14 @@ def _last_uses(
     spans: Sequence[tuple[int, int]],
     apart: AbstractSet[int],
     when: Mapping[int, int],
+    narrow: NarrowReads,
 ) -> list[int]:
     """The time until which every tensor is needed, through whatever is computed from it in passing.
 
     `when` says so of the ops that run later than their place.
 
-    A fused pass writes over what it was the last to read; one that writes a tensor of `apart` only over what has its type.
+    A fused pass writes over what it was the last to read, if that stands as narrow as what it writes; one that writes a
+    tensor of `apart` only over what has its type.
     """
     last = [0] * len(graph.tensors)
     over: dict[int, int] = {}  # for what does not stand, the tensor that the last pass to read it writes
@@ -344,8 +346,9 @@ def _last_uses(
             # An update is computed before it is written over what it may be computed from.
             before = row.updates is not None and (position == 0 or not stored[tensor])
             until = op.id if before else need
-            if written is not None and written in apart and stored[tensor]:
-                until += graph.aval_numbers[tensor] != graph.aval_numbers[written]
+            if written is not None and stored[tensor]:
+                other = written in apart and graph.aval_numbers[tensor] != graph.aval_numbers[written]
+                until += other or narrow.share(written) != narrow.share(tensor)
             if until > last[tensor]:
                 last[tensor] = until
                 if written is not None:
