@@ -71,7 +71,6 @@ class Liveness:
 
 
 BORDER = ENTERING | LEAVING
-CREATED = ("broadcast_in_dim", "iota")
 Need = Literal["never", "where costly", "always"]
 
 
@@ -249,7 +248,7 @@ def _must_stand(graph: Graph, tensor: int, needs: Sequence[Need], hard: bool) ->
     A loop reads what it takes in from memory, but what is broadcast: that it broadcasts itself.
     """
     producer = graph.tensors[tensor].producer
-    broadcast = producer is not None and graph.ops[producer].kind in CREATED
+    broadcast = producer is not None and graph.ops[producer].kind == "broadcast_in_dim"
     for reader, _ in graph.consumers[tensor]:
         need = needs[reader]
         if need == "always" or (hard and need == "where costly"):
