@@ -245,15 +245,16 @@ def _need(op: Op, is_pass: bool) -> Need:
 def _must_stand(graph: Graph, tensor: int, needs: Sequence[Need], hard: bool) -> bool:
     """Whether the readers of what a pass computes need it in memory; `hard`: it is costly.
 
-    A loop reads what it takes in from memory, but what is broadcast: that it broadcasts itself.
+    A loop reads what it takes in from memory, but what only moves elements: that it moves itself.
     """
     producer = graph.tensors[tensor].producer
-    broadcast = producer is not None and graph.ops[producer].kind == "broadcast_in_dim"
+    row = None if producer is None else traits(graph.ops[producer].kind)
+    moved = row is not None and (row.reshapes or row.turns)
     for reader, _ in graph.consumers[tensor]:
         need = needs[reader]
         if need == "always" or (hard and need == "where costly"):
             return True
-        if graph.ops[reader].kind in TAKEN_IN and not broadcast:
+        if graph.ops[reader].kind in TAKEN_IN and not moved:
             return True
     return False
 
