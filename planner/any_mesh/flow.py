@@ -203,7 +203,7 @@ def build_flow(
             for op in accumulator.through:
                 stacks = op.kind == "loop_stack"
                 region = graph.regions[op.region]
-                flow.waiting[op.results[0]] = waits * region.trips / ((region.length if stacks else 0.0) or 1.0)
+                flow.waiting[op.results[0]] = waits * region.trips / ((region.length or 1.0) if stacks else 1.0)
     for group in grouping.groups:
         op = graph.ops[group.ops[0]]
         label = op.name + (f" +{len(group.ops) - 1}" if len(group.ops) > 1 else "")

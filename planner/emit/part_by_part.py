@@ -12,7 +12,7 @@ Scatters of a single update per device stay with the partitioner, but behind a b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,8 +24,8 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from planner.any_mesh.in_place import on_donated
-from planner.emit.by_hand import Split, by_hand, laid_split, rule_by_dims, summed_over
-from planner.emit.partial_sums import add_partial_sums
+from planner.emit.by_hand import by_hand, laid_split, rule_by_dims, summed_over
+from planner.emit.partial_sums import on_parts
 from planner.one_mesh.loop_sums import Axes
 from planner.one_mesh.specs import from_entries
 from planner.one_mesh.tpu_tiles import argument_order
@@ -51,7 +51,8 @@ def local_calls(
         if how == "barrier":
             found[op.path] = partial(_behind_barrier, op.primitive, op.params)
         if how == "sums":
-            found[op.path] = _added_up(op, split, summed_over(graph, op, split), mesh)
+            over = summed_over(graph, op, split)
+            found[op.path] = on_parts(op, split.operands, split.results[0], mesh, over)
         rule = rule_by_dims(graph, op) if how == "parts" else None
         if rule is not None:
             found[op.path] = _local(op, rule, split.results[0], mesh, op.results[0] in kept)
@@ -75,20 +76,6 @@ def _local(op: Op, rule: Rule, made: Axes, mesh: Mesh | AbstractMesh, as_given: 
         in_specs=tuple(map(from_entries, operands)),
         out_specs=tuple(from_entries(spec(dims)) for dims in rule.results),
         check_vma=False,  # it refuses a matrix that all devices hold beside right-hand sides that they do not
-    )
-
-
-def _added_up(op: Op, split: Split, axes: Collection[str], mesh: Mesh | AbstractMesh) -> Callable[..., Sequence[Any]]:
-    def local(*operands: Any) -> Any:
-        (partial_sum,) = _bound(op.primitive, op.params, *operands)
-        return (add_partial_sums(partial_sum, axes, split.results[0]),)
-
-    return jax.shard_map(
-        local,
-        mesh=mesh,
-        in_specs=tuple(map(from_entries, split.operands)),
-        out_specs=(from_entries(split.results[0]),),
-        check_vma=False,  # it has no rule for products in groups
     )
 
 

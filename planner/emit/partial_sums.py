@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import jax
 from jax import lax
+from jax.sharding import AbstractMesh, Mesh
 
 from planner.one_mesh.loop_sums import Axes
+from planner.one_mesh.specs import from_entries
+from planner.program.graph import Op
+
+
+def on_parts(
+    op: Op, operands: Sequence[Axes], made: Axes, mesh: Mesh | AbstractMesh, over: Collection[str] = ()
+) -> Callable[..., Sequence[Any]]:
+    """An op with one result, run on the part of each device; its partial sums are added up over axes, if over any."""
+
+    def run(*parts: Any) -> tuple[Any]:
+        return (add_partial_sums(op.primitive.bind(*parts, **op.params), over, made),)
+
+    return jax.shard_map(
+        run,
+        mesh=mesh,
+        in_specs=tuple(map(from_entries, operands)),
+        out_specs=(from_entries(made),),
+        check_vma=False,  # partial sums differ between devices, and not every primitive has a rule
+    )
 
 
 def add_partial_sums(partial_sum: Any, axes: Collection[str], made: Axes) -> Any:

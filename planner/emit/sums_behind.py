@@ -20,6 +20,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from planner.any_mesh.accumulators import Accumulator, accumulators
 from planner.emit.by_hand import laid_split
+from planner.emit.partial_sums import on_parts
 from planner.one_mesh.loop_sums import Axes, summed_behind
 from planner.one_mesh.specs import from_entries
 from planner.program.graph import Graph, Op, Path
@@ -49,7 +50,7 @@ def loop_sums(graph: Graph, constraints: Constraints, mesh: Mesh | AbstractMesh)
             continue
         for op in (term.op for term in accumulator.terms):
             operands = [placed.operand(op, position) for position in range(len(op.operands))]
-            terms[op.path] = _on_parts(op, operands, placed.result(op), mesh)
+            terms[op.path] = on_parts(op, operands, placed.result(op), mesh)
         axes = tuple(name for name in mesh.axis_names if name in over)
         _add_ends(around, accumulator, axes, placed.result(accumulator.enters), mesh)
     return LoopSums(terms=terms, around=around)
@@ -72,19 +73,6 @@ class _Laid:
 
     def summed_alone(self, op: Op) -> bool:
         return len(self.constraints.get(result_slot(op, 0), ())) == 1
-
-
-def _on_parts(op: Op, operands: Sequence[Axes], made: Axes, mesh: Mesh | AbstractMesh) -> Callable[..., Sequence[Any]]:
-    def run(*parts: Any) -> tuple[Any]:
-        return (op.primitive.bind(*parts, **op.params),)
-
-    return jax.shard_map(
-        run,
-        mesh=mesh,
-        in_specs=tuple(map(from_entries, operands)),
-        out_specs=(from_entries(made),),
-        check_vma=False,  # devices differ in what they take for the whole
-    )
 
 
 def _add_ends(

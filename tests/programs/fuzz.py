@@ -6,7 +6,8 @@ and tries it first the next time. Each kind of failure shrinks for itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import hypothesis
 import pytest
@@ -43,18 +44,21 @@ def alone(case: Case) -> bool:
     return runs_alone(case[0].function(), case[0].example())
 
 
-@pytest.fixture(scope="module")
-def planned() -> Iterator[Child]:
-    child = Child(failure_of)
+def serving(function: Callable[[Case], Any]) -> Iterator[Child]:
+    """A child that answers with what a function says of a case, as long as a fixture lasts."""
+    child = Child(function)
     yield child
     child.end()
+
+
+@pytest.fixture(scope="module")
+def planned() -> Iterator[Child]:
+    yield from serving(failure_of)
 
 
 @pytest.fixture(scope="module")
 def unplanned() -> Iterator[Child]:
-    child = Child(alone)
-    yield child
-    child.end()
+    yield from serving(alone)
 
 
 @hypothesis.given(cases())
@@ -79,9 +83,7 @@ def failure_for_any(case: Case) -> str | None:
 
 @pytest.fixture(scope="module")
 def planned_elsewhere() -> Iterator[Child]:
-    child = Child(failure_for_any)
-    yield child
-    child.end()
+    yield from serving(failure_for_any)
 
 
 @hypothesis.given(cases())
