@@ -207,11 +207,17 @@ def _together(windows: Sequence[Window]) -> tuple[Window, ...]:
     for window in windows:
         if any(span.low >= span.high for span in window.spans):
             continue
-        while (beside := next((other for other in found if _merged(other, window)), None)) is not None:
+        while (pair := _beside(found, window)) is not None:
+            beside, window = pair
             found.remove(beside)
-            window = _merged(beside, window) or window
         found.append(window)
     return tuple(found) or tuple(windows[:1])
+
+
+def _beside(windows: Sequence[Window], window: Window) -> tuple[Window, Window] | None:
+    """The first of some windows that makes one with another, and that one."""
+    merged = ((other, _merged(other, window)) for other in windows)
+    return next(((other, both) for other, both in merged if both is not None), None)
 
 
 def _merged(one: Window, other: Window) -> Window | None:
