@@ -28,6 +28,7 @@ from planner.any_mesh.in_place import READ_AND_WRITTEN
 from planner.any_mesh.liveness import Liveness
 from planner.any_mesh.narrow import is_by_vector
 from planner.any_mesh.row_order import InRows
+from planner.any_mesh.rows_gone_over import rows_gone_over
 from planner.any_mesh.turned_slices import turned_slices
 from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY, ENTERING, LEAVING
@@ -121,8 +122,12 @@ class _Walk:
     fusion: Fusion
     bad: Collection[int]
     leaves: dict[int, Leaves] = field(default_factory=dict[int, Leaves])
+    gone_over: Collection[int] = frozenset()
+    """The reductions of rows with which a kernel goes on."""
     kernels: list[_Kernel] = field(default_factory=list[_Kernel])
     made_by: dict[int, int] = field(default_factory=dict[int, int])
+    barred: dict[int, int] = field(default_factory=dict[int, int])
+    """For what a barrier returns, the number of kernels before it."""
     latest: dict[tuple[int, int], list[int]] = field(default_factory=dict[tuple[int, int], list[int]])
     """The passes of a group in a region."""
 
@@ -132,7 +137,7 @@ class _Walk:
         producer, aval = self.graph.tensors[tensor].producer, self.graph.tensors[tensor].aval
         if not aval.bytes:
             return {}
-        if self.stands[tensor] or producer is None:
+        if self.stands[tensor] or producer is None or tensor in self.barred:
             share = sunk_share(self.graph, tensor)
             return {tensor: Leaf(dims, share)} if share * aval.bytes >= LEAST_BYTES else {}
         leaves = self.leaves.get(tensor, {})
@@ -156,6 +161,9 @@ class _Walk:
     def add(self, op: Op) -> None:
         """Adds an op, whose operands are known."""
         if op.kind in BOUNDARY:
+            return
+        if traits(op.kind).bars:
+            self.barred[op.results[0]] = len(self.kernels)
             return
         operands = [self.operand(op, position) for position in range(len(op.operands))]
         if not self.passes[op.id]:
@@ -207,7 +215,8 @@ class _Walk:
         after = max((self.made_by[leaf] for leaf in leaves if leaf in self.made_by), default=-1)
         number = self.continued(op, tensor, dims, leaves, after, reduced=reduced)
         if number is None:
-            number = self.at_hand(op, leaves, after)
+            barred = max((self.barred[leaf] for leaf in leaves if leaf in self.barred), default=0)
+            number = self.at_hand(op, leaves, max(after, barred))
         kernel = self.kernels[number]
         if kernel.group != group:
             through, seen, own = kernel.seen_from[group]
@@ -222,9 +231,7 @@ class _Walk:
         kernel.writes[tensor] = dims
         self.made_by[tensor] = number
         if reduced:
-            side_by_side = kernel.reduced and not any(leaf in kernel.reduced for leaf in leaves)
-            rank = len(self.graph.tensors[op.operands[0]].aval.shape)
-            kernel.rows_kept &= self.fusion.rows_kept and not side_by_side and op.params.get("axes") == (rank - 1,)
+            kernel.rows_kept &= op.id in self.gone_over
             kernel.reduced.add(tensor)
 
     def continued(self, op: Op, tensor: int, dims: Dims, leaves: Leaves, after: int, *, reduced: bool) -> int | None:
@@ -273,7 +280,9 @@ class _Walk:
             kernel = self.kernels[number]
             if number < after or op.id in self.bad:
                 break
-            if not kernel.rows_kept and any(leaf in kernel.reduced for leaf in leaves):
+            own = [leaf for leaf in leaves if self.made_by.get(leaf) == number]
+            rows = kernel.reduced and kernel.rows_kept
+            if any((leaf in kernel.reduced) != bool(rows) for leaf in own):
                 continue
             if any(leaf in kernel.reads or self.made_by.get(leaf) == number for leaf in large):
                 return number
@@ -291,7 +300,11 @@ def kernels_of(graph: Graph, grouping: Grouping, liveness: Liveness) -> Kernels:
     """The kernels of a graph, fused as its liveness says."""
     fusion, passes = liveness.fusion, liveness.passes
     bad = frozenset[int]() if fusion.computes_operands else bad_transposes(graph)
-    walk = _Walk(graph=graph, grouping=grouping, stands=liveness.materialised, passes=passes, fusion=fusion, bad=bad)
+    stands = liveness.materialised
+    gone_over = rows_gone_over(graph, passes, stands) if fusion.rows_kept else frozenset[int]()
+    walk = _Walk(
+        graph=graph, grouping=grouping, stands=stands, passes=passes, fusion=fusion, bad=bad, gone_over=gone_over
+    )
     for op in graph.ops:
         walk.add(op)
     homes = _Homes(graph, walk, liveness)
@@ -316,7 +329,7 @@ class _Homes:
         self.sliced = set[int]()
         self.bound: dict[int, str] = {}
         for op in graph.ops:
-            if op.kind in LEAVING:
+            if op.kind in LEAVING or traits(op.kind).bars:
                 for tensor in op.operands:
                     self.bound[tensor] = op.kind
             elif op.kind in ENTERING:

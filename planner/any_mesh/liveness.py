@@ -233,10 +233,13 @@ def _is_running_sum(graph: Graph, op: Op, tensor: int, kept: list[bool], terms: 
 
 
 def _need(op: Op, is_pass: bool) -> Need:
-    """When an op needs what it reads in memory; a matmul or convolution computes its operand itself."""
-    if op.kind in LEAVING:
-        return "always"
+    """When an op needs what it reads in memory; a matmul or convolution computes its operand itself.
+
+    Nothing is fused across a barrier, which is removed after all fusion.
+    """
     row = traits(op.kind)
+    if op.kind in LEAVING or row.bars:
+        return "always"
     if (is_pass and op.kind != "gather") or row.streams:
         return "never"
     return "where costly" if row.matmul else "always"

@@ -35,7 +35,7 @@ from planner.vectors import Floats
 Pinned = Literal["save", "recompute"]
 """What a user says of a value: it is not computed again, or it is not saved."""
 
-FUSED_PASS: Mapping[Platform, float] = {"tpu": 0.1, "gpu": 0.5, "cpu": 1.0}
+FUSED_PASS: Mapping[Platform, float] = {"tpu": 0.1, "gpu": 0.2, "cpu": 1.0}
 """Part of a pass over its result that an op costs which a compiler fuses with what reads it: a TPU's matmuls compute their
 operands on the way, a GPU's read some from memory."""
 ALIKE = 0.9

@@ -74,6 +74,9 @@ class Primitive:
     renames: bool = False
     """Its result is a name for its operand, in the same memory. Asked by `liveness`."""
 
+    bars: bool = False
+    """Nothing is fused across it, so that what it takes stands in memory. Asked by `liveness`."""
+
     streams: bool = False
     """Where it is no part of a pass, it still reads its operands as those are computed. Asked by `liveness`."""
 

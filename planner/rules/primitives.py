@@ -151,7 +151,7 @@ PRIMITIVES: Mapping[str, Primitive] = {
     "nontraceable": Primitive(elementwise, fused=True),
     "not": Primitive(elementwise, fused=True),
     "one_minus_square": Primitive(elementwise, fused=True),
-    "optimization_barrier": Primitive(paired, fused=True, renames=True, additive="all"),
+    "optimization_barrier": Primitive(paired, fused=True, renames=True, bars=True, additive="all"),
     "or": Primitive(elementwise, fused=True),
     "ormqr": Primitive(partial(batched, core=2), by_hand="parts"),
     "pad": Primitive(pad, fused=True, additive=(0, 1)),
