@@ -70,8 +70,8 @@ class IntegerProgram:
         unary, edges = normalise(network)
         self.base = network.constant + sum(float(costs.min()) for costs in unary.values())
         largest = max(
-            [float(costs.max() - costs.min()) for costs in unary.values()]
-            + [float(edge.costs[np.isfinite(edge.costs)].max()) for edge in edges],
+            [float(np.ptp(costs[np.isfinite(costs)])) for costs in unary.values() if np.isfinite(costs).any()]
+            + [float(edge.costs[np.isfinite(edge.costs)].max(initial=0.0)) for edge in edges],
             default=0.0,
         )
         room = upper - self.base
@@ -83,7 +83,7 @@ class IntegerProgram:
         for node, values in unary.items():
             self.offsets[node] = count
             count += values.size
-            costs.append(values - values.min())
+            costs.append(values - values.min() if math.isfinite(values.min()) else values)
         self.binaries = count
         triplets: list[tuple[Any, Any, Any]] = []
         sides: list[Array] = []
@@ -107,7 +107,9 @@ class IntegerProgram:
                 height = edge.costs.shape[end]
                 sides.append(np.zeros(height))
                 lines += height
-        self.costs = np.concatenate(costs) * self.scale if costs else np.zeros(0)
+        together = np.concatenate(costs) if costs else np.zeros(0)
+        self.possible = np.isfinite(together)
+        self.costs = np.where(self.possible, together, 0.0) * self.scale
         self.equalities = _sparse(triplets, (lines, count))
         self.sides = np.concatenate(sides) if sides else np.zeros(0)
         self.rows = _row_constraint(rows, network, self.offsets, count) if rows is not None and rows.count else None
@@ -155,6 +157,8 @@ class IntegerProgram:
         """
         if self.size == 0:
             return Answer(values=self.costs, bound=self.base, ended=True)
+        if not math.isfinite(self.base):
+            return Answer(values=None, bound=math.inf, ended=True)
         enough = max(gap, 0.2 * RELATIVE_TOLERANCE)
         enough = enough * abs(upper) / self.room if self.room > 0 and math.isfinite(upper) else 0.0
         constraints: list[Any] = [LinearConstraint(self.equalities, _any(self.sides), _any(self.sides))]
@@ -163,7 +167,7 @@ class IntegerProgram:
         answer: Any = milp(
             self.costs,
             integrality=(np.arange(self.size) < self.binaries) & (not relaxed),
-            bounds=Bounds(0.0, 1.0),
+            bounds=Bounds(0.0, _any(self.possible.astype(np.float64))),
             constraints=constraints,
             options={"time_limit": max(time_limit, 0.01), "mip_rel_gap": min(max(enough, 1e-9), 0.5)},
         )

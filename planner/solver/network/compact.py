@@ -23,7 +23,7 @@ class CompactEdge:
 def normalise(network: Network) -> tuple[dict[int, Array], list[CompactEdge]]:
     """Unary costs and nonnegative compact edges that add up to the network's cost, less its constant.
 
-    Every choice must have a possible partner on every edge (see `Reducer.forbid`). Edges left with nothing are gone.
+    A choice without a possible partner costs infinitely much alone. Edges left with nothing are gone.
     """
     unary = {node: network.unary[node].copy() for node in sorted(network.live)}
     edges: list[CompactEdge] = []
@@ -42,8 +42,8 @@ def normalise(network: Network) -> tuple[dict[int, Array], list[CompactEdge]]:
 def _compact(table: Array) -> tuple[Array, Array, tuple[Indices, Indices], Array]:
     """The least cost of every line, then of every column, the classes of both, and the table between classes."""
     row = table.min(axis=1)
-    rest = table - row[:, None]
+    rest = table - np.where(np.isfinite(row), row, 0.0)[:, None]
     column = rest.min(axis=0)
-    rest = rest - column
+    rest = rest - np.where(np.isfinite(column), column, 0.0)
     of_rows, of_columns = classes(rest), classes(rest.T)
     return row, column, (of_rows, of_columns), rest[np.ix_(firsts(of_rows), firsts(of_columns))]
