@@ -7,7 +7,7 @@ Operands and results of one op always belong to one strategy of its rule.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jax.sharding import PartitionSpec
@@ -18,6 +18,7 @@ from planner.one_mesh.reshard import Step
 from planner.one_mesh.specs import to_spec
 from planner.program.graph import Op
 from planner.program.slots import Slot, operand_slot, result_slot
+from planner.rules.primitives import kinds_where
 from planner.rules.sliding import is_grouped
 
 
@@ -82,6 +83,7 @@ def place(chosen: Chosen, *, sum_whole: bool, read_stored: bool = False) -> Emis
     _hold_readers(chosen, {t.tensor for t in flow.transfers if t.reads and t.id in layouts}, constraints)
     _hold_windows(chosen, constraints)
     _hold_terms(chosen, constraints)
+    _lay_behind_transposes(chosen, constraints)
     in_specs = tuple(map(chosen.stored, graph.inputs))
     for position, tensor in enumerate(graph.inputs):
         if graph.tensors[tensor].aval.shape and graph.tensors[tensor].aval.itemsize:
@@ -139,3 +141,30 @@ def _hold_terms(chosen: Chosen, constraints: dict[Slot, tuple[PartitionSpec, ...
         for op in (term.op for term in accumulator.terms):
             for position in range(len(op.operands)):
                 constraints.setdefault(operand_slot(op, position), (chosen.wanted(op, position),))
+
+
+def _lay_behind_transposes(chosen: Chosen, constraints: dict[Slot, tuple[PartitionSpec, ...]]) -> None:
+    """Lays what holds for the result of a matmul on the transpose that alone reads it, as of the gradient of a weight.
+
+    XLA then makes the one in the order of the other. A constraint in between keeps it from that, and its TPU compiler would
+    copy the weight and the moments of its optimizer into the gradient's order and back.
+    """
+    graph, flow = chosen.instance.model.graph, chosen.instance.model.flow
+    terms = {term.op.id for accumulator in flow.accumulators for term in accumulator.terms}
+    for op in graph.of_kinds(kinds_where(lambda row: row.matmul)):
+        readers = graph.consumers[op.results[0]]
+        if len(readers) != 1 or graph.ops[readers[0][0]].kind != "transpose" or op.id in terms:
+            continue
+        if by_hand(graph, op, chosen_split(chosen, op)) is not None:
+            continue
+        turned = graph.ops[readers[0][0]]
+        chain = (*constraints.pop(result_slot(op, 0), ()), *constraints.pop(operand_slot(turned, 0), ()))
+        order = turned.params["permutation"]
+        laid = [_in_order(spec, order) for spec in chain] + list(constraints.get(result_slot(turned, 0), ()))
+        constraints[result_slot(turned, 0)] = tuple(spec for spec, before in zip(laid, [None, *laid]) if spec != before)
+
+
+def _in_order(spec: PartitionSpec, order: Sequence[int]) -> PartitionSpec:
+    """The spec of an array whose dims are put in another order."""
+    entries = (*spec, *[None] * (len(order) - len(spec)))
+    return PartitionSpec(*(entries[dim] for dim in order))
