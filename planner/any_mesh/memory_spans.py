@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -19,11 +19,14 @@ from planner.any_mesh.row_order import InRows
 from planner.any_mesh.share import WHOLE, Share
 from planner.program.gc_pause import paused
 from planner.program.graph import Aval, Graph
-from planner.program.slots import ENTERING
+from planner.program.slots import ENTERING, TAKEN_IN
 from planner.rules.rule import Dims
 from planner.vectors import Indices
 
 Reduced = frozenset[int]
+Beside = Literal["more", "elsewhere", "apart"]
+"""When a copy stands beside its source: where it is more than that holds; also where it is another part; also where it is a
+part, as of what a loop takes in, which is sliced before the loop."""
 
 
 class TensorForm(NamedTuple):
@@ -88,11 +91,11 @@ class Copied:
     """What transfers may keep beside their source: copy i is of `transfers[i]`, item i of both columns.
 
     Of a transfer that sums, what may be kept is the whole sum, beside the part of it that is stored in the end: its
-    "source" is that part, its "target" the sum. `shared[i]`: the source of copy i does not give way to it.
+    "source" is that part, its "target" the sum.
     """
 
     transfers: tuple[Transfer, ...]
-    shared: tuple[bool, ...]
+    beside: tuple[Beside, ...]
     sources: Holdings
     targets: Holdings
 
@@ -128,7 +131,7 @@ def copied(graph: Graph, flow: Flow, liveness: Liveness, moving: Sequence[Transf
     found = [*_copies(graph, flow, liveness, moving), *_sums(flow, liveness, moving)]
     return Copied(
         transfers=tuple(transfer for transfer, _, _, _ in found),
-        shared=tuple(shared for _, _, _, shared in found),
+        beside=tuple(beside for _, _, _, beside in found),
         sources=Holdings.of(graph, [source for _, source, _, _ in found], liveness.in_rows),
         targets=Holdings.of(graph, [target for _, _, target, _ in found], liveness.in_rows),
     )
@@ -136,7 +139,7 @@ def copied(graph: Graph, flow: Flow, liveness: Liveness, moving: Sequence[Transf
 
 def _copies(
     graph: Graph, flow: Flow, liveness: Liveness, moving: Sequence[Transfer]
-) -> Iterator[tuple[Transfer, Item, Item, bool]]:
+) -> Iterator[tuple[Transfer, Item, Item, Beside]]:
     reads: dict[int, list[tuple[int, int]]] = {}
     for read, node in flow.fetched:
         reads.setdefault(node, []).append(read)
@@ -161,7 +164,9 @@ def _copies(
         share = liveness.narrow.share(transfer.tensor, served)
         source = Item(transfer.tensor, transfer.source, transfer.source_dims, start, stop, share)
         moved = source._replace(node=transfer.target, dims=transfer.target_dims)
-        yield transfer, source, moved, not _gives_way(graph, liveness, transfer.tensor, len(served))
+        gives_way = _gives_way(graph, liveness, transfer.tensor, len(served))
+        taken_in = all(ops[op].kind in TAKEN_IN for op, _ in served)
+        yield transfer, source, moved, "apart" if taken_in else "more" if gives_way else "elsewhere"
 
 
 def _updates(graph: Graph, flow: Flow) -> set[tuple[int, int | None]]:
@@ -176,7 +181,7 @@ def _gives_way(graph: Graph, liveness: Liveness, tensor: int, served: int) -> bo
     return made and liveness.materialised[tensor] and served >= len(graph.consumers[tensor])
 
 
-def _sums(flow: Flow, liveness: Liveness, moving: Sequence[Transfer]) -> Iterator[tuple[Transfer, Item, Item, bool]]:
+def _sums(flow: Flow, liveness: Liveness, moving: Sequence[Transfer]) -> Iterator[tuple[Transfer, Item, Item, Beside]]:
     summed = {
         transfer.tensor: transfer for transfer in moving if transfer.reduced and transfer.source != transfer.target
     }
@@ -190,5 +195,5 @@ def _sums(flow: Flow, liveness: Liveness, moving: Sequence[Transfer]) -> Iterato
             transfer,
             part,
             part._replace(node=transfer.source, dims=transfer.source_dims, reduced=transfer.reduced),
-            False,
+            "more",
         )

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.any_mesh.flow import Transfer
-from planner.any_mesh.memory_spans import Holdings, TensorForm
+from planner.any_mesh.memory_spans import Beside, Holdings, TensorForm
 from planner.any_mesh.program_model import Model
 from planner.one_mesh.instance import Instance
 from planner.one_mesh.needed import Classes, Pairs, classes_of
@@ -58,7 +58,7 @@ class Copy:
     transfer: Transfer
     source: int
     target: int
-    kind: tuple[int, int, bool]
+    kind: tuple[int, int, Beside]
     source_classes: Indices
     target_classes: Indices
     needed: npt.NDArray[np.bool_]
@@ -141,8 +141,8 @@ class MemoryModel:
     """The memory of an instance."""
 
     instance: Instance
-    _ties: dict[tuple[int, int, bool], tuple[Floats, Floats, Floats]] = field(
-        init=False, default_factory=dict[tuple[int, int, bool], tuple[Floats, Floats, Floats]]
+    _ties: dict[tuple[int, int, Beside], tuple[Floats, Floats, Floats]] = field(
+        init=False, default_factory=dict[tuple[int, int, Beside], tuple[Floats, Floats, Floats]]
     )
 
     @property
@@ -185,7 +185,7 @@ class MemoryModel:
         return Pairs.of(
             (self._classes(copied.sources, sources), self._classes(copied.targets, targets)),
             (sources.which, targets.which),
-            copied.shared,
+            copied.beside,
         )
 
     def _classes(self, holdings: Holdings, table: _Table) -> list[Classes]:
@@ -204,16 +204,16 @@ class MemoryModel:
                 transfer=transfer,
                 source=source,
                 target=target,
-                kind=(of_source, of_target, shared),
+                kind=(of_source, of_target, beside),
                 source_classes=pairs.classes[0][of_source].of,
                 target_classes=pairs.classes[1][of_target].of,
-                needed=pairs.tables[of_source, of_target, shared],
+                needed=pairs.tables[of_source, of_target, beside],
                 target_bytes=targets.pieces[of_target],
                 start=start,
                 stop=stop,
             )
-            for transfer, shared, source, target, of_source, of_target, start, stop in zip(
-                copied.transfers, copied.shared, *(column.tolist() for column in columns), strict=True
+            for transfer, beside, source, target, of_source, of_target, start, stop in zip(
+                copied.transfers, copied.beside, *(column.tolist() for column in columns), strict=True
             )
         )
 
@@ -296,7 +296,7 @@ class MemoryModel:
             charge = self.charges[i]
             nodes[charge.node] = nodes[charge.node] + weights[i] * charge.bytes
         weights = self._copied[1].weights(prices)
-        tables: dict[tuple[tuple[int, int, bool], float], Floats] = {}
+        tables: dict[tuple[tuple[int, int, Beside], float], Floats] = {}
         for i in np.flatnonzero(weights > 0).tolist():
             copy, weight = self.copies[i], float(weights[i])
             key = copy.kind, weight

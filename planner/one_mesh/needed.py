@@ -1,7 +1,7 @@
 """Needed copies: whether what a transfer fetches stands beside its source, for every pair of forms of both.
 
 It does where it is more than what the source holds. Where it is not, it may be a part of the source, which is read in
-place, or another part: then it stands beside the source, unless that gives way to it.
+place but by a loop that takes it in, or another part: then it stands beside the source, unless that gives way to it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from planner.any_mesh.memory_spans import TensorForm
+from planner.any_mesh.memory_spans import Beside, TensorForm
 from planner.one_mesh.instance import Instance
 from planner.one_mesh.reshard import Locations
 from planner.vectors import Floats, Indices, distinct_lines
@@ -32,13 +32,13 @@ class Classes(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pairs:
-    """Which of many copies are needed: `tables[kind of source, kind of target, shared]` by class of both.
+    """Which of many copies are needed: `tables[kind of source, kind of target, beside]` by class of both.
 
     `classes` are those of the kinds of sources, and of targets.
     """
 
     classes: tuple[Sequence[Classes], Sequence[Classes]]
-    tables: Mapping[tuple[int, int, bool], npt.NDArray[np.bool_]]
+    tables: Mapping[tuple[int, int, Beside], npt.NDArray[np.bool_]]
     _flat: npt.NDArray[np.bool_]
     _starts: Indices
     _widths: Indices
@@ -47,16 +47,16 @@ class Pairs:
 
     @staticmethod
     def of(
-        classes: tuple[Sequence[Classes], Sequence[Classes]], kinds: tuple[Indices, Indices], shared: Sequence[bool]
+        classes: tuple[Sequence[Classes], Sequence[Classes]], kinds: tuple[Indices, Indices], beside: Sequence[Beside]
     ) -> Pairs:
         """The pairs of copies of these kinds (numbers into the classes of sources, and of targets)."""
-        tables: dict[tuple[int, int, bool], npt.NDArray[np.bool_]] = {}
-        starts: dict[tuple[int, int, bool], int] = {}
+        tables: dict[tuple[int, int, Beside], npt.NDArray[np.bool_]] = {}
+        starts: dict[tuple[int, int, Beside], int] = {}
         size = 0
-        keys = list(zip(kinds[0].tolist(), kinds[1].tolist(), shared, strict=True))
-        for source, target, read in dict.fromkeys(keys):
-            table = needed(classes[0][source], classes[1][target], shared=read)
-            tables[source, target, read], starts[source, target, read] = table, size
+        keys = list(zip(kinds[0].tolist(), kinds[1].tolist(), beside, strict=True))
+        for source, target, where in dict.fromkeys(keys):
+            table = needed(classes[0][source], classes[1][target], where)
+            tables[source, target, where], starts[source, target, where] = table, size
             size += table.size
         lengths = [np.cumsum([0, *[len(of.of) for of in side]]) for side in classes]
         return Pairs(
@@ -91,14 +91,11 @@ def classes_of(instance: Instance, node: int, form: TensorForm, sizes: Floats) -
     return Classes(of, values, rows)
 
 
-def needed(source: Classes, target: Classes, *, shared: bool) -> npt.NDArray[np.bool_]:
-    """Whether a copy of a class of the target stands beside a class of the source: shape (sources, targets).
-
-    `shared`: the source does not give way.
-    """
+def needed(source: Classes, target: Classes, beside: Beside) -> npt.NDArray[np.bool_]:
+    """Whether a copy of a class of the target stands beside a class of the source: shape (sources, targets)."""
     more = target.bytes[None, :] > source.bytes[:, None]
-    if not shared or source.locations.shape[1] != target.locations.shape[1]:
+    if beside == "more" or source.locations.shape[1] != target.locations.shape[1]:
         return more
     held, wanted = source.locations[:, None, :], target.locations[None, :, :]
-    elsewhere = ((held >= 0) & (wanted >= 0) & (held != wanted)).any(axis=2)
-    return more | (elsewhere & (target.bytes > 0)[None, :])
+    split = (wanted >= 0) if beside == "apart" else (held >= 0) & (wanted >= 0)
+    return more | ((split & (held != wanted)).any(axis=2) & (target.bytes > 0)[None, :])

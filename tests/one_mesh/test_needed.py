@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from planner.any_mesh.memory_spans import Beside
 from planner.one_mesh.memory import MemoryModel
 from planner.one_mesh.needed import Classes, needed
 from tests.sessions import small_session
@@ -21,10 +22,19 @@ def _classes(*rows: tuple[float, tuple[int, int]]) -> Classes:
 WHOLE, BY_ROWS, BY_COLUMNS, BY_BOTH = (16.0, (-1, -1)), (4.0, (0, -1)), (4.0, (1, -1)), (1.0, (0, 1))
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["source stays", "source gives way"])
-def test_a_part_is_read_in_place_and_another_part_stands_where_the_source_stays(shared: bool) -> None:
-    table = needed(_classes(BY_ROWS), _classes(WHOLE, BY_ROWS, BY_COLUMNS, BY_BOTH), shared=shared)
-    assert table.tolist() == [[True, False, shared, False]]
+@pytest.mark.parametrize(
+    ("beside", "stand"),
+    [
+        ("more", [True, False, False, False]),
+        ("elsewhere", [True, False, True, False]),
+        ("apart", [True, False, True, True]),
+    ],
+)
+def test_more_stands_another_part_where_the_source_stays_and_a_part_before_a_loop(
+    beside: Beside, stand: list[bool]
+) -> None:
+    table = needed(_classes(BY_ROWS), _classes(WHOLE, BY_ROWS, BY_COLUMNS, BY_BOTH), beside)
+    assert table.tolist() == [stand]
 
 
 @pytest.mark.parametrize("name", ["moe", "lstm"])
