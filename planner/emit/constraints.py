@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from jax.sharding import PartitionSpec
 
@@ -160,8 +161,8 @@ def _lay_behind_transposes(chosen: Chosen, constraints: dict[Slot, tuple[Partiti
         turned = graph.ops[readers[0][0]]
         chain = (*constraints.pop(result_slot(op, 0), ()), *constraints.pop(operand_slot(turned, 0), ()))
         order = turned.params["permutation"]
-        laid = [_in_order(spec, order) for spec in chain] + list(constraints.get(result_slot(turned, 0), ()))
-        constraints[result_slot(turned, 0)] = tuple(spec for spec, before in zip(laid, [None, *laid]) if spec != before)
+        laid = [*(_in_order(spec, order) for spec in chain), *constraints.get(result_slot(turned, 0), ())]
+        constraints[result_slot(turned, 0)] = tuple(spec for spec, _ in groupby(laid))
 
 
 def _in_order(spec: PartitionSpec, order: Sequence[int]) -> PartitionSpec:

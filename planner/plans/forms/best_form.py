@@ -135,7 +135,7 @@ class _Comparison:
 
     def hastened(self) -> Searched | None:
         """The best plans in the best form; None where none fits in any. Of those of the least peak it is the best."""
-        best = self.best()
+        best = self.best() or self._in_least_microbatches()
         if best is None or best.found.faster is None:
             return best
         return replace(best, found=best.found.faster())
@@ -200,11 +200,32 @@ class _Comparison:
             if other is None and more is None:
                 break
             more = other or more
-        if more is None:
-            return best
-        # Which form is best is told by rough plans; of that form the best is taken, and proven.
-        proven = self._search(more.session, below=_value(more) * (1 + 2 * WORTHWHILE), rough=False)
-        return more if proven is None else replace(proven, notes=more.notes)
+        return best if more is None else self._proven(more)
+
+    def _in_least_microbatches(self) -> Searched | None:
+        """The better of the plans in the two least numbers of microbatches with which any fits and leaves room.
+
+        What takes all of the memory in one pass does not fit by the compiler, as a rule.
+        """
+        base, best = self.sessions.base, None
+        alone = base.program.form.microbatches == 1 and self.options.microbatches == "auto"
+        if not alone or base.request.objective == "memory" or isinstance(self.sessions.batch, Refused):
+            return None
+        for count in powers_of_two(self.sessions.batch.extent):
+            if time.monotonic() - self.start > self.options.time_limit_s:
+                break
+            before, other = best, None
+            with suppress(ArgumentError, PinError):  # of an op that is not known by parts
+                other = self._of_microbatches(count, below=_value(before))
+            best = other or before
+            if before is not None:
+                break
+        return None if best is None else self._proven(best)
+
+    def _proven(self, rough: Searched) -> Searched:
+        """Which form is best is told by rough plans: of that form the best plan, and proven."""
+        proven = self._search(rough.session, below=_value(rough) * (1 + 2 * WORTHWHILE), rough=False)
+        return rough if proven is None else replace(proven, notes=rough.notes)
 
     def _gaining(self, count: int, best: Searched) -> Searched | None:
         """The best plans in so many microbatches, if they gain enough on others."""
@@ -268,6 +289,11 @@ class _Comparison:
     def _seconds(self) -> float:
         written = self.sessions.base
         return program_seconds(program_steps(written.program), written.request.topology.chip)
+
+
+def powers_of_two(extent: int) -> list[int]:
+    """The powers of two that divide a number, but 1."""
+    return [1 << i for i in range(1, extent.bit_length()) if extent % (1 << i) == 0]
 
 
 def _is_tight(searched: Searched) -> bool:
