@@ -2,9 +2,9 @@
 
 A kernel of loops ends with what it reduces. One that Triton makes holds rows as a whole: it begins as a diamond, a
 reduction whose result alone is put back on the row that it is of (`SoftmaxRewriterTriton` in openxla/xla), and takes in
-what is computed of it, further reductions of rows too, as far as that is not written. Where the reduced row is read elsewhere, as
-by a backward pass, or what it is put back on is not what was reduced, nothing goes on. Seen in schedules of jaxlib 0.10.2
-for H100, of softmaxes and their gradients.
+what is computed of it, further reductions of rows too, as far as that is not written. Where the reduced row is read
+elsewhere, as by a backward pass, or what it is put back on is not what was reduced, nothing goes on. Seen in schedules of
+jaxlib 0.10.2 for H100, of softmaxes and their gradients.
 """
 
 from __future__ import annotations

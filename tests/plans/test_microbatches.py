@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import planner
+from cost_models import parse_topology
 from planner.errors import ArgumentError, InfeasibleError
 from planner.program.form import Form
 from tests.forms.batch_programs import batch_norm, params, rows, scanned, tokens
@@ -108,6 +110,30 @@ def test_no_more_passes_than_are_needed() -> None:
     assert parted.predicted.peak_bytes <= limit
     (note,) = [note for note in parted.notes if "microbatches" in note]
     assert "the whole batch at once needs about" in note
+
+
+def test_a_batch_that_leaves_no_room_in_a_tpu_is_taken_in_parts() -> None:
+    """Where its compiler may need more than is predicted; as few passes as leave room."""
+
+    def on(memory: float, **options: Any) -> planner.Plan:
+        topology = parse_topology("v5e:2x2")
+        chip = replace(topology.chip, hbm_bytes=int(memory))
+        return planner.plan(
+            train_step,
+            train_args(WIDTH, 8192),
+            topology=replace(topology, chip=chip),
+            donate_argnums=0,
+            options=planner.Options(check="never", **options),
+        )
+
+    with pytest.raises(InfeasibleError) as error:
+        on(1e4, microbatches=1)
+    memory = 1.02 * (error.value.least_bytes or 0)
+    assert on(memory, microbatches=1).predicted.peak_bytes > 0.95 * memory
+    parted = on(memory)
+    assert parted.decision.form.microbatches == 2
+    assert parted.predicted.peak_bytes <= 0.95 * memory
+    assert any("no plan of the whole batch at once leaves room" in note for note in parted.notes)
 
 
 def test_what_does_not_fit_either_way_says_so() -> None:

@@ -78,11 +78,13 @@ def searched(
     pinned = pinned_values(how, found) if isinstance(how, Mapping) else {}
     front = Front(found, written.request.topology.chip, pinned) if found else None
     if front is None:
-        return _as_asked(written, meshes, options, judged=judged, explained=explained)
+        comparison = _Comparison(sessions=sessions, meshes=meshes, options=options, pinned=pinned)
+        best = comparison.with_room() if roomy_limit(written) < written.request.memory_limit else None
+        return best or _as_asked(written, meshes, options, judged=judged, explained=explained, room=False)
     if how == "auto" or isinstance(how, Mapping):
-        best = _Comparison(sessions=sessions, meshes=meshes, options=options, front=front).hastened()
+        best = _Comparison(sessions=sessions, meshes=meshes, options=options, pinned=pinned).hastened(front)
         if best is not None or front.keeps_pins:
-            return best or _as_asked(written, meshes, options, judged=judged, explained=explained)
+            return best or _as_asked(written, meshes, options, judged=judged, explained=explained, room=False)
     choice = front.everything if how == "none" else front.nothing
     session = sessions.of(replace(written.program.form, saved=choice.saved))
     told = (_told(front, choice, meshes),)
@@ -113,52 +115,65 @@ def _as_asked(
     judged: Callable[[], bool],
     explained: bool,
     notes: tuple[str, ...] = (),
+    room: bool = True,
 ) -> Searched:
-    """The best plans of a program in one form."""
-    found, limit, none_fits = search_judged(session, meshes, options, judged=judged, explained=explained)
+    """The best plans of a program in one form; without `room` it is known that none leaves any in the memory."""
+    found, limit, none_fits = search_judged(session, meshes, options, judged=judged, explained=explained, room=room)
     return Searched(session=session, found=found, limit_bytes=limit, none_fits=none_fits, notes=notes)
 
 
 @dataclass(kw_only=True)
 class _Comparison:
-    """Plans of a program in several forms, each of which is searched in the time that is left."""
+    """Plans of a program in several forms, each of which is searched in the time that is left.
+
+    `pinned` says by name what a user wants of values.
+    """
 
     sessions: Sessions
     meshes: Sequence[Shape]
     options: Options
-    front: Front
+    pinned: Mapping[str, Pinned]
     start: float = field(default_factory=time.monotonic)
     short: bool = False
     """Whether memory was too short for a form that was tried."""
     over: bool = False
     """Whether what would be better is over the limit in the form that was searched last."""
 
-    def hastened(self) -> Searched | None:
+    def hastened(self, front: Front) -> Searched | None:
         """The best plans in the best form; None where none fits in any. Of those of the least peak it is the best."""
-        best = self.best() or self._in_least_microbatches()
+        best = self.best(front) or self._in_least_microbatches()
         if best is None or best.found.faster is None:
             return best
         return replace(best, found=best.found.faster())
 
-    def best(self) -> Searched | None:
+    def with_room(self) -> Searched | None:
+        """The best plans as written, or in parts of the batch, that leave room in the memory; None where none does."""
+        session = self.sessions.base
+        limit = roomy_limit(session)
+        with suppress(InfeasibleError):
+            found = session.search(self.meshes, limit_bytes=limit, options=self.options, explained=False)
+            return Searched(session=session, found=found, limit_bytes=limit)
+        return self._in_least_microbatches()
+
+    def best(self, front: Front) -> Searched | None:
         """The same, but any plan of the least peak."""
-        written, front = self.sessions.base, self.front
+        written = self.sessions.base
         if not front.keeps_pins:
-            return self._in_microbatches(self._of_forms(front.offered(), None))
+            return self._in_microbatches(self._of_forms(front, front.offered(), None))
         if written.request.objective == "memory":
-            return self._of_forms(tuple(front.offered())[::-1], self._search(written, below=math.inf))
+            return self._of_forms(front, tuple(front.offered())[::-1], self._search(written, below=math.inf))
         hoped = front.written.seconds - front.fastest.seconds >= HOPE * self._seconds()
         if hoped:
-            best = self._of_forms(front.offered(), None)
+            best = self._of_forms(front, front.offered(), None)
             best = self._search(written, below=_value(best) * (1 + GAIN)) or best
             return self._in_microbatches(best)
         as_written = self._search(written, below=math.inf)
         if as_written is not None and not _is_tight(as_written):
             return as_written
         less = (choice for choice in front.offered() if choice.bytes < ALIKE * front.written.bytes)
-        return self._in_microbatches(self._of_forms(less, as_written))
+        return self._in_microbatches(self._of_forms(front, less, as_written))
 
-    def _of_forms(self, offered: Iterable[Choice], as_written: Searched | None) -> Searched | None:
+    def _of_forms(self, front: Front, offered: Iterable[Choice], as_written: Searched | None) -> Searched | None:
         """The best plans with one of these choices, those as written where no other gains enough."""
         best: Searched | None = None
         for choice in offered:
@@ -174,7 +189,7 @@ class _Comparison:
             if found is None and best is not None:
                 break
             if found is not None:
-                best = replace(found, notes=(_told(self.front, choice, self.meshes),))
+                best = replace(found, notes=(_told(front, choice, self.meshes),))
                 if self.sessions.request.objective != "memory" and not _is_tight(best):
                     break
         return best or as_written
@@ -220,7 +235,11 @@ class _Comparison:
             best = other or before
             if before is not None:
                 break
-        return None if best is None else self._proven(best)
+        if best is None:
+            return None
+        first, *others = best.notes
+        why = f"{first}: no plan of the whole batch at once leaves room in the memory, without which it may not fit"
+        return self._proven(replace(best, notes=(why, *others)))
 
     def _proven(self, rough: Searched) -> Searched:
         """Which form is best is told by rough plans: of that form the best plan, and proven."""
@@ -242,7 +261,7 @@ class _Comparison:
         form = replace(self.sessions.base.program.form, microbatches=count)
         program = self.sessions.program_in(form)
         told, crossed = self.sessions.words(count), crossings(program)
-        front = Front(crossed, self.sessions.request.topology.chip, self.front.pinned) if crossed else None
+        front = Front(crossed, self.sessions.request.topology.chip, self.pinned) if crossed else None
         for choice in () if front is None else islice(filter(self._may_fit, front.offered()), MOST_CHOICES):
             found = self._search(self.sessions.of(replace(form, saved=choice.saved)), below=below)
             if front is not None and found is not None:

@@ -23,30 +23,36 @@ BEYOND = (1.1, 1.5, 2.5)
 
 
 def search_with_room(
-    session: Session, meshes: Sequence[Shape], options: Options, *, explained: bool = True
+    session: Session, meshes: Sequence[Shape], options: Options, *, explained: bool = True, room: bool = True
 ) -> tuple[Found, float]:
     """The best plans for these meshes and the bytes that they keep to: less than what was asked for, if any fit that.
 
-    Raises: PinError, InfeasibleError, which says why if `explained`.
+    Without `room` it is known that none does. Raises: PinError, InfeasibleError, which says why if `explained`.
     """
     asked = session.request.memory_limit
     limit = roomy_limit(session)
-    if limit < asked:
+    if limit < asked and room:
         with suppress(InfeasibleError):  # perhaps with all of it
             return session.search(meshes, limit_bytes=limit, options=options, explained=False), limit
     return session.search(meshes, limit_bytes=asked, options=options, explained=explained), asked
 
 
 def search_judged(
-    session: Session, meshes: Sequence[Shape], options: Options, *, judged: Callable[[], bool], explained: bool = True
+    session: Session,
+    meshes: Sequence[Shape],
+    options: Options,
+    *,
+    judged: Callable[[], bool],
+    explained: bool = True,
+    room: bool = True,
 ) -> tuple[Found, float, InfeasibleError | None]:
     """The best plans, the bytes that they keep to, and why none is predicted to fit, if that is so.
 
-    Where a compiler has the last word (`judged`), plans then are of those that are predicted to need little more.
-    Raises: PinError, InfeasibleError, which says why if `explained`.
+    Where a compiler has the last word (`judged`), plans then are of those that are predicted to need little more. `room` is
+    as in `search_with_room`. Raises: PinError, InfeasibleError, which says why if `explained`.
     """
     try:
-        return *search_with_room(session, meshes, options, explained=explained), None
+        return *search_with_room(session, meshes, options, explained=explained, room=room), None
     except InfeasibleError as none_fits:
         if not judged():
             raise
