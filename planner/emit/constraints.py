@@ -166,6 +166,8 @@ def _lay_behind_transposes(chosen: Chosen, constraints: dict[Slot, tuple[Partiti
 
 
 def _in_order(spec: PartitionSpec, order: Sequence[int]) -> PartitionSpec:
-    """The spec of an array whose dims are put in another order."""
-    entries = (*spec, *[None] * (len(order) - len(spec)))
-    return PartitionSpec(*(entries[dim] for dim in order))
+    """The spec of an array whose dims are put in another order, without trailing Nones."""
+    entries = [spec[dim] if dim < len(spec) else None for dim in order]
+    while entries and entries[-1] is None:
+        entries.pop()
+    return PartitionSpec(*entries)

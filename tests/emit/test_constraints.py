@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import planner
+from planner.program.slots import result_slot
 from planner.testing import assert_same_as_single_device
-from planner.verify.aot import unavailable_reason
+from planner.verify.aot import aot_compile, unavailable_reason
 
 needs_libtpu = pytest.mark.skipif(
     bool(unavailable_reason("tpu")), reason=unavailable_reason("tpu") or "libtpu is there"
@@ -100,3 +102,46 @@ def test_what_is_read_as_it_is_stored_is_not_sliced_from_what_was_gathered() -> 
     chains = [specs for slot, specs in plan.decision.constraints.items() if slot[0] == "operand"]
     assert any(len(specs) > 1 for specs in chains)
     assert [specs for specs in chains if specs[-1] == stored] == 2 * [(stored,)]
+
+
+def _momentum(params: Any, moments: Any, x: Any) -> Any:
+    """A step of two layers whose gradients are added to moments, and these to the weights."""
+
+    def loss(params: Any) -> Any:
+        return jnp.sum((jnp.tanh(x @ params["up"]) @ params["down"]) ** 2)
+
+    moments = jax.tree.map(lambda m, g: 0.9 * m + g, moments, jax.grad(loss)(params))
+    return jax.tree.map(lambda p, m: p - 1e-3 * m, params, moments), moments
+
+
+def _data_parallel() -> tuple[planner.Plan, tuple[Any, ...]]:
+    shapes = {"up": (1024, 4096), "down": (4096, 1024)}
+    weights = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    args = weights, weights, jax.ShapeDtypeStruct((8, 512, 1024), jnp.float32)
+    plan = planner.plan(
+        _momentum,
+        args,
+        topology="v5e:2x2",
+        mesh={"data": 4},
+        pins={"params/*": P(), "moments/*": P(), "x": P("data")},
+        donate_argnums=(0, 1),
+        options=planner.Options(check="never"),
+    )
+    return plan, args
+
+
+def test_what_holds_for_the_gradient_of_a_weight_is_laid_behind_its_transpose() -> None:
+    plan, _ = _data_parallel()
+    graph = plan.behind.instance.model.graph
+    turned = [op for op in graph.ops if op.kind == "transpose"]
+    made = [graph.ops[graph.tensors[op.operands[0]].producer or 0] for op in turned]
+    assert [op.kind for op in made] == ["dot_general"] * 2
+    assert all(result_slot(op, 0) not in plan.decision.constraints for op in made)
+    assert [plan.decision.constraints[result_slot(op, 0)][-1] for op in turned] == [P()] * 2
+
+
+@needs_libtpu
+def test_no_weight_is_copied_into_the_order_of_its_gradient() -> None:
+    plan, args = _data_parallel()
+    report = aot_compile(plan.jit, args, mesh_shape={"data": 4}, topology="v5e:2x2")
+    assert not re.search(r"= f32\[(1024,4096|4096,1024)\]\S* copy\(", report.hlo)
