@@ -5,13 +5,14 @@ on to the centred row and the sum of its exponentials: what stands is the centre
 nor its greatest element. Seen in schedules of libtpu 0.0.42 for rows of up to 4,096 elements in arrays of three dims and
 more; not where the row is a matmul's result, only widened: the greatest element is then taken before that.
 
-What two matmuls side by side read, such as the gradient of the scores, is computed anew by both, unless that takes an
-exponential or a quotient of every element: then it is stored.
+What two matmuls side by side read is computed anew by both, such as the gradient of logits; but what products in batches
+read and takes an exponential or a quotient of every element, such as the gradient of scores, is stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 from planner.any_mesh.fusion import is_slow
 from planner.any_mesh.neighbours import matmul_ranks, side_by_side
@@ -35,8 +36,13 @@ def stored_of_softmaxes(graph: Graph, passes: Sequence[bool], materialised: Sequ
         for tensor in op.results:
             if not stored[tensor] and is_slow(graph, slow, op, tensor):
                 slow.add(tensor)
-                stored[tensor] = any(side_by_side(graph, matmuls, tensor))
+                stored[tensor] = any(map(partial(_in_batches, graph), side_by_side(graph, matmuls, tensor)))
     return stored
+
+
+def _in_batches(graph: Graph, matmuls: Iterable[int]) -> bool:
+    """Whether matmuls are products in batches."""
+    return all(graph.ops[op].kind == "dot_general" and graph.ops[op].params["dimension_numbers"][1][0] for op in matmuls)
 
 
 def _centre(graph: Graph, passes: Sequence[bool], stored: list[bool], op: Op) -> None:
