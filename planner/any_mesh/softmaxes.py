@@ -3,7 +3,8 @@
 A row's greatest element, broadcast and taken from the row, it makes one op over the row's window, so that the matmul goes
 on to the centred row and the sum of its exponentials: what stands is the centred row, in its own type, and neither the row
 nor its greatest element. Seen in schedules of libtpu 0.0.42 for rows of up to 4,096 elements in arrays of three dims and
-more; not where the row is a matmul's result, only widened: the greatest element is then taken before that.
+more; not where the row is a matmul's result, only widened: the greatest element is then taken before that. Where what is
+made of the row is narrowed (weights in bfloat16), the matmul ends with the row, and a pass makes the centred one of it.
 
 What two matmuls side by side read is computed anew by both, such as the gradient of logits; but what products in batches
 read and takes an exponential or a quotient of every element, such as the gradient of scores, is stored.
@@ -42,7 +43,9 @@ def stored_of_softmaxes(graph: Graph, passes: Sequence[bool], materialised: Sequ
 
 def _in_batches(graph: Graph, matmuls: Iterable[int]) -> bool:
     """Whether matmuls are products in batches."""
-    return all(graph.ops[op].kind == "dot_general" and graph.ops[op].params["dimension_numbers"][1][0] for op in matmuls)
+    return all(
+        graph.ops[op].kind == "dot_general" and graph.ops[op].params["dimension_numbers"][1][0] for op in matmuls
+    )
 
 
 def _centre(graph: Graph, passes: Sequence[bool], stored: list[bool], op: Op) -> None:
@@ -55,9 +58,11 @@ def _centre(graph: Graph, passes: Sequence[bool], stored: list[bool], op: Op) ->
         return
     readers = list(_readers(graph, extreme))
     centred = [reader.results[0] for reader in readers if reader.kind == "sub" and reader.operands[0] == row]
-    if len(centred) == 1 and not _kept_later(graph, passes, stored, centred[0]):
+    made = list(_made_of(graph, passes, centred[0])) if len(centred) == 1 else []
+    if len(centred) == 1 and not any(stored[tensor] for tensor in made):
         stored[centred[0]] = True
         stored[extreme] = len(readers) > 1
+        stored[row] = any(graph.tensors[t].aval.itemsize < graph.tensors[row].aval.itemsize for t in made)
 
 
 def _widened(graph: Graph, tensor: int) -> bool:
@@ -98,17 +103,13 @@ def _readers(graph: Graph, tensor: int) -> Iterator[Op]:
             yield op
 
 
-def _kept_later(graph: Graph, passes: Sequence[bool], stored: Sequence[bool], tensor: int) -> bool:
-    """Whether what passes make of a tensor in its size stands in memory anyway."""
+def _made_of(graph: Graph, passes: Sequence[bool], tensor: int) -> Iterator[int]:
+    """What passes make of a tensor in its size."""
     seen, left, size = {tensor}, [tensor], graph.tensors[tensor].aval.size
     while left:
         for reader, _ in graph.consumers[left.pop()]:
-            if not passes[reader]:
-                continue
-            for result in graph.ops[reader].results:
-                if graph.tensors[result].aval.size == size and result not in seen:
-                    if stored[result]:
-                        return True
-                    seen.add(result)
-                    left.append(result)
-    return False
+            results = graph.ops[reader].results if passes[reader] else ()
+            new = {t for t in results if graph.tensors[t].aval.size == size} - seen
+            yield from new
+            seen |= new
+            left += new

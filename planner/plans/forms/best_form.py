@@ -77,14 +77,16 @@ def searched(
     found = () if how == "as written" else crossings(written.program)
     pinned = pinned_values(how, found) if isinstance(how, Mapping) else {}
     front = Front(found, written.request.topology.chip, pinned) if found else None
+    comparison = _Comparison(sessions=sessions, meshes=meshes, options=options, pinned=pinned)
     if front is None:
-        comparison = _Comparison(sessions=sessions, meshes=meshes, options=options, pinned=pinned)
-        best = comparison.with_room() if roomy_limit(written) < written.request.memory_limit else None
-        return best or _as_asked(written, meshes, options, judged=judged, explained=explained, room=False)
+        return comparison.roomier(_as_asked(written, meshes, options, judged=judged, explained=explained))
     if how == "auto" or isinstance(how, Mapping):
-        best = _Comparison(sessions=sessions, meshes=meshes, options=options, pinned=pinned).hastened(front)
-        if best is not None or front.keeps_pins:
-            return best or _as_asked(written, meshes, options, judged=judged, explained=explained, room=False)
+        best = comparison.hastened(front)
+        if best is not None:
+            return best
+        if front.keeps_pins:
+            whole = _as_asked(written, meshes, options, judged=judged, explained=explained, room=False)
+            return comparison.roomier(whole)
     choice = front.everything if how == "none" else front.nothing
     session = sessions.of(replace(written.program.form, saved=choice.saved))
     told = (_told(front, choice, meshes),)
@@ -141,19 +143,18 @@ class _Comparison:
 
     def hastened(self, front: Front) -> Searched | None:
         """The best plans in the best form; None where none fits in any. Of those of the least peak it is the best."""
-        best = self.best(front) or self._in_least_microbatches()
+        best = self.best(front)
         if best is None or best.found.faster is None:
             return best
         return replace(best, found=best.found.faster())
 
-    def with_room(self) -> Searched | None:
-        """The best plans as written, or in parts of the batch, that leave room in the memory; None where none does."""
-        session = self.sessions.base
-        limit = roomy_limit(session)
-        with suppress(InfeasibleError):
-            found = session.search(self.meshes, limit_bytes=limit, options=self.options, explained=False)
-            return Searched(session=session, found=found, limit_bytes=limit)
-        return self._in_least_microbatches()
+    def roomier(self, whole: Searched) -> Searched:
+        """Where the whole batch at once takes all of the memory, the plan of parts of it that leaves room, if there is one."""
+        request = whole.session.request
+        full = whole.none_fits is None and whole.limit_bytes > roomy_limit(whole.session)
+        if not full or request.objective == "memory" or request.memory_limit > request.topology.chip.hbm_bytes:
+            return whole
+        return self._in_least_microbatches() or whole
 
     def best(self, front: Front) -> Searched | None:
         """The same, but any plan of the least peak."""
@@ -224,7 +225,7 @@ class _Comparison:
         """
         base, best = self.sessions.base, None
         alone = base.program.form.microbatches == 1 and self.options.microbatches == "auto"
-        if not alone or base.request.objective == "memory" or isinstance(self.sessions.batch, Refused):
+        if not alone or isinstance(self.sessions.batch, Refused):
             return None
         for count in powers_of_two(self.sessions.batch.extent):
             if time.monotonic() - self.start > self.options.time_limit_s:
