@@ -61,8 +61,8 @@ def _centre(graph: Graph, passes: Sequence[bool], stored: list[bool], op: Op) ->
     made = list(_made_of(graph, passes, centred[0])) if len(centred) == 1 else []
     if len(centred) == 1 and not any(stored[tensor] for tensor in made):
         stored[centred[0]] = True
-        stored[extreme] = len(readers) > 1
         stored[row] = any(graph.tensors[t].aval.itemsize < graph.tensors[row].aval.itemsize for t in made)
+        stored[extreme] = stored[row] or len(readers) > 1
 
 
 def _widened(graph: Graph, tensor: int) -> bool:

@@ -24,12 +24,14 @@ def analysed(fn: Callable[..., Any], *shapes: tuple[int, ...], fusion: Fusion = 
     return graph, analyse(graph, group_ops(graph), fusion)
 
 
-def attention(scaled: bool, rows: tuple[int, ...] = (8, 4, 256, 64)) -> Callable[..., Any]:
+def attention(scaled: bool, rows: tuple[int, ...] = (8, 4, 256, 64), *, narrowed: bool = False) -> Callable[..., Any]:
+    """Whose weights are in the type of the values where they are `narrowed`."""
     batch = "bh"[: len(rows) - 2]
 
     def fn(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         scores = jnp.einsum(f"{batch}qd,{batch}kd->{batch}qk", q, k).astype(jnp.float32)
-        rows = jax.nn.softmax(scores / 8.0 if scaled else scores, -1).astype(v.dtype)
+        rows = jax.nn.softmax(scores / 8.0 if scaled else scores, -1)
+        rows = rows.astype(v.dtype) if narrowed else rows
         return jnp.einsum(f"{batch}qk,{batch}kd->{batch}qd", rows, v)
 
     return fn
@@ -56,6 +58,19 @@ def test_the_matmul_goes_on_to_the_centred_row() -> None:
     assert first.results == ((),), "the scores themselves are not written"
     assert centred in [access.tensor for access in first.others]
     assert centred in [access.tensor for access in second.operands[1] + second.operands[0]]
+
+
+def test_a_pass_centres_rows_of_which_narrow_weights_are_made() -> None:
+    graph, liveness = analysed(attention(scaled=True, narrowed=True), *QKV)
+    kernels = kernels_of(graph, group_ops(graph), liveness)
+    made, centring, used = sorted(
+        (kernel for of in kernels.of_group.values() for kernel in of), key=lambda kernel: kernel.op
+    )
+    (row,) = (t for op in graph.of_kinds(("div",)) for t in op.results if liveness.materialised[t])
+    (centred,) = (t for op in graph.of_kinds(("sub",)) for t in op.results)
+    assert row in [access.tensor for access in made.others]
+    assert {row, centred} <= {access.tensor for access in centring.others}
+    assert centred in [access.tensor for of in used.operands for access in of]
 
 
 @pytest.mark.parametrize(
@@ -118,3 +133,14 @@ def test_a_gradient_of_scores_is_not_written_over_what_has_another_type() -> Non
     centred = graph.of_kinds(("sub",))[0].results[0]
     start = next(b.start for b in liveness.buffers if b.tensor == kept)
     assert next(b.stop for b in liveness.buffers if b.tensor == centred) == start + 1
+
+
+def test_the_gradient_of_logits_is_computed_by_both_matmuls_that_read_it() -> None:
+    def loss(weight: jax.Array, x: jax.Array) -> jax.Array:
+        logits = jnp.einsum("bsm,mv->bsv", x, weight, preferred_element_type=jnp.float32)
+        return jnp.mean(jax.nn.logsumexp(logits, -1) - logits[..., 0])
+
+    graph, liveness = analysed(jax.grad(loss, (0, 1)), (512, 2048), (4, 256, 512))
+    logits = graph.of_kinds(("dot_general",))[0].results[0]
+    alike = [t.id for t in graph.tensors if t.aval.shape == graph.tensors[logits].aval.shape]
+    assert [t for t in alike if liveness.materialised[t]] == [logits]

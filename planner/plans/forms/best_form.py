@@ -149,7 +149,7 @@ class _Comparison:
         return replace(best, found=best.found.faster())
 
     def roomier(self, whole: Searched) -> Searched:
-        """Where the whole batch at once takes all of the memory, the plan of parts of it that leaves room, if there is one."""
+        """The plan of parts of the batch that leaves room, if any does, where the whole batch takes all of the memory."""
         request = whole.session.request
         full = whole.none_fits is None and whole.limit_bytes > roomy_limit(whole.session)
         if not full or request.objective == "memory" or request.memory_limit > request.topology.chip.hbm_bytes:
