@@ -6,16 +6,16 @@ nor its greatest element. Seen in schedules of libtpu 0.0.42 for rows of up to 4
 more; not where the row is a matmul's result, only widened: the greatest element is then taken before that. Where what is
 made of the row is narrowed (weights in bfloat16), the matmul ends with the row, and a pass makes the centred one of it.
 
-What two matmuls side by side read is computed anew by both, such as the gradient of logits; but what products in batches
-read and takes an exponential or a quotient of every element, such as the gradient of scores, is stored.
+What two matmuls side by side read is computed anew by both, such as the gradient of logits; but what takes an exponential
+or a quotient of every element is stored where it is narrow, or products in batches read it, such as the gradient of scores.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 
 from planner.any_mesh.fusion import is_slow
+from planner.any_mesh.narrow import BFLOAT16_BYTES
 from planner.any_mesh.neighbours import matmul_ranks, side_by_side
 from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY
@@ -37,7 +37,9 @@ def stored_of_softmaxes(graph: Graph, passes: Sequence[bool], materialised: Sequ
         for tensor in op.results:
             if not stored[tensor] and is_slow(graph, slow, op, tensor):
                 slow.add(tensor)
-                stored[tensor] = any(map(partial(_in_batches, graph), side_by_side(graph, matmuls, tensor)))
+                narrow = graph.tensors[tensor].aval.itemsize <= BFLOAT16_BYTES
+                pairs = side_by_side(graph, matmuls, tensor)
+                stored[tensor] = any(narrow or _in_batches(graph, pair) for pair in pairs)
     return stored
 
 
