@@ -3,10 +3,11 @@
 Its scheduler goes backwards from the end and hides collectives behind what is ready. The gradient of a weight is ready from
 the start: outside of loops it runs behind the last loop that does not wait for it, and what is to be added to a later term
 (the gradient of a weight that is read twice, as by tied embeddings) runs just before that sum. Else it runs behind the next
-product but one that something waits for; where collectives take long it is more, where they all come last, less. The
-gradient of a bias is summed by a kernel of its own where a matmul makes what is summed, and that runs behind all products,
-before the one all-reduce of all such sums. Until then all that these read stands in memory, such as the gradient of the
-logits through the whole backward pass. Seen in schedules of jaxlib 0.10.2.
+product but one that something waits for, or behind all of them where values are computed again behind barriers; where
+collectives take long it is more, where they all come last, less. The gradient of a bias is summed by a kernel of its own
+where a matmul makes what is summed, and that runs behind all products, before the one all-reduce of all such sums. Until
+then all that these read stands in memory, such as the gradient of the logits through the whole backward pass. Seen in
+schedules of jaxlib 0.10.2.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ def postponed(graph: Graph, passes: Sequence[bool], spans: Sequence[tuple[int, i
         if not passes[op.id] and _is_root(graph, op.region)
     ]
     chain = [op.id for op in matmuls if any(awaited[tensor] for tensor in op.results)]
+    barred = any(_is_root(graph, op.region) for op in graph.of_kinds(kinds_where(lambda row: row.bars)))
     for op in matmuls:
         until = min((needed[tensor] for tensor in op.results), default=op.id)
         behind = [stop for start, stop in loops if op.id < start and stop <= until]
         later = min((_sum_of_later(graph, passes, op.id, tensor) for tensor in op.results), default=op.id)
-        next_but_one = bisect(chain, op.id) + 1
-        aside = op.id not in chain and next_but_one < len(chain)
-        when = max(later, behind[-1] if behind else op.id, chain[next_but_one] + 1 if aside else op.id)
+        following = len(chain) - 1 if barred else bisect(chain, op.id) + 1
+        aside = op.id not in chain and following < len(chain)
+        when = max(later, behind[-1] if behind else op.id, chain[following] + 1 if aside else op.id)
         if when > op.id:
             found[op.id] = min(when, until)
     end = max((op.id for op in matmuls), default=0)

@@ -74,6 +74,17 @@ def test_the_gradient_of_a_layer_waits_for_the_next_product_but_one() -> None:
     assert set(liveness.when) - {product} <= set(behind) - set(chain)
 
 
+def test_where_values_are_computed_again_it_waits_for_all_products() -> None:
+    def fn(table: jax.Array, head: jax.Array, layers: jax.Array, tokens: jax.Array) -> Any:
+        return _trained(tied=False, scanned=False)(table, head, layers, jax.lax.optimization_barrier(tokens))
+
+    graph = build_graph(trace(fn, (TABLE, TABLE, LAYERS, TOKENS)), while_trips=1.0)
+    product, _ = _of_head(graph)
+    behind = [op.id for op in graph.of_kinds(("dot_general",)) if op.id > product]
+    chain = [op for op in behind if graph.tensors[graph.ops[op].results[0]].aval.shape == (512, 256)]
+    assert analyse(graph, group_ops(graph), ON_GPU).when[product] == chain[-1] + 1
+
+
 def test_what_a_loop_waits_for_runs_before_it() -> None:
     graph = build_graph(
         trace(
