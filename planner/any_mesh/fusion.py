@@ -4,9 +4,8 @@ XLA's TPU compiler computes the operands of a matmul or convolution on the way, 
 compiler has a matmul read what stands in memory, through what only renames, widens, narrows or turns it for this matmul
 alone, and through what is computed of one array alone and of scalars that are given, element by element and no narrower
 (a rectified array), whoever else reads it (`IsInputWorthFusing` in openxla/xla); and go on with its result only where
-nothing else reads it. A slice of a stack it copies out first. A pass that reduces rows goes on with what it has read of
-them (a softmax), unless it reduces them to several results side by side. Seen in schedules of libtpu 0.0.42 and of jaxlib
-0.10.2 for H100.
+nothing else reads it. A slice of a stack it copies out first. A pass that reduces rows may go on with what it has read of
+them, as in a softmax (`rows_gone_over`). Seen in schedules of libtpu 0.0.42 and of jaxlib 0.10.2 for H100.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from planner.rules.primitives import kinds_where, traits
 class Fusion:
     """`computes_operands`: of a matmul, whatever they are, and it goes on with its result whoever reads it.
 
-    `rows_kept`: passes go on with rows that they have reduced. `eases_moves`: partial sums are added to one another before
-    they are summed over devices, and what is read narrow is moved narrow. `fuses_gathers`: a gather is part of the passes
-    that read it, once its table stands. `stores_softmaxes`: as `softmaxes` says.
+    `rows_kept`: passes go on with rows that they have reduced, as `rows_gone_over` says. `eases_moves`: partial sums are
+    added to one another before they are summed over devices, and what is read narrow is moved narrow. `fuses_gathers`: a
+    gather is part of the passes that read it, once its table stands. `stores_softmaxes`: as `softmaxes` says.
     """
 
     computes_operands: bool

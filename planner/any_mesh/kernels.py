@@ -281,8 +281,8 @@ class _Walk:
             if number < after or op.id in self.bad:
                 break
             own = [leaf for leaf in leaves if self.made_by.get(leaf) == number]
-            rows = kernel.reduced and kernel.rows_kept
-            if any((leaf in kernel.reduced) != bool(rows) for leaf in own):
+            goes_on = bool(kernel.reduced) and kernel.rows_kept
+            if any((leaf in kernel.reduced) != goes_on for leaf in own):
                 continue
             if any(leaf in kernel.reads or self.made_by.get(leaf) == number for leaf in large):
                 return number
