@@ -21,7 +21,7 @@ from planner.forms.recompute import ALIKE, Choice, Front, Pinned, program_second
 from planner.one_mesh.mesh import Shape
 from planner.one_mesh.pins import close_names
 from planner.options import GAP, Options
-from planner.plans.forms.memory_limits import roomy_limit, search_judged
+from planner.plans.forms.memory_limits import roomy_limit, search_judged, takes_all
 from planner.plans.forms.sessions import Sessions
 from planner.program.jaxpr.crossings import Crossing
 from planner.program.jaxpr.recomputed import crossings, program_steps
@@ -150,9 +150,8 @@ class _Comparison:
 
     def roomier(self, whole: Searched) -> Searched:
         """The plan of parts of the batch that leaves room, if any does, where the whole batch takes all of the memory."""
-        request = whole.session.request
-        full = whole.none_fits is None and whole.limit_bytes > roomy_limit(whole.session)
-        if not full or request.objective == "memory" or request.memory_limit > request.topology.chip.hbm_bytes:
+        full = whole.none_fits is None and takes_all(whole.session, whole.limit_bytes)
+        if not full or whole.session.request.objective == "memory":
             return whole
         return self._in_least_microbatches() or whole
 

@@ -81,6 +81,12 @@ def roomy_limit(session: Session) -> float:
     return min(session.request.memory_limit, ROOM.get(chip.platform, 1.0) * chip.hbm_bytes)
 
 
+def takes_all(session: Session, limit: float) -> bool:
+    """Whether plans that keep to so many bytes may take all of the memory there is, as nothing fits that leaves room."""
+    request = session.request
+    return request.memory_limit <= request.topology.chip.hbm_bytes and limit > roomy_limit(session)
+
+
 def room_note(session: Session, limit: float, peak: float) -> tuple[str, ...]:
     """Says of a plan whose peak is near a limit lower than what was asked for that it is kept to that."""
     if not TOLD * limit < peak <= limit < session.request.memory_limit:

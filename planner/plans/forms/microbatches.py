@@ -14,6 +14,7 @@ from planner.one_mesh.mesh import Shape
 from planner.options import Options
 from planner.plans.answer import Answer
 from planner.plans.forms.best_form import powers_of_two, searched
+from planner.plans.forms.memory_limits import takes_all
 from planner.plans.forms.sessions import Sessions
 from planner.program.form import Form
 from planner.session import Session
@@ -116,16 +117,20 @@ def _of(sessions: Sessions, asked: Session, count: int) -> Session:
 def _fitting(
     sessions: Sessions, asked: Session, meshes: Sequence[Shape], options: Options, counts: Sequence[int]
 ) -> int | None:
-    """Of the least numbers of microbatches with which a plan fits, the one with the best plan; None where none fits."""
-    found: list[tuple[float, int]] = []
+    """Of the least numbers of microbatches with which a plan fits, the one with the best plan; None where none fits.
+
+    One that takes all of the memory is taken where none leaves room.
+    """
+    found: list[tuple[bool, float, int]] = []
     for count in counts:
-        if len(found) == MORE:
+        if sum(not full for full, _, _ in found) == MORE:
             break
         with suppress(ArgumentError, InfeasibleError):
             start = sessions.starting(_of(sessions, asked, count))
             best = searched(start, meshes, options, judged=lambda: False, explained=False)
-            found.append((best.found.candidates[0].value, count))
-    return min(found)[1] if found else None
+            full = asked.request.objective != "memory" and takes_all(best.session, best.limit_bytes)
+            found.append((full, best.found.candidates[0].value, count))
+    return min(found)[2] if found else None
 
 
 def _told(none_fits: InfeasibleError, more: str) -> InfeasibleError:
