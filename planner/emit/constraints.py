@@ -7,7 +7,7 @@ Operands and results of one op always belong to one strategy of its rule.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -84,7 +84,8 @@ def place(chosen: Chosen, *, sum_whole: bool, read_stored: bool = False) -> Emis
     _hold_readers(chosen, {t.tensor for t in flow.transfers if t.reads and t.id in layouts}, constraints)
     _hold_windows(chosen, constraints)
     _hold_terms(chosen, constraints)
-    _lay_behind_transposes(chosen, constraints)
+    scattered = {t.tensor for t, steps in chosen.moves if t.reduced and any(s.kind == "reduce-scatter" for s in steps)}
+    _lay_behind_transposes(chosen, scattered, constraints)
     in_specs = tuple(map(chosen.stored, graph.inputs))
     for position, tensor in enumerate(graph.inputs):
         if graph.tensors[tensor].aval.shape and graph.tensors[tensor].aval.itemsize:
@@ -144,11 +145,14 @@ def _hold_terms(chosen: Chosen, constraints: dict[Slot, tuple[PartitionSpec, ...
                 constraints.setdefault(operand_slot(op, position), (chosen.wanted(op, position),))
 
 
-def _lay_behind_transposes(chosen: Chosen, constraints: dict[Slot, tuple[PartitionSpec, ...]]) -> None:
+def _lay_behind_transposes(
+    chosen: Chosen, scattered: Collection[int], constraints: dict[Slot, tuple[PartitionSpec, ...]]
+) -> None:
     """Lays what holds for the result of a matmul on the transpose that alone reads it, as of the gradient of a weight.
 
     XLA then makes the one in the order of the other. A constraint in between keeps it from that, and its TPU compiler would
-    copy the weight and the moments of its optimizer into the gradient's order and back.
+    copy the weight and the moments of its optimizer into the gradient's order and back. Not for sums that are `scattered`:
+    behind a transpose that is no reduce-scatter any more, but an all-reduce.
     """
     graph, flow = chosen.instance.model.graph, chosen.instance.model.flow
     terms = {term.op.id for accumulator in flow.accumulators for term in accumulator.terms}
@@ -156,7 +160,7 @@ def _lay_behind_transposes(chosen: Chosen, constraints: dict[Slot, tuple[Partiti
         readers = graph.consumers[op.results[0]]
         if len(readers) != 1 or graph.ops[readers[0][0]].kind != "transpose" or op.id in terms:
             continue
-        if by_hand(graph, op, chosen_split(chosen, op)) is not None:
+        if op.results[0] in scattered or by_hand(graph, op, chosen_split(chosen, op)) is not None:
             continue
         turned = graph.ops[readers[0][0]]
         chain = (*constraints.pop(result_slot(op, 0), ()), *constraints.pop(operand_slot(turned, 0), ()))
