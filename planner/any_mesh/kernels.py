@@ -121,9 +121,9 @@ class _Walk:
     passes: Sequence[bool]
     fusion: Fusion
     bad: Collection[int]
-    leaves: dict[int, Leaves] = field(default_factory=dict[int, Leaves])
-    gone_over: Collection[int] = frozenset()
+    gone_over: Collection[int]
     """The reductions of rows with which a kernel goes on."""
+    leaves: dict[int, Leaves] = field(default_factory=dict[int, Leaves])
     kernels: list[_Kernel] = field(default_factory=list[_Kernel])
     made_by: dict[int, int] = field(default_factory=dict[int, int])
     barred: dict[int, int] = field(default_factory=dict[int, int])

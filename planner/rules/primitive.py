@@ -75,7 +75,8 @@ class Primitive:
     """Its result is a name for its operand, in the same memory. Asked by `liveness`."""
 
     bars: bool = False
-    """Nothing is fused across it, so that what it takes stands in memory. Asked by `liveness`."""
+    """Nothing is fused across it, so that what it takes stands in memory. Asked by `liveness`, `kernels`,
+    `postponed`."""
 
     streams: bool = False
     """Where it is no part of a pass, it still reads its operands as those are computed. Asked by `liveness`."""

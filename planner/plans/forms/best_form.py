@@ -200,8 +200,7 @@ class _Comparison:
         Those given where memory is not short, or none gains enough.
         """
         short = self.short or (best is not None and _is_tight(best))
-        alone = self.sessions.base.program.form.microbatches == 1 and self.options.microbatches == "auto"
-        if best is None or not short or not alone or isinstance(self.sessions.batch, Refused):
+        if best is None or not short or not self._may_take_parts() or isinstance(self.sessions.batch, Refused):
             return best
         extent = self.sessions.batch.extent
         counts = [count for count in (2, 4, FIRST_COUNT) if extent % count == 0]
@@ -222,9 +221,8 @@ class _Comparison:
 
         What takes all of the memory in one pass does not fit by the compiler, as a rule.
         """
-        base, best = self.sessions.base, None
-        alone = base.program.form.microbatches == 1 and self.options.microbatches == "auto"
-        if not alone or isinstance(self.sessions.batch, Refused):
+        best = None
+        if not self._may_take_parts() or isinstance(self.sessions.batch, Refused):
             return None
         for count in powers_of_two(self.sessions.batch.extent):
             if time.monotonic() - self.start > self.options.time_limit_s:
@@ -240,6 +238,10 @@ class _Comparison:
         first, *others = best.notes
         why = f"{first}: no plan of the whole batch at once leaves room in the memory, without which it may not fit"
         return self._proven(replace(best, notes=(why, *others)))
+
+    def _may_take_parts(self) -> bool:
+        """Whether the number of microbatches is left to the planner, and the program is not in several."""
+        return self.sessions.base.program.form.microbatches == 1 and self.options.microbatches == "auto"
 
     def _proven(self, rough: Searched) -> Searched:
         """Which form is best is told by rough plans: of that form the best plan, and proven."""
