@@ -12,7 +12,7 @@ or a quotient of every element is stored where it is narrow, or products in batc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from planner.any_mesh.fusion import is_slow
 from planner.any_mesh.narrow import BFLOAT16_BYTES
@@ -39,8 +39,16 @@ def stored_of_softmaxes(graph: Graph, passes: Sequence[bool], materialised: Sequ
                 slow.add(tensor)
                 narrow = graph.tensors[tensor].aval.itemsize <= BFLOAT16_BYTES
                 pairs = side_by_side(graph, matmuls, tensor)
-                stored[tensor] = any(narrow or _in_batches(graph, pair) for pair in pairs)
+                stored[tensor] = any(narrow or _in_batches(graph, pair) for pair in pairs) or (
+                    narrow and _often_in_batches(graph, matmuls, tensor)
+                )
     return stored
+
+
+def _often_in_batches(graph: Graph, matmuls: Collection[int], tensor: int) -> bool:
+    """Whether several products read a tensor, all of them in batches."""
+    reads = {reader for reader, _ in graph.consumers[tensor] if reader in matmuls}
+    return len(reads) > 1 and _in_batches(graph, reads)
 
 
 def _in_batches(graph: Graph, matmuls: Iterable[int]) -> bool:
