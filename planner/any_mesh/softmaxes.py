@@ -8,6 +8,7 @@ made of the row is narrowed (weights in bfloat16), the matmul ends with the row,
 
 What two matmuls side by side read is computed anew by both, such as the gradient of logits; but what takes an exponential
 or a quotient of every element is stored where it is narrow, or products in batches read it, such as the gradient of scores.
+Narrow weights that products in batches read in the forward pass and again in the backward one stand in between.
 """
 
 from __future__ import annotations

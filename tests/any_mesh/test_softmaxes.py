@@ -111,6 +111,19 @@ def test_the_gradient_of_scores_is_stored_for_both_matmuls_that_read_it() -> Non
     assert not any(read_by_two(*analysed(fn, *QKV, fusion=UNKNOWN)))
 
 
+@pytest.mark.parametrize("narrowed", [True, False])
+def test_weights_stand_from_the_forward_to_the_backward_pass_where_they_are_narrow(narrowed: bool) -> None:
+    def loss(q: jax.Array, k: jax.Array, v: jax.Array, w: jax.Array) -> jax.Array:
+        out = attention(scaled=True, narrowed=narrowed)(q, k, v).astype(jnp.bfloat16) @ w
+        return jnp.square(out.astype(jnp.float32)).sum()
+
+    graph, liveness = analysed(jax.grad(loss, (0, 1, 2)), *QKV, (64, 64))
+    weights = next(op.operands for op in graph.of_kinds(("dot_general",))[1:])
+    (of_scores,) = (t for t in weights if graph.tensors[t].aval.shape == (8, 4, 256, 256))
+    assert len([reader for reader, _ in graph.consumers[of_scores] if graph.ops[reader].kind == "dot_general"]) == 2
+    assert liveness.materialised[of_scores] == narrowed
+
+
 def test_a_cheap_gradient_is_computed_by_both() -> None:
     def fn(x: jax.Array, w: jax.Array) -> Any:
         def loss(x: jax.Array, w: jax.Array) -> jax.Array:
