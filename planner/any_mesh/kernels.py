@@ -35,9 +35,10 @@ from planner.program.slots import BOUNDARY, ENTERING, LEAVING
 from planner.rules.primitives import kinds_where, traits
 from planner.rules.rule import Dims
 
-Home = Literal["chip", "passes", "loop", "memory"]
+Home = Literal["chip", "passes", "slice", "loop", "memory"]
 """Where a tensor may stand: on the chip, if there is room, where it is read soon after it was made, or while an op goes
-over it several times, if there is room for what is in flight; for as long as a loop runs, if it is small; or in memory."""
+over it several times, if there is room for what is in flight, or as a slice that is copied for it, if there is room for
+several; for as long as a loop runs, if it is small; or in memory."""
 
 LEAST_BYTES = 4096
 """What is smaller is not counted."""
@@ -406,7 +407,7 @@ class _Homes:
         for position, itemsize, dim in self.copied.get(op.id, ()) if kernel.anchor else ():
             tensor, dims = op.operands[position], self.walk.grouping.placements[op.id].operands[position]
             aval = self.graph.tensors[tensor].aval
-            yield Access(tensor, aval.shape, aval.itemsize, dims, "chip", READ_AND_WRITTEN, (dim, itemsize))
+            yield Access(tensor, aval.shape, aval.itemsize, dims, "slice", READ_AND_WRITTEN, (dim, itemsize))
 
     def read(self, tensor: int, leaf: Leaf, number: int, *, direct: bool = False) -> Access:
         """What a kernel reads. What a matmul reads directly of a parameter in float32 was made bfloat16 before."""

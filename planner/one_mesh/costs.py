@@ -38,7 +38,7 @@ from planner.rules.rule import Dims
 from planner.rules.sliding import Margin, hops, image_of, margins
 from planner.vectors import Floats
 
-ON_CHIP: Mapping[Home, float] = {"chip": 1 / 2, "passes": 1 / 8, "loop": 1 / 32, "memory": 0.0}
+ON_CHIP: Mapping[Home, float] = {"chip": 1 / 2, "passes": 1 / 8, "slice": 3 / 16, "loop": 1 / 32, "memory": 0.0}
 """The largest share of the memory on the chip that an array takes there, as seen in schedules of v5e, v5p and v6e."""
 
 

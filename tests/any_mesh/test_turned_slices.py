@@ -60,11 +60,17 @@ def test_a_slice_with_heads_inside_is_copied_once() -> None:
     assert _copied(HEADS_INSIDE, CACHE, QUERY, jnp.bfloat16, False) == []
 
 
-@pytest.mark.parametrize(("spec", "passes"), [(("x", None), 4), ((None, "x"), 2)])
-def test_it_is_not_where_a_device_holds_one_head(spec: tuple[str | None, ...], passes: float) -> None:
+@pytest.mark.parametrize(
+    ("rows", "spec", "passes"),
+    [(128, ("x", None), 4), (128, (None, "x"), 2), (32, ("x", None), 4), (8, ("x", None), 2)],
+    ids=["several heads", "one head", "half of the chip's memory", "an eighth of it"],
+)
+def test_it_moves_nothing_where_a_device_holds_one_head_or_all_of_the_slice_on_its_chip(
+    rows: int, spec: tuple[str | None, ...], passes: float
+) -> None:
     """Keys and values are read by a product each; where there are several heads, one slice for both is made first."""
     batch, heads = spec
-    args = jax.ShapeDtypeStruct((LAYERS, 128, LENGTH, HEADS, WIDTH), jnp.bfloat16), *_queries(128)
+    args = jax.ShapeDtypeStruct((LAYERS, rows, LENGTH, HEADS, WIDTH), jnp.bfloat16), *_queries(rows)
     plan = planner.plan(
         HEADS_INSIDE,
         args,
