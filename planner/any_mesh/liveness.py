@@ -23,7 +23,6 @@ from planner.any_mesh.grouped_products import masked_buffers
 from planner.any_mesh.groups import Grouping
 from planner.any_mesh.hoisted import Hoisted, hoisted_casts
 from planner.any_mesh.in_place import InPlace, in_place
-from planner.any_mesh.laid_out import ON_TPU, laid_out_anew
 from planner.any_mesh.narrow import BFLOAT16_BYTES, NarrowReads
 from planner.any_mesh.neighbours import matmul_ranks, side_by_side
 from planner.any_mesh.often_read import stored_for_many
@@ -32,7 +31,7 @@ from planner.any_mesh.postponed import postponed
 from planner.any_mesh.read_through import ReadThrough, read_through
 from planner.any_mesh.recalled import recalled
 from planner.any_mesh.row_order import InRows, in_row_order
-from planner.any_mesh.share import ELSEWHERE, WHOLE
+from planner.any_mesh.share import ELSEWHERE, ON_TPU, WHOLE
 from planner.any_mesh.softmaxes import stored_of_softmaxes
 from planner.any_mesh.stand_ins import stand_ins, stood_in
 from planner.any_mesh.turned_stacks import turned_buffers, turned_stacks, turning_passes
@@ -125,7 +124,6 @@ def analyse(graph: Graph, grouping: Grouping, fusion: Fusion = UNKNOWN) -> Liven
             buffers.append(Buffer(tensor=tensor, start=start, stop=stop, share=narrow.share(tensor)))
     buffers = stood_in(buffers, stand_ins(graph, passes, materialised, partial(_is_needed, graph, passes)))
     buffers += _shared_operands(graph, passes, materialised)
-    buffers += laid_out_anew(graph, passes, materialised, last)
     buffers += _also_narrow(graph, materialised, last)
     buffers += turned_buffers(graph, turned, spans)
     buffers += masked_buffers(graph)

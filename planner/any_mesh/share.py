@@ -17,3 +17,6 @@ WHOLE = Share()
 
 ELSEWHERE = Share(tpu=0.0)
 """What stands in memory everywhere but on a TPU."""
+
+ON_TPU = Share(elsewhere=0.0)
+"""What stands in memory on a TPU alone."""

@@ -19,7 +19,7 @@ from planner.one_mesh.reshard import Step
 from planner.one_mesh.specs import to_spec
 from planner.program.graph import Op
 from planner.program.slots import Slot, operand_slot, result_slot
-from planner.rules.primitives import kinds_where
+from planner.rules.primitives import kinds_where, traits
 from planner.rules.sliding import is_grouped
 
 
@@ -33,7 +33,7 @@ class Emission:
     constraints: Mapping[Slot, tuple[PartitionSpec, ...]]
 
 
-def place(chosen: Chosen, *, sum_whole: bool, read_stored: bool = False) -> Emission:
+def place(chosen: Chosen, *, sum_whole: bool, read_stored: bool = False, leave_passes: bool = False) -> Emission:
     """The placement that a choice of strategies stands for.
 
     `sum_whole` lays a sum that is wanted scattered down whole first. XLA then always adds up partial results, which its
@@ -43,6 +43,8 @@ def place(chosen: Chosen, *, sum_whole: bool, read_stored: bool = False) -> Emis
 
     `read_stored` reads what is wanted as it is stored from there, where others read it gathered: XLA's GPU compiler
     (jaxlib 0.10.2) reads zeros where what was gathered is sliced to what it was. The others slice, as prices have it.
+
+    `leave_passes` lays nothing on what passes make that only follow their operands (`_leave_passes`).
     """
     instance = chosen.instance
     graph, flow, names = instance.model.graph, instance.model.flow, instance.mesh.names
@@ -86,6 +88,8 @@ def place(chosen: Chosen, *, sum_whole: bool, read_stored: bool = False) -> Emis
     _hold_terms(chosen, constraints)
     scattered = {t.tensor for t, steps in chosen.moves if t.reduced and any(s.kind == "reduce-scatter" for s in steps)}
     _lay_behind_transposes(chosen, scattered, constraints)
+    if leave_passes:
+        _leave_passes(chosen, constraints)
     in_specs = tuple(map(chosen.stored, graph.inputs))
     for position, tensor in enumerate(graph.inputs):
         if graph.tensors[tensor].aval.shape and graph.tensors[tensor].aval.itemsize:
@@ -167,6 +171,28 @@ def _lay_behind_transposes(
         order = turned.params["permutation"]
         laid = [*(_in_order(spec, order) for spec in chain), *constraints.get(result_slot(turned, 0), ())]
         constraints[result_slot(turned, 0)] = tuple(spec for spec, _ in groupby(laid))
+
+
+def _leave_passes(chosen: Chosen, constraints: dict[Slot, tuple[PartitionSpec, ...]]) -> None:
+    """Takes away what is laid on the results of passes that are split as their operands are, and read so.
+
+    Shardy splits them likewise. XLA simplifies the whole program before it partitions it, and a constraint is in the way:
+    the sums of a norm over groups of channels stay sums over a reshaped array, which its TPU compiler copies into another
+    order, in float32. What moves, or is split along other axes than its operands, is held.
+    """
+    graph = chosen.instance.model.graph
+    for op in graph.ops:
+        if not traits(op.kind).fused or len(op.results) != 1 or op.results[0] in graph.returned:
+            continue
+        slot, (result,) = result_slot(op, 0), op.results
+        over = {axis for axis, dim in enumerate(chosen.result(op, 0)) if dim >= 0}
+        under = {axis for n in range(len(op.operands)) for axis, dim in enumerate(chosen.operand(op, n)) if dim >= 0}
+        readers = ((graph.ops[reader], position) for reader, position in graph.consumers[result])
+        read_so = all(
+            reader.region == op.region and operand_slot(reader, n) not in constraints for reader, n in readers
+        )
+        if over and over == under and read_so and len(constraints.get(slot, ())) == 1:
+            del constraints[slot]
 
 
 def _in_order(spec: PartitionSpec, order: Sequence[int]) -> PartitionSpec:

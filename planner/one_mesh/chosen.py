@@ -66,11 +66,14 @@ class Chosen:
         """The spec that an op wants of one of its operands."""
         return self._spec(op.operands[position], self.operand(op, position))
 
+    def result(self, op: Op, position: int) -> Location:
+        """Where an op makes one of its results."""
+        grouping = self.instance.model.grouping
+        return self.at(grouping.group_of[op.id], grouping.placements[op.id].results[position])
+
     def made(self, op: Op, position: int) -> PartitionSpec:
         """The spec in which an op makes one of its results."""
-        grouping = self.instance.model.grouping
-        location = self.at(grouping.group_of[op.id], grouping.placements[op.id].results[position])
-        return self._spec(op.results[position], location)
+        return self._spec(op.results[position], self.result(op, position))
 
     def returned(self, position: int) -> PartitionSpec:
         """The spec of a result of the program: that of its tensor, unless it is returned in another."""

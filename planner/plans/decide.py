@@ -52,7 +52,9 @@ def decide(
     guessed = tuple(replace(Guessed(**_told(graph, op.id)), op=op_name(op)) for op in graph.ops if is_guessed(op))
     chosen = Chosen(instance=instance, choice=candidate.choice)
     platform = session.target.platform
-    placement = place(chosen, sum_whole=platform != "tpu", read_stored=platform == "gpu")
+    placement = place(
+        chosen, sum_whole=platform != "tpu", read_stored=platform == "gpu", leave_passes=platform == "tpu"
+    )
     predicted = predict(chosen, request.topology)
     intermediates = {
         t.name: chosen.stored(t.id)
