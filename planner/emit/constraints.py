@@ -19,7 +19,7 @@ from planner.one_mesh.reshard import Step
 from planner.one_mesh.specs import to_spec
 from planner.program.graph import Op
 from planner.program.slots import Slot, operand_slot, result_slot
-from planner.rules.primitives import kinds_where, traits
+from planner.rules.primitives import Primitive, kinds_where, traits
 from planner.rules.sliding import is_grouped
 
 
@@ -182,17 +182,24 @@ def _leave_passes(chosen: Chosen, constraints: dict[Slot, tuple[PartitionSpec, .
     """
     graph = chosen.instance.model.graph
     for op in graph.ops:
-        if not traits(op.kind).fused or len(op.results) != 1 or op.results[0] in graph.returned:
+        row = traits(op.kind)
+        if not row.fused or _is_by_hand(row) or len(op.results) != 1 or op.results[0] in graph.returned:
             continue
         slot, (result,) = result_slot(op, 0), op.results
         over = {axis for axis, dim in enumerate(chosen.result(op, 0)) if dim >= 0}
         under = {axis for n in range(len(op.operands)) for axis, dim in enumerate(chosen.operand(op, n)) if dim >= 0}
-        readers = ((graph.ops[reader], position) for reader, position in graph.consumers[result])
-        read_so = all(
-            reader.region == op.region and operand_slot(reader, n) not in constraints for reader, n in readers
-        )
-        if over and over == under and read_so and len(constraints.get(slot, ())) == 1:
+        if not over or over != under or len(constraints.get(slot, ())) != 1:
+            continue
+        readers = [(graph.ops[reader], position) for reader, position in graph.consumers[result]]
+        if all(
+            reader.region == op.region and not _is_by_hand(traits(reader.kind)) for reader, _ in readers
+        ) and not any(operand_slot(reader, position) in constraints for reader, position in readers):
             del constraints[slot]
+
+
+def _is_by_hand(row: Primitive) -> bool:
+    """Whether ops of a kind may be emitted by hand, as the constraints around them say."""
+    return row.slides is not None or row.by_hand is not None
 
 
 def _in_order(spec: PartitionSpec, order: Sequence[int]) -> PartitionSpec:

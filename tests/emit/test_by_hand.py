@@ -46,8 +46,9 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], set[How 
 """A program, the shapes of its arguments, and what its op may be emitted as where it is split."""
 
 
+@pytest.mark.parametrize("leave_passes", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_a_choice_and_its_constraints_agree_on_what_is_emitted_by_hand(name: str) -> None:
+def test_a_choice_and_its_constraints_agree_on_what_is_emitted_by_hand(name: str, leave_passes: bool) -> None:
     function, shapes, expected = CASES[name]
     types = ("f32",) * len(shapes)
     bench = Bench(Case(name=name, function=function, shapes=shapes, types=types, ends=(3,) * len(shapes)), MESH)
@@ -56,7 +57,7 @@ def test_a_choice_and_its_constraints_agree_on_what_is_emitted_by_hand(name: str
     seen: set[How | None] = set()
     for node, pick in bench.choices():
         chosen = Chosen(instance=instance, choice=tuple(bench.following(node, pick)))
-        constraints = place(chosen, sum_whole=True).constraints
+        constraints = place(chosen, sum_whole=True, leave_passes=leave_passes).constraints
         written = {**exchanges(graph, constraints, mesh), **local_calls(graph, constraints, mesh, "cpu")}
         for op in graph.ops:
             predicted = by_hand(graph, op, chosen_split(chosen, op))

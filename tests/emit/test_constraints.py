@@ -156,3 +156,33 @@ def test_what_scatters_the_gradient_of_a_weight_is_laid_before_its_transpose() -
     graph = plan.behind.instance.model.graph
     made = [graph.ops[graph.tensors[op.operands[0]].producer or 0] for op in graph.of_kinds(("transpose",))]
     assert all(plan.decision.constraints[result_slot(op, 0)] == (P("data"),) for op in made)
+
+
+def centred(x: Any, w: Any) -> Any:
+    """Groups of 8 channels of what a matmul makes, each without its mean, into a second matmul."""
+    made = x @ w
+    groups = made.reshape(*made.shape[:-1], -1, 8).astype(jnp.float32)
+    rest = groups - groups.mean((1, 3), keepdims=True)
+    return rest.astype(x.dtype).reshape(made.shape) @ w
+
+
+@pytest.mark.parametrize(("topology", "left"), [("v5e:2x4", True), ("h100:8", False)])
+def test_only_tpu_plans_lay_nothing_on_what_passes_make_of_operands_that_are_split_alike(
+    topology: str, left: bool
+) -> None:
+    args = jax.ShapeDtypeStruct((64, 256, 256), jnp.bfloat16), jax.ShapeDtypeStruct((256, 256), jnp.bfloat16)
+    options = planner.Options(check="never")
+    plan = planner.plan(centred, args, topology=topology, mesh={"x": 8}, pins={"x": P("x")}, options=options)
+    graph, laid = plan.behind.instance.model.graph, plan.decision.constraints
+    (subtracted,) = graph.of_kinds(("sub",))
+    assert (result_slot(subtracted, 0) not in laid) == left
+    assert all(result_slot(op, 0) in laid for op in graph.of_kinds(("dot_general",)))
+
+
+@needs_libtpu
+def test_norms_over_groups_are_not_copied_on_tpus() -> None:
+    args = jax.ShapeDtypeStruct((64, 1024, 256), jnp.bfloat16), jax.ShapeDtypeStruct((256, 256), jnp.bfloat16)
+    options = planner.Options(check="never")
+    plan = planner.plan(centred, args, topology="v5e:2x4", mesh={"x": 8}, pins={"x": P("x")}, options=options)
+    report = aot_compile(plan.jit, args, mesh_shape={"x": 8}, topology="v5e:2x4")
+    assert not re.search(r"f32\[8,1024,(256|32,8)\]\S* copy\(", report.hlo)
