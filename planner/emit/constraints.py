@@ -2,7 +2,8 @@
 
 Every result is pinned to what its op makes (after the sum of partial results, where there is one), every operand to what
 its op wants, and a reshard in between is laid as its own steps, so that the partitioner never has to find a way itself.
-Operands and results of one op always belong to one strategy of its rule.
+Operands and results of one op always belong to one strategy of its rule. Passes that only follow their operands may be left
+to the partitioner.
 """
 
 from __future__ import annotations
