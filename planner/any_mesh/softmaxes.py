@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from planner.any_mesh.fusion import is_slow
 from planner.any_mesh.narrow import BFLOAT16_BYTES
-from planner.any_mesh.neighbours import matmul_ranks, side_by_side
+from planner.any_mesh.neighbours import matmul_ranks, reading, side_by_side
 from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY
 from planner.rules.primitives import kinds_where, traits
@@ -48,7 +48,7 @@ def stored_of_softmaxes(graph: Graph, passes: Sequence[bool], materialised: Sequ
 
 def _often_in_batches(graph: Graph, matmuls: Collection[int], tensor: int) -> bool:
     """Whether several products read a tensor, all of them in batches."""
-    reads = {reader for reader, _ in graph.consumers[tensor] if reader in matmuls}
+    reads = reading(graph, matmuls, tensor)
     return len(reads) > 1 and _in_batches(graph, reads)
 
 

@@ -19,7 +19,7 @@ from planner.program.graph import Graph, Op
 from planner.program.slots import Slot
 from planner.program.spec_entries import axes_of_spec
 from planner.rules.primitive import ByHand
-from planner.rules.primitives import kinds_where, rule_of, slides_of, traits
+from planner.rules.primitives import Primitive, kinds_where, rule_of, slides_of, traits
 from planner.rules.rule import Rule
 from planner.rules.sliding import Slide, image_of, is_grouped
 
@@ -80,6 +80,11 @@ def by_hand(graph: Graph, op: Op, split: Split) -> How | None:
         return None
     written = _may_write_once(graph, op, split) if row.by_hand == "barrier" else rule_by_dims(graph, op) is not None
     return row.by_hand if written else None
+
+
+def may_be_by_hand(row: Primitive) -> bool:
+    """Whether ops of a kind are emitted by hand where they are split so that the partitioner does not have them."""
+    return row.slides is not None or row.by_hand is not None
 
 
 def moving(graph: Graph, op: Op, split: Split) -> list[Slide]:

@@ -14,13 +14,13 @@ from itertools import groupby
 
 from jax.sharding import PartitionSpec
 
-from planner.emit.by_hand import by_hand, chosen_split, read_from_operands
+from planner.emit.by_hand import by_hand, chosen_split, may_be_by_hand, read_from_operands
 from planner.one_mesh.chosen import Chosen
 from planner.one_mesh.reshard import Step
 from planner.one_mesh.specs import to_spec
 from planner.program.graph import Op
 from planner.program.slots import Slot, operand_slot, result_slot
-from planner.rules.primitives import Primitive, kinds_where, traits
+from planner.rules.primitives import kinds_where, traits
 from planner.rules.sliding import is_grouped
 
 
@@ -182,25 +182,21 @@ def _leave_passes(chosen: Chosen, constraints: dict[Slot, tuple[PartitionSpec, .
     order, in float32. What moves, or is split along other axes than its operands, is held.
     """
     graph = chosen.instance.model.graph
-    for op in graph.ops:
-        row = traits(op.kind)
-        if not row.fused or _is_by_hand(row) or len(op.results) != 1 or op.results[0] in graph.returned:
+    for op in graph.of_kinds(kinds_where(lambda row: row.fused and not may_be_by_hand(row))):
+        slot = result_slot(op, 0)
+        if len(op.results) != 1 or op.results[0] in graph.returned or len(constraints.get(slot, ())) != 1:
             continue
-        slot, (result,) = result_slot(op, 0), op.results
         over = {axis for axis, dim in enumerate(chosen.result(op, 0)) if dim >= 0}
         under = {axis for n in range(len(op.operands)) for axis, dim in enumerate(chosen.operand(op, n)) if dim >= 0}
-        if not over or over != under or len(constraints.get(slot, ())) != 1:
-            continue
-        readers = [(graph.ops[reader], position) for reader, position in graph.consumers[result]]
-        if all(
-            reader.region == op.region and not _is_by_hand(traits(reader.kind)) for reader, _ in readers
-        ) and not any(operand_slot(reader, position) in constraints for reader, position in readers):
+        readers = [(graph.ops[reader], position) for reader, position in graph.consumers[op.results[0]]]
+        if over and over == under and all(_reads_as_made(op, reader, n, constraints) for reader, n in readers):
             del constraints[slot]
 
 
-def _is_by_hand(row: Primitive) -> bool:
-    """Whether ops of a kind may be emitted by hand, as the constraints around them say."""
-    return row.slides is not None or row.by_hand is not None
+def _reads_as_made(op: Op, reader: Op, position: int, constraints: Collection[Slot]) -> bool:
+    """Whether the partitioner alone has what an op reads of another, in the same body and as it was made."""
+    held = operand_slot(reader, position) in constraints or may_be_by_hand(traits(reader.kind))
+    return reader.region == op.region and not held
 
 
 def _in_order(spec: PartitionSpec, order: Sequence[int]) -> PartitionSpec:
