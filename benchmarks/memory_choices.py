@@ -17,13 +17,14 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import plan_quality
 from benchmarks.hand_plans import HandPlan, jitted, meshes_of
 from benchmarks.hand_plans.families import Family
 from benchmarks.models.checkpoints import POLICIES, Policy, with_policy
-from benchmarks.plan_quality import Case, Row, compiled, ours, score
+from benchmarks.plan_quality import UNCHECKED, Case, Row, compiled, ours, score
 from benchmarks.suite import PROGRAMS
 from cost_models import Topology, parse_topology
 from planner.options import Recompute
@@ -100,7 +101,7 @@ def our_row(case: Case, name: str) -> Row:
     found = case.find(name)
     if found is not None:
         return found
-    row = ours(case.model, case.topology, PROGRAMS[case.program], recompute=OURS[name])
+    row = ours(case.model, case.topology, PROGRAMS[case.program], options=replace(UNCHECKED, recompute=OURS[name]))
     return case.keep({"plan": name, **row})
 
 

@@ -22,7 +22,7 @@ import json
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from benchmarks.stamp import stamp
 from benchmarks.suite import PROGRAMS, TOPOLOGIES, Program
 from cost_models import Topology, parse_topology
 from planner.errors import CompileError, PlannerError
-from planner.options import Recompute, Refine
+from planner.options import Refine
 from planner.verify.aot import aot_compile
 from planner.verify.step_time import step_time
 
@@ -44,6 +44,8 @@ REWRITTEN = 3
 ALL_MESHES = 4
 """Up to so many meshes of a kind are all tried."""
 COMPILE_LIMIT_S = 300.0
+UNCHECKED = planner.Options(check="never")
+"""Plans are compiled here, not by the planner."""
 OURS = ("ours", "refined")
 """Our plans: by prices alone, and with the compiler asked."""
 
@@ -90,8 +92,7 @@ def ours(
     program: Program,
     pinned: HandPlan | None = None,
     *,
-    refine: Refine = "never",
-    recompute: Recompute = "auto",
+    options: planner.Options = UNCHECKED,
 ) -> Row:
     """A plan of ours, free or with a hand plan's placement pinned, predicted and compiled."""
     started = time.perf_counter()
@@ -104,7 +105,7 @@ def ours(
             memory_limit=1e15 if pinned else None,
             pins=pins(model, program.family, pinned) if pinned else None,
             donate_argnums=model.donate_argnums,
-            options=planner.Options(check="never", refine=refine, recompute=recompute),
+            options=options,
         )
     except PlannerError as error:
         return {"mesh": {}, "status": "not planned", "message": f"{type(error).__name__}: {error}"[:300]}
@@ -179,9 +180,9 @@ class Case:
     def ours(self, *, pinned: HandPlan | None = None, refine: Refine = "never") -> Row:
         """The row of our plan."""
         name = f"pins {pinned.name}" if pinned else OURS[refine == "compile"]
-        found = self.find(name)
+        found, options = self.find(name), replace(UNCHECKED, refine=refine)
         return found or self.keep(
-            {"plan": name, **ours(self.model, self.topology, PROGRAMS[self.program], pinned, refine=refine)}
+            {"plan": name, **ours(self.model, self.topology, PROGRAMS[self.program], pinned, options=options)}
         )
 
     def hands(self) -> list[tuple[HandPlan, Row]]:

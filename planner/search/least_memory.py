@@ -66,11 +66,12 @@ class Least:
 class Aim:
     """When to end: once the bound passes `good_bytes`, or once a plan needs no more than `enough_bytes`.
 
-    `weights` of points of the schedule, in any unit, are tried first.
+    It also ends after so many `rounds`. `weights` of points of the schedule, in any unit, are tried first.
     """
 
     good_bytes: float
     enough_bytes: float = 0.0
+    rounds: int = WEIGHT_ROUNDS
     weights: Mapping[int, float] = field(default_factory=dict[int, float])
 
 
@@ -94,7 +95,7 @@ def least_memory(memory: MemoryModel, start: Sequence[int], aim: Aim, budget: Bu
     choice: Sequence[int] = best
     met: list[Floats] = []
     weights: dict[int, float] = {}
-    for turn in range(WEIGHT_ROUNDS):
+    for turn in range(aim.rounds):
         profile = memory.profile(choice)
         met.append(profile)
         top = int(profile.argmax())

@@ -218,6 +218,7 @@ class _MeshSearch:
             shape = self.meshes[tried]
             floor = self.alone.floor(shape, minimise_memory=self.asked.minimise_memory, best=self._cutoff(tried))
             if self.alone.bytes / math.prod(shape.values()) > self.asked.limit_bytes:
+                self.short = self.short or floor < self._cutoff(tried)
                 self._settle(tried, Report(bound=math.inf, fits=False))
             else:
                 self.bounds[tried] = floor

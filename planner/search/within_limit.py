@@ -112,6 +112,10 @@ class LimitSearch:
         """
         self.budget, self.cutoff = budget, cutoff
         if least is None:
+            # What one point of the schedule needs in every plan tells mostly that nothing fits, at little cost.
+            first = least_memory(self.memory, self.met[0].choice, Aim(good_bytes=self.limit, rounds=1), budget)
+            if first.bound > self.limit * OVER:
+                return Within(choice=None, value=math.inf, bound=math.inf, fits=False)
             prices = self.approach()
             if self.best is None and not self.finished:
                 lowest = min(self.met, key=lambda plan: float(plan.profile.max())).choice

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,7 @@ from planner.program.jaxpr.recomputed import crossings, program_steps
 from planner.search.best_on_mesh import WORTHWHILE
 from planner.search.meshes import Found
 from planner.session import Session
+from planner.units import quantity
 
 GAIN = 0.02
 """What another form must gain to be taken in the place of the program as written."""
@@ -36,8 +38,6 @@ HOPE = 0.01
 FORM_GAP = 5e-3
 """What may be left between the best plan under a memory limit and the bound, where no other gap is asked for: forms differ
 by more."""
-FIRST_COUNT = 8
-"""The number of microbatches that is tried first where memory is short: half of it if it gains, two if it does not."""
 MOST_CHOICES = 2
 """How many choices of what is saved are tried with one number of microbatches."""
 PARTS_GAP = 0.05
@@ -159,19 +159,19 @@ class _Comparison:
         """The same, but any plan of the least peak."""
         written = self.sessions.base
         if not front.keeps_pins:
-            return self._in_microbatches(self._of_forms(front, front.offered(), None))
+            return self._in_microbatches(front, self._of_forms(front, front.offered(), None))
         if written.request.objective == "memory":
             return self._of_forms(front, tuple(front.offered())[::-1], self._search(written, below=math.inf))
         hoped = front.written.seconds - front.fastest.seconds >= HOPE * self._seconds()
         if hoped:
             best = self._of_forms(front, front.offered(), None)
             best = self._search(written, below=_value(best) * (1 + GAIN)) or best
-            return self._in_microbatches(best)
+            return self._in_microbatches(front, best)
         as_written = self._search(written, below=math.inf)
         if as_written is not None and not _is_tight(as_written):
             return as_written
         less = (choice for choice in front.offered() if choice.bytes < ALIKE * front.written.bytes)
-        return self._in_microbatches(self._of_forms(front, less, as_written))
+        return self._in_microbatches(front, self._of_forms(front, less, as_written))
 
     def _of_forms(self, front: Front, offered: Iterable[Choice], as_written: Searched | None) -> Searched | None:
         """The best plans with one of these choices, those as written where no other gains enough."""
@@ -194,27 +194,36 @@ class _Comparison:
                     break
         return best or as_written
 
-    def _in_microbatches(self, best: Searched | None) -> Searched | None:
+    def _in_microbatches(self, front: Front, best: Searched | None) -> Searched | None:
         """The best plans where memory is short and parts of the batch are computed one after the other.
 
-        Those given where memory is not short, or none gains enough.
+        Those given where memory is not short, or none gains enough. More parts leave room to save more of each, and read
+        the weights more often; so what is tried first is as many as let the fastest choice fit, then more or fewer, as
+        long as that is better.
         """
         short = self.short or (best is not None and _is_tight(best))
-        if best is None or not short or not self._may_take_parts() or isinstance(self.sessions.batch, Refused):
+        if not short or not self._may_take_parts() or isinstance(self.sessions.batch, Refused):
             return best
-        extent = self.sessions.batch.extent
-        counts = [count for count in (2, 4, FIRST_COUNT) if extent % count == 0]
+        counts = part_counts(self.sessions.batch.extent)
         if not counts:
             return best
-        first = counts[-1]
-        more = self._gaining(first, best)
-        following = [2, 4] if more is None else [first // 2]
-        for count in [count for count in following if count in counts and count != first]:
-            other = self._gaining(count, more or best)
-            if other is None and more is None:
+        first = next((at for at, count in enumerate(counts) if self._may_fit(front.fastest, count)), len(counts) - 1)
+        more, at = self._gaining(counts[first], best), first
+        while at + 1 < len(counts) and not self._late and (self.over if more is None else _is_tight(more)):
+            other = self._gaining(counts[at + 1], more or best)
+            if other is None and (more is not None or not self.over):
                 break
-            more = other or more
-        return best if more is None else self._proven(more)
+            more, at = other or more, at + 1
+        for count in counts[:first][::-1] if at == first else ():
+            other = None if self._late else self._gaining(count, more or best)
+            if other is None:
+                break
+            more = other
+        if more is None:
+            return best
+        if best is None:
+            more = _told_why(more, f"fits {quantity(roomy_limit(self.sessions.base), 'B')} per device")
+        return self._proven(more)
 
     def _in_least_microbatches(self) -> Searched | None:
         """The better of the plans in the two least numbers of microbatches with which any fits and leaves room.
@@ -224,8 +233,8 @@ class _Comparison:
         best = None
         if not self._may_take_parts() or isinstance(self.sessions.batch, Refused):
             return None
-        for count in powers_of_two(self.sessions.batch.extent):
-            if time.monotonic() - self.start > self.options.time_limit_s:
+        for count in part_counts(self.sessions.batch.extent):
+            if self._late:
                 break
             before, other = best, None
             with suppress(ArgumentError, PinError):  # of an op that is not known by parts
@@ -235,22 +244,40 @@ class _Comparison:
                 break
         if best is None:
             return None
-        first, *others = best.notes
-        why = f"{first}: no plan of the whole batch at once leaves room in the memory, without which it may not fit"
-        return self._proven(replace(best, notes=(why, *others)))
+        return self._proven(_told_why(best, "leaves room in the memory, without which it may not fit"))
 
     def _may_take_parts(self) -> bool:
         """Whether the number of microbatches is left to the planner, and the program is not in several."""
         return self.sessions.base.program.form.microbatches == 1 and self.options.microbatches == "auto"
 
     def _proven(self, rough: Searched) -> Searched:
-        """Which form is best is told by rough plans: of that form the best plan, and proven."""
-        proven = self._search(rough.session, below=_value(rough) * (1 + 2 * WORTHWHILE), rough=False)
-        return rough if proven is None else replace(proven, notes=rough.notes)
+        """Which form is best is told by rough plans: of that form the best plan, and proven.
 
-    def _gaining(self, count: int, best: Searched) -> Searched | None:
-        """The best plans in so many microbatches, if they gain enough on others."""
-        gain = GAIN if best.session.program.form.microbatches == 1 else 0.0
+        Meshes whose bounds are above the rough plan's value are not searched again.
+        """
+        below = _value(rough) * (1 + 2 * WORTHWHILE)
+        bounds = {tuple(tried.mesh.items()): tried.bound for tried in rough.found.tried}
+        open_meshes = [
+            mesh for mesh in self.meshes if (bound := bounds[tuple(mesh.items())]) is not None and bound < below
+        ]
+        proven = replace(self, meshes=open_meshes)._search(rough.session, below=below, rough=False)
+        if proven is None:
+            return rough
+        again = {tuple(tried.mesh.items()): tried for tried in proven.found.tried}
+        found = replace(
+            proven.found,
+            tried=tuple(again.get(tuple(tried.mesh.items()), tried) for tried in rough.found.tried),
+            seconds=rough.found.seconds + proven.found.seconds,
+        )
+        return replace(proven, found=found, notes=rough.notes)
+
+    @property
+    def _late(self) -> bool:
+        return time.monotonic() - self.start > self.options.time_limit_s
+
+    def _gaining(self, count: int, best: Searched | None) -> Searched | None:
+        """The best plans in so many microbatches, if they are better than those in more, or gain enough on others."""
+        gain = GAIN if best is not None and best.session.program.form.microbatches < count else 0.0
         with suppress(ArgumentError, PinError):  # of an op that is not known by parts
             return self._of_microbatches(count, below=_value(best) * (1 - gain))
         return None
@@ -300,21 +327,29 @@ class _Comparison:
         self.over = found.short
         return Searched(session=session, found=found, limit_bytes=limit) if found.candidates else None
 
-    def _may_fit(self, choice: Choice) -> bool:
-        """Whether what is saved and the arguments fit, were all of it split evenly."""
+    def _may_fit(self, choice: Choice, parts: int = 1) -> bool:
+        """Whether the arguments and what is saved, of one of these parts of the batch, fit, were all of it split evenly."""
         written = self.sessions.base
         devices = max(_size(mesh) for mesh in self.meshes)
         arguments = sum(leaf.aval.bytes for leaf in written.program.arguments)
-        return (arguments + choice.bytes) / devices <= roomy_limit(written)
+        return (arguments + choice.bytes / parts) / devices <= roomy_limit(written)
 
     def _seconds(self) -> float:
         written = self.sessions.base
         return program_seconds(program_steps(written.program), written.request.topology.chip)
 
 
-def powers_of_two(extent: int) -> list[int]:
-    """The powers of two that divide a number, but 1."""
-    return [1 << i for i in range(1, extent.bit_length()) if extent % (1 << i) == 0]
+def part_counts(extent: int) -> list[int]:
+    """In how many parts a batch is taken where that is chosen: for each power of two the next number that divides it."""
+    divisors = [count for count in range(2, extent + 1) if extent % count == 0]
+    powers = [1 << i for i in range(1, extent.bit_length())]
+    return sorted({divisors[bisect_left(divisors, power)] for power in powers})
+
+
+def _told_why(best: Searched, missing: str) -> Searched:
+    """Plans in microbatches that say what no plan of the whole batch does."""
+    first, *others = best.notes
+    return replace(best, notes=(f"{first}: no plan of the whole batch at once {missing}", *others))
 
 
 def _is_tight(searched: Searched) -> bool:

@@ -13,7 +13,7 @@ from planner.forms.batch import Refused
 from planner.one_mesh.mesh import Shape
 from planner.options import Options
 from planner.plans.answer import Answer
-from planner.plans.forms.best_form import powers_of_two, searched
+from planner.plans.forms.best_form import part_counts, searched
 from planner.plans.forms.memory_limits import takes_all
 from planner.plans.forms.sessions import Sessions
 from planner.program.form import Form
@@ -57,7 +57,7 @@ def in_first_form(
     batch = sessions.batch
     if isinstance(batch, Refused):
         raise _told(none_fits, f"It cannot run as microbatches: {batch.why}") from none_fits
-    counts, tried = powers_of_two(batch.extent), 0
+    counts, tried = part_counts(batch.extent), 0
     more = f"Nor does any plan fit with the batch of {batch.extent} in microbatches"
     while counts:
         left = options.time_limit_s - (time.monotonic() - start)
@@ -96,7 +96,7 @@ def in_form_between(
     Plans of less memory than is asked for have the one number, plans of more the other. Raises: what `proposed` raises,
     InfeasibleError where nothing fits in any of the forms.
     """
-    counts = [count for count in (1, *powers_of_two(most)) if count >= fewest] or [most]
+    counts = [count for count in (1, *part_counts(most)) if count >= fewest] or [most]
     start = time.monotonic()
     count = counts[0] if len(counts) == 1 else _fitting(sessions, asked, meshes, options, counts)
     limit = quantity(asked.request.memory_limit, "B")

@@ -62,6 +62,7 @@ class _Scope:
     """A body with pairs of loops, or with layers written out, counted from `first`."""
 
     body: Any
+    numbers: Numbers
     pairs: list[Pair]
     written_out: WrittenOut | None
     first: int
@@ -79,35 +80,41 @@ class _Scopes:
     values: ValueNumbers = field(default_factory=ValueNumbers)
     count: int = 0
 
-    def of(self, jaxpr: Any) -> Iterator[_Scope]:
-        """The bodies, one after the other."""
-        scope = self._scope(inlined(opened(jaxpr)))
+    def of(self, jaxpr: Any, known: Sequence[int] = ()) -> Iterator[_Scope]:
+        """The bodies, one after the other; of the first operands the numbers are `known`."""
+        scope = self._scope(inlined(opened(jaxpr)), known)
         yield scope
         for loop in _others(scope):
-            yield from self.of(body_of(loop, ("jaxpr", None)))
+            yield from self.of(body_of(loop, ("jaxpr", None)), self._same_in_every_pass(scope, loop))
 
-    def _scope(self, body: Any) -> _Scope:
-        """What crosses in a body, whose operands are equal to nothing that is known."""
+    def _scope(self, body: Any, known: Sequence[int]) -> _Scope:
+        """What crosses in a body, whose other operands are equal to nothing that is known."""
         numbers: Numbers = {var: self.values.new() for var in (*body.constvars, *body.invars)}
+        numbers.update(zip(body.invars, known, strict=False))
         pairs = list(pairs_in(body, numbers, self.values, 0))
         written_out = None if pairs else written_out_in(body, numbers, self.values)
-        scope = _Scope(body=body, pairs=pairs, written_out=written_out, first=self.count)
+        scope = _Scope(body=body, numbers=numbers, pairs=pairs, written_out=written_out, first=self.count)
         self.count += len(scope.crossings)
         return scope
 
-    def rewritten(self, body: Any, saved: Saved) -> Any:
-        """A body, and those in it, with the chosen values saved."""
+    def _same_in_every_pass(self, scope: _Scope, loop: Any) -> list[int]:
+        """The numbers of what a loop takes that is the same in every pass: two that are equal are so within it."""
+        structure = structure_of(loop)
+        consts = 0 if structure is None else structure.num_consts
+        return [self.values.read(atom, scope.numbers) for atom in loop.invars[:consts]]
+
+    def rewritten(self, body: Any, saved: Saved, known: Sequence[int] = ()) -> Any:
+        """A body, and those in it, with the chosen values saved; `known` as for `of`."""
         body = inlined(body)
-        scope = self._scope(body)
+        scope = self._scope(body, known)
         chosen = {
             position: _numbers_of(pair, position, saved[position])
             for position, pair in enumerate(scope.crossings, scope.first)
             if position in saved
         }
         if scope.written_out is not None:
-            loops = _others(scope)
             body = recomputed_within(scope.written_out, chosen[scope.first]) if chosen else body
-            return self._with_loops(body, loops, saved)
+            return self._with_loops(body, scope, saved)
         of_loop: dict[int, list[Any]] = {}
         stacks: dict[int, dict[int, Any]] = {}
         for position, numbers in chosen.items():
@@ -125,14 +132,14 @@ class _Scopes:
             pair = scope.pairs[position - scope.first]
             of_loop[pair.backward.position] = _reading(pair, numbers, stacks[pair.forward.position])
         eqns = [of_loop.get(position, [eqn]) for position, eqn in enumerate(body.eqns)]
-        return self._with_loops(body.replace(eqns=[eqn for some in eqns for eqn in some]), _others(scope), saved)
+        return self._with_loops(body.replace(eqns=[eqn for some in eqns for eqn in some]), scope, saved)
 
-    def _with_loops(self, body: Any, loops: Sequence[Any], saved: Saved) -> Any:
-        """A body with the chosen values saved in the bodies of these loops of it."""
+    def _with_loops(self, body: Any, scope: _Scope, saved: Saved) -> Any:
+        """A body with the chosen values saved in the bodies of the scope's loops that are of no pair."""
         new: dict[Any, Any] = {}
-        for loop in loops:
-            inner = body_of(loop, ("jaxpr", None))
-            new[loop.outvars[0]] = inner.replace(jaxpr=self.rewritten(opened(inner), saved))
+        for loop in _others(scope):
+            inner, known = body_of(loop, ("jaxpr", None)), self._same_in_every_pass(scope, loop)
+            new[loop.outvars[0]] = inner.replace(jaxpr=self.rewritten(opened(inner), saved, known))
         eqns = [
             eqn.replace(params={**eqn.params, "jaxpr": new[eqn.outvars[0]]})
             if eqn.outvars and eqn.outvars[0] in new
