@@ -38,6 +38,10 @@ HOPE = 0.01
 FORM_GAP = 5e-3
 """What may be left between the best plan under a memory limit and the bound, where no other gap is asked for: forms differ
 by more."""
+STRIDE = 2
+"""How many numbers of microbatches further the next one is that is tried: four times as many, mostly."""
+MISSES = 2
+"""How many of these that fit and gain nothing end it."""
 MOST_CHOICES = 2
 """How many choices of what is saved are tried with one number of microbatches."""
 PARTS_GAP = 0.05
@@ -197,9 +201,9 @@ class _Comparison:
     def _in_microbatches(self, front: Front, best: Searched | None) -> Searched | None:
         """The best plans where memory is short and parts of the batch are computed one after the other.
 
-        Those given where memory is not short, or none gains enough. More parts leave room to save more of each, and read
-        the weights more often; so what is tried first is as many as let the fastest choice fit, then more or fewer, as
-        long as that is better.
+        Those given where memory is not short, or none gains enough. More parts leave room to save more of each, let more of
+        it stay on the chips, and read the weights more often. So what is tried first is as many as let the fastest choice
+        fit, then more in large steps, as long as that gains or may gain soon, and last the neighbours of the best.
         """
         short = self.short or (best is not None and _is_tight(best))
         if not short or not self._may_take_parts() or isinstance(self.sessions.batch, Refused):
@@ -208,17 +212,18 @@ class _Comparison:
         if not counts:
             return best
         first = next((at for at, count in enumerate(counts) if self._may_fit(front.fastest, count)), len(counts) - 1)
-        more, at = self._gaining(counts[first], best), first
-        while at + 1 < len(counts) and not self._late and (self.over if more is None else _is_tight(more)):
-            other = self._gaining(counts[at + 1], more or best)
-            if other is None and (more is not None or not self.over):
+        more, found, missed, at = None, first, 0, first
+        while at < len(counts) and missed < MISSES and not self._late:
+            other = self._gaining(counts[at], more or best)
+            if other is None and more is not None:
                 break
-            more, at = other or more, at + 1
-        for count in counts[:first][::-1] if at == first else ():
-            other = None if self._late else self._gaining(count, more or best)
-            if other is None:
-                break
-            more = other
+            if other is not None:
+                more, found = other, at
+            elif not self.over:
+                missed += 1
+            at += STRIDE
+        for count in (counts[at] for at in (found - 1, found + 1) if 0 <= at < len(counts)):
+            more = (None if self._late else self._gaining(count, more or best)) or more
         if more is None:
             return best
         if best is None:
