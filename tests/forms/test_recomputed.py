@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -16,10 +15,10 @@ from hypothesis import strategies as st
 from planner.errors import ArgumentError
 from planner.forms.formed import formed
 from planner.program.form import Form
-from planner.program.jaxpr.crossings import Crossing
 from planner.program.jaxpr.recomputed import crossings
 from planner.program.trace import trace
 from planner.program.traced import Program
+from tests.forms.choices import drawn_choice
 from tests.forms.loops import LAYERS, PROGRAMS, arguments
 
 
@@ -33,12 +32,6 @@ def _results(program: Program) -> list[Any]:
     return jax.jit(jex_core.jaxpr_as_fun(program.jaxpr))(*jax.tree.leaves(arguments()), *program.constants)
 
 
-def _saves(crossing: Crossing, wanted: Sequence[int]) -> tuple[int, ...]:
-    """A choice that saves what is wanted, and what cannot be computed again."""
-    always = {i for i, value in enumerate(crossing.values) if not value.repeatable}
-    return tuple(sorted(always | {i for i in wanted if crossing.values[i].forward}))
-
-
 @pytest.mark.parametrize("name", PROGRAMS)
 @settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
@@ -46,11 +39,7 @@ def test_any_choice_computes_the_same(name: str, data: st.DataObject) -> None:
     program, expected = _expected(name)
     found = crossings(program)
     assert found
-    saved: list[tuple[int, ...] | None] = []
-    for crossing in found:
-        wanted = data.draw(st.one_of(st.none(), st.lists(st.integers(0, len(crossing.values) - 1), unique=True)))
-        saved.append(None if wanted is None else _saves(crossing, wanted))
-    other = formed(program, Form(saved=tuple(saved)))
+    other = formed(program, Form(saved=tuple(drawn_choice(data, crossing) for crossing in found)))
     for here, there in zip(expected, _results(other), strict=True):
         np.testing.assert_allclose(here, there, rtol=2e-5, atol=1e-6)
 

@@ -59,12 +59,7 @@ def test_programs(name: str) -> None:
 @pytest.mark.parametrize("name", LIBRARIES or ["absent"])
 @pytest.mark.filterwarnings("ignore")  # what the libraries warn of is theirs
 def test_programs_of_libraries(name: str, mesh: Mapping[str, int] | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not LIBRARIES:
-        pytest.skip(f"{SHARED} is not present")
-    monkeypatch.syspath_prepend(str(SHARED))
-    absent = [package for package in _packages(name) if not _installed(package)]
-    if absent:
-        pytest.skip(f"{name} needs {', '.join(absent)}")
+    needs(name, monkeypatch)
     fn, args = import_module(name).build(size="small")
     if mesh is not None:
         check(fn, args)
@@ -72,6 +67,16 @@ def test_programs_of_libraries(name: str, mesh: Mapping[str, int] | None, monkey
     plan = planner.plan(fn, args)
     assert not [checked for checked in plan.checked if checked.ok is False], plan.checked
     assert plan.verify(*args).ok, str(plan.verify(*args))
+
+
+def needs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets a library's program be imported; skips where it or its packages are absent."""
+    if not LIBRARIES:
+        pytest.skip(f"{SHARED} is not present")
+    monkeypatch.syspath_prepend(str(SHARED))
+    absent = [package for package in _packages(name) if not _installed(package)]
+    if absent:
+        pytest.skip(f"{name} needs {', '.join(absent)}")
 
 
 def _packages(name: str) -> list[str]:
