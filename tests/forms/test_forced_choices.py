@@ -35,8 +35,8 @@ Made = tuple[Callable[..., Any], tuple[Any, ...]]
 MESH = {"x": 4, "y": 2}
 COUNTS = (1, 2, 4)
 """Numbers of microbatches."""
-QUICK = ("mlp", "llama", "loss_scaling", "dropped")
-"""A sample of the programs: one without loops, one whose layers are scanned, one of float16, one with dropout."""
+QUICK = ("mlp", "llama", "loss_scaling", "dropped", "checked")
+"""A sample of the programs: without loops, with scanned layers, of float16, with dropout, with constants in loops."""
 
 
 def _model(name: str) -> Callable[[], Made]:

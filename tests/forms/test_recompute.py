@@ -6,7 +6,10 @@ from itertools import pairwise
 
 import pytest
 
+from benchmarks.models import MODELS
 from cost_models import parse_topology
+from planner.forms.batch import batch_of
+from planner.forms.formed import in_microbatches
 from planner.forms.recompute import Front, words
 from planner.program.jaxpr.recomputed import crossings
 from planner.program.trace import trace
@@ -59,3 +62,14 @@ def test_words_name_what_is_saved_and_computed_again() -> None:
     assert "3 passes" in text
     assert "(carry)" in text
     assert "dot_general" in text
+
+
+def test_microbatches_need_no_more_computed_again_than_the_whole_batch() -> None:
+    """What both loops compute of what every part takes whole, such as angles of positions, is known to be the same."""
+    model = MODELS["llama"]("small")
+    program = trace(model.fn, model.args)
+    whole = Front(crossings(program), CHIP)
+    parted = Front(crossings(in_microbatches(program, 2, batch_of(program))), CHIP)
+    assert 2 * parted.nothing.flops == pytest.approx(whole.nothing.flops, rel=0.01)
+    for front in (whole, parted):
+        assert front.everything.flops < 0.1 * front.nothing.flops

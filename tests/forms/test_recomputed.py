@@ -20,6 +20,7 @@ from planner.program.trace import trace
 from planner.program.traced import Program
 from tests.forms.choices import drawn_choice
 from tests.forms.loops import LAYERS, PROGRAMS, arguments
+from tests.zoo import zoo_science
 
 
 @cache
@@ -87,3 +88,8 @@ def test_values_of_another_program_are_refused() -> None:
         formed(program, Form(saved=((10_000,),)))
     with pytest.raises(ArgumentError, match="no such values"):
         formed(program, Form(saved=(None, (0,))))
+
+
+def test_loops_that_hold_constants_cross_nothing() -> None:
+    """As those have that `checkify` writes."""
+    assert crossings(trace(*zoo_science.PROGRAMS["checked"]())) == ()

@@ -9,7 +9,7 @@ from typing import Any
 import jax.extend.core as jex_core
 
 from planner.program.arguments import aval_of
-from planner.program.jaxpr.bodies import Structure, body_of, opened, structure_of
+from planner.program.jaxpr.bodies import Structure, body_of, holds_constants, opened, structure_of
 from planner.program.jaxpr.crossings import Between, Made
 from planner.program.jaxpr.inlined import inlined
 from planner.program.jaxpr.value_numbers import Numbers, ValueNumbers
@@ -125,12 +125,16 @@ class Pair(Between):
 
 
 def pairs_in(body: Any, numbers: Numbers, values: ValueNumbers, depth: int) -> Iterator[Pair]:
-    """The pairs of loops of a body, in the order of their backward loops; the numbers of what the body makes are added."""
+    """The pairs of loops of a body, in the order of their backward loops; the numbers of what the body makes are added.
+
+    Loops that hold constants are in none.
+    """
     loops: dict[Any, Loop] = {}
     defined = dict.fromkeys(numbers.values(), -1)
     for position, eqn in enumerate(body.eqns):
         structure = structure_of(eqn)
-        if structure is None or structure.kind != "scan" or eqn.effects:
+        scanned = structure is not None and structure.kind == "scan" and not eqn.effects
+        if structure is None or not scanned or holds_constants(body_of(eqn, ("jaxpr", None))):
             values.add(eqn, numbers, depth)
         else:
             loop = _loop(eqn, structure, position, numbers, values, depth + 1)

@@ -87,6 +87,8 @@ class ValueNumbers:
 
     def _of_scan(self, eqn: Any, structure: Structure, operands: list[int], depth: int) -> list[int]:
         """Results of a loop: a stack is known by what its slices are, what is carried is like nothing else."""
+        if holds_constants(body_of(eqn, ("jaxpr", None))):
+            return self._of_leaf(eqn, operands)
         body = opened(body_of(eqn, ("jaxpr", None)))
         inner = self.entering(structure, body, operands, depth + 1)
         self.walk(body.eqns, inner, depth + 1)
