@@ -57,7 +57,8 @@ def batches(devices: int, quantum: int, most: float) -> list[int]:
     """The batches that are tried, from small to large, of those that `quantum` divides."""
     least = max(devices // LEAST, 1)
     powers = [least << i for i in range(64) if least << i <= most]
-    return sorted({power * n // 4 for power in powers for n in QUARTERS if power * n % (4 * quantum) == 0})
+    tried = {power * n // 4 for power in powers for n in QUARTERS if power * n % (4 * quantum) == 0}
+    return sorted(batch for batch in tried if batch <= most)
 
 
 def largest(tried: Sequence[int], fits: Callable[[int], bool], start: int) -> int | None:
