@@ -73,3 +73,13 @@ def test_microbatches_need_no_more_computed_again_than_the_whole_batch() -> None
     assert 2 * parted.nothing.flops == pytest.approx(whole.nothing.flops, rel=0.01)
     for front in (whole, parted):
         assert front.everything.flops < 0.1 * front.nothing.flops
+
+
+def test_what_stands_behind_the_last_layer_is_there_when_the_backward_pass_begins() -> None:
+    """A loss over a vocabulary is neither saved nor computed again, however its layers are written."""
+    model = MODELS["deep"]("small")
+    (crossing,) = crossings(trace(model.fn, model.args))
+    names = {value.name for value in crossing.values}
+    assert "attention" in names
+    assert not [name for name in names if "language.py" in name]
+    assert Front((crossing,), CHIP).everything.flops < 0.1 * Front((crossing,), CHIP).nothing.flops

@@ -199,10 +199,14 @@ def test_where_nothing_is_predicted_to_fit_the_compiler_is_asked(
 ) -> None:
     compiler = scripted(report(peak=0.85 * least, seconds=1.0))
     monkeypatch.setattr(checks, "AFFORDABLE_OPERATIONS", 3)
-    plan = planned(mesh={"x": 8}, memory_limit=0.9 * least)
+    plan = planned(mesh={"x": 8}, memory_limit=0.9 * least, options=planner.Options(microbatches=1))
     assert len(compiler.seen) == 1
     assert plan.predicted.peak_bytes > 0.9 * least
     assert any("nothing is predicted to fit" in note for note in plan.notes)
+    in_parts = planned(mesh={"x": 8}, memory_limit=0.9 * least)
+    assert in_parts.decision.form.microbatches > 1
+    assert in_parts.predicted.peak_bytes <= 0.9 * least
+    assert len(compiler.seen) == 1
 
 
 def test_where_nothing_fits_by_prediction_nor_compiler_both_are_told(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import planner
+from benchmarks.models import llama
 from planner.errors import ArgumentError, InfeasibleError, PinError
 from planner.options import Options
 from tests.forms.loops import PROGRAMS, arguments
@@ -150,3 +152,18 @@ def test_names_that_are_none_are_told() -> None:
     for wrong in ({}, {"x": "keep"}, {3: "save"}, "some"):
         with pytest.raises(ArgumentError, match="a mapping from patterns to 'save' or 'recompute'"):
             Options(recompute=wrong)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_batch_that_fits_in_no_form_is_taken_in_as_many_parts_as_let_more_be_saved() -> None:
+    """What every part takes whole, such as the angles of positions, is no reason to compute a layer again."""
+    model = llama.llama(replace(llama.CONFIGS["8B"], query_block=512), batch=56, size="real")
+
+    def planned(**options: Any) -> planner.Plan:
+        asked = Options(check="never", **options)
+        return planner.plan(model.fn, model.args, topology="h100:8", donate_argnums=model.donate_argnums, options=asked)
+
+    written, chosen = planned(recompute="as written"), planned()
+    assert chosen.decision.form.microbatches > 1
+    assert any(chosen.decision.form.saved)
+    assert chosen.predicted.seconds < 0.8 * written.predicted.seconds
+    assert any("no plan of the whole batch at once fits" in note for note in chosen.notes)

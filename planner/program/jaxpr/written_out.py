@@ -62,11 +62,14 @@ class WrittenOut(Between):
                 self._checkpoint(eqn, borders)
             else:
                 self._equation(eqn, transposed=TRANSPOSED in str(eqn.source_info.name_stack))
+        self.fixed = borders - set(self.free) or set(self._borders())
+        for number, var in list(self._at_the_turn()):
+            self.free[number] = var, False
+            self.made.pop(number, None)
         for eqn in self.late:
             self._need(eqn.invars)
         self._need(body.outvars)
         self.kept |= set(self.needed) - self.repeated
-        self.fixed = borders - set(self.free) or set(self._borders())
 
     def _equation(self, eqn: Any, *, transposed: bool) -> None:
         """Takes an equation of the body."""
@@ -125,6 +128,19 @@ class WrittenOut(Between):
         while not isinstance(atom, jex_core.Literal) and atom in self.returned:
             atom = self.returned[atom]
         return atom
+
+    def _at_the_turn(self) -> Iterator[tuple[int, Any]]:
+        """What the forward pass makes behind the last layer, as a loss: the backward pass begins with it, so it is there.
+
+        But for what layers are computed again of.
+        """
+        layers = self.repeated | self.fixed
+        read = set(self.in_order(layers))
+        early = [eqn for eqn, is_late in self.steps if not is_late]
+        made = [[(self.numbers[v], v) for v in eqn.outvars if not isinstance(v, jex_core.DropVar)] for eqn in early]
+        last = max((at for at, own in enumerate(made) if any(n in layers for n, _ in own)), default=len(made))
+        for own in made[last + 1 :]:
+            yield from ((number, var) for number, var in own if number not in read)
 
     def _borders(self) -> Iterator[int]:
         """The values through which alone one layer goes on to the next, of the kind that repeats most often."""
