@@ -19,9 +19,11 @@ from planner.program.trace import trace
 from planner.search import least_memory as module
 from planner.search.best_on_mesh import Outcome, best_of_peak, least_plan
 from planner.search.least_memory import GAP, WEIGHT_ROUNDS, Aim, least_memory
+from planner.search.within_limit import LimitSearch
 from planner.session import Session
 from planner.solver.budget import Budget
 from planner.solver.deadline import Deadline
+from planner.solver.smaller.quotient import solve_shared
 from tests.sessions import small_session
 
 F32 = jnp.float32
@@ -91,3 +93,17 @@ def test_of_the_plans_of_least_memory_a_better_one_is_taken() -> None:
     above = 1.02 * least.peak_bytes
     again = best_of_peak(candidate, replace(least, peak_bytes=above), budget().within(5.0))
     assert again.peak_bytes <= candidate.peak_bytes
+
+
+def test_that_nothing_fits_is_told_by_one_point_of_the_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tried(search: LimitSearch) -> None:
+        raise AssertionError("prices were sought for a limit that no plan keeps to")
+
+    instance = small_session("gpt").instance({"x": 4, "y": 2})
+    memory, free = MemoryModel(instance=instance), solve_shared(instance.problem, budget())
+    start = [int(sizes.argmin()) for sizes in memory.average_bytes()]
+    least = least_memory(memory, start, Aim(good_bytes=math.inf), budget())
+    monkeypatch.setattr(LimitSearch, "approach", tried)
+    found = LimitSearch(memory, free, 0.5 * least.peak_bytes).by_prices(budget(), cutoff=math.inf)
+    assert found.choice is None
+    assert not found.fits
