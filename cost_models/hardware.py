@@ -179,8 +179,9 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             joules_per_link_byte=80e-12,
             source=(
                 "https://docs.cloud.google.com/tpu/docs/v5p (459 TFLOP/s bf16, 2765 GB/s); vector unit 2 cores x 4 x"
-                " 8 x 128 at 1.75 GHz: jax-ml.github.io/scaling-book; HBM grant, link and memory on the chip (no array of"
-                " more than 32 MiB lies there, on v5e of 64): libtpu 0.0.42; power is an estimate: 320 W maximum, at v5e's efficiency; data-centre network 50 Gb/s per chip"
+                " 8 x 128 at 1.75 GHz: jax-ml.github.io/scaling-book; HBM grant, link and memory on the chip (no array"
+                " of more than 32 MiB lies there, on v5e of 64): libtpu 0.0.42; power is an estimate: 320 W maximum, at"
+                " v5e's efficiency; data-centre network 50 Gb/s per chip"
             ),
         ),
         "v6e": Chip(
