@@ -61,8 +61,8 @@ WAVE_GROWTH = 2
 class Found:
     """All feasible plans by value, the bound over all meshes, what was not finished, and the meshes in their order.
 
-    `short` says whether plans that would be better are over the limit. Of many plans of the least peak the first is any,
-    where that is asked for; `faster` seeks the best of them then.
+    `short` says whether plans that would be better are over the limit, `unlimited` is a bound of any plan if there were none.
+    Of many plans of the least peak the first is any, where that is asked for; `faster` seeks the best of them then.
     """
 
     candidates: tuple[Candidate, ...]
@@ -71,6 +71,7 @@ class Found:
     notes: tuple[str, ...]
     tried: tuple[Tried, ...] = ()
     short: bool = False
+    unlimited: float = 0.0
     faster: Callable[[], Found] | None = None
 
 
@@ -149,6 +150,7 @@ class _MeshSearch:
         self.start, self.deadline = time.monotonic(), Deadline.after(asked.time_limit_s)
         self.candidates: dict[int, Candidate] = {}
         self.bounds: dict[int, float] = {}
+        self.unlimited: dict[int, float] = {}
         self.notes: list[str] = []
         self.over: set[int] = set()
         self.reports: dict[int, Report] = {}
@@ -182,6 +184,7 @@ class _MeshSearch:
             notes=(*self.notes, *notes, *filter(None, words)),
             tried=self.tried() if self.candidates else (),
             short=self.short,
+            unlimited=min(self.unlimited.values(), default=0.0),
         )
 
     def tried(self) -> tuple[Tried, ...]:
@@ -217,6 +220,7 @@ class _MeshSearch:
         for tried in of_kind:
             shape = self.meshes[tried]
             floor = self.alone.floor(shape, minimise_memory=self.asked.minimise_memory, best=self._cutoff(tried))
+            self.unlimited[tried] = floor
             if self.alone.bytes / math.prod(shape.values()) > self.asked.limit_bytes:
                 self.short = self.short or floor < self._cutoff(tried)
                 self._settle(tried, Report(bound=math.inf, fits=False))
@@ -284,6 +288,9 @@ class _MeshSearch:
         """Takes over what came of a step."""
         self.reports[tried] = report
         self.bounds[tried] = report.bound
+        task = self.tasks.get(tried)
+        if task is not None and task.step in ("look", "free"):
+            self.unlimited[tried] = report.bound
         self.notes += [report.note] if report.note else []
         plan = report.plan
         if plan is not None:

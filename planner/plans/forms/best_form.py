@@ -194,7 +194,7 @@ class _Comparison:
                 break
             if found is not None:
                 best = replace(found, notes=(_told(front, choice, self.meshes),))
-                if self.sessions.request.objective != "memory" and not _is_tight(best):
+                if self.sessions.request.objective != "memory" and not _is_kept_back(best):
                     break
         return best or as_written
 
@@ -205,7 +205,7 @@ class _Comparison:
         it stay on the chips, and read the weights more often. So what is tried first is as many as let the fastest choice
         fit, then more in large steps, as long as that gains or may gain soon, and last the neighbours of the best.
         """
-        short = self.short or (best is not None and _is_tight(best))
+        short = self.short or (best is not None and _is_kept_back(best))
         if not short or not self._may_take_parts() or isinstance(self.sessions.batch, Refused):
             return best
         counts = part_counts(self.sessions.batch.extent)
@@ -360,6 +360,11 @@ def _told_why(best: Searched, missing: str) -> Searched:
 def _is_tight(searched: Searched) -> bool:
     """Whether what is saved may be what keeps plans from being faster."""
     return searched.found.candidates[0].peak_bytes >= TIGHT * searched.limit_bytes
+
+
+def _is_kept_back(searched: Searched) -> bool:
+    """Whether it is: where without a limit hardly any plan would be better, it is not."""
+    return _is_tight(searched) and _value(searched) * (1 - GAIN) > searched.found.unlimited
 
 
 def _value(searched: Searched | None) -> float:
