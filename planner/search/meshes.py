@@ -61,8 +61,8 @@ WAVE_GROWTH = 2
 class Found:
     """All feasible plans by value, the bound over all meshes, what was not finished, and the meshes in their order.
 
-    `short` says whether plans that would be better are over the limit, `unlimited` is a bound of any plan if there were none.
-    Of many plans of the least peak the first is any, where that is asked for; `faster` seeks the best of them then.
+    `short` says whether plans that would be better are over the limit, `unlimited` is a bound of any plan without one. Of
+    many plans of the least peak the first is any, where that is asked for; `faster` seeks the best of them then.
     """
 
     candidates: tuple[Candidate, ...]
