@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,14 +52,20 @@ def all_ways(family: Family, topology: Topology) -> dict[str, HandPlan]:
     return {way.name: way for way in ways}
 
 
-def best_hands(known: Sequence[Row], ways: dict[str, HandPlan]) -> list[HandPlan]:
-    """The best hand plans of these rows, at most one way to write each kind on a mesh."""
+def one_way_each(rows: Iterable[Row], ways: dict[str, HandPlan]) -> list[HandPlan]:
+    """The hand plans of these rows, in their order, at most one way to write each kind on a mesh."""
     found: dict[tuple[str, tuple[int, ...]], HandPlan] = {}
-    for row in sorted(known, key=score):
-        if row["plan"] in ways and row["status"] in ("ok", "oom"):
+    for row in rows:
+        if row["plan"] in ways:
             hand = ways[row["plan"]]
             found.setdefault((hand.kind.name, tuple(hand.mesh.values())), hand)
-    return list(found.values())[:HANDS]
+    return list(found.values())
+
+
+def best_hands(known: Sequence[Row], ways: dict[str, HandPlan]) -> list[HandPlan]:
+    """The best hand plans of these rows, at most one way to write each kind on a mesh."""
+    judged = (row for row in sorted(known, key=score) if row["status"] in ("ok", "oom"))
+    return one_way_each(judged, ways)[:HANDS]
 
 
 def usual_hands(family: Family, devices: int) -> list[HandPlan]:

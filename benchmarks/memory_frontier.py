@@ -16,19 +16,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import planner
 from benchmarks import plan_quality
 from benchmarks.hand_plans import HandPlan, jitted
-from benchmarks.memory_choices import all_ways
+from benchmarks.memory_choices import all_ways, one_way_each
 from benchmarks.models import llama
 from benchmarks.models.base import Model
 from benchmarks.models.checkpoints import POLICIES, Policy, with_policy
-from benchmarks.plan_quality import Row, compiled, ours
+from benchmarks.plan_quality import UNCHECKED, Row, compiled, ours
 from benchmarks.stamp import stamp
 from benchmarks.suite import PROGRAMS
 from cost_models import Topology, parse_topology
@@ -42,10 +42,7 @@ QUARTERS = (4, 5, 6, 7)
 """Batches between two powers of two, in quarters of the lower one."""
 LEAST, MOST = 8, 8
 """The smallest batch is the devices over `LEAST`; ours goes to `MOST` times the largest of the best hand plan."""
-OURS = {
-    "ours": planner.Options(check="never"),
-    "ours in one pass": planner.Options(check="never", microbatches=1),
-}
+OURS = {"ours": UNCHECKED, "ours in one pass": replace(UNCHECKED, microbatches=1)}
 
 
 def program(batch: int) -> Model:
@@ -77,20 +74,12 @@ def largest(tried: Sequence[int], fits: Callable[[int], bool], start: int) -> in
 
 def batch_axes(hand: HandPlan) -> int:
     """In how many parts a hand plan splits the batch."""
-    size = 1
-    for axis in hand.kind.rules.get("batch", ()):
-        size *= hand.mesh[axis]
-    return size
+    return math.prod(hand.mesh[axis] for axis in hand.kind.rules.get("batch", ()))
 
 
 def smallest_hands(known: Sequence[Row], ways: dict[str, HandPlan]) -> list[HandPlan]:
     """The hand plans of the least peak among these rows, one way to write each kind on a mesh."""
-    found: dict[tuple[str, tuple[int, ...]], HandPlan] = {}
-    for row in sorted(known, key=lambda row: row.get("peak_bytes") or float("inf")):
-        if row["plan"] in ways:
-            hand = ways[row["plan"]]
-            found.setdefault((hand.kind.name, tuple(hand.mesh.values())), hand)
-    return list(found.values())[:HANDS]
+    return one_way_each(sorted(known, key=lambda row: row.get("peak_bytes") or float("inf")), ways)[:HANDS]
 
 
 class Rows:

@@ -261,9 +261,10 @@ class _Comparison:
         Meshes whose bounds are above the rough plan's value are not searched again.
         """
         below = _value(rough) * (1 + 2 * WORTHWHILE)
-        bounds = {tuple(tried.mesh.items()): tried.bound for tried in rough.found.tried}
         open_meshes = [
-            mesh for mesh in self.meshes if (bound := bounds[tuple(mesh.items())]) is not None and bound < below
+            mesh
+            for mesh, tried in zip(self.meshes, rough.found.tried, strict=True)
+            if tried.bound is not None and tried.bound < below
         ]
         proven = replace(self, meshes=open_meshes)._search(rough.session, below=below, rough=False)
         if proven is None:
