@@ -36,6 +36,9 @@ CASES = (
     ("llama 8B", "v5e:4x4"),
     ("gpt deep x16", "v5e:4x4"),
     ("llama 8B", "v5p:4x4x4"),
+    ("llama 8B s4096", "v5p:4x4x4"),
+    ("t5 large", "v5e:4x4"),
+    ("t5 large", "v5p:4x4x4"),
 )
 OURS: dict[str, Recompute] = {"ours": "auto", "ours as written": "as written"}
 """Our plans, by what is asked for."""

@@ -1,7 +1,7 @@
 """The programs that plans are judged on, at real sizes for a topology: layers are left out where the chips cannot hold all.
 
-`PROGRAMS[name].build(topology)` gives the model. Batches grow with the number of devices where programs are trained on one
-sequence each, as people scale them; graphs, grids and the batches of the others stay.
+`PROGRAMS[name].build(topology)` gives the model. Batches grow with the number of devices where programs are trained on so
+many sequences each, as people scale them; graphs, grids and the batches of the others stay.
 """
 
 from __future__ import annotations
@@ -13,7 +13,23 @@ from dataclasses import dataclass, replace
 import jax
 
 from benchmarks.hand_plans.families import FAMILIES, Family
-from benchmarks.models import bert, decode, deep, gnn, gpt, llama, lstm, mlp, moe, resnet, sparse, spectral, unet, vit
+from benchmarks.models import (
+    bert,
+    decode,
+    deep,
+    gnn,
+    gpt,
+    llama,
+    lstm,
+    mlp,
+    moe,
+    resnet,
+    sparse,
+    spectral,
+    t5,
+    unet,
+    vit,
+)
 from benchmarks.models.base import Model
 from cost_models import Topology
 
@@ -55,14 +71,13 @@ def _layered(build: Callable[[int, int], Model], most: int) -> Callable[[Topolog
     return sized
 
 
-def _llama(name: str) -> Program:
-    config = replace(llama.CONFIGS[name], query_block=512)
-    return Program(
-        family=FAMILIES["llama"],
-        build=_layered(
-            lambda n, devices: llama.llama(replace(config, layers=n), batch=devices, size="real"), config.layers
-        ),
-    )
+def _llama(name: str, *, sequence: int = 8192, query_block: int | None = 512) -> Program:
+    config = replace(llama.CONFIGS[name], sequence=sequence, query_block=query_block)
+
+    def build(n: int, devices: int) -> Model:
+        return llama.llama(replace(config, layers=n), batch=devices * 8192 // sequence, size="real")
+
+    return Program(family=FAMILIES["llama"], build=_layered(build, config.layers))
 
 
 def _gpt(name: str, *, layers: int | None = None, scan: bool = True) -> Program:
@@ -101,12 +116,20 @@ def _resnet(name: str, images: int) -> Program:
     )
 
 
+def _t5(pairs: int) -> Program:
+    return Program(
+        family=FAMILIES["t5"],
+        build=lambda topology: t5.t5(t5.LARGE, batch=pairs * topology.num_devices, size="real"),
+    )
+
+
 def _fixed(name: str, build: Callable[[], Model]) -> Program:
     return Program(family=FAMILIES[name], build=lambda topology: build())
 
 
 PROGRAMS: Mapping[str, Program] = {
     "llama 8B": _llama("8B"),
+    "llama 8B s4096": _llama("8B", sequence=4096, query_block=None),
     "llama 70B": _llama("70B"),
     "gpt 1.3B": _gpt("1.3B"),
     "gpt 175B": _gpt("175B"),
@@ -114,6 +137,7 @@ PROGRAMS: Mapping[str, Program] = {
     "gpt deep x16": _fixed("deep", lambda: deep.deep(replace(deep.REAL, layers=16), batch=512, size="real")),
     "mixtral 8x7B": _sparse("8x7B"),
     "deepseek-like 708B": _sparse("V3"),
+    "t5 large": _t5(64),
     "moe": _fixed("moe", lambda: moe.build("real")),
     "bert": _fixed("bert", lambda: bert.build("real")),
     "vit": _fixed("vit", lambda: vit.build("real")),

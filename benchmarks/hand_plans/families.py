@@ -91,6 +91,19 @@ DEEP = Family(
     },
     activations=_STREAM,
 )
+T5 = Family(
+    kinds=kinds.TRANSFORMER,
+    weights={
+        "wq": "embed heads .",
+        "wk": "embed heads .",
+        "wv": "embed heads .",
+        "wo": "heads . embed",
+        "up": "embed ffn",
+        "down": "ffn embed",
+        "params/embed": "vocab embed",
+    },
+    activations=_STREAM,
+)
 BERT = Family(kinds=kinds.TRANSFORMER, weights=_BERT, activations=_STREAM)
 MOE = Family(
     kinds=(*kinds.TRANSFORMER, *kinds.EXPERTS),
@@ -173,6 +186,7 @@ FAMILIES: Mapping[str, Family] = {
     "resnet": RESNET,
     "sparse": SPARSE,
     "spectral": SPECTRAL,
+    "t5": T5,
     "unet": UNET,
     "vit": VIT,
 }

@@ -6,7 +6,23 @@ only, nothing allocated). `TEXTBOOK[name](size)` builds one whose best placement
 
 from collections.abc import Callable
 
-from benchmarks.models import bert, decode, deep, gnn, gpt, llama, lstm, mlp, moe, resnet, sparse, spectral, unet, vit
+from benchmarks.models import (
+    bert,
+    decode,
+    deep,
+    gnn,
+    gpt,
+    llama,
+    lstm,
+    mlp,
+    moe,
+    resnet,
+    sparse,
+    spectral,
+    t5,
+    unet,
+    vit,
+)
 from benchmarks.models.base import Model, Size
 from benchmarks.models.textbook import TEXTBOOK
 
@@ -26,6 +42,7 @@ MODELS: dict[str, Callable[[Size], Model]] = {
     "resnet": resnet.build,
     "sparse": sparse.build,
     "spectral": spectral.build,
+    "t5": t5.build,
     "unet": unet.build,
     "vit": vit.build,
 }
