@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
@@ -191,11 +192,12 @@ class Session:
         below: float = math.inf,
         worth: float = WORTHWHILE,
         hastened: bool = True,
+        since: float | None = None,
     ) -> Found:
         """The plans for these meshes, best first, but for those named in `without`, and for those not `below` a value.
 
         A mesh tried later must be better by a share of `worth`. Of plans of the least peak the best is sought
-        if `hastened`.
+        if `hastened`. `since` is when planning began, where that is before this search, of the monotonic clock.
 
         Raises: PinError, InfeasibleError where the pins fit no mesh, or nothing fits the limit; why is sought if
         `explained`.
@@ -215,5 +217,6 @@ class Session:
             worth=worth,
             workers=usable_cores() if options.workers is None else options.workers,
             hastened=hastened,
+            since=time.monotonic() if since is None else since,
         )
         return search(usable, self, asked)

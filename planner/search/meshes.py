@@ -1,8 +1,9 @@
 """Search: the best mesh and strategies under a memory limit, with a bound on what any plan could reach.
 
-Meshes are compared by kind: those of most devices first, and of these those of up to two axes, whose problems are small. n
-devices need at least an n-th of what one device needs, for computing and for memory; a mesh for which that is no better
-than the best plan so far, or does not fit, is done. Of the others of a kind,
+Meshes are compared by kind: those of most devices first, and of these those of up to two axes, whose problems are small;
+where a good value is known from the start the problems of all of them are. n devices need at least an n-th of what one
+device needs, for computing and for memory; a mesh for which that is no better than the best plan so far, or does not fit,
+is done. Of the others of a kind,
 
 1. where a plan is known, all are looked at for better ones (`look`), which bounds each;
 2. the best plan without a limit is found, lowest bound first;
@@ -22,7 +23,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 
@@ -84,7 +85,8 @@ class Asked:
     nothing fits says why. Up to so many `workers` search at a time. `unit` is that of the values told to `progress`. Only
     plans of a value `below` what is known already are sought. A mesh tried later must be better by a share of `worth`;
     where that is more than what ties are told by, what is postponed is taken up at once, as its plans spare more of the
-    others than they could spare of it. Of plans of the least peak the best is sought at once if `hastened`.
+    others than they could spare of it. Of plans of the least peak the best is sought at once if `hastened`. `since` is when
+    planning began, of the monotonic clock.
     """
 
     limit_bytes: float
@@ -100,6 +102,7 @@ class Asked:
     worth: float = WORTHWHILE
     workers: int = 1
     hastened: bool = True
+    since: float = field(default_factory=time.monotonic)
 
     @property
     def at_once(self) -> bool:
@@ -117,7 +120,7 @@ def search(meshes: Sequence[Mapping[str, int]], program: States, asked: Asked) -
     shared = asked.share is not False
     desk = Desk(meshes, program, limit_bytes=asked.limit_bytes, budget=budget, shared=shared)
     run = _MeshSearch(meshes, asked, _Alone(meshes, program), desk)
-    with Workers(desk.do, run.due, asked.workers) as workers:
+    with Workers(desk.do, run.due, asked.workers, since=asked.since) as workers:
         run.search(workers)
     desk.forget()
     if not run.candidates and len(run.over) < len(meshes) and asked.below < math.inf:
@@ -137,9 +140,12 @@ def search(meshes: Sequence[Mapping[str, int]], program: States, asked: Asked) -
     return faster() if asked.hastened else replace(run.found(workers.notes), faster=faster)
 
 
-def _kind(shape: Mapping[str, int]) -> tuple[int, bool]:
-    """What meshes have in common that are compared before what they postponed is taken up."""
-    return math.prod(shape.values()), len(shape) > SMALL_AXES
+def _kind(shape: Mapping[str, int], *, looked: bool) -> tuple[int, bool]:
+    """What meshes have in common that are compared before what they postponed is taken up.
+
+    Where all are `looked` at first, large problems too are small.
+    """
+    return math.prod(shape.values()), len(shape) > SMALL_AXES and not looked
 
 
 class _MeshSearch:
@@ -208,7 +214,8 @@ class _MeshSearch:
     def search(self, workers: Workers) -> None:
         """Searches all meshes, kind after kind."""
         self._tell(0)
-        for _, of_kind in groupby(range(len(self.meshes)), key=lambda tried: _kind(self.meshes[tried])):
+        looked = self.asked.at_once and math.isfinite(self.asked.below)
+        for _, of_kind in groupby(range(len(self.meshes)), key=lambda tried: _kind(self.meshes[tried], looked=looked)):
             self._first(list(of_kind), workers)
             self._waves("limited", workers)
         self._waves("closed", workers)

@@ -1,9 +1,9 @@
 """Workers: processes that take steps of a search, as many at a time as there are cores.
 
-They are forked once a search has lasted a second, so that they know all that is known by then, without a copy of it; short
-searches have none. What a step finds depends on the step alone, not on who takes it, nor on what else goes on: so the plan
-does not depend on how many there are, where no time limit cuts in. A worker only computes with numbers. It neither compiles
-nor runs anything, so that it does not matter that JAX's threads are not in it.
+They are forked once planning has lasted a second, so that they know all that is known by then, without a copy of it;
+where little is to be searched there are none. What a step finds depends on the step alone, not on who takes it, nor on
+what else goes on: so the plan does not depend on how many there are, where no time limit cuts in. A worker only computes
+with numbers. It neither compiles nor runs anything, so that it does not matter that JAX's threads are not in it.
 
 A worker that ends, or does not answer long after its step's deadline, is given up, and told: others take its steps.
 """
@@ -33,7 +33,7 @@ Do = Callable[[Task, Deadline], Report]
 """Takes a step, in time."""
 
 FORKED_AFTER_SECONDS = 1.0
-"""How long a search has lasted when it gets workers: shorter ones end before that would pay."""
+"""How long planning has lasted when a search gets workers: a shorter one ends before that would pay."""
 GRACE_SECONDS = 60.0
 """How long after the deadline of its step a worker is waited for."""
 
@@ -68,15 +68,15 @@ class _Worker:
 class Workers:
     """Takes steps by `do`, here or in up to `most` processes; what users should know of these is in `notes`.
 
-    `due` says by when a step should end that begins now.
+    `due` says by when a step should end that begins now; `since` is when planning began, of the monotonic clock.
 
     A context: on the way out, an exception's too, all processes are ended.
     """
 
-    def __init__(self, do: Do, due: Callable[[], Deadline], most: int) -> None:
+    def __init__(self, do: Do, due: Callable[[], Deadline], most: int, *, since: float) -> None:
         self.notes: list[str] = []
         self._do, self._due, self._most = do, due, most
-        self._since = time.monotonic()
+        self._since = since
         self._workers: list[_Worker] = []
         self._forked = most < 2 or not sys.platform.startswith("linux")
         self._owner: dict[int, _Worker] = {}

@@ -212,17 +212,16 @@ class _Comparison:
         if not counts:
             return best
         first = next((at for at, count in enumerate(counts) if self._may_fit(front.fastest, count)), len(counts) - 1)
-        more, found, missed, at = None, first, 0, first
-        while at < len(counts) and missed < MISSES and not self._late:
+        more, found, missed = None, first, 0
+        for at in range(first, len(counts), STRIDE):
             other = self._gaining(counts[at], more or best)
-            if other is None and more is not None:
-                break
             if other is not None:
                 more, found = other, at
             elif not self.over:
                 missed += 1
-            at += STRIDE
-        for count in (counts[at] for at in (found - 1, found + 1) if 0 <= at < len(counts)):
+            if self._late or missed == MISSES or (more is not None and other is None):
+                break
+        for count in (counts[at] for at in (found - 1, found + 1) if at in range(len(counts))):
             more = (None if self._late else self._gaining(count, more or best)) or more
         if more is None:
             return best
@@ -260,6 +259,8 @@ class _Comparison:
 
         Meshes whose bounds are above the rough plan's value are not searched again.
         """
+        if rough.found.bound >= _value(rough) * (1 - self._gap(rough=False)):
+            return rough
         below = _value(rough) * (1 + 2 * WORTHWHILE)
         open_meshes = [
             mesh
@@ -315,8 +316,7 @@ class _Comparison:
         limit = roomy_limit(session)
         left = max(self.options.time_limit_s - (time.monotonic() - self.start), 1.0)
         in_parts = rough and session.program.form.microbatches > self.sessions.base.program.form.microbatches
-        wanted = self.options.gap if self.options.gap != GAP else PARTS_GAP if in_parts else FORM_GAP
-        options = replace(self.options, time_limit_s=left, gap=wanted)
+        options = replace(self.options, time_limit_s=left, gap=self._gap(rough=in_parts))
         try:
             found = session.search(
                 self.meshes,
@@ -326,12 +326,19 @@ class _Comparison:
                 below=below,
                 worth=GAIN if in_parts else WORTHWHILE,
                 hastened=False,
+                since=self.start,
             )
         except InfeasibleError:
             self.short = self.over = True
             return None
         self.over = found.short
         return Searched(session=session, found=found, limit_bytes=limit) if found.candidates else None
+
+    def _gap(self, *, rough: bool) -> float:
+        """What may be left between the best plan of a form and the bound."""
+        if self.options.gap != GAP:
+            return self.options.gap
+        return PARTS_GAP if rough else FORM_GAP
 
     def _may_fit(self, choice: Choice, parts: int = 1) -> bool:
         """Whether the arguments and what is saved, of one of these parts of the batch, fit, were all of it split evenly."""
