@@ -59,7 +59,8 @@ class Chip:
     rate of the vector unit. `matrix_efficiency`: share of the peak that large matmuls reach; `matrix_latency_s`: what a
     matmul takes beside its work (see `Roofline`); `efficiencies` are those of dtypes that reach another. `hbm_bytes`:
     what the runtime grants to one device. `on_chip_bytes`: the memory on the chip that its compiler gives to arrays, 0
-    where it gives none. `link_bytes_per_s`: per direction, and per axis of a torus or per device of a switch.
+    where it gives none. `cores`: of one device; the results of matmuls that several share do not stay on the chip.
+    `link_bytes_per_s`: per direction, and per axis of a torus or per device of a switch.
     `core_link_bytes_per_s`: between the two devices of one chip, 0 where a chip is one device. `node_size`: devices
     that share the fast switch, 0 for a torus. `network_bytes_per_s`: per device and direction between nodes, or slices.
     """
@@ -76,6 +77,7 @@ class Chip:
     matrix_latency_s: float = 0.0
     efficiencies: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
     on_chip_bytes: float = 0.0
+    cores: int = 1
     core_link_bytes_per_s: float = 0.0
     node_size: int = 0
     network_bytes_per_s: float = 0.0
@@ -168,6 +170,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             matrix_efficiency=1.0,
             hbm_bytes=int(95.74 * GIB),
             on_chip_bytes=64 * 2**20,
+            cores=2,
             hbm_bytes_per_s=2765e9,
             link_bytes_per_s=93e9,
             link_latency_s=1e-6,
@@ -178,10 +181,10 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             joules_per_hbm_byte=31e-12,
             joules_per_link_byte=80e-12,
             source=(
-                "https://docs.cloud.google.com/tpu/docs/v5p (459 TFLOP/s bf16, 2765 GB/s); vector unit 2 cores x 4 x"
-                " 8 x 128 at 1.75 GHz: jax-ml.github.io/scaling-book; HBM grant, link and memory on the chip (no array"
-                " of more than 32 MiB lies there, on v5e of 64): libtpu 0.0.42; power is an estimate: 320 W maximum, at"
-                " v5e's efficiency; data-centre network 50 Gb/s per chip"
+                "https://docs.cloud.google.com/tpu/docs/v5p (459 TFLOP/s bf16, 2765 GB/s); vector unit 2 cores x 4 x 8 x "
+                "128 at 1.75 GHz: jax-ml.github.io/scaling-book; HBM grant, link and memory on the chip (no array of more"
+                " than 32 MiB lies there, on v5e of 64, and no result of a matmul): libtpu 0.0.42; power is an estimate: "
+                "320 W maximum, at v5e's efficiency; data-centre network 50 Gb/s per chip"
             ),
         ),
         "v6e": Chip(

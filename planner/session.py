@@ -109,24 +109,33 @@ class Session:
 
     def shared(self, shape: Shape) -> SharedInstance | None:
         """The problem on one mesh with one decision for all copies of a layer; None where there are no `members`."""
-        found = self.members
-        return None if found is None else SharedInstance(members=found, instance=state(found.model, self._terms(shape)))
+        found = None if self.members is None else self._stated(self._terms(shape))
+        return found if isinstance(found, SharedInstance) else None
 
     def alone(self, shape: Shape, devices: int) -> Instance | SharedInstance:
         """The problem on one device with nothing moved that could stay on the chips of so many, however it is split.
 
         To compute it takes no more than to compute its parts on all of them together.
         """
-        found, terms = self.members, self._terms(shape)
-        terms = replace(terms, mesh=replace(terms.mesh, stands_for=devices))
-        if found is None:
-            return state(self.model, terms)
-        return SharedInstance(members=found, instance=state(found.model, terms))
+        terms = self._terms(shape)
+        return self._stated(replace(terms, mesh=replace(terms.mesh, stands_for=devices)))
 
     def instance(self, shape: Shape) -> Instance:
         """The problem on one mesh. Raises: PinError, InfeasibleError where the pins do not fit it."""
-        shared = self.shared(shape)
-        return state(self.model, self._terms(shape)) if shared is None else shared.whole()
+        return self._stated(self._terms(shape)).whole()
+
+    def with_room_on_chips(self, shape: Shape, times: int) -> Instance:
+        """The problem on one mesh of chips that have so many times the room for arrays."""
+        terms = self._terms(shape)
+        mesh = replace(terms.mesh, on_chip_bytes=times * terms.mesh.on_chip_bytes)
+        return self._stated(replace(terms, mesh=mesh)).whole()
+
+    def _stated(self, terms: Terms) -> Instance | SharedInstance:
+        """The problem of these terms, with one decision for all copies of a layer where there are `members`."""
+        found = self.members
+        if found is None:
+            return state(self.model, terms)
+        return SharedInstance(members=found, instance=state(found.model, terms))
 
     def on_more(self, times: int, shape: Shape) -> Instance:
         """The problem on a mesh of so many times as many devices.

@@ -111,7 +111,7 @@ def _array(access: Access) -> Array:
 def _moved(op: Op, access: Access, passes: float = 1.0) -> Movement:
     """What an op moves; what goes over memory several times has more in flight."""
     array = _array(access)
-    if passes != 1.0 and access.home == "chip":
+    if passes != 1.0 and access.home in ("chip", "product"):
         array = array._replace(home="passes")
     return Movement(op.id, array, passes * access.times, array)
 

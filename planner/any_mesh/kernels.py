@@ -35,10 +35,10 @@ from planner.program.slots import BOUNDARY, ENTERING, LEAVING
 from planner.rules.primitives import kinds_where, traits
 from planner.rules.rule import Dims
 
-Home = Literal["chip", "passes", "slice", "loop", "memory"]
-"""Where a tensor may stand: on the chip, if there is room, where it is read soon after it was made, or while an op goes
-over it several times, if there is room for what is in flight, or as a slice that is copied for it, if there is room for
-several; for as long as a loop runs, if it is small; or in memory."""
+Home = Literal["chip", "product", "passes", "slice", "loop", "memory"]
+"""Where a tensor may stand: on the chip, if there is room, where it is read soon after it was made, which not every chip
+does of a matmul's `product`, or while an op goes over it several times, if there is room for what is in flight, or as a
+slice that is copied for it, if there is room for several; for as long as a loop runs, if it is small; or in memory."""
 
 LEAST_BYTES = 4096
 """What is smaller is not counted."""
@@ -346,7 +346,7 @@ class _Homes:
             for tensor, dims in zip(kernel.results, placement.results, strict=True):
                 results.append((self.access(tensor, dims, number),) if self.is_written(tensor) else ())
         anchor = graph.ops[kernel.op]
-        matmul = kernel.anchor and traits(anchor.kind).matmul and not is_by_vector(graph, anchor)
+        matmul = kernel.anchor and self.is_matmul(anchor)
         return Kernel(
             op=kernel.op,
             operands=tuple(
@@ -447,4 +447,9 @@ class _Homes:
         made = self.walk.made_by.get(tensor)
         if made is None or (readers and readers[-1] - made > SOON):
             return "memory"
-        return "chip"
+        kernel = self.walk.kernels[made]
+        return "product" if kernel.anchor and self.is_matmul(graph.ops[kernel.op]) else "chip"
+
+    def is_matmul(self, op: Op) -> bool:
+        """Whether the matrix unit computes an op."""
+        return traits(op.kind).matmul and not is_by_vector(self.graph, op)

@@ -34,7 +34,7 @@ from planner.any_mesh.row_order import InRows, in_row_order
 from planner.any_mesh.share import ELSEWHERE, ON_TPU, WHOLE
 from planner.any_mesh.softmaxes import stored_of_softmaxes
 from planner.any_mesh.stand_ins import stand_ins, stood_in
-from planner.any_mesh.turned_stacks import turned_buffers, turned_stacks, turning_passes
+from planner.any_mesh.turned_stacks import turned_stacks, turning_passes, with_turned
 from planner.program.graph import Graph, Op
 from planner.program.slots import ENTERING, LEAVING, TAKEN_IN
 from planner.rules.primitives import traits
@@ -112,7 +112,9 @@ def analyse(graph: Graph, grouping: Grouping, fusion: Fusion = UNKNOWN) -> Liven
     spans = region_spans(graph)
     when = {} if fusion.computes_operands else postponed(graph, passes, spans)
     narrow = NarrowReads(graph)
-    last = _last_uses(graph, passes, materialised, spans, apart, when, narrow)
+    shares = [narrow.share(tensor.id) for tensor in graph.tensors]
+    parts = [share.tpu if fusion.computes_operands else share.elsewhere for share in shares]
+    last = _last_uses(graph, passes, materialised, spans, apart, when, parts)
     found = in_place(graph, passes, materialised, last, spans)
     buffers: list[Buffer] = []
     for op in graph.ops:
@@ -121,11 +123,11 @@ def analyse(graph: Graph, grouping: Grouping, fusion: Fusion = UNKNOWN) -> Liven
                 continue
             start = spans[op.region][0] if op.kind == "loop_stack" else when.get(op.id, op.id)
             stop = max(last[tensor], found.kept.get(tensor, 0), start + 1)
-            buffers.append(Buffer(tensor=tensor, start=start, stop=stop, share=narrow.share(tensor)))
+            buffers.append(Buffer(tensor=tensor, start=start, stop=stop, share=shares[tensor]))
     buffers = stood_in(buffers, stand_ins(graph, passes, materialised, partial(_is_needed, graph, passes)))
     buffers += _shared_operands(graph, passes, materialised)
     buffers += _also_narrow(graph, materialised, last)
-    buffers += turned_buffers(graph, turned, spans)
+    buffers = with_turned(graph, turned, spans, buffers)
     buffers += masked_buffers(graph)
     turning = turning_passes(graph, turned)
     hoisted = hoisted_casts(graph, narrow, spans)
@@ -318,11 +320,11 @@ def _last_uses(
     spans: Sequence[tuple[int, int]],
     apart: AbstractSet[int],
     when: Mapping[int, int],
-    narrow: NarrowReads,
+    parts: Sequence[float],
 ) -> list[int]:
     """The time until which every tensor is needed, through whatever is computed from it in passing.
 
-    `when` says so of the ops that run later than their place.
+    `when` says so of the ops that run later than their place, `parts` what part of its bytes a tensor stands in.
 
     A fused pass writes over what it was the last to read, if that stands as narrow as what it writes; one that writes a
     tensor of `apart` only over what has its type.
@@ -349,7 +351,7 @@ def _last_uses(
             until = op.id if before else need
             if written is not None and stored[tensor]:
                 other = written in apart and graph.aval_numbers[tensor] != graph.aval_numbers[written]
-                until += other or narrow.share(written) != narrow.share(tensor)
+                until += other or parts[written] != parts[tensor]
             if until > last[tensor]:
                 last[tensor] = until
                 if written is not None:

@@ -4,6 +4,7 @@ A matmul wants the batch dims of an operand side by side, and so what it contrac
 in a cache of shape (layers, batch, length, heads, width) whose heads are a batch of the product, it has the operand laid in
 that order: batch, contracted, kept. The order goes up through slices, updates and what is computed element by element (a
 quantized cache made whole) to what the loop takes in, which is turned before it, and back behind it where it is carried.
+A stack that nothing else reads is not there any more then.
 A dim of which a device holds one element may lie anywhere, such as heads that are each on a device of their own: what only
 they put out of order is turned where a device holds several. Seen in schedules of jaxlib 0.10.2
 (`GpuLayoutAssignment::SetDotOperandLayout` in openxla/xla).
@@ -49,9 +50,18 @@ def turning_passes(graph: Graph, turned: TurnedStacks) -> Mapping[int, tuple[flo
     return found
 
 
-def turned_buffers(graph: Graph, turned: TurnedStacks, spans: Sequence[tuple[int, int]]) -> list[Buffer]:
-    """What stands turned beside what it was, from the spans of regions (op ids)."""
-    return [
+def with_turned(
+    graph: Graph, turned: TurnedStacks, spans: Sequence[tuple[int, int]], buffers: Sequence[Buffer]
+) -> list[Buffer]:
+    """The buffers with what stands turned, beside what it was or in its place, from the spans of regions (op ids)."""
+    ends: dict[int, int] = {}
+    for op in map(graph.ops.__getitem__, turned):
+        (tensor,) = op.operands[:1]
+        readers = [reader for reader, _ in graph.consumers[tensor]]
+        if op.kind == "loop_slice" and all(turned.get(reader, -1) is None for reader in readers):
+            ends[tensor] = max(ends.get(tensor, 0), spans[op.region][0])
+    found = [of._replace(stop=min(of.stop, ends.get(of.tensor, of.stop))) for of in buffers]
+    return found + [
         Buffer(
             tensor=op.operands[0],
             start=spans[op.region][0],

@@ -38,7 +38,14 @@ from planner.rules.rule import Dims
 from planner.rules.sliding import Margin, hops, image_of, margins
 from planner.vectors import Floats
 
-ON_CHIP: Mapping[Home, float] = {"chip": 1 / 2, "passes": 1 / 8, "slice": 3 / 16, "loop": 1 / 32, "memory": 0.0}
+ON_CHIP: Mapping[Home, float] = {
+    "chip": 1 / 2,
+    "product": 1 / 2,
+    "passes": 1 / 8,
+    "slice": 3 / 16,
+    "loop": 1 / 32,
+    "memory": 0.0,
+}
 """The largest share of the memory on the chip that an array takes there, as seen in schedules of v5e, v5p and v6e."""
 
 
@@ -96,7 +103,9 @@ def kernel_traffic(program: Model, group: Group, strategies: Strategies, mesh: M
     moved: dict[int, Floats] = {}
     sizes: dict[Array, Floats] = {}
     for op, array, times, inside in program.moved(group):
-        room = ON_CHIP[inside.home] * mesh.on_chip_bytes
+        room = (
+            0.0 if inside.home == "product" and not mesh.products_on_chip else ON_CHIP[inside.home] * mesh.on_chip_bytes
+        )
         if mesh.stands_for > 1:
             fits = math.prod(inside.shape) * inside.itemsize <= mesh.stands_for * room
             if fits or array.turned is not None or array.rows is not None:

@@ -37,7 +37,7 @@ def test_a_matmul_goes_on_with_its_result_and_writes_what_is_computed_of_it() ->
     assert first.results == ((),)
     assert [access.shape for access in first.others] == [(256, 1024)]
     assert [[access.shape for access in of] for of in second.operands] == [[(256, 1024)], [WEIGHT.shape]]
-    assert [access.home for of in second.operands for access in of] == ["chip", "memory"]
+    assert [access.home for of in second.operands for access in of] == ["product", "memory"]
     assert [access.home for of in second.results for access in of] == ["memory"]
     assert len(kernels) == 2
 

@@ -58,6 +58,22 @@ def test_what_stays_on_the_chip_costs_no_traffic() -> None:
     assert large.traffic_bytes == pytest.approx(6 * 2 * 8192**2, rel=0.01)
 
 
+def test_a_product_of_two_cores_stays_on_neither() -> None:
+    """Cores that share a matmul read each other's parts of the result from memory; what passes make stays."""
+
+    def moved(fn: Callable[..., Any], topology: str) -> float:
+        return _predicted(fn, *_square(2048, 2048, 2048), topology=topology).traffic_bytes / (2 * 2048**2)
+
+    def chain(x: jax.Array, y: jax.Array) -> jax.Array:
+        return (x @ y) @ y
+
+    def passes(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.sort(jnp.tanh(x) * jnp.sum(x, axis=0, keepdims=True), axis=0) + y
+
+    assert moved(chain, "v5p:2x2x1") == pytest.approx(moved(chain, "v5e:2x2") + 2)
+    assert moved(passes, "v5p:2x2x1") == pytest.approx(moved(passes, "v5e:2x2"))
+
+
 def test_transforms_of_small_arrays_stay_on_the_chip() -> None:
     def chain(x: jax.Array) -> jax.Array:
         return jnp.fft.ifft(jnp.fft.fft(x))

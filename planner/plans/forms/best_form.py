@@ -23,6 +23,7 @@ from planner.one_mesh.mesh import Shape
 from planner.one_mesh.pins import close_names
 from planner.options import GAP, Options
 from planner.plans.forms.memory_limits import roomy_limit, search_judged, takes_all
+from planner.plans.forms.on_chips import gains_on_chips
 from planner.plans.forms.sessions import Sessions
 from planner.program.jaxpr.crossings import Crossing
 from planner.program.jaxpr.recomputed import crossings, program_steps
@@ -42,6 +43,8 @@ STRIDE = 2
 """How many numbers of microbatches further the next one is that is tried: four times as many, mostly."""
 MISSES = 2
 """How many of these that fit and gain nothing end it."""
+MOST_FOR_CHIPS = 16
+"""Up to so many are tried where memory is not short: what weights cost in more, nothing on the chips makes up for."""
 MOST_CHOICES = 2
 """How many choices of what is saved are tried with one number of microbatches."""
 PARTS_GAP = 0.05
@@ -173,7 +176,7 @@ class _Comparison:
             return self._in_microbatches(front, best)
         as_written = self._search(written, below=math.inf)
         if as_written is not None and not _is_tight(as_written):
-            return as_written
+            return self._in_microbatches(front, as_written)
         less = (choice for choice in front.offered() if choice.bytes < ALIKE * front.written.bytes)
         return self._in_microbatches(front, self._of_forms(front, less, as_written))
 
@@ -199,19 +202,44 @@ class _Comparison:
         return best or as_written
 
     def _in_microbatches(self, front: Front, best: Searched | None) -> Searched | None:
-        """The best plans where memory is short and parts of the batch are computed one after the other.
+        """The best plans in microbatches where memory is short, or the room on the chips; those given where they gain less.
 
-        Those given where memory is not short, or none gains enough. More parts leave room to save more of each, let more of
-        it stay on the chips, and read the weights more often. So what is tried first is as many as let the fastest choice
-        fit, then more in large steps, as long as that gains or may gain soon, and last the neighbours of the best.
+        Where memory is short, what is tried first is as many as let the fastest choice fit.
         """
-        short = self.short or (best is not None and _is_kept_back(best))
-        if not short or not self._may_take_parts() or isinstance(self.sessions.batch, Refused):
-            return best
-        counts = part_counts(self.sessions.batch.extent)
+        if best is not None and not self.short and not _is_kept_back(best):
+            return self._on_chips(best)
+        counts = self._counts
         if not counts:
             return best
-        first = next((at for at, count in enumerate(counts) if self._may_fit(front.fastest, count)), len(counts) - 1)
+        fitting = (at for at, count in enumerate(counts) if self._may_fit(front.fastest, count))
+        more = self._best_count(counts, next(fitting, len(counts) - 1), best, misses=MISSES)
+        if more is not None and best is None:
+            return _told_why(more, f"fits {quantity(roomy_limit(self.sessions.base), 'B')} per device")
+        return more or best
+
+    def _on_chips(self, best: Searched) -> Searched:
+        """The best plans in microbatches of which enough more stays on the chips; those given where they gain less."""
+        plan = best.found.candidates[0]
+        if not gains_on_chips(best.session, plan, MOST_FOR_CHIPS):
+            return best
+        counts = [count for count in self._counts if count <= MOST_FOR_CHIPS]
+        first = next((at for at, count in enumerate(counts) if gains_on_chips(best.session, plan, count)), None)
+        return best if first is None else self._best_count(counts, first, best, misses=1) or best
+
+    @property
+    def _counts(self) -> list[int]:
+        """The numbers of microbatches that may be chosen."""
+        if not self._may_take_parts() or isinstance(self.sessions.batch, Refused):
+            return []
+        return part_counts(self.sessions.batch.extent)
+
+    def _best_count(self, counts: Sequence[int], first: int, best: Searched | None, *, misses: int) -> Searched | None:
+        """The plans in the number of microbatches that gains most on those given, if any gains enough.
+
+        More parts leave room to save more of each, let more of it stay on the chips, and read the weights more often. So
+        more than the first are tried in large steps, as long as that gains or so many `misses` are not met, and last the
+        neighbours of the best.
+        """
         more, found, missed = None, first, 0
         for at in range(first, len(counts), STRIDE):
             other = self._gaining(counts[at], more or best)
@@ -219,15 +247,12 @@ class _Comparison:
                 more, found = other, at
             elif not self.over:
                 missed += 1
-            if self._late or missed == MISSES or (more is not None and other is None):
+            if self._late or missed == misses or (more is not None and other is None):
                 break
-        for count in (counts[at] for at in (found - 1, found + 1) if at in range(len(counts))):
-            more = (None if self._late else self._gaining(count, more or best)) or more
-        if more is None:
-            return best
-        if best is None:
-            more = _told_why(more, f"fits {quantity(roomy_limit(self.sessions.base), 'B')} per device")
-        return self._proven(more)
+        for at in (found - 1, found + 1):
+            if at in range(len(counts)) and (more or misses > 1) and not self._late:
+                more = self._gaining(counts[at], more or best) or more
+        return None if more is None else self._proven(more)
 
     def _in_least_microbatches(self) -> Searched | None:
         """The better of the plans in the two least numbers of microbatches with which any fits and leaves room.
@@ -235,9 +260,7 @@ class _Comparison:
         What takes all of the memory in one pass does not fit by the compiler, as a rule.
         """
         best = None
-        if not self._may_take_parts() or isinstance(self.sessions.batch, Refused):
-            return None
-        for count in part_counts(self.sessions.batch.extent):
+        for count in self._counts:
             if self._late:
                 break
             before, other = best, None
@@ -296,7 +319,7 @@ class _Comparison:
         """
         form = replace(self.sessions.base.program.form, microbatches=count)
         program = self.sessions.program_in(form)
-        told, crossed = self.sessions.words(count), crossings(program)
+        told, crossed = self.sessions.words(count), () if self.options.recompute == "as written" else crossings(program)
         front = Front(crossed, self.sessions.request.topology.chip, self.pinned) if crossed else None
         for choice in () if front is None else islice(filter(self._may_fit, front.offered()), MOST_CHOICES):
             found = self._search(self.sessions.of(replace(form, saved=choice.saved)), below=below)
