@@ -15,6 +15,7 @@ import planner
 from benchmarks.models import llama
 from planner.errors import ArgumentError, InfeasibleError, PinError
 from planner.options import Options
+from planner.plans.forms import best_form
 from tests.forms.loops import PROGRAMS, arguments
 
 MESH = {"x": 2, "y": 2}
@@ -183,6 +184,15 @@ def test_parts_of_which_more_stays_on_the_chips_are_taken_though_memory_is_not_s
     assert planner.plan(small, args, topology="v5e:2x2", options=UNCHECKED).decision.form.microbatches == 1
     fn, args = _attention(batch=64)
     assert planner.plan(fn, args, topology="h100:4", options=UNCHECKED).decision.form.microbatches == 1
+
+
+def test_what_is_to_stay_as_written_does_so_in_microbatches_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(best_form, "takes_all", lambda *_: True)
+    fn, args = _wide(remat=True)
+    options = replace(UNCHECKED, recompute="as written")
+    form = planner.plan(fn, args, topology="v5e:2x2", options=options).decision.form
+    assert form.microbatches > 1
+    assert not any(form.saved)
 
 
 def test_a_batch_that_fits_in_no_form_is_taken_in_as_many_parts_as_let_more_be_saved() -> None:
