@@ -103,9 +103,7 @@ def kernel_traffic(program: Model, group: Group, strategies: Strategies, mesh: M
     moved: dict[int, Floats] = {}
     sizes: dict[Array, Floats] = {}
     for op, array, times, inside in program.moved(group):
-        room = (
-            0.0 if inside.home == "product" and not mesh.products_on_chip else ON_CHIP[inside.home] * mesh.on_chip_bytes
-        )
+        room = _room(inside.home, mesh)
         if mesh.stands_for > 1:
             fits = math.prod(inside.shape) * inside.itemsize <= mesh.stands_for * room
             if fits or array.turned is not None or array.rows is not None:
@@ -118,6 +116,13 @@ def kernel_traffic(program: Model, group: Group, strategies: Strategies, mesh: M
         size = np.where(sizes[inside] <= room, 0.0, sizes[array]) if room else sizes[array]
         moved[op] = moved.get(op, 0.0) + times * size
     return moved
+
+
+def _room(home: Home, mesh: Mesh) -> float:
+    """The bytes of the largest array that stays on a chip there."""
+    if home == "product" and not mesh.products_on_chip:
+        return 0.0
+    return ON_CHIP[home] * mesh.on_chip_bytes
 
 
 def _moved_of(array: Array, strategies: Strategies) -> Floats:

@@ -36,10 +36,10 @@ class Mesh:
     unit; `fixed_seconds` and `seconds_per_byte` are the same in seconds. `all_reduced[kind][mask]` are the bytes up to
     which the compiler makes an all-reduce of it (`cost_models.compilers`), inf where it always does: the tables have the
     price of that then. `on_chip_bytes` is the memory for arrays on each chip, where results of matmuls stay if
-    `products_on_chip`. `tpu` is the name of the chip where it is a
-    TPU, whose compiler scatters some arrays only (`cost_models.compilers.scatters`), else "". `hidden_gathers` is the
-    share of gathers that matmuls hide, which take at least the flops of a device over `matmul_flops_per_s`. A mesh of one
-    device may stand for several, at no more than what the parts of a program take on all of these: `stands_for`.
+    `products_on_chip`. `tpu` is the name of the chip where it is a TPU, whose compiler scatters some arrays only
+    (`cost_models.compilers.scatters`), else "". `hidden_gathers` is the share of gathers that matmuls hide, which take at
+    least the flops of a device over `matmul_flops_per_s`. A mesh of one device may stand for several, at no more than
+    what the parts of a program take on all of these: `stands_for`.
     """
 
     names: tuple[str, ...]
