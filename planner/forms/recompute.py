@@ -52,8 +52,8 @@ SOLVE_SECONDS = 2.0
 class Choice:
     """Which values of every crossing are saved, and which computed again.
 
-    `bytes` are what the saved ones take on all devices, `flops` what is computed again in a call, `seconds` those of one
-    chip for computing again, and for writing and reading what is saved.
+    `bytes` are what the saved ones take on all devices at a time, `flops` what is computed again in a call, `seconds` those
+    of one chip for computing again, and for writing and reading what is saved.
     """
 
     saved: tuple[tuple[int, ...], ...]
@@ -87,11 +87,17 @@ def _shapes(avals: Sequence[Aval]) -> list[tuple[int, ...]]:
 class Front:
     """The choices for the crossings of a program on a kind of chip; `pinned` says by name what a user wants of values.
 
-    A value that cannot be what is wanted of it is left to the planner.
+    A value that cannot be what is wanted of it is left to the planner. The crossings are passed in every one of the `parts`
+    of the batch that the program is computed in, one after the other.
     """
 
     def __init__(
-        self, crossings: Sequence[Crossing], chip: Chip, pinned: Mapping[str, Pinned] = MappingProxyType({})
+        self,
+        crossings: Sequence[Crossing],
+        chip: Chip,
+        pinned: Mapping[str, Pinned] = MappingProxyType({}),
+        *,
+        parts: int = 1,
     ) -> None:
         self.crossings, self.pinned = crossings, pinned
         self._values = [(crossing, value) for crossing in crossings for value in crossing.values]
@@ -99,14 +105,14 @@ class Front:
         self._bytes: Floats = np.array([value.aval.bytes * crossing.length for crossing, value in self._values])
         self._again: Floats = np.array(
             [
-                crossing.length * math.fsum(step_seconds(step, chip) for step in value.steps)
+                parts * crossing.length * math.fsum(step_seconds(step, chip) for step in value.steps)
                 for crossing, value in self._values
             ]
         )
         self._flops: Floats = np.array(
-            [crossing.length * math.fsum(map(step_flops, value.steps)) for crossing, value in self._values]
+            [parts * crossing.length * math.fsum(map(step_flops, value.steps)) for crossing, value in self._values]
         )
-        self._saving: Floats = 2 * self._bytes / chip.hbm_bytes_per_s
+        self._saving: Floats = parts * 2 * self._bytes / chip.hbm_bytes_per_s
 
     @cached_property
     def _kinds(self) -> NDArray[np.int64]:

@@ -140,7 +140,7 @@ def alternatives(session: Session, decision: Decision) -> Alternatives:
 def _front(program: Program, chip: Chip) -> Front | None:
     """The choices of what a program saves, that the one of its form is among; None where there are none."""
     found = crossings(formed(program.as_written, replace(program.form, saved=())))
-    return Front(found, chip) if found else None
+    return Front(found, chip, parts=program.form.microbatches) if found else None
 
 
 def _told_of_prices(session: Session) -> tuple[str, ...]:

@@ -83,7 +83,8 @@ def searched(
     written, how = sessions.base, options.recompute
     found = () if how == "as written" else crossings(written.program)
     pinned = pinned_values(how, found) if isinstance(how, Mapping) else {}
-    front = Front(found, written.request.topology.chip, pinned) if found else None
+    parts = written.program.form.microbatches
+    front = Front(found, written.request.topology.chip, pinned, parts=parts) if found else None
     comparison = _Comparison(sessions=sessions, meshes=meshes, options=options, pinned=pinned)
     if front is None:
         return comparison.roomier(_as_asked(written, meshes, options, judged=judged, explained=explained))
@@ -320,7 +321,8 @@ class _Comparison:
         form = replace(self.sessions.base.program.form, microbatches=count)
         program = self.sessions.program_in(form)
         told, crossed = self.sessions.words(count), () if self.options.recompute == "as written" else crossings(program)
-        front = Front(crossed, self.sessions.request.topology.chip, self.pinned) if crossed else None
+        chip = self.sessions.request.topology.chip
+        front = Front(crossed, chip, self.pinned, parts=count) if crossed else None
         for choice in () if front is None else islice(filter(self._may_fit, front.offered()), MOST_CHOICES):
             found = self._search(self.sessions.of(replace(form, saved=choice.saved)), below=below)
             if front is not None and found is not None:
