@@ -86,7 +86,7 @@ def classify(colors: Indices, links: Links) -> Classes:
         if not order.any() and _equitable(found, colors, links):
             return _classes(found, component, lossless=True)
         # What stands twice within one copy is told apart by its order, in all copies alike.
-        found = _settled(_numbered(found, order), links)
+        found = _settled(_numbered(found, _fewest(found, order)), links)
         if found is None or int(found.max()) >= SHARING_PAYS * found.size:
             break
     return _classes(coarse, np.zeros_like(colors), lossless=False)
@@ -165,6 +165,16 @@ def _rank(keys: Indices) -> Indices:
     rank = np.empty_like(order)
     rank[order] = np.arange(order.size) - np.searchsorted(keys[order], keys[order])
     return rank
+
+
+def _fewest(colors: Indices, order: Indices) -> Indices:
+    """The order of what stands twice within one component, for colours of the fewest nodes of these; 0 elsewhere.
+
+    Two nodes that all layers meet join these to one component: told apart they are taken out, and layers fall apart.
+    """
+    sizes = np.bincount(colors)[colors]
+    twice = np.bincount(colors, order)[colors] > 0
+    return np.where(twice & (sizes == sizes[twice].min()), order, 0)
 
 
 def _equitable(colors: Indices, costs: Indices, links: Links) -> bool:
