@@ -83,8 +83,9 @@ class Spread:
         self.states = [WHOLE if tensor.producer is None else None for tensor in graph.tensors]
         for tensor, part in self.start.items():
             self.states[tensor] = State("part", part)
-        while self._round():
-            pass
+        waiting = {op.id for op in graph.ops}
+        while waiting:
+            waiting = self._round(waiting)
 
     def operands(self, op: Op) -> list[State]:
         """The states of what an op reads, as it reads them."""
@@ -98,17 +99,23 @@ class Spread:
             found.append(ZERO if is_zero else state if state is not None else WHOLE)
         return found
 
-    def _round(self) -> bool:
-        """Whether a round over all ops changes any state."""
-        changed = False
-        self.cut.clear()
-        for op in self.program.graph.ops:
+    def _round(self, waiting: set[int]) -> set[int]:
+        """A round over the ops that wait, and those behind them that read what it changes; the ops before them that do."""
+        graph, ties, again = self.program.graph, self.program.ties, set[int]()
+        for op in graph.ops:
+            if op.id not in waiting:
+                continue
+            for i in range(len(op.operands)):
+                self.cut.pop((op.id, i), None)
             for result, state in zip(op.results, self._step(op), strict=True):
-                old = self.states[result]
-                if old is None or old != state:
-                    self.states[result] = state
-                    changed = True
-        return changed
+                if self.states[result] == state:
+                    continue
+                self.states[result] = state
+                tied = graph.tensors[ties[result]].producer if result in ties else None
+                reading = [reader for reader, _ in graph.consumers[result]] + ([] if tied is None else [tied])
+                waiting.update(reader for reader in reading if reader > op.id)
+                again.update(reader for reader in reading if reader <= op.id)
+        return again
 
     def _step(self, op: Op) -> Sequence[State]:
         if op.id in self.early:

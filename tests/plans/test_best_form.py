@@ -15,7 +15,7 @@ import planner
 from benchmarks.models import llama
 from planner.errors import ArgumentError, InfeasibleError, PinError
 from planner.options import Options
-from planner.plans.forms import best_form
+from planner.plans.forms import best_count
 from tests.forms.loops import PROGRAMS, arguments
 
 MESH = {"x": 2, "y": 2}
@@ -187,7 +187,7 @@ def test_parts_of_which_more_stays_on_the_chips_are_taken_though_memory_is_not_s
 
 
 def test_what_is_to_stay_as_written_does_so_in_microbatches_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(best_form, "takes_all", lambda *_: True)
+    monkeypatch.setattr(best_count, "takes_all", lambda *_: True)
     fn, args = _wide(remat=True)
     options = replace(UNCHECKED, recompute="as written")
     form = planner.plan(fn, args, topology="v5e:2x2", options=options).decision.form

@@ -13,7 +13,8 @@ from planner.forms.batch import Refused
 from planner.one_mesh.mesh import Shape
 from planner.options import Options
 from planner.plans.answer import Answer
-from planner.plans.forms.best_form import part_counts, searched
+from planner.plans.forms.best_count import part_counts
+from planner.plans.forms.best_form import searched
 from planner.plans.forms.memory_limits import takes_all
 from planner.plans.forms.sessions import Sessions
 from planner.program.form import Form

@@ -31,7 +31,7 @@ MOST_ROUNDS = 40
 """Rounds of refining after which it is taken not to come to rest."""
 SHARING_PAYS = 0.75
 """One decision per class is worth it where there are at most this many classes per node."""
-MOST_SPLITS = 4
+MOST_SPLITS = 8
 """How often copies within a component are told apart by their order."""
 GOLDEN = 0x9E3779B97F4A7C15
 """2**64 over the golden ratio, an odd constant of SplitMix64 (Steele, Lea and Flood 2014), which mixes the colours."""
