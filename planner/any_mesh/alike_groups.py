@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from planner.any_mesh.groups import Group, Grouping
+from planner.any_mesh.kernel_traffic import movements
 from planner.any_mesh.kernels import Kernels
 from planner.any_mesh.liveness import Liveness
 from planner.program.graph import Graph, Tensor
@@ -25,26 +26,24 @@ def alike(graph: Graph, grouping: Grouping, liveness: Liveness, kernels: Kernels
     return tuple(
         [
             first.setdefault(
-                (_signature(graph, grouping, liveness, made_in, group, numbers), _moved(group, kernels)), group.id
+                (
+                    _signature(graph, grouping, liveness, made_in, group, numbers),
+                    _moved(graph, grouping, liveness, kernels, group),
+                ),
+                group.id,
             )
             for group in grouping.groups
         ]
     )
 
 
-def _moved(group: Group, kernels: Kernels | None) -> Hashable:
-    """What the kernels of a group read and write, by the places of their ops in it."""
-    own = () if kernels is None else kernels.of_group.get(group.id, ())
-    places = {op: place for place, op in enumerate(group.ops)} if own else {}
-    return tuple(
-        [
-            (
-                places[kernel.op],
-                *(tuple([access[1:] for access in of]) for of in (*kernel.operands, *kernel.results, kernel.others)),
-            )
-            for kernel in own
-        ]
-    )
+def _moved(
+    graph: Graph, grouping: Grouping, liveness: Liveness, kernels: Kernels | None, group: Group
+) -> tuple[Hashable, ...]:
+    """What the kernels of a group move, by the places of their ops in it."""
+    places = {op: place for place, op in enumerate(group.ops)}
+    found = movements(graph, grouping, liveness, kernels, group)
+    return tuple([(places[moved.op], *moved[1:]) for moved in found])
 
 
 def _made_in(graph: Graph, grouping: Grouping, tensor: Tensor) -> int | None:
