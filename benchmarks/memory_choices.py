@@ -39,6 +39,9 @@ CASES = (
     ("llama 8B s4096", "v5p:4x4x4"),
     ("t5 large", "v5e:4x4"),
     ("t5 large", "v5p:4x4x4"),
+    ("vit large", "v5e:4x4"),
+    ("vit large", "v5p:4x4x4"),
+    ("unet remat", "v5e:4x4"),
 )
 OURS: dict[str, Recompute] = {"ours": "auto", "ours as written": "as written"}
 """Our plans, by what is asked for."""

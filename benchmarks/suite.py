@@ -123,6 +123,21 @@ def _t5(pairs: int) -> Program:
     )
 
 
+def _vit_large(images: int) -> Program:
+    return Program(
+        family=FAMILIES["vit"],
+        build=lambda topology: vit.vit(vit.LARGE, batch=images * topology.num_devices, size="real"),
+    )
+
+
+def _unet_remat(images: int) -> Program:
+    config = replace(unet.REAL, remat=True)
+    return Program(
+        family=FAMILIES["unet"],
+        build=lambda topology: unet.unet(config, batch=images * topology.num_devices, size="real"),
+    )
+
+
 def _fixed(name: str, build: Callable[[], Model]) -> Program:
     return Program(family=FAMILIES[name], build=lambda topology: build())
 
@@ -141,6 +156,8 @@ PROGRAMS: Mapping[str, Program] = {
     "moe": _fixed("moe", lambda: moe.build("real")),
     "bert": _fixed("bert", lambda: bert.build("real")),
     "vit": _fixed("vit", lambda: vit.build("real")),
+    "vit large": _vit_large(64),
+    "unet remat": _unet_remat(64),
     "wide resnet 250M": _resnet("250M", 16),
     "resnet50": _resnet("resnet50", 64),
     "unet": _fixed("unet", lambda: unet.build("real")),

@@ -16,7 +16,7 @@ from cost_models import CostModel, Objective, Roofline, objective
 from cost_models.compilers import flops_that_hide
 from cost_models.hardware import Platform
 from planner.any_mesh.fusion import ON_GPU, ON_TPU, Fusion
-from planner.any_mesh.program_model import model_of
+from planner.any_mesh.program_model import Model, model_of
 from planner.decision import Request
 from planner.errors import PinError
 from planner.machine.cores import usable_cores
@@ -52,14 +52,20 @@ class Session:
         self.graph = build_graph(program, while_trips=request.while_trips)
         self.tensor_pins, self.output_pins = match_pins(request.pins, self.graph)
         self.parts = self._parts()
-        self.model = model_of(
+        self._patterns: dict[int, Patterns] = {}
+
+    @cached_property
+    @paused()
+    def model(self) -> Model:
+        """The model of the program, which every mesh is stated of."""
+        topology = self.request.topology
+        return model_of(
             self.graph,
             pinned_outputs=set(self.output_pins),
             kept={*self.tensor_pins, *self.parts},
-            fusion=FUSIONS.get(request.topology.chip.platform),
-            hiding=flops_that_hide(request.topology),
+            fusion=FUSIONS.get(topology.chip.platform),
+            hiding=flops_that_hide(topology),
         )
-        self._patterns: dict[int, Patterns] = {}
 
     def asking(self, *, objective: str, memory_limit: float) -> Session:
         """The session of the same program, made ready once, for another objective and memory limit."""

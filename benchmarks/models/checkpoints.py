@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import flax.linen as nn
 import jax
+from flax import nnx
 
 from benchmarks.models.base import Model
 
@@ -34,6 +35,12 @@ def remat(layer: type[nn.Module], *, prevent_cse: bool = True) -> Any:
     """`flax.linen.remat` of a layer."""
     policy: Policy = _policy.value
     return layer if policy == "none" else nn.remat(layer, prevent_cse=prevent_cse, **_given(policy))
+
+
+def remat_call(layer: Callable[..., Any], *, remat: bool) -> Callable[..., Any]:
+    """`flax.nnx.remat` of the call of a layer, a function of its module; the call itself where `remat` is not wanted."""
+    policy: Policy = _policy.value
+    return nnx.remat(layer, **_given(policy)) if remat and policy != "none" else layer
 
 
 def _given(policy: Policy) -> Mapping[str, Any]:

@@ -13,19 +13,24 @@ import optax
 from flax import nnx
 
 from benchmarks.models.base import Model, Size, Tree, arguments, seed, trained
+from benchmarks.models.checkpoints import remat_call
 from benchmarks.models.modules import module
 from benchmarks.models.places import activation, at_use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UNetConfig:
-    """Sizes of a U-Net: level n has `widths[n]` channels and half the rows and columns of the one above."""
+    """Sizes of a U-Net: level n has `widths[n]` channels and half the rows and columns of the one above.
+
+    `remat`: what a residual block makes is computed again in the backward pass.
+    """
 
     widths: tuple[int, ...]
     image: int
     heads: int
     groups: int
     dtype: str = "float32"
+    remat: bool = False
 
 
 REAL = UNetConfig(widths=(256, 512, 1024), image=64, heads=8, groups=32, dtype="bfloat16")
@@ -66,6 +71,7 @@ class UNet(nnx.Module):
 
     def __init__(self, config: UNetConfig, *, rngs: nnx.Rngs) -> None:
         dtype, widths = config.dtype, config.widths
+        self.remat = config.remat
         above = (widths[0], *widths[:-1])
         time = 4 * widths[0]
         self.time_first = nnx.Linear(widths[0], time, dtype=dtype, rngs=rngs)
@@ -88,15 +94,16 @@ class UNet(nnx.Module):
 
     def __call__(self, images: jax.Array, times: jax.Array) -> jax.Array:
         time = self.time_second(nnx.swish(self.time_first(waves(times, self.time_first.in_features))))
+        residual = remat_call(Residual.__call__, remat=self.remat)
         x = self.enter(images)
         skipped: list[jax.Array] = []
         for block, shrink in zip(self.down, self.shrink, strict=True):
-            x = block(x, time)
+            x = residual(block, x, time)
             skipped.append(x)
             x = shrink(x)
-        x = self.attention(self.middle(x, time))
+        x = self.attention(residual(self.middle, x, time))
         for grow, block in zip(self.grow, self.up, strict=True):
-            x = block(jnp.concatenate([grow(x), skipped.pop()], axis=-1), time)
+            x = residual(block, jnp.concatenate([grow(x), skipped.pop()], axis=-1), time)
         return self.leave(x).astype(jnp.float32)
 
 

@@ -10,13 +10,14 @@ import optax
 from flax import nnx
 
 from benchmarks.models.base import Model, Size, Tree, arguments, seed, trained
+from benchmarks.models.checkpoints import remat_call
 from benchmarks.models.modules import module
 from benchmarks.models.places import activation, at_use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViTConfig:
-    """Sizes of a vision transformer."""
+    """Sizes of a vision transformer; `remat`: what a layer makes is computed again in the backward pass."""
 
     width: int
     layers: int
@@ -26,6 +27,7 @@ class ViTConfig:
     image: int
     classes: int
     dtype: str = "float32"
+    remat: bool = False
 
 
 HUGE = ViTConfig(
@@ -39,6 +41,10 @@ HUGE = ViTConfig(
     dtype="bfloat16",
 )
 """ViT-H/14 (https://arxiv.org/abs/2010.11929)."""
+LARGE = ViTConfig(
+    width=1024, layers=24, heads=16, ffn=4096, patch=16, image=224, classes=1000, dtype="bfloat16", remat=True
+)
+"""ViT-L/16, a checkpoint per layer."""
 SMALL = ViTConfig(width=64, layers=2, heads=8, ffn=128, patch=8, image=32, classes=16)
 
 
@@ -68,14 +74,16 @@ class ViT(nnx.Module):
         count = (c.image // c.patch) ** 2
         self.positions = nnx.Param(0.02 * jax.random.normal(rngs.params(), (count, c.width)))
         self.blocks = nnx.List([Block(c, rngs=rngs) for _ in range(c.layers)])
+        self.remat = c.remat
         self.norm = nnx.LayerNorm(c.width, dtype=c.dtype, rngs=rngs)
         self.head = nnx.Linear(c.width, c.classes, rngs=rngs)
 
     def __call__(self, images: jax.Array) -> jax.Array:
         x = self.patches(images)
         x = x.reshape(x.shape[0], -1, x.shape[-1]) + self.positions[...].astype(x.dtype)
+        layer = remat_call(Block.__call__, remat=self.remat)
         for block in self.blocks:
-            x = block(x)
+            x = layer(block, x)
         return self.head(self.norm(x).mean(axis=1).astype(jnp.float32))
 
 

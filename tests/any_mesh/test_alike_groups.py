@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from planner.any_mesh.alike_groups import alike
 from planner.any_mesh.fused_pass import fused_pass
+from planner.any_mesh.fusion import ON_TPU
+from planner.any_mesh.groups import group_ops
+from planner.any_mesh.liveness import analyse
 from planner.one_mesh.costs import group_work
 from planner.one_mesh.instance import Instance
 from planner.one_mesh.stating import strategies_of
+from planner.program.jaxpr.flatten import build_graph
+from planner.program.trace import trace
 from tests.sessions import small_session
 
 
-@pytest.mark.parametrize("name", ["gpt_unrolled", "resnet", "lstm", "moe"])
-def test_what_alike_groups_share_is_what_each_would_get(name: str) -> None:
-    session = small_session(name)
+@pytest.mark.parametrize("topology", ["v5e:2x4", "h100:8"])
+@pytest.mark.parametrize("name", ["gpt", "gpt_unrolled", "llama", "resnet", "lstm", "moe"])
+def test_what_alike_groups_share_is_what_each_would_get(name: str, topology: str) -> None:
+    session = small_session(name, topology)
     model = session.model
     shared = session.instance({"x": 4, "y": 2})
     for node in model.flow.nodes:
@@ -33,6 +41,24 @@ def test_what_alike_groups_share_is_what_each_would_get(name: str) -> None:
         assert work is not None
         for field in ("seconds", "flops", "traffic_bytes", "exchange", "exchange_seconds"):
             assert np.array_equal(getattr(alone, field), getattr(work, field)), model.flow.nodes[node.id].name
+
+
+def test_weights_that_a_loop_takes_in_are_alike_wherever_they_stand_in_it() -> None:
+    def fn(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+        def part(total: jax.Array, rows: jax.Array) -> tuple[jax.Array, None]:
+            for weight in weights:
+                rows = rows + jnp.tanh(rows @ weight)
+            return total + rows.sum(), None
+
+        return jax.lax.scan(part, jnp.zeros(()), x)[0]
+
+    args = ([jnp.ones((64, 64))] * 4, jnp.ones((4, 32, 64)))
+    graph = build_graph(trace(fn, args))
+    grouping = group_ops(graph)
+    kinds = alike(graph, grouping, analyse(graph, grouping, ON_TPU))
+    taken = [kinds[grouping.group_of[op.id]] for op in graph.ops if op.kind == "loop_const"]
+    assert len(taken) == 4
+    assert len(set(taken)) == 1
 
 
 def test_layers_written_out_share_their_groups() -> None:

@@ -97,6 +97,21 @@ def test_copies_that_meet_only_what_all_share_lose_nothing(problem: Problem) -> 
     assert classes.lossless
 
 
+def test_layers_that_meet_two_hubs_of_one_kind_share_their_decisions() -> None:
+    layers, costs, table = 30, np.asarray([1.0, 2.0]), np.asarray([[0.0, 1.0], [3.0, 0.0]])
+    # Nodes 0 and 1 are the hubs; of every layer one node meets both, and another one.
+    edges = [(hub, 2 + 2 * layer) for layer in range(layers) for hub in (0, 1)]
+    edges += [(2 + 2 * layer, 3 + 2 * layer) for layer in range(layers)]
+    problem = Problem(
+        name="two hubs",
+        node_costs=(costs,) * (2 + 2 * layers),
+        edges=tuple(Edge(nodes=pair, costs=table) for pair in edges),
+    )
+    classes = classes_of(problem)
+    assert classes.lossless
+    assert classes.count == 4
+
+
 @pytest.mark.parametrize("share", ["auto", True, False])
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())

@@ -50,8 +50,19 @@ class Counts:
 
     def __init__(self, search: FormSearch, front: Front | None) -> None:
         self._search, self._front = search, front
-        spared = 0.0 if front is None else max(0.0, front.written.seconds - front.fastest.seconds)
-        self._floors = Floors(search.sessions.base, search.meshes[0], search.devices, spared)
+
+    @cached_property
+    def _floors(self) -> Floors:
+        """What plans take at the least, read off the form that is searched first."""
+        search, front, base = self._search, self._front, self._search.sessions.base
+        axes, devices, spared = search.meshes[0], search.devices, 0.0
+        if front is not None and search.hopes_for(front):
+            spared = front.written.seconds - front.fastest.seconds
+            with suppress(PinError):  # of a value that this form does not have
+                if search.may_fit(front.fastest):
+                    form = replace(base.program.form, saved=front.fastest.saved)
+                    return Floors(search.sessions.of(form), axes, devices, spared=0.0)
+        return Floors(base, axes, devices, spared)
 
     @cached_property
     def _counts(self) -> list[int]:
@@ -205,14 +216,13 @@ class Counts:
             session = sessions.of(replace(form, saved=choice.saved))
             found = search.search(session, below=below, worth=worth, gap=gap)
             if front is not None and found is not None:
-                slower = (choice.seconds - front.fastest.seconds) / search.devices
-                return replace(found, notes=(told, search.told(front, choice)), slower=slower)
+                return replace(found, notes=(told, search.told(front, choice)), slower=search.slower(front, choice))
             if not search.over:
                 return None
         if front is not None and not front.keeps_pins:
             return None
         found = search.search(sessions.of(form), below=below, worth=worth, gap=gap)
-        slower = 0.0 if front is None else (front.written.seconds - front.fastest.seconds) / search.devices
+        slower = 0.0 if front is None else search.slower(front, front.written)
         return None if found is None else replace(found, notes=(told,), slower=slower)
 
 

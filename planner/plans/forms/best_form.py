@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from planner.errors import PinError
 from planner.explain.saved_values import naming
-from planner.forms.recompute import ALIKE, Choice, Front, Pinned, program_seconds
+from planner.forms.recompute import ALIKE, Choice, Front, Pinned
 from planner.one_mesh.mesh import Shape
 from planner.one_mesh.pins import close_names
 from planner.options import Options
@@ -25,11 +25,11 @@ from planner.plans.forms.memory_limits import search_judged
 from planner.plans.forms.one_form import GAIN, FormSearch, Searched, value_of
 from planner.plans.forms.sessions import Sessions
 from planner.program.jaxpr.crossings import Crossing
-from planner.program.jaxpr.recomputed import crossings, program_steps
+from planner.program.jaxpr.recomputed import crossings
 from planner.session import Session
 
-HOPE = 0.01
-"""Where the prices promise less than this part of the program's time, other forms are tried only if it does not fit."""
+SURE = 0.5
+"""The part of what the prices say that a form takes more of which that is sure."""
 
 
 def searched(
@@ -125,9 +125,10 @@ class _Comparison:
             return self._of_forms(front.offered(), None)
         if written.request.objective == "memory":
             return self._of_forms(tuple(front.offered())[::-1], search.search(written, below=math.inf))
-        hoped = front.written.seconds - front.fastest.seconds >= HOPE * self._seconds()
-        if hoped:
+        if search.hopes_for(front):
             best = self._of_forms(front.offered(), None)
+            if best is not None and self._written_is_slower(best):
+                return best
             return search.search(written, below=value_of(best) * (1 + GAIN)) or best
         as_written = search.search(written, below=math.inf)
         if as_written is not None and not as_written.is_tight:
@@ -150,15 +151,15 @@ class _Comparison:
             if found is None and best is not None:
                 break
             if found is not None:
-                best = replace(found, notes=(search.told(self.front, choice),), slower=self._slower(choice))
+                best = replace(
+                    found, notes=(search.told(self.front, choice),), slower=search.slower(self.front, choice)
+                )
                 if search.sessions.request.objective != "memory" and not best.is_kept_back:
                     break
         return best or as_written
 
-    def _slower(self, choice: Choice) -> float:
-        """What a choice takes beyond the fastest one, by the prices of the front."""
-        return (choice.seconds - self.front.fastest.seconds) / self.search.devices
-
-    def _seconds(self) -> float:
-        written = self.search.sessions.base
-        return program_seconds(program_steps(written.program), written.request.topology.chip)
+    def _written_is_slower(self, best: Searched) -> bool:
+        """Whether what the program as written computes more keeps it from being as good as these plans without a limit."""
+        more = self.search.slower(self.front, self.front.written) - best.slower
+        in_seconds = self.search.sessions.request.objective == "time"
+        return in_seconds and best.found.unlimited + SURE * more > value_of(best) * (1 + GAIN)

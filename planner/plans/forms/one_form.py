@@ -6,19 +6,23 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from planner.errors import InfeasibleError
-from planner.forms.recompute import Choice, Front, Pinned, words
+from planner.forms.recompute import Choice, Front, Pinned, program_seconds, words
 from planner.one_mesh.mesh import Shape
 from planner.options import GAP, Options
 from planner.plans.forms.memory_limits import roomy_limit
 from planner.plans.forms.sessions import Sessions
+from planner.program.jaxpr.recomputed import program_steps
 from planner.search.best_on_mesh import WORTHWHILE
 from planner.search.meshes import Found
 from planner.session import Session
 
 GAIN = 0.02
 """What another form must gain to be taken in the place of the program as written."""
+HOPE = 0.01
+"""Where the prices promise less than this part of the program's time, other forms are tried only if it does not fit."""
 FORM_GAP = 5e-3
 """What may be left between the best plan under a memory limit and the bound, where no other gap is asked for: forms differ
 by more."""
@@ -154,6 +158,19 @@ class FormSearch:
         written = self.sessions.base
         arguments = sum(leaf.aval.bytes for leaf in written.program.arguments)
         return (arguments + choice.bytes / parts) / self.devices <= roomy_limit(written)
+
+    def hopes_for(self, front: Front) -> bool:
+        """Whether another choice of what is saved promises enough to be tried before the program as it is written."""
+        return front.written.seconds - front.fastest.seconds >= HOPE * self._written_seconds
+
+    @cached_property
+    def _written_seconds(self) -> float:
+        written = self.sessions.base
+        return program_seconds(program_steps(written.program), written.request.topology.chip)
+
+    def slower(self, front: Front, choice: Choice) -> float:
+        """The seconds that a choice takes beyond the fastest one, by the prices of the front, were all split evenly."""
+        return (choice.seconds - front.fastest.seconds) / self.devices
 
     def told(self, front: Front, choice: Choice) -> str:
         """What a plan says of the values that are computed again."""

@@ -12,6 +12,7 @@ from planner.forms.formed import in_microbatches, with_values_saved
 from planner.machine.target import Target
 from planner.program.batch_parts import Batch
 from planner.program.form import Form
+from planner.program.gc_pause import paused
 from planner.program.traced import Program
 from planner.session import Session
 
@@ -41,6 +42,7 @@ class Sessions:
         return self.of(self.beginning)
 
     @cached_property
+    @paused()
     def batch(self) -> Batch | Refused:
         """How the program may be computed batch part by batch part, or why it cannot be."""
         return batch_of(self.program)
@@ -50,6 +52,7 @@ class Sessions:
         size = "" if isinstance(self.batch, Refused) else f" of {self.batch.extent // count} examples"
         return f"runs as {count} microbatches{size}, whose sums are added up"
 
+    @paused()
     def program_in(self, form: Form) -> Program:
         """The program in a form. Raises: ArgumentError where it cannot be computed so."""
         count = form.microbatches

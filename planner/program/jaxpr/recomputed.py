@@ -14,6 +14,7 @@ import jax.extend.core as jex_core
 from jax import lax
 from jax.interpreters import partial_eval
 
+from planner.program.gc_pause import paused
 from planner.program.jaxpr.bodies import body_of, closed, fresh_var, opened, structure_of
 from planner.program.jaxpr.calls import equations_by
 from planner.program.jaxpr.crossings import Between, Crossing, Step, crossing_of, steps_of
@@ -27,6 +28,7 @@ Saved = Mapping[int, Sequence[int]]
 """By position of a crossing, the positions of its values that are saved; a crossing left out stays as written."""
 
 
+@paused()
 def crossings(program: Program) -> tuple[Crossing, ...]:
     """What crosses between the loops of a program, in the order in which `with_saved` counts."""
     return tuple(crossing_of(found) for scope in _Scopes().of(program.jaxpr) for found in scope.crossings)
