@@ -1,7 +1,7 @@
 """How long does planning take, where does the time go, and how does it grow with program, devices and axes?
 
-    python -m benchmarks.planning_time [--only NAME,NAME] [--topology T,T] [--axes 2,3] [--workers 1,2,4] [--zoo FOLDER]
-        [--out FILE.json]
+    python -m benchmarks.planning_time [--only NAME,NAME] [--topology T,T] [--axes 2,3] [--workers 1,2,4] [--chosen]
+        [--zoo FOLDER] [--out FILE.json]
 
 Plans every program at its real size for a topology without devices, all meshes of up to two and of up to three axes
 searched under the chip's memory limit, each in a process of its own (what large problems need compiled, the first of them
@@ -9,7 +9,9 @@ on a machine compiles, ten seconds; run a case twice to leave that out). Told ar
 (graph, rules, groups, flow), of the search over meshes and of emission, with the processor's seconds (those of all workers)
 beside the clock's and the peak memory of the process and of its largest worker; and the seconds that JAX alone takes to
 trace the program, which are no part of the planner's. `--workers` runs every case with each of these numbers of workers.
-`--zoo` names a folder of program files with `build(size)`; those whose packages are missing are told.
+`--chosen` measures only the cases in which what is saved and the number of microbatches are chosen too, as `planner.plan`
+does by default; other rows of the file stay. `--zoo` names a folder of program files with `build(size)`; those whose
+packages are missing are told.
 """
 
 from __future__ import annotations
@@ -23,13 +25,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
 
+import planner
 from benchmarks.asked import least_time
 from benchmarks.models import MODELS, deep, diffusion, gpt, llama, long_skips, mesh_graph, resnet, sparse, two_tower
 from benchmarks.models.base import Model
@@ -51,12 +54,16 @@ TIME_LIMIT_S = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A program, planned for a topology over all meshes of up to so many axes, by so many workers; None: by default."""
+    """A program, planned for a topology over all meshes of up to so many axes, by so many workers; None: by default.
+
+    What is saved for the backward pass and the number of microbatches are as written, or `chosen` too, as by default.
+    """
 
     program: str
     topology: str
     axes: int
     workers: int | None = None
+    chosen: bool = False
 
 
 def _llama(name: str, *, batch: int | None = None, scan: bool = True) -> Callable[[int], Model]:
@@ -128,6 +135,22 @@ CASES = (
         for t in ("v5e:4x4", "v5e:16x16", "v5p:16x16x16")
     ),
     *(Case(program=p, topology="v5e:4x4", axes=3) for p in MODELS if p in PROGRAMS),
+    *(
+        Case(program=p, topology=t, axes=3, chosen=True)
+        for p, t in (
+            ("llama 8B", "v5e:16x16"),
+            ("llama 8B", "v5p:4x4x4"),
+            ("llama 8B unrolled", "v5p:4x4x4"),
+            ("llama 8B unrolled", "v5e:16x16"),
+            ("llama 70B", "v5p:8x8x4"),
+            ("mixtral 8x7B", "v5e:16x16"),
+            ("gpt 1.3B", "v5e:4x4"),
+            ("gpt 175B", "v5p:8x8x4"),
+            ("gpt deep x16", "v5e:4x4"),
+            ("diffusion U-Net", "v5e:4x4"),
+            ("bert", "v5e:4x4"),
+        )
+    ),
 )
 """What is measured: 16, 256 and 4,096 chips."""
 
@@ -202,11 +225,38 @@ def measure(
     return {**found, "jax_alone_seconds": alone}
 
 
+def measure_chosen(model: Model, case: Case) -> dict[str, Any]:
+    """The seconds and gigabytes of planning one program as users do, in the form that is best, and what came of it."""
+    options = Options(check="never", time_limit_s=TIME_LIMIT_S, workers=case.workers)
+    began, processor = time.perf_counter(), _processor_seconds()
+    found: dict[str, Any] = {"status": "infeasible"}
+    with suppress(InfeasibleError):
+        plan = planner.plan(
+            model.fn, model.args, topology=case.topology, donate_argnums=model.donate_argnums, options=options
+        )
+        found = {
+            "status": plan.certificate.status,
+            "gap": plan.certificate.gap,
+            "value": plan.certificate.value,
+            "mesh": dict(plan.mesh.shape),
+            "peak_bytes_of_plan": plan.predicted.peak_bytes,
+            "microbatches": plan.decision.form.microbatches,
+        }
+    return found | {
+        "wall_seconds": time.perf_counter() - began,
+        "processor_seconds": _processor_seconds() - processor,
+        "peak_gigabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
+        "peak_gigabytes_of_a_worker": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6,
+    }
+
+
 def one(case: Case, zoo: Path | None) -> dict[str, Any]:
     """The figures of one program, of `PROGRAMS` or the name of a file of the zoo."""
     target = resolve(None, case.topology)
     if case.program in PROGRAMS:
         model = PROGRAMS[case.program](target.count)
+        if case.chosen:
+            return measure_chosen(model, case)
         return measure(model.fn, model.args, model.donate_argnums, target, case)
     sys.path.insert(0, str(zoo))
     try:
@@ -235,6 +285,10 @@ COLUMNS = ("trace", "ready", "search", "emit")
 
 def _line(case: Case, found: Mapping[str, Any]) -> str:
     name = f"{case.program:22}{case.topology:>14}{case.axes:3}{case.workers or '':>3}"
+    if case.chosen and "wall_seconds" in found:
+        told = f"{found.get('microbatches', '')} microbatches {found.get('mesh', '')}"
+        figures = f"{found['wall_seconds']:8.1f}{found['processor_seconds']:8.1f}"
+        return f"{name} chosen too{figures} {found['status']} {found.get('gap', 0.0):.1e} {told}"
     if "seconds" not in found:
         return f"{name} {found['status']}"
     parts = "".join(f"{found['seconds'].get(part, 0.0):8.2f}" for part in COLUMNS)
@@ -256,6 +310,7 @@ def main() -> None:
     parser.add_argument(
         "--workers", default="", help="numbers of workers, separated by commas; default what cores allow"
     )
+    parser.add_argument("--chosen", action="store_true", help="only cases in which the form is chosen too; others stay")
     parser.add_argument("--one", default="", help="measure one case (JSON) in this process and print its JSON")
     parser.add_argument("--zoo", type=Path, default=None, help="a folder of program files")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -272,16 +327,18 @@ def main() -> None:
         if (not only or case.program in only)
         and (not topologies or case.topology in topologies)
         and (not axes or str(case.axes) in axes)
+        and (case.chosen or not given.chosen)
     ]
     counts = [int(count) for count in given.workers.split(",")] if given.workers else [None]
     cases = [replace(case, workers=count) for case in cases for count in counts]
     titles = "".join(f"{title:>8}" for title in (*COLUMNS, "wall s", "cpu s", "jax cpu"))
     print(f"{'program':22}{'topology':>14}{'ax':>3}{'w':>3}{'eqns':>8}{'nodes':>7}{'mesh':>5}{titles}{'GB':>6}")
-    rows: list[dict[str, Any]] = []
+    kept: dict[str, Any] = json.loads(given.out.read_text()) if given.chosen and given.out.exists() else {}
+    rows: list[dict[str, Any]] = [row for row in kept.get("cases", ()) if not row.get("chosen")]
     for case in cases:
-        rows.append({**asdict(case), **in_child(case, given.zoo)})
+        rows.append({**asdict(case), **in_child(case, given.zoo), **({"made": stamp()} if kept else {})})
         print(_line(case, rows[-1]), flush=True)
-        given.out.write_text(json.dumps({**stamp(), "cases": rows}, indent=1) + "\n")
+        given.out.write_text(json.dumps({**(kept or stamp()), "cases": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
