@@ -32,8 +32,8 @@ STRIDE = 2
 """How many numbers of microbatches further the next one is that is tried: four times as many, mostly."""
 MISSES = 2
 """How many of these that fit and gain nothing end it."""
-MOST_FOR_CHIPS = 16
-"""Up to so many are tried where memory is not short: what weights cost in more, nothing on the chips makes up for."""
+MOST_FOR_CHIPS = 64
+"""Up to so many are tried where memory is not short: every one more reads the weights once more."""
 LEAP = 0.35
 """The part of what the whole batch takes at the least that parts of it spare at the most, where these come first."""
 WORTH_A_LOOK = 0.1

@@ -28,9 +28,6 @@ from planner.program.jaxpr.crossings import Crossing
 from planner.program.jaxpr.recomputed import crossings
 from planner.session import Session
 
-SURE = 0.5
-"""The part of what the prices say that a form takes more of which that is sure."""
-
 
 def searched(
     sessions: Sessions,
@@ -159,7 +156,9 @@ class _Comparison:
         return best or as_written
 
     def _written_is_slower(self, best: Searched) -> bool:
-        """Whether what the program as written computes more keeps it from being as good as these plans without a limit."""
-        more = self.search.slower(self.front, self.front.written) - best.slower
-        in_seconds = self.search.sessions.request.objective == "time"
-        return in_seconds and best.found.unlimited + SURE * more > value_of(best) * (1 + GAIN)
+        """Whether the operations that only the program as written repeats keep it from being as good as these plans."""
+        front, request = self.front, self.search.sessions.request
+        again = front.written.flops - front.settled(best.session.program.form.saved).flops
+        chip = request.topology.chip
+        more = again / self.search.devices / max(chip.peak_flops_per_s.values())
+        return request.objective == "time" and best.found.unlimited + more > value_of(best) * (1 + GAIN)
