@@ -155,37 +155,6 @@ def test_names_that_are_none_are_told() -> None:
             Options(recompute=wrong)  # pyright: ignore[reportArgumentType]
 
 
-def _attention(batch: int) -> tuple[Any, Any]:
-    """A train step of layers of attention, whose scores are far larger than all else, and arguments that are shapes."""
-
-    @jax.checkpoint
-    def layer(x: jax.Array, params: Any) -> tuple[jax.Array, None]:
-        query, key, value = (jnp.einsum("bsm,mhd->bshd", x, params[name]) for name in "qkv")
-        scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32)
-        mixed = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores).astype(x.dtype), value)
-        return x + jnp.einsum("bshd,mhd->bsm", mixed, params["o"]), None
-
-    def loss(params: Any, x: jax.Array) -> jax.Array:
-        return jnp.mean(jax.lax.scan(layer, x, params)[0].astype(jnp.float32) ** 2)
-
-    params = {name: jax.ShapeDtypeStruct((4, 1024, 16, 64), jnp.bfloat16) for name in "qkvo"}
-    return jax.value_and_grad(loss), (params, jax.ShapeDtypeStruct((batch, 1024, 1024), jnp.bfloat16))
-
-
-def test_parts_of_which_more_stays_on_the_chips_are_taken_though_memory_is_not_short() -> None:
-    fn, args = _attention(batch=64)
-    chosen = planner.plan(fn, args, topology="v5e:2x2", options=UNCHECKED)
-    whole = planner.plan(fn, args, topology="v5e:2x2", options=replace(UNCHECKED, microbatches=1))
-    assert whole.predicted.peak_bytes < 0.5 * 16e9
-    assert chosen.decision.form.microbatches > 1
-    assert chosen.predicted.seconds < 0.9 * whole.predicted.seconds
-    # Where the scores fit already, or no chip holds them, parts gain nothing.
-    small, args = _attention(batch=4)
-    assert planner.plan(small, args, topology="v5e:2x2", options=UNCHECKED).decision.form.microbatches == 1
-    fn, args = _attention(batch=64)
-    assert planner.plan(fn, args, topology="h100:4", options=UNCHECKED).decision.form.microbatches == 1
-
-
 def test_what_is_to_stay_as_written_does_so_in_microbatches_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(best_count, "takes_all", lambda *_: True)
     fn, args = _wide(remat=True)
