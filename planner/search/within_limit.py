@@ -50,6 +50,8 @@ PRICE_ROUNDS = 12
 """Most prices tried."""
 PRICE_SECONDS = 30.0
 """Time for the problem at one price: more than large ones take, so that what comes of it does not depend on the machine."""
+PRICE_LEFT = 0.1
+"""The part of the gap that may be left of the problem at one price: proving the last of it can take most of the time."""
 LARGE_LEFT = 5.0
 """How many times the gap a large problem's best plan may miss: neither prices nor rows would raise its bound by much."""
 PRICE_GAP = 1e-3
@@ -219,7 +221,7 @@ class LimitSearch:
         priced = self.memory.priced(self.problem, values)
         budget = self.budget.within(PRICE_SECONDS)
         large = is_large(priced.node_costs)
-        gap = budget.large_gap if large else 0.0
+        gap = budget.large_gap if large else PRICE_LEFT * budget.gap
         solution = solve_shared(priced, budget, self.upper + rent, gap, compiled=is_compiled(priced.node_costs))
         self.raise_bound(min(solution.bound - rent, self.upper))
         if solution.choice is None:
