@@ -64,14 +64,17 @@ class Counts:
                     return Floors(search.sessions.of(form), axes, devices, spared=0.0)
         return Floors(base, axes, devices, spared)
 
+    @property
+    def _left_open(self) -> bool:
+        """Whether the number of microbatches is left to the planner."""
+        search = self._search
+        return search.sessions.base.program.form.microbatches == 1 and search.options.microbatches == "auto"
+
     @cached_property
     def _counts(self) -> list[int]:
         """The numbers of microbatches that may be chosen."""
-        sessions = self._search.sessions
-        left_open = sessions.base.program.form.microbatches == 1 and self._search.options.microbatches == "auto"
-        if not left_open or isinstance(sessions.batch, Refused):
-            return []
-        return part_counts(sessions.batch.extent)
+        batch = self._search.sessions.batch if self._left_open else None
+        return [] if batch is None or isinstance(batch, Refused) else part_counts(batch.extent)
 
     # ------------------------------------------------------------ which numbers are tried
 
@@ -80,6 +83,8 @@ class Counts:
 
         None where none is.
         """
+        if not self._left_open or not self._search.sessions.request.topology.chip.on_chip_bytes:
+            return None
         whole = self._floors.of(1)
         if self._floors.of(MOST_FOR_CHIPS) > (1 - LEAP) * whole or not self._counts:
             return None
@@ -87,8 +92,9 @@ class Counts:
         if self._floors.of(self._counts[first]) > (1 - LEAP) * whole:
             return None
         found = self._best_count(first, None, misses=1, below=whole)
-        least = quantity(whole, UNITS[self._search.sessions.request.objective])
-        return None if found is None else _told_why(found, f"takes less than {least}")
+        if found is None:
+            return None
+        return _told_why(found, f"takes less than {quantity(whole, UNITS[found.session.request.objective])}")
 
     def gaining_most_on(self, whole: Searched | None) -> Searched | None:
         """The best plans in microbatches where memory or the room on chips is short; those given where they gain less."""
