@@ -122,22 +122,16 @@ def _validate(problem: Problem) -> None:
             raise SolverError(
                 f"the costs of {problem.node_name(node)} have shape {costs.shape}: give one cost per choice."
             )
-        _check_costs(costs, f"the costs of {problem.node_name(node)}")
+        if fault := _fault(costs):
+            raise SolverError(f"the costs of {problem.node_name(node)} {fault}")
     for edge in problem.edges:
-        where = f"edge {edge.nodes} of problem {problem.name!r}"
-        if len(edge.nodes) != 2 or not all(0 <= node < len(sizes) for node in edge.nodes):
-            raise SolverError(f"{where} names a node that does not exist: nodes are 0 .. {len(sizes) - 1}.")
-        if edge.nodes[0] == edge.nodes[1]:
-            raise SolverError(f"{where} joins a node to itself: add its diagonal to the node's costs instead.")
-        shape = (sizes[edge.nodes[0]][0], sizes[edge.nodes[1]][0])
-        if edge.costs.shape != shape:
-            raise SolverError(
-                f"{where} has costs of shape {edge.costs.shape}: the choices of its nodes ask for {shape}."
-            )
+        if fault := _fault_of(edge, sizes):
+            raise SolverError(f"edge {edge.nodes} of problem {problem.name!r} {fault}")
     tables, table_of = numbered(edge.costs for edge in problem.edges)
     users = dict(zip(reversed(table_of), reversed(problem.edges), strict=True))
     for number, table in enumerate(tables):
-        _check_costs(table, f"the costs of edge {users[number].nodes} of problem {problem.name!r}")
+        if fault := _fault(table):
+            raise SolverError(f"the costs of edge {users[number].nodes} of problem {problem.name!r} {fault}")
     pieces: set[tuple[int, int]] = set()
     if isinstance(problem.rows, Schedule):
         _check_schedule(problem, problem.rows)
@@ -146,12 +140,29 @@ def _validate(problem: Problem) -> None:
         _check_row(problem, row, pieces)
 
 
-def _check_costs(costs: Array, what: str) -> None:
+def _fault_of(edge: Edge, sizes: Sequence[tuple[int, ...]]) -> str:
+    """What is wrong with an edge between nodes of these numbers of choices; "" where nothing is."""
+    if len(edge.nodes) != 2 or not all(0 <= node < len(sizes) for node in edge.nodes):
+        return f"names a node that does not exist: nodes are 0 .. {len(sizes) - 1}."
+    source, target = edge.nodes
+    if source == target:
+        return "joins a node to itself: add its diagonal to the node's costs instead."
+    shape = (sizes[source][0], sizes[target][0])
+    return (
+        ""
+        if edge.costs.shape == shape
+        else (f"has costs of shape {edge.costs.shape}: the choices of its nodes ask for {shape}.")
+    )
+
+
+def _fault(costs: Array) -> str:
+    """What is wrong with some costs; "" where nothing is."""
     if costs.dtype != np.float64:
-        raise SolverError(f"{what} are of type {costs.dtype}: give float64.")
+        return f"are of type {costs.dtype}: give float64."
     lowest = costs.min()
     if math.isnan(lowest) or lowest == -math.inf:
-        raise SolverError(f"{what} hold {lowest}: every cost must be a number, or inf where the choice is forbidden.")
+        return f"hold {lowest}: every cost must be a number, or inf where the choice is forbidden."
+    return ""
 
 
 def _check_row(problem: Problem, row: Row, checked: set[tuple[int, int]]) -> None:
