@@ -160,5 +160,5 @@ class _Comparison:
         front, request = self.front, self.search.sessions.request
         again = front.written.flops - front.settled(best.session.program.form.saved).flops
         chip = request.topology.chip
-        more = again / self.search.devices / max(chip.peak_flops_per_s.values())
+        more = again / self.search.devices / max([chip.vector_flops_per_s, *chip.peak_flops_per_s.values()])
         return request.objective == "time" and best.found.unlimited + more > value_of(best) * (1 + GAIN)
