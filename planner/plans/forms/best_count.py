@@ -38,6 +38,8 @@ LEAP = 0.35
 """The part of what the whole batch takes at the least that parts of it spare at the most, where these come first."""
 WORTH_A_LOOK = 0.1
 """The part of a plan's value to be gained on the chips for which microbatches are searched: much of it is lost again."""
+PER_PART = 0.5
+"""The part of what plans in microbatches take beyond their floor that grows with their number, at the least."""
 MOST_CHOICES = 2
 """How many choices of what is saved are tried with one number of microbatches."""
 
@@ -50,6 +52,7 @@ class Counts:
 
     def __init__(self, search: FormSearch, front: Front | None) -> None:
         self._search, self._front = search, front
+        self._missed: list[tuple[int, float]] = []
 
     @cached_property
     def _floors(self) -> Floors:
@@ -189,17 +192,26 @@ class Counts:
         if best is not None and not self._may_gain(count, best, below):
             self._search.over = False
             return None
+        found = None
         with suppress(ArgumentError, PinError):  # of an op that is not known by parts
-            return self._of_microbatches(count, below=below, rough=best is not None)
-        return None
+            found = self._of_microbatches(count, below=below, rough=best is not None)
+            if found is None and not self._search.over:
+                self._missed.append((count, below))
+        return found
 
     def _may_gain(self, count: int, best: Searched, below: float) -> bool:
         """Whether plans in so many microbatches may be below a value.
 
         More parts than those of the best plan gain what the memory costs it, what saving more would spare, and what more
-        stays on the chips, at the most.
+        stays on the chips, at the most. What plans in another number take beyond its floor, as they read the weights for
+        every part, those in more parts take as well, and those in fewer in part.
         """
-        if self._floors.of(count) >= below:
+        floor = self._floors.of(count)
+        beyond = [
+            (bound - self._floors.of(parts)) * (1.0 if count >= parts else PER_PART * count / parts)
+            for parts, bound in self._missed
+        ]
+        if floor + max([0.0, *beyond]) >= below:
             return False
         if count < best.parts or math.isinf(below):
             return True
