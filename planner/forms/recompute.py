@@ -147,9 +147,27 @@ class Front:
 
     @cached_property
     def everything(self) -> Choice:
-        """All that the backward pass reads is saved, but for what is only another view of what is saved."""
-        heavy = np.array([not all(_is_view(step) for step in value.steps) for _, value in self._values])
+        """All that the backward pass reads is saved, but for what is only another view of what is saved.
+
+        Of layers written out such views are saved too: nothing is stacked there, and without anything to compute again no
+        barrier is in the way of the compiler.
+        """
+        heavy = np.array(
+            [
+                crossing.length == 1 or not all(_is_view(step) for step in value.steps)
+                for crossing, value in self._values
+            ]
+        )
         return self._cut(again=np.where(heavy, self._again + self._saving.sum(), self._again))
+
+    @property
+    def unbarred(self) -> Choice | None:
+        """Everything saved, where layers are written out and it differs from the fastest choice; None elsewhere.
+
+        What is computed again there stands behind barriers, which cost more than the prices know.
+        """
+        written_out = any(crossing.length == 1 for crossing in self.crossings)
+        return self.everything if written_out and self.everything.saved != self.fastest.saved else None
 
     @cached_property
     def nothing(self) -> Choice:

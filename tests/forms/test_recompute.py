@@ -9,8 +9,9 @@ import pytest
 from benchmarks.models import MODELS
 from cost_models import parse_topology
 from planner.forms.batch import batch_of
-from planner.forms.formed import in_microbatches
-from planner.forms.recompute import Front, words
+from planner.forms.formed import in_microbatches, with_values_saved
+from planner.forms.recompute import Choice, Front, words
+from planner.program.form import Form
 from planner.program.jaxpr.recomputed import crossings
 from planner.program.trace import trace
 from tests.forms.loops import PROGRAMS, arguments
@@ -53,6 +54,19 @@ def test_everything_computes_no_matmul_again_and_nothing_all_of_them() -> None:
 
     assert matmuls(front.everything.repeated[0]) == 0
     assert matmuls(front.nothing.repeated[0]) == matmuls(front.written.repeated[0]) == 1
+
+
+def test_layers_written_out_that_save_everything_have_no_barrier() -> None:
+    program = trace(PROGRAMS["written_out_checkpointed"](), arguments())
+    front = Front(crossings(program), CHIP)
+    assert front.unbarred is not None
+
+    def barriers(choice: Choice) -> int:
+        formed = with_values_saved(program, Form(saved=choice.saved))
+        return str(formed.jaxpr).count("optimization_barrier")
+
+    assert barriers(front.unbarred) == 0
+    assert barriers(front.nothing) > 0
 
 
 def test_words_name_what_is_saved_and_computed_again() -> None:

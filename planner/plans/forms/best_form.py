@@ -119,11 +119,11 @@ class _Comparison:
         """The best plans of the whole batch at once."""
         front, search, written = self.front, self.search, self.search.sessions.base
         if not front.keeps_pins:
-            return self._of_forms(front.offered(), None)
+            return self._of_forms(front.offered(), None, self._unbarred())
         if written.request.objective == "memory":
             return self._of_forms(tuple(front.offered())[::-1], search.search(written, below=math.inf))
         if search.hopes_for(front):
-            best = self._of_forms(front.offered(), None)
+            best = self._of_forms(front.offered(), None, self._unbarred())
             if best is not None and self._written_is_slower(best):
                 return best
             return search.search(written, below=value_of(best) * (1 + GAIN)) or best
@@ -133,24 +133,40 @@ class _Comparison:
         less = (choice for choice in front.offered() if choice.bytes < ALIKE * front.written.bytes)
         return self._of_forms(less, as_written)
 
-    def _of_forms(self, offered: Iterable[Choice], as_written: Searched | None) -> Searched | None:
-        """The best plans with one of these choices, those as written where no other gains enough."""
-        search, best = self.search, None
+    def _unbarred(self) -> Searched | None:
+        """The best plans with all saved of layers written out, so that nothing is in the compiler's way, if they fit."""
+        choice, short = self.front.unbarred, self.search.short
+        if choice is None or not self.search.may_fit(choice):
+            return None
+        found = self._of(choice, math.inf)
+        # Of memory this takes more than any other: that it is short for this says nothing.
+        self.search.short = short
+        return found
+
+    def _of(self, choice: Choice, below: float) -> Searched | None:
+        """The best plans with a choice of what is saved of a value below this."""
+        search, found = self.search, None
+        with suppress(PinError):  # of a value that this form does not have
+            form = replace(search.sessions.base.program.form, saved=choice.saved)
+            found = search.search(search.sessions.of(form), below=below)
+        if found is None:
+            return None
+        return replace(found, notes=(search.told(self.front, choice),), slower=search.slower(self.front, choice))
+
+    def _of_forms(
+        self, offered: Iterable[Choice], as_written: Searched | None, best: Searched | None = None
+    ) -> Searched | None:
+        """The best plans with one of these choices, or the `best` so far, those as written where no other gains enough."""
+        search = self.search
         for choice in offered:
             if not search.may_fit(choice):
                 search.short = True
                 continue
-            below = min(value_of(best), value_of(as_written) * (1 - GAIN))
-            found = None
-            with suppress(PinError):  # of a value that this form does not have
-                form = replace(search.sessions.base.program.form, saved=choice.saved)
-                found = search.search(search.sessions.of(form), below=below)
+            found = self._of(choice, min(value_of(best), value_of(as_written) * (1 - GAIN)))
             if found is None and best is not None:
                 break
             if found is not None:
-                best = replace(
-                    found, notes=(search.told(self.front, choice),), slower=search.slower(self.front, choice)
-                )
+                best = found
                 if search.sessions.request.objective != "memory" and not best.is_kept_back:
                     break
         return best or as_written

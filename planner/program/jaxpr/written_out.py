@@ -4,7 +4,9 @@ The backward pass is what JAX's transposition has written, and all that follows 
 the borders of layers, values may be computed again: for a program with `jax.checkpoint` these are what the checkpoints
 take, for others the values through which alone a layer goes on to the next, where layers repeat. What is computed again
 reads the forward pass through a barrier, together with what the first equation that reads it has of the backward pass: so
-the compiler neither merges it with what it repeats, nor computes it before the backward pass has come so far.
+the compiler neither merges it with what it repeats, nor computes it before the backward pass has come so far. What a
+checkpoint computes and the forward pass does not, such as factors of derivatives, needs no barrier where what it reads is
+saved.
 """
 
 from __future__ import annotations
@@ -252,8 +254,10 @@ class _Again:
     def _bar(self, missing: Sequence[int], late: Any, source: Any) -> Any:
         """Bars what is read of the forward pass to compute values again until `late` is there; its new variable."""
         raw: dict[int, None] = {}
-        for number in missing:
-            made = self.crossing.made[number]
+        for made in map(self.crossing.made.__getitem__, missing):
+            # What only the backward pass computes repeats nothing that it could be merged with.
+            if not made.forward:
+                continue
             raw |= dict.fromkeys(made.numbers[atom] for atom in made.eqn.invars if _is_var(atom))
         wanted = [n for n in raw if n in self.names and n not in self.barred]
         if not wanted:
