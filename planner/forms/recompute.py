@@ -162,12 +162,13 @@ class Front:
 
     @property
     def unbarred(self) -> Choice | None:
-        """Everything saved, where layers are written out and it differs from the fastest choice; None elsewhere.
+        """Everything saved, where layers written out compute values again and the fastest choice does; None elsewhere.
 
         What is computed again there stands behind barriers, which cost more than the prices know.
         """
-        written_out = any(crossing.length == 1 for crossing in self.crossings)
-        return self.everything if written_out and self.everything.saved != self.fastest.saved else None
+        pairs = zip(self.crossings, self.written.repeated, strict=True)
+        again = any(crossing.length == 1 and repeated for crossing, repeated in pairs)
+        return self.everything if again and self.everything.saved != self.fastest.saved else None
 
     @cached_property
     def nothing(self) -> Choice:
