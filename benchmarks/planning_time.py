@@ -161,6 +161,16 @@ def _processor_seconds() -> float:
     return sum(of.ru_utime + of.ru_stime for of in used)
 
 
+def _used(began: float, processor: float) -> dict[str, float]:
+    """Seconds since planning began, at these times of the clock and the processor, and the most gigabytes held."""
+    return {
+        "wall_seconds": time.perf_counter() - began,
+        "processor_seconds": _processor_seconds() - processor,
+        "peak_gigabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
+        "peak_gigabytes_of_a_worker": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6,
+    }
+
+
 def measure(
     fn: Callable[..., Any], args: tuple[Any, ...], donate: tuple[int, ...], target: Target, case: Case
 ) -> dict[str, Any]:
@@ -211,13 +221,7 @@ def measure(
             "peak_bytes_of_plan": decision.predicted.peak_bytes,
             "choice": hashlib.sha256(repr(best.candidates[0].choice).encode()).hexdigest()[:12],
         }
-    found |= {
-        "seconds": seconds,
-        "wall_seconds": time.perf_counter() - began,
-        "processor_seconds": _processor_seconds() - processor,
-        "peak_gigabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
-        "peak_gigabytes_of_a_worker": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6,
-    }
+    found |= {"seconds": seconds, **_used(began, processor)}
     # Last, so that nothing the planner's tracing needs is known to JAX already; a function of its own is traced anew.
     started, processor = time.perf_counter(), time.process_time()
     jax.jit(lambda *given: fn(*given)).trace(*args)
@@ -242,12 +246,7 @@ def measure_chosen(model: Model, case: Case) -> dict[str, Any]:
             "peak_bytes_of_plan": plan.predicted.peak_bytes,
             "microbatches": plan.decision.form.microbatches,
         }
-    return found | {
-        "wall_seconds": time.perf_counter() - began,
-        "processor_seconds": _processor_seconds() - processor,
-        "peak_gigabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
-        "peak_gigabytes_of_a_worker": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6,
-    }
+    return found | _used(began, processor)
 
 
 def one(case: Case, zoo: Path | None) -> dict[str, Any]:

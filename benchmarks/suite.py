@@ -108,34 +108,14 @@ def _decode(name: str, batch: int, *, quantized: bool = False) -> Program:
     return Program(family=FAMILIES["decode"], build=_layered(build, config.layers))
 
 
+def _per_device(family: str, each: int, build: Callable[[int], Model]) -> Program:
+    """`build(batch)` with so many examples for each device."""
+    return Program(family=FAMILIES[family], build=lambda topology: build(each * topology.num_devices))
+
+
 def _resnet(name: str, images: int) -> Program:
     config = resnet.CONFIGS[name]
-    return Program(
-        family=FAMILIES["resnet"],
-        build=lambda topology: resnet.resnet(config, batch=images * topology.num_devices, size="real"),
-    )
-
-
-def _t5(pairs: int) -> Program:
-    return Program(
-        family=FAMILIES["t5"],
-        build=lambda topology: t5.t5(t5.LARGE, batch=pairs * topology.num_devices, size="real"),
-    )
-
-
-def _vit_large(images: int) -> Program:
-    return Program(
-        family=FAMILIES["vit"],
-        build=lambda topology: vit.vit(vit.LARGE, batch=images * topology.num_devices, size="real"),
-    )
-
-
-def _unet_remat(images: int) -> Program:
-    config = replace(unet.REAL, remat=True)
-    return Program(
-        family=FAMILIES["unet"],
-        build=lambda topology: unet.unet(config, batch=images * topology.num_devices, size="real"),
-    )
+    return _per_device("resnet", images, lambda batch: resnet.resnet(config, batch=batch, size="real"))
 
 
 def _fixed(name: str, build: Callable[[], Model]) -> Program:
@@ -152,12 +132,14 @@ PROGRAMS: Mapping[str, Program] = {
     "gpt deep x16": _fixed("deep", lambda: deep.deep(replace(deep.REAL, layers=16), batch=512, size="real")),
     "mixtral 8x7B": _sparse("8x7B"),
     "deepseek-like 708B": _sparse("V3"),
-    "t5 large": _t5(64),
+    "t5 large": _per_device("t5", 64, lambda batch: t5.t5(t5.LARGE, batch=batch, size="real")),
     "moe": _fixed("moe", lambda: moe.build("real")),
     "bert": _fixed("bert", lambda: bert.build("real")),
     "vit": _fixed("vit", lambda: vit.build("real")),
-    "vit large": _vit_large(64),
-    "unet remat": _unet_remat(64),
+    "vit large": _per_device("vit", 64, lambda batch: vit.vit(vit.LARGE, batch=batch, size="real")),
+    "unet remat": _per_device(
+        "unet", 64, lambda batch: unet.unet(replace(unet.REAL, remat=True), batch=batch, size="real")
+    ),
     "wide resnet 250M": _resnet("250M", 16),
     "resnet50": _resnet("resnet50", 64),
     "unet": _fixed("unet", lambda: unet.build("real")),

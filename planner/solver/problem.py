@@ -148,11 +148,9 @@ def _fault_of(edge: Edge, sizes: Sequence[tuple[int, ...]]) -> str:
     if source == target:
         return "joins a node to itself: add its diagonal to the node's costs instead."
     shape = (sizes[source][0], sizes[target][0])
-    return (
-        ""
-        if edge.costs.shape == shape
-        else (f"has costs of shape {edge.costs.shape}: the choices of its nodes ask for {shape}.")
-    )
+    if edge.costs.shape != shape:
+        return f"has costs of shape {edge.costs.shape}: the choices of its nodes ask for {shape}."
+    return ""
 
 
 def _fault(costs: Array) -> str:
