@@ -1,9 +1,12 @@
-"""What the planner is asked for where sessions are made by hand: the least time, by data sheets."""
+"""What the planner is asked for where sessions are made by hand: the least time, by data sheets; and such sessions."""
 
 from __future__ import annotations
 
 from cost_models import Topology
 from planner.decision import Request
+from planner.machine.target import Target
+from planner.program.traced import Program
+from planner.session import Session
 
 
 def least_time(topology: Topology, memory_limit: float, *, platform: str | None = None) -> Request:
@@ -18,3 +21,10 @@ def least_time(topology: Topology, memory_limit: float, *, platform: str | None 
         profile=None,
         while_trips=1.0,
     )
+
+
+def made_ready(program: Program, target: Target, request: Request) -> Session:
+    """The session of a program, with the model of it, which is made when it is first asked for."""
+    session = Session(program=program, target=target, request=request)
+    _ = session.model
+    return session

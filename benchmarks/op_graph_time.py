@@ -23,7 +23,7 @@ from networkx.utils import UnionFind
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from benchmarks.asked import least_time
+from benchmarks.asked import least_time, made_ready
 from benchmarks.planning_time import PROGRAMS
 from benchmarks.stamp import stamp
 from planner.any_mesh.groups import group_ops
@@ -35,7 +35,6 @@ from planner.options import Options
 from planner.program.graph import Graph
 from planner.program.trace import trace
 from planner.rules.unify import Forest
-from planner.session import Session
 
 RESULTS = Path(__file__).resolve().parent / "results" / "op_graph_time.json"
 NAMES = ("gpt 1.3B", "llama 8B unrolled", "gpt deep x128", "gpt deep x1024")
@@ -55,7 +54,7 @@ def measure(name: str) -> dict[str, Any]:
     model = PROGRAMS[name](target.count)
     request = least_time(target.topology, 1e15)
     program = trace(model.fn, model.args, donate_argnums=model.donate_argnums)
-    ready, session = seconds_of(lambda: Session(program=program, target=target, request=request))
+    ready, session = seconds_of(lambda: made_ready(program, target, request))
     of = session.model
     plain, before = seconds_of(lambda: undecided(of.graph, of.grouping, of.liveness, name=name))
     best = session.search([MESH], limit_bytes=request.memory_limit, options=Options()).candidates[0]

@@ -33,7 +33,7 @@ from typing import Any
 import jax
 
 import planner
-from benchmarks.asked import least_time
+from benchmarks.asked import least_time, made_ready
 from benchmarks.models import MODELS, deep, diffusion, gpt, llama, long_skips, mesh_graph, resnet, sparse, two_tower
 from benchmarks.models.base import Model
 from benchmarks.stamp import stamp
@@ -43,7 +43,6 @@ from planner.options import Options
 from planner.plans.decide import decide
 from planner.program.trace import trace
 from planner.search.offered_meshes import offered_meshes
-from planner.session import Session
 
 RESULTS = Path(__file__).resolve().parent / "results" / "planning_time.json"
 LIMIT_S = 600.0
@@ -188,7 +187,7 @@ def measure(
     with timed("trace"):
         program = trace(fn, args, donate_argnums=donate)
     with timed("ready"):
-        session = Session(program=program, target=target, request=request)
+        session = made_ready(program, target, request)
     meshes = offered_meshes(program, target, request, None, case.axes)
     options = Options(time_limit_s=TIME_LIMIT_S, workers=case.workers)
     found: dict[str, Any] = {
