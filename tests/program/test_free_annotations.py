@@ -142,7 +142,7 @@ def test_what_cannot_be_opened_stays_on_its_axes_and_is_told() -> None:
     )
     plan = planner.plan(lambda x: mapped(x) * 2, (X,), options=FREE)
     assert dict(plan.mesh.shape) == {"i": 4, "j": 2}
-    assert any("stays on the axes of its mesh" in note and "axis_index_groups" in note for note in plan.notes)
+    assert any("stay on the axes of their mesh" in note and "axis_index_groups" in note for note in plan.notes)
 
 
 # ---------------------------------------------------------------- plans

@@ -39,8 +39,12 @@ def without_annotations(jaxpr: Any, annotations: Annotations) -> tuple[Any, tupl
     """A program without the annotations that are free, the same object where there are none; and notes on them."""
     if not any(map(_is_annotation, equations_of(jaxpr))):
         return jaxpr, ()
-    freed = _Freed()
-    new = _Walk(free=annotations == "free", freed=freed).walk(jaxpr, {})
+    free, freed = annotations == "free", _Freed()
+    new = _Walk(free=free, freed=freed).walk(jaxpr, {})
+    if freed.kept:
+        # The mesh is that of the one that stays, and opened ones would only be further from how their bodies are written.
+        again = _Freed(kept=freed.kept)
+        new, freed = _Walk(free=free, opens=False, freed=again).walk(jaxpr, {}), again
     return new, _notes(freed, annotations)
 
 
@@ -54,6 +58,7 @@ class _Walk:
 
     free: bool
     freed: _Freed
+    opens: bool = True
     pmapped: bool = False
     outside: Any = None
     """The context of the `shard_map` that is opened: within it, equations are traced under its manual axes."""
@@ -115,7 +120,8 @@ class _Walk:
     def _shard_map(self, eqn: Any, axes: Mapping[str, int]) -> Any:
         """A `shard_map` opened where it is free and can be, itself where not."""
         mesh = eqn.params["mesh"]
-        if not (axes or self.pmapped or self._is_free(mesh)):
+        alone = self.pmapped or _is_alone(mesh)
+        if not (axes or alone or (self.free and self.opens)):
             return eqn
         inside = _Walk(free=True, freed=_Freed(), outside=self.outside or eqn.ctx)
         sizes = dict(mesh.shape)
@@ -134,15 +140,18 @@ class _Walk:
         return call
 
     def _is_free(self, of: Any) -> bool:
-        """Whether what a mesh, or a sharding on one, says is free."""
-        mesh = of.mesh if isinstance(of, NamedSharding) else of
-        shape = getattr(mesh, "shape", None)
-        return self.free or (shape is not None and math.prod(shape.values()) == 1)
+        """Whether what a sharding says is free."""
+        return self.free or (isinstance(of, NamedSharding) and _is_alone(of.mesh))
 
     def _record(self, kind: str, eqn: Any, mesh: Any) -> None:
         self.freed.lines.setdefault(kind, []).append(_line(eqn))
         if mesh is not None and kind != "pmap":
             self.freed.sizes.add(tuple(mesh.shape.items()))
+
+
+def _is_alone(mesh: Any) -> bool:
+    """Whether a mesh is of one device."""
+    return math.prod(mesh.shape.values()) == 1
 
 
 def _is_pmap(eqn: Any) -> bool:
@@ -186,9 +195,9 @@ def _notes(freed: _Freed, annotations: Annotations) -> tuple[str, ...]:
             else f"a mesh of one device, {' and '.join(str(dict(sizes)) for sizes in sorted(freed.sizes))}, places nothing"
         )
         notes.append(f"the planner places freely what the function names itself ({why}): {counted}")
-    notes += [
-        f"{line or 'somewhere'}: the shard_map stays on the axes of its mesh: {reason}" for line, reason in freed.kept
-    ]
+    if freed.kept:
+        reasons = "; ".join(dict.fromkeys(f"{line}: {reason}" if line else reason for line, reason in freed.kept))
+        notes.append(f"shard_maps stay on the axes of their mesh, as one cannot be opened: {reasons}")
     return tuple(notes)
 
 

@@ -18,9 +18,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from planner.program.jaxpr.bodies import closed, opened
+from planner.program.jaxpr.origins import lines_of, short_line
 from planner.program.jaxpr.vmappable_collectives import Unopenable
 from planner.program.spec_entries import axes_of_entry
 
+_HERE = short_line(f"{__file__}:0").removesuffix("0")
 Dim = str | int
 """A dim of an array apart: an axis of the mesh, or the part of a dim (by number) that one device holds."""
 
@@ -75,7 +77,7 @@ def opened_shard_map(eqn: Any, body: Any, axis_env: Sequence[tuple[str, int]]) -
     return call.replace(
         invars=eqn.invars,
         outvars=eqn.outvars,
-        params={**call.params, "jaxpr": _without_copies(call.params["jaxpr"])},
+        params={**call.params, "jaxpr": _without_copies(call.params["jaxpr"], eqn.source_info)},
         source_info=eqn.source_info,
         ctx=eqn.ctx,
     )
@@ -138,8 +140,11 @@ def _of_first(x: Any, whole: int) -> Any:
     return x
 
 
-def _without_copies(jaxpr: Any) -> Any:
-    """A closed jaxpr in which the first of what was only repeated is what was repeated, and a choice of one is that one."""
+def _without_copies(jaxpr: Any, source: Any) -> Any:
+    """A closed jaxpr in which the first of what was only repeated is what was repeated, and a choice of one is that one.
+
+    The equations that are of this module are at the line of the `shard_map`, the `source`.
+    """
     body = opened(jaxpr)
     makers = {var: eqn for eqn in body.eqns for var in eqn.outvars}
     renamed: dict[Any, Any] = {}
@@ -164,6 +169,12 @@ def _without_copies(jaxpr: Any) -> Any:
     def named(atom: Any) -> Any:
         return atom if isinstance(atom, jex_core.Literal) else renamed.get(atom, atom)
 
-    eqns = [eqn.replace(invars=list(map(named, eqn.invars))) for eqn in body.eqns]
+    eqns = [
+        eqn.replace(
+            invars=list(map(named, eqn.invars)),
+            source_info=source if lines_of(eqn.source_info)[1].startswith(_HERE) else eqn.source_info,
+        )
+        for eqn in body.eqns
+    ]
     new = body.replace(eqns=eqns, outvars=list(map(named, body.outvars)))
     return new if jaxpr is body else jaxpr.replace(jaxpr=new)

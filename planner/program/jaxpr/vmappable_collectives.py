@@ -32,6 +32,8 @@ def vmappable(eqn: Any, sizes: Mapping[str, int]) -> Written | None:
     name, params = eqn.primitive.name, eqn.params
     if name in _IDENTITIES:
         return lambda *operands: operands
+    if name in _RAGGED and max(sizes.values()) > 1:
+        raise Unopenable(f"compilers run {name} of many parts for every group over all rows")
     named = params.get("axes", params.get("axis_name", ()))
     named = tuple(named) if isinstance(named, (tuple, list)) else (named,)
     axes = tuple(axis for axis in named if isinstance(axis, str) and axis in sizes)
@@ -178,5 +180,6 @@ _WRITTEN: Mapping[str, Callable[[Any, Axes, Mapping[str, int]], Written]] = {
     "unreduced_psum": _psum,
     "unreduced_reduce_scatter": _reduce_scatter,
 }
+_RAGGED: Sequence[str] = ("ragged_dot", "ragged_dot_general")
 _IDENTITIES: Sequence[str] = ("pvary", "pcast", "preduced", "vary_unreduced_cast")
 """What only tells the types of `shard_map` how a value varies over devices."""
