@@ -14,6 +14,7 @@ from planner.program.annotations import names_of_dims
 from planner.program.arguments import abstracted, argument_leaf, aval_of, joined, name_of, parameter_names, positions
 from planner.program.gc_pause import paused
 from planner.program.jaxpr.bodies import consts_of
+from planner.program.jaxpr.calls import with_lowered
 from planner.program.jaxpr.constants import hoisted
 from planner.program.jaxpr.demands import with_plain_constraints
 from planner.program.jaxpr.parallelism import effects_of, parallelism_of
@@ -201,7 +202,7 @@ def _check_ambient_mesh() -> None:
 
 def _as_program(fn: Callable[..., Any], given: _Given, traced: _Traced) -> Program:
     """The program of a traced function: its large constants made arguments, its results named."""
-    jaxpr, constants = hoisted(with_rolls(with_plain_constraints(traced.jaxpr)))
+    jaxpr, constants = hoisted(with_rolls(with_plain_constraints(with_lowered(traced.jaxpr))))
     closed_over = [
         Leaf(name=f"closed_over/{i}", aval=aval_of(abstracted(value)), constant=True)
         for i, value in enumerate(constants)

@@ -133,7 +133,6 @@ UNOPENED: Mapping[str, str] = {
     "call_hi_primitive": "a program that holds it is planned as what it lowers to (see `trace`)",
     "call_hi_primitive_linearized": _NEVER_LOWERED,
     "core_map": _KERNEL,
-    "custom_jvp_call_jaxpr": _NEVER_LOWERED,
     "custom_lin": _NEVER_LOWERED,
     "dot_product_attention_bwd": _KERNEL,
     "dot_product_attention_fwd": _KERNEL,
