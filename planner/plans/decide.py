@@ -26,7 +26,7 @@ from planner.program.graph import Graph
 from planner.program.jaxpr.fingerprint import fingerprint
 from planner.program.jaxpr.recomputed import crossings
 from planner.program.traced import Program
-from planner.rules.op_work import is_guessed, op_name
+from planner.rules.op_work import guessed_in, op_name
 from planner.search.best_on_mesh import Candidate
 from planner.session import Session
 
@@ -49,7 +49,9 @@ def decide(
     """A candidate in the program's own terms; the rest goes into its certificate and notes."""
     program, request, instance = session.program, session.request, candidate.instance
     graph, model = session.graph, session.model
-    guessed = tuple(replace(Guessed(**_told(graph, op.id)), op=op_name(op)) for op in graph.ops if is_guessed(op))
+    guessed = tuple(
+        Guessed(op=op_name(op), name=op.name, source=op.source, trips=trips) for op, trips in guessed_in(graph)
+    )
     chosen = Chosen(instance=instance, choice=candidate.choice)
     platform = session.target.platform
     placement = place(

@@ -14,6 +14,7 @@ from planner.program.annotations import names_of_dims
 from planner.program.arguments import abstracted, argument_leaf, aval_of, joined, name_of, parameter_names, positions
 from planner.program.gc_pause import paused
 from planner.program.jaxpr.bodies import consts_of
+from planner.program.jaxpr.calls import with_lowered
 from planner.program.jaxpr.constants import hoisted
 from planner.program.jaxpr.demands import with_plain_constraints
 from planner.program.jaxpr.free_annotations import without_annotations
@@ -204,7 +205,7 @@ def _check_ambient_mesh() -> None:
 
 def _as_program(fn: Callable[..., Any], given: _Given, traced: _Traced, annotations: Annotations) -> Program:
     """The program of a traced function: its large constants made arguments, its results named."""
-    jaxpr, of_annotations = without_annotations(with_plain_constraints(traced.jaxpr), annotations)
+    jaxpr, of_annotations = without_annotations(with_plain_constraints(with_lowered(traced.jaxpr)), annotations)
     jaxpr, constants = hoisted(with_rolls(jaxpr))
     closed_over = [
         Leaf(name=f"closed_over/{i}", aval=aval_of(abstracted(value)), constant=True)

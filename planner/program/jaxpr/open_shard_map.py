@@ -17,7 +17,7 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jax import lax
 
-from planner.program.jaxpr.bodies import closed, opened
+from planner.program.jaxpr.bodies import closed, manual_axes, opened
 from planner.program.jaxpr.origins import lines_of, short_line
 from planner.program.jaxpr.vmappable_collectives import Unopenable
 from planner.program.spec_entries import axes_of_entry
@@ -42,12 +42,6 @@ class _Apart:
             found.append(left.index(axis))
             left.remove(axis)
         return found
-
-
-def manual_axes(eqn: Any) -> tuple[str, ...]:
-    """The axes over which a `shard_map` is one, in the order of its mesh; the rest is left to the compiler in its body."""
-    manual = eqn.params["newly_manual_axes" if "newly_manual_axes" in eqn.params else "manual_axes"]
-    return tuple(axis for axis in eqn.params["mesh"].axis_names if axis in manual)
 
 
 def opened_shard_map(eqn: Any, body: Any, axis_env: Sequence[tuple[str, int]]) -> Any:
