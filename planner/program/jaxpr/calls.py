@@ -9,12 +9,12 @@ import jax
 import jax.extend.core as jex_core
 import numpy as np
 
-from planner.program.jaxpr.bodies import opened
+from planner.program.jaxpr.meshless import equations_made
 
 
 def variable(shape: tuple[int, ...], dtype: Any) -> Any:
     """A new variable."""
-    return opened(jax.make_jaxpr(lambda x: x)(jax.ShapeDtypeStruct(shape, dtype))).invars[0]
+    return equations_made(lambda x: x, jax.ShapeDtypeStruct(shape, dtype)).invars[0]
 
 
 def is_zero(atom: Any) -> bool:
@@ -33,7 +33,7 @@ def equations_by(
     Results that it returns as they came in, or twice, are not made: they are the keys of a mapping to what they are.
     """
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in operands]
-    made = opened(jax.make_jaxpr(function)(*avals))
+    made = equations_made(function, *avals)
     names: dict[Any, Any] = dict(zip(made.invars, operands, strict=True))
     others: dict[Any, Any] = {}
     for inner, result in zip(made.outvars, results, strict=True):
