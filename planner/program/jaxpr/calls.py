@@ -10,11 +10,12 @@ import jax.extend.core as jex_core
 import numpy as np
 
 from planner.program.jaxpr.bodies import LOWERED, opened, structure_of, with_bodies
+from planner.program.jaxpr.meshless import equations_made
 
 
 def variable(shape: tuple[int, ...], dtype: Any) -> Any:
     """A new variable."""
-    return opened(jax.make_jaxpr(lambda x: x)(jax.ShapeDtypeStruct(shape, dtype))).invars[0]
+    return equations_made(lambda x: x, jax.ShapeDtypeStruct(shape, dtype)).invars[0]
 
 
 def is_zero(atom: Any) -> bool:
@@ -39,7 +40,7 @@ def equations_by(
     `axis_env` are the named axes that the function may use, and their sizes.
     """
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in operands]
-    made = opened(jax.make_jaxpr(function, axis_env=list(axis_env))(*avals))
+    made = equations_made(function, *avals, axis_env=axis_env)
     names: dict[Any, Any] = dict(zip(made.invars, operands, strict=True))
     others: dict[Any, Any] = {}
     for inner, result in zip(made.outvars, results, strict=True):
@@ -82,10 +83,8 @@ def _lowered(eqn: Any) -> Any:
     """A call as a `jit` of what its primitive computes; the call where that fails alone."""
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in eqn.invars]
     try:
-        made = jax.make_jaxpr(jax.jit(lambda *arrays: eqn.primitive.impl(*arrays, **eqn.params)))(*avals)
+        (call,) = equations_made(jax.jit(lambda *arrays: eqn.primitive.impl(*arrays, **eqn.params)), *avals).eqns
     except Exception:  # the body of a kernel, or of named axes: it is counted or listed as one op
         return eqn
-    lowered = with_lowered(made.eqns[0].params["jaxpr"])
-    call = made.eqns[0]
-    params = dict(call.params) | {"jaxpr": lowered}
+    params = dict(call.params) | {"jaxpr": with_lowered(call.params["jaxpr"])}
     return call.replace(invars=eqn.invars, outvars=eqn.outvars, params=params, source_info=eqn.source_info)

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from planner.program.jaxpr.bodies import closed, manual_axes, opened
+from planner.program.jaxpr.meshless import equations_made
 from planner.program.jaxpr.origins import lines_of, short_line
 from planner.program.jaxpr.vmappable_collectives import Unopenable
 from planner.program.spec_entries import axes_of_entry
@@ -64,10 +65,9 @@ def opened_shard_map(eqn: Any, body: Any, axis_env: Sequence[tuple[str, int]]) -
 
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in eqn.invars]
     try:
-        made = jax.make_jaxpr(jax.jit(shard_map), axis_env=list(axis_env))(*avals)
+        (call,) = equations_made(jax.jit(shard_map), *avals, axis_env=axis_env).eqns
     except (NotImplementedError, ValueError, TypeError, AssertionError, KeyError) as error:
         raise Unopenable(f"JAX cannot run its body under vmap: {str(error).splitlines()[0]:.120}") from error
-    (call,) = opened(made).eqns
     return call.replace(
         invars=eqn.invars,
         outvars=eqn.outvars,
