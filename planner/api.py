@@ -304,7 +304,13 @@ def compare_topologies(
         donate_argnums=donate_argnums,
         static_argnums=static_argnums,
     )
-    traced = trace(fn, example_args, donate_argnums=wanted.donated, static_argnums=wanted.static)
+    traced = trace(
+        fn,
+        example_args,
+        donate_argnums=wanted.donated,
+        static_argnums=wanted.static,
+        annotations=options.annotations,
+    )
 
     def ready_for(target: Target, shared: Options) -> Ready:
         place = Place(target=target, mesh=shape, axis_names=names)
@@ -361,7 +367,7 @@ def audit(
     pins = pins_of(asked, len(example_args), wanted.static)
     on_mesh = mesh_asked(mesh, pins)
     traced = trace(asked.fn, example_args, donate_argnums=wanted.donated, static_argnums=wanted.static)
-    named = traced.parallelism is not None and traced.parallelism.mesh is not None
+    named = traced.parallelism is not None
     if not pins and not named:
         raise ArgumentError(
             "nothing is sharded: give in_shardings or out_shardings, or a function that names shardings itself"
@@ -371,18 +377,22 @@ def audit(
 
     def planned(those: Mapping[Any, Any] | None, limit: float | None) -> Plan:
         own = devices
-        if devices is None and topology is None and isinstance(on_mesh, Mesh):
-            own = tuple(on_mesh.devices.flat) if those is None else None
+        given = on_mesh if traced.parallelism is None else traced.parallelism.mesh
+        if devices is None and topology is None and isinstance(given, Mesh):
+            own = tuple(given.devices.flat) if those is None else None
         laid = None if those is None else on_mesh
         place = place_of(devices=own, topology=topology, mesh=laid, pins=those or None, like=None)
         asks = replace(wanted, pins=those or None, memory_limit=limit)
-        ready = made_ready_by_all("planner.audit", asked.fn, example_args, place, chosen, asks, traced=traced)
-        return planned_or_kept(Call(ready, chosen))
+        free = named and those is None
+        how = replace(chosen, annotations="free") if free else chosen
+        of_program = None if free else traced
+        ready = made_ready_by_all("planner.audit", asked.fn, example_args, place, how, asks, traced=of_program)
+        return planned_or_kept(Call(ready, how))
 
     def standing(best: Plan) -> AotReport:
         return compiled_alone(traced, best, options)
 
-    return audited(pins, planned, standing, free=not named, limit_bytes=memory_limit)
+    return audited(pins, planned, standing, limit_bytes=memory_limit)
 
 
 def op_graph(

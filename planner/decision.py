@@ -13,7 +13,7 @@ from planner.logical import NO_AXES, LogicalAxes
 from planner.predicted import Predicted
 from planner.program.form import AS_WRITTEN, Form
 from planner.program.slots import Slot
-from planner.program.traced import Leaf
+from planner.program.traced import Annotations, Leaf
 from planner.refined import Refined
 
 OPTIMAL_GAP = 2e-6
@@ -106,6 +106,7 @@ class Request:
     cost_model: Literal["analytic", "measured"]
     profile: str | None
     while_trips: float | Mapping[str, float]
+    annotations: Annotations = "keep"
     host_local: Mapping[str, int] = field(default_factory=dict[str, int])
 
 

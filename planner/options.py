@@ -57,6 +57,7 @@ RECOMPUTES = ("auto", "as written", "none", "full")
 PINNED = ("save", "recompute")
 """What is said of some of them, by name."""
 
+ANNOTATIONS = ("keep", "free")
 Check = Literal["auto", "always", "never"]
 CHECKS = ("auto", "always", "never")
 COST_MODELS = ("analytic", "measured")
@@ -87,6 +88,11 @@ class Options:
     names (of `checkpoint_name`, else as intermediates are named, as the notes and `explain` print them) to "save" or
     "recompute" says it of some, and leaves the others to "auto"; a later pattern wins.
     `seed`: of everything random in the solver and in verification.
+    `annotations`: what becomes of placements that the program names itself: `with_sharding_constraint`, logical constraints
+    of Flax under their rules, shardings of inner `jit`s, `shard_map`s. "keep": its mesh and these placements are part of
+    the plan. "free": they are taken out, and `shard_map`s opened to what they compute on global arrays, so that the planner
+    may find a better mesh and better specs; the notes say how many and where, and which `shard_map`s cannot be opened and
+    stay. A `pmap` is free either way, and so is what names a mesh of one device. `audit` prices both.
     `max_axes`: most mesh axes searched. `while_trips`: trip count assumed for loops whose counter does not say it, or
     a mapping from patterns over their source lines (`*/solve.py:12`, as the plan's notes print them) to trip counts.
     `share_layers`: whether layers written out one after the other share their decisions: "auto" where that is proven to
@@ -118,6 +124,7 @@ class Options:
     profile: str | None = None
     gap: float = GAP
     recompute: Recompute = "auto"
+    annotations: Literal["keep", "free"] = "keep"
     seed: int = 0
     max_axes: int = 3
     while_trips: float | Mapping[str, float] = 1.0
@@ -142,6 +149,7 @@ class Options:
             self.recompute,
             f"one of {', '.join(map(repr, RECOMPUTES))}, or a mapping from patterns to 'save' or 'recompute'",
         )
+        _require(self.annotations in ANNOTATIONS, "annotations", self.annotations, "'keep' or 'free'")
         _require(type(self.seed) is int and self.seed >= 0, "seed", self.seed, "an integer of 0 or more")
         _require(self.max_axes in (1, 2, 3), "max_axes", self.max_axes, "1, 2 or 3")
         hints = self.while_trips.values() if isinstance(self.while_trips, Mapping) else (self.while_trips,)

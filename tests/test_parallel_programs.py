@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 import planner
 from planner.testing import assert_same_as_single_device
+from tests.small import shapes
 
 NEVER = planner.Options(check="never")
 
@@ -288,6 +290,47 @@ def test_a_mesh_that_is_set_around_the_planner() -> None:
         planner.plan(lambda x: x * 2, (X,))
 
 
-def test_a_pmap_runs_on_its_mesh() -> None:
+def test_a_pmap_is_placed_like_any_other_program() -> None:
     fn = lambda x: jax.pmap(lambda y: y / jax.lax.psum(y, "i"), axis_name="i")(x) * 2  # noqa: E731
-    assert dict(planned(fn, (jnp.abs(X) + 1,)).mesh.shape) == {"i": 8}
+    plan = planned(fn, (jnp.abs(X) + 1,))
+    assert math.prod(plan.mesh.shape.values()) == 8
+    assert any("pmap" in note for note in plan.notes)
+
+
+def test_per_device_randomness_of_a_pmap_stays_what_it_is() -> None:
+    def noisy(key: Any, x: Any) -> Any:
+        mine = jax.random.fold_in(key, jax.lax.axis_index("i"))
+        return x + jax.random.normal(mine, x.shape) + jax.lax.pmean(x, "i")
+
+    pmapped = jax.pmap(noisy, axis_name="i", in_axes=(None, 0))
+    for mesh in ({"x": 8}, {"x": 2, "y": 4}):
+        planned(lambda key, x: pmapped(key, x), (jax.random.key(0), X), mesh=mesh)
+
+
+def test_a_pmap_over_the_one_device_of_a_laptop_is_planned_for_a_slice() -> None:
+    one = jax.devices()[:1]
+    step = jax.pmap(lambda w, x: w - jax.lax.pmean(x.T @ (x @ w), "i"), axis_name="i", devices=one)
+    plan = planner.plan(step, shapes((jnp.zeros((1, 512, 512)), jnp.zeros((1, 65536, 512)))), topology="v5e:4x4")
+    assert math.prod(plan.mesh.shape.values()) == 16
+
+
+def test_a_mesh_of_one_device_does_not_shrink_a_plan() -> None:
+    one = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("data", "model"))
+
+    def step(w: Any, x: Any) -> Any:
+        x = jax.lax.with_sharding_constraint(x, NamedSharding(one, P("data")))
+        summed = jax.shard_map(
+            lambda a, b: jax.lax.psum(a @ b, "model"),
+            mesh=one,
+            in_specs=(P("data", "model"), P("model")),
+            out_specs=P("data"),
+        )
+        return summed(x, w)
+
+    plan = planner.plan(step, shapes((jnp.zeros((512, 512)), jnp.zeros((65536, 512)))), topology="v5e:4x4")
+    assert math.prod(plan.mesh.shape.values()) == 16
+    (note,) = [note for note in plan.notes if "one device" in note]
+    assert "1 constraint at" in note
+    assert "1 shard_map at" in note
+    assert not plan.guessed
+    planned(step, (jnp.ones((16, 16)), X @ jnp.ones((16, 16))))

@@ -49,7 +49,7 @@ SMALL_SLICES = {"v4": "2x2x2", "v5p": "2x2x4", "tpu7x": "2x2x2"}
 """The slices for which a chip's microbenchmarks are compiled; of those not named, 4x4."""
 GIVEN = (
     *("time_limit_s", "check", "cost_model", "profile", "seed", "max_axes", "workers"),
-    *("while_trips", "refine", "cache", "microbatches", "recompute"),
+    *("while_trips", "refine", "cache", "microbatches", "recompute", "annotations"),
 )
 """Options that arguments of these names give."""
 

@@ -23,7 +23,7 @@ from planner.cli.values import (
     parse_seed,
 )
 from planner.one_mesh.mesh import AXIS_NAMES
-from planner.options import RECOMPUTES, REFINES, Options
+from planner.options import ANNOTATIONS, RECOMPUTES, REFINES, Options
 from planner.plans.several.front import MOST_POINTS
 
 Command = Callable[[argparse.Namespace], int]
@@ -230,6 +230,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--profile", metavar="PATH", help="the profile of --cost-model measured. Default: where 'calibrate' writes it"
+    )
+    parser.add_argument(
+        "--annotations",
+        choices=ANNOTATIONS,
+        help="keep the mesh and the placements that the program names itself (constraints, shard_maps), or free them: take "
+        f"them out and place everything anew. Default: {defaults.annotations}",
     )
     parser.add_argument("--max-axes", type=int, metavar="N", help=f"most mesh axes. Default: {defaults.max_axes}")
     parser.add_argument(

@@ -16,13 +16,14 @@ from planner.program.gc_pause import paused
 from planner.program.jaxpr.bodies import consts_of
 from planner.program.jaxpr.constants import hoisted
 from planner.program.jaxpr.demands import with_plain_constraints
+from planner.program.jaxpr.free_annotations import without_annotations
 from planner.program.jaxpr.parallelism import effects_of, parallelism_of
 from planner.program.jaxpr.results import result_avals, without_last
 from planner.program.jaxpr.rolls import with_rolls
 from planner.program.jitted import brought
 from planner.program.libraries import heard
 from planner.program.mutation import Changes, Watch, check_immutable, shares, tied
-from planner.program.traced import Leaf, Program
+from planner.program.traced import Annotations, Leaf, Program
 
 
 @paused()
@@ -32,17 +33,19 @@ def trace(
     *,
     donate_argnums: Sequence[int] = (),
     static_argnums: Sequence[int] = (),
+    annotations: Annotations = "keep",
 ) -> Program:
     """The program `fn` is for arguments like `example_args` (arrays or `jax.ShapeDtypeStruct`s; nothing is computed).
 
     Donation and static arguments of a jitted function's own join those that are given. What `fn` changes in place in Flax
-    nnx objects is among the results, see `Program.updates`.
+    nnx objects is among the results, see `Program.updates`. `annotations` says whether placements that it names itself stay
+    (see `Options`).
 
     Raises: ArgumentError for arguments that are not arrays or positions that do not exist; TraceError when JAX cannot
     trace the function, or when it changes arguments in a way that a compiled function cannot.
     """
     given = _checked_arguments(fn, example_args, donate_argnums, static_argnums)
-    return _as_program(fn, given, _traced(fn, given))
+    return _as_program(fn, given, _traced(fn, given), annotations)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,15 +202,16 @@ def _check_ambient_mesh() -> None:
         )
 
 
-def _as_program(fn: Callable[..., Any], given: _Given, traced: _Traced) -> Program:
+def _as_program(fn: Callable[..., Any], given: _Given, traced: _Traced, annotations: Annotations) -> Program:
     """The program of a traced function: its large constants made arguments, its results named."""
-    jaxpr, constants = hoisted(with_rolls(with_plain_constraints(traced.jaxpr)))
+    jaxpr, of_annotations = without_annotations(with_plain_constraints(traced.jaxpr), annotations)
+    jaxpr, constants = hoisted(with_rolls(jaxpr))
     closed_over = [
         Leaf(name=f"closed_over/{i}", aval=aval_of(abstracted(value)), constant=True)
         for i, value in enumerate(constants)
     ]
     parallelism, effects = parallelism_of(jaxpr), effects_of(jaxpr)
-    notes = [*given.notes, *traced.notes]
+    notes = [*given.notes, *traced.notes, *of_annotations]
     if parallelism is not None:
         notes.append(f"the mesh {dict(parallelism.shape)} is the one that the function names itself")
     if effects.ordered:
@@ -230,6 +234,7 @@ def _as_program(fn: Callable[..., Any], given: _Given, traced: _Traced) -> Progr
         dynamic_argnums=given.dynamic,
         parameters=given.parameters,
         function_name=name_of(fn),
+        annotations=annotations,
         traced=traced.jaxpr,
     )
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from jax.sharding import Mesh
 
 from planner.logical import Names
 from planner.program.form import AS_WRITTEN, Form
 from planner.program.graph import Aval
+
+Annotations = Literal["keep", "free"]
+"""Whether placements that a program names itself are part of its plan, or left to the planner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +53,9 @@ class Program:
     function closes over, whose values are `constants`; `parallelism` is the mesh it names itself, if it does. The results
     are the leaves of the function's own, in `out_tree`, then those it has written into its arguments. `updates` are
     (position of an argument leaf, position of the result that takes its place in the user's object after a call); see
-    `mutation`. `form` is how `jaxpr` computes what the function does, and `written` the jaxpr of the function as it is
-    written where that is another; `traced` is what JAX made of the function, of the user's arguments alone, before anything
-    was rewritten.
+    `mutation`. `annotations` says whether the placements that it names itself are still in `jaxpr`. `form` is how `jaxpr`
+    computes what the function does, and `written` the jaxpr of the function as it is written where that is another;
+    `traced` is what JAX made of the function, of the user's arguments alone, before anything was rewritten.
     """
 
     jaxpr: Any
@@ -71,6 +74,7 @@ class Program:
     dynamic_argnums: tuple[int, ...]
     parameters: tuple[str, ...]
     function_name: str
+    annotations: Annotations = "keep"
     form: Form = AS_WRITTEN
     written: Any = None
     traced: Any = None

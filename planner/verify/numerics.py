@@ -26,6 +26,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from planner.decision import Decision
 from planner.machine.global_arrays import host, is_key, parts, placed, whole
 from planner.machine.target import Target
+from planner.program.jaxpr.parallelism import named_devices
 from planner.program.jaxpr.rewrite import plain
 from planner.program.jaxpr.widen import narrowest_float, widened
 from planner.program.traced import Program
@@ -64,10 +65,10 @@ def compare_numerics(
     `reference` is the single-device function of the flat arguments; default the traced program, jitted. With `rtol`, a
     float may differ by that share of its leaf's largest value, and nothing else may differ, whatever rounding does.
     """
-    device = _reference_device(decision, program, target)
+    own = reference is None
+    device = _reference_device(decision, program, target, own=own)
     if not isinstance(device, jax.Device) and not target.processes.alone:
         return Numerics(ok=None, reason="the program names a mesh of several processes itself: no device runs it alone")
-    own = reference is None
     reference = reference or jax.jit(plain(program))
     mesh = target.jax_mesh(decision.mesh_shape)
     try:
@@ -132,8 +133,14 @@ def _summed_wide(program: Program, args: tuple[Any, ...], expected: list[Any]) -
         return expected
 
 
-def _reference_device(decision: Decision, program: Program, target: Target) -> Any:
-    """Where the unplanned program runs: one device; whole on each of a mesh that it names itself, or that is set."""
+def _reference_device(decision: Decision, program: Program, target: Target, *, own: bool) -> Any:
+    """Where the reference runs: one device; whole on each of a mesh that it names itself, or that is set.
+
+    The program's `own` may be free of the mesh that the user's function names.
+    """
+    named = None if own else named_devices(program.traced)
+    if named is not None:
+        return NamedSharding(named, PartitionSpec())
     if program.parallelism is not None or not jax.sharding.get_abstract_mesh().empty:
         return NamedSharding(target.jax_mesh(decision.mesh_shape), PartitionSpec())
     return next(d for d in target.devices or jax.local_devices() if d.process_index == jax.process_index())

@@ -93,7 +93,9 @@ def made_ready(
     wholes = with_wholes(fn, example_args, wanted.host_local, target, static=static)
     objective, memory_limit = _objective(objective), _limit(wanted.memory_limit, target)
     args = wholes.args if wholes.dims else example_args
-    program = traced or trace(fn, args, donate_argnums=wanted.donated, static_argnums=static)
+    program = traced or trace(
+        fn, args, donate_argnums=wanted.donated, static_argnums=static, annotations=options.annotations
+    )
     program = with_stacks_carried(program) if target.carries_stacks else program
     like = None if wanted.like is None else wanted.like.decision
     specs, told_of_layout = laid_out(program, wanted.pins, like, wanted.logical_rules, among_others=among_others)
@@ -106,6 +108,7 @@ def made_ready(
         cost_model=options.cost_model,
         profile=options.profile,
         while_trips=options.while_trips,
+        annotations=program.annotations,
         host_local=wholes.dims,
     )
     check_own_mesh(program, target)

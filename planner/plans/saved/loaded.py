@@ -77,6 +77,7 @@ class LoadedPlan:
                 args,
                 donate_argnums=decision.donate_argnums,
                 static_argnums=decision.static_argnums,
+                annotations=decision.request.annotations,
             )
             return args, self._same_program(with_stacks_carried(program) if target.carries_stacks else program)
 

@@ -64,6 +64,7 @@ class RequestRecord:
     profile: str | None
     while_trips: float | Mapping[str, float]
     pins: Mapping[str, PartitionSpec]
+    annotations: Literal["keep", "free"] = "keep"
     host_local: Mapping[str, int] = field(default_factory=dict[str, int])
 
 

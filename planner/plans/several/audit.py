@@ -79,13 +79,13 @@ class Audit:
 
     `own` is the best completion of these shardings: what they leave open is placed as well as can be. `compiled` is the
     program as it stands, where the compiler completes them; None where it was not compiled, which the notes say. `free` is
-    the plan found without them; None where the program itself names its mesh. `surprises` are the collectives of `own` that
+    the plan found without them, and without what the program names itself. `surprises` are the collectives of `own` that
     `free` does without. `gains` are single changes, the best first.
     """
 
     own: Decision
     compiled: AsCompiled | None
-    free: Decision | None
+    free: Decision
     surprises: tuple[Surprise, ...]
     whole: tuple[HeldWhole, ...]
     gains: tuple[Gain, ...]
@@ -96,7 +96,7 @@ class Audit:
         """The audit as plain data: seconds, bytes per device, specs as lists of the axes of every dim."""
         return {
             "own": told(self.own),
-            "free": None if self.free is None else told(self.free),
+            "free": told(self.free),
             **{name: as_json(getattr(self, name)) for name in ("compiled", "surprises", "whole", "gains", "notes")},
         }
 
@@ -118,14 +118,14 @@ class Audit:
         return f"<Audit of {self.own.function_name} on {dict(self.own.mesh_shape)}>"
 
 
-def _beside(own: Decision, free: Decision | None) -> list[RenderableType]:
+def _beside(own: Decision, free: Decision) -> list[RenderableType]:
     columns: list[tuple[str, Justify]] = [("", "left"), ("yours", "right"), ("free", "right"), ("", "right")]
-    table = table_of(*columns[: 4 if free is not None else 2])
+    table = table_of(*columns)
 
     def row(name: str, mine: str, its: str, beside: str = "") -> None:
-        add_row(table, name, mine, *([its, beside] if free is not None else []))
+        add_row(table, name, mine, its, beside)
 
-    row("mesh", mesh_words(own.mesh_shape), "" if free is None else mesh_words(free.mesh_shape))
+    row("mesh", mesh_words(own.mesh_shape), mesh_words(free.mesh_shape))
     figures = (
         ("time of a call", "seconds", "s"),
         ("  computing", "compute_seconds", "s"),
@@ -136,7 +136,7 @@ def _beside(own: Decision, free: Decision | None) -> list[RenderableType]:
     )
     for name, figure, unit in figures:
         mine = getattr(own.predicted, figure)
-        its = mine if free is None else getattr(free.predicted, figure)
+        its = getattr(free.predicted, figure)
         beside = f"x {its / mine:.3g}" if mine > 0 else ""
         row(name, quantity(mine, unit), quantity(its, unit), beside)
     return [table]

@@ -36,7 +36,8 @@ WORTH = 1e-4
 """A change gains where it saves this share of the time, or of the peak."""
 
 Planned = Callable[[Mapping[Any, Any] | None, float | None], Plan]
-"""The best plan with some pins, within a memory limit; with None for pins, on any mesh."""
+"""The best plan with some pins, within a memory limit; with None for pins, on any mesh, and with what the program names
+itself free."""
 Standing = Callable[[Plan], AotReport]
 """What the compiler makes of the program on the mesh of a plan, with its pins alone."""
 
@@ -115,9 +116,7 @@ def pins_of(asked: Asked, count: int, static: Sequence[int]) -> dict[Any, Any]:
     return pins
 
 
-def audited(
-    pins: Mapping[Any, Any], planned: Planned, standing: Standing, *, free: bool, limit_bytes: float | None
-) -> Audit:
+def audited(pins: Mapping[Any, Any], planned: Planned, standing: Standing, *, limit_bytes: float | None) -> Audit:
     """The audit of these pins. Raises: what `planned` raises but where it is the memory limit alone that they break."""
     notes: list[str] = []
     try:
@@ -131,10 +130,8 @@ def audited(
     own, report = completion.decision, standing(completion)
     compiled = as_compiled(completion, report)
     notes[:0] = [told_of_compile(own, report, compiled)]
-    best = planned(None, limit_bytes).decision if free else None
-    if best is None:
-        notes.append("the program names its mesh and shardings itself, and is not planned without them")
-    elif dict(best.mesh_shape) != dict(own.mesh_shape):
+    best = planned(None, limit_bytes).decision
+    if dict(best.mesh_shape) != dict(own.mesh_shape):
         notes.append("the free plan is on another mesh: its axes are others than yours, whatever their names")
     gains, left = _gains(own, planned, own.request.memory_limit)
     if left:
@@ -150,9 +147,9 @@ def audited(
     )
 
 
-def _surprises(own: Decision, free: Decision | None) -> tuple[Surprise, ...]:
+def _surprises(own: Decision, free: Decision) -> tuple[Surprise, ...]:
     """The collectives on arrays for which the free plan has none of the kind, those that take longest first."""
-    known = set() if free is None else {(one.kind, one.tensor) for one in free.predicted.collectives}
+    known = {(one.kind, one.tensor) for one in free.predicted.collectives}
     seconds = collective_seconds(own)
     totals: dict[tuple[str, tuple[str, ...], str, str], list[float]] = defaultdict(lambda: [0.0] * 3)
     for i, one in enumerate(own.predicted.collectives):
@@ -176,9 +173,9 @@ def _surprises(own: Decision, free: Decision | None) -> tuple[Surprise, ...]:
     return tuple(sorted(found, key=lambda one: (-(one.seconds or 0.0), -one.bytes, one.tensor, one.kind)))
 
 
-def _whole(own: Decision, free: Decision | None) -> tuple[HeldWhole, ...]:
+def _whole(own: Decision, free: Decision) -> tuple[HeldWhole, ...]:
     """Large arguments and results that axes could split that do not, those first that would spare most."""
-    its = {} if free is None else dict(zip(_names(free), (*free.in_specs, *free.out_specs), strict=True))
+    its = dict(zip(_names(free), (*free.in_specs, *free.out_specs), strict=True))
     chip = own.request.topology.chip.hbm_bytes
     taken = returned_as_taken(own.arguments, own.in_specs, own.results, own.out_specs)
     results = [i for i in range(len(own.results)) if i not in taken]

@@ -26,14 +26,20 @@ def is_zero(atom: Any) -> bool:
 
 
 def equations_by(
-    function: Callable[..., Any], operands: Sequence[Any], results: Sequence[Any], source: Any
+    function: Callable[..., Any],
+    operands: Sequence[Any],
+    results: Sequence[Any],
+    source: Any,
+    *,
+    axis_env: Sequence[tuple[str, int]] = (),
 ) -> tuple[list[Any], dict[Any, Any]]:
     """The equations by which a function makes variables of operands, all at one source line outside of bodies.
 
     Results that it returns as they came in, or twice, are not made: they are the keys of a mapping to what they are.
+    `axis_env` are the named axes that the function may use, and their sizes.
     """
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in operands]
-    made = opened(jax.make_jaxpr(function)(*avals))
+    made = opened(jax.make_jaxpr(function, axis_env=list(axis_env))(*avals))
     names: dict[Any, Any] = dict(zip(made.invars, operands, strict=True))
     others: dict[Any, Any] = {}
     for inner, result in zip(made.outvars, results, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from jax.sharding import Mesh, NamedSharding
@@ -13,20 +14,27 @@ from planner.program.traced import Effects, Parallelism
 
 def parallelism_of(jaxpr: Any) -> Parallelism | None:
     """The mesh that constraints and `shard_map`s of a program name. Raises: TraceError where they name several."""
-    meshes: list[Any] = []
-    for eqn in equations_of(jaxpr):
-        if eqn.primitive.name == "shard_map":
-            meshes.append(eqn.params["mesh"])
-        elif eqn.primitive.name == "sharding_constraint" and isinstance(eqn.params["sharding"], NamedSharding):
-            meshes.append(eqn.params["sharding"].mesh)
+    meshes = list(_meshes(jaxpr))
     shapes = {tuple(mesh.shape.items()) for mesh in meshes}
     if len(shapes) > 1:
         words = " and ".join(str(dict(shape)) for shape in sorted(shapes))
         raise TraceError(f"the function names several meshes itself, {words}; a plan has one mesh: use one throughout")
     if not shapes:
         return None
-    concrete = next((mesh for mesh in meshes if isinstance(mesh, Mesh)), None)
-    return Parallelism(shape=dict(shapes.pop()), mesh=concrete)
+    return Parallelism(shape=dict(shapes.pop()), mesh=named_devices(jaxpr))
+
+
+def named_devices(jaxpr: Any) -> Mesh | None:
+    """The first mesh of devices that a program names."""
+    return next((mesh for mesh in _meshes(jaxpr) if isinstance(mesh, Mesh)), None)
+
+
+def _meshes(jaxpr: Any) -> Iterator[Any]:
+    for eqn in equations_of(jaxpr):
+        if eqn.primitive.name == "shard_map":
+            yield eqn.params["mesh"]
+        elif eqn.primitive.name == "sharding_constraint" and isinstance(eqn.params["sharding"], NamedSharding):
+            yield eqn.params["sharding"].mesh
 
 
 def effects_of(jaxpr: Any) -> Effects:
