@@ -1,140 +1,255 @@
-"""How long does planning take for programs of public libraries at their real sizes, and what comes out?
+"""Are public programs planned as they are, and as well as their codebases place them themselves?
 
-    python -m benchmarks.real_programs [--only gpt2,vit] [--zoo DIR] [--topology v5e:4x4] [--out FILE.json]
+    python -m benchmarks.real_programs [--only NAME,NAME] [--plans keep,free,own,numerics] [--again] [--out FILE.json]
+    python -m benchmarks.real_programs --summary [--out FILE.json]
 
-The programs are those of `../shared/zoo` beside the project (each file states the packages it needs); what is not there
-is said and left out.
+The programs are those of `benchmarks/real`, one module per codebase; what is not installed is named and left out. Nothing
+of a program is changed: it is traced in the contexts that its codebase enters, and planned with its annotations kept and
+freed (`Options(annotations=...)`). Beside the plans stand the codebase's own shardings, at every one of its remat policies
+and meshes that the module lists. All are compiled for the topology with no device present; seconds are those of the
+compiler's schedule (`planner.verify.step_time`). "numerics" plans the program at a small size for 8 virtual CPU devices,
+in both modes, and compares the results with one device.
+
+Codebases disagree about versions, so each has a virtual environment of its own, with JAX, libtpu, networkx, numba, rich and
+scipy, and this project on PYTHONPATH; run the script in each of them. Rows in the file stay. Environments that work:
+
+    maxtext            Python 3.12: jax==0.10.2 jaxlib==0.10.2 libtpu==0.0.42.1 flax==0.12.8 optax==0.2.8 orbax-checkpoint
+                       pydantic omegaconf pathwaysutils aqtp qwix grain tensorboardX sentencepiece drjax chex einops tokamax
+                       transformers datasets jinja2 pillow tiktoken sympy ml-goodput-measurement; --no-deps maxtext==0.2.4
+
+Processor seconds of planning are those of this process and its workers, less those that JAX takes to trace the program.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
-import sys
+import os
 import time
-from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr
 
 import planner
+from benchmarks.real.base import Build, RealProgram
 from benchmarks.stamp import stamp
-from planner.errors import InfeasibleError, PlannerError
+from cost_models import parse_topology
+from planner.errors import CompileError, PlannerError
+from planner.program.trace import trace
+from planner.verify.aot import aot_compile
+from planner.verify.step_time import step_time
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results" / "real_programs.json"
-NO_LIMIT = 1e15
-"""Bytes per device for programs that do not fit the chips: what planning takes is still measured."""
-COLUMNS = ("program", "seconds", "equations", "mesh", "predicted ms", "peak GB", "status")
+RESULTS = Path(__file__).resolve().parent / "results" / "real_programs.json"
+CODEBASES = ("maxtext",)
+"""Modules of `benchmarks.real`, each with its `PROGRAMS` and the `PACKAGES` that they import."""
+MODES = ("keep", "free")
+COMPILE_LIMIT_S = 600.0
+DEVICES = 8
+"""Virtual CPU devices on which small sizes run."""
 
-
-def missing(path: Path) -> list[str]:
-    """The packages a program's file states and that are not installed."""
-    stated = next((line for line in path.read_text().splitlines() if line.startswith("PACKAGES")), "")
-    absent: list[str] = []
-    for word in stated.split('"')[1::2]:
-        package = word.split("==")[0]
-        try:
-            version(package)
-        except PackageNotFoundError:
-            absent.append(package)
-    return absent
+Row = dict[str, Any]
 
 
-def equations(jaxpr: Any) -> int:
-    """The equations of a jaxpr, those of the jaxprs inside included."""
-    count = 0
-    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        inner = [value for value in jax.tree.leaves(list(equation.params.values())) if _is_jaxpr(value)]
-        count += 1 + sum(map(equations, inner))
-    return count
+def programs() -> Iterator[tuple[str, Build, tuple[str, ...]]]:
+    """Every program: its name, its builder, and the packages of its codebase that are not installed."""
+    for codebase in CODEBASES:
+        module = import_module(f"benchmarks.real.{codebase}")
+        absent = tuple(package for package in module.PACKAGES if find_spec(package) is None)
+        for name, build in module.PROGRAMS.items():
+            yield name, build, absent
 
 
-def _is_jaxpr(value: Any) -> bool:
-    return isinstance(value, (Jaxpr, ClosedJaxpr))
+def processor_seconds() -> float:
+    """Processor seconds of this process and of its children that have ended."""
+    spent = os.times()
+    return spent.user + spent.system + spent.children_user + spent.children_system
 
 
-def measure(name: str, topology: str) -> dict[str, Any]:
-    """Seconds of building and planning a program of real size, and the figures of the plan."""
-    started = time.perf_counter()
-    fn, args = importlib.import_module(name).build(size="real")
-    built = time.perf_counter()
-    needed: float | None = None
+def compiled(jit: Any, args: Sequence[Any], topology_name: str, mesh: Mapping[str, int]) -> Row:
+    """What the topology's compiler makes of a jitted program: fit, seconds of the schedule, peak bytes per device."""
+    topology = parse_topology(topology_name)
     try:
-        plan = planner.plan(fn, args, topology=topology)
-    except InfeasibleError as error:
-        needed = error.least_bytes
-        built = time.perf_counter()
-        plan = planner.plan(fn, args, topology=topology, memory_limit=NO_LIMIT)
-    planned = time.perf_counter()
-    certificate = plan.certificate
-    return {
-        "program": name,
-        "build_seconds": built - started,
-        "plan_seconds": planned - built,
-        "solve_seconds": certificate.solve_seconds,
-        "equations": equations(jax.make_jaxpr(fn)(*args)),
-        "mesh": dict(plan.mesh.shape),
-        "predicted_seconds": plan.predicted.seconds,
-        "peak_bytes": plan.predicted.peak_bytes,
-        "collective_bytes": sum(c.bytes * c.count for c in plan.predicted.collectives),
-        "value": certificate.value,
-        "lower_bound": certificate.lower_bound,
-        "gap": certificate.gap,
-        "status": certificate.status,
-        "least_bytes_that_would_do": needed,
-        "replicated": sorted({op.op for op in plan.replicated}),
+        report = aot_compile(jit, args, mesh_shape=mesh, topology=topology_name, timeout_s=COMPILE_LIMIT_S)
+    except CompileError as error:
+        return {"status": "error", "message": str(error)[:500]}
+    row: Row = {"status": report.status, "compile_seconds": round(report.seconds, 1)}
+    if report.memory is None:
+        return row | {"message": report.message[:300], "peak_bytes": report.needed_bytes}
+    if report.memory.peak_bytes > topology.chip.hbm_bytes:
+        row["status"] = "oom"
+    estimate = step_time(report.hlo, topology, mesh)
+    return row | {
+        "seconds": estimate.seconds,
+        "exposed_seconds": estimate.exposed_collective_seconds,
+        "peak_bytes": report.memory.peak_bytes,
+        "unknown_loops": estimate.unknown_loops,
     }
 
 
-def row(found: dict[str, Any]) -> str:
-    """A line of the table."""
-    mesh = "x".join(str(size) for size in found["mesh"].values())
+def planned(program: RealProgram, mode: str) -> Row:
+    """The plan of a program, predicted and compiled."""
+    with program.context():
+        started = processor_seconds()
+        trace(program.fn, program.args, donate_argnums=program.donate_argnums)
+        traced = processor_seconds()
+        options = planner.Options(check="never", annotations=mode)  # type: ignore[arg-type]
+        try:
+            plan = planner.plan(
+                program.fn,
+                program.args,
+                topology=program.topology,
+                donate_argnums=program.donate_argnums,
+                options=options,
+            )
+        except PlannerError as error:
+            return {"status": "not planned", "message": f"{type(error).__name__}: {error}"[:1000]}
+        finally:
+            spent = processor_seconds() - traced - (traced - started)
+        mesh = dict(plan.decision.mesh_shape)
+        row: Row = {
+            "mesh": mesh,
+            "plan_processor_seconds": round(spent, 1),
+            "trace_processor_seconds": round(traced - started, 1),
+            "predicted_seconds": plan.predicted.seconds,
+            "predicted_peak_bytes": plan.predicted.peak_bytes,
+            "certificate": plan.certificate.status,
+            "guessed": sorted({op.op for op in plan.guessed}),
+            "replicated": sorted({op.op for op in plan.replicated}),
+            "notes": list(plan.notes),
+        }
+    return row | compiled(plan.jit, program.args, program.topology, mesh)
+
+
+def checked(program: RealProgram, mode: str) -> Row:
+    """Whether the plan of a program of small size computes what one device does."""
+    options = planner.Options(check="always", annotations=mode)  # type: ignore[arg-type]
+    try:
+        with program.context():
+            plan = planner.plan(
+                program.fn,
+                program.args,
+                devices=jax.devices()[:DEVICES],
+                donate_argnums=program.donate_argnums,
+                options=options,
+            )
+    except PlannerError as error:
+        return {"status": "not planned", "message": f"{type(error).__name__}: {error}"[:1000]}
+    wrong = [f"{check.what}: {check.detail}" for check in plan.checked if not check.ok]
+    row: Row = {"mesh": dict(plan.decision.mesh_shape), "checked": [check.what for check in plan.checked if check.ok]}
+    return row | ({"status": "failed", "message": "; ".join(wrong)[:500]} if wrong else {"status": "ok"})
+
+
+@dataclass(slots=True)
+class Table:
+    """The rows in the file of results."""
+
+    out: Path
+    rows: list[Row]
+    again: bool
+
+    def has(self, program: str, plan: str) -> bool:
+        """Whether a row is there and is not to be made again."""
+        return not self.again and any((row["program"], row["plan"]) == (program, plan) for row in self.rows)
+
+    def keep(self, row: Row) -> None:
+        """Puts a row in the place of an older one and prints it."""
+        old = [r for r in self.rows if (r["program"], r["plan"]) == (row["program"], row["plan"])]
+        self.rows = [r for r in self.rows if r not in old] + [row]
+        lines = ",\n".join(json.dumps(r) for r in self.rows)
+        self.out.write_text(f'{{"stamp": {json.dumps(stamp())},\n"rows": [\n{lines}\n]}}\n')
+        print(line(row), flush=True)
+
+
+def line(row: Row) -> str:
+    """A plan in a line."""
+    mesh = "x".join(map(str, row.get("mesh", {}).values()))
+    head = f"{row['program']:<28} {row['plan']:<44} {mesh:<10}"
+    if "seconds" not in row:
+        return f"{head} {row['status']} {row.get('message', '')[:160]}"
+    told = f"{head} {row['status']:<4} {1e3 * row['seconds']:>10.2f} ms {row['peak_bytes'] / 1e9:6.2f} GB"
+    if "predicted_seconds" not in row:
+        return told
     return (
-        f"{found['program']:32} {found['plan_seconds']:8.1f} {found['equations']:9} {mesh:8} "
-        f"{1e3 * found['predicted_seconds']:12.2f} {found['peak_bytes'] / 1e9:8.2f}  {found['status']}"
-        + (", does not fit" if found["least_bytes_that_would_do"] else "")
+        f"{told}, predicted {1e3 * row['predicted_seconds']:.2f} ms {row['predicted_peak_bytes'] / 1e9:.2f} GB, "
+        f"planned in {row['plan_processor_seconds']:.1f} s"
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def summary(rows: Sequence[Row]) -> Iterator[str]:
+    """A line per program and mode: planner / own, planner / best alternative, predicted / compiled seconds and memory."""
+    yield (
+        f"{'program':<28} {'mode':<5} {'mesh':<10} {'/own':>6} {'/best':>6} {'seconds':>8} {'memory':>7} {'planned':>8} numerics"
+    )
+    for name in dict.fromkeys(row["program"] for row in rows):
+        found = {row["plan"]: row for row in rows if row["program"] == name}
+        own = [row for plan, row in found.items() if plan.startswith("own ") and row["status"] == "ok"]
+        for mode in MODES:
+            row = found.get(mode)
+            if row is None:
+                continue
+            numerics = found.get(f"numerics {mode}", {}).get("status", "not run")
+            mesh = "x".join(map(str, row.get("mesh", {}).values()))
+            head = f"{name:<28} {mode:<5} {mesh:<10}"
+            if row["status"] != "ok":
+                yield f"{head} {row['status']}: {row.get('message', '')[:100]}; numerics {numerics}"
+                continue
+            first = next((r for r in own if r["plan"] == "own as configured"), None)
+            least = min(own, key=lambda r: r["seconds"], default=None)
+            ratios = [f"{row['seconds'] / r['seconds']:.2f}" if r else "-" for r in (first, least)]
+            ratios += [
+                f"{row['predicted_seconds'] / row['seconds']:.2f}",
+                f"{row['predicted_peak_bytes'] / row['peak_bytes']:.2f}",
+            ]
+            yield (
+                f"{head} {ratios[0]:>6} {ratios[1]:>6} {ratios[2]:>8} {ratios[3]:>7} "
+                f"{row['plan_processor_seconds']:>6.1f} s {numerics}"
+            )
+
+
+def main() -> None:
+    """Plans and compiles the programs that are installed, prints each row as it is made, and writes them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="programs whose names start so, separated by commas")
-    parser.add_argument("--zoo", type=Path, default=ROOT.parent / "shared" / "zoo")
-    parser.add_argument("--topology", default="v5e:4x4")
+    parser.add_argument("--plans", default="own,keep,free,numerics")
+    parser.add_argument("--again", action="store_true", help="make rows again that are in the file")
+    parser.add_argument("--summary", action="store_true", help="only say what the file holds")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    options = parser.parse_args(arguments)
-    if not options.zoo.is_dir():
-        print(f"skipped: {options.zoo} is not present")
-        return
-    sys.path.insert(0, str(options.zoo))
-    wanted = tuple(word for word in options.only.split(",") if word)
-    record: dict[str, Any] = {"stamp": stamp(), "topology": options.topology, "programs": [], "skipped": {}}
-    print(
-        f"{COLUMNS[0]:32} {COLUMNS[1]:>8} {COLUMNS[2]:>9} {COLUMNS[3]:8} {COLUMNS[4]:>12} {COLUMNS[5]:>8}  {COLUMNS[6]}"
-    )
-    for path in sorted(options.zoo.glob("[!_]*.py")):
-        if wanted and not path.stem.startswith(wanted):
+    given = parser.parse_args()
+    jax.config.update("jax_num_cpu_devices", DEVICES)
+    rows = json.loads(given.out.read_text())["rows"] if given.out.exists() else []
+    table, plans = Table(given.out, rows, given.again), given.plans.split(",")
+    for name, build, absent in () if given.summary else programs():
+        if not name.startswith(tuple(given.only.split(","))):
             continue
-        absent = missing(path)
         if absent:
-            record["skipped"][path.stem] = f"needs {', '.join(absent)}"
-            print(f"{path.stem:32} skipped: needs {', '.join(absent)}")
+            print(f"{name:<28} skipped: {', '.join(absent)} is not installed")
             continue
-        try:
-            found = measure(path.stem, options.topology)
-        except PlannerError as error:
-            record["skipped"][path.stem] = f"{type(error).__name__}: {error}"
-            print(f"{path.stem:32} failed: {type(error).__name__}: {str(error)[:200]}", flush=True)
-            continue
-        record["programs"].append(found)
-        print(row(found), flush=True)
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(record, indent=1) + "\n")
+        measure(name, build, table, plans)
+    print("\n".join(summary(table.rows)))
+
+
+def measure(name: str, build: Build, table: Table, plans: Sequence[str]) -> None:
+    """The rows of a program that are asked for and missing."""
+    modes = [mode for mode in MODES if mode in plans and not table.has(name, mode)]
+    program = build("real") if modes or "own" in plans else None
+    topology = program.topology if program else ""
+    for mode in modes if program else ():
+        table.keep({"program": name, "plan": mode, "topology": topology, "how": program.notes} | planned(program, mode))
+    if program and "own" in plans:
+        for placed in program.own():
+            plan = f"own {placed.name}"
+            if not table.has(name, plan):
+                with placed.context():
+                    row = compiled(placed.jit, placed.args, topology, placed.mesh)
+                table.keep({"program": name, "plan": plan, "topology": topology, "mesh": dict(placed.mesh)} | row)
+    for mode in MODES if "numerics" in plans else ():
+        if not table.has(name, f"numerics {mode}"):
+            table.keep({"program": name, "plan": f"numerics {mode}"} | checked(build("small"), mode))
 
 
 if __name__ == "__main__":

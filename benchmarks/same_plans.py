@@ -29,7 +29,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import planner
 from benchmarks.models import MODELS, TEXTBOOK
-from benchmarks.real_programs import missing
+from benchmarks.zoo_programs import missing
 from planner.errors import PlannerError
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -302,6 +302,26 @@ def test_elements_of_tuples_among_the_operands() -> None:
         parse_module(INLINE_ELEMENTS.replace("%loop#1", "%loop#7"))
 
 
+BROKEN_LINES = """HloModule kernel, is_scheduled=true
+
+ENTRY %main (x: f32[8,128]) -> f32[8,128] {
+  %x = f32[8,128]{1,0} parameter(0)
+  %kernel = f32[8,128]{1,0} custom-call(%x), custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={
+"xprof_metadata":"{\\"block_q\\": 512}"
+}}, metadata={op_name="kernel"}
+  ROOT %result = f32[8,128]{1,0} copy(%kernel)
+}
+"""
+"""The metadata that Pallas kernels carry, on lines of their own."""
+
+
+def test_an_instruction_may_have_its_attributes_on_several_lines() -> None:
+    computation = parse_module(BROKEN_LINES).computations["main"]
+    assert [i.name for i in computation.instructions] == ["x", "kernel", "result"]
+    assert computation.root.name == "result"
+    assert 'op_name="kernel"' in computation.by_name["kernel"].attributes
+
+
 def test_axes_of_every_set_of_axes() -> None:
     shape, names = (2, 3, 4), ("x", "y", "z")
     devices = np.arange(24).reshape(shape)

@@ -122,7 +122,7 @@ def parse_module(text: str) -> Module:
     body: list[Instruction] | None = None
     tables: dict[str, dict[int, str]] = {}
     table: dict[int, str] = {}
-    for line in text.splitlines():
+    for line in _whole_lines(text):
         if body is not None:
             if line.startswith("}"):
                 computations[name] = Computation(name=name, instructions=_with_elements(body))
@@ -140,6 +140,24 @@ def parse_module(text: str) -> Module:
     if not entry:
         raise ArgumentError(f"no ENTRY computation in the HLO text {text[:60]!r}; pass `compiled.as_text()` whole")
     return Module(entry=entry, computations=computations, frames=_frames(tables))
+
+
+def _whole_lines(text: str) -> Iterator[str]:
+    """The lines of an HLO text; an instruction whose attributes are broken into several lines is one.
+
+    The metadata of a Pallas kernel is JSON on lines of its own: `...kernel_metadata={`, the JSON, `}}, metadata=...`.
+    """
+    unfinished = ""
+    for line in text.splitlines():
+        if unfinished:
+            unfinished += line
+            if not line.startswith("}") or line.endswith("={"):
+                continue
+            line, unfinished = unfinished, ""
+        elif line.endswith("={") and line.startswith(" "):
+            unfinished = line
+            continue
+        yield line
 
 
 def _parse_instruction(name: str, rest: str, *, root: bool) -> Instruction:

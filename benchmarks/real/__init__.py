@@ -1,0 +1,1 @@
+"""Public programs as their codebases write them: one module per codebase, each a table of builders."""
