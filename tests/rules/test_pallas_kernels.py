@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
@@ -18,11 +19,12 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.sharding import PartitionSpec as P
 
+import planner
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.trace import trace
 from planner.rules.choose import op_rule
 from planner.rules.op_work import is_guessed, op_flops, said_bytes
-from planner.testing import assert_same_as_single_device
+from planner.testing import assert_same_as_single_device, free_wires
 
 MESH = {"x": 4, "y": 2}
 X = jax.ShapeDtypeStruct((32, 16), jnp.float32)
@@ -213,6 +215,20 @@ def test_a_kernel_is_split_and_right(name: str) -> None:
     assert plan.replicated == ()
     assert plan.guessed == ()
     assert any(spec != P() for spec in jax.tree.leaves(plan.in_specs))
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_attention_runs_in_microbatches_that_are_split() -> None:
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        q, k, v = jnp.einsum("btd,dnhk->nbhtk", x, w)
+        return (flash.flash_attention(q, k, v, causal=True) ** 2).mean()
+
+    fn, args = jax.value_and_grad(loss), (normal(64, 3, 2, 32) / 8, normal(8, 128, 64))
+    options = planner.Options(microbatches=2)
+    plan = planner.plan(fn, args, topology=free_wires(8), devices=jax.devices(), options=options)
+    assert plan.in_specs[1][0] is not None
+    for mine, its in zip(jax.tree.leaves(plan(*args)), jax.tree.leaves(fn(*args)), strict=True):
+        np.testing.assert_allclose(mine, its, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.usefixtures("interpreted")

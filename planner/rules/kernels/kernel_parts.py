@@ -75,12 +75,14 @@ def as_sdy_rule(rule: Rule) -> SdyShardingRule:
 class Parts:
     """A function of flat arrays that can be run on parts: called by JAX with shardings, it answers with those it keeps.
 
-    `run` takes the operands of `rule`, whole or in parts, and gives its results; `work` is what a run costs.
+    `run` takes the operands of `rule`, whole or in parts, and gives its results; `work` is what a run costs. `on_parts`
+    does so with parts that are a whole of their own: what it calls may be split again.
     """
 
     rule: Rule
     run: Callable[..., Sequence[Any]]
     work: KernelWork
+    on_parts: Callable[..., Sequence[Any]]
 
     def __call__(self, mesh: Mesh, operands: Sequence[Any], results: Sequence[Any]) -> Any:
         """The mesh, the local function, and the shardings of its results and operands. Raises: RuleError for callbacks."""
@@ -164,7 +166,16 @@ def kernel_of(op: Op) -> Parts | None:
 
 def _pallas_kernel(op: Op) -> Parts:
     call = pallas_call_of(op.params)
-    return Parts(rule=call_rule(call), run=lambda *values: call.smaller(op.primitive, values), work=call_work(call))
+
+    def run(*values: Any) -> list[Any]:
+        return call.smaller(op.primitive, values)
+
+    return Parts(rule=call_rule(call), run=run, work=call_work(call), on_parts=run)
+
+
+def runs_on_parts(op: Op) -> bool:
+    """Whether an op is a kernel that is run on smaller arrays, as its rule says."""
+    return kernel_of(op) is not None
 
 
 def kernels(
