@@ -32,7 +32,7 @@ from planner.one_mesh.strategies import Strategies
 from planner.one_mesh.tpu_tiles import copied_for_rows, local_tiled_bytes, turned
 from planner.program.graph import Graph, Op
 from planner.rules.kernels.kernel_parts import kernel_of
-from planner.rules.op_work import is_guessed, op_engine, op_flops
+from planner.rules.op_work import is_guessed, op_dtype, op_engine, op_flops
 from planner.rules.primitives import slides_of, traits
 from planner.rules.rule import Dims
 from planner.rules.sliding import Margin, hops, image_of, margins
@@ -299,9 +299,7 @@ def _heavy(program: Model, op: Op, strategies: Strategies, model: CostModel, mes
     multiplied = flops * _filled(graph, grouping, op, strategies) if mesh.tpu else flops
     of_gpu = program.kernels is not None and not mesh.tpu
     pieces = _pieces(graph, grouping, op, strategies, flops) if of_gpu else 1.0
-    first = next(iter((*op.operands, *op.results)), None)
-    # An op of neither, such as a print of a word, moves nothing.
-    dtype = "float32" if first is None else graph.tensors[first].aval.dtype
+    dtype = op_dtype(graph, op)
     seconds = model.compute_seconds(
         kind=op.kind, engine=op_engine(op), dtype=dtype, flops=multiplied, bytes=traffic, pieces=pieces
     )

@@ -54,6 +54,16 @@ def op_engine(op: Op) -> Engine:
     return cost_models.engine(op.kind) if kernel is None else kernel.work.engine
 
 
+def op_dtype(graph: Graph, op: Op) -> str:
+    """The type of the elements that an op computes with: of its first operand, unless its kernel says another."""
+    kernel = kernel_of(op)
+    if kernel is not None and kernel.work.dtype is not None:
+        return kernel.work.dtype
+    first = next(iter((*op.operands, *op.results)), None)
+    # An op of neither, such as a print of a word, moves nothing.
+    return "float32" if first is None else graph.tensors[first].aval.dtype
+
+
 def op_name(op: Op) -> str:
     """What a person calls an op: the name of a kernel's function, else the primitive's."""
     kernel = kernel_of(op)

@@ -8,6 +8,7 @@ from typing import Any
 
 from planner.program.graph import Aval, Graph, Op
 from planner.rules.factors import fits, replicated
+from planner.rules.kernels.pallas_kernel import pallas_call
 from planner.rules.matrix_products import convolution_product, dot_product
 from planner.rules.ops.contract import dot_general, ragged_dot_general, scaled_dot
 from planner.rules.ops.convolution import conv_general_dilated
@@ -162,7 +163,7 @@ PRIMITIVES: Mapping[str, Primitive] = {
     "or": Primitive(elementwise, fused=True),
     "ormqr": Primitive(partial(batched, core=2), by_hand="parts"),
     "pad": Primitive(pad, fused=True, additive=(0, 1)),
-    "pallas_call": Primitive(None, opaque=True),
+    "pallas_call": Primitive(pallas_call, by_hand="kernel", opaque=True),
     "pbroadcast": Primitive(None, collective="all-reduce"),
     "pbroadcast_dynamic": Primitive(None, collective="all-reduce"),
     "pbroadcast_start": Primitive(None, collective="all-reduce"),

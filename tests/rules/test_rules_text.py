@@ -25,6 +25,7 @@ UNTESTED = {
     "nonbatchable": "a marker of equinox",
     "nondifferentiable_backward": "a marker of equinox",
     "nontraceable": "a marker of equinox",
+    "pallas_call": "its rules are those of kernels, and tested as such",
     "philox2x32": "not reachable by public API",
     "philox4x32": "not reachable by public API",
     "preduced": "only inside shard_map",
