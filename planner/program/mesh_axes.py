@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 NO_MESH = AbstractMesh((), ())
+NO_DEVICES = Mesh(np.empty((), dtype=object), ())
+"""The mesh of devices that is set where a caller has set none."""
 
 
 def explicit_axes(mesh: Any) -> list[str]:

@@ -41,6 +41,7 @@ from planner.errors import ArgumentError, CompileError
 from planner.machine import aot_child
 from planner.machine.aot_child import Place
 from planner.machine.compile_target import CompileTarget, compile_target
+from planner.program.mesh_axes import NO_DEVICES
 from planner.verify.hlo.collectives import CompiledCollective, read_collectives
 from planner.verify.hlo.memory import CompiledMemory, memory_from_stats
 
@@ -189,7 +190,9 @@ def lower_request(
     if platform not in (target.platform, None):
         raise ArgumentError(f"topology {topology} is not one of platform {platform!r}; leave the platform out")
     try:
-        lowered = jitted.trace(*abstract_args).lower(lowering_platforms=(target.platform,))
+        # The devices of a mesh that the caller has set are not those of the topology.
+        with jax.set_mesh(NO_DEVICES):
+            lowered = jitted.trace(*abstract_args).lower(lowering_platforms=(target.platform,))
     except Exception as error:
         raise CompileError(
             f"lowering for {target.platform} failed with {type(error).__name__}: {error}; give shardings over one "

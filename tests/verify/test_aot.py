@@ -286,3 +286,14 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_a_program_is_lowered_for_a_topology_whatever_mesh_is_set() -> None:
+    mesh = AbstractMesh((4,), ("x",), axis_types=(AxisType.Auto,))
+    rows = NamedSharding(mesh, P("x"))
+    doubled = jax.jit(lambda x: x * 2, in_shardings=rows)
+    with jax.set_mesh(jax.make_mesh((1,), ("one",), devices=jax.devices()[:1])):
+        request = aot.lower_request(
+            doubled, (jax.ShapeDtypeStruct((8,), "float32"),), mesh_shape={"x": 4}, topology="cpu:4", platform="cpu"
+        )
+    assert request.num_arguments == 1

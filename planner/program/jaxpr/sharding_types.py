@@ -27,13 +27,11 @@ from planner.errors import TraceError
 from planner.program.jaxpr.bodies import consts_of, opened
 from planner.program.jaxpr.constraints import constraint_equation
 from planner.program.jaxpr.meshless import outside_of_meshes, without_axes
-from planner.program.mesh_axes import NO_MESH, explicit_axes, with_auto_axes
+from planner.program.mesh_axes import NO_DEVICES, NO_MESH, explicit_axes, with_auto_axes
 from planner.program.traced import ShardingTypes
 
 _SAID = ("out_sharding", "sharding")
 """Params by which equations are given the placement of their results."""
-_NO_DEVICES = Mesh(np.empty((), dtype=object), ())
-"""The mesh of devices that a call is traced under where none is set."""
 _RECOMPUTED = "rematted_computation"
 
 
@@ -160,7 +158,7 @@ class _Plain:
         if eqn.primitive.name == "shard_map":
             _check_no_partial_sums(eqn)
         if "ctx_mesh" in params:
-            params["ctx_mesh"] = _NO_DEVICES
+            params["ctx_mesh"] = NO_DEVICES
         if eqn.primitive.name == "sharding_constraint":
             params["sharding"] = self._with_types(eqn, params["sharding"])
             params["context_mesh"] = NO_MESH
