@@ -77,8 +77,8 @@ def test_the_table_is_sorted() -> None:
     assert list(PRIMITIVES) == sorted(PRIMITIVES)
 
 
-def test_a_primitive_without_a_rule_is_one_that_nobody_can_look_into() -> None:
-    assert all(row.rule is not None or row.opaque for row in PRIMITIVES.values())
+def test_a_primitive_without_a_rule_is_a_collective_or_one_that_nobody_can_look_into() -> None:
+    assert all(row.rule is not None or row.opaque or row.collective for row in PRIMITIVES.values())
 
 
 def test_what_has_no_row_has_no_traits() -> None:

@@ -107,7 +107,7 @@ class PlanRecord:
     jax: str
 
 
-GROWN = (PlanRecord, RequestRecord, Form, Collective, Replicated, Ruled, Guessed)
+GROWN = (PlanRecord, RequestRecord, Certificate, Form, Collective, Replicated, Ruled, Guessed)
 """Records of which files of earlier planners lack fields."""
 _PLAIN_REQUEST = tuple(f.name for f in fields(RequestRecord))
 _SAME = (
@@ -293,6 +293,8 @@ def _check_figures(read: PlanRecord) -> None:
     amounts = [getattr(told, f.name) for f in fields(told) if f.name != "collectives"]
     _require(min(amounts) >= 0, "predicted", "has a figure below 0")
     _require(certificate.lower_bound <= certificate.value, "certificate", "has a bound above its value")
+    share = certificate.guessed_share
+    _require(share is None or 0 <= share <= 1, "certificate.guessed_share", "is no share")
     if refined is not None and refined.chosen is not None:
         _require(0 <= refined.chosen < len(refined.trials), "refined.chosen", "is none of the trials")
     for collective in told.collectives:
