@@ -19,7 +19,8 @@ Collective = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all",
 
 ByHand = Literal["parts", "barrier", "kernel", "sums"]
 """What keeps an op that is split from XLA's partitioner: "parts", it is run on the part of each device; "barrier", what it
-writes into is made a buffer of its own; "kernel", a rule of the user's says how; "sums", where what it sums over is split
+writes into is made a buffer of its own; "kernel", it is run on the part of each device, as a
+rule of its own or of its user's says; "sums", where what it sums over is split
 it is run on the part of each device, and the partial sums are added up."""
 
 

@@ -10,6 +10,7 @@ from planner.program.graph import Aval, Graph, Op
 from planner.rules.factors import fits, replicated
 from planner.rules.kernels.pallas_kernel import pallas_call
 from planner.rules.matrix_products import convolution_product, dot_product
+from planner.rules.ops.attention import attention, attention_backward
 from planner.rules.ops.contract import dot_general, ragged_dot_general, scaled_dot
 from planner.rules.ops.convolution import conv_general_dilated
 from planner.rules.ops.elementwise import elementwise, leading, paired
@@ -98,6 +99,8 @@ PRIMITIVES: Mapping[str, Primitive] = {
     "digamma": Primitive(elementwise, fused=True, recalled_up_to=4),
     "div": Primitive(elementwise, fused=True, slow=True, linear_in=(0,)),
     "dot_general": Primitive(dot_general, matmul=True, product=dot_product, partial_on_parts=True, rounds=True),
+    "dot_product_attention_bwd_wrapper": Primitive(attention_backward, by_hand="kernel"),
+    "dot_product_attention_fwd_wrapper": Primitive(attention, by_hand="kernel"),
     "dynamic_slice": Primitive(dynamic_slice, fused=True, streams=True, picks=True, additive=(0,)),
     "dynamic_update_slice": Primitive(
         dynamic_update_slice, streams=True, updates=1, overwrites=True, by_hand="parts", additive=(0, 1)

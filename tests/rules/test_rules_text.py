@@ -18,6 +18,8 @@ RULED = sorted(kind for kind, row in PRIMITIVES.items() if row.rule is not None)
 
 UNTESTED = {
     "custom_partitioning": "its rules are those of users, and tested as such",
+    "dot_product_attention_bwd_wrapper": "needs cuDNN, or to be made to believe so: see test_cudnn_attention",
+    "dot_product_attention_fwd_wrapper": "needs cuDNN, or to be made to believe so: see test_cudnn_attention",
     "empty2": "only inside the transposition of loops, on scalars",
     "from_edtype": "float types of the user's own",
     "iota_2x32_shape": "only inside the lowering of random bits",

@@ -25,8 +25,9 @@ from planner.program.slots import Slot
 from planner.program.spec_entries import axes_of_entry, parts_over
 from planner.program.trace import trace
 from planner.rules.kernels.kernel_work import KernelWork
+from planner.rules.kernels.library_kernels import library_run
 from planner.rules.kernels.pallas_kernel import call_rule, call_work
-from planner.rules.primitives import kinds_where, traits
+from planner.rules.primitives import kinds_where, rule_of, traits
 from planner.rules.rule import Combiner, Dim, Kind, Rule
 
 COMBINE: Mapping[Combiner, Callable[..., Any]] = {
@@ -181,16 +182,29 @@ def runs_on_parts(op: Op) -> bool:
 def kernels(
     graph: Graph, constraints: Mapping[Slot, tuple[PartitionSpec, ...]], mesh: Mesh | AbstractMesh
 ) -> dict[Path, Callable[..., Sequence[Any]]]:
-    """For the path of every kernel with a rule of the user's: a function that runs it on parts, as it is constrained."""
+    """For the path of every kernel whose rule is known: a function that runs it on parts, as it is constrained."""
     found: dict[Path, Callable[..., Sequence[Any]]] = {}
     for op in graph.of_kinds(kinds_where(lambda row: row.by_hand == "kernel")):
-        parts = kernel_of(op)
+        parts = kernel_of(op) or _bound(graph, op)
         if parts is not None:
             whole = (PartitionSpec(),)
             operands = [constraints.get(("operand", op.path, i), whole)[-1] for i in range(len(op.operands))]
             results = [constraints.get(("result", op.path, i), whole)[0] for i in range(len(op.results))]
             found[op.path] = _mapped(parts, operands, results, mesh)
     return found
+
+
+def _bound(graph: Graph, op: Op) -> Parts | None:
+    """A primitive that is a kernel, and takes parts of its operands as it takes the whole."""
+    rule = None
+    if op.kind != "custom_partitioning":  # JAX has those of others run on parts
+        rule = rule_of(op.kind, graph.avals(op.operands), graph.avals(op.results), op.params)
+    if rule is None:
+        return None
+
+    run = library_run(op)
+    work = KernelWork(name=op.kind, flops=None, bytes=None, engine="matrix", guessed=False)
+    return Parts(rule=rule, run=run, work=work, on_parts=run)
 
 
 def _mapped(
