@@ -101,7 +101,8 @@ def moved(decision: Decision, compiled: Sequence[CompiledCollective], platform: 
     shape = decision.mesh_shape
     prices = collective_prices(decision.request.topology, shape)
     predicted = decision.predicted.collectives
-    if not _is_lowered(decision, platform):
+    # What is predicted is what the compiler of the topology's own platform writes: of whole-slice scatters sums.
+    if platform != decision.request.topology.chip.platform:
         predicted = as_lowered(predicted, platform, lambda kind, *_: kind)
     promised = [m for c in predicted if (m := _promised(c, shape, prices)).axes]
     return promised, [_compiled(c, prices) for c in compiled]
@@ -142,10 +143,6 @@ def _compiled(collective: CompiledCollective, prices: CollectivePrices) -> Moved
         op_name=collective.op_name,
         windowed=collective.windowed,
     )
-
-
-def _is_lowered(decision: Decision, platform: str) -> bool:
-    return decision.request.topology.chip.platform == "cpu" and platform == "cpu"
 
 
 def _unknown_loops(compiled: Sequence[CompiledCollective]) -> tuple[str, ...]:

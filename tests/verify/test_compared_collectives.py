@@ -105,6 +105,14 @@ def test_an_all_reduce_for_an_all_gather_is_a_difference_of_the_same_bytes() -> 
     assert differences.OF_ALL_DEVICES in found.surprises[0]
 
 
+def test_a_sum_that_the_price_table_knows_of_is_no_difference() -> None:
+    """What the program asks for is a scatter; what is promised, and priced, is what the platform's compiler makes of it."""
+    own = replace(promise("all-reduce", "xy", 134 * MB), emitted="reduce-scatter")
+    found = compared([own], [compiled("all-reduce", "xy", 134 * MB)])
+    assert (found.ok, found.differences) == (True, ())
+    assert found.predicted_seconds == pytest.approx(found.compiled_seconds)
+
+
 def test_other_axes_are_a_difference() -> None:
     found = compared([promise("all-gather", "x", 100 * MB)], [compiled("all-gather", "y", 100 * MB)])
     assert found.ok is False
