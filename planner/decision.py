@@ -100,11 +100,22 @@ class Guessed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """One check of a plan before it was handed over: `ok` is None where it was not made, and `detail` says why."""
+    """One check of a plan before it was handed over: `ok` is None where it was not made, and `detail` says why.
+
+    `differs`: something is not as promised, though nothing that a plan is held to failed.
+    """
 
     what: str
     ok: bool | None
     detail: str
+    differs: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """In one word: "ok", "differs" or "FAILED"; "not checked" where it was not made."""
+        if self.ok is None:
+            return "not checked"
+        return ("differs" if self.differs else "ok") if self.ok else "FAILED"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

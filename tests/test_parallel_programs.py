@@ -31,7 +31,7 @@ def planned(fn: Any, args: tuple[Any, ...], **more: Any) -> planner.Plan:
     """A plan that splits all it can, checked: right numbers, no collective or byte that was not predicted."""
     plan = assert_same_as_single_device(fn, args, **more)
     found = plan.verify()
-    assert found.ok, str(found)
+    assert found.as_promised, str(found)
     return plan
 
 

@@ -61,6 +61,16 @@ class Runner:
             if members > 1 and leaf.name in dims
         }
 
+    def of(self, decision: Decision) -> Runner:
+        """The runner of the same program on the same target as another decision places it."""
+        return Runner(
+            program=self.program,
+            decision=decision,
+            target=self.target,
+            static_args=self._static_args,
+            graph=self._graph,
+        )
+
     @cached_property
     def mesh(self) -> Mesh | AbstractMesh:
         """The mesh; abstract where there are no devices."""

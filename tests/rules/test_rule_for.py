@@ -38,6 +38,7 @@ def planned(fn: Callable[..., Any], args: tuple[Any, ...]) -> planner.Plan:
     plan = assert_same_as_single_device(fn, args, mesh=MESH)
     found = plan.verify()
     assert found.collectives.ok is not False, found.collectives
+    assert not found.collectives.differs, found.collectives
     assert plan.replicated == ()
     return plan
 

@@ -112,6 +112,21 @@ def test_a_mesh_of_fewer_devices_is_compiled_for_a_block_of_the_topology() -> No
     check_report(aot.aot_compile(jitted, args, mesh_shape=mesh_shape, topology="v5e:2x4"), mesh_shape)
 
 
+def test_a_compile_is_not_disturbed_by_what_is_dumped_of_other_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends as soon as its own dump is there: cycles stand in the text of finished compiles only."""
+    pytest.importorskip("libtpu")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_hlo_module_re=nothing_like_it")
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", f"--xla_jf_dump_to={tmp_path / 'other'}")
+    mesh_shape = {"data": 4, "model": 2}
+    jitted, args = train_step(mesh_shape)
+    report = aot.aot_compile(jitted, args, mesh_shape=mesh_shape, topology="v5e:2x4")
+    check_report(report, mesh_shape)
+    assert "estimated_cycles" not in report.hlo
+    assert not (tmp_path / "other").exists()
+
+
 NEEDS_CUDA = pytest.mark.skipif(bool(aot.unavailable_reason("cuda")), reason="no CUDA plugin is installed")
 
 
