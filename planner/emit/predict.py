@@ -212,14 +212,14 @@ def _of_halos(chosen: Chosen) -> dict[int, list[tuple[int, Collective]]]:
 
 
 def _by_programs(instance: Instance) -> dict[int, list[Collective]]:
-    """The collectives that the program runs itself, in its `shard_map`s."""
-    graph = instance.model.graph
+    """The collectives that the program runs itself, in its `shard_map`s; over axes of size 1 there are none."""
+    graph, mesh = instance.model.graph, instance.mesh
     return {
         op.id: [
             Collective(
                 kind=kind,
                 bytes=moved,
-                axes=tuple(name for name in instance.mesh.names if name in axes),
+                axes=mesh.axes(mesh.mask(axes)),
                 count=trips * graph.regions[op.region].trips,
                 source=op.source,
                 line=op.line,
@@ -229,6 +229,7 @@ def _by_programs(instance: Instance) -> dict[int, list[Collective]]:
                 lifted=(trips * graph.regions[op.region].trips, graph.regions[op.region].assumed),
             )
             for kind, moved, axes, trips, dtype in op.params["collectives"]
+            if mesh.mask(axes)
         ]
         for op in graph.of_kinds(("shard_map",))
     }

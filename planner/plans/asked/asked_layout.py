@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from jax.sharding import PartitionSpec
@@ -26,17 +26,18 @@ def laid_out(
     like: Decision | None,
     logical_rules: LogicalRules | None,
     *,
+    axes: Collection[str],
     among_others: Mapping[str, Any] | None,
 ) -> tuple[dict[str, PartitionSpec], tuple[str, ...]]:
     """The specs asked for, by pattern, and what is to be told of them; what the user pins goes before another plan,
-    and so does what the program names, by logical rules.
+    and so does what the program names, by logical rules. `axes` are those that the mesh may have.
 
     `among_others`: the pins common to it and other programs, where it is planned with others, else None.
 
     Raises: PinError; ArgumentError where nothing of the other plan is found in the program, unless it is among others.
     """
     stated = pins if among_others is None else with_common(pins, among_others, program)
-    named, told = by_rules(named_pins(stated, program), logical_rules, program)
+    named, told = by_rules(named_pins(stated, program), logical_rules, program, axes)
     if like is None:
         return dict(named.specs), told
     mine = arrays_of(program)
