@@ -24,7 +24,7 @@ from planner.machine.device_profile import measured_model
 from planner.machine.target import Target
 from planner.one_mesh.instance import Instance
 from planner.one_mesh.mesh import Mesh, Shape, make_mesh
-from planner.one_mesh.pins import match_pins, pinned_location
+from planner.one_mesh.pins import match_pins, pinned_dims
 from planner.one_mesh.reshard import Patterns
 from planner.one_mesh.stating import Terms, state
 from planner.options import Options, Unit
@@ -164,24 +164,28 @@ class Session:
 
     def _terms(self, shape: Shape) -> Terms:
         """What the problem on one mesh is stated of. Raises: PinError."""
-        topology, graph = self.request.topology, self.graph
+        topology, graph, mesh = self.request.topology, self.graph, self.mesh(shape)
+
+        def pinned(name: str, tensor: int, spec: PartitionSpec) -> tuple[int, ...]:
+            return mesh.locations(pinned_dims(name, spec, graph.tensors[tensor].aval.shape, shape))
+
         return Terms(
-            mesh=self.mesh(shape),
+            mesh=mesh,
             cost_model=self.cost_model,
             objective=self._score,
             hbm_bytes_per_s=topology.chip.hbm_bytes_per_s,
             tiled=topology.chip.platform == "tpu",
-            pins={t: self._pinned(graph.tensors[t].name, t, spec, shape) for t, spec in self.tensor_pins.items()},
+            pins={t: pinned(graph.tensors[t].name, t, spec) for t, spec in self.tensor_pins.items()},
             output_pins={
-                position: self._pinned(graph.output_names[position], graph.outputs[position], spec, shape)
+                position: pinned(graph.output_names[position], graph.outputs[position], spec)
                 for position, spec in self.output_pins.items()
             },
-            parts={tensor: self._across(tensor, dim, shape) for tensor, dim in self.parts.items()},
-            patterns=self._patterns.setdefault(len(shape), Patterns()),
+            parts={t: mesh.locations(self._across(t, dim, shape)) for t, dim in self.parts.items()},
+            patterns=self._patterns.setdefault(len(mesh.sizes), Patterns()),
         )
 
-    def _across(self, tensor: int, dim: int, shape: Shape) -> tuple[int, ...]:
-        """The locations of the axes that cross processes, all of which split this dim. Raises: PinError."""
+    def _across(self, tensor: int, dim: int, shape: Shape) -> dict[str, int]:
+        """The dim that the axes that cross processes split: this one, all of them. Raises: PinError."""
         name, extent = self.graph.tensors[tensor].name, self.graph.tensors[tensor].aval.shape[dim]
         crossing = self.target.crossing(shape)
         parts = math.prod(shape[axis] for axis in crossing)
@@ -191,10 +195,7 @@ class Session:
                 f"{dict(shape)} has {parts} devices, but {extent} along dim {dim} is not divisible by {parts}; give every "
                 "process a multiple of its devices, or another mesh"
             )
-        return tuple(dim if axis in crossing and size > 1 else -1 for axis, size in shape.items())
-
-    def _pinned(self, name: str, tensor: int, spec: PartitionSpec, shape: Shape) -> tuple[int, ...]:
-        return pinned_location(name, spec, self.graph.tensors[tensor].aval.shape, shape)
+        return dict.fromkeys(crossing, dim)
 
     def search(
         self,

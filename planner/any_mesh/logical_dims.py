@@ -42,6 +42,10 @@ class LogicalDims:
             return ((),) * len(self._graph.tensors[tensor].aval.shape)
         return tuple(self._forest.leaves(self._shifted(home[0], dim)) if dim else () for dim in home[1])
 
+    def indices(self, node: int, dim: Dim) -> Dim:
+        """The indices that some factors of a node stand for."""
+        return self._forest.leaves(self._shifted(node, dim)) if dim else ()
+
     def size(self, index: int) -> int:
         """The extent of an index."""
         return self._forest.size[index]

@@ -212,14 +212,14 @@ def _of_halos(chosen: Chosen) -> dict[int, list[tuple[int, Collective]]]:
 
 
 def _by_programs(instance: Instance) -> dict[int, list[Collective]]:
-    """The collectives that the program runs itself, in its `shard_map`s."""
-    graph = instance.model.graph
+    """The collectives that the program runs itself, in its `shard_map`s; over axes of size 1 there are none."""
+    graph, mesh = instance.model.graph, instance.mesh
     return {
         op.id: [
             Collective(
                 kind=own.kind,
                 bytes=own.bytes,
-                axes=tuple(name for name in instance.mesh.names if name in own.axes),
+                axes=mesh.axes(mesh.mask(own.axes)),
                 count=own.trips * graph.regions[op.region].trips,
                 source=own.source,
                 line=own.line,
@@ -232,6 +232,7 @@ def _by_programs(instance: Instance) -> dict[int, list[Collective]]:
                 ),
             )
             for own in collectives_of(op.body)
+            if mesh.mask(own.axes)
         ]
         for op in graph.ops
         if op.body is not None and op.body.axes is not None

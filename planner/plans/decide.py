@@ -19,7 +19,9 @@ from planner.forms.formed import formed
 from planner.forms.recompute import Front
 from planner.one_mesh.chosen import Chosen
 from planner.one_mesh.donation import donations
+from planner.one_mesh.instance import Instance
 from planner.one_mesh.mesh import Shape
+from planner.one_mesh.strategies import SEARCHED_AXES
 from planner.plans.words.logical_axes import logical_axes
 from planner.program.gc_pause import paused
 from planner.program.graph import Graph
@@ -100,6 +102,7 @@ def decide(
         notes=(
             *graph.notes,
             *_guess_note(guessed, share),
+            *_told_of_strategies(instance),
             *_told_of_prices(session),
             *_told_of_devices(session, placement.mesh_shape),
             *_told_of_donations(session, chosen, predicted.peak_bytes),
@@ -154,6 +157,16 @@ def _told_of_prices(session: Session) -> tuple[str, ...]:
         return ()
     of = model.profile
     return (f"prices are of a profile of {of.num_devices} x {of.device_kind}: {of.machine}, {of.date}",)
+
+
+def _told_of_strategies(instance: Instance) -> tuple[str, ...]:
+    """What a plan says where not all splits of all ops were looked at."""
+    if len(instance.mesh.sizes) <= SEARCHED_AXES or all(table.complete for table in instance.tables):
+        return ()
+    return (
+        f"on a mesh of {len(instance.mesh.sizes)} axes larger than 1 not all splits of an op are looked at: those in which "
+        f"neighbouring axes act as up to {SEARCHED_AXES}, and those by what pins and the program split by each axis",
+    )
 
 
 def _told_of_devices(session: Session, shape: Shape) -> tuple[str, ...]:

@@ -98,7 +98,11 @@ def made_ready(
     )
     program = with_stacks_carried(program) if target.carries_stacks else program
     like = None if wanted.like is None else wanted.like.decision
-    specs, told_of_layout = laid_out(program, wanted.pins, like, wanted.logical_rules, among_others=among_others)
+    own = program.parallelism
+    axes = own.shape if own is not None else place.axis_names if place.mesh is None else place.mesh
+    specs, told_of_layout = laid_out(
+        program, wanted.pins, like, wanted.logical_rules, axes=list(axes), among_others=among_others
+    )
     request = Request(
         topology=target.topology,
         platform=target.devices[0].platform if target.devices else None,
