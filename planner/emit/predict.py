@@ -32,6 +32,7 @@ def predict(chosen: Chosen, topology: Topology) -> Predicted:
     flops, traffic = chosen.total("flops"), chosen.total("traffic_bytes")
     mesh, collectives = instance.mesh, runs.everything()
     arguments, outputs, aliased = _border_bytes(chosen, topology.chip.platform)
+    fed = [chosen.fed(tensor) for tensor in (instance.feeding.inputs if instance.feeding else ())]
     energy = EnergyObjective(chip=topology.chip)
     joules = float(energy.compute(seconds=np.asarray(compute), flops=np.asarray(flops), bytes=np.asarray(traffic)))
     links = topology.links(mesh.sizes) or ()
@@ -59,6 +60,9 @@ def predict(chosen: Chosen, topology: Topology) -> Predicted:
         output_bytes=outputs,
         alias_bytes=aliased,
         energy_joules=joules,
+        feed_seconds=sum(one.seconds for one in fed),
+        fed_bytes=sum(one.device_bytes for one in fed),
+        host_bytes=sum(one.host_bytes for one in fed),
     )
 
 

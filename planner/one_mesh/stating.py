@@ -12,6 +12,7 @@ from planner.any_mesh.program_model import PLACED_BY_USER, Model
 from planner.errors import InfeasibleError
 from planner.one_mesh.body_costs import BodyCost, body_cost, body_work
 from planner.one_mesh.costs import Work, group_work
+from planner.one_mesh.feeding import Feeding
 from planner.one_mesh.instance import Instance
 from planner.one_mesh.mesh import Mesh
 from planner.one_mesh.reshard import Patterns
@@ -34,7 +35,8 @@ class Terms:
 
     `tiled`: arrays are stored in tiles, as on TPUs (see `tpu_tiles`). `pins` maps a tensor, `output_pins` an output
     position, to the spec (a row of locations) it must have; `parts` maps a tensor to locations that it must have, its
-    other axes being free. `patterns` are the reshards met on meshes of as many axes.
+    other axes being free. `patterns` are the reshards met on meshes of as many axes, `feeding` says how inputs
+    come from hosts.
     """
 
     mesh: Mesh
@@ -46,6 +48,7 @@ class Terms:
     output_pins: Mapping[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
     parts: Mapping[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
     patterns: Patterns = field(default_factory=Patterns)
+    feeding: Feeding | None = None
 
 
 def state(model: Model, terms: Terms) -> Instance:
@@ -81,6 +84,7 @@ def state(model: Model, terms: Terms) -> Instance:
         pinned=frozenset(terms.pins),
         pinned_outputs=frozenset(terms.output_pins),
         patterns=terms.patterns,
+        feeding=terms.feeding,
         tables=tuple(kinds.tables),
         kind_of=tuple(kind_of),
         works=works,

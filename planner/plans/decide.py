@@ -15,6 +15,7 @@ from planner.emit.predict import predict
 from planner.errors import ArgumentError
 from planner.explain.explain import Alternatives
 from planner.explain.saved_values import SavedValues
+from planner.explain.whole_inputs import whole_inputs
 from planner.forms.formed import formed
 from planner.forms.recompute import Front
 from planner.one_mesh.chosen import Chosen
@@ -23,6 +24,7 @@ from planner.one_mesh.instance import Instance
 from planner.one_mesh.mesh import Shape
 from planner.one_mesh.strategies import SEARCHED_AXES
 from planner.plans.words.logical_axes import logical_axes
+from planner.predicted import Predicted
 from planner.program.gc_pause import paused
 from planner.program.graph import Graph
 from planner.program.jaxpr.fingerprint import fingerprint
@@ -31,6 +33,7 @@ from planner.program.traced import Program
 from planner.rules.op_work import guessed_in, op_name
 from planner.search.best_on_mesh import Candidate
 from planner.session import Session
+from planner.units import quantity
 
 WORTH_DONATING = 0.01
 """Part of the peak that the results of an argument must take for a note to say that it could be donated."""
@@ -106,6 +109,7 @@ def decide(
             *_told_of_prices(session),
             *_told_of_devices(session, placement.mesh_shape),
             *_told_of_donations(session, chosen, predicted.peak_bytes),
+            *_told_of_inputs(chosen, predicted),
             *notes,
         ),
         donate_argnums=program.donate_argnums,
@@ -179,6 +183,17 @@ def _told_of_donations(session: Session, chosen: Chosen, peak_bytes: float) -> t
     """What a plan says of a state or cache that could be donated, where that may save memory worth speaking of."""
     found = donations(session.program, chosen)
     return tuple(str(one) for one in found if one.fed_back and one.bytes >= WORTH_DONATING * peak_bytes)
+
+
+def _told_of_inputs(chosen: Chosen, predicted: Predicted) -> tuple[str, ...]:
+    """What a plan says of inputs that no data pipeline would want to bring, or not as fast as they are computed with."""
+    told = [str(one) for one in whole_inputs(chosen, predicted)]
+    if predicted.feed_seconds > predicted.seconds:
+        told.append(
+            f"bringing the inputs from hosts takes {quantity(predicted.feed_seconds, 's')} per call, more than the "
+            f"{quantity(predicted.seconds, 's')} of a call: devices will wait for them, however early they are fetched"
+        )
+    return tuple(told)
 
 
 def _told(graph: Graph, op_id: int) -> dict[str, Any]:
