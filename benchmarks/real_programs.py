@@ -25,7 +25,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -182,9 +181,8 @@ def line(row: Row) -> str:
 
 def summary(rows: Sequence[Row]) -> Iterator[str]:
     """A line per program and mode: planner / own, planner / best alternative, predicted / compiled seconds and memory."""
-    yield (
-        f"{'program':<28} {'mode':<5} {'mesh':<10} {'/own':>6} {'/best':>6} {'seconds':>8} {'memory':>7} {'planned':>8} numerics"
-    )
+    columns = f"{'/own':>6} {'/best':>6} {'seconds':>8} {'memory':>7} {'planned':>8}"
+    yield f"{'program':<28} {'mode':<5} {'mesh':<10} {columns} numerics"
     for name in dict.fromkeys(row["program"] for row in rows):
         found = {row["plan"]: row for row in rows if row["program"] == name}
         own = [row for plan, row in found.items() if plan.startswith("own ") and row["status"] == "ok"]

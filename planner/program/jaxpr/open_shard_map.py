@@ -70,7 +70,8 @@ def opened_shard_map(eqn: Any, body: Any, axis_env: Sequence[tuple[str, int]]) -
 
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in eqn.invars]
     try:
-        made = jax.make_jaxpr(jax.jit(shard_map), axis_env=list(axis_env))(*avals)
+        with eqn.ctx.manager:  # the body's equations are of the mesh that was set around the shard_map
+            made = jax.make_jaxpr(jax.jit(shard_map), axis_env=list(axis_env))(*avals)
     except (NotImplementedError, ValueError, TypeError, AssertionError, KeyError) as error:
         raise Unopenable(f"JAX cannot run its body under vmap: {str(error).splitlines()[0]:.120}") from error
     (call,) = opened(made).eqns
