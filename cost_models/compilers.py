@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
@@ -23,6 +24,48 @@ communication and read the matmul's other operand once per pass (Wang et al. 202
 https://doi.org/10.1145/3567955.3567959). libtpu 0.0.42 and 0.0.50; the GPU's threshold is 100,000 MiB by default, and the
 CPU has none.
 """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """Options under which a compiler of `platform` compiles what it ends in an error of else; `evidence`: seen where."""
+
+    platform: Platform
+    options: Mapping[str, str]
+    evidence: str
+
+
+REMEDIES: Mapping[str, Remedy] = MappingProxyType(
+    {
+        "Couldn't find output tile sizes": Remedy(
+            platform="gpu",
+            options=MappingProxyType({"xla_gpu_enable_triton_gemm": "False"}),
+            evidence=(
+                "jaxlib 0.10.2 and 0.12.0, compiling for h100 with no GPU at hand: matmuls fused with the bitcasts of odd "
+                "extents, such as attention over 127 or 196 positions; cuBLAS multiplies instead"
+            ),
+        ),
+    }
+)
+"""What is known to help, by a part of the compiler's message."""
+
+
+def remedy_of(platform: str, message: str, options: Mapping[str, str]) -> str:
+    """The entry of `REMEDIES` for a compile that ended with a message under these options; "" where nothing more helps."""
+    for error, remedy in REMEDIES.items():
+        if remedy.platform == platform and error in message and not remedy.options.items() <= options.items():
+            return error
+    return ""
+
+
+def options_of_plans(platform: Platform) -> Mapping[str, str]:
+    """All compiler options that plans for a platform may carry."""
+    options = dict(NO_WINDOWED_EINSUM[platform])
+    for remedy in REMEDIES.values():
+        if remedy.platform == platform:
+            options |= remedy.options
+    return options
+
 
 STACKS_CARRIED: frozenset[Platform] = frozenset(("tpu", "gpu"))
 """Platforms for which a loop that makes a new stack of a donated one is emitted with that stack in its carry.

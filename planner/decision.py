@@ -26,6 +26,8 @@ class Certificate:
 
     `value` and `lower_bound` are in `unit`; `gap` is (value - lower_bound) / value. `within_bytes`: it is among the plans
     that keep to so many bytes per device, less than what was asked for; None: among all that were asked for.
+    `guessed_share` is the share of the plan's memory traffic that is of ops whose work nobody says (`Decision.guessed`), of
+    which nothing else is known; None: there are none, or bytes are minimised.
     """
 
     value: float
@@ -34,6 +36,7 @@ class Certificate:
     solve_seconds: float
     meshes: int
     within_bytes: float | None = None
+    guessed_share: float | None = None
 
     @property
     def gap(self) -> float:
@@ -42,7 +45,21 @@ class Certificate:
 
     @property
     def status(self) -> str:
-        """ "optimal", "within X %" or "not proven"."""
+        """ "optimal", "within X %" or "not proven", and by what share of guesses, where there are any."""
+        return f"{self.proven}{self.guesses}"
+
+    @property
+    def guesses(self) -> str:
+        """ " by a cost model that guesses X % of the work", or ""."""
+        if self.guessed_share is None:
+            return ""
+        percent = round(100 * self.guessed_share)
+        share = f"{percent} %" if percent else "less than 1 %"
+        return f" by a cost model that guesses {share} of the work"
+
+    @property
+    def proven(self) -> str:
+        """ "optimal", "within X %" or "not proven": how good the plan is by the cost model, whatever that guesses."""
         if self.gap <= OPTIMAL_GAP:
             return "optimal"
         return f"within {100 * self.gap:.2g} %" if self.lower_bound > 0 else "not proven"
@@ -83,11 +100,22 @@ class Guessed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """One check of a plan before it was handed over: `ok` is None where it was not made, and `detail` says why."""
+    """One check of a plan before it was handed over: `ok` is None where it was not made, and `detail` says why.
+
+    `differs`: something is not as promised, though nothing that a plan is held to failed.
+    """
 
     what: str
     ok: bool | None
     detail: str
+    differs: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """In one word: "ok", "differs" or "FAILED"; "not checked" where it was not made."""
+        if self.ok is None:
+            return "not checked"
+        return ("differs" if self.differs else "ok") if self.ok else "FAILED"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

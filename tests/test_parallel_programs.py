@@ -31,7 +31,7 @@ def planned(fn: Any, args: tuple[Any, ...], **more: Any) -> planner.Plan:
     """A plan that splits all it can, checked: right numbers, no collective or byte that was not predicted."""
     plan = assert_same_as_single_device(fn, args, **more)
     found = plan.verify()
-    assert found.ok, str(found)
+    assert found.as_promised, str(found)
     return plan
 
 
@@ -285,9 +285,6 @@ def test_a_mesh_that_is_set_around_the_planner() -> None:
         planned(lambda x: x * 2 + 1, (X,), mesh={"x": 8})
         plan = planned(lambda x: jax.lax.with_sharding_constraint(x * 2, P("d")), (X,))
         assert plan.out_specs == P("d")
-    explicit = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Explicit,))
-    with jax.set_mesh(explicit), pytest.raises(planner.errors.TraceError, match="Explicit"):
-        planner.plan(lambda x: x * 2, (X,))
 
 
 def test_a_pmap_is_placed_like_any_other_program() -> None:

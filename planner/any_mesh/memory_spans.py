@@ -14,12 +14,14 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from planner.any_mesh.flow import Flow, Transfer
+from planner.any_mesh.groups import Grouping
 from planner.any_mesh.liveness import Liveness, region_spans
 from planner.any_mesh.row_order import InRows
 from planner.any_mesh.share import WHOLE, Share
 from planner.program.gc_pause import paused
-from planner.program.graph import Aval, Graph
+from planner.program.graph import Aval, Body, Graph
 from planner.program.slots import ENTERING, TAKEN_IN
+from planner.rules.op_work import body_of
 from planner.rules.rule import Dims
 from planner.vectors import Indices
 
@@ -34,7 +36,8 @@ class TensorForm(NamedTuple):
 
     `reduced` are the factors whose splitting leaves partial sums in it, where a compiler that sums over all devices at
     once keeps the whole; None for what is no such sum. With `several`, a dim, it stands only where a device holds several
-    elements along it. `in_rows`: how it lies in rows (see `row_order`).
+    elements along it. `in_rows`: how it lies in rows (see `row_order`). With `body` it is no tensor, but what the body of
+    an op that stays one op holds beside its operands and results.
     """
 
     aval: Aval
@@ -43,6 +46,7 @@ class TensorForm(NamedTuple):
     reduced: Reduced | None = None
     several: int | None = None
     in_rows: InRows | None = None
+    body: Body | None = None
 
 
 class Item(NamedTuple):
@@ -56,6 +60,7 @@ class Item(NamedTuple):
     share: Share = WHOLE
     reduced: Reduced | None = None
     several: int | None = None
+    body: Body | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,14 +78,14 @@ class Holdings:
     def of(graph: Graph, items: Iterable[Item], in_rows: Mapping[int, InRows]) -> Holdings:
         """The columns of these items, given the tensors that lie in rows."""
         avals = graph.aval_numbers
-        numbers: dict[tuple[int, Dims, Share, Reduced | None, int | None, InRows | None], int] = {}
+        numbers: dict[tuple[int, Dims, Share, Reduced | None, int | None, InRows | None, Body | None], int] = {}
         of_type: list[TensorForm] = []
         rows: list[tuple[int, int, int, int, int]] = []
-        for tensor, node, dims, start, stop, share, reduced, several in items:
+        for tensor, node, dims, start, stop, share, reduced, several, body in items:
             lies = in_rows.get(tensor)
-            number = numbers.setdefault((avals[tensor], dims, share, reduced, several, lies), len(numbers))
+            number = numbers.setdefault((avals[tensor], dims, share, reduced, several, lies, body), len(numbers))
             if number == len(of_type):
-                of_type.append(TensorForm(graph.tensors[tensor].aval, dims, share, reduced, several, lies))
+                of_type.append(TensorForm(graph.tensors[tensor].aval, dims, share, reduced, several, lies, body))
             rows.append((tensor, node, number, start, stop))
         tensors, nodes, form, starts, stops = np.asarray(rows, np.intp).reshape(-1, 5).T
         return Holdings(tensors=tensors, nodes=nodes, form=form, starts=starts, stops=stops, forms=tuple(of_type))
@@ -101,9 +106,22 @@ class Copied:
 
 
 @paused()
-def held(graph: Graph, flow: Flow, liveness: Liveness) -> Holdings:
-    """Arguments and constants, partial results being summed, and buffers. There is one more point in time than ops."""
-    return Holdings.of(graph, _held(graph, flow, liveness), liveness.in_rows)
+def held(graph: Graph, grouping: Grouping, flow: Flow, liveness: Liveness) -> Holdings:
+    """Arguments and constants, partial results being summed, buffers, and what bodies of ops hold while these run.
+
+    There is one more point in time than ops.
+    """
+    items = [*_held(graph, flow, liveness), *_held_inside(graph, grouping, liveness)]
+    return Holdings.of(graph, items, liveness.in_rows)
+
+
+def _held_inside(graph: Graph, grouping: Grouping, liveness: Liveness) -> Iterator[Item]:
+    """What the bodies of ops that stay one op hold beside their operands and results, which stand for them by name."""
+    for op in graph.ops:
+        body, named = body_of(op), next(iter((*op.results, *op.operands)), None)
+        if body is not None and named is not None:
+            start = liveness.when.get(op.id, op.id)
+            yield Item(named, grouping.group_of[op.id], (), start, start + 1, body=body)
 
 
 def _held(graph: Graph, flow: Flow, liveness: Liveness) -> Iterable[Item]:

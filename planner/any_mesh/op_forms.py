@@ -54,6 +54,7 @@ class Forms:
             tuple([numbers[t] for t in op.operands]),
             tuple([numbers[t] for t in op.results]),
             params,
+            op.body,
         )
         try:
             form = self.found.get(key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,7 +22,8 @@ from planner.any_mesh.kernels import Kernels, kernels_of
 from planner.any_mesh.liveness import Liveness, analyse
 from planner.any_mesh.memory_order import memory_order
 from planner.any_mesh.memory_spans import Copied, Holdings, copied, held
-from planner.program.graph import Graph
+from planner.program.graph import Body, Graph
+from planner.rules.op_work import body_of
 from planner.vectors import Floats
 
 PLACED_BY_USER = ("sharding_constraint", "shard_map")
@@ -33,7 +35,8 @@ class Model:
     """A program's graph, groups, flow and liveness, and what follows from them whatever the mesh.
 
     `alike` names for every group the first group that it is like: one set of strategies and costs serves both.
-    `kernels` are those that the target's compiler makes; None where it is not known which.
+    `kernels` are those that the target's compiler makes; None where it is not known which. `bodies` are the models of what
+    is computed by ops that stay one op, for one device.
     `hiding` are the flops of matmuls that hide any gather, and those for each of its bytes (see `eased`). `given_eased` is
     what is spared of the transfers where these are some of a larger model's.
     """
@@ -44,6 +47,7 @@ class Model:
     liveness: Liveness
     alike: tuple[int, ...]
     kernels: Kernels | None
+    bodies: Mapping[Body, Model]
     hiding: tuple[float, float] = (math.inf, 0.0)
     given_eased: Eased | None = None
     _moved: dict[int, tuple[Movement, ...]] = field(default_factory=dict[int, tuple[Movement, ...]])
@@ -99,7 +103,7 @@ class Model:
     @cached_property
     def held(self) -> Holdings:
         """What stands in memory, and when."""
-        return held(self.graph, self.flow, self.liveness)
+        return held(self.graph, self.grouping, self.flow, self.liveness)
 
     @cached_property
     def copied(self) -> Copied:
@@ -133,6 +137,7 @@ def model_of(
     flow = build_flow(graph, grouping, pinned_outputs=pinned_outputs, kept=kept)
     liveness = analyse(graph, grouping, fusion or UNKNOWN)
     kernels = kernels_of(graph, grouping, liveness) if fusion is not None else None
+    bodies = dict.fromkeys(body for body in map(body_of, graph.ops) if body is not None)
     return Model(
         graph=graph,
         grouping=grouping,
@@ -140,5 +145,9 @@ def model_of(
         liveness=liveness,
         alike=alike(graph, grouping, liveness, kernels),
         kernels=kernels,
+        bodies={
+            body: model_of(body.graph, pinned_outputs=set(), kept=set(), fusion=fusion, hiding=hiding)
+            for body in bodies
+        },
         hiding=hiding,
     )

@@ -12,7 +12,8 @@ kept in files shown, explained, compared and drawn, the devices here measured.
     python -m planner calibrate
 
 The same is installed as `meshwright`. Plans and tables go to the standard output, progress and errors to the standard
-error. Exit codes: 0 done; 1 `--verify` found a difference; 2 an error, told in one sentence; 130 interrupted.
+error. Exit codes: 0 done; 1 a check of a plan failed, before it was handed over or by `--verify`; 2 an error, told in one
+sentence; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -98,8 +99,13 @@ def _search(arguments: argparse.Namespace) -> int:
         made.save(output)
         print(f"wrote {output}", file=sys.stderr)
     if not arguments.verify:
-        return 0
-    return _verified(made, planned, "verification", sys.stdout)
+        return _failed([made])
+    return max(_failed([made]), _verified(made, planned, "verification", sys.stdout))
+
+
+def _failed(plans: Iterable[Plan]) -> int:
+    """The exit code by the checks that were made before plans were handed over."""
+    return int(any(check.ok is False for plan in plans for check in plan.checked))
 
 
 def _verified(made: Plan, planned: Planned, heading: str, to: TextIO) -> int:
@@ -107,7 +113,7 @@ def _verified(made: Plan, planned: Planned, heading: str, to: TextIO) -> int:
     with status("compiling and comparing"):
         verification = made.verify(*planned.args)
     print(f"\n{heading}\n{verification}", file=to)
-    return 0 if verification.ok else 1
+    return int(any(check.ok is False for check in verification.checks))
 
 
 def _compare(arguments: argparse.Namespace, topologies: Sequence[str]) -> int:
@@ -130,10 +136,11 @@ def _compare(arguments: argparse.Namespace, topologies: Sequence[str]) -> int:
     if output is not None:
         found.save(output)
         print(f"wrote {len(found.plans)} plans and a summary to {output}", file=sys.stderr)
-    if not arguments.verify:
-        return 0
-    to = sys.stderr if arguments.json else sys.stdout
-    return max(_verified(plan, planned, f"verification of {name}", to) for name, plan in found.plans.items())
+    codes = [_failed(found.plans.values())]
+    if arguments.verify:
+        to = sys.stderr if arguments.json else sys.stdout
+        codes += [_verified(plan, planned, f"verification of {name}", to) for name, plan in found.plans.items()]
+    return max(codes)
 
 
 def _pareto(arguments: argparse.Namespace) -> int:
@@ -150,7 +157,7 @@ def _pareto(arguments: argparse.Namespace) -> int:
     if output is not None:
         found.save(output)
         print(f"wrote {len(found)} plans and a summary to {output}", file=sys.stderr)
-    return 0
+    return _failed(found)
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:

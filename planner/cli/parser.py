@@ -77,7 +77,7 @@ def _add_search(commands: Any) -> None:
         action="store_true",
         help="compile the plan, or plans (for TPUs and GPUs that are not here, too, where their compiler is installed) "
         "and compare collectives and memory with the prediction; where the arguments are arrays and the devices present, "
-        "also run it beside a single device. Exit code 1 if something differs",
+        "also run it beside a single device. Exit code 1 if that fails, as without it if a check of the plan fails",
     )
     search.add_argument(
         "-o",

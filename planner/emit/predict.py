@@ -20,6 +20,7 @@ from planner.predicted import Collective, Predicted, as_lowered
 from planner.program.graph import Graph
 from planner.program.loop_invariant import lifted, outermost
 from planner.program.slots import read_in
+from planner.rules.collectives import collectives_of
 from planner.rules.primitives import traits
 
 
@@ -30,7 +31,6 @@ def predict(chosen: Chosen, topology: Topology) -> Predicted:
     runs = runs_of(chosen)
     flops, traffic = chosen.total("flops"), chosen.total("traffic_bytes")
     mesh, collectives = instance.mesh, runs.everything()
-    communication += sum(run_seconds(instance, c) for own in runs.by_programs.values() for c in own)
     arguments, outputs, aliased = _border_bytes(chosen, topology.chip.platform)
     energy = EnergyObjective(chip=topology.chip)
     joules = float(energy.compute(seconds=np.asarray(compute), flops=np.asarray(flops), bytes=np.asarray(traffic)))
@@ -217,20 +217,24 @@ def _by_programs(instance: Instance) -> dict[int, list[Collective]]:
     return {
         op.id: [
             Collective(
-                kind=kind,
-                bytes=moved,
-                axes=tuple(name for name in instance.mesh.names if name in axes),
-                count=trips * graph.regions[op.region].trips,
-                source=op.source,
-                line=op.line,
+                kind=own.kind,
+                bytes=own.bytes,
+                axes=tuple(name for name in instance.mesh.names if name in own.axes),
+                count=own.trips * graph.regions[op.region].trips,
+                source=own.source,
+                line=own.line,
                 tensor=graph.tensors[op.results[0]].name if op.results else op.kind,
-                dtype=dtype,
-                assumed=graph.regions[op.region].assumed,
-                lifted=(trips * graph.regions[op.region].trips, graph.regions[op.region].assumed),
+                dtype=own.dtype,
+                assumed=own.assumed * graph.regions[op.region].assumed,
+                lifted=(
+                    own.trips * graph.regions[op.region].trips,
+                    own.assumed * graph.regions[op.region].assumed,
+                ),
             )
-            for kind, moved, axes, trips, dtype in op.params["collectives"]
+            for own in collectives_of(op.body)
         ]
-        for op in graph.of_kinds(("shard_map",))
+        for op in graph.ops
+        if op.body is not None and op.body.axes is not None
     }
 
 

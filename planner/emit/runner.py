@@ -26,7 +26,9 @@ from planner.machine.host_parts import laid_part
 from planner.machine.target import Target
 from planner.program.graph import Graph
 from planner.program.jaxpr.flatten import build_graph
+from planner.program.jaxpr.meshless import with_axes
 from planner.program.jaxpr.rewrite import constrained
+from planner.program.mesh_axes import with_auto_axes
 from planner.program.mutation import write_back
 from planner.program.slots import Slot
 from planner.program.traced import Program
@@ -59,6 +61,16 @@ class Runner:
             if members > 1 and leaf.name in dims
         }
 
+    def of(self, decision: Decision) -> Runner:
+        """The runner of the same program on the same target as another decision places it."""
+        return Runner(
+            program=self.program,
+            decision=decision,
+            target=self.target,
+            static_args=self._static_args,
+            graph=self._graph,
+        )
+
     @cached_property
     def mesh(self) -> Mesh | AbstractMesh:
         """The mesh; abstract where there are no devices."""
@@ -68,14 +80,22 @@ class Runner:
         return self.target.jax_mesh(self._decision.mesh_shape)
 
     @cached_property
+    def _outer_mesh(self) -> Mesh | AbstractMesh:
+        """The mesh of arguments and results: with Explicit axes where it is the one that the function is traced under."""
+        types = self.program.types
+        if types is None or not isinstance(types.mesh, Mesh) or with_auto_axes(types.mesh) != self.mesh:
+            return self.mesh
+        return types.mesh
+
+    @cached_property
     def in_shardings(self) -> tuple[NamedSharding, ...]:
         """Those of the flat arguments."""
-        return tuple(NamedSharding(self.mesh, spec) for spec in self._decision.in_specs)
+        return tuple(NamedSharding(self._outer_mesh, spec) for spec in self._decision.in_specs)
 
     @cached_property
     def out_shardings(self) -> tuple[NamedSharding, ...]:
         """Those of the flat results."""
-        return tuple(NamedSharding(self.mesh, spec) for spec in self._decision.out_specs)
+        return tuple(NamedSharding(self._outer_mesh, spec) for spec in self._decision.out_specs)
 
     @property
     def compiler_options(self) -> Mapping[str, str]:
@@ -118,7 +138,10 @@ class Runner:
         parts = local_calls(graph, laid, mesh, self.target.platform)
         sums = loop_sums(graph, laid, mesh)
         by_hand = {**exchanges(graph, laid, mesh), **kernels(graph, laid, mesh), **parts, **sums.terms}
-        return constrained(self.program, edits, by_hand, sums.around)
+        run = constrained(self.program, edits, by_hand, sums.around)
+        if self._outer_mesh is mesh:
+            return run
+        return lambda *leaves: list(map(with_axes, run(*leaves), self.out_shardings))
 
     @cached_property
     def flat_jit(self) -> Any:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from cost_models.compilers import NO_WINDOWED_EINSUM
+from cost_models.compilers import NO_WINDOWED_EINSUM, REMEDIES
 from planner.decision import Decision
 
 
@@ -17,3 +18,22 @@ def variants(decision: Decision) -> tuple[Decision, ...]:
     off = NO_WINDOWED_EINSUM[decision.request.topology.chip.platform]
     kept = {name: value for name, value in decision.compiler_options.items() if name not in off}
     return () if kept == decision.compiler_options else (replace(decision, compiler_options=kept),)
+
+
+def remedied(decision: Decision, error: str) -> Decision:
+    """The decision with the compiler options of an entry of `REMEDIES`, which its notes tell."""
+    return replace(
+        decision,
+        compiler_options={**decision.compiler_options, **REMEDIES[error].options},
+        notes=tuple(dict.fromkeys((*decision.notes, f"compiled {remedy_words(error)}"))),
+    )
+
+
+def remedy_words(error: str) -> str:
+    """What a compile took besides its own options, and why."""
+    return f'with {options_words(REMEDIES[error].options)}: without, the compiler ends with "{error}"'
+
+
+def options_words(options: Mapping[str, str]) -> str:
+    """Compiler options as they are told."""
+    return ", ".join(f"{name}={value}" for name, value in options.items())

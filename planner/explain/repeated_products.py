@@ -10,9 +10,9 @@ from planner.explain.saved_values import SavedValues
 from planner.forms.recompute import step_flops
 from planner.one_mesh.chosen import Chosen
 from planner.predicted import Products
-from planner.program.graph import Op
+from planner.program.graph import Graph, Op
 from planner.program.jaxpr.crossings import line_of
-from planner.rules.op_work import op_flops
+from planner.rules.op_work import body_of, op_flops
 
 
 def products_of(chosen: Chosen, saved: SavedValues, passes: int) -> tuple[Products, ...]:
@@ -31,9 +31,9 @@ def products_of(chosen: Chosen, saved: SavedValues, passes: int) -> tuple[Produc
                 line = line_of(step)
                 again[line] = again.get(line, 0.0) + passes * crossing.length * step_flops(step)
     whole, own = dict.fromkeys(again, 0.0), dict.fromkeys([*again, ""], 0.0)
-    for op, flops in _products(chosen):
+    for op, flops, parts in _products(chosen):
         line = op.line if op.line in again else ""
-        own[line] += flops / _parts(chosen, op)
+        own[line] += flops / parts
         if line in whole:
             whole[line] += flops
     return tuple(
@@ -45,17 +45,43 @@ def products_of(chosen: Chosen, saved: SavedValues, passes: int) -> tuple[Produc
 def products_by_source(chosen: Chosen) -> dict[str, float]:
     """The operations of products of matrices on a device and call, by the user's own line of code."""
     found: dict[str, float] = {}
-    for op, flops in _products(chosen):
-        found[op.source] = found.get(op.source, 0.0) + flops / _parts(chosen, op)
+    for op, flops, parts in _products(chosen):
+        found[op.source] = found.get(op.source, 0.0) + flops / parts
     return found
 
 
-def _products(chosen: Chosen) -> Iterator[tuple[Op, float]]:
-    """The ops that multiply matrices, and the operations of a call, as if they were not split."""
+def _products(chosen: Chosen) -> Iterator[tuple[Op, float, float]]:
+    """The ops that multiply matrices, the operations of a call as if they were not split, and in how many parts they are.
+
+    Those in the body of a `shard_map` count as often as devices run it.
+    """
     graph = chosen.instance.model.graph
     for op in graph.ops:
-        if op.primitive is not None and cost_models.engine(op.kind) == "matrix":
-            yield op, op_flops(graph, op) * graph.regions[op.region].trips
+        body = body_of(op)
+        if body is None and not _multiplies(op):
+            continue
+        trips = graph.regions[op.region].trips
+        if body is None:
+            yield op, trips * op_flops(graph, op), _parts(chosen, op)
+            continue
+        parts = float(body.devices) if body.axes is not None else _parts(chosen, op)
+        for inner, flops in _products_in(body.graph):
+            yield inner, trips * body.devices * flops, parts
+
+
+def _products_in(graph: Graph) -> Iterator[tuple[Op, float]]:
+    """The ops of a body that multiply matrices, with the operations of one run of it."""
+    for op in graph.ops:
+        trips, body = graph.regions[op.region].trips, body_of(op)
+        if body is not None:
+            for inner, flops in _products_in(body.graph):
+                yield inner, trips * body.devices * flops
+        elif _multiplies(op):
+            yield op, trips * op_flops(graph, op)
+
+
+def _multiplies(op: Op) -> bool:
+    return op.primitive is not None and cost_models.engine(op.kind) == "matrix"
 
 
 def _parts(chosen: Chosen, op: Op) -> float:

@@ -66,7 +66,11 @@ def _sought(program: Program, *, remats: bool) -> Batch | Refused:
     jaxpr = expanded(program.jaxpr, remats=remats)
     graph = build_graph(replace(program, jaxpr=jaxpr), tests=True)
     flat = Flat(graph=graph, facts=facts_of(jaxpr))
-    heavy = {op.id: op_flops(graph, op) * graph.regions[op.region].trips for op in graph.ops if traits(op.kind).matmul}
+    heavy = {
+        op.id: op_flops(graph, op) * graph.regions[op.region].trips
+        for op in graph.ops
+        if traits(op.kind).matmul or op.body is not None
+    }
     refused: Refused | None = None
     tried: set[tuple[int, int]] = set()
     for tensor, dim in _candidates(program, graph):
@@ -82,7 +86,7 @@ def _sought(program: Program, *, remats: bool) -> Batch | Refused:
         # What hangs on sums alone, such as an optimizer with matmuls, is none of the batch's work.
         behind = sum(flops for op, flops in heavy.items() if spread.is_late(graph.ops[op]))
         share = inside / (sum(heavy.values()) - behind) if sum(heavy.values()) > behind else 1.0
-        if share >= ENOUGH:
+        if share >= ENOUGH and any(map(spread.inside, graph.ops)):
             return _batch(spread, jaxpr)
         why = _whole(spread, tensor, dim) if spread.early else "little of its work runs over its batch"
         refused = refused or Refused(why=why)

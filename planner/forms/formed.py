@@ -9,8 +9,8 @@ from planner.forms.batch import Refused, batch_of
 from planner.program.batch_parts import Batch
 from planner.program.form import Form
 from planner.program.jaxpr.microbatched import microbatched
-from planner.program.jaxpr.parts_of_bodies import NotInParts
 from planner.program.jaxpr.recomputed import NoSuchValues, with_saved
+from planner.program.jaxpr.steps_on_parts import NotInParts
 from planner.program.traced import Program
 
 

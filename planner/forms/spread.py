@@ -59,7 +59,8 @@ class Flat:
         """Whether an op does what microbatches are for: the work, and the memory, of a large part of the program."""
         row = traits(op.kind)
         region = self.graph.regions[op.region].kind
-        return row.matmul or row.opaque or op.kind.startswith("ragged") or region not in ("program", "cond")
+        counted = row.matmul or row.opaque or row.by_hand == "kernel" or op.body is not None
+        return counted or op.kind.startswith("ragged") or region not in ("program", "cond")
 
 
 @dataclass(kw_only=True)

@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 from planner.program.batch_parts import Part
 from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY
+from planner.rules.kernels.kernel_parts import runs_on_parts
 from planner.rules.primitives import traits
 from planner.rules.rule import Dims, Rule
 
@@ -181,7 +182,7 @@ class Passing:
         if op.kind == "conv_general_dilated":
             numbers, groups = op.params["dimension_numbers"], op.params["feature_group_count"]
             return groups == 1 and parts[0] is not None and parts[0].dim in numbers.lhs_spec[:2]
-        return row.partial_on_parts and row.slides is None
+        return runs_on_parts(op) or (row.partial_on_parts and row.slides is None)
 
 
 class Place(NamedTuple):
@@ -223,7 +224,7 @@ def _part_in(rule: Rule, dims: Dims, place: Place, extent: int) -> Part | None:
 def _acts_alike_on_parts(op: Op, rule: Rule, place: Place) -> bool:
     """Whether an op makes of the parts of its operands the part of its result, without knowing which part it is."""
     row = traits(op.kind)
-    if row.opaque or op.kind == "shard_map":
+    if op.kind == "shard_map" or (row.opaque and not runs_on_parts(op)):
         return False
     if row.draws:  # by the number of an element, unless every element has a key of its own
         return any(place.factor in dim for dim in rule.operands[0])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,7 @@ from planner.one_mesh.strategies import Strategies
 from planner.one_mesh.tpu_tiles import copied_for_rows, local_tiled_bytes, turned
 from planner.program.graph import Graph, Op
 from planner.rules.kernels.kernel_parts import kernel_of
-from planner.rules.op_work import op_engine, op_flops
+from planner.rules.op_work import is_guessed, op_dtype, op_engine, op_flops
 from planner.rules.primitives import slides_of, traits
 from planner.rules.rule import Dims
 from planner.rules.sliding import Margin, hops, image_of, margins
@@ -53,12 +53,14 @@ ON_CHIP: Mapping[Home, float] = {
 class Work:
     """Per strategy and call: `seconds`, `flops` and bytes of memory traffic (`traffic_bytes`) of one device.
 
-    `exchange` is the value of fetching halos on the mesh, in the unit of the objective, `exchange_seconds` its seconds.
+    `guessed_bytes` are those of ops whose work is guessed. `exchange` is the value of what an op moves itself on the mesh
+    (halos, the collectives of a `shard_map`), in the unit of the objective, `exchange_seconds` its seconds.
     """
 
     seconds: Floats
     flops: Floats
     traffic_bytes: Floats
+    guessed_bytes: Floats
     exchange: Floats
     exchange_seconds: Floats
 
@@ -89,7 +91,11 @@ def group_work(program: Model, group: Group, strategies: Strategies, model: Cost
         return _fused(
             fused, None if moved is None else sum(moved.values(), np.zeros(len(strategies))), strategies, model
         )
-    return _heavy(program, program.graph.ops[group.ops[0]], strategies, model, mesh)
+    op = program.graph.ops[group.ops[0]]
+    if traits(op.kind).collective is not None:
+        # What it takes, its passes over memory included, is the price of the collective.
+        return Work(**{part.name: np.zeros(len(strategies)) for part in fields(Work)})
+    return _heavy(program, op, strategies, model, mesh)
 
 
 def kernel_traffic(program: Model, group: Group, strategies: Strategies, mesh: Mesh) -> dict[int, Floats] | None:
@@ -293,9 +299,7 @@ def _heavy(program: Model, op: Op, strategies: Strategies, model: CostModel, mes
     multiplied = flops * _filled(graph, grouping, op, strategies) if mesh.tpu else flops
     of_gpu = program.kernels is not None and not mesh.tpu
     pieces = _pieces(graph, grouping, op, strategies, flops) if of_gpu else 1.0
-    first = next(iter((*op.operands, *op.results)), None)
-    # An op of neither, such as a print of a word, moves nothing.
-    dtype = "float32" if first is None else graph.tensors[first].aval.dtype
+    dtype = op_dtype(graph, op)
     seconds = model.compute_seconds(
         kind=op.kind, engine=op_engine(op), dtype=dtype, flops=multiplied, bytes=traffic, pieces=pieces
     )
@@ -322,6 +326,7 @@ def _heavy(program: Model, op: Op, strategies: Strategies, model: CostModel, mes
         seconds=seconds * trips,
         flops=flops * trips,
         traffic_bytes=traffic * trips,
+        guessed_bytes=traffic * trips if is_guessed(op) else zero,
         exchange=exchange * trips,
         exchange_seconds=exchange_seconds * trips,
     )
@@ -398,4 +403,11 @@ def _fused(of: FusedPass, traffic: Floats | None, strategies: Strategies, model:
             traffic += local_bytes(strategies.locations(dims), strategies.axis_sizes, amount)
     seconds = model.compute_seconds(kind="elementwise", engine="vector", dtype=of.dtype, flops=flops, bytes=traffic)
     nothing = np.zeros(len(strategies))
-    return Work(seconds=seconds, flops=flops, traffic_bytes=traffic, exchange=nothing, exchange_seconds=nothing)
+    return Work(
+        seconds=seconds,
+        flops=flops,
+        traffic_bytes=traffic,
+        guessed_bytes=nothing,
+        exchange=nothing,
+        exchange_seconds=nothing,
+    )

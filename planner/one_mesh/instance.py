@@ -7,7 +7,7 @@ and `spread` make another of it. What a choice means is in `chosen`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
@@ -35,7 +35,7 @@ from planner.one_mesh.reshard import (
 )
 from planner.one_mesh.strategies import Kinds, Strategies
 from planner.one_mesh.tpu_tiles import local_tiled_bytes
-from planner.program.graph import Aval
+from planner.program.graph import Aval, Body
 from planner.rules.rule import Dims
 from planner.solver.problem import Edge, Problem
 from planner.vectors import Floats, Indices, distinct_lines
@@ -49,7 +49,8 @@ class Instance:
     """The strategies, costs and memory of a program on one mesh.
 
     Node n may choose among `tables[kind_of[n]]`; nodes of one kind have equal strategies. `works` and `node_values` are
-    what these cost: the value of every strategy of every node, reshards within it included. `tiled`: arrays are stored in
+    what these cost: the value of every strategy of every node, reshards within it included. `temporary_bytes` are held on a
+    device by the bodies of ops that stay one op, beside their operands and results. `tiled`: arrays are stored in
     tiles, as on TPUs (see `tpu_tiles`). `pinned` are the tensors, `pinned_outputs` the positions of results whose spec the
     user gave. `patterns` are the reshards met on meshes of as many axes, `given` the problem where it is known already.
     """
@@ -66,6 +67,7 @@ class Instance:
     kind_of: tuple[int, ...]
     works: tuple[Work | None, ...]
     node_values: tuple[Floats, ...]
+    temporary_bytes: Mapping[Body, float] = field(default_factory=dict[Body, float])
     given: Problem | None = None
     _cache: dict[object, Floats] = field(init=False, default_factory=dict[object, Floats])
     _met: dict[object, tuple[npt.NDArray[np.int64], Indices, Indices]] = field(

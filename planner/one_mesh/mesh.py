@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +65,24 @@ class Mesh:
     def num_devices(self) -> int:
         """The product of the axis sizes."""
         return int(np.prod(self.sizes, dtype=np.int64))
+
+    def alone(self) -> Mesh:
+        """The mesh of one of the devices, which moves nothing."""
+        tables = (self.fixed, self.per_byte, self.fixed_seconds, self.seconds_per_byte, self.all_reduced)
+        fixed, per_byte, fixed_seconds, seconds_per_byte, all_reduced = (
+            {kind: np.zeros(2) for kind in table} for table in tables
+        )
+        return replace(
+            self,
+            names=self.names[:1],
+            sizes=(1,),
+            fixed=fixed,
+            per_byte=per_byte,
+            fixed_seconds=fixed_seconds,
+            seconds_per_byte=seconds_per_byte,
+            all_reduced=all_reduced,
+            stands_for=1,
+        )
 
     def mask_sizes(self) -> npt.NDArray[np.int64]:
         """The number of devices of the group of every bit set of axes."""

@@ -11,11 +11,14 @@ from cost_models import CostModel, Objective
 from planner.any_mesh.flow import Node
 from planner.any_mesh.program_model import PLACED_BY_USER, Model
 from planner.errors import InfeasibleError
+from planner.one_mesh.body_costs import BodyCost, body_cost, body_work
 from planner.one_mesh.costs import Work, group_work
 from planner.one_mesh.instance import Instance
 from planner.one_mesh.mesh import Mesh
 from planner.one_mesh.reshard import Patterns
 from planner.one_mesh.strategies import Kinds, Strategies, group_strategies, tensor_strategies
+from planner.program.graph import Body
+from planner.rules.op_work import body_of
 from planner.rules.rule import Dims
 
 
@@ -46,7 +49,8 @@ def state(model: Model, terms: Terms) -> Instance:
         kinds.number(_key(model, node), lambda node=node: _offered(model, terms, node)) for node in model.flow.nodes
     ]
     _pin(model, terms, kinds, kind_of)
-    works = _works(model, terms, kinds, kind_of)
+    bodies = _bodies(model, terms)
+    works = _works(model, terms, kinds, kind_of, bodies)
     instance = Instance(
         model=model,
         mesh=terms.mesh,
@@ -60,6 +64,7 @@ def state(model: Model, terms: Terms) -> Instance:
         kind_of=tuple(kind_of),
         works=works,
         node_values=(),
+        temporary_bytes={body: cost.temporary_bytes for body, cost in bodies.items()},
     )
     return replace(instance, node_values=tuple(instance.stated_values()))
 
@@ -87,7 +92,21 @@ def strategies_of(model: Model, mesh: Mesh, number: int) -> Strategies:
     return group_strategies(model.grouping, group, mesh.sizes, model.factor_bytes(group))
 
 
-def _works(model: Model, terms: Terms, kinds: Kinds, kind_of: list[int]) -> tuple[Work | None, ...]:
+def _bodies(model: Model, terms: Terms) -> dict[Body, BodyCost]:
+    """What the bodies of ops that stay one op take: each as a program stated on a mesh of one device."""
+    on_one = Terms(
+        mesh=terms.mesh.alone(),
+        cost_model=terms.cost_model,
+        objective=terms.objective,
+        hbm_bytes_per_s=terms.hbm_bytes_per_s,
+        tiled=terms.tiled,
+    )
+    return {body: body_cost(state(inner, on_one)) for body, inner in model.bodies.items()}
+
+
+def _works(
+    model: Model, terms: Terms, kinds: Kinds, kind_of: list[int], bodies: Mapping[Body, BodyCost]
+) -> tuple[Work | None, ...]:
     """The work of every node's strategies; None for tensors of their own."""
     known: dict[tuple[int, int], Work] = {}
     works: list[Work | None] = []
@@ -97,8 +116,14 @@ def _works(model: Model, terms: Terms, kinds: Kinds, kind_of: list[int]) -> tupl
             continue
         key = (model.alike[node.group], kind_of[node.id])
         if key not in known:
-            group = model.grouping.groups[node.group]
-            known[key] = group_work(model, group, kinds.tables[kind_of[node.id]], terms.cost_model, terms.mesh)
+            group, strategies = model.grouping.groups[node.group], kinds.tables[kind_of[node.id]]
+            op = model.graph.ops[group.ops[0]]
+            body = body_of(op)
+            known[key] = (
+                group_work(model, group, strategies, terms.cost_model, terms.mesh)
+                if body is None
+                else body_work(model, op, body, bodies[body], strategies, terms.mesh)
+            )
         works.append(known[key])
     return tuple(works)
 

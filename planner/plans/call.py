@@ -119,7 +119,8 @@ class Call:
         while True:
             decision = self._decided(proposed, answer)
             if _identity(decision) in kept:
-                return kept[_identity(decision)].with_notes(decision.notes)
+                known = kept[_identity(decision)]
+                return known.with_notes(tuple(dict.fromkeys((*decision.notes, *known.notes))))
             checked, answer = check(
                 self.plan_of(decision),
                 self.args,

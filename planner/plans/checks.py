@@ -2,33 +2,33 @@
 
 They end in an answer to the plan's proposal. A plan that does not compile or computes wrong numbers is dropped, and so is
 one that does not fit by the compiler for a TPU or GPU, or that is predicted not to where no compiler says otherwise. One
-whose collectives are clearly not the promised ones is doubted: others are tried, and the fastest by the compiler's schedule
-is handed over. Smaller differences are told.
+of which a broken promise costs more than a little of a call is doubted: others are tried, and the fastest by the compiler's
+schedule is handed over. Smaller differences are told.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import jax
 
 from planner.decision import Checked
+from planner.emit.variants import remedy_words
 from planner.machine.target import Target
 from planner.options import Options
 from planner.plans.answer import Answer
 from planner.plans.plan import Plan
 from planner.units import quantity
+from planner.verify.aot import told_of_flags
 from planner.verify.compiled import why_no_compiler
-from planner.verify.verification import COMPILE_LIMIT_S, Verification, summary
+from planner.verify.verification import COMPILE_LIMIT_S, Verification
 
 EVERYTHING = ("compiling", "numerics", "collectives", "memory")
 FATAL = ("compiling", "numerics")
 """Checks whose failure drops a plan."""
-CLEARLY = 0.15
-"""A plan is doubted whose compiled collectives differ from the promised ones by this share of its step."""
 AFFORDABLE_OPERATIONS = 10_000
 """Programs of more are not compiled for devices that are not here unless that is asked for: it takes minutes."""
 
@@ -50,6 +50,8 @@ def check(
     """
     unchecked = not_checked or _why_unchecked(made, target, options, operations)
     if unchecked:
+        if made.decision.refined is not None:
+            made = _with_flags(made, target)
         return made.with_checks([Checked(what=what, ok=None, detail=unchecked) for what in EVERYTHING]), Answer()
     processes = target.processes
     whys = processes.gathered(lambda: not_run or _why_not_run(made, args, options))
@@ -59,10 +61,15 @@ def check(
         # The alternative is an error: that may take as long as the search.
         limit_s = max(options.affordable_compile_s, options.time_limit_s if _beyond(made) else 0.0)
     verification = made.verify(*(() if why else args), compile_limit_s=limit_s)
-    found = [_compiling(verification)]
-    for what, ok, detail in summary(verification):
-        unrun = what == "numerics" and why and found[0].ok
-        found.append(Checked(what=what, ok=None if unrun else ok, detail=why if unrun else detail))
+    remedy = verification.remedy
+    if remedy:
+        made, verification = made.remedied(remedy), replace(verification, remedy="")
+    found = [_compiling(verification, remedy)]
+    if made.why_not_run and found[0].ok:
+        made = _with_flags(made, target)
+    for one in verification.checks:
+        unrun = one.what == "numerics" and why and found[0].ok
+        found.append(replace(one, ok=None, detail=why) if unrun else one)
     answers = processes.gathered(lambda: asdict(_answer(made, found, verification)))
     worst = max((Answer(**answer) for answer in answers), key=lambda answer: (answer.dropped or "", answer.doubt or ""))
     return made.with_checks(found, compiled=verification if found[0].ok else None), worst
@@ -108,9 +115,7 @@ def _answer(made: Plan, checked: Sequence[Checked], verification: Verification) 
         return Answer(
             dropped=f"memory: predicted are {quantity(predicted, 'B')}, and no compiler says otherwise: {memory.reason}"
         )
-    apart = max(collectives.extra_seconds, collectives.missing_seconds)
-    timed = seconds is not None and made.decision.request.objective == "time"
-    if seconds is None or not timed or collectives.ok is not False or apart <= CLEARLY * seconds.scheduled:
+    if seconds is None or made.decision.request.objective != "time" or collectives.ok is not False:
         return Answer(seconds=seconds and seconds.scheduled)
     return Answer(doubt=f"collectives: {collectives.reason}", seconds=seconds.scheduled)
 
@@ -129,10 +134,19 @@ def _why_not_run(made: Plan, args: Sequence[Any], options: Options) -> str:
     return ""
 
 
-def _compiling(verification: Verification) -> Checked:
-    """Whether the plan compiled: its collectives could be read, or the compiler said why not."""
+def _with_flags(made: Plan, target: Target) -> Plan:
+    """The plan with a note on the flags with which it was compiled in a child of this process, if there were any."""
+    told = told_of_flags(target.platform)
+    return made.with_notes((*made.notes, told)) if told else made
+
+
+def _compiling(verification: Verification, remedy: str) -> Checked:
+    """Whether the plan compiled: its collectives could be read, or the compiler said why not; and what remedy it took."""
     collectives, memory = verification.collectives, verification.memory
     if collectives.by_kind is not None:
-        return Checked(what="compiling", ok=True, detail="compiled for its devices")
+        detail = "compiled for its devices"
+        if remedy:
+            detail += f", {remedy_words(remedy)}"
+        return Checked(what="compiling", ok=True, detail=detail)
     failed = collectives if collectives.ok is False else memory if memory.ok is False else None
     return Checked(what="compiling", ok=None if failed is None else False, detail=(failed or collectives).reason)

@@ -26,7 +26,7 @@ from planner.program.graph import Graph
 from planner.program.jaxpr.fingerprint import fingerprint
 from planner.program.jaxpr.recomputed import crossings
 from planner.program.traced import Program
-from planner.rules.op_work import is_guessed, op_name
+from planner.rules.op_work import guessed_in, op_name
 from planner.search.best_on_mesh import Candidate
 from planner.session import Session
 
@@ -49,8 +49,11 @@ def decide(
     """A candidate in the program's own terms; the rest goes into its certificate and notes."""
     program, request, instance = session.program, session.request, candidate.instance
     graph, model = session.graph, session.model
-    guessed = tuple(replace(Guessed(**_told(graph, op.id)), op=op_name(op)) for op in graph.ops if is_guessed(op))
+    guessed = tuple(
+        Guessed(op=op_name(op), name=op.name, source=op.source, trips=trips) for op, trips in guessed_in(graph)
+    )
     chosen = Chosen(instance=instance, choice=candidate.choice)
+    share = _guessed_share(chosen) if guessed and request.objective != "memory" else None
     platform = session.target.platform
     placement = place(
         chosen, sum_whole=platform != "tpu", read_stored=platform == "gpu", leave_passes=platform == "tpu"
@@ -88,6 +91,7 @@ def decide(
             unit="bytes" if request.objective == "memory" else instance.objective.unit,
             solve_seconds=seconds,
             meshes=meshes,
+            guessed_share=share,
         ),
         replicated=tuple(Replicated(**_told(graph, op)) for op in model.grouping.unruled),
         by_shardy=tuple(Ruled(**_told(graph, op)) for op in model.grouping.by_shardy),
@@ -95,7 +99,7 @@ def decide(
         checked=(),
         notes=(
             *graph.notes,
-            *_guess_note(guessed),
+            *_guess_note(guessed, share),
             *_told_of_prices(session),
             *_told_of_devices(session, placement.mesh_shape),
             *_told_of_donations(session, chosen, predicted.peak_bytes),
@@ -170,7 +174,13 @@ def _told(graph: Graph, op_id: int) -> dict[str, Any]:
     return {"op": op.kind, "name": op.name, "source": op.source, "trips": graph.regions[op.region].trips}
 
 
-def _guess_note(guessed: Sequence[Guessed]) -> tuple[str, ...]:
+def _guessed_share(chosen: Chosen) -> float:
+    """The share of the memory traffic of a choice that ops of unknown work move: all that is known of what they take."""
+    moved = chosen.total("traffic_bytes")
+    return chosen.total("guessed_bytes") / moved if moved else 0.0
+
+
+def _guess_note(guessed: Sequence[Guessed], share: float | None) -> tuple[str, ...]:
     """What the notes of a plan say of the ops whose work is guessed: one sentence, where there are any."""
     trips: dict[tuple[str, str], float] = {}
     for op in guessed:
@@ -182,4 +192,5 @@ def _guess_note(guessed: Sequence[Guessed]) -> tuple[str, ...]:
     words = (
         f"work of {len(guessed)} op{'' if len(guessed) == 1 else 's'} is guessed as one operation per result element"
     )
-    return (f"{words}: {', '.join(named + more)}; planner.rule_for(flops=, bytes=) tells it",)
+    moved = "" if share is None else f" They move {100 * share:.2g} % of the bytes; what they compute is not known."
+    return (f"{words}: {', '.join(named + more)}; planner.rule_for(flops=, bytes=) tells it.{moved}",)

@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from planner.decision import Certificate, Checked, Decision, Guessed, Replicated, Ruled
 from planner.emit.runner import Runner
+from planner.emit.variants import remedied
 from planner.errors import ArgumentError
 from planner.explain.explain import Alternatives, explain
 from planner.explain.explanation import Explanation
@@ -272,6 +273,13 @@ class Plan:
     def with_checks(self, checked: Sequence[Checked], compiled: Verification | None = None) -> Plan:
         """The same plan with these checks on record; what was compiled for them serves it, too, as `compiled` does."""
         return self._with(replace(self._decision, checked=tuple(checked)), compiled)
+
+    def remedied(self, error: str) -> Plan:
+        """The same plan with the compiler options of an entry of `cost_models.compilers.REMEDIES`."""
+        decision = remedied(self._decision, error)
+        return Plan(
+            decision=decision, runner=self._runner.of(decision), alternatives=self._state_problem, seed=self._seed
+        )
 
     def with_notes(self, notes: Sequence[str]) -> Plan:
         """The same plan with these notes."""

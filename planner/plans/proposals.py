@@ -18,8 +18,7 @@ from planner.plans.refining.judges import CompilerJudge, Emits, Judge, why_no_co
 from planner.plans.refining.measuring import MeasuringJudge, why_not_measured
 from planner.plans.refining.prospects import Prospects
 from planner.plans.refining.refine import Clock, Result, refine
-from planner.rules.op_work import op_flops
-from planner.session import Session
+from planner.rules.op_work import flops_of
 from planner.solver.deadline import Deadline
 from planner.verify.compile_pool import CompilePool
 from planner.verify.kept_reports import KeptReports
@@ -75,7 +74,7 @@ def _refined(
     limit = session.request.memory_limit
     why = why_no_compiler(session.target) if how == "compile" else ""
     if how == "measure":
-        why = why_not_measured(session.program, session.target, _flops(session), options)
+        why = why_not_measured(session.program, session.target, flops_of(session.graph), options)
     if why:
         return f"the plan is not refined: {why}"
     best = searched(sessions, meshes, options, judged=lambda: how == "compile")
@@ -97,9 +96,3 @@ def _refined(
         result = refine(found.candidates, meshes, prospects, judge, clock, how=how, limit_bytes=limit)
     told = [prospects.certified(decision, found) for decision in result.decisions[: FALLBACKS + 1]]
     return replace(result, decisions=tuple(replace(one, notes=(*one.notes, *best.notes)) for one in told))
-
-
-def _flops(session: Session) -> float:
-    """Operations of one call, on all devices together."""
-    graph = session.graph
-    return sum(op_flops(graph, op) * graph.regions[op.region].trips for op in graph.ops)

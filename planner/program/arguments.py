@@ -9,9 +9,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
 from planner.errors import ArgumentError, TraceError
 from planner.program.graph import Aval
+from planner.program.mesh_axes import explicit_axes
 from planner.program.traced import Leaf
 
 
@@ -79,6 +81,14 @@ def abstracted(value: Any) -> Any:
     if isinstance(value, (bool, int, float, complex)):
         return value
     return jax.ShapeDtypeStruct(value.shape, canonical_dtype(value), weak_type=bool(getattr(value, "weak_type", False)))
+
+
+def typed_as_placed(value: Any) -> Any:
+    """The same with the placement in its type, where the value lies, or shall lie, on a mesh with Explicit axes."""
+    struct, sharding = abstracted(value), getattr(value, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or not explicit_axes(sharding.mesh):
+        return struct
+    return jax.ShapeDtypeStruct(struct.shape, struct.dtype, weak_type=struct.weak_type, sharding=sharding)
 
 
 def canonical_dtype(value: Any) -> Any:

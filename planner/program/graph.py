@@ -75,13 +75,31 @@ class Region:
         return total / self.trips if self.trips else 0.0
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Body:
+    """What one op computes, as a graph of its own; equal only to itself, so that equations of one body share it.
+
+    `axes` are the mesh axes, with their sizes, along which every device runs the body on its own parts, of the shapes that
+    the graph has (a `shard_map`); None for a body of whole arrays (a `custom_partitioning`).
+    """
+
+    graph: Graph
+    axes: Mapping[str, int] | None
+
+    @property
+    def devices(self) -> int:
+        """How many devices run it side by side, each on its own parts; 1 where its arrays are whole."""
+        return math.prod((self.axes or {}).values())
+
+
 class Op(NamedTuple):
     """One equation, or one boundary crossing of a region (kinds `loop_*`, `branch_*`, see `trace`).
 
     `params` and `primitive` are those of a leaf, which can be lowered alone with them; boundary ops have params of their
     own and no primitive. `path` names the equation for emission. `name` says where it comes from, by its module where it
     has one: `MLP/Dense_0/dot_general`, several ops may have it. `source` is the user's own line of code, `line` that of the
-    innermost code outside of JAX, by which compilers know it.
+    innermost code outside of JAX, by which compilers know it. `body` is what a `shard_map` or the like computes, for its
+    work to be counted: the op stays one op.
     """
 
     id: int
@@ -95,6 +113,7 @@ class Op(NamedTuple):
     name: str
     source: str
     line: str
+    body: Body | None = None
 
     @property
     def lines(self) -> tuple[str, str]:

@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-from jax.sharding import AxisType
 
 from planner.errors import ArgumentError, TraceError
 from planner.program.annotations import names_of_dims
-from planner.program.arguments import abstracted, argument_leaf, aval_of, joined, name_of, parameter_names, positions
+from planner.program.arguments import (
+    abstracted,
+    argument_leaf,
+    aval_of,
+    joined,
+    name_of,
+    parameter_names,
+    positions,
+    typed_as_placed,
+)
 from planner.program.gc_pause import paused
 from planner.program.jaxpr.bodies import consts_of
+from planner.program.jaxpr.calls import with_lowered
 from planner.program.jaxpr.constants import hoisted
 from planner.program.jaxpr.demands import with_plain_constraints
 from planner.program.jaxpr.free_annotations import without_annotations
 from planner.program.jaxpr.parallelism import effects_of, parallelism_of
 from planner.program.jaxpr.results import result_avals, without_last
 from planner.program.jaxpr.rolls import with_rolls
+from planner.program.jaxpr.sharding_types import left_unreduced, names_axes, sharding_types, without_sharding_types
 from planner.program.jitted import brought
 from planner.program.libraries import heard
+from planner.program.mesh_axes import explicit_mesh
 from planner.program.mutation import Changes, Watch, check_immutable, shares, tied
-from planner.program.traced import Annotations, Leaf, Program
+from planner.program.traced import Annotations, Leaf, Program, ShardingTypes
 
 
 @paused()
@@ -78,6 +90,8 @@ class _Traced:
     changes: Changes
     out: Any
     notes: tuple[str, ...]
+    types: ShardingTypes | None
+    sums: Sequence[int]
 
 
 def _checked_arguments(
@@ -143,20 +157,17 @@ def _leaves(
 def _traced(fn: Callable[..., Any], given: _Given) -> _Traced:
     """The jaxpr of a function, whose last results are what it changed in place. Raises: TraceError."""
     call, seen = _watched(fn, given)
-    _check_ambient_mesh()
-    abstract = jax.tree.map(abstracted, given.values)
+    mesh = explicit_mesh()
+    typed = jax.tree.map(abstracted if mesh is None else typed_as_placed, given.values)
     try:
         with heard() as ignored:
-            traced = jax.jit(call).trace(*abstract)
+            traced = jax.jit(call).trace(*typed)
     except TraceError:
         raise
     except Exception as error:
-        hint = (
-            "It changes a Flax nnx object that it closes over; make the object an argument"
-            if type(error).__name__ == "TraceContextError"
-            else "The planner accepts what jax.jit accepts; make values that steer Python control flow static_argnums"
-        )
-        raise TraceError(f"{name_of(fn)} could not be traced: {type(error).__name__}: {error}. {hint}") from error
+        raise TraceError(
+            f"{name_of(fn)} could not be traced: {type(error).__name__}: {error}. {_remedy(error)}"
+        ) from error
     jaxpr, notes = traced.jaxpr, ignored
     if getattr(jaxpr, "is_high", False):  # JAX 0.12: primitives such as custom_root, which only their lowering can run
         jaxpr = traced.lojax.jaxpr
@@ -169,7 +180,19 @@ def _traced(fn: Callable[..., Any], given: _Given) -> _Traced:
         )
     jaxpr, useless = without_last(jaxpr, len(changes.lost))
     notes += _told_of_changes(name_of(fn), given.leaves, changes, useless)
-    return _Traced(jaxpr=jaxpr, abstract=abstract, changes=changes, out=traced.out_info[0], notes=tuple(notes))
+    types = None if mesh is None else sharding_types(jaxpr, jax.tree.leaves(typed), mesh)
+    sums = left_unreduced(jaxpr)
+    if mesh is not None or names_axes(jaxpr):
+        jaxpr = without_sharding_types(jaxpr, mesh)
+    return _Traced(
+        jaxpr=jaxpr,
+        abstract=jax.tree.map(abstracted, given.values),
+        changes=changes,
+        out=traced.out_info[0],
+        notes=tuple(notes),
+        types=types,
+        sums=sums,
+    )
 
 
 def _watched(fn: Callable[..., Any], given: _Given) -> tuple[Callable[..., Any], list[Changes]]:
@@ -190,33 +213,35 @@ def _watched(fn: Callable[..., Any], given: _Given) -> tuple[Callable[..., Any],
     return call, seen
 
 
-def _check_ambient_mesh() -> None:
-    """Nothing. Raises: TraceError where the mesh that `jax.set_mesh` has set has Explicit axes."""
-    mesh = jax.sharding.get_abstract_mesh()
-    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
-    explicit = [axis for axis, kind in kinds if kind == AxisType.Explicit]
-    if explicit:
-        raise TraceError(
-            f"the mesh set around plan() has the Explicit axes {explicit}, whose shardings are part of the types; make it "
-            "with axis_types of AxisType.Auto, or plan outside of it"
+def _remedy(error: Exception) -> str:
+    """What to do about an error that JAX traced into."""
+    if type(error).__name__ == "TraceContextError":
+        return "It changes a Flax nnx object that it closes over; make the object an argument"
+    if explicit_mesh() is None and any(word in str(error) for word in ("PartitionSpec", "mesh")):
+        return (
+            "Placements such as out_sharding= are for a mesh with Explicit axes that is set: plan the function under its "
+            "own, with jax.set_mesh(jax.make_mesh(sizes, names)): planner.plan(...)"
         )
+    return "The planner accepts what jax.jit accepts; make values that steer Python control flow static_argnums"
 
 
 def _as_program(fn: Callable[..., Any], given: _Given, traced: _Traced, annotations: Annotations) -> Program:
     """The program of a traced function: its large constants made arguments, its results named."""
-    jaxpr, of_annotations = without_annotations(with_plain_constraints(traced.jaxpr), annotations)
+    jaxpr, of_annotations = without_annotations(with_plain_constraints(with_lowered(traced.jaxpr)), annotations)
     jaxpr, constants = hoisted(with_rolls(jaxpr))
     closed_over = [
         Leaf(name=f"closed_over/{i}", aval=aval_of(abstracted(value)), constant=True)
         for i, value in enumerate(constants)
     ]
-    parallelism, effects = parallelism_of(jaxpr), effects_of(jaxpr)
-    notes = [*given.notes, *traced.notes, *of_annotations]
+    types, of_types = _kept_types(traced.types, annotations)
+    parallelism, effects = parallelism_of(jaxpr, types), effects_of(jaxpr)
+    notes = [*given.notes, *traced.notes, *of_annotations, *of_types]
     if parallelism is not None:
         notes.append(f"the mesh {dict(parallelism.shape)} is the one that the function names itself")
     if effects.ordered:
         notes.append("ordered side effects run on one device only, so the plan is for one")
     names, outputs = _result_names(given.leaves, traced), map(aval_of, result_avals(jaxpr))
+    notes += [f"{names[i]} is a sum that the function leaves unreduced; a plan returns the sum" for i in traced.sums]
     return Program(
         jaxpr=jaxpr,
         arguments=(*given.leaves, *closed_over),
@@ -236,7 +261,18 @@ def _as_program(fn: Callable[..., Any], given: _Given, traced: _Traced, annotati
         function_name=name_of(fn),
         annotations=annotations,
         traced=traced.jaxpr,
+        types=types,
     )
+
+
+def _kept_types(types: ShardingTypes | None, annotations: Annotations) -> tuple[ShardingTypes | None, tuple[str, ...]]:
+    """What types say of placements, None where that is free; and a note on it."""
+    if types is None or not any(spec is not None for spec in (*types.arguments, *types.results)):
+        return types, ()
+    shape = dict(types.mesh.shape)
+    if annotations == "keep" and math.prod(shape.values()) > 1:
+        return types, ()
+    return None, (f"placements in the types of arguments and results, on the mesh {shape}, are free",)
 
 
 def _result_names(leaves: Sequence[Leaf], traced: _Traced) -> list[str]:

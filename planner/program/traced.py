@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from planner.logical import Names
 from planner.program.form import AS_WRITTEN, Form
@@ -38,6 +38,18 @@ class Parallelism:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShardingTypes:
+    """What types say of the placement of a program's leaves, where it is traced under a `mesh` with Explicit axes.
+
+    `arguments` are the specs of the user's argument leaves, `results` those of the result leaves; None is left open.
+    """
+
+    mesh: Mesh | AbstractMesh
+    arguments: tuple[PartitionSpec | None, ...]
+    results: tuple[PartitionSpec | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Effects:
     """The side effects of a program: `ordered` ones run on one device only; `io` ones reach the world outside."""
 
@@ -55,7 +67,8 @@ class Program:
     (position of an argument leaf, position of the result that takes its place in the user's object after a call); see
     `mutation`. `annotations` says whether the placements that it names itself are still in `jaxpr`. `form` is how `jaxpr`
     computes what the function does, and `written` the jaxpr of the function as it is written where that is another;
-    `traced` is what JAX made of the function, of the user's arguments alone, before anything was rewritten.
+    `traced` is what JAX made of the function, of the user's arguments alone, before anything was rewritten. What its types
+    said of placements is in `types`, and by constraints in the jaxprs.
     """
 
     jaxpr: Any
@@ -78,6 +91,7 @@ class Program:
     form: Form = AS_WRITTEN
     written: Any = None
     traced: Any = None
+    types: ShardingTypes | None = None
 
     @property
     def as_written(self) -> Program:

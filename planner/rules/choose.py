@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from planner.program.graph import Graph, Op
 from planner.rules.boundary import BOUNDARY_RULES, manual_rule
-from planner.rules.primitives import rule_of
+from planner.rules.factors import replicated
+from planner.rules.primitives import rule_of, traits
 from planner.rules.rule import Rule
 from planner.rules.shardy import shardy_rule
 
@@ -16,6 +17,8 @@ def op_rule(graph: Graph, op: Op) -> tuple[Rule | None, bool]:
         return BOUNDARY_RULES[op.kind](operands, results), False
     if op.kind == "shard_map":
         return manual_rule(operands, results, op.params), False
+    if traits(op.kind).collective is not None:
+        return replicated(operands, results), False  # it stands in a body that runs on one device's parts
     ours = rule_of(op.kind, operands, results, op.params)
     if ours is not None:
         return ours, False

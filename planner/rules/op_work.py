@@ -1,21 +1,38 @@
-"""The work of an op: as `cost_models` knows it, or as the user of a kernel says it; and whether it is guessed."""
+"""The work of an op: as `cost_models` knows it, its body has it or the user of a kernel says it; and what is guessed."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import cost_models
 from cost_models.hardware import Engine
-from planner.program.graph import Graph, Op
+from planner.program.graph import Body, Graph, Op
 from planner.rules.kernels.kernel_parts import kernel_of
+from planner.rules.primitives import traits
+
+
+def body_of(op: Op) -> Body | None:
+    """The body that says what an op works; None where it has none, or its user says it."""
+    return op.body if kernel_of(op) is None else None
 
 
 def op_flops(graph: Graph, op: Op) -> float:
-    """The floating-point operations of one run of an op on whole arrays."""
-    kernel = kernel_of(op)
+    """The floating-point operations of one run of an op on whole arrays: of a `shard_map` those of all its devices."""
+    body, kernel = body_of(op), kernel_of(op)
+    if body is not None:
+        return body.devices * flops_of(body.graph)
+    if traits(op.kind).collective is not None:
+        return 0.0
     operands = [graph.tensors[t].aval.shape for t in op.operands]
     if kernel is not None and kernel.work.flops is not None:
         said = kernel.work.flops
         return said(operands) if callable(said) else said
     return cost_models.flops(op.kind, operands, [graph.tensors[t].aval.shape for t in op.results], op.params)
+
+
+def flops_of(graph: Graph) -> float:
+    """The floating-point operations of one run of a graph on arrays of the shapes that it has."""
+    return sum(op_flops(graph, op) * graph.regions[op.region].trips for op in graph.ops)
 
 
 def op_passes(graph: Graph, op: Op) -> float:
@@ -37,6 +54,16 @@ def op_engine(op: Op) -> Engine:
     return cost_models.engine(op.kind) if kernel is None else kernel.work.engine
 
 
+def op_dtype(graph: Graph, op: Op) -> str:
+    """The type of the elements that an op computes with: of its first operand, unless its kernel says another."""
+    kernel = kernel_of(op)
+    if kernel is not None and kernel.work.dtype is not None:
+        return kernel.work.dtype
+    first = next(iter((*op.operands, *op.results)), None)
+    # An op of neither, such as a print of a word, moves nothing.
+    return "float32" if first is None else graph.tensors[first].aval.dtype
+
+
 def op_name(op: Op) -> str:
     """What a person calls an op: the name of a kernel's function, else the primitive's."""
     kernel = kernel_of(op)
@@ -49,7 +76,18 @@ def is_guessed(op: Op) -> bool:
     if kernel is not None:
         return kernel.work.guessed
     # Ops that cross the border of a body have no primitive, and compute nothing.
-    return op.primitive is not None and not cost_models.is_known(op.kind)
+    computes = op.primitive is not None and op.body is None and traits(op.kind).collective is None
+    return computes and not cost_models.is_known(op.kind)
+
+
+def guessed_in(graph: Graph) -> Iterator[tuple[Op, float]]:
+    """The ops whose flops are only guessed, with how often they run: those in bodies of ops that stay one op included."""
+    for op in graph.ops:
+        trips, body = graph.regions[op.region].trips, body_of(op)
+        if is_guessed(op):
+            yield op, trips
+        for inner, runs in guessed_in(body.graph) if body is not None else ():
+            yield inner, trips * runs
 
 
 def has_work_of_shapes(graph: Graph) -> bool:

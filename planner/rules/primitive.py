@@ -14,9 +14,13 @@ from planner.rules.sliding import Slide
 SlideFunction = Callable[[Sequence[Aval], Sequence[Aval], Mapping[str, Any]], tuple[Slide, ...]]
 """From the avals of an op's operands and results, and its params, to the dims along which its window slides."""
 
+Collective = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"]
+"""What XLA makes of a collective that a program runs itself."""
+
 ByHand = Literal["parts", "barrier", "kernel", "sums"]
 """What keeps an op that is split from XLA's partitioner: "parts", it is run on the part of each device; "barrier", what it
-writes into is made a buffer of its own; "kernel", a rule of the user's says how; "sums", where what it sums over is split
+writes into is made a buffer of its own; "kernel", it is run on the part of each device, as a
+rule of its own or of its user's says; "sums", where what it sums over is split
 it is run on the part of each device, and the partial sums are added up."""
 
 
@@ -118,3 +122,7 @@ class Primitive:
 
     calls_back: bool = False
     """It calls Python. Asked by `kernel_parts`."""
+
+    collective: Collective | None = None
+    """It stands in the body of a `shard_map` and is this collective over named axes. What it takes is the collective's
+    price: nothing is computed beside it. Asked by `costs`, `collectives`, `choose`."""

@@ -8,7 +8,9 @@ from typing import Any
 
 from planner.program.graph import Aval, Graph, Op
 from planner.rules.factors import fits, replicated
+from planner.rules.kernels.pallas_kernel import pallas_call
 from planner.rules.matrix_products import convolution_product, dot_product
+from planner.rules.ops.attention import attention, attention_backward
 from planner.rules.ops.contract import dot_general, ragged_dot_general, scaled_dot
 from planner.rules.ops.convolution import conv_general_dilated
 from planner.rules.ops.elementwise import elementwise, leading, paired
@@ -45,6 +47,13 @@ PRIMITIVES: Mapping[str, Primitive] = {
     "acosh": Primitive(elementwise, fused=True),
     "add": Primitive(elementwise, fused=True, adds=True, additive="all"),
     "add_any": Primitive(elementwise, fused=True, adds=True, rounds=True, additive="all"),
+    "all_gather": Primitive(None, collective="all-gather"),
+    "all_gather_invariant": Primitive(None, collective="all-gather"),
+    "all_gather_reduced": Primitive(None, collective="all-gather"),
+    "all_gather_reduced_start": Primitive(None, collective="all-gather"),
+    "all_gather_start": Primitive(None, collective="all-gather"),
+    "all_to_all": Primitive(None, collective="all-to-all"),
+    "all_to_all_start": Primitive(None, collective="all-to-all"),
     "and": Primitive(elementwise, fused=True),
     "approx_top_k": Primitive(top_k),
     "argmax": Primitive(partial(reduction, combiner="arg"), fused=True),
@@ -90,6 +99,8 @@ PRIMITIVES: Mapping[str, Primitive] = {
     "digamma": Primitive(elementwise, fused=True, recalled_up_to=4),
     "div": Primitive(elementwise, fused=True, slow=True, linear_in=(0,)),
     "dot_general": Primitive(dot_general, matmul=True, product=dot_product, partial_on_parts=True, rounds=True),
+    "dot_product_attention_bwd_wrapper": Primitive(attention_backward, by_hand="kernel"),
+    "dot_product_attention_fwd_wrapper": Primitive(attention, by_hand="kernel"),
     "dynamic_slice": Primitive(dynamic_slice, fused=True, streams=True, picks=True, additive=(0,)),
     "dynamic_update_slice": Primitive(
         dynamic_update_slice, streams=True, updates=1, overwrites=True, by_hand="parts", additive=(0, 1)
@@ -155,17 +166,30 @@ PRIMITIVES: Mapping[str, Primitive] = {
     "or": Primitive(elementwise, fused=True),
     "ormqr": Primitive(partial(batched, core=2), by_hand="parts"),
     "pad": Primitive(pad, fused=True, additive=(0, 1)),
-    "pallas_call": Primitive(None, opaque=True),
+    "pallas_call": Primitive(pallas_call, by_hand="kernel", opaque=True),
+    "pbroadcast": Primitive(None, collective="all-reduce"),
+    "pbroadcast_dynamic": Primitive(None, collective="all-reduce"),
+    "pbroadcast_start": Primitive(None, collective="all-reduce"),
     "philox2x32": Primitive(elementwise),
     "philox4x32": Primitive(elementwise),
+    "pmax": Primitive(None, collective="all-reduce"),
+    "pmin": Primitive(None, collective="all-reduce"),
     "polygamma": Primitive(elementwise, fused=True),
     "polynomial": Primitive(elementwise, fused=True),
     "population_count": Primitive(elementwise, fused=True),
     "pow": Primitive(elementwise, fused=True, slow=True, recalled_up_to=4),
+    "ppermute": Primitive(None, collective="collective-permute"),
+    "ppermute_start": Primitive(None, collective="collective-permute"),
     "preduced": Primitive(elementwise, fused=True),
+    "psend": Primitive(None, collective="collective-permute"),
+    "psum": Primitive(None, collective="all-reduce"),
+    "psum_invariant": Primitive(None, collective="all-reduce"),
+    "psum_invariant_start": Primitive(None, collective="all-reduce"),
+    "psum_start": Primitive(None, collective="all-reduce"),
     "pure_callback": Primitive(None, opaque=True, calls_back=True),
     "pvary": Primitive(elementwise, fused=True),
     "qr": Primitive(partial(batched, core=2), by_hand="parts"),
+    "ragged_all_to_all": Primitive(None, collective="all-to-all"),
     "ragged_dot_general": Primitive(ragged_dot_general, by_hand="sums"),
     "random_bits": Primitive(drawn, draws=True),
     "random_clone": Primitive(elementwise),
@@ -183,6 +207,8 @@ PRIMITIVES: Mapping[str, Primitive] = {
     "reduce_or": Primitive(partial(reduction, combiner="or"), fused=True, partial_on_parts=True),
     "reduce_precision": Primitive(elementwise, fused=True),
     "reduce_prod": Primitive(partial(reduction, combiner="mul"), fused=True),
+    "reduce_scatter": Primitive(None, collective="reduce-scatter"),
+    "reduce_scatter_start": Primitive(None, collective="reduce-scatter"),
     "reduce_sum": Primitive(
         partial(reduction, combiner="add"), fused=True, partial_on_parts=True, rounds=True, additive="all"
     ),
@@ -254,6 +280,12 @@ PRIMITIVES: Mapping[str, Primitive] = {
     "triangular_solve": Primitive(triangular_solve, by_hand="parts"),
     "tridiagonal": Primitive(partial(batched, core=2), by_hand="parts"),
     "tridiagonal_solve": Primitive(tridiagonal_solve, by_hand="parts"),
+    "unreduced_pmax": Primitive(None, collective="all-reduce"),
+    "unreduced_pmin": Primitive(None, collective="all-reduce"),
+    "unreduced_psum": Primitive(None, collective="all-reduce"),
+    "unreduced_psum_start": Primitive(None, collective="all-reduce"),
+    "unreduced_reduce_scatter": Primitive(None, collective="reduce-scatter"),
+    "unreduced_reduce_scatter_start": Primitive(None, collective="reduce-scatter"),
     "unstack": Primitive(unstack, additive="all"),
     "with_memory_space_constraint": Primitive(elementwise, fused=True),
     "xla_metadata_value": Primitive(elementwise, fused=True),

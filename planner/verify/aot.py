@@ -30,17 +30,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 
+from cost_models.compilers import REMEDIES, remedy_of
 from planner.errors import ArgumentError, CompileError
 from planner.machine import aot_child
 from planner.machine.aot_child import Place
+from planner.machine.child_environment import child_environment, inherited_flags
 from planner.machine.compile_target import CompileTarget, compile_target
+from planner.program.mesh_axes import NO_DEVICES
 from planner.verify.hlo.collectives import CompiledCollective, read_collectives
 from planner.verify.hlo.memory import CompiledMemory, memory_from_stats
 
@@ -60,7 +63,8 @@ class AotRequest:
 
     `program` is StableHLO bytecode; `free_outputs[i]` leaves a sharding open; `places` are those of the devices in the
     order of the mesh, none where a topology's devices are taken as they are listed; `capacity_bytes` is the memory of a
-    device where the compiler does not say by itself that a program does not fit.
+    device where the compiler does not say by itself that a program does not fit; `inherited` are the flags of this process
+    that hold for its compile (`child_environment.inherited_flags`).
     """
 
     program: bytes = field(repr=False)
@@ -75,6 +79,7 @@ class AotRequest:
     compiler_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     places: tuple[Place, ...] = ()
     capacity_bytes: float | None = None
+    inherited: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +91,8 @@ class AotReport:
     no compiler for the platform is installed. `message` is the compiler's. `memory` and `collectives` are those of one
     device; of an "oom", `memory` is None and `needed_bytes` what would be needed; of a CPU it is never said.
     `hlo` is the scheduled HLO text, which `hlo.schedule` prices. `rematerialized` are the compiler's "involuntary
-    full rematerialization" warnings. `seconds` is the wall time of the child.
+    full rematerialization" warnings. `remedy` is the entry of `cost_models.compilers.REMEDIES` with whose options it was
+    compiled, "" where the request was enough. `seconds` is the wall time of the child, or of both.
     """
 
     status: CompileStatus
@@ -97,6 +103,7 @@ class AotReport:
     needed_bytes: float | None = None
     collectives: tuple[CompiledCollective, ...] = ()
     rematerialized: tuple[str, ...] = ()
+    remedy: str = ""
     hlo: str = field(default="", repr=False)
 
     @property
@@ -189,7 +196,9 @@ def lower_request(
     if platform not in (target.platform, None):
         raise ArgumentError(f"topology {topology} is not one of platform {platform!r}; leave the platform out")
     try:
-        lowered = jitted.trace(*abstract_args).lower(lowering_platforms=(target.platform,))
+        # The devices of a mesh that the caller has set are not those of the topology.
+        with jax.set_mesh(NO_DEVICES):
+            lowered = jitted.trace(*abstract_args).lower(lowering_platforms=(target.platform,))
     except Exception as error:
         raise CompileError(
             f"lowering for {target.platform} failed with {type(error).__name__}: {error}; give shardings over one "
@@ -220,6 +229,7 @@ def lower_request(
         compiler_options={**target.compiler_options, **dict(own), **(compiler_options or {})},
         places=target.places,
         capacity_bytes=target.capacity_bytes,
+        inherited=inherited_flags(os.environ, target.platform),
     )
 
 
@@ -232,11 +242,38 @@ def unavailable_reason(platform: str) -> str:
     return ""
 
 
+def told_of_flags(platform: str) -> str:
+    """That compiles for a platform have the flags of this process, or "" where it has none."""
+    flags = inherited_flags(os.environ, "cuda" if platform == "gpu" else platform)
+    told = "; ".join(f"{name}={value}" for name, value in flags.items())
+    return (
+        f"compiled with the flags that are set here, {told}: the promises hold where they are set, too" if told else ""
+    )
+
+
 def run_request(request: AotRequest, *, stopped: Callable[[], bool] = lambda: False) -> AotReport:
     """The report on a request, compiled in a child process that is ended at the latest after `timeout_s`.
 
-    It is ended, too, as soon as `stopped` says so, and then counts as one that took too long.
+    It is ended, too, as soon as `stopped` says so, and then counts as one that took too long. A compile that ends in an
+    error with a known remedy is tried once more with that, and both count for `timeout_s`.
     """
+    report = _run_once(request, stopped)
+    if report.status not in ("error", "crash"):
+        return report
+    options = {name: str(value) for name, value in request.compiler_options.items()}
+    error = remedy_of("gpu" if request.platform == "cuda" else request.platform, report.message, options)
+    left = request.timeout_s - report.seconds
+    if not error or left <= 0 or stopped():
+        return report
+    helped = {**request.compiler_options, **REMEDIES[error].options}
+    again = _run_once(replace(request, compiler_options=helped, timeout_s=left), stopped)
+    if again.status in ("error", "crash"):
+        return report
+    return replace(again, seconds=report.seconds + again.seconds, remedy=error)
+
+
+def _run_once(request: AotRequest, stopped: Callable[[], bool]) -> AotReport:
+    """The report on a request, with no other try."""
     reason = unavailable_reason(request.platform)
     if reason:
         return AotReport(status="unavailable", message=reason, seconds=0.0)
@@ -267,29 +304,6 @@ def run_request(request: AotRequest, *, stopped: Callable[[], bool] = lambda: Fa
         return _read_report(request, directory, dump, code, time.monotonic() - started)
 
 
-def _environment(request: AotRequest) -> dict[str, str]:
-    """The child's environment: this one's, less what would decide about devices, plus what libtpu wants."""
-    flags = os.environ.get("XLA_FLAGS", "").split()
-    kept = " ".join(flag for flag in flags if "xla_force_host_platform_device_count" not in flag)
-    version, _, extent = request.topology.partition(":")
-    names = {"v5e": "v5litepod", "v6e": "v6e", "v5p": "v5p", "v4": "v4", "tpu7x": "tpu7x"}
-    cores = prod(int(word) for word in re.findall(r"\d+", extent)) if request.platform == "tpu" else 1
-    cores *= 2 if version in ("v4", "v5p", "tpu7x") else 1
-    return {
-        **os.environ,
-        "XLA_FLAGS": kept,
-        "JAX_PLATFORMS": "cpu",
-        "JAX_ENABLE_COMPILATION_CACHE": "0",
-        "TF_CPP_MIN_LOG_LEVEL": "1",  # warnings, here and in libtpu: the involuntary rematerialisations are among them
-        "TPU_STDERR_LOG_LEVEL": "1",
-        "TPU_LOG_DIR": "disabled",
-        "TPU_SKIP_MDS_QUERY": "1",
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-        "TPU_ACCELERATOR_TYPE": f"{names.get(version, version)}-{cores}",
-        "TPU_WORKER_HOSTNAMES": "localhost",
-    }
-
-
 def _run_child(request: AotRequest, directory: Path, dump: Path, stopped: Callable[[], bool]) -> int | None:
     """The child's exit status; 0 also where it was ended with all that is wanted on disk; None after a timeout."""
     child = Path(aot_child.__file__)
@@ -299,7 +313,7 @@ def _run_child(request: AotRequest, directory: Path, dump: Path, stopped: Callab
             stdin=subprocess.DEVNULL,
             stdout=stderr,
             stderr=stderr,
-            env=_environment(request),
+            env=child_environment(os.environ, request.inherited, platform=request.platform, topology=request.topology),
         )
         deadline = time.monotonic() + request.timeout_s
         try:

@@ -13,10 +13,12 @@ from planner.verify.collective_prices import CollectivePrices, collective_prices
 from planner.verify.differences import Difference, Key, Moved, bytes_by, differences
 from planner.verify.hlo.collectives import CompiledCollective
 
+BROKEN_SHARE = 0.05
+"""A promise is broken where what became of it costs more than this share of the seconds of a call."""
 COMMUNICATION_SHARE = 0.05
-"""Collectives may differ by this share of the seconds of all communication, promised or compiled, whichever are more."""
+"""A difference is told from this share on of the seconds of all communication, promised or compiled, the larger one."""
 STEP_SHARE = 0.01
-"""Or by this share of the seconds of a call."""
+"""And from this share on of the seconds of a call."""
 BYTES_SHARE = 0.10
 """Where the CPU compiles, by this share of the bytes instead: between virtual devices seconds say nothing."""
 SMALL_BYTES = 4096.0
@@ -33,32 +35,42 @@ SMALLEST_TOLD = 0.01
 class Collectives:
     """Bytes and seconds of a call, promised and compiled, by kind and axes; `differences` name what became of what.
 
-    `extra_seconds` are compiled and were not promised, `missing_seconds` were promised and are not compiled.
-    `surprises` says the largest differences in words.
+    `ok` is False where a promise is broken, or the plan does not compile; `differs` where more than a little is not as
+    promised. `extra_seconds` are compiled and were not promised, `missing_seconds` were promised and are not compiled,
+    `lost_seconds` is what that costs. `surprises` says the largest differences in words.
     """
 
     ok: bool | None
     reason: str
+    differs: bool = False
     predicted_bytes: float = 0.0
     compiled_bytes: float = 0.0
     predicted_seconds: float = 0.0
     compiled_seconds: float = 0.0
     extra_seconds: float = 0.0
     missing_seconds: float = 0.0
+    lost_seconds: float = 0.0
     by_kind: Mapping[Key, tuple[float, float]] | None = None
     differences: tuple[Difference, ...] = ()
     surprises: tuple[str, ...] = ()
     compiled: tuple[CompiledCollective, ...] = field(default=(), repr=False)
 
 
-def compare_collectives(decision: Decision, compiled: Sequence[CompiledCollective], platform: str) -> Collectives:
+def compare_collectives(
+    decision: Decision, compiled: Sequence[CompiledCollective], platform: str, *, scheduled_seconds: float | None = None
+) -> Collectives:
     """Promised and compiled collectives, kind by kind and axes by axes, each difference priced on the topology's wires.
 
-    ok where what is compiled and was not promised, and what was promised and is not compiled, each takes less than
-    `COMMUNICATION_SHARE` of the seconds of communication or `STEP_SHARE` of those predicted of a call (on CPU: moves
-    less than `BYTES_SHARE` of the bytes), or where both move no more than `SMALL_BYTES`. A difference of only the number
-    of pieces is none. Loops that end when some value does count as one pass on both sides: how often they run is not
-    what is compared.
+    They differ where what is compiled and was not promised, or what was promised and is not compiled, takes more than
+    `COMMUNICATION_SHARE` of the seconds of communication and `STEP_SHARE` of those predicted of a call (on CPU: moves
+    more than `BYTES_SHARE` of the bytes), and moves more than `SMALL_BYTES`. A difference of only the number of pieces
+    is none. Loops that end when some value does count as one pass on both sides: how often they run is not what is
+    compared.
+
+    ok unless they differ and `BROKEN_SHARE` of a call is lost by it. Lost are the seconds by which all that is compiled
+    exceeds all that was promised. Where less is compiled, the work may be done without moving anything, on every device
+    again: then lost are the seconds of the schedule (`scheduled_seconds` of a call, if known) above the predicted ones,
+    as far as what is missing accounts for them.
     """
     shape = decision.mesh_shape
     promised, actual = moved(decision, compiled, platform)
@@ -74,19 +86,28 @@ def compare_collectives(decision: Decision, compiled: Sequence[CompiledCollectiv
         apart = max(missing, extra)
         allowed = max(COMMUNICATION_SHARE * max(seconds), STEP_SHARE * decision.predicted.seconds)
     small = sum(max(d.promised_bytes, d.compiled_bytes) for d in found) <= SMALL_BYTES
+    differs = not small and apart > allowed
+    call = decision.predicted.seconds if scheduled_seconds is None else scheduled_seconds
+    lost = max(extra - missing, min(missing, call - decision.predicted.seconds), 0.0)
+    broken = differs and lost > BROKEN_SHARE * call
+    reason = (
+        f"{quantity(total[1], 'B')} in {quantity(seconds[1], 's')} compiled, {quantity(total[0], 'B')} in "
+        f"{quantity(seconds[0], 's')} promised; {quantity(extra, 's')} compiled that were not promised, "
+        f"{quantity(missing, 's')} promised that were not compiled"
+    )
+    if broken:
+        reason = f"a broken promise costs {quantity(lost, 's')} of the {quantity(call, 's')} of a call: {reason}"
     return Collectives(
-        ok=small or apart <= allowed,
-        reason=(
-            f"{quantity(total[1], 'B')} in {quantity(seconds[1], 's')} compiled, {quantity(total[0], 'B')} in "
-            f"{quantity(seconds[0], 's')} promised; {quantity(extra, 's')} compiled that were not promised, "
-            f"{quantity(missing, 's')} promised that were not compiled"
-        ),
+        ok=not broken,
+        reason=reason,
+        differs=differs,
         predicted_bytes=total[0],
         compiled_bytes=total[1],
         predicted_seconds=seconds[0],
         compiled_seconds=seconds[1],
         extra_seconds=extra,
         missing_seconds=missing,
+        lost_seconds=lost,
         by_kind={
             key: (by_kind[0].get(key, 0.0), by_kind[1].get(key, 0.0)) for key in sorted({*by_kind[0], *by_kind[1]})
         },
@@ -101,7 +122,8 @@ def moved(decision: Decision, compiled: Sequence[CompiledCollective], platform: 
     shape = decision.mesh_shape
     prices = collective_prices(decision.request.topology, shape)
     predicted = decision.predicted.collectives
-    if not _is_lowered(decision, platform):
+    # What is predicted is what the compiler of the topology's own platform writes: of whole-slice scatters sums.
+    if platform != decision.request.topology.chip.platform:
         predicted = as_lowered(predicted, platform, lambda kind, *_: kind)
     promised = [m for c in predicted if (m := _promised(c, shape, prices)).axes]
     return promised, [_compiled(c, prices) for c in compiled]
@@ -142,10 +164,6 @@ def _compiled(collective: CompiledCollective, prices: CollectivePrices) -> Moved
         op_name=collective.op_name,
         windowed=collective.windowed,
     )
-
-
-def _is_lowered(decision: Decision, platform: str) -> bool:
-    return decision.request.topology.chip.platform == "cpu" and platform == "cpu"
 
 
 def _unknown_loops(compiled: Sequence[CompiledCollective]) -> tuple[str, ...]:

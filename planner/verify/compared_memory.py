@@ -18,11 +18,13 @@ DEVICE_SHARE = 0.01
 class Memory:
     """Bytes per device, (predicted, compiled); `peak` is only held against a plan where the compiler's is trustworthy.
 
-    `limit_bytes` is what the plan must stay within.
+    `ok` is False where it does not fit, `differs` where the figures are not as promised. `limit_bytes` is what the plan
+    must stay within.
     """
 
     ok: bool | None
     reason: str
+    differs: bool = False
     arguments: tuple[float, float] = (0.0, 0.0)
     outputs: tuple[float, float] = (0.0, 0.0)
     aliased: tuple[float, float] = (0.0, 0.0)
@@ -38,9 +40,9 @@ class Memory:
 def compare_memory(decision: Decision, compiled: CompiledMemory, platform: str) -> Memory:
     """Predicted and compiled bytes.
 
-    ok off the CPU where the compiled peak is within the plan's memory limit, and the predicted one within
-    `PEAK_TOLERANCE` of it or `DEVICE_SHARE` of the device; on the CPU, whose peak is not trustworthy, where arguments,
-    outputs and aliases agree.
+    ok where the compiled peak is within the plan's memory limit; it differs where the predicted one is further from it
+    than `PEAK_TOLERANCE` and `DEVICE_SHARE` of the device. The CPU's peak is not trustworthy: there arguments, outputs
+    and aliases may differ.
     """
     p, limit = decision.predicted, _limit(decision)
     arguments = (p.argument_bytes, float(compiled.argument_bytes))
@@ -48,18 +50,26 @@ def compare_memory(decision: Decision, compiled: CompiledMemory, platform: str) 
     aliased = (p.alias_bytes, float(compiled.alias_bytes))
     peak = (p.peak_bytes, float(compiled.peak_bytes))
     if platform == "cpu":
-        ok = all(abs(a - b) <= max(1024.0, 0.01 * b) for a, b in (arguments, outputs, aliased))
+        ok = True
+        differs = any(abs(a - b) > max(1024.0, 0.01 * b) for a, b in (arguments, outputs, aliased))
         extra, peak = "the CPU's peak is not trustworthy", (peak[0], 0.0)
     else:
         allowed = max(PEAK_TOLERANCE * max(peak), DEVICE_SHARE * decision.request.topology.chip.hbm_bytes)
-        ok = abs(peak[0] - peak[1]) <= allowed and peak[1] <= limit
+        ok, differs = peak[1] <= limit, abs(peak[0] - peak[1]) > allowed
         extra = peak_words(peak[0], peak[1], limit)
-    reason = (
+    borders = (
         f"arguments {arguments[1]:.6g} of {arguments[0]:.6g}, results {outputs[1]:.6g} of {outputs[0]:.6g}, "
-        f"aliased {aliased[1]:.6g} of {aliased[0]:.6g} bytes; {extra}"
+        f"aliased {aliased[1]:.6g} of {aliased[0]:.6g} bytes"
     )
     return Memory(
-        ok=ok, reason=reason, arguments=arguments, outputs=outputs, aliased=aliased, peak=peak, limit_bytes=limit
+        ok=ok,
+        reason=f"{borders}; {extra}" if ok else f"{extra}; {borders}",
+        differs=differs,
+        arguments=arguments,
+        outputs=outputs,
+        aliased=aliased,
+        peak=peak,
+        limit_bytes=limit,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from cost_models.compilers import REMEDIES, remedy_of
 from planner.machine.aot_child import Place, place_of
 from planner.machine.compile_target import why_not_compiled
 from planner.machine.device_topology import whole_of
@@ -97,7 +98,8 @@ def compiled_as_it_stands(
         avals = program.in_avals[: len(in_specs)]
         if target.why_not_run:
             return compiled_in_child(jitted, avals, target, mesh=laid, mesh_shape=mesh_shape, limit_s=limit_s)
-        executable: Any = jitted.trace(*avals).lower().compile()
+        lowered: Any = jitted.trace(*avals).lower()
+        executable, remedy = _compiled(lowered, target)
         text = executable.as_text()
         return AotReport(
             status="ok",
@@ -105,8 +107,20 @@ def compiled_as_it_stands(
             seconds=time.monotonic() - started,
             memory=memory_of(executable),
             collectives=read_collectives(text, num_devices=math.prod(mesh_shape.values())),
+            remedy=remedy,
             hlo=text,
         )
     except Exception as error:  # whatever the compiler dies of is told, as what is priced stands without it
         seconds = time.monotonic() - started
         return AotReport(status="error", message=f"{type(error).__name__}: {str(error)[:300]}", seconds=seconds)
+
+
+def _compiled(lowered: Any, target: Target) -> tuple[Any, str]:
+    """A lowered function as it is compiled here, and the entry of `REMEDIES` that this took, "" where none."""
+    try:
+        return lowered.compile(), ""
+    except jax.errors.JaxRuntimeError as error:
+        remedy = remedy_of(target.platform, str(error), {})
+        if not remedy:
+            raise
+        return lowered.compile(compiler_options=dict(REMEDIES[remedy].options)), remedy

@@ -26,7 +26,7 @@ from planner.verify.aot import AotReport, AotRequest, run_request
 from planner.verify.hlo.collectives import read_collectives
 from planner.verify.hlo.memory import CompiledMemory
 
-VERSION = 1
+VERSION = 2
 COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
 """The packages whose releases decide what a compile becomes."""
 LASTING = ("ok", "oom", "error", "crash")
@@ -114,7 +114,7 @@ def _file_of(key: str) -> str:
     return f"{key[:40]}.json.gz"
 
 
-_PLAIN = ("status", "message", "seconds", "signal", "needed_bytes", "rematerialized", "hlo")
+_PLAIN = ("status", "message", "seconds", "signal", "needed_bytes", "rematerialized", "remedy", "hlo")
 
 
 def _packed(report: AotReport) -> bytes:

@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from planner.decision import Decision
+from cost_models.compilers import REMEDIES, remedy_of
+from planner.decision import Checked, Decision
 from planner.emit.runner import Runner
+from planner.emit.variants import options_words, remedied
 from planner.machine.global_arrays import in_common
 from planner.machine.processes import Processes
 from planner.predicted import Products
@@ -23,13 +25,15 @@ from planner.verify.compared_collectives import BETWEEN_SLICES, Collectives, bet
 from planner.verify.compared_memory import Memory, compare_memory, does_not_fit
 from planner.verify.compared_recomputation import Recomputation, compare_recomputation
 from planner.verify.compiled import compiled_in_child
-from planner.verify.hlo.collectives import read_collectives
+from planner.verify.hlo.collectives import CompiledCollective, read_collectives
 from planner.verify.hlo.memory import memory_of
 from planner.verify.hlo.products import read_products
 from planner.verify.numerics import Numerics, compare_numerics
 from planner.verify.scheduled import schedule_of
 
 COMPILE_LIMIT_S = 300.0
+MOST_MESSAGE = 300
+"""Letters of a compiler's message that are told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +49,12 @@ class Seconds:
 class Verification:
     """The three verdicts. `ok`: nothing that was checked failed, and something was checked.
 
+    What fails are wrong results, memory that does not fit, and collectives where a promise is broken that costs more than
+    a little of a call. What is not `as_promised` may be ok nevertheless.
+
     `seconds` and `recomputation` inform: no verdict comes of them. None where nothing was compiled, and where the plan
-    computes nothing again.
+    computes nothing again. `remedy`: the plan compiles only with more options than it has, those of this entry of
+    `cost_models.compilers.REMEDIES`, with which the rest was found; that fails, too.
     """
 
     numerics: Numerics
@@ -54,17 +62,33 @@ class Verification:
     memory: Memory
     seconds: Seconds | None = None
     recomputation: Recomputation | None = None
+    remedy: str = ""
 
     @property
     def ok(self) -> bool:
         """Whether every check that was made passed, and at least one was made."""
-        verdicts = [part.ok for part in (self.numerics, self.collectives, self.memory)]
+        verdicts = [check.ok for check in self.checks]
         return False not in verdicts and True in verdicts
 
+    @property
+    def as_promised(self) -> bool:
+        """Whether it is ok, and neither collectives nor memory differ from what was promised."""
+        return self.ok and not any(check.differs for check in self.checks)
+
+    @property
+    def checks(self) -> tuple[Checked, ...]:
+        """The three verdicts as a plan keeps them, behind one on compiling where that took more than the plan says."""
+        moves, memory = self.collectives, self.memory
+        only = [Checked(what="compiling", ok=False, detail=_only_with(self.remedy))] if self.remedy else []
+        return (
+            *only,
+            Checked(what="numerics", ok=self.numerics.ok, detail=self.numerics.reason),
+            Checked(what="collectives", ok=moves.ok, detail=moves.reason, differs=moves.differs),
+            Checked(what="memory", ok=memory.ok, detail=memory.reason, differs=memory.differs),
+        )
+
     def __str__(self) -> str:
-        word = {True: "ok", False: "FAILED", None: "not checked"}
-        parts = (("numerics", self.numerics), ("collectives", self.collectives), ("memory", self.memory))
-        lines = [f"{name}: {word[part.ok]}. {part.reason}" for name, part in parts]
+        lines = [f"{check.what}: {check.verdict}. {check.detail}" for check in self.checks]
         if self.seconds is not None:
             lines.append(f"seconds: {self.seconds.reason}")
         if self.recomputation is not None:
@@ -98,15 +122,22 @@ def verify(
         names = [leaf.name for leaf in decision.arguments]
         args = in_common(names, args, runner.mesh, processes)
     found = _compiled(decision, runner, compile_limit_s)
+    remedy = remedy_of(target.platform, found, decision.compiler_options) if isinstance(found, str) else found[-1]
+    if remedy:
+        runner = runner.of(remedied(decision, remedy))
+    if remedy and isinstance(found, str):
+        found = _compiled(decision, runner, compile_limit_s)
     mine = found if isinstance(found, str) else None
     failed = next((why for why in processes.gathered(lambda: mine) if why), None)
     if isinstance(found, str) or failed is not None:
         return Verification(
             numerics=Numerics(ok=None, reason="the plan does not compile"),
-            collectives=Collectives(ok=False, reason=f"the plan does not compile: {failed}"),
+            collectives=Collectives(
+                ok=False, reason=f"the plan does not compile: {(failed or str(found))[:MOST_MESSAGE]}"
+            ),
             memory=Memory(ok=None, reason="the plan does not compile"),
         )
-    collectives, memory, seconds, hlo = found
+    collectives, memory, seconds, hlo, _ = found
     again = _recomputation(products, hlo, target.platform) if hlo else None
     numerics = (
         Numerics(ok=None, reason=args)
@@ -125,7 +156,20 @@ def verify(
             processes,
         )
     )
-    return Verification(numerics=numerics, collectives=collectives, memory=memory, seconds=seconds, recomputation=again)
+    return Verification(
+        numerics=numerics,
+        collectives=collectives,
+        memory=memory,
+        seconds=seconds,
+        recomputation=again,
+        remedy=remedy,
+    )
+
+
+def _only_with(remedy: str) -> str:
+    """What is told of a plan that lacks the options of a remedy."""
+    options = options_words(REMEDIES[remedy].options)
+    return f'the compiler ends with "{remedy}"; it compiles with {options}, which this plan does not have: plan again'
 
 
 def _agreed(mine: Numerics, processes: Processes) -> Numerics:
@@ -141,8 +185,8 @@ def _agreed(mine: Numerics, processes: Processes) -> Numerics:
 # ---------------------------------------------------------------- compiled program
 
 
-Parts = tuple[Collectives, Memory, Seconds | None, str]
-"""The last is the text of the compiled program, "" where there is none."""
+Parts = tuple[Collectives, Memory, Seconds | None, str, str]
+"""The last are the text of the compiled program, "" where there is none, and the remedy it took, "" where none."""
 
 
 def _compiled(decision: Decision, runner: Runner, compile_limit_s: float) -> Parts | str:
@@ -154,14 +198,16 @@ def _compiled(decision: Decision, runner: Runner, compile_limit_s: float) -> Par
         executable = runner.executable
         count = int(np.prod(list(decision.mesh_shape.values()), dtype=np.int64))
         text, platform = executable.as_text(), target.devices[0].platform
+        seconds = _scheduled(decision, text, platform)
         return (
-            compare_collectives(decision, read_collectives(text, num_devices=count), platform),
+            _collectives(decision, read_collectives(text, num_devices=count), platform, seconds),
             compare_memory(decision, memory_of(executable), platform),
-            _scheduled(decision, text, platform),
+            seconds,
             text,
+            "",
         )
     except Exception as error:
-        return f"{type(error).__name__}: {str(error)[:300]}"
+        return f"{type(error).__name__}: {error}"
 
 
 def _deviceless(decision: Decision, runner: Runner, compile_limit_s: float) -> Parts:
@@ -183,16 +229,32 @@ def _deviceless(decision: Decision, runner: Runner, compile_limit_s: float) -> P
             f"the compile took longer than {compile_limit_s:g} s; verify(compile_limit_s=...) allows more"
         )
     if report.memory is None:
-        reason = f"the compiler for {topology} said {report.status}: {report.message[:300]}"
+        reason = f"the compiler for {topology} said {report.status}: {report.message[:MOST_MESSAGE]}"
         if report.status == "oom":
-            return Collectives(ok=None, reason=reason), does_not_fit(decision, report.needed_bytes), None, ""
-        return Collectives(ok=False, reason=reason), Memory(ok=False, reason=reason), None, ""
-    found = compare_collectives(decision, report.collectives, platform)
+            return (
+                Collectives(ok=None, reason=reason),
+                does_not_fit(decision, report.needed_bytes),
+                None,
+                "",
+                report.remedy,
+            )
+        return Collectives(ok=False, reason=reason), Memory(ok=False, reason=reason), None, "", ""
+    seconds = _scheduled(decision, report.hlo, platform)
+    found = _collectives(decision, report.collectives, platform, seconds)
     return (
         _without_verdict(found) if between_slices(decision, platform) else found,
         compare_memory(decision, report.memory, platform),
-        _scheduled(decision, report.hlo, platform),
+        seconds,
         report.hlo,
+        report.remedy,
+    )
+
+
+def _collectives(
+    decision: Decision, compiled: Sequence[CompiledCollective], platform: str, seconds: Seconds | None
+) -> Collectives:
+    return compare_collectives(
+        decision, compiled, platform, scheduled_seconds=None if seconds is None else seconds.scheduled
     )
 
 
@@ -204,16 +266,17 @@ def _recomputation(products: Callable[[], Sequence[Products]], hlo: str, platfor
     try:
         return compare_recomputation(promised, read_products(hlo), platform)
     except Exception as error:
-        return Recomputation(ok=None, reason=f"not compared: {type(error).__name__}: {str(error)[:300]}")
+        return Recomputation(ok=None, reason=f"not compared: {type(error).__name__}: {str(error)[:MOST_MESSAGE]}")
 
 
 def _without_verdict(found: Collectives) -> Collectives:
     """The same without a verdict: between slices libtpu writes transfers by the hosts, which no reader here knows."""
-    return replace(found, ok=None, reason=f"not compared: {BETWEEN_SLICES}", differences=(), surprises=())
+    reason = f"not compared: {BETWEEN_SLICES}"
+    return replace(found, ok=None, reason=reason, differs=False, lost_seconds=0.0, differences=(), surprises=())
 
 
 def _unchecked(reason: str) -> Parts:
-    return Collectives(ok=None, reason=reason), Memory(ok=None, reason=reason), None, ""
+    return Collectives(ok=None, reason=reason), Memory(ok=None, reason=reason), None, "", ""
 
 
 def _scheduled(decision: Decision, hlo: str, platform: str) -> Seconds | None:
@@ -229,13 +292,3 @@ def _scheduled(decision: Decision, hlo: str, platform: str) -> Seconds | None:
         reason=f"{quantity(estimate.seconds, 's')} by the compiler's schedule, {exposed} of them waiting for "
         f"collectives; {quantity(predicted, 's')} predicted",
     )
-
-
-def summary(verification: Verification) -> list[tuple[str, bool | None, str]]:
-    """(what, ok, detail) of the three parts."""
-    parts = (
-        ("numerics", verification.numerics),
-        ("collectives", verification.collectives),
-        ("memory", verification.memory),
-    )
-    return [(name, part.ok, part.reason) for name, part in parts]

@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -282,7 +283,12 @@ def test_bad_usage_of_pareto_says_how(capsys):
 
 def test_the_command_line_keeps_the_rest_of_the_files_options(program, monkeypatch):
     asked = []
-    monkeypatch.setattr("planner.cli.main.plan", lambda fn, args, **keywords: asked.append(keywords["options"]))
+
+    def noted(fn, args, **keywords):
+        asked.append(keywords["options"])
+        return SimpleNamespace(checked=())
+
+    monkeypatch.setattr("planner.cli.main.plan", noted)
     text = program.read_text() + "\n\ndef tuned():\n    import planner\n    fn, args, _ = small()\n"
     program.write_text(text + '    return fn, args, {"options": planner.Options(gap=0.25, seed=3, check="never")}\n')
     main(["search", f"{program}:tuned", "--seed", "4"])

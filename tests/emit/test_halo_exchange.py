@@ -213,7 +213,7 @@ def test_a_unet_of_few_images_trains_right_split_in_space(pins: dict[str, P] | N
     assert _splits(plan.in_specs[1], 1) or _splits(plan.in_specs[1], 2)
     assert "collective-permute" in {c.kind for c in plan.predicted.collectives}
     found = plan.verify(parameters, x, -x)
-    assert found.ok, str(found)
+    assert found.as_promised, str(found)
     planned = expected = parameters
     alone = jax.jit(step)
     for _ in range(4):
@@ -240,7 +240,7 @@ def test_a_mesh_that_splits_space_is_chosen_where_it_pays() -> None:
         options=NEVER,
     )
     assert plan.predicted.seconds < data.predicted.seconds / 2
-    assert plan.verify(parameters, x, -x).ok
+    assert plan.verify(parameters, x, -x).as_promised
 
 
 def test_halos_are_predicted_byte_by_byte() -> None:
@@ -264,7 +264,7 @@ def test_halos_are_predicted_byte_by_byte() -> None:
         options=NEVER,
     )
     found = plan.verify(x, kernel)
-    assert found.ok, str(found)
+    assert found.as_promised, str(found)
     assert found.collectives.by_kind is not None
     rows, columns = 2 * 16 * 4 * 4, 2 * (16 + 4) * 4 * 4
     assert found.collectives.by_kind["collective-permute", ("a",)] == (2 * rows, 2 * rows)
@@ -303,7 +303,7 @@ def test_a_saved_plan_exchanges_as_it_did(tmp_path: Path) -> None:
     )
     plan.save(tmp_path / "plan.json")
     again = planner.load(tmp_path / "plan.json").bind(forward)
-    assert again.verify(parameters, x).ok
+    assert again.verify(parameters, x).as_promised
     assert "collective-permute" in {c.kind for c in again.verify().collectives.compiled}
 
 
@@ -327,7 +327,7 @@ def test_the_body_of_a_loop_exchanges_in_every_trip() -> None:
     )
     assert 3 in {c.count for c in plan.predicted.collectives if c.kind == "collective-permute"}
     found = plan.verify(x, kernels)
-    assert found.ok, str(found)
+    assert found.as_promised, str(found)
 
 
 @pytest.mark.skipif(bool(unavailable_reason("tpu")), reason=unavailable_reason("tpu") or "libtpu is there")

@@ -140,7 +140,7 @@ def test_sums_wait_for_the_end_of_the_loop(name: str, mesh: dict[str, int]) -> N
     plan = planner.plan(fn, (W, U, X), mesh=mesh, pins={"x": P(None, "x"), "w": P(), "u": P()})
     found = plan.verify(W, U, X)
     assert found.numerics.ok
-    assert found.collectives.ok
+    assert not found.collectives.differs
     counts = {c.count for c in plan.predicted.collectives if c.kind == "all-reduce" and c.bytes >= W.nbytes / 2}
     assert (counts == {1}) == bool(count), counts
 

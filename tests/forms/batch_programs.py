@@ -7,8 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
+from jax.experimental import pallas as pl
+
+from planner.rules.kernels.rule_for import rule_for
 
 Params = dict[str, jax.Array]
 BATCH, WIDTH, TOKENS, VOCABULARY = 8, 16, 6, 12
@@ -206,6 +210,43 @@ def orthogonalised(p: Params, x: jax.Array) -> Any:
     return jax.tree.map(step, p, grads), value
 
 
+def _doubled_rows(x: jax.Array) -> jax.Array:
+    def kernel(x: Any, out: Any) -> None:
+        out[...] = 2 * x[...]
+
+    spec = pl.BlockSpec((1, x.shape[1]), lambda i: (i, 0))
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return pl.pallas_call(kernel, grid=x.shape[:1], in_specs=[spec], out_specs=spec, out_shape=shape, interpret=True)(x)
+
+
+def _opaque_product(x: jax.Array, y: jax.Array) -> jax.Array:
+    shape = jax.ShapeDtypeStruct((x.shape[0], y.shape[1]), x.dtype)
+    return jax.pure_callback(lambda x, y: np.asarray(x) @ np.asarray(y), shape, x, y)
+
+
+_product = rule_for(_opaque_product, "b i, i j -> b j | reduce i")
+
+
+@jax.custom_vjp
+def kernels(x: jax.Array, w: jax.Array) -> jax.Array:
+    """A Pallas kernel, and one with a rule of its user's, which sums over the batch for the gradient."""
+    return _product(_doubled_rows(x), w)
+
+
+kernels.defvjp(
+    lambda x, w: (kernels(x, w), (x, w)),
+    lambda saved, g: (_doubled_rows(_product(g, saved[1].T)), _product(_doubled_rows(saved[0]).T, g)),
+)
+
+
+def in_kernels(p: Params, x: jax.Array) -> Any:
+    def loss(p: Params) -> jax.Array:
+        y, _ = lax.scan(lambda x, w: (jnp.tanh(kernels(x, w)), None), x, p["layers"])
+        return jnp.mean((y @ p["head"]) ** 2)
+
+    return updated(p, loss)
+
+
 PARTED: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "adamw, clipped": (clipped_adamw, lambda: (adam_state(), tokens())),
     "branch on gradients": (loss_scaled, lambda: (params(), tokens(), jnp.float32(8.0))),
@@ -223,6 +264,7 @@ PARTED: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "scan over layers": (scanned, lambda: (params(), tokens())),
     "statistics of data": (summed_before, lambda: (params(), rows())),
     "without elements": (without_elements, lambda: (rows(),)),
+    "kernels": (in_kernels, lambda: (params(), rows())),
 }
 """By what matters: a function and its arguments."""
 

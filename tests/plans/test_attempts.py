@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,11 +12,15 @@ import jax.numpy as jnp
 import pytest
 
 import planner
+from cost_models import compilers
+from cost_models.compilers import REMEDIES
+from planner.emit import variants
+from planner.emit.runner import Runner
 from planner.errors import InfeasibleError
 from planner.plans import checks
 from planner.plans.attempts import JUDGED
-from planner.verify import compiled, scheduled
-from planner.verify.aot import AotReport
+from planner.verify import compiled, scheduled, verification
+from planner.verify.aot import AotReport, lower_request
 from planner.verify.hlo.collectives import CompiledCollective
 from planner.verify.hlo.memory import CompiledMemory
 from planner.verify.hlo.schedule_walk import ScheduleEstimate
@@ -95,8 +100,8 @@ def report(peak: float = 1e6, gathered: float = 0.0, seconds: float = 1e-3) -> C
     return lambda: (made, seconds)
 
 
-def planned(*, mesh: dict[str, int] | None = None, **asked: Any) -> planner.Plan:
-    return planner.plan(step, (WIDE, WIDE, WIDE), topology="v5e:2x4", mesh=mesh, **asked)
+def planned(*, mesh: dict[str, int] | None = None, topology: str = "v5e:2x4", **asked: Any) -> planner.Plan:
+    return planner.plan(step, (WIDE, WIDE, WIDE), topology=topology, mesh=mesh, **asked)
 
 
 def word(plan: planner.Plan, what: str) -> bool | None:
@@ -168,7 +173,7 @@ def test_a_doubted_plan_stays_where_the_others_are_no_better(scripted: Callable[
 
 
 def test_nothing_else_is_tried_that_is_predicted_to_be_slower(scripted: Callable[..., Compiler]) -> None:
-    compiler = scripted(report(gathered=1e6, seconds=1e-5))
+    compiler = scripted(report(gathered=1e13, seconds=1e-5))
     plan = planned()
     assert (len(compiler.seen), word(plan, "collectives")) == (1, False)
 
@@ -183,6 +188,69 @@ def test_a_fixed_mesh_is_kept(scripted: Callable[..., Compiler]) -> None:
     compiler = scripted(report(gathered=1e13, seconds=100.0))
     assert planned(mesh={"x": 8}).decision.mesh_shape == {"x": 8}
     assert len(compiler.seen) == 1
+
+
+def test_a_plan_carries_the_options_without_which_its_compiler_fails(
+    scripted: Callable[..., Compiler], tmp_path: Path
+) -> None:
+    ((error, remedy),) = REMEDIES.items()
+    made, seconds = report(seconds=1.0)()
+    compiler = scripted(lambda: (replace(made, remedy=error), seconds))
+    plan = planned(mesh={"x": 8}, topology="h100:8")
+    assert plan.decision.compiler_options == remedy.options
+    told = f'with xla_gpu_enable_triton_gemm=False: without, the compiler ends with "{error}"'
+    assert f"compiled {told}" in plan.notes
+    assert (plan.checked[0].ok, plan.checked[0].detail) == (True, f"compiled for its devices, {told}")
+    assert not [check for check in plan.checked if check.ok is False]
+    assert plan.verify().ok
+    assert len(compiler.seen) == 1, "what was compiled to check the plan is not compiled again"
+    plan.save(tmp_path / "plan.json")
+    bound = planner.load(tmp_path / "plan.json").bind(step, (WIDE, WIDE, WIDE))
+    for one in (plan, bound):
+        request = lower_request(one.jit, (WIDE, WIDE, WIDE), mesh_shape={"x": 8}, topology="h100:8")
+        assert remedy.options.items() <= request.compiler_options.items()
+
+
+def test_a_plan_without_the_options_that_it_takes_is_told(scripted: Callable[..., Compiler]) -> None:
+    ((error, _),) = REMEDIES.items()
+    made, seconds = report(seconds=1.0)()
+    scripted(lambda: (replace(made, remedy=error), seconds))
+    found = planned(mesh={"x": 8}, topology="h100:8", options=planner.Options(check="never")).verify()
+    assert not found.ok
+    assert str(found).startswith(f'compiling: FAILED. the compiler ends with "{error}"; it compiles with')
+
+
+def test_a_plan_for_devices_that_are_here_is_helped_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a compiler that does without fast math only what it is told to."""
+    options = {"xla_cpu_enable_fast_math": "False"}
+    known = {"slow math": compilers.Remedy(platform="cpu", options=options, evidence="this test")}
+    for module in (compilers, variants, verification):
+        monkeypatch.setattr(module, "REMEDIES", known)
+    whole = Runner.executable.func  # pyright: ignore
+
+    def executable(self: Runner) -> Any:
+        if not self.compiler_options:
+            raise ValueError("the compiler dies of slow math")
+        return whole(self)
+
+    monkeypatch.setattr(Runner, "executable", property(executable))
+    x = jnp.ones((64, 64))
+    plan = planner.plan(lambda x, y: x @ y, (x, x))
+    assert plan.decision.compiler_options == options
+    assert {check.what: check.ok for check in plan.checked} == dict.fromkeys(checks.EVERYTHING, True)
+    assert any("slow math" in note for note in plan.notes)
+
+
+def test_flags_that_a_compile_inherits_are_told(
+    scripted: Callable[..., Compiler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted(report(seconds=1.0))
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_hlo_module_re=a --xla_force_host_platform_device_count=8")
+    assert not any("flags" in note for note in planned(mesh={"x": 8}).notes)
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_a=1")
+    assert any(
+        "compiled with the flags that are set here, LIBTPU_INIT_ARGS=--xla_tpu_a=1" in n for n in planned().notes
+    )
 
 
 @pytest.fixture

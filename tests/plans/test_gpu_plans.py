@@ -33,6 +33,7 @@ def test_a_plan_for_gpus_is_compiled_without_one(topology: str, mesh: dict[str, 
     found = plan.verify()
     assert found.numerics.ok is None
     assert found.collectives.ok
+    assert not found.collectives.differs
     assert found.collectives.by_kind is not None
     assert all(promised == made for promised, made in found.collectives.by_kind.values())
     for part in (found.memory.arguments, found.memory.outputs):
@@ -49,6 +50,31 @@ def test_a_plan_that_does_not_fit_into_a_gpu_is_told() -> None:
     assert found.memory.ok is False
     assert "it does not fit: peak" in found.memory.reason
     assert found.memory.peak[1] > 8e10
+
+
+@NEEDS_CUDA
+def test_what_the_compiler_ends_in_an_error_of_is_compiled_as_is_known_to_help() -> None:
+    """Attention over an odd number of positions, in a loop."""
+
+    def layer(x: jax.Array, w: dict[str, jax.Array]) -> tuple[jax.Array, None]:
+        q, k, v = (jnp.einsum("bsd,dhe->bshe", x, w[n].astype(x.dtype)) for n in "qkv")
+        scores = jnp.einsum("bqhe,bshe->bhqs", q, k).astype(jnp.float32)
+        a = jax.nn.softmax(scores, -1).astype(x.dtype)
+        return x + jnp.einsum("bhqs,bshe,hed->bqd", a, v, w["o"].astype(x.dtype)), None
+
+    def step(params: dict[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
+        def loss(p: dict[str, jax.Array]) -> jax.Array:
+            return (jax.lax.scan(jax.checkpoint(layer), x, p)[0].astype(jnp.float32) ** 2).mean()
+
+        return jax.tree.map(lambda p, g: p - 1e-3 * g, params, jax.grad(loss)(params))
+
+    weights = {n: jax.ShapeDtypeStruct((4, 64, 4, 16), jnp.float32) for n in "qkv"}
+    weights["o"] = jax.ShapeDtypeStruct((4, 4, 16, 64), jnp.float32)
+    x = jax.ShapeDtypeStruct((64, 127, 64), jnp.bfloat16)
+    plan = planner.plan(step, (weights, x), topology="h100:8", mesh={"x": 4}, options=planner.Options(check="always"))
+    assert plan.checked[0].ok
+    assert [c for c in plan.checked if c.ok is False] == []
+    assert plan.decision.compiler_options in ({}, {"xla_gpu_enable_triton_gemm": "False"})
 
 
 def test_a_chip_without_a_compiler_is_not_checked_and_that_is_said() -> None:

@@ -56,7 +56,7 @@ def failure(
         return f"raised: {type(error).__name__}: {str(error)[:500]}" if runs_alone(fn, args) else None
     if found.numerics.ok is not True and (found.numerics.leaves or runs_alone(fn, args)):
         return f"numerics: {found.numerics.reason} {found.collectives.reason if not found.numerics.leaves else ''}"
-    if found.memory.ok is False:
+    if found.memory.differs or found.memory.ok is False:
         return f"memory: {found.memory.reason}"
     promised, compiled = found.collectives.predicted_bytes, found.collectives.compiled_bytes
     if not loose and compiled > promised * (1 + SLACK) + SLACK_BYTES:

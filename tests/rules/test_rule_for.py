@@ -38,6 +38,7 @@ def planned(fn: Callable[..., Any], args: tuple[Any, ...]) -> planner.Plan:
     plan = assert_same_as_single_device(fn, args, mesh=MESH)
     found = plan.verify()
     assert found.collectives.ok is not False, found.collectives
+    assert not found.collectives.differs, found.collectives
     assert plan.replicated == ()
     return plan
 
@@ -300,8 +301,8 @@ def test_work_that_is_guessed_is_told() -> None:
     assert any("work of 1 op is guessed" in note and "pallas_attention (x12) at" in note for note in plan.notes)
     assert "work guessed as one operation per result element" in str(plan)
     assert plan.predicted.flops * plan.decision.mesh_shape["x"] == 12 * 8 * 32 * 16
-    assert [op.op for op in plan_of(pallas_attention).guessed] == ["pallas_call"]
-    assert plan_of(attention).guessed == ()
+    for known in (pallas_attention, attention):  # what a Pallas kernel computes is counted in its body
+        assert plan_of(known).guessed == ()
 
 
 @pytest.mark.parametrize("flops", [MATMULS, of_shapes], ids=["number", "function"])

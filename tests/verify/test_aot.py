@@ -112,6 +112,21 @@ def test_a_mesh_of_fewer_devices_is_compiled_for_a_block_of_the_topology() -> No
     check_report(aot.aot_compile(jitted, args, mesh_shape=mesh_shape, topology="v5e:2x4"), mesh_shape)
 
 
+def test_a_compile_is_not_disturbed_by_what_is_dumped_of_other_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends as soon as its own dump is there: cycles stand in the text of finished compiles only."""
+    pytest.importorskip("libtpu")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_hlo_module_re=nothing_like_it")
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", f"--xla_jf_dump_to={tmp_path / 'other'}")
+    mesh_shape = {"data": 4, "model": 2}
+    jitted, args = train_step(mesh_shape)
+    report = aot.aot_compile(jitted, args, mesh_shape=mesh_shape, topology="v5e:2x4")
+    check_report(report, mesh_shape)
+    assert "estimated_cycles" not in report.hlo
+    assert not (tmp_path / "other").exists()
+
+
 NEEDS_CUDA = pytest.mark.skipif(bool(aot.unavailable_reason("cuda")), reason="no CUDA plugin is installed")
 
 
@@ -286,3 +301,14 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_a_program_is_lowered_for_a_topology_whatever_mesh_is_set() -> None:
+    mesh = AbstractMesh((4,), ("x",), axis_types=(AxisType.Auto,))
+    rows = NamedSharding(mesh, P("x"))
+    doubled = jax.jit(lambda x: x * 2, in_shardings=rows)
+    with jax.set_mesh(jax.make_mesh((1,), ("one",), devices=jax.devices()[:1])):
+        request = aot.lower_request(
+            doubled, (jax.ShapeDtypeStruct((8,), "float32"),), mesh_shape={"x": 4}, topology="cpu:4", platform="cpu"
+        )
+    assert request.num_arguments == 1

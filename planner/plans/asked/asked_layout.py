@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from jax.sharding import PartitionSpec
 
 from planner.decision import Decision
-from planner.errors import ArgumentError, MeshError
+from planner.errors import ArgumentError, MeshError, PinError
 from planner.machine.target import Target
+from planner.one_mesh.pins import pinned_location
 from planner.plans.asked.logical_pins import LogicalRules, by_rules
 from planner.plans.asked.named_pins import Pins, exactly, named_pins, with_common
 from planner.plans.asked.same_arrays import same_arrays
@@ -37,6 +39,9 @@ def laid_out(
     """
     stated = pins if among_others is None else with_common(pins, among_others, program)
     named, told = by_rules(named_pins(stated, program), logical_rules, program)
+    typed, told_of_types = _by_types(program)
+    named = replace(named, specs={**{n: s for n, s in typed.items() if n not in named.free}, **named.specs})
+    told = (*told, *told_of_types)
     if like is None:
         return dict(named.specs), told
     mine = arrays_of(program)
@@ -52,6 +57,27 @@ def laid_out(
         )
     taken = {exactly(mine[i].name): specs[other] for i, other in same.of.items() if mine[i].name not in named.free}
     return {**taken, **named.specs}, (*told, _told(program, like, mine, same.of, same.parts, len(taken)))
+
+
+def _by_types(program: Program) -> tuple[dict[str, PartitionSpec], tuple[str, ...]]:
+    """The specs that the types of arguments and results say, by name, and what is to be told of those left out."""
+    types = program.types
+    if types is None:
+        return {}, ()
+    shape = dict(types.mesh.shape)
+    specs: dict[str, PartitionSpec] = {}
+    left: list[str] = []
+    leaves = (*program.arguments[: len(types.arguments)], *program.results)
+    for leaf, spec in zip(leaves, (*types.arguments, *types.results), strict=True):
+        if spec is None:
+            continue
+        try:
+            pinned_location(leaf.name, spec, leaf.aval.shape, shape)
+        except PinError as error:
+            left.append(f"the placement in the type of {leaf.name} is left to the planner: {error}")
+            continue
+        specs[leaf.name] = spec
+    return specs, tuple(left)
 
 
 def arrays_of(program: Program) -> list[Leaf]:

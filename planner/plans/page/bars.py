@@ -73,8 +73,8 @@ def tiles(decision: Decision) -> Markup:
         ),
         _tile(
             "How good it is",
-            c.status,
-            "",
+            c.proven,
+            c.guesses,
             None,
             el("p", None, f"{bound}; {_many(c.meshes, 'mesh', 'meshes')} in {c.solve_seconds:.1f} s."),
         ),

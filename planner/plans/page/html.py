@@ -16,6 +16,8 @@ from planner.program.spec_entries import parts_over
 
 HERE = "planner.plans.page"
 MOST_OPS = 12
+CLASSES = {"ok": "ok", "differs": "open", "FAILED": "no", "not checked": "open"}
+"""The style of a verdict."""
 
 
 def page(data: PageData) -> str:
@@ -76,8 +78,8 @@ def _header(decision: Decision) -> Markup:
 
 def _checks(decision: Decision) -> Markup:
     rows = [
-        el("tr", None, el("td", None, what), _verdict(ok), el("td", None, detail))
-        for what, ok, detail in together(decision.checked)
+        el("tr", None, el("td", None, what), el("td", {"class": CLASSES[verdict]}, verdict), el("td", None, detail))
+        for what, verdict, detail in together(decision.checked)
     ]
     table = el("table", None, *rows) if rows else el("p", {"class": "absent"}, "Nothing was checked.")
     notes = [el("li", None, note) for note in decision.notes]
@@ -94,17 +96,12 @@ def _checks(decision: Decision) -> Markup:
     )
 
 
-def together(checked: tuple[Checked, ...]) -> list[tuple[str, bool | None, str]]:
+def together(checked: tuple[Checked, ...]) -> list[tuple[str, str, str]]:
     """The checks with one verdict and detail as one: (what, verdict, detail)."""
-    found: dict[tuple[bool | None, str], list[str]] = {}
+    found: dict[tuple[str, str], list[str]] = {}
     for one in checked:
-        found.setdefault((one.ok, one.detail), []).append(one.what)
-    return [(", ".join(what), ok, detail) for (ok, detail), what in found.items()]
-
-
-def _verdict(ok: bool | None) -> Markup:
-    name, words = {True: ("ok", "ok"), False: ("no", "failed"), None: ("open", "not checked")}[ok]
-    return el("td", {"class": name}, words)
+        found.setdefault((one.verdict, one.detail), []).append(one.what)
+    return [(", ".join(what), verdict, detail) for (verdict, detail), what in found.items()]
 
 
 def _ops(heading: str, ops: tuple[Replicated | Ruled | Guessed, ...]) -> list[Markup]:

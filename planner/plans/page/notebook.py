@@ -43,10 +43,7 @@ def notebook(data: PageData) -> str:
         ("certificate", f"{c.status} ({c.meshes} meshes, {c.solve_seconds:.1f} s)"),
         (
             "checks",
-            "; ".join(
-                f"{what}: {({True: 'ok', False: 'FAILED', None: 'not checked'})[ok]}"
-                for what, ok, _ in together(decision.checked)
-            ),
+            "; ".join(f"{what}: {verdict}" for what, verdict, _ in together(decision.checked)),
         ),
     )
     top = [

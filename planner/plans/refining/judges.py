@@ -28,13 +28,17 @@ MOST_MESSAGE = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Verdict:
-    """What became of a trial; `outcome` is None unless its status is "ok". `peak_bytes` of an "oom" are those needed."""
+    """What became of a trial; `outcome` is None unless its status is "ok". `peak_bytes` of an "oom" are those needed.
+
+    `remedy`: it came out so with the options of this entry of `cost_models.compilers.REMEDIES`, without which it fails.
+    """
 
     status: Status
     message: str = ""
     outcome: Outcome | None = None
     peak_bytes: float | None = None
     collectives: tuple[Moved, ...] = ()
+    remedy: str = ""
 
 
 class Judge(Protocol):
@@ -117,7 +121,7 @@ class CompilerJudge:
             report = self._pool.take(seconds)
             if report is None:
                 return None
-            known = _compiled(decision, report)
+            known = replace(_compiled(decision, report), remedy=report.remedy)
         self._asked.popleft()
         return known
 

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, final
 
@@ -14,8 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
+from cost_models.compilers import remedy_of
 from planner.decision import Decision
 from planner.emit.runner import Runner
+from planner.emit.variants import remedied
 from planner.errors import PlannerError
 from planner.machine.global_arrays import host, is_key
 from planner.machine.target import Target
@@ -62,6 +65,16 @@ class MeasuringJudge:
         return self._run(self._asked.popleft()) if self._asked else None
 
     def _run(self, decision: Decision) -> Verdict:
+        """What comes of a plan; where it fails and there is a remedy, of the plan with that."""
+        found = self._run_once(decision)
+        error = (
+            remedy_of(self._emits.target.platform, found.message, decision.compiler_options)
+            if found.status == "error"
+            else ""
+        )
+        return replace(self._run_once(remedied(decision, error)), remedy=error) if error else found
+
+    def _run_once(self, decision: Decision) -> Verdict:
         runner = self._emits.runner(decision)
         try:
             seconds = self._median(runner)

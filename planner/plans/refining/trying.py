@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from planner.decision import Decision
+from planner.emit.variants import remedied
 from planner.one_mesh.mesh import mesh_words
 from planner.plans.refining.corrections import Corrections
 from planner.plans.refining.judges import Judge, Verdict
@@ -133,6 +134,8 @@ class Trying:
         if verdict is None:
             return False
         emitted, expected = self._running.popleft()
+        if verdict.remedy:
+            emitted = replace(emitted, decision=remedied(emitted.decision, verdict.remedy))
         tried = Tried(emitted=emitted, trial=_record(emitted, expected, verdict))
         self._remember(tried, expected)
         before = self.best

@@ -11,7 +11,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from cost_models import OBJECTIVES, CostModelError, Topology, parse_topology
-from cost_models.compilers import NO_WINDOWED_EINSUM
+from cost_models.compilers import options_of_plans
 from planner.decision import Certificate, Checked, Decision, Guessed, Replicated, Request, Ruled, Tried
 from planner.logical import NO_AXES, LogicalAxes
 from planner.one_mesh.specs import entries_of
@@ -107,7 +107,7 @@ class PlanRecord:
     jax: str
 
 
-GROWN = (PlanRecord, RequestRecord, Form, Collective, Replicated, Ruled, Guessed)
+GROWN = (PlanRecord, RequestRecord, Certificate, Form, Collective, Checked, Replicated, Ruled, Guessed)
 """Records of which files of earlier planners lack fields."""
 _PLAIN_REQUEST = tuple(f.name for f in fields(RequestRecord))
 _SAME = (
@@ -260,7 +260,7 @@ def _check_request(read: PlanRecord, topology: Topology) -> None:
         "request.while_trips",
         "is not above 0",
     )
-    known = NO_WINDOWED_EINSUM[topology.chip.platform]
+    known = options_of_plans(topology.chip.platform)
     for name, value in read.compiler_options.items():
         _require(
             known.get(name) == value, "compiler_options", f"has {name[:80]}, which no plan for {topology.name} sets so"
@@ -293,6 +293,8 @@ def _check_figures(read: PlanRecord) -> None:
     amounts = [getattr(told, f.name) for f in fields(told) if f.name != "collectives"]
     _require(min(amounts) >= 0, "predicted", "has a figure below 0")
     _require(certificate.lower_bound <= certificate.value, "certificate", "has a bound above its value")
+    share = certificate.guessed_share
+    _require(share is None or 0 <= share <= 1, "certificate.guessed_share", "is no share")
     if refined is not None and refined.chosen is not None:
         _require(0 <= refined.chosen < len(refined.trials), "refined.chosen", "is none of the trials")
     for collective in told.collectives:

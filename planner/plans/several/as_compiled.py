@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from jax.sharding import PartitionSpec
 
 from planner.decision import Decision
+from planner.emit.variants import remedy_words
 from planner.explain.repeated_products import products_by_source
 from planner.folded import fold_numbers
 from planner.options import Options
@@ -20,7 +21,7 @@ from planner.program.jaxpr.flatten import build_graph
 from planner.program.jaxpr.origins import own_line
 from planner.program.traced import Leaf, Program
 from planner.units import quantity
-from planner.verify.aot import AotReport
+from planner.verify.aot import AotReport, told_of_flags
 from planner.verify.compared_collectives import BETWEEN_SLICES, between_slices, moved
 from planner.verify.compiled import compiled_as_it_stands
 from planner.verify.differences import Moved, bytes_by, surplus
@@ -171,6 +172,10 @@ def told_of_compile(own: Decision, report: AotReport, compiled: AsCompiled | Non
         return f"{COMPLETED}; it was not compiled as it stands: {_why_not(report)}"
     where = "for the devices here" if own.request.platform else f"for {own.topology}"
     told = f"{COMPLETED}; as it stands, with your shardings alone, it was compiled {where}"
+    if report.remedy:
+        told += f", {remedy_words(report.remedy)}"
+    if flags := "" if own.request.platform else told_of_flags(own.request.topology.chip.platform):
+        told += f"; {flags}"
     if between_slices(own, own.request.platform or own.request.topology.chip.platform):
         told += f", and of its collectives nothing is told: {BETWEEN_SLICES}"
     limit = min(own.request.memory_limit, float(own.request.topology.chip.hbm_bytes))

@@ -172,10 +172,12 @@ def _certificate_words(plan: Plan) -> str:
 
 def _check_words(plan: Plan) -> str:
     """What became of the checks of a plan."""
-    failed = [check.what for check in plan.checked if check.ok is False]
-    passed = [check.what for check in plan.checked if check.ok]
-    if failed:
-        return f"FAILED: {', '.join(failed)}"
-    if not passed:
-        return "not checked"
-    return "all ok" if len(passed) == len(plan.checked) else f"ok: {', '.join(passed)}"
+    found = {
+        verdict: [check.what for check in plan.checked if check.verdict == verdict]
+        for verdict in ("FAILED", "differs", "ok")
+    }
+    if len(found["ok"]) == len(plan.checked) > 0:
+        return "all ok"
+    if found["FAILED"]:
+        return f"FAILED: {', '.join(found['FAILED'])}"
+    return "; ".join(f"{verdict}: {', '.join(what)}" for verdict, what in found.items() if what) or "not checked"

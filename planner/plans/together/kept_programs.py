@@ -27,7 +27,7 @@ from planner.plans.saved.kept_plans import (
     not_used,
     why_not_of,
 )
-from planner.plans.saved.record import decision_of, record_of
+from planner.plans.saved.record import GROWN, decision_of, record_of
 from planner.plans.saved.store import DIGEST, digest_of, parsed
 from planner.plans.saved.typed_json import as_json, from_json
 from planner.plans.together.one_layout import plans_of
@@ -78,7 +78,7 @@ def planned_or_kept_together(
     path = folder / f"{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:40]}{ENDING}"
     record, when, why_not = processes.decided(lambda: _read(path, calls))
     if record is not None:
-        read, written_at = from_json(ProgramsRecord, record), datetime.fromtimestamp(when, UTC)
+        read, written_at = from_json(ProgramsRecord, record, grown=GROWN), datetime.fromtimestamp(when, UTC)
         return Programs(
             {
                 name: _bound(as_checked_at(decision_of(plan), written_at), calls[name])
@@ -106,7 +106,7 @@ def _read(path: Path, calls: Mapping[str, Call]) -> list[Any]:
     try:
         told = parsed(path.read_text(encoding="utf-8"), str(path))
         record = {key: value for key, value in told.items() if key != DIGEST} if isinstance(told, dict) else {}
-        read = from_json(ProgramsRecord, record)
+        read = from_json(ProgramsRecord, record, grown=GROWN)
         decisions = {name: decision_of(plan) for name, plan in read.plans.items()}
         when = path.stat().st_mtime
     except (OSError, ValueError, CostModelError, PlanFileError) as error:

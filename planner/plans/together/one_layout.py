@@ -70,6 +70,7 @@ def plans_of(
         unit=unit,
         solve_seconds=told["seconds"],
         meshes=told["meshes"],
+        guessed_share=_guessed_share({name: decision.certificate for name, decision in decisions.items()}, counts),
     )
     words = _told_of_sharing(shared, own_layouts)
     return Programs(
@@ -80,6 +81,15 @@ def plans_of(
         certificate=certificate,
         notes=(*told["notes"], *search.losses(told["free"], decisions)),
     )
+
+
+def _guessed_share(certificates: Mapping[str, Certificate], counts: Mapping[str, float]) -> float | None:
+    """The share of the work of all calls that is guessed, each program's by what its calls cost; None where none is."""
+    if all(one.guessed_share is None for one in certificates.values()):
+        return None
+    costs = {name: counts[name] * one.value for name, one in certificates.items()}
+    guessed = sum(costs[name] * (one.guessed_share or 0.0) for name, one in certificates.items())
+    return guessed / sum(costs.values()) if guessed else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

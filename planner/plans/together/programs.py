@@ -68,7 +68,8 @@ class Programs(dict[str, Plan]):
         for name, plan in self.items():
             value = plan.certificate.value
             all_calls = value if unit == "B" else self.calls[name] * value
-            checks = ", ".join(check.what for check in plan.checked if check.ok) or "none"
+            passed = [check for check in plan.checked if check.ok]
+            checks = ", ".join(c.what + (" (differs)" if c.differs else "") for c in passed) or "none"
             add_row(
                 table,
                 name,

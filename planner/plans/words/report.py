@@ -11,6 +11,7 @@ from rich.text import Text
 
 from cost_models import Profile
 from planner.decision import Decision, Guessed, Replicated, Ruled
+from planner.emit.variants import options_words
 from planner.folded import fold_numbers
 from planner.one_mesh.specs import spec_words
 from planner.plans.words.report_rows import TableRow, returned_as_taken, roots, rows_of, split_into
@@ -91,7 +92,7 @@ def _summary(decision: Decision) -> Table:
         f"{c.status}: {c.value:.6g} {c.unit}, {bound} ({_count(c.meshes, 'mesh', 'es')}, {c.solve_seconds:.1f} s)",
     )
     if decision.compiler_options:
-        add_row(table, "compiler", ", ".join(f"{name}={value}" for name, value in decision.compiler_options.items()))
+        add_row(table, "compiler", options_words(decision.compiler_options))
     return table
 
 
@@ -271,11 +272,11 @@ def _verdicts(decision: Decision) -> list[RenderableType]:
     lines: list[RenderableType] = []
     if decision.checked:
         table = table_of(("", "left"), ("", "left"), ("", "left"), header=False)
-        together: dict[tuple[bool | None, str], list[str]] = {}
+        together: dict[tuple[str, str], list[str]] = {}
         for check in decision.checked:
-            together.setdefault((check.ok, check.detail), []).append(check.what)
-        for (ok, detail), what in together.items():
-            add_row(table, ", ".join(what), {True: "ok", False: "FAILED", None: "not checked"}[ok], detail)
+            together.setdefault((check.verdict, check.detail), []).append(check.what)
+        for (verdict, detail), what in together.items():
+            add_row(table, ", ".join(what), verdict, detail)
         lines += [_heading("checks"), table]
     if decision.notes:
         lines += [_heading("notes"), *(Text(f"- {note}") for note in decision.notes)]

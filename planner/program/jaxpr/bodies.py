@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax.extend.core as jex_core
+from jax.sharding import AxisType
 
 from planner.program.graph import Path
 
@@ -39,10 +40,10 @@ class Structure:
     """The operands that the body takes, where it does not take all."""
 
 
-def _inlined(param: str) -> Callable[[Any], Structure]:
-    """The reader of a call whose body, the param of this name, is expanded in place."""
-    structure = Structure(kind="inline", bodies=((param, None),))
-    return lambda eqn: structure
+def _inlined(*params: str) -> Callable[[Any], Structure]:
+    """The reader of a call whose body is expanded in place: the first of these params that there is."""
+    structures = {param: Structure(kind="inline", bodies=((param, None),)) for param in params}
+    return lambda eqn: structures[next(param for param in params if param in eqn.params)]
 
 
 def _structure_of_scan(eqn: Any) -> Structure:
@@ -86,26 +87,136 @@ def _structure_of_linear_solve(eqn: Any) -> Structure:
 _STRUCTURES: Mapping[str, Callable[[Any], Structure]] = {
     "jit": _inlined("jaxpr"),
     "pjit": _inlined("jaxpr"),
+    "call": _inlined("call_jaxpr"),
     "closed_call": _inlined("call_jaxpr"),
     "core_call": _inlined("call_jaxpr"),
-    "eval_jaxpr": _inlined("call_jaxpr"),
-    "composite": _inlined("jaxpr"),
+    "eval_jaxpr": _inlined("call_jaxpr", "jaxpr"),
+    "composite": _inlined("call_jaxpr", "jaxpr"),
+    "compute_on": _inlined("jaxpr"),
+    "linear_call": _inlined("callee"),
+    "program_order": _inlined("call_jaxpr"),
+    "xla_metadata_call": _inlined("jaxpr"),
     "remat2": _inlined("jaxpr"),
+    "remat_opt": _inlined("fwd_jaxpr"),
     "checkpoint": _inlined("jaxpr"),
     "custom_jvp_call": _inlined("call_jaxpr"),
     "custom_vjp_call": _inlined("call_jaxpr"),
     "custom_vjp_call_jaxpr": _inlined("fun_jaxpr"),
+    "custom_vmap_call": _inlined("call"),
     "custom_linear_solve": _structure_of_linear_solve,
     "scan": _structure_of_scan,
     "while": _structure_of_while,
     "cond": _structure_of_cond,
 }
+"""Calls whose bodies are part of the graph."""
+
+LOWERED = frozenset(("custom_fusion", "fusible", "run_state"))
+"""Calls that JAX lowers as what their `impl` computes, which is more than their body (see `calls.with_lowered`)."""
+
+_COUNTED: Mapping[str, str] = {
+    "cudnn_fusion": "jaxpr",
+    "custom_partitioning": "call",
+    "fused_call": "jaxpr",
+    "run_state": "jaxpr",
+    "shard_map": "jaxpr",
+}
+"""Equations that stay one op, with the param whose body says what they work."""
+
+_COMBINES = "its body combines two elements: cost_models has its work"
+_KERNEL = "a kernel: its body reads and writes references to blocks, and the rules of kernels have its work"
+_IN_KERNELS = "stands in the bodies of Pallas kernels alone"
+_NEVER_LOWERED = "stands in no program that runs: it is gone once a function is differentiated or lowered"
+_OTHER_PROGRAMS = "stands in programs of GPU thunks alone, which JAX runs from within an op of their own"
+
+UNOPENED: Mapping[str, str] = {
+    "call_exported": "its body is serialized code for one platform",
+    "call_hi_primitive": "a program that holds it is planned as what it lowers to (see `trace`)",
+    "call_hi_primitive_linearized": _NEVER_LOWERED,
+    "core_map": _KERNEL,
+    "custom_lin": _NEVER_LOWERED,
+    "dot_product_attention_bwd": _KERNEL,
+    "dot_product_attention_fwd": _KERNEL,
+    "emit_pipeline": _IN_KERNELS,
+    "jaxpr_call": _IN_KERNELS,
+    "mpmd_map": _KERNEL,
+    "pallas_call": _KERNEL,
+    "parallel_loop": _IN_KERNELS,
+    "pipeline_body": _IN_KERNELS,
+    "reduce": _COMBINES,
+    "reduce_window": _COMBINES,
+    "run_scoped": _IN_KERNELS,
+    "scatter": _COMBINES,
+    "scatter-add": _COMBINES,
+    "scatter-max": _COMBINES,
+    "scatter-min": _COMBINES,
+    "scatter-mul": _COMBINES,
+    "scatter-sub": _COMBINES,
+    "select_and_scatter": _COMBINES,
+    "thunky.async_start": _OTHER_PROGRAMS,
+    "thunky.call_thunky_nested": _OTHER_PROGRAMS,
+    "thunky.collective_group": _OTHER_PROGRAMS,
+    "thunky.cond": _OTHER_PROGRAMS,
+    "thunky.while": _OTHER_PROGRAMS,
+}
+"""Primitives with bodies that are neither expanded nor counted, and why."""
+
+
+def is_known(name: str) -> bool:
+    """Whether it is decided what becomes of the body of a primitive of this name."""
+    return name in _STRUCTURES or name in _COUNTED or name in LOWERED or name in UNOPENED
 
 
 def structure_of(eqn: Any) -> Structure | None:
     """How to read the bodies of `eqn`, or None for a leaf (opaque kernels included)."""
     read = _STRUCTURES.get(eqn.primitive.name)
     return None if read is None else read(eqn)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """The body of an equation that stays one op: what it works. `axes` as of `planner.program.graph.Body`."""
+
+    jaxpr: Any
+    axes: Mapping[str, int] | None
+
+
+def counted_body(eqn: Any) -> Counted | None:
+    """The body that says what an equation works that stays one op; None where there is none, or it says no such thing.
+
+    A primitive that no table here knows is taken for a call of its body if it has one whose operands and results are its
+    own, by their types.
+    """
+    name, params = eqn.primitive.name, eqn.params
+    if name == "shard_map":
+        return Counted(jaxpr=params["jaxpr"], axes={axis: params["mesh"].shape[axis] for axis in manual_axes(eqn)})
+    if name in _COUNTED:
+        return Counted(jaxpr=params[_COUNTED[name]], axes=None)
+    if is_known(name):
+        return None
+    bodies = [value for value in params.values() if hasattr(opened(value), "eqns")]
+    called = len(bodies) == 1 and _types(opened(bodies[0])) == _types(eqn)
+    return Counted(jaxpr=bodies[0], axes=None) if called else None
+
+
+def free_axes(eqn: Any) -> tuple[str, ...]:
+    """The axes of the mesh of a `shard_map`, of more than one device, along which the compiler may split its body."""
+    mesh, manual = eqn.params["mesh"], manual_axes(eqn)
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return tuple(a for a, kind in kinds if kind != AxisType.Manual and a not in manual and mesh.shape[a] > 1)
+
+
+def manual_axes(eqn: Any) -> tuple[str, ...]:
+    """The axes over which a `shard_map` is one, in the order of its mesh; the rest is left to the compiler in its body."""
+    manual = eqn.params["newly_manual_axes" if "newly_manual_axes" in eqn.params else "manual_axes"]
+    return tuple(axis for axis in eqn.params["mesh"].axis_names if axis in manual)
+
+
+def _types(of: Any) -> tuple[list[Any], ...]:
+    """The types of what a body or an equation takes and gives, but for how they are placed."""
+    return tuple(
+        [(getattr(a.aval, "shape", None), getattr(a.aval, "dtype", a.aval)) for a in side]
+        for side in (of.invars, of.outvars)
+    )
 
 
 REMATS = frozenset(("remat2", "checkpoint"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from planner.program.arguments import aval_of
-from planner.program.graph import Aval, Op, Path, Region, Tensor
+from planner.program.graph import Aval, Body, Graph, Op, Path, Region, Tensor
 from planner.program.jaxpr.equal_values import EqualValues
 from planner.program.jaxpr.origins import Origin, lines_of, module_of
 
@@ -39,6 +39,23 @@ class Builder:
     around: list[tuple[str, Origin]] = field(default_factory=lambda: [("", _NOWHERE)])
     """The name stacks and origins of the equations whose bodies are walked, from the outermost inwards."""
     equal: EqualValues = field(default_factory=EqualValues)
+    graphs: dict[int, Graph] = field(default_factory=dict[int, Graph])
+    """The graphs of bodies that are counted and not expanded, by the `id` of their jaxpr."""
+    bodies: dict[Any, Body] = field(default_factory=dict[Any, Body])
+    """The same with the axes along which they run, so that equations of one body share it."""
+
+    def of_body(self) -> Builder:
+        """The builder of a body that becomes a graph of its own: it shares what is known, and has its own ops."""
+        return Builder(
+            while_trips=self.while_trips,
+            tests=self.tests,
+            avals=self.avals,
+            lines=self.lines,
+            modules=self.modules,
+            around=list(self.around),
+            graphs=self.graphs,
+            bodies=self.bodies,
+        )
 
     def tensor(self, aval: Aval, producer: int | None, name: str, kind: Any) -> int:
         unique, number = self._unique(name), len(self.tensors)
@@ -74,12 +91,14 @@ class Builder:
         params: Mapping[str, Any],
         primitive: Any = None,
         name: str | None = None,
+        body: Body | None = None,
     ) -> list[int]:
         """The results of a new op, named after where it comes from unless they have a name."""
         number, own = len(self.ops), origin.named(kind)
         results = [self.tensor(aval, number, name or own, "intermediate") for aval in avals]
         made, read = tuple(results), tuple(operands)
-        self.ops.append(Op(number, kind, read, made, params, primitive, region, path, own, origin.source, origin.line))
+        lines = (origin.source, origin.line)
+        self.ops.append(Op(number, kind, read, made, params, primitive, region, path, own, *lines, body))
         return results
 
     def region(self, parent: int, kind: str, length: float, source: str, *, known: bool = True, copies: int = 1) -> int:

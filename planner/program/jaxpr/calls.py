@@ -1,4 +1,4 @@
-"""Equations of functions: what a function computes, put into a program as equations of its own."""
+"""Equations of functions: what a function computes, or JAX lowers a call to, put into a program as its own equations."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import jax
 import jax.extend.core as jex_core
 import numpy as np
 
-from planner.program.jaxpr.bodies import opened
+from planner.program.jaxpr.bodies import LOWERED, opened, structure_of, with_bodies
+from planner.program.jaxpr.meshless import equations_made
 
 
 def variable(shape: tuple[int, ...], dtype: Any) -> Any:
     """A new variable."""
-    return opened(jax.make_jaxpr(lambda x: x)(jax.ShapeDtypeStruct(shape, dtype))).invars[0]
+    return equations_made(lambda x: x, jax.ShapeDtypeStruct(shape, dtype)).invars[0]
 
 
 def is_zero(atom: Any) -> bool:
@@ -39,7 +40,7 @@ def equations_by(
     `axis_env` are the named axes that the function may use, and their sizes.
     """
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in operands]
-    made = opened(jax.make_jaxpr(function, axis_env=list(axis_env))(*avals))
+    made = equations_made(function, *avals, axis_env=axis_env)
     names: dict[Any, Any] = dict(zip(made.invars, operands, strict=True))
     others: dict[Any, Any] = {}
     for inner, result in zip(made.outvars, results, strict=True):
@@ -57,3 +58,33 @@ def equations_by(
         eqn.replace(invars=list(map(named, eqn.invars)), outvars=list(map(named, eqn.outvars)), source_info=source)
         for eqn in made.eqns
     ], others
+
+
+def with_lowered(jaxpr: Any) -> Any:
+    """A program whose calls of `LOWERED` are `jit`s of what JAX lowers them to; the same object where it has none.
+
+    A call that cannot be lowered alone, such as one with named axes inside, stays as it is.
+    """
+    body = opened(jaxpr)
+    eqns: list[Any] = []
+    for eqn in body.eqns:
+        structure = structure_of(eqn)
+        if structure is not None:
+            eqns.append(with_bodies(eqn, structure, lambda inner, _: with_lowered(inner)))
+        else:
+            eqns.append(_lowered(eqn) if eqn.primitive.name in LOWERED else eqn)
+    if all(new is old for new, old in zip(eqns, body.eqns, strict=True)):
+        return jaxpr
+    new = body.replace(eqns=eqns)
+    return new if jaxpr is body else jaxpr.replace(jaxpr=new)
+
+
+def _lowered(eqn: Any) -> Any:
+    """A call as a `jit` of what its primitive computes; the call where that fails alone."""
+    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in eqn.invars]
+    try:
+        (call,) = equations_made(jax.jit(lambda *arrays: eqn.primitive.impl(*arrays, **eqn.params)), *avals).eqns
+    except Exception:  # the body of a kernel, or of named axes: it is counted or listed as one op
+        return eqn
+    params = dict(call.params) | {"jaxpr": with_lowered(call.params["jaxpr"])}
+    return call.replace(invars=eqn.invars, outvars=eqn.outvars, params=params, source_info=eqn.source_info)

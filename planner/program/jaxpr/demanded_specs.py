@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from jax.sharding import NamedSharding
 
 from planner.program.graph import Aval
-from planner.program.jaxpr.bodies import body_of, opened, structure_of
+from planner.program.jaxpr.bodies import free_axes
 from planner.program.jaxpr.builder import Builder
-from planner.program.jaxpr.trips import while_trips_of
 from planner.program.spec_entries import axes_of_entry, parts_over
 
 
@@ -24,6 +23,12 @@ def demanded_specs(b: Builder, eqn: Any, avals: Sequence[Aval], source: str) -> 
     if eqn.primitive.name == "shard_map":
         spec_of: list[tuple[Any, Collection[int]]] = [(s, ()) for s in (*params["in_specs"], *params["out_specs"])]
         mesh, arrays = params["mesh"], [*(b.aval(v.aval) for v in eqn.invars), *avals]
+        free = free_axes(eqn)
+        if free:
+            b.notes.append(
+                f"{source}: the shard_map leaves the axes {free} to the compiler; its operands are whole along them, and "
+                "every device along them is taken to do all of its work"
+            )
     elif isinstance(params["sharding"], NamedSharding):
         mesh, arrays = params["sharding"].mesh, list(avals)
         spec_of = [(params["sharding"].spec, params["unconstrained_dims"])]
@@ -51,37 +56,4 @@ def demanded_specs(b: Builder, eqn: Any, avals: Sequence[Aval], source: str) -> 
         "operand_specs": tuple(found[:count]) if count else (None,) * len(eqn.invars),
         "result_specs": tuple(found[count:]),
         "mesh": shape,
-        "collectives": tuple(_collectives(b, params["jaxpr"], 1.0)) if count else (),
     }
-
-
-_COLLECTIVES: Mapping[str, str] = {
-    "all_gather": "all-gather",
-    "all_gather_invariant": "all-gather",
-    "all_to_all": "all-to-all",
-    "pmax": "all-reduce",
-    "pmin": "all-reduce",
-    "ppermute": "collective-permute",
-    "psum": "all-reduce",
-    "psum2": "all-reduce",
-    "psum_invariant": "all-reduce",
-    "reduce_scatter": "reduce-scatter",
-}
-
-
-def _collectives(b: Builder, jaxpr: Any, trips: float) -> Iterator[tuple[str, float, tuple[str, ...], float, str]]:
-    """(kind, bytes, axes, trips, dtype) of the collectives in the body of a `shard_map`."""
-    for eqn in opened(jaxpr).eqns:
-        kind = _COLLECTIVES.get(eqn.primitive.name)
-        if kind is not None:
-            axes = eqn.params["axes"] if "axes" in eqn.params else eqn.params["axis_name"]
-            names = tuple(name for name in (axes if isinstance(axes, tuple) else (axes,)) if isinstance(name, str))
-            for operand, result in zip(eqn.invars, eqn.outvars, strict=True):
-                sides = (b.aval(operand.aval), b.aval(result.aval))
-                yield kind, max(aval.bytes for aval in sides), names, trips, sides[0].dtype
-        structure = structure_of(eqn)
-        length = structure.length if structure else 1.0
-        if structure is not None and structure.kind == "while":
-            length, _ = while_trips_of(b, eqn, structure, b.origin(eqn))
-        for place in structure.bodies if structure else ():
-            yield from _collectives(b, body_of(eqn, place), trips * length)

@@ -10,11 +10,14 @@ and left through boundary ops that make the crossing visible to costs and to emi
     loop_stack        the slice of one trip -> stacked ys
     branch_in         outer tensor -> operand of a branch; tied over the branches
     branch_out        the same result of every branch -> outer result
+
+The body of an op that stays one op, as a `shard_map`, is a graph of its own (`Op.body`), which says what the op works.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -23,8 +26,8 @@ import jax.extend.core as jex_core
 from jax.interpreters import partial_eval
 
 from planner.program.fed_back import pair_outputs
-from planner.program.graph import Aval, Graph, Path, Region
-from planner.program.jaxpr.bodies import Structure, body_of, body_path, consts_of, opened, structure_of
+from planner.program.graph import Aval, Body, Graph, Path, Region
+from planner.program.jaxpr.bodies import Structure, body_of, body_path, consts_of, counted_body, opened, structure_of
 from planner.program.jaxpr.builder import Builder, WhileTrips
 from planner.program.jaxpr.calls import is_zero
 from planner.program.jaxpr.demanded_specs import demanded_specs
@@ -43,31 +46,54 @@ def build_graph(program: Program, *, while_trips: WhileTrips = 1.0, tests: bool 
     `tests` there is an op (`branch_test`) that reads what a branch hangs on: it takes no time, but says what needs what.
     """
     builder = Builder(while_trips=while_trips, tests=tests, notes=list(program.notes))
-    builder.regions.append(Region(id=0, parent=None, kind="program", trips=1, length=1, source=""))
-    jaxpr = opened(program.jaxpr)
-    env: Env = {}
-    inputs: list[int] = []
-    for var, leaf in zip(jaxpr.invars, program.arguments, strict=True):
-        env[var] = builder.tensor(leaf.aval, None, leaf.name, "argument")
-        inputs.append(env[var])
-    outputs = _walk(builder, program.jaxpr, env, (), 0)
-    ops, tensors, ties = live(builder, outputs)
+    graph = _graph(builder, program.jaxpr, [(leaf.aval, leaf.name) for leaf in program.arguments])
     aliases, feeds = pair_outputs(program)
+    names = tuple(leaf.name for leaf in program.results)
+    return replace(graph, output_names=names, aliases=aliases, feeds=feeds, kept=_kept(program))
+
+
+def _graph(b: Builder, jaxpr: Any, arguments: Sequence[tuple[Aval, str]]) -> Graph:
+    """The graph of a program or of a body with these arguments (type, name), all of which are kept."""
+    b.regions.append(Region(id=0, parent=None, kind="program", trips=1, length=1, source=""))
+    inputs = [b.tensor(aval, None, name, "argument") for aval, name in arguments]
+    outputs = _walk(b, jaxpr, dict(zip(opened(jaxpr).invars, inputs, strict=True)), (), 0)
+    ops, tensors, ties = live(b, outputs)
     return Graph(
         ops=ops,
         tensors=tensors,
-        regions=tuple(builder.regions),
+        regions=tuple(b.regions),
         inputs=tuple(inputs),
         outputs=tuple(outputs),
-        output_names=tuple(leaf.name for leaf in program.results),
+        output_names=tuple(f"result {i}" for i in range(len(outputs))),
         ties=ties,
-        aliases=aliases,
-        feeds=feeds,
-        kept=_kept(program),
-        equal=builder.equal.first,
-        zeros=frozenset(builder.zeros),
-        notes=tuple(dict.fromkeys(builder.notes)),
+        aliases={},
+        feeds={},
+        kept=frozenset(range(len(inputs))),
+        equal=b.equal.first,
+        zeros=frozenset(b.zeros),
+        notes=tuple(dict.fromkeys(b.notes)),
     )
+
+
+def _body(b: Builder, eqn: Any) -> Body | None:
+    """What an op computes that stays one op, where that can be read."""
+    counted = counted_body(eqn)
+    if counted is None:
+        return None
+    key = (id(counted.jaxpr), tuple(counted.axes.items()) if counted.axes is not None else None)
+    if key not in b.bodies:
+        number = id(counted.jaxpr)
+        if number not in b.graphs:
+            with b.inside(eqn):
+                inner = b.of_body()
+            variables = opened(counted.jaxpr).invars
+            b.graphs[number] = _graph(
+                inner, counted.jaxpr, [(b.aval(v.aval), f"operand {i}") for i, v in enumerate(variables)]
+            )
+        b.bodies[key] = Body(graph=b.graphs[number], axes=counted.axes)
+    body = b.bodies[key]
+    b.notes += body.graph.notes
+    return body
 
 
 def _kept(program: Program) -> frozenset[int]:
@@ -119,7 +145,7 @@ def _leaf(b: Builder, eqn: Any, operands: list[int], path: Path, region: int) ->
     name = str(eqn.params["name"]) if kind == "name" else None
     demands = kind in ("sharding_constraint", "shard_map")
     params = demanded_specs(b, eqn, avals, origin.source) if demands else eqn.params
-    return b.op(kind, operands, avals, region, path, origin, params, eqn.primitive, name)
+    return b.op(kind, operands, avals, region, path, origin, params, eqn.primitive, name, _body(b, eqn))
 
 
 def _inline(b: Builder, eqn: Any, s: Structure, operands: list[int], path: Path, region: int) -> list[int]:

@@ -9,7 +9,7 @@ import jax.extend.core as jex_core
 
 from planner.program.jaxpr.bodies import REMATS, body_of, fresh_var, holds_constants, opened, structure_of
 
-CALLS = frozenset(("jit", "pjit", "closed_call", "core_call", "eval_jaxpr"))
+CALLS = frozenset(("jit", "pjit", "call", "closed_call", "core_call", "eval_jaxpr"))
 """Calls that say nothing but their name."""
 
 

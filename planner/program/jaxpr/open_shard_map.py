@@ -17,7 +17,8 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jax import lax
 
-from planner.program.jaxpr.bodies import closed, opened
+from planner.program.jaxpr.bodies import closed, manual_axes, opened
+from planner.program.jaxpr.meshless import equations_made
 from planner.program.jaxpr.origins import lines_of, short_line
 from planner.program.jaxpr.vmappable_collectives import Unopenable
 from planner.program.spec_entries import axes_of_entry
@@ -44,12 +45,6 @@ class _Apart:
         return found
 
 
-def manual_axes(eqn: Any) -> tuple[str, ...]:
-    """The axes over which a `shard_map` is one, in the order of its mesh; the rest is left to the compiler in its body."""
-    manual = eqn.params["newly_manual_axes" if "newly_manual_axes" in eqn.params else "manual_axes"]
-    return tuple(axis for axis in eqn.params["mesh"].axis_names if axis in manual)
-
-
 def opened_shard_map(eqn: Any, body: Any, axis_env: Sequence[tuple[str, int]]) -> Any:
     """A call that computes on global arrays what a `shard_map` does, an equation.
 
@@ -70,11 +65,9 @@ def opened_shard_map(eqn: Any, body: Any, axis_env: Sequence[tuple[str, int]]) -
 
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in eqn.invars]
     try:
-        with eqn.ctx.manager:  # the body's equations are of the mesh that was set around the shard_map
-            made = jax.make_jaxpr(jax.jit(shard_map), axis_env=list(axis_env))(*avals)
+        (call,) = equations_made(jax.jit(shard_map), *avals, axis_env=axis_env).eqns
     except (NotImplementedError, ValueError, TypeError, AssertionError, KeyError) as error:
         raise Unopenable(f"JAX cannot run its body under vmap: {str(error).splitlines()[0]:.120}") from error
-    (call,) = opened(made).eqns
     return call.replace(
         invars=eqn.invars,
         outvars=eqn.outvars,

@@ -9,19 +9,25 @@ from jax.sharding import Mesh, NamedSharding
 
 from planner.errors import TraceError
 from planner.program.jaxpr.bodies import equations_of
-from planner.program.traced import Effects, Parallelism
+from planner.program.mesh_axes import with_auto_axes
+from planner.program.traced import Effects, Parallelism, ShardingTypes
 
 
-def parallelism_of(jaxpr: Any) -> Parallelism | None:
-    """The mesh that constraints and `shard_map`s of a program name. Raises: TraceError where they name several."""
-    meshes = list(_meshes(jaxpr))
+def parallelism_of(jaxpr: Any, types: ShardingTypes | None = None) -> Parallelism | None:
+    """The mesh that constraints and `shard_map`s of a program name, or types.
+
+    Raises: TraceError where they name several.
+    """
+    is_typed = types is not None and any(spec is not None for spec in (*types.arguments, *types.results))
+    meshes = [*([types.mesh] if types is not None and is_typed else []), *_meshes(jaxpr)]
     shapes = {tuple(mesh.shape.items()) for mesh in meshes}
     if len(shapes) > 1:
         words = " and ".join(str(dict(shape)) for shape in sorted(shapes))
         raise TraceError(f"the function names several meshes itself, {words}; a plan has one mesh: use one throughout")
     if not shapes:
         return None
-    return Parallelism(shape=dict(shapes.pop()), mesh=named_devices(jaxpr))
+    concrete = next((with_auto_axes(mesh) for mesh in meshes if isinstance(mesh, Mesh)), None)
+    return Parallelism(shape=dict(shapes.pop()), mesh=concrete)
 
 
 def named_devices(jaxpr: Any) -> Mesh | None:

@@ -14,7 +14,7 @@ from planner.program.batch_parts import Batch, Part
 from planner.program.graph import Path
 from planner.program.jaxpr.bodies import REMATS, Structure, body_of, body_path, closed, opened, put_body, structure_of
 from planner.program.jaxpr.calls import equations_by
-from planner.program.jaxpr.origins import origin_of
+from planner.program.jaxpr.steps_on_parts import check_kernel, check_part, on_parts, part_params
 
 Held = Mapping[Any, tuple[Any, Part | None]]
 """By variable of the whole program: the one that stands for it here, and where the batch lies in it if it is a part."""
@@ -105,7 +105,11 @@ class PartWriter:
                     outvars[-1] = part_variable(var, part, self.count)
                 held[var] = outvars[-1], part
             structure = structure_of(eqn)
-            if structure is None:
+            kernel = on_parts(eqn) if any(parts) else None
+            if kernel is not None:
+                check_kernel(eqn, kernel, invars, outvars)
+                found += equations_by(kernel, invars, outvars, eqn.source_info)[0]
+            elif structure is None:
                 step = eqn.replace(invars=invars, outvars=outvars, params=part_params(eqn, invars, outvars))
                 if any(part is not None for _, part in (held[var] for var in eqn.outvars)) or any(parts):
                     check_part(step)
@@ -249,39 +253,3 @@ def _call(jaxpr: Any, indexed: bool) -> Callable[..., list[Any]]:
     """A body as a function of its operands and the number of the part."""
     run = jex_core.jaxpr_as_fun(closed(jaxpr))
     return run if indexed else lambda *operands: run(*operands[:-1])
-
-
-class NotInParts(Exception):
-    """An equation does not make of smaller operands the smaller results that it should; its text names it."""
-
-
-def check_part(eqn: Any) -> None:
-    """Raises: NotInParts where the results of an equation without bodies are not what its operands make."""
-    try:
-        made = eqn.primitive.abstract_eval(*(var.aval for var in eqn.invars), **eqn.params)[0]
-    except Exception as error:
-        raise NotInParts(f"{eqn.primitive.name} at {origin_of(eqn).source}: {error}") from error
-    shapes = [aval.shape for aval in (made if eqn.primitive.multiple_results else [made])]
-    if shapes != [var.aval.shape for var in eqn.outvars]:
-        raise NotInParts(f"{eqn.primitive.name} at {origin_of(eqn).source}")
-
-
-def part_params(eqn: Any, invars: Sequence[Any], outvars: Sequence[Any]) -> dict[str, Any]:
-    """The params of an equation without bodies for smaller operands and results."""
-    params, name = dict(eqn.params), eqn.primitive.name
-    match name:
-        case "broadcast_in_dim":
-            params["shape"] = outvars[0].aval.shape
-        case "reshape":
-            params["new_sizes"] = outvars[0].aval.shape
-        case "slice":
-            limits = zip(params["limit_indices"], eqn.invars[0].aval.shape, invars[0].aval.shape, strict=True)
-            params["limit_indices"] = tuple(limit if old == new else new for limit, old, new in limits)
-        case "dynamic_slice":
-            params["slice_sizes"] = outvars[0].aval.shape
-        case "gather":
-            sizes = zip(params["slice_sizes"], eqn.invars[0].aval.shape, invars[0].aval.shape, strict=True)
-            params["slice_sizes"] = tuple(new if size == old else size for size, old, new in sizes)
-        case _:
-            pass
-    return params

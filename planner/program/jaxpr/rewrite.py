@@ -10,9 +10,10 @@ import jax
 import jax.extend.core as jex_core
 
 from planner.program.graph import Path
-from planner.program.jaxpr.bodies import body_of, body_path, closed, fresh_var, opened, put_body, structure_of
+from planner.program.jaxpr.bodies import body_of, body_path, fresh_var, opened, put_body, structure_of
 from planner.program.jaxpr.calls import equations_by
 from planner.program.jaxpr.constraints import constraint_equation, is_placement
+from planner.program.jaxpr.meshless import as_function, equations_made
 from planner.program.slots import Slot
 from planner.program.traced import Program
 
@@ -48,8 +49,7 @@ def constrained(
     original: constraints are inserted as equations, nothing is interpreted.
     """
     rewriter = Rewriter(edits=edits, replacements=replacements or {}, around=around or {})
-    jaxpr = rewriter.rewrite(program.jaxpr, ())
-    return jex_core.jaxpr_as_fun(closed(jaxpr))
+    return as_function(rewriter.rewrite(program.jaxpr, ()))
 
 
 @dataclass
@@ -167,7 +167,7 @@ def _applied(function: Callable[[Any], Any], operand: Any, result: Any, like: An
 def _call_of(function: Callable[..., Sequence[Any]], eqn: Any) -> Any:
     """An equation that calls `function` on operands like those of `eqn`, at its source line."""
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in eqn.invars]
-    call = opened(jax.make_jaxpr(jax.jit(lambda *operands: list(function(*operands))))(*avals)).eqns[0]
+    call = equations_made(jax.jit(lambda *operands: list(function(*operands))), *avals).eqns[0]
     return _at(call, eqn.source_info)
 
 
@@ -193,4 +193,4 @@ def plain(program: Program) -> Callable[..., list[Any]]:
 
 def as_traced(program: Program) -> Callable[..., list[Any]]:
     """The function as the user wrote it, of its flat arguments, with the placements that it names itself."""
-    return jex_core.jaxpr_as_fun(closed(program.traced))
+    return as_function(program.traced)

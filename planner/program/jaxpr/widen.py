@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from planner.program.jaxpr.bodies import body_of, equations_of, opened, put_body, structure_of
+from planner.program.jaxpr.meshless import equations_made
 from planner.program.jaxpr.rewrite import constrained
 from planner.program.traced import Program
 
@@ -64,5 +65,5 @@ def _done_in(wide: str, eqn: Any) -> Any:
         return [x.astype(var.aval.dtype) for x, var in zip(values, eqn.outvars, strict=True)]
 
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
-    call = opened(jax.make_jaxpr(jax.jit(done))(*avals)).eqns[0]
+    call = equations_made(jax.jit(done), *avals).eqns[0]
     return call.replace(invars=list(eqn.invars), outvars=list(eqn.outvars))

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.experimental.custom_partitioning import ArrayMapping, CompoundFactor, SdyShardingRule
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
@@ -19,11 +20,14 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from planner.errors import RuleError
 from planner.program.graph import Graph, Op, Path
 from planner.program.jaxpr.flatten import build_graph
+from planner.program.jaxpr.pallas_calls import pallas_call_of
 from planner.program.slots import Slot
 from planner.program.spec_entries import axes_of_entry, parts_over
 from planner.program.trace import trace
 from planner.rules.kernels.kernel_work import KernelWork
-from planner.rules.primitives import kinds_where, traits
+from planner.rules.kernels.library_kernels import library_run
+from planner.rules.kernels.pallas_kernel import call_rule, call_work
+from planner.rules.primitives import kinds_where, rule_of, traits
 from planner.rules.rule import Combiner, Dim, Kind, Rule
 
 COMBINE: Mapping[Combiner, Callable[..., Any]] = {
@@ -72,12 +76,14 @@ def as_sdy_rule(rule: Rule) -> SdyShardingRule:
 class Parts:
     """A function of flat arrays that can be run on parts: called by JAX with shardings, it answers with those it keeps.
 
-    `run` takes the operands of `rule`, whole or in parts, and gives its results; `work` is what a run costs.
+    `run` takes the operands of `rule`, whole or in parts, and gives its results; `work` is what a run costs. `on_parts`
+    does so with parts that are a whole of their own: what it calls may be split again.
     """
 
     rule: Rule
     run: Callable[..., Sequence[Any]]
     work: KernelWork
+    on_parts: Callable[..., Sequence[Any]]
 
     def __call__(self, mesh: Mesh, operands: Sequence[Any], results: Sequence[Any]) -> Any:
         """The mesh, the local function, and the shardings of its results and operands. Raises: RuleError for callbacks."""
@@ -152,24 +158,53 @@ def spec_on(dims: Sequence[Dim], axes: Sequence[tuple[str, ...]]) -> PartitionSp
 
 
 def kernel_of(op: Op) -> Parts | None:
-    """The kernel that an op runs, where a rule of the user's says how it splits."""
+    """The kernel that an op runs, where a rule of the user's, or its own grid, says how it splits."""
+    if op.kind == "pallas_call":
+        return _pallas_kernel(op)
     parts = op.params.get("partition") if traits(op.kind).by_hand == "kernel" else None
     return parts if isinstance(parts, Parts) else None
+
+
+def _pallas_kernel(op: Op) -> Parts:
+    call = pallas_call_of(op.params)
+
+    def run(*values: Any) -> list[Any]:
+        return call.smaller(op.primitive, values)
+
+    return Parts(rule=call_rule(call), run=run, work=call_work(call), on_parts=run)
+
+
+def runs_on_parts(op: Op) -> bool:
+    """Whether an op is a kernel that is run on smaller arrays, as its rule says."""
+    return kernel_of(op) is not None
 
 
 def kernels(
     graph: Graph, constraints: Mapping[Slot, tuple[PartitionSpec, ...]], mesh: Mesh | AbstractMesh
 ) -> dict[Path, Callable[..., Sequence[Any]]]:
-    """For the path of every kernel with a rule of the user's: a function that runs it on parts, as it is constrained."""
+    """For the path of every kernel whose rule is known: a function that runs it on parts, as it is constrained."""
     found: dict[Path, Callable[..., Sequence[Any]]] = {}
     for op in graph.of_kinds(kinds_where(lambda row: row.by_hand == "kernel")):
-        parts = kernel_of(op)
+        parts = kernel_of(op) or _bound(graph, op)
         if parts is not None:
             whole = (PartitionSpec(),)
             operands = [constraints.get(("operand", op.path, i), whole)[-1] for i in range(len(op.operands))]
             results = [constraints.get(("result", op.path, i), whole)[0] for i in range(len(op.results))]
             found[op.path] = _mapped(parts, operands, results, mesh)
     return found
+
+
+def _bound(graph: Graph, op: Op) -> Parts | None:
+    """A primitive that is a kernel, and takes parts of its operands as it takes the whole."""
+    rule = None
+    if op.kind != "custom_partitioning":  # JAX has those of others run on parts
+        rule = rule_of(op.kind, graph.avals(op.operands), graph.avals(op.results), op.params)
+    if rule is None:
+        return None
+
+    run = library_run(op)
+    work = KernelWork(name=op.kind, flops=None, bytes=None, engine="matrix", guessed=False)
+    return Parts(rule=rule, run=run, work=work, on_parts=run)
 
 
 def _mapped(
@@ -180,10 +215,11 @@ def _mapped(
     axes = parts.axes(views, mesh.shape)
     summed = parts.summed(axes)
     made = [spec_on(dims, axes) for dims in rule.results]
+    missing = [_missing(rule, dims, axes) for dims in rule.results]
     scattered = [_scattered(spec, wanted, summed, rule.combiner) for spec, wanted in zip(made, results, strict=True)]
 
     def local(*values: Any) -> list[Any]:
-        found = list(parts.run(*values))
+        found = [_of_last(value, axes_of) for value, axes_of in zip(parts.run(*values), missing, strict=True)]
         if not summed:
             return found
         return [
@@ -200,6 +236,25 @@ def _mapped(
         out_specs=[spec if dim is None else wanted for spec, wanted, dim in zip(made, results, scattered, strict=True)],
         check_vma=False,  # what a kernel does with the axes is not known
     )
+
+
+def _missing(rule: Rule, dims: Sequence[Dim], axes: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """The axes that split what passes through a kernel, but not this result."""
+    held = {factor for dim in dims for factor in dim}
+    return tuple(
+        axis
+        for factor, (kind, names) in enumerate(zip(rule.kinds, axes, strict=True))
+        if kind == "pass" and factor not in held
+        for axis in names
+    )
+
+
+def _of_last(value: Any, axes: tuple[str, ...]) -> Any:
+    """What the last of all parts made, on all: of what every step of a grid writes anew that of the last is left."""
+    if not axes:
+        return value
+    last = jnp.stack([lax.axis_index(axis) == lax.axis_size(axis) - 1 for axis in axes]).all()
+    return lax.psum(jnp.where(last, value, jnp.zeros_like(value)), axes)
 
 
 def _scattered(made: PartitionSpec, wanted: PartitionSpec, summed: tuple[str, ...], combiner: Combiner) -> int | None:

@@ -25,7 +25,8 @@ class KernelWork:
     """One run of the kernel `name`: its `flops` on the unit `engine`, and the `bytes` that it reads and writes.
 
     None where nothing says: then it counts one operation per result element, and every operand and result once.
-    `guessed` says whether the flops are not known, or those of a part of it are not.
+    `guessed` says whether the flops are not known, or those of a part of it are not; `dtype` is that of the products that
+    take most of them, None for that of the first operand.
     """
 
     name: str
@@ -33,6 +34,7 @@ class KernelWork:
     bytes: Amount | None
     engine: Engine
     guessed: bool
+    dtype: str | None = None
 
     @property
     def depends_on_shapes(self) -> bool:

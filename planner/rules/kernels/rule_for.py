@@ -85,6 +85,10 @@ def rule_for(
             args, kwargs = jax.tree.unflatten(tree, values)
             return jax.tree.leaves(fn(*args, **kwargs))
 
+        def again(*values: Any) -> list[Any]:
+            args, kwargs = jax.tree.unflatten(tree, values)
+            return jax.tree.leaves(partitioned(*args, **kwargs))
+
         made = jax.eval_shape(fn, *args, **kwargs)
         results = jax.tree.leaves(made)
         shapes = [leaf.shape for leaf in map(jax.typeof, leaves)], [leaf.shape for leaf in results]
@@ -101,7 +105,8 @@ def rule_for(
         work = replace(work, bytes=amount("bytes", name, said_bytes, tree, structs))
         # Within a function jitted on its own, arrays that it closes over are no constants of the call.
         call = custom_partitioning(jax.jit(flat))
-        call.def_partition(Parts(rule=found, run=flat, work=work), sharding_rule=as_sdy_rule(found))
+        parts = Parts(rule=found, run=flat, work=work, on_parts=again)
+        call.def_partition(parts, sharding_rule=as_sdy_rule(found))
         return jax.tree.unflatten(jax.tree.structure(made), call(*leaves))
 
     return partitioned

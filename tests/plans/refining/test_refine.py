@@ -13,6 +13,7 @@ import jax
 import pytest
 
 import planner
+from cost_models.compilers import REMEDIES
 from planner.decision import Decision
 from planner.errors import ArgumentError
 from planner.one_mesh.corrected import Prices, corrected
@@ -140,6 +141,15 @@ def test_other_emissions_of_good_plans_are_tried(session: Session) -> None:
 
     result = refined(session, Judge(fast), emissions=emissions)
     assert result.decisions[0].compiler_options == {"quick": "1"}
+
+
+def test_a_plan_that_took_a_remedy_carries_it(session: Session) -> None:
+    ((error, remedy),) = REMEDIES.items()
+    result = refined(session, Judge(lambda decision: replace(ran(decision.predicted.seconds), remedy=error)))
+    best = result.decisions[0]
+    assert remedy.options.items() <= best.compiler_options.items()
+    assert any(error in note for note in best.notes)
+    assert all(remedy.options.items() <= trial.compiler_options.items() for trial in result.refined.trials)
 
 
 @pytest.mark.parametrize("status", ["oom", "error", "crash", "timeout"])

@@ -1,0 +1,100 @@
+"""Compiles that fail with an error to which a remedy is known: they are tried once more with it; children are scripted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cost_models.compilers import NO_WINDOWED_EINSUM, REMEDIES, options_of_plans, remedy_of
+from planner.verify import aot
+from planner.verify.aot import AotReport, AotRequest
+from planner.verify.kept_reports import KeptReports
+
+ERROR = "Couldn't find output tile sizes"
+MESSAGE = f"JaxRuntimeError: INTERNAL: {ERROR} that satisfy hlo: %dot"
+OPTION = {"xla_gpu_enable_triton_gemm": "False"}
+REQUEST = AotRequest(
+    program=b"",
+    num_arguments=0,
+    free_outputs=(),
+    mesh_shape={"x": 8},
+    topology="h100:8",
+    platform="cuda",
+    timeout_s=9.0,
+)
+FAILED = AotReport(status="error", message=MESSAGE, seconds=4.0)
+DONE = AotReport(status="ok", message="", seconds=3.0)
+Runs = Callable[..., tuple[AotReport, list[AotRequest]]]
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
+    """The report on a request where the children say these reports in turn, and what the children were asked."""
+
+    def run(request: AotRequest, *reports: AotReport) -> tuple[AotReport, list[AotRequest]]:
+        asked: list[AotRequest] = []
+
+        def once(request: AotRequest, stopped: Callable[[], bool]) -> AotReport:
+            asked.append(request)
+            return reports[len(asked) - 1]
+
+        monkeypatch.setattr(aot, "_run_once", once)
+        return aot.run_request(request), asked
+
+    return run
+
+
+def test_what_is_known_to_help_says_of_what_platform_and_where_it_was_seen() -> None:
+    for error, remedy in REMEDIES.items():
+        assert remedy.evidence
+        assert remedy.options.items() <= options_of_plans(remedy.platform).items()
+        assert remedy_of(remedy.platform, f"x {error} y", {}) == error
+        assert remedy_of(remedy.platform, f"x {error} y", remedy.options) == "", "it did not help"
+        assert remedy_of("cpu", error, {}) == ""
+        assert remedy_of(remedy.platform, "anything else", {}) == ""
+    assert options_of_plans("tpu") == NO_WINDOWED_EINSUM["tpu"]
+
+
+def test_a_known_error_is_tried_once_more_with_its_remedy(runs: Runs) -> None:
+    report, asked = runs(replace(REQUEST, compiler_options={"a": "1"}), FAILED, DONE)
+    assert (report.status, report.remedy, report.seconds) == ("ok", ERROR, 7.0)
+    assert [dict(request.compiler_options) for request in asked] == [{"a": "1"}, {"a": "1", **OPTION}]
+    assert [request.timeout_s for request in asked] == [9.0, 5.0]
+
+
+def test_a_compiler_that_died_of_it_is_tried_too(runs: Runs) -> None:
+    report, _ = runs(REQUEST, replace(FAILED, status="crash"), replace(DONE, status="oom"))
+    assert (report.status, report.remedy) == ("oom", ERROR)
+
+
+@pytest.mark.parametrize(
+    ("request_", "report"),
+    [
+        (REQUEST, replace(FAILED, message="INTERNAL: something else")),
+        (REQUEST, replace(FAILED, status="timeout")),
+        (REQUEST, DONE),
+        (replace(REQUEST, compiler_options=OPTION), FAILED),
+        (replace(REQUEST, platform="tpu"), FAILED),
+        (replace(REQUEST, timeout_s=3.0), FAILED),
+    ],
+    ids=["another error", "too slow", "no error", "it has the remedy", "another compiler", "no time is left"],
+)
+def test_nothing_else_is_tried_again(runs: Runs, request_: AotRequest, report: AotReport) -> None:
+    found, asked = runs(request_, report)
+    assert (found, len(asked)) == (report, 1)
+
+
+def test_where_the_remedy_does_not_help_the_first_error_is_told(runs: Runs) -> None:
+    report, asked = runs(REQUEST, FAILED, replace(FAILED, status="crash", message="another"))
+    assert (report, len(asked)) == (FAILED, 2)
+
+
+def test_kept_reports_know_of_the_remedy(tmp_path: Path) -> None:
+    KeptReports(tmp_path).keep(REQUEST, replace(DONE, remedy=ERROR))
+    found = KeptReports(tmp_path).find(REQUEST)
+    assert found is not None
+    assert found.remedy == ERROR
+    assert KeptReports(tmp_path).find(replace(REQUEST, inherited={"XLA_FLAGS": "--xla_a=1"})) is None
