@@ -253,6 +253,79 @@ def test_trip_counts_from_conditions(name: str) -> None:
     assert found.trip_count == trips
 
 
+def nested(bound: str) -> str:
+    """A loop of eight trips around one that runs up to a bound, made of its counter `%i`, of places, or of `%n`, 5."""
+    return f"""HloModule m, is_scheduled=true, num_partitions=8
+
+%body (b: (s32[], f32[8], s32[])) -> (s32[], f32[8], s32[]) {{
+  %b = (s32[], f32[8]{{0}}, s32[]) parameter(0)
+  %k = s32[] get-tuple-element(%b), index=0
+  %x = f32[8]{{0}} get-tuple-element(%b), index=1
+  %end = s32[] get-tuple-element(%b), index=2
+  %one = s32[] constant(1)
+  %next = s32[] add(%k, %one)
+  %y = f32[8]{{0}} all-reduce(%x), channel_id=1, replica_groups=[4,2]<=[8], use_global_device_ids=true, to_apply=%add
+  ROOT %t = (s32[], f32[8]{{0}}, s32[]) tuple(%next, %y, %end)
+}}
+
+%condition (c: (s32[], f32[8], s32[])) -> pred[] {{
+  %c = (s32[], f32[8]{{0}}, s32[]) parameter(0)
+  %j = s32[] get-tuple-element(%c), index=0
+  %limit = s32[] get-tuple-element(%c), index=2
+  ROOT %less = pred[] compare(%j, %limit), direction=LT
+}}
+
+%outer (o: (s32[], f32[8], s32[], s32[8])) -> (s32[], f32[8], s32[], s32[8]) {{
+  %o = (s32[], f32[8]{{0}}, s32[], s32[8]{{0}}) parameter(0)
+  %i = s32[] get-tuple-element(%o), index=0
+  %z = f32[8]{{0}} get-tuple-element(%o), index=1
+  %n = s32[] get-tuple-element(%o), index=2
+  %places = s32[8]{{0}} get-tuple-element(%o), index=3
+  %step = s32[] constant(1)
+  %place = s32[1]{{0}} dynamic-slice(%places, %i), dynamic_slice_sizes={{1}}
+  %bound = s32[] {bound}
+  %zero = s32[] constant(0)
+  %init = (s32[], f32[8]{{0}}, s32[]) tuple(%zero, %z, %bound)
+  %w = (s32[], f32[8]{{0}}, s32[]) while(%init), condition=%condition, body=%body
+  %v = f32[8]{{0}} get-tuple-element(%w), index=1
+  %after = s32[] add(%i, %step)
+  ROOT %u = (s32[], f32[8]{{0}}, s32[], s32[8]{{0}}) tuple(%after, %v, %n, %places)
+}}
+
+%until (u: (s32[], f32[8], s32[], s32[8])) -> pred[] {{
+  %u = (s32[], f32[8]{{0}}, s32[], s32[8]{{0}}) parameter(0)
+  %g = s32[] get-tuple-element(%u), index=0
+  %eight = s32[] constant(8)
+  ROOT %before = pred[] compare(%g, %eight), direction=LT
+}}
+
+ENTRY %main (p: f32[8]) -> f32[8] {{
+  %p = f32[8]{{0}} parameter(0)
+  %first = s32[] constant(0)
+  %five = s32[] constant(5)
+  %numbers = s32[8]{{0}} iota(), iota_dimension=0
+  %begin = (s32[], f32[8]{{0}}, s32[], s32[8]{{0}}) tuple(%first, %p, %five, %numbers)
+  %around = (s32[], f32[8]{{0}}, s32[], s32[8]{{0}}) while(%begin), condition=%until, body=%outer
+  ROOT %r = f32[8]{{0}} get-tuple-element(%around), index=1
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("bound", "trips"),
+    [
+        ("add(%i, %step)", 36),  # 1 + 2 + ... + 8
+        ("copy(%n)", 40),
+        ("add(%place, %step)", 36),
+        ("subtract(%n, %i)", 15),  # 5 + 4 + ... + 1, and none after that
+        ("negate(%n)", None),
+    ],
+)
+def test_trip_counts_that_follow_from_a_loop_around(bound: str, trips: int | None) -> None:
+    (found,) = read_collectives(nested(bound), num_devices=8)
+    assert found.trip_count == trips
+
+
 INLINE_ELEMENTS = """HloModule m, is_scheduled=true
 
 %sum (a: f32[], b: f32[]) -> f32[] {
@@ -470,6 +543,21 @@ ENTRY %main (w: f32[8,64,64], i: s32[], x: f32[64,64]) -> f32[64,64] {
     assert work.hbm_bytes_of(fused, entry, module) == 3 * 4 * 64 * 64 + 4
     assert work.flops_of(fused, entry, module) == 2 * 64**3
     assert work.flops_of(fused, entry, module, lanes=MATRIX_LANES) == 2 * 64 * 128**2
+
+
+def test_a_kernel_takes_the_operations_that_it_says() -> None:
+    config = '{"custom_call_config":{"body":"TUz","cost_estimate":{"flops":"640","transcendentals":"8"}}}'
+    text = f"""HloModule m, is_scheduled=true, num_partitions=8
+
+ENTRY %main (x: f32[64,64]) -> f32[64,64] {{
+  %x = f32[64,64]{{1,0}} parameter(0)
+  %k = f32[64,64]{{1,0}} custom-call(%x), custom_call_target="tpu_custom_call", backend_config={config}
+  ROOT %o = f32[64,64]{{1,0}} custom-call(%k), custom_call_target="other"
+}}
+"""
+    module = parse_module(text)
+    entry = module.computations[module.entry]
+    assert [work.flops_of(entry.by_name[name], entry, module) for name in ("k", "o")] == [640.0, 0.0]
 
 
 def test_a_fusion_that_only_rearranges_is_seen_through() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -97,6 +98,15 @@ class PallasCall:
             if array in split.dims:
                 shape[split.dims[array]] //= parts[split.axis]
         return tuple(shape)
+
+    def estimated(self, flops: float, moved_bytes: float) -> PallasCall:
+        """The call with an estimate of its work where its author gives none: compilers schedule by it."""
+        if self.params["cost_estimate"] is not None:
+            return self
+        # The class has no public name that is there without importing Pallas, which a program without kernels need not.
+        estimate = sys.modules[type(self.params["grid_mapping"]).__module__].CostEstimate
+        work = estimate(flops=int(flops), transcendentals=0, bytes_accessed=int(moved_bytes))
+        return replace(self, params={**self.params, "cost_estimate": work})
 
     def smaller(self, primitive: Any, operands: Sequence[Any]) -> list[Any]:
         """The results of the kernel on parts of its operands, or on all of them."""

@@ -167,11 +167,15 @@ def kernel_of(op: Op) -> Parts | None:
 
 def _pallas_kernel(op: Op) -> Parts:
     call = pallas_call_of(op.params)
+    work = call_work(call)
 
     def run(*values: Any) -> list[Any]:
-        return call.smaller(op.primitive, values)
+        flops, moved = work.flops, work.bytes
+        known = isinstance(flops, float) and isinstance(moved, float) and not work.guessed
+        counted = call.estimated(flops, moved) if known else call
+        return counted.smaller(op.primitive, values)
 
-    return Parts(rule=call_rule(call), run=run, work=call_work(call), on_parts=run)
+    return Parts(rule=call_rule(call), run=run, work=work, on_parts=run)
 
 
 def runs_on_parts(op: Op) -> bool:

@@ -76,7 +76,7 @@ def collectives_of(module: Module, *, num_devices: int) -> tuple[CompiledCollect
 
     def visit(
         computation: Computation,
-        trips: int,
+        trips: float,
         known: bool,
         fused: str,
         caller: Instruction | None,
@@ -95,8 +95,8 @@ def collectives_of(module: Module, *, num_devices: int) -> tuple[CompiledCollect
                         replace(
                             collective,
                             kind=kind,
-                            trip_count=trips if known else None,
-                            known_trips=trips,
+                            trip_count=round(trips) if known else None,
+                            known_trips=round(trips),
                             windowed=windowed,
                         )
                     )

@@ -18,6 +18,7 @@ from planner.verify.hlo.text import Computation, Instruction, Module, arrays_of,
 _ARRAY = re.compile(r"\b([a-z][a-z0-9]*)\[([0-9,<= ]*)\](?:\{([0-9,]*)(?::([^{}]*))?\})?")
 _ON_CHIP = re.compile(r"S\([1-9]\)")
 _TILE = re.compile(r"T\(([0-9,*]+)\)")
+_ESTIMATE = re.compile(r'"cost_estimate":\{"flops":"(\d+)"')
 _READS_A_PART = ("dynamic-slice", "slice", "gather")
 _SAME_VALUES = ("bitcast", "copy", "reshape", "transpose", "convert")
 
@@ -28,6 +29,7 @@ _SAME_VALUES = ("bitcast", "copy", "reshape", "transpose", "convert")
 def flops_of(instruction: Instruction, computation: Computation, module: Module, *, lanes: int = 1) -> float:
     """Floating-point operations of the matrix products in an op, those inside a fusion included.
 
+    Of a Pallas kernel they are what it says of itself: its cost estimate stands in the text.
     `lanes` is the extent to which a matrix unit fills up the dims of its weights: `MATRIX_LANES` on a TPU.
     """
     if instruction.opcode == "fusion":
@@ -37,6 +39,9 @@ def flops_of(instruction: Instruction, computation: Computation, module: Module,
             for i in callee.instructions
             if i.opcode in ("fusion", "dot", "convolution")
         )
+    if instruction.opcode == "custom-call":
+        estimate = _ESTIMATE.search(instruction.attributes)
+        return float(estimate[1]) if estimate else 0.0
     if instruction.opcode == "dot":
         dims = [int(d) for d in _list(instruction, "lhs_contracting_dims")]
         batch = [int(d) for d in _list(instruction, "lhs_batch_dims")]
