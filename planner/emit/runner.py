@@ -126,7 +126,9 @@ class Runner:
     @cached_property
     def _run(self) -> Callable[..., list[Any]]:
         """The constrained program as a function of its flat arguments."""
-        mesh = self.mesh
+        types = self._outer_mesh is not self.mesh
+        # JAX wants one mesh of devices in a program, and arguments and results have it.
+        mesh = self.mesh.abstract_mesh if types else self.mesh
         shardings: dict[PartitionSpec, NamedSharding] = {}
 
         def edits(slot: Slot) -> list[NamedSharding]:
@@ -139,9 +141,7 @@ class Runner:
         sums = loop_sums(graph, laid, mesh)
         by_hand = {**exchanges(graph, laid, mesh), **kernels(graph, laid, mesh), **parts, **sums.terms}
         run = constrained(self.program, edits, by_hand, sums.around)
-        if self._outer_mesh is mesh:
-            return run
-        return lambda *leaves: list(map(with_axes, run(*leaves), self.out_shardings))
+        return (lambda *leaves: list(map(with_axes, run(*leaves), self.out_shardings))) if types else run
 
     @cached_property
     def flat_jit(self) -> Any:

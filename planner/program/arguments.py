@@ -99,6 +99,7 @@ def canonical_dtype(value: Any) -> Any:
 
 
 def aval_of(value: Any) -> Aval:
+    value = getattr(value, "inner_aval", value)  # what a collective that has begun will give
     shape = tuple(getattr(value, "shape", ()))
     if not all(isinstance(extent, (int, np.integer)) for extent in shape):
         raise TraceError(f"the program has the symbolic shape {shape}; plan it for concrete shapes")

@@ -28,9 +28,10 @@ from planner.program.jaxpr.constants import hoisted
 from planner.program.jaxpr.demands import with_plain_constraints
 from planner.program.jaxpr.free_annotations import without_annotations
 from planner.program.jaxpr.parallelism import effects_of, parallelism_of
+from planner.program.jaxpr.placed_types import left_unreduced, names_axes, sharding_types
 from planner.program.jaxpr.results import result_avals, without_last
 from planner.program.jaxpr.rolls import with_rolls
-from planner.program.jaxpr.sharding_types import left_unreduced, names_axes, sharding_types, without_sharding_types
+from planner.program.jaxpr.sharding_types import without_sharding_types
 from planner.program.jitted import brought
 from planner.program.libraries import heard
 from planner.program.mesh_axes import explicit_mesh
@@ -183,7 +184,8 @@ def _traced(fn: Callable[..., Any], given: _Given) -> _Traced:
     types = None if mesh is None else sharding_types(jaxpr, jax.tree.leaves(typed), mesh)
     sums = left_unreduced(jaxpr)
     if mesh is not None or names_axes(jaxpr):
-        jaxpr = without_sharding_types(jaxpr, mesh)
+        jaxpr, left = without_sharding_types(jaxpr, mesh)
+        notes += left
     return _Traced(
         jaxpr=jaxpr,
         abstract=jax.tree.map(abstracted, given.values),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import cost_models
 from cost_models.hardware import Engine
 from planner.program.graph import Body, Graph, Op
+from planner.program.slots import BOUNDARY
 from planner.rules.kernels.kernel_parts import kernel_of
 from planner.rules.primitives import traits
 
@@ -32,7 +33,14 @@ def op_flops(graph: Graph, op: Op) -> float:
 
 def flops_of(graph: Graph) -> float:
     """The floating-point operations of one run of a graph on arrays of the shapes that it has."""
-    return sum(op_flops(graph, op) * graph.regions[op.region].trips for op in graph.ops)
+    return sum(flops for _, flops in _flops(graph))
+
+
+def _flops(graph: Graph) -> Iterator[tuple[Op, float]]:
+    """The ops of a graph but those that cross the border of a loop, which compute nothing, with their operations."""
+    for op in graph.ops:
+        if op.kind not in BOUNDARY:
+            yield op, graph.regions[op.region].trips * op_flops(graph, op)
 
 
 def op_passes(graph: Graph, op: Op) -> float:
@@ -49,8 +57,10 @@ def said_bytes(graph: Graph, op: Op) -> float | None:
 
 
 def op_engine(op: Op) -> Engine:
-    """The unit that runs an op."""
-    kernel = kernel_of(op)
+    """The unit that runs an op; of one with a body the unit that does most of its work."""
+    kernel, body = kernel_of(op), body_of(op)
+    if body is not None:
+        return engine_of(body.graph)
     return cost_models.engine(op.kind) if kernel is None else kernel.work.engine
 
 
@@ -62,6 +72,14 @@ def op_dtype(graph: Graph, op: Op) -> str:
     first = next(iter((*op.operands, *op.results)), None)
     # An op of neither, such as a print of a word, moves nothing.
     return "float32" if first is None else graph.tensors[first].aval.dtype
+
+
+def engine_of(graph: Graph) -> Engine:
+    """The unit that does most of the work of a graph."""
+    done: dict[Engine, float] = {"vector": 0.0, "matrix": 0.0}
+    for op, flops in _flops(graph):
+        done[op_engine(op)] += flops
+    return "matrix" if done["matrix"] > done["vector"] else "vector"
 
 
 def op_name(op: Op) -> str:

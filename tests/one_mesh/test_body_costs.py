@@ -190,3 +190,12 @@ def test_products_by_source_line_have_those_inside_a_shard_map() -> None:
     instance = Session(program=program, target=target, request=least_time(target.topology, 16e9)).instance({"i": 16})
     chosen = Chosen(instance=instance, choice=(0,) * len(instance.strategies))
     assert sum(products_by_source(chosen).values()) == 2 * 65536 * 4096 * 4096 / 16
+
+
+def test_a_kernel_like_a_function_with_a_body_has_its_work() -> None:
+    like = custom_partitioning(lambda x: jnp.tanh(x @ x.T) @ x)
+    like.def_partition(partition=lambda *args: None, infer_sharding_from_operands=None, sharding_rule="b i -> b i")
+    kernel = planner.rule_for(lambda x: jax.ffi.ffi_call("somebodys_kernel", x)(x), like=lambda x: like(x))
+    plan = planned(kernel, (of(4096, 4096),), mesh={"i": 1})
+    assert plan.predicted.flops >= 2 * 2 * 4096**3
+    assert not plan.guessed

@@ -55,6 +55,33 @@ def test_the_tpu_compiler_finds_what_was_predicted(name: str) -> None:
     assert found.numerics.ok is None
 
 
+def test_a_plan_whose_weights_are_split_over_all_devices_passes_its_check() -> None:
+    """Their gradients are scattered over a whole square torus, which the compiler sums: so it is priced and promised."""
+
+    def layer(h: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
+        return jnp.tanh(h @ w.astype(h.dtype)) + h, None
+
+    def step(weights: jax.Array, x: jax.Array) -> jax.Array:
+        def loss(weights: jax.Array) -> jax.Array:
+            return (jax.lax.scan(layer, x, weights)[0].astype(jnp.float32) ** 2).mean()
+
+        return weights - 0.1 * jax.grad(loss)(weights)
+
+    plan = planner.plan(
+        step,
+        (jax.ShapeDtypeStruct((4, 2048, 2048), jnp.float32), jax.ShapeDtypeStruct((65536, 2048), jnp.bfloat16)),
+        topology="v5e:4x4",
+        mesh={"x": 16},
+        pins={"weights": P(None, None, "x"), "x": P("x")},
+        donate_argnums=0,
+        options=planner.Options(check="always"),
+    )
+    sums = [c for c in plan.predicted.collectives if (c.kind, c.emitted) == ("all-reduce", "reduce-scatter")]
+    assert sum(c.bytes * c.count for c in sums) > 1e7
+    assert {check.verdict for check in plan.checked if check.what != "numerics"} == {"ok"}
+    assert not any("doubted" in note for note in plan.notes)
+
+
 def test_the_peak_of_a_small_program_is_bounded_from_above() -> None:
     """Much of it lies on the chip, which the prediction does not model: it is too high there, never too low."""
     config = ViTConfig(width=512, layers=2, heads=8, ffn=2048, patch=16, image=128, classes=1024, dtype="bfloat16")

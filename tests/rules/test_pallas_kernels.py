@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -12,11 +14,6 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jax.experimental.pallas.ops.gpu import attention as gpu_attention
-from jax.experimental.pallas.ops.gpu import decode_attention
-from jax.experimental.pallas.ops.tpu import flash_attention as flash
-from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
-from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.sharding import PartitionSpec as P
 
 import planner
@@ -25,6 +22,19 @@ from planner.program.trace import trace
 from planner.rules.choose import op_rule
 from planner.rules.op_work import is_guessed, op_flops, said_bytes
 from planner.testing import assert_same_as_single_device, free_wires
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # from JAX 0.12 on they say that they will move
+    flash, gpu_attention, decode_attention, splash, masks = (
+        importlib.import_module(f"jax.experimental.pallas.ops.{name}")
+        for name in (
+            "tpu.flash_attention",
+            "gpu.attention",
+            "gpu.decode_attention",
+            "tpu.splash_attention.splash_attention_kernel",
+            "tpu.splash_attention.splash_attention_mask",
+        )
+    )
 
 MESH = {"x": 4, "y": 2}
 X = jax.ShapeDtypeStruct((32, 16), jnp.float32)

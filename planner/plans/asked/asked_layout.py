@@ -39,9 +39,10 @@ def laid_out(
     """
     stated = pins if among_others is None else with_common(pins, among_others, program)
     named, told = by_rules(named_pins(stated, program), logical_rules, program)
-    typed, told_of_types = _by_types(program)
-    named = replace(named, specs={**{n: s for n, s in typed.items() if n not in named.free}, **named.specs})
-    told = (*told, *told_of_types)
+    typed, on_types = _by_types(program)
+    free = set(map(exactly, named.free))
+    named = replace(named, specs={**{name: spec for name, spec in typed.items() if name not in free}, **named.specs})
+    told = (*told, *on_types)
     if like is None:
         return dict(named.specs), told
     mine = arrays_of(program)
@@ -60,7 +61,7 @@ def laid_out(
 
 
 def _by_types(program: Program) -> tuple[dict[str, PartitionSpec], tuple[str, ...]]:
-    """The specs that the types of arguments and results say, by name, and what is to be told of those left out."""
+    """The specs in the types of arguments and results, by name, and notes on them."""
     types = program.types
     if types is None:
         return {}, ()
@@ -76,8 +77,9 @@ def _by_types(program: Program) -> tuple[dict[str, PartitionSpec], tuple[str, ..
         except PinError as error:
             left.append(f"the placement in the type of {leaf.name} is left to the planner: {error}")
             continue
-        specs[leaf.name] = spec
-    return specs, tuple(left)
+        specs[exactly(leaf.name)] = spec
+    kept = (f"{len(specs)} arguments and results lie as their types say",) if specs else ()
+    return specs, (*kept, *left)
 
 
 def arrays_of(program: Program) -> list[Leaf]:

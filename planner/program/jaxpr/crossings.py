@@ -8,6 +8,7 @@ on such values alone, can be saved, which stacks it, or computed again of others
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ import jax.extend.core as jex_core
 
 from planner.program.arguments import aval_of
 from planner.program.graph import Aval
-from planner.program.jaxpr.bodies import body_of, opened, structure_of
+from planner.program.jaxpr.bodies import body_of, counted_body, opened, structure_of
 from planner.program.jaxpr.origins import origin_of
 from planner.program.jaxpr.value_numbers import Numbers, ValueNumbers
 
@@ -186,8 +187,12 @@ def line_of(step: Step) -> str:
 
 
 def steps_of(eqn: Any, runs: float) -> Iterator[Step]:
-    """The leaves of an equation, each with how often it runs."""
-    structure = structure_of(eqn)
+    """The leaves of an equation, each with how often it runs: those of a `shard_map` on every device."""
+    structure, counted = structure_of(eqn), counted_body(eqn)
+    if structure is None and counted is not None:
+        for inner in opened(counted.jaxpr).eqns:
+            yield from steps_of(inner, runs * math.prod((counted.axes or {}).values()))
+        return
     if structure is None:
         operands, results = (tuple(aval_of(v.aval) for v in atoms) for atoms in (eqn.invars, eqn.outvars))
         yield Step(eqn.primitive.name, operands, results, eqn.params, runs, eqn)

@@ -2,11 +2,13 @@
 
 Under Explicit axes (`jax.set_mesh` of a mesh as `jax.make_mesh` makes it) every type names the axes that split its dims.
 JAX carries them from operands to results; where that is ambiguous the user says it, with `out_sharding=`, `reshard` and
-`auto_axes`. What the user says becomes a `sharding_constraint` on the same mesh with Auto axes. What JAX derived is left
-to the planner: the types of values in between, and the placements of cotangents. All types become those of a trace under
-no mesh.
+`auto_axes`. What the user says becomes a `sharding_constraint` on the same mesh with Auto axes. What JAX derives is left
+to the planner: the types of values in between, and all placements in a backward pass, where a cotangent has the type of
+its primal; those in backward rules of the user's own cannot be told from them. All types become those of a trace under no
+mesh.
 
-A dim that a placement leaves whole is free where the mesh also has Auto axes. A sum that is left unreduced is the sum: it
+Arrays that are made of one number or of none are made wherever they are needed. A dim that a placement leaves whole is
+free where the mesh also has Auto axes. A sum that is left unreduced is the sum: it
 is placed where it is reduced. What JAX releases call all this is known here alone.
 """
 
@@ -18,98 +20,39 @@ from typing import Any
 import jax
 import jax.core
 import jax.extend.core as jex_core
-import jax.extend.linear_util as linear_util
-import jax.extend.source_info_util as source_info_util
-import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from planner.errors import TraceError
-from planner.program.jaxpr.bodies import consts_of, opened
+from planner.program.jaxpr.bodies import consts_of, fresh_var, opened
 from planner.program.jaxpr.constraints import constraint_equation
-from planner.program.jaxpr.meshless import outside_of_meshes, without_axes
+from planner.program.jaxpr.derivative_rules import plain_rules
+from planner.program.jaxpr.meshless import without_axes
 from planner.program.mesh_axes import NO_DEVICES, NO_MESH, explicit_axes, with_auto_axes
-from planner.program.traced import ShardingTypes
 
-_SAID = ("out_sharding", "sharding")
-"""Params by which equations are given the placement of their results."""
+_PLACEMENTS = ("out_sharding", "sharding")
+"""Params that are the placement of an equation's results."""
 _RECOMPUTED = "rematted_computation"
 
 
-def names_axes(jaxpr: Any) -> bool:
-    """Whether what a program takes, closes over or returns has types that name mesh axes."""
-    body = opened(jaxpr)
-    return any(_named_mesh(atom.aval) is not None for atom in (*body.invars, *body.constvars, *body.outvars))
-
-
-def without_sharding_types(jaxpr: Any, mesh: Mesh | AbstractMesh | None) -> Any:
-    """The program with constraints in the place of types that name axes.
+def without_sharding_types(jaxpr: Any, mesh: Mesh | AbstractMesh | None) -> tuple[Any, tuple[str, ...]]:
+    """The program with constraints in the place of types that name axes, and notes on what it leaves to the planner.
 
     `mesh` is the one that is set; where it has devices, the constraints are on it, else on the abstract one of the types.
     Raises: TraceError for what has no meaning without types.
     """
-    return _Plain(jaxpr, mesh if isinstance(mesh, Mesh) else None).body(jaxpr, derived=False)
-
-
-def sharding_types(jaxpr: Any, arguments: Sequence[Any], mesh: Mesh | AbstractMesh) -> ShardingTypes:
-    """What the types of a program say of its arguments, the leaves it was traced for, and of its results.
-
-    JAX takes an argument without a placement for a whole one; here that leaves it open, and with it the results whose
-    types name no axes. So is what a mesh with Auto axes leaves to the compiler.
-    """
-    placed = [getattr(leaf, "sharding", None) for leaf in arguments]
-    specs = [None if sharding is None else PartitionSpec(*sharding.spec.partitions) for sharding in placed]
-    is_open = any(spec is None and np.ndim(leaf) for spec, leaf in zip(specs, arguments, strict=True))
-    made = _placed_by_calls(jaxpr)
-    results = [
-        None if isinstance(atom, jex_core.Literal) else made.get(atom) or _whole_spec(atom.aval)
-        for atom in opened(jaxpr).outvars
-    ]
-    return ShardingTypes(
-        mesh=mesh,
-        arguments=tuple(specs),
-        results=tuple(None if spec is None or (is_open and not any(spec)) else spec for spec in results),
-    )
-
-
-def _placed_by_calls(jaxpr: Any) -> dict[Any, PartitionSpec]:
-    """The results of calls with `out_shardings`, which say more than the types of those results."""
-    return {
-        var: PartitionSpec(*sharding.spec.partitions)
-        for eqn in opened(jaxpr).eqns
-        for var, sharding in zip(eqn.outvars, eqn.params.get("out_shardings", ()), strict=False)
-        if isinstance(sharding, NamedSharding)
-    }
-
-
-def left_unreduced(jaxpr: Any) -> list[int]:
-    """The positions of results that are sums which the program leaves unreduced."""
-    avals = [atom.aval for atom in opened(jaxpr).outvars]
-    return [i for i, aval in enumerate(avals) if _named_mesh(aval) is not None and aval.sharding.spec.unreduced]
-
-
-def _whole_spec(aval: Any) -> PartitionSpec | None:
-    """The placement that a type says, None where it says it in part or not at all."""
-    mesh = _named_mesh(aval)
-    if mesh is None or len(explicit_axes(mesh)) < len(mesh.axis_names) or not aval.ndim:
-        return None
-    return PartitionSpec(*aval.sharding.spec.partitions)
-
-
-def _named_mesh(aval: Any) -> Any:
-    """The mesh that a type names, None where it names none with Explicit axes."""
-    sharding = getattr(aval, "sharding", None)
-    return None if sharding is None or not explicit_axes(sharding.mesh) else sharding.mesh
+    plain = _Plain(mesh if isinstance(mesh, Mesh) else None)
+    new = plain.body(jaxpr, derived=False)
+    return new, ("placements in gradients are left to the planner",) if plain.has_left_derived else ()
 
 
 class _Plain:
     """Makes bodies plain, each once: bodies that are called several times stay one object."""
 
-    def __init__(self, jaxpr: Any, mesh: Mesh | None) -> None:
-        self.jaxpr = jaxpr
+    def __init__(self, mesh: Mesh | None) -> None:
         self.mesh = None if mesh is None else with_auto_axes(mesh)
         self.bodies: dict[tuple[int, bool], tuple[Any, Any]] = {}
         self.contexts: dict[Any, Any] = {}
-        self.lines: set[str] | None = None
+        self.has_left_derived = False
 
     # ------------------------------------------------------------ bodies and equations
 
@@ -149,7 +92,7 @@ class _Plain:
         derived = (derived or "transpose(" in stack) and _RECOMPUTED not in stack
         operands = [self._read(atom, names) for atom in eqn.invars]
         if eqn.primitive.name == "reshard":
-            placed = self._said(eqn, eqn.params["dst_sharding"], derived)
+            placed = self._constraint_of(eqn, eqn.params["dst_sharding"], derived)
             if placed is None:
                 names[eqn.outvars[0]] = operands[0]
                 return []
@@ -162,12 +105,12 @@ class _Plain:
         if eqn.primitive.name == "sharding_constraint":
             params["sharding"] = self._with_types(eqn, params["sharding"])
             params["context_mesh"] = NO_MESH
-        self._take_rules(eqn, params)
-        said = None
-        for name in _SAID if eqn.primitive.name != "sharding_constraint" else ():
+        params |= plain_rules(eqn, lambda body: self.body(body, derived=False))
+        given = None
+        for name in _PLACEMENTS if eqn.primitive.name != "sharding_constraint" else ():
             if isinstance(params.get(name), NamedSharding):
-                said, params[name] = eqn.params[name], None
-        placed = None if said is None or _is_made_whole(eqn, said) else self._said(eqn, said, derived)
+                given, params[name] = eqn.params[name], None
+        placed = None if given is None or _is_made_of_nothing(eqn) else self._constraint_of(eqn, given, derived)
         results = [self._defined(var, names) for var in eqn.outvars]
         made = eqn.replace(
             invars=operands,
@@ -178,19 +121,20 @@ class _Plain:
         )
         if placed is None:
             return [made]
-        before = [type(var)(var.aval) for var in results]
-        laid = [self._constraint(a, b, placed, eqn) for a, b in zip(before, results, strict=True)]
+        before = [var if isinstance(var, jex_core.DropVar) else fresh_var(var) for var in results]
+        laid = [self._constraint(a, b, placed, eqn) for a, b in zip(before, results, strict=True) if a is not b]
         return [made.replace(outvars=before), *laid]
 
     # ------------------------------------------------------------ placements
 
-    def _said(self, eqn: Any, sharding: NamedSharding, derived: bool) -> NamedSharding | None:
+    def _constraint_of(self, eqn: Any, sharding: NamedSharding, derived: bool) -> NamedSharding | None:
         """The constraint that a placement of an equation's results is, None where the user did not ask for one."""
         mesh, spec, rank = sharding.mesh, sharding.spec, eqn.outvars[0].aval.ndim
         on_host = sharding.memory_kind in ("pinned_host", "unpinned_host")
         if not explicit_axes(mesh) or getattr(spec, "unreduced", None) or not (rank or on_host):
             return None
-        if derived and not on_host and self._line(eqn) in self._forward_lines():
+        if derived and not on_host:
+            self.has_left_derived = True
             return None
         entries = _entries(spec, rank)
         if AxisType.Auto in mesh.axis_types:
@@ -217,17 +161,6 @@ class _Plain:
     def _constraint(self, operand: Any, result: Any, sharding: NamedSharding, eqn: Any) -> Any:
         made = constraint_equation(operand.aval, sharding)
         return made.replace(invars=[operand], outvars=[result], source_info=eqn.source_info, ctx=self._context(eqn.ctx))
-
-    def _line(self, eqn: Any) -> str:
-        return source_info_util.summarize(eqn.source_info)
-
-    def _forward_lines(self) -> set[str]:
-        """The lines of code of all that is no part of a gradient. What JAX derives of it has the same lines, but what
-        the user writes in the backward rule of a `custom_vjp` has lines of its own."""
-        if self.lines is None:
-            self.lines = set()
-            _gather_forward(self.jaxpr, self.lines, set())
-        return self.lines
 
     # ------------------------------------------------------------ types, params, contexts
 
@@ -267,54 +200,6 @@ class _Plain:
                 self.contexts[context] = type(context)()
         return self.contexts[context]
 
-    def _take_rules(self, eqn: Any, params: dict[str, Any]) -> None:
-        """Puts derivative rules into params that trace what the user wrote under the mesh it was written for."""
-        for name in ("jvp_jaxpr_fun", "fwd_jaxpr_thunk"):
-            if name in params:
-                params[name] = rule = _Rule(self, params[name], eqn.ctx)
-                if name == "fwd_jaxpr_thunk":
-                    params["bwd"] = _backward(rule, eqn)
-
-
-class _Rule:
-    """A derivative rule as equations hold it: what makes the jaxpr of it, plain. `types` are those of its results."""
-
-    def __init__(self, plain: _Plain, rule: Any, context: Any) -> None:
-        self._plain, self._rule, self._context = plain, rule, context
-        self.debug_info = rule.debug_info
-        self.types: list[Any] = []
-
-    def call_wrapped(self, *zeros: Any) -> Any:
-        """As of the rule: its jaxpr, the constants of it, and what it tells beside them."""
-        with self._context.manager:
-            jaxpr, consts, *rest = self._rule.call_wrapped(*zeros)
-        self.types = [atom.aval for atom in opened(jaxpr).outvars]
-        return (self._plain.body(jaxpr, derived=False), [*map(without_axes, consts)], *rest)
-
-
-def _backward(forward: _Rule, eqn: Any) -> Any:
-    """The backward rule of a `custom_vjp` for plain operands: it is called with those that it was written for."""
-    rule = eqn.params["bwd"]
-
-    def backward(*operands: Any) -> Any:
-        saved = iter(forward.types)
-        _, _, forwarded = eqn.params["out_trees"]()
-        residuals = [next(saved) if i is None else eqn.invars[i].aval for i in forwarded]
-        types = [*residuals, *(var.aval for var in eqn.outvars)]
-        with eqn.ctx.manager:
-            results = rule.call_wrapped(*map(_typed, operands, types))
-        with outside_of_meshes():
-            return jax.tree.map(lambda x: without_axes(x) if isinstance(x, jax.Array) else x, results)
-
-    return linear_util.wrap_init(backward, debug_info=rule.debug_info)
-
-
-def _typed(value: Any, aval: Any) -> Any:
-    """An array with the placement in its type that another type has."""
-    if _named_mesh(aval) is None or not isinstance(value, jax.Array) or value.dtype != aval.dtype:
-        return value
-    return jax.sharding.reshard(value, aval.sharding)
-
 
 def _plain_mesh(mesh: Any) -> Any:
     """The mesh of a plain type or context: none, but inside of a `shard_map`, whose axes are Manual."""
@@ -327,17 +212,17 @@ def _entries(spec: PartitionSpec, rank: int) -> list[Any]:
     return [*entries, *[None] * (rank - len(entries))]
 
 
-def _joined(by_type: Any, said: Any) -> Any:
+def _joined(by_type: Any, added: Any) -> Any:
     """The axes that split a dim by its type, then those that a constraint adds."""
-    if by_type is None or said is PartitionSpec.UNCONSTRAINED:
-        return said if by_type is None else by_type
-    axes = [axis for entry in (by_type, said or ()) for axis in (entry if isinstance(entry, tuple) else (entry,))]
+    if by_type is None or added is PartitionSpec.UNCONSTRAINED:
+        return added if by_type is None else by_type
+    axes = [axis for entry in (by_type, added or ()) for axis in (entry if isinstance(entry, tuple) else (entry,))]
     return tuple(dict.fromkeys(axes))
 
 
-def _is_made_whole(eqn: Any, sharding: NamedSharding) -> bool:
-    """Whether an equation makes an array of nothing, or of one number, and names no axes for it."""
-    return not any(atom.aval.ndim for atom in eqn.invars) and not any(sharding.spec.partitions)
+def _is_made_of_nothing(eqn: Any) -> bool:
+    """Whether an equation makes an array of one number or of none, which takes no longer wherever it is needed."""
+    return not any(atom.aval.ndim for atom in eqn.invars)
 
 
 def _renamed_effects(effects: Any, names: Mapping[Any, Any]) -> Any:
@@ -347,21 +232,6 @@ def _renamed_effects(effects: Any, names: Mapping[Any, Any]) -> Any:
         for effect in effects
     ]
     return type(effects)(renamed)
-
-
-def _gather_forward(jaxpr: Any, lines: set[str], seen: set[int]) -> None:
-    """Adds the lines of the equations of a program and its bodies, but for those of gradients."""
-    if id(jaxpr) in seen:
-        return
-    seen.add(id(jaxpr))
-    for eqn in opened(jaxpr).eqns:
-        if "transpose(" in str(eqn.source_info.name_stack):
-            continue
-        lines.add(source_info_util.summarize(eqn.source_info))
-        for value in eqn.params.values():
-            for inner in value if isinstance(value, (tuple, list)) else (value,):
-                if hasattr(opened(inner), "eqns"):
-                    _gather_forward(inner, lines, seen)
 
 
 def _check_no_partial_sums(eqn: Any) -> None:

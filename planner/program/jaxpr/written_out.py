@@ -20,7 +20,7 @@ import jax.extend.core as jex_core
 from jax import lax
 
 from planner.program.arguments import aval_of
-from planner.program.jaxpr.bodies import REMATS, fresh_var, structure_of
+from planner.program.jaxpr.bodies import REMATS, counted_body, fresh_var, structure_of
 from planner.program.jaxpr.calls import equations_by
 from planner.program.jaxpr.crossings import Between, Made
 from planner.program.jaxpr.inlined import inlined
@@ -183,7 +183,8 @@ class WrittenOut(Between):
         found, most = set(self.free), max((aval_of(v.aval).bytes for eqn in early for v in eqn.outvars), default=0.0)
         for eqn in early:
             read = [self.numbers[atom] for atom in eqn.invars if not isinstance(atom, jex_core.Literal)]
-            light = structure_of(eqn) is None and not eqn.primitive.name.startswith(HEAVY)
+            leaf = structure_of(eqn) is None and counted_body(eqn) is None
+            light = leaf and not eqn.primitive.name.startswith(HEAVY)
             for var in eqn.outvars:
                 small = aval_of(var.aval).bytes < SMALL * most
                 if not isinstance(var, jex_core.DropVar) and (small or (light and found.issuperset(read))):

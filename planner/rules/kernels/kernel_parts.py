@@ -171,9 +171,9 @@ def _pallas_kernel(op: Op) -> Parts:
 
     def run(*values: Any) -> list[Any]:
         flops, moved = work.flops, work.bytes
-        known = isinstance(flops, float) and isinstance(moved, float) and not work.guessed
-        counted = call.estimated(flops, moved) if known else call
-        return counted.smaller(op.primitive, values)
+        if isinstance(flops, float) and isinstance(moved, float) and not work.guessed:
+            return call.estimated(flops, moved).smaller(op.primitive, values)
+        return call.smaller(op.primitive, values)
 
     return Parts(rule=call_rule(call), run=run, work=work, on_parts=run)
 

@@ -12,18 +12,16 @@ import jax
 import jax.extend.source_info_util as source_info_util
 from jax.experimental.custom_partitioning import custom_partitioning
 
-from cost_models.hardware import Engine
 from planner.errors import ArgumentError, RuleError
 from planner.program.arguments import name_of
 from planner.program.graph import Graph, Op
 from planner.program.jaxpr.flatten import build_graph
-from planner.program.slots import BOUNDARY
 from planner.program.trace import trace
 from planner.rules.choose import op_rule
 from planner.rules.composite import CompositeStep, compose
 from planner.rules.kernels.kernel_parts import COMBINE, Parts, as_sdy_rule
 from planner.rules.kernels.kernel_work import KernelWork, Said, amount, checked
-from planner.rules.op_work import is_guessed, op_engine, op_flops
+from planner.rules.op_work import engine_of, flops_of, guessed_in
 from planner.rules.primitives import slides_of, traits
 from planner.rules.rule import Dim, Kind, Rule, parse_rule
 from planner.rules.sliding import image_of
@@ -205,16 +203,12 @@ def _graph_like(like: Any, tree: Any, structs: Sequence[jax.ShapeDtypeStruct], r
 
 def _work_like(graph: Graph, name: str) -> KernelWork:
     """The work of a kernel that computes what a plain function does; its memory traffic may be less, and is not told."""
-    flops: dict[Engine, float] = {"vector": 0.0, "matrix": 0.0}
-    for op in graph.ops:
-        if op.kind not in BOUNDARY:
-            flops[op_engine(op)] += graph.regions[op.region].trips * op_flops(graph, op)
     return KernelWork(
         name=name,
-        flops=sum(flops.values()),
+        flops=flops_of(graph),
         bytes=None,
-        engine="matrix" if flops["matrix"] > flops["vector"] else "vector",
-        guessed=any(map(is_guessed, graph.ops)),
+        engine=engine_of(graph),
+        guessed=any(guessed_in(graph)),
     )
 
 
