@@ -36,6 +36,7 @@ import jax
 
 import planner
 from benchmarks.real.base import Build, RealProgram
+from benchmarks.real.kernels import counted_kernels
 from benchmarks.stamp import stamp
 from cost_models import parse_topology
 from planner.errors import CompileError, PlannerError
@@ -73,7 +74,8 @@ def compiled(jit: Any, args: Sequence[Any], topology_name: str, mesh: Mapping[st
     """What the topology's compiler makes of a jitted program: fit, seconds of the schedule, peak bytes per device."""
     topology = parse_topology(topology_name)
     try:
-        report = aot_compile(jit, args, mesh_shape=mesh, topology=topology_name, timeout_s=COMPILE_LIMIT_S)
+        with counted_kernels():
+            report = aot_compile(jit, args, mesh_shape=mesh, topology=topology_name, timeout_s=COMPILE_LIMIT_S)
     except CompileError as error:
         return {"status": "error", "message": str(error)[:500]}
     row: Row = {"status": report.status, "compile_seconds": round(report.seconds, 1)}
