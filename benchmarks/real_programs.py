@@ -25,7 +25,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -37,6 +36,7 @@ import jax
 
 import planner
 from benchmarks.real.base import Build, RealProgram
+from benchmarks.real.kernels import counted_kernels
 from benchmarks.stamp import stamp
 from cost_models import parse_topology
 from planner.errors import CompileError, PlannerError
@@ -74,7 +74,8 @@ def compiled(jit: Any, args: Sequence[Any], topology_name: str, mesh: Mapping[st
     """What the topology's compiler makes of a jitted program: fit, seconds of the schedule, peak bytes per device."""
     topology = parse_topology(topology_name)
     try:
-        report = aot_compile(jit, args, mesh_shape=mesh, topology=topology_name, timeout_s=COMPILE_LIMIT_S)
+        with counted_kernels():
+            report = aot_compile(jit, args, mesh_shape=mesh, topology=topology_name, timeout_s=COMPILE_LIMIT_S)
     except CompileError as error:
         return {"status": "error", "message": str(error)[:500]}
     row: Row = {"status": report.status, "compile_seconds": round(report.seconds, 1)}
@@ -182,9 +183,8 @@ def line(row: Row) -> str:
 
 def summary(rows: Sequence[Row]) -> Iterator[str]:
     """A line per program and mode: planner / own, planner / best alternative, predicted / compiled seconds and memory."""
-    yield (
-        f"{'program':<28} {'mode':<5} {'mesh':<10} {'/own':>6} {'/best':>6} {'seconds':>8} {'memory':>7} {'planned':>8} numerics"
-    )
+    columns = f"{'/own':>6} {'/best':>6} {'seconds':>8} {'memory':>7} {'planned':>8}"
+    yield f"{'program':<28} {'mode':<5} {'mesh':<10} {columns} numerics"
     for name in dict.fromkeys(row["program"] for row in rows):
         found = {row["plan"]: row for row in rows if row["program"] == name}
         own = [row for plan, row in found.items() if plan.startswith("own ") and row["status"] == "ok"]

@@ -30,9 +30,9 @@ class Placed:
 class RealProgram:
     """A program of a public codebase.
 
-    At size "real" `args` are `jax.ShapeDtypeStruct`s without shardings, at size "small" arrays. `context` is what the codebase
-    enters before it calls its function, its mesh and its logical axis rules. `own` builds the placements of the codebase one
-    after the other: the one it runs by default or documents for this hardware first, then its alternatives.
+    At size "real" `args` are `jax.ShapeDtypeStruct`s without shardings, at size "small" arrays. `context` is what the
+    codebase enters before it calls its function, its mesh and its logical axis rules. `own` builds the placements of the
+    codebase one after the other: the one it runs by default or documents for this hardware, then its alternatives.
     `notes` say what differs from a published configuration, such as a number of layers that was cut.
     """
 

@@ -1,4 +1,4 @@
-"""Train steps of MaxText (https://github.com/AI-Hypercomputer/maxtext) as `maxtext.trainers.pre_train.train_compile` builds them.
+"""Train steps of MaxText (https://github.com/AI-Hypercomputer/maxtext) as its `train_compile` builds them.
 
 MaxText 0.2.4 is the version for JAX 0.10.2; the mesh has twelve axes, the attention is the splash kernel in a `shard_map`.
 """

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import pallas as pl
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -153,6 +154,19 @@ def constrained(x: Any, w: Any) -> Any:
     inner = jax.jit(lambda y: jnp.tanh(y @ w), in_shardings=NamedSharding(mesh(), P(None, "j")))
     summed = jax.shard_map(lambda y: lax.psum(y, "i"), mesh=mesh(), in_specs=P("i"), out_specs=P())
     return inner(x), summed(x)
+
+
+def test_a_kernel_in_a_shard_map_is_opened_under_the_mesh_that_is_set() -> None:
+    def double(x: Any) -> Any:
+        return pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+    def kernel(x: Any, y: Any) -> None:
+        y[...] = x[...] * 2
+
+    with jax.set_mesh(mesh()):
+        mapped = jax.shard_map(double, in_specs=P("i"), out_specs=P("i"), check_vma=False)
+        program = trace(lambda x: mapped(x) + 1, (X,), annotations="free")
+    assert program.parallelism is None, program.notes
 
 
 def test_free_annotations_leave_mesh_and_specs_to_the_planner() -> None:

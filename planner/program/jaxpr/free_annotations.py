@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import jax.extend.core as jex_core
 from jax.sharding import NamedSharding
 
@@ -79,7 +80,7 @@ class _Walk:
         for eqn in body.eqns:
             eqn = eqn.replace(invars=list(map(named, eqn.invars)))
             if axes:
-                eqn = eqn.replace(ctx=self.outside)
+                eqn = eqn.replace(ctx=self.outside, params=_of_plain_avals(eqn.params))
                 renamed |= {var: _unvaried(var) for var in eqn.outvars if not isinstance(var, jex_core.DropVar)}
             made, others = self._steps(eqn.replace(outvars=list(map(named, eqn.outvars))), axes)
             eqns += made
@@ -164,9 +165,22 @@ def _is_pmap(eqn: Any) -> bool:
 
 def _unvaried(var: Any) -> Any:
     """A new variable of the same type, but for the axes of a `shard_map` along which it varies."""
-    aval = var.aval
-    plain = type(aval)(aval.shape, aval.dtype, weak_type=aval.weak_type) if hasattr(aval, "weak_type") else aval
-    return jex_core.Var(plain)
+    return jex_core.Var(_plain(var.aval))
+
+
+def _plain(aval: Any) -> Any:
+    """An array's type without the mesh and the manual axes of a `shard_map`."""
+    return type(aval)(aval.shape, aval.dtype, weak_type=aval.weak_type) if hasattr(aval, "weak_type") else aval
+
+
+def _of_plain_avals(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Parameters in which tuples of types, such as those of what a kernel returns, have no mesh either."""
+
+    def plain(value: Any) -> Any:
+        is_avals = type(value) is tuple and value and all(isinstance(one, jax.core.ShapedArray) for one in value)
+        return tuple(map(_plain, value)) if is_avals else value
+
+    return {name: plain(value) for name, value in params.items()}
 
 
 def _of_no_axes(effects: Iterable[Any]) -> frozenset[Any]:
