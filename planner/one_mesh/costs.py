@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -89,7 +89,10 @@ def group_work(program: Model, group: Group, strategies: Strategies, model: Cost
         return _fused(
             fused, None if moved is None else sum(moved.values(), np.zeros(len(strategies))), strategies, model
         )
-    return _heavy(program, program.graph.ops[group.ops[0]], strategies, model, mesh)
+    op = program.graph.ops[group.ops[0]]
+    if traits(op.kind).places:
+        return Work(**dict.fromkeys((part.name for part in fields(Work)), np.zeros(len(strategies))))
+    return _heavy(program, op, strategies, model, mesh)
 
 
 def kernel_traffic(program: Model, group: Group, strategies: Strategies, mesh: Mesh) -> dict[int, Floats] | None:
