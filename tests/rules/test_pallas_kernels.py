@@ -114,6 +114,10 @@ RULES: dict[str, tuple[Callable[..., Any], str]] = {
     "by its place": (called(placed, (8,), lambda i: (i, 0)), "whole"),
     "by its place in pairs": (called(alternating, (8,), lambda i: (i, 0)), "(a b) c -> (a d) e | replicate b c d e"),
     "a sum carried on": (called(running_sum, (8,), lambda i: (i, 0), scratch=True), "whole"),
+    "a sum carried from row to row": (
+        called(running_sum, (2, 8), lambda i, j: (j, 0), scratch=True),  # begun anew in the first of two passes only
+        "whole",
+    ),
     "a sum begun anew": (
         called(sum_of_four, (8,), lambda i: (i, 0), scratch=True),
         "(a b) c -> (a d) e | replicate b c d e",
