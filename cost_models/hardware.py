@@ -31,6 +31,10 @@ _DCN_LATENCY_S = 30e-6
 """A message between hosts of a data centre, both network stacks passed: an estimate, that of a round trip in XLA's model of
 GPU clusters (sol_gpu_cost_model.cc: 68.89 us * 0.45)."""
 
+PCIE_BYTES_PER_S = 15e9
+"""From a host to one chip, where nothing else is known: "typically around 1.5e10 bytes / second per chip" of TPUs
+(jax-ml.github.io/scaling-book/tpus); PCIe 3.0 of 16 lanes, as most accelerators have at least, carries 15.75e9."""
+
 MEASURED_EXTENTS, MEASURED_BATCH = (256, 4096), 4
 """Extents of the products of matrices, and how many at once, that were measured for the rate and latency of GPUs: others
 are multiplied at the rate of the nearest (openxla/xla, xla/service/gpu/model/matmul_interpolator.cc)."""
@@ -63,6 +67,7 @@ class Chip:
     `link_bytes_per_s`: per direction, and per axis of a torus or per device of a switch.
     `core_link_bytes_per_s`: between the two devices of one chip, 0 where a chip is one device. `node_size`: devices
     that share the fast switch, 0 for a torus. `network_bytes_per_s`: per device and direction between nodes, or slices.
+    `host_link_bytes_per_s`: from the memory of its host to one device.
     """
 
     name: str
@@ -82,6 +87,7 @@ class Chip:
     node_size: int = 0
     network_bytes_per_s: float = 0.0
     network_latency_s: float = 0.0
+    host_link_bytes_per_s: float = PCIE_BYTES_PER_S
     static_watts: float
     joules_per_flop: float
     joules_per_hbm_byte: float
@@ -126,6 +132,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             core_link_bytes_per_s=300e9,
             network_bytes_per_s=3.125e9,
             network_latency_s=_DCN_LATENCY_S,
+            host_link_bytes_per_s=8e9,
             static_watts=45.0,
             joules_per_flop=0.24e-12,
             joules_per_hbm_byte=31e-12,
@@ -135,7 +142,8 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
                 " unit 128 lanes x 16 ALUs at 1.05 GHz and power 90/192 W idle/max: Jouppi et al. 2023,"
                 " https://doi.org/10.1145/3579371.3589350; HBM grant and 45 GB/s per link and direction: libtpu"
                 " 0.0.42; cores copy through the shared HBM: a quarter of its rate; 1 us per hop:"
-                " jax-ml.github.io/scaling-book; data-centre network 6.25 GB/s per chip: jax-ml.github.io/scaling-book"
+                " jax-ml.github.io/scaling-book; data-centre network 6.25 GB/s and PCIe 16 GB/s per"
+                " chip: jax-ml.github.io/scaling-book"
             ),
         ),
         "v5e": Chip(
@@ -151,6 +159,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             link_latency_s=1e-6,
             network_bytes_per_s=3.125e9,
             network_latency_s=_DCN_LATENCY_S,
+            host_link_bytes_per_s=15e9,
             static_watts=50.0,
             joules_per_flop=0.31e-12,
             joules_per_hbm_byte=31e-12,
@@ -159,7 +168,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
                 "https://docs.cloud.google.com/tpu/docs/v5e (197 TFLOP/s bf16, 394 int8, 819 GB/s); vector unit 4 x 8"
                 " x 128 at 1.5 GHz: jax-ml.github.io/scaling-book; HBM grant and link: libtpu 0.0.42; power is an"
                 " estimate: 137 W maximum, from v6e's and Google's +67 % efficiency of v6e over v5e; data-centre"
-                " network 6.4 Tb/s per pod of 256"
+                " network 6.4 Tb/s per pod of 256; PCIe: jax-ml.github.io/scaling-book"
             ),
         ),
         "v5p": Chip(
@@ -176,6 +185,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             link_latency_s=1e-6,
             network_bytes_per_s=6.25e9,
             network_latency_s=_DCN_LATENCY_S,
+            host_link_bytes_per_s=15e9,
             static_watts=110.0,
             joules_per_flop=0.27e-12,
             joules_per_hbm_byte=31e-12,
@@ -184,7 +194,8 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
                 "https://docs.cloud.google.com/tpu/docs/v5p (459 TFLOP/s bf16, 2765 GB/s); vector unit 2 cores x 4 x 8 x "
                 "128 at 1.75 GHz: jax-ml.github.io/scaling-book; HBM grant, link and memory on the chip (no array of more"
                 " than 32 MiB lies there, on v5e of 64, and no result of a matmul): libtpu 0.0.42; power is an estimate: "
-                "320 W maximum, at v5e's efficiency; data-centre network 50 Gb/s per chip"
+                "320 W maximum, at v5e's efficiency; data-centre network 50 Gb/s per chip; PCIe: "
+                "jax-ml.github.io/scaling-book"
             ),
         ),
         "v6e": Chip(
@@ -200,6 +211,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             link_latency_s=1e-6,
             network_bytes_per_s=12.5e9,
             network_latency_s=_DCN_LATENCY_S,
+            host_link_bytes_per_s=32e9,
             static_watts=115.0,
             joules_per_flop=0.23e-12,
             joules_per_hbm_byte=31e-12,
@@ -208,7 +220,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
                 "https://docs.cloud.google.com/tpu/docs/v6e (918 TFLOP/s bf16 and fp8, 1836 int8, 1640 GB/s); vector"
                 " unit as v5e's at 1.75 GHz; HBM grant and link: libtpu 0.0.42; power is an estimate: 380 W maximum,"
                 " half of TPU7x's FLOP per watt by Google's announcement of it; data-centre network 25.6 Tb/s"
-                " per pod of 256"
+                " per pod of 256; PCIe: jax-ml.github.io/scaling-book (32 GB/s)"
             ),
         ),
         "tpu7x": Chip(
@@ -225,6 +237,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             core_link_bytes_per_s=558e9,
             network_bytes_per_s=6.25e9,
             network_latency_s=_DCN_LATENCY_S,
+            host_link_bytes_per_s=16e9,
             static_watts=145.0,
             joules_per_flop=0.19e-12,
             joules_per_hbm_byte=31e-12,
@@ -233,7 +246,8 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
                 "per TensorCore, half a chip: https://docs.cloud.google.com/tpu/docs/tpu7x (2307 TFLOP/s bf16, 4614"
                 " fp8, 7380 GB/s, die-to-die six times one link); vector unit as v5e's at 1.9 GHz; HBM grant and link:"
                 " libtpu 0.0.42; power is an estimate: 480 W maximum per TensorCore from Google's 29.3 times TPU v2's"
-                " FLOP per watt; data-centre network 100 Gb/s per chip"
+                " FLOP per watt; data-centre network 100 Gb/s per chip; PCIe is an estimate: as"
+                " v6e's, for the chip"
             ),
         ),
         "a100": Chip(
@@ -256,6 +270,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             node_size=8,
             network_bytes_per_s=25e9,
             network_latency_s=9.6e-6,
+            host_link_bytes_per_s=32e9,
             static_watts=60.0,
             joules_per_flop=0.89e-12,
             joules_per_hbm_byte=31e-12,
@@ -263,7 +278,8 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             source=(
                 "NVIDIA A100 80GB SXM data sheet (312 TFLOP/s bf16, TF32 156, 2039 GB/s, NVLink 600 GB/s both ways,"
                 " 400 W); 8 x 200 Gb/s InfiniBand per DGX A100; capacity as CUDA reports it; latency per step: NCCL"
-                " src/graph/tuning.cc, ring, simple protocol; matmuls as H100's row; 60 W idle is an estimate"
+                " src/graph/tuning.cc, ring, simple protocol; matmuls as H100's row; 60 W idle is an"
+                " estimate; PCIe 4.0, 64 GB/s both ways: the data sheet"
             ),
         ),
         "h100": Chip(
@@ -288,6 +304,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             node_size=8,
             network_bytes_per_s=50e9,
             network_latency_s=9.6e-6,
+            host_link_bytes_per_s=64e9,
             static_watts=75.0,
             joules_per_flop=0.53e-12,
             joules_per_hbm_byte=31e-12,
@@ -297,7 +314,8 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
                 " 900 GB/s both ways, 700 W); 8 x 400 Gb/s InfiniBand per DGX H100; capacity as CUDA reports it;"
                 " latency per step: NCCL src/graph/tuning.cc, ring, simple protocol; matmuls: bfloat16 of 256 to 4,096 in"
                 " openxla/xla xla/service/gpu/model/default_matmul_perf_table.txtpb (sm_90), 97 % of which are within 20 %"
-                " of latency and rate, float32 from the same; 75 W idle is an estimate"
+                " of latency and rate, float32 from the same; 75 W idle is an estimate; PCIe 5.0,"
+                " 128 GB/s both ways: the data sheet"
             ),
         ),
         "h200": Chip(
@@ -322,13 +340,14 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             node_size=8,
             network_bytes_per_s=50e9,
             network_latency_s=9.6e-6,
+            host_link_bytes_per_s=64e9,
             static_watts=80.0,
             joules_per_flop=0.48e-12,
             joules_per_hbm_byte=31e-12,
             joules_per_link_byte=10e-12,
             source=(
                 "NVIDIA H200 SXM data sheet, dense figures (as H100; 4800 GB/s, 700 W); capacity as CUDA"
-                " reports it; network, latency and matmuls as H100's row; 80 W idle is an estimate"
+                " reports it; network, latency, PCIe and matmuls as H100's row; 80 W idle is an estimate"
             ),
         ),
         "b200": Chip(
@@ -352,6 +371,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             node_size=8,
             network_bytes_per_s=50e9,
             network_latency_s=9.6e-6,
+            host_link_bytes_per_s=64e9,
             static_watts=140.0,
             joules_per_flop=0.28e-12,
             joules_per_hbm_byte=31e-12,
@@ -359,7 +379,8 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             source=(
                 "NVIDIA HGX B200 data sheet, dense figures per GPU at 1000 W (2250 TFLOP/s bf16, TF32 1100, FP8 4500,"
                 " NVLink 1800 GB/s both ways); HBM rate and capacity as CUDA reports them; 8 x 400 Gb/s network per"
-                " DGX B200; latency as H100's row; matmuls from the same table (sm_100_B200); 140 W idle is an estimate"
+                " DGX B200; latency as H100's row; matmuls from the same table (sm_100_B200); 140 W idle is an"
+                " estimate; PCIe 5.0 x16: NVIDIA DGX B200 user guide"
             ),
         ),
         "mi300x": Chip(
@@ -382,6 +403,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             node_size=8,
             network_bytes_per_s=50e9,
             network_latency_s=9.6e-6,
+            host_link_bytes_per_s=64e9,
             static_watts=130.0,
             joules_per_flop=0.35e-12,
             joules_per_hbm_byte=31e-12,
@@ -389,7 +411,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             source=(
                 "AMD Instinct MI300X data sheet, dense figures (1307 TFLOP/s bf16, 163.4 fp32, 5300 GB/s, 192 GiB,"
                 " 750 W); seven Infinity Fabric links of 64 GB/s per direction, to every GPU of a node; 8 x 400 Gb/s"
-                " network; latency as NCCL's (RCCL is its port); 130 W idle is an estimate"
+                " network; latency as NCCL's (RCCL is its port); 130 W idle is an estimate; PCIe 5.0 x16: the data sheet"
             ),
         ),
         "cpu": Chip(
@@ -402,15 +424,16 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             hbm_bytes_per_s=7e9,
             link_bytes_per_s=1e9,
             link_latency_s=40e-6,
+            host_link_bytes_per_s=7e9,
             static_watts=0.5,
             joules_per_flop=55e-12,
             joules_per_hbm_byte=120e-12,
             joules_per_link_byte=240e-12,
             source=(
                 "measured: 8 virtual devices on 2 cores, x86-64, jax 0.10.2, 2026-11; by `calibrate`, rounded, per"
-                " device, all of them busy; memory: an eighth of that host's 25 GB. Energy is an estimate: 4.4 W per"
-                " core shared by four devices, and 15 pJ/bit of DDR4, twice for a byte that goes through memory to"
-                " another device"
+                " device, all of them busy; memory: an eighth of that host's 25 GB; what comes from the host is copied in"
+                " memory. Energy is an estimate: 4.4 W per core shared by four devices, and 15 pJ/bit of DDR4, twice for a"
+                " byte that goes through memory to another device"
             ),
         ),
     }

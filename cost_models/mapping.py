@@ -43,12 +43,25 @@ class Dim:
 
 @functools.lru_cache(maxsize=4096)
 def map_mesh(dims: tuple[Dim, ...], mesh_shape: tuple[int, ...]) -> tuple[Link, ...] | None:
-    """The link of every mesh axis, or None where the mesh does not fit the physical dims."""
+    """The link of every mesh axis, which has no wires if of size 1; None where the mesh does not fit the physical dims."""
+    links = _mapped(dims, tuple(size for size in mesh_shape if size > 1))
+    if links is None:
+        return None
+    of_large = iter(links)
+    return tuple(next(of_large) if size > 1 else Link(size=1, dims=()) for size in mesh_shape)
+
+
+@functools.lru_cache(maxsize=4096)
+def _mapped(dims: tuple[Dim, ...], mesh_shape: tuple[int, ...]) -> tuple[Link, ...] | None:
+    """The link of every mesh axis, all of which are larger than 1, or None where the mesh does not fit."""
     if len(dims) > 1 and dims[0].kind == "network":
         return _map_network(dims, mesh_shape)
-    if mesh_shape == tuple(dim.extent for dim in dims):
-        identity = tuple(tuple(size if d == a else 1 for d in range(len(dims))) for a, size in enumerate(mesh_shape))
-        return _links(dims, mesh_shape, identity, tuple((a,) for a in range(len(dims))))
+    several = [d for d, dim in enumerate(dims) if dim.extent > 1]
+    if mesh_shape == tuple(dims[d].extent for d in several):
+        identity = tuple(tuple(dims[d].extent if d == own else 1 for d in range(len(dims))) for own in several)
+        return _links(
+            dims, mesh_shape, identity, tuple((several.index(d),) if d in several else () for d in range(len(dims)))
+        )
     candidates = list(_assignments(tuple(dim.extent for dim in dims), mesh_shape))
     if not candidates:
         return None

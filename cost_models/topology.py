@@ -26,11 +26,17 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models.errors import CostModelError
-from cost_models.hardware import CHIPS, Chip
+from cost_models.hardware import CHIPS, PCIE_BYTES_PER_S, Chip
 from cost_models.links import Link, LinkKind
 from cost_models.mapping import Dim, device_order, map_mesh
 
 _TORUS_2D_EXTENT = 16
+_HOST_CHIPS = (2, 2)
+"""Chips of one host along the first dims of a torus: a tray of 4, one machine of Cloud TPU each
+(jax-ml.github.io/scaling-book/tpus), and one process of libtpu 0.0.42 on all chips of the table."""
+_ONE_HOST: dict[str, tuple[int, ...]] = {"v5e": (2, 4), "v6e": (2, 4)}
+"""Slices of more chips that are one machine all the same: ct5lp-hightpu-8t, ct6e-standard-8t
+(https://docs.cloud.google.com/tpu/docs/v5e, .../v6e)."""
 _LARGEST: dict[str, tuple[int, ...]] = {
     "v4": (12, 16, 16),
     "v5e": (16, 16),
@@ -69,6 +75,25 @@ class Topology:
     def nodes(self) -> int:
         """How many nodes or slices a network joins; 1 where there is none."""
         return self.shape[0] if self.kind[0] == "network" else 1
+
+    @property
+    def hosts(self) -> npt.NDArray[np.int64]:
+        """The host of every device, numbered from 0; shape: `shape`.
+
+        A host has the devices of a node or of a switch, on a torus a tray of 2 x 2 chips, or a line of 4.
+        """
+        torus = [extent for extent, kind in zip(self.shape, self.kind, strict=True) if kind == "torus"]
+        chips = list(_HOST_CHIPS if len(torus) > 1 else (math.prod(_HOST_CHIPS),))
+        if tuple(sorted(torus)) == _ONE_HOST.get(self.chip.name):
+            chips = torus.copy()
+        found = np.zeros(self.shape, np.int64)
+        for d, (extent, kind) in enumerate(zip(self.shape, self.kind, strict=True)):
+            size = 1 if kind == "network" else extent
+            if kind == "torus":
+                size = chips.pop(0) if chips else 1
+            along = np.arange(extent) // size
+            found = found * (int(along[-1]) + 1) + along.reshape(-1, *(1,) * (len(self.shape) - d - 1))
+        return found
 
     def links(self, mesh_shape: Sequence[int]) -> tuple[Link, ...] | None:
         """The link of every axis of a mesh, or None where the mesh does not fit; `mapping` says how it is chosen.
@@ -117,6 +142,7 @@ class Topology:
             hbm_bytes_per_s=2 * chip.hbm_bytes_per_s,
             core_link_bytes_per_s=0.0,
             network_bytes_per_s=2 * chip.network_bytes_per_s,
+            host_link_bytes_per_s=2 * chip.host_link_bytes_per_s,
             static_watts=2 * chip.static_watts,
             source=f"both cores together; {chip.source}",
         )
@@ -302,6 +328,7 @@ def _custom_chip(
     changed = chip or dataclasses.replace(
         CHIPS["cpu"],
         name=name,
+        host_link_bytes_per_s=PCIE_BYTES_PER_S,
         joules_per_flop=0.0,
         joules_per_hbm_byte=0.0,
         joules_per_link_byte=0.0,

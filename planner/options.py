@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -108,6 +108,10 @@ class Options:
     `microbatches`: in how many passes the batch is taken, whose sums are added up: a number, where the program can be
     computed so with the same results, or "auto": one pass where a plan fits the memory limit then and more do not gain
     2 %, else as few as fit. What cannot be (a batch norm needs the whole batch) is told with the op.
+    `inputs`: which arguments hosts bring anew with every call, such as a batch: names of arguments, or patterns over names
+    ("batch/*"), whose first dim counts examples; () for none. "auto" concludes it where a program keeps a state: one that
+    is neither fed back nor donated is an input where the weights in the state meet its examples one by one. What bringing
+    them takes decides between plans that are about equally fast.
     `affordable_compile_s`: "auto" compiles for devices that are not here for at most so many seconds; up to `time_limit_s`
     where nothing is predicted to fit.
     `workers`: most processes that search meshes at the same time; None: as many as there are cores that this process may
@@ -133,6 +137,7 @@ class Options:
     refine: Refine = "never"
     cache: str | None = None
     microbatches: Microbatches = "auto"
+    inputs: Literal["auto"] | Sequence[str] = "auto"
     affordable_compile_s: float = 60.0
     workers: int | None = None
     progress: Callable[[Progress], object] | None = None
@@ -167,6 +172,10 @@ class Options:
         _require(positive, "affordable_compile_s", self.affordable_compile_s, "seconds > 0")
         several = self.workers is None or (type(self.workers) is int and self.workers > 0)
         _require(several, "workers", self.workers, "a number of processes from 1 on, or None for what the machine has")
+        named = self.inputs == "auto" or (
+            isinstance(self.inputs, (tuple, list)) and all(isinstance(name, str) for name in self.inputs)
+        )
+        _require(named, "inputs", self.inputs, "'auto', or a tuple of names of arguments")
         callable_or_none = self.progress is None or callable(self.progress)
         _require(callable_or_none, "progress", self.progress, "a function of one argument, or None")
 

@@ -39,7 +39,11 @@ class Collective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """All per device and call. `seconds` is their sum of computing and communication, without overlap."""
+    """All per device and call. `seconds` is their sum of computing and communication, without overlap.
+
+    `feed_seconds` are beside them: what it takes to bring the inputs from hosts, which a pipeline that prefetches hides
+    behind the call before. `fed_bytes` of inputs go to a device; the busiest host loads `host_bytes` for its devices.
+    """
 
     seconds: float
     compute_seconds: float
@@ -52,6 +56,9 @@ class Predicted:
     output_bytes: float
     alias_bytes: float
     energy_joules: float
+    feed_seconds: float = 0.0
+    fed_bytes: float = 0.0
+    host_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,15 +16,17 @@ from cost_models import CostModel, Objective, Roofline, objective
 from cost_models.compilers import flops_that_hide
 from cost_models.hardware import Platform
 from planner.any_mesh.fusion import ON_GPU, ON_TPU, Fusion
+from planner.any_mesh.inputs import Input, concluded_inputs, named_inputs
 from planner.any_mesh.program_model import Model, model_of
 from planner.decision import Request
 from planner.errors import PinError
 from planner.machine.cores import usable_cores
 from planner.machine.device_profile import measured_model
 from planner.machine.target import Target
+from planner.one_mesh.feeding import Feeding, feeding_of
 from planner.one_mesh.instance import Instance
 from planner.one_mesh.mesh import Mesh, Shape, make_mesh
-from planner.one_mesh.pins import match_pins, pinned_location
+from planner.one_mesh.pins import match_pins, pinned_dims
 from planner.one_mesh.reshard import Patterns
 from planner.one_mesh.stating import Terms, state
 from planner.options import Options, Unit
@@ -99,14 +101,30 @@ class Session:
         return {tensor: dims[name] for tensor, name in zip(self.graph.inputs, names, strict=True) if name in dims}
 
     @cached_property
+    def inputs(self) -> Mapping[int, Input]:
+        """The inputs that hosts bring at every call by tensor: those that come in parts, and those named, or concluded."""
+        model, program, asked, local = self.model, self.program, self.request.inputs, self.request.host_local
+        named = {leaf.name: tensor for leaf, tensor in zip(program.arguments, self.graph.inputs, strict=True)}
+        known: dict[int, int | None] = {}
+        if asked == "auto":
+            found = concluded_inputs(self.graph, model.grouping, model.flow, program.leaves.values(), program.donated)
+        else:
+            found = ()
+            known |= {tensor: None for name, tensor in named.items() if name in asked}
+        known |= {tensor: local[name] for name, tensor in named.items() if name in local}
+        found += named_inputs(self.graph, model.grouping, model.flow, known) if known else ()
+        return {one.tensor: one for one in found}
+
+    @cached_property
     def members(self) -> Members | None:
         """One member of each class of nodes, of which pins ask the same; None where sharing would lose something."""
         return members(self.model, self._pinned_at())
 
     def _pinned_at(self) -> dict[int, list[Hashable]]:
-        """What pins and the parts that processes bring ask of the nodes where their arrays are stored."""
+        """What is asked of the nodes where arrays are stored, by pins and by those who bring them."""
         flow, found = self.model.flow, defaultdict[int, list[Hashable]](list)
-        for asked in (self.tensor_pins, self.parts):
+        fed = {tensor: ("fed", one.examples) for tensor, one in self.inputs.items()}
+        for asked in (self.tensor_pins, self.parts, fed):
             for tensor, node, dims in flow.stored(asked):
                 found[node].append((dims, asked[tensor]))
         for position, node, dims in flow.returned(self.output_pins):
@@ -164,24 +182,38 @@ class Session:
 
     def _terms(self, shape: Shape) -> Terms:
         """What the problem on one mesh is stated of. Raises: PinError."""
-        topology, graph = self.request.topology, self.graph
+        topology, graph, mesh = self.request.topology, self.graph, self.mesh(shape)
+
+        def pinned(name: str, tensor: int, spec: PartitionSpec) -> tuple[int, ...]:
+            return mesh.locations(pinned_dims(name, spec, graph.tensors[tensor].aval.shape, shape))
+
         return Terms(
-            mesh=self.mesh(shape),
+            mesh=mesh,
             cost_model=self.cost_model,
             objective=self._score,
             hbm_bytes_per_s=topology.chip.hbm_bytes_per_s,
             tiled=topology.chip.platform == "tpu",
-            pins={t: self._pinned(graph.tensors[t].name, t, spec, shape) for t, spec in self.tensor_pins.items()},
+            pins={t: pinned(graph.tensors[t].name, t, spec) for t, spec in self.tensor_pins.items()},
             output_pins={
-                position: self._pinned(graph.output_names[position], graph.outputs[position], spec, shape)
+                position: pinned(graph.output_names[position], graph.outputs[position], spec)
                 for position, spec in self.output_pins.items()
             },
-            parts={tensor: self._across(tensor, dim, shape) for tensor, dim in self.parts.items()},
-            patterns=self._patterns.setdefault(len(shape), Patterns()),
+            parts={t: mesh.locations(self._across(t, dim, shape)) for t, dim in self.parts.items()},
+            patterns=self._patterns.setdefault(len(mesh.sizes), Patterns()),
+            feeding=self._feeding(shape, mesh),
         )
 
-    def _across(self, tensor: int, dim: int, shape: Shape) -> tuple[int, ...]:
-        """The locations of the axes that cross processes, all of which split this dim. Raises: PinError."""
+    def _feeding(self, shape: Shape, mesh: Mesh) -> Feeding | None:
+        """How inputs come from hosts on a mesh."""
+        if not self.inputs:
+            return None
+        topology = self.request.topology
+        least = self.model.matmul_flops / (mesh.num_devices * mesh.matmul_flops_per_s)
+        hosts = self.target.hosts(shape, topology).reshape(mesh.sizes)
+        return feeding_of(self.inputs, topology, hosts, least)
+
+    def _across(self, tensor: int, dim: int, shape: Shape) -> dict[str, int]:
+        """The dim that the axes that cross processes split: this one, all of them. Raises: PinError."""
         name, extent = self.graph.tensors[tensor].name, self.graph.tensors[tensor].aval.shape[dim]
         crossing = self.target.crossing(shape)
         parts = math.prod(shape[axis] for axis in crossing)
@@ -191,10 +223,7 @@ class Session:
                 f"{dict(shape)} has {parts} devices, but {extent} along dim {dim} is not divisible by {parts}; give every "
                 "process a multiple of its devices, or another mesh"
             )
-        return tuple(dim if axis in crossing and size > 1 else -1 for axis, size in shape.items())
-
-    def _pinned(self, name: str, tensor: int, spec: PartitionSpec, shape: Shape) -> tuple[int, ...]:
-        return pinned_location(name, spec, self.graph.tensors[tensor].aval.shape, shape)
+        return dict.fromkeys(crossing, dim)
 
     def search(
         self,

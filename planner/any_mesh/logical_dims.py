@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from planner.any_mesh.flow import Flow
 from planner.any_mesh.groups import Grouping
-from planner.program.graph import Graph
+from planner.program.graph import Graph, Op
 from planner.rules.rule import Dim, Dims
 from planner.rules.unify import Forest
 
@@ -42,6 +42,18 @@ class LogicalDims:
             return ((),) * len(self._graph.tensors[tensor].aval.shape)
         return tuple(self._forest.leaves(self._shifted(home[0], dim)) if dim else () for dim in home[1])
 
+    def indices(self, node: int, dim: Dim) -> Dim:
+        """The indices that some factors of a node stand for."""
+        return self._forest.leaves(self._shifted(node, dim)) if dim else ()
+
+    def read(self, op: Op, position: int) -> Dims:
+        """The indices of every dim of an operand of an op."""
+        return self._in_group(op, self._grouping.placements[op.id].operands[position])
+
+    def made(self, op: Op, position: int) -> Dims:
+        """The indices of every dim of a result of an op."""
+        return self._in_group(op, self._grouping.placements[op.id].results[position])
+
     def size(self, index: int) -> int:
         """The extent of an index."""
         return self._forest.size[index]
@@ -50,10 +62,12 @@ class LogicalDims:
         """The indices over which loops run: of what they take slice by slice."""
         found: set[int] = set()
         for op in self._graph.of_kinds(("loop_slice",)):
-            dims = self._grouping.placements[op.id].operands[0]
-            if dims and dims[0]:
-                found.update(self._forest.leaves(self._shifted(self._grouping.group_of[op.id], dims[0])))
+            found.update(*self.read(op, 0)[:1])
         return found
+
+    def _in_group(self, op: Op, dims: Dims) -> Dims:
+        group = self._grouping.group_of[op.id]
+        return tuple(self._forest.leaves(self._shifted(group, dim)) if dim else () for dim in dims)
 
     def _shifted(self, node: int, dim: Dim) -> Sequence[int]:
         first = self._firsts[node]

@@ -23,7 +23,8 @@ from planner.any_mesh.liveness import Liveness, analyse
 from planner.any_mesh.memory_order import memory_order
 from planner.any_mesh.memory_spans import Copied, Holdings, copied, held
 from planner.program.graph import Body, Graph
-from planner.rules.op_work import body_of
+from planner.rules.op_work import body_of, op_flops
+from planner.rules.primitives import traits
 from planner.vectors import Floats
 
 PLACED_BY_USER = ("sharding_constraint", "shard_map")
@@ -99,6 +100,14 @@ class Model:
             return self.given_eased
         liveness = self.liveness
         return eased(self.graph, self.grouping, self.flow, liveness.narrow, liveness.fusion, self.hiding)
+
+    @cached_property
+    def matmul_flops(self) -> float:
+        """The operations of all matmuls of a call, on all devices together."""
+        regions = self.graph.regions
+        return sum(
+            op_flops(self.graph, op) * regions[op.region].trips for op in self.graph.ops if traits(op.kind).matmul
+        )
 
     @cached_property
     def held(self) -> Holdings:

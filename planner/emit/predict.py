@@ -32,6 +32,7 @@ def predict(chosen: Chosen, topology: Topology) -> Predicted:
     flops, traffic = chosen.total("flops"), chosen.total("traffic_bytes")
     mesh, collectives = instance.mesh, runs.everything()
     arguments, outputs, aliased = _border_bytes(chosen, topology.chip.platform)
+    fed = [chosen.fed(tensor) for tensor in (instance.feeding.inputs if instance.feeding else ())]
     energy = EnergyObjective(chip=topology.chip)
     joules = float(energy.compute(seconds=np.asarray(compute), flops=np.asarray(flops), bytes=np.asarray(traffic)))
     links = topology.links(mesh.sizes) or ()
@@ -59,6 +60,9 @@ def predict(chosen: Chosen, topology: Topology) -> Predicted:
         output_bytes=outputs,
         alias_bytes=aliased,
         energy_joules=joules,
+        feed_seconds=sum(one.seconds for one in fed),
+        fed_bytes=sum(one.device_bytes for one in fed),
+        host_bytes=sum(one.host_bytes for one in fed),
     )
 
 
@@ -212,14 +216,14 @@ def _of_halos(chosen: Chosen) -> dict[int, list[tuple[int, Collective]]]:
 
 
 def _by_programs(instance: Instance) -> dict[int, list[Collective]]:
-    """The collectives that the program runs itself, in its `shard_map`s."""
-    graph = instance.model.graph
+    """The collectives that the program runs itself, in its `shard_map`s; over axes of size 1 there are none."""
+    graph, mesh = instance.model.graph, instance.mesh
     return {
         op.id: [
             Collective(
                 kind=own.kind,
                 bytes=own.bytes,
-                axes=tuple(name for name in instance.mesh.names if name in own.axes),
+                axes=mesh.axes(mesh.mask(own.axes)),
                 count=own.trips * graph.regions[op.region].trips,
                 source=own.source,
                 line=own.line,
@@ -232,6 +236,7 @@ def _by_programs(instance: Instance) -> dict[int, list[Collective]]:
                 ),
             )
             for own in collectives_of(op.body)
+            if mesh.mask(own.axes)
         ]
         for op in graph.ops
         if op.body is not None and op.body.axes is not None

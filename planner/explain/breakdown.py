@@ -19,13 +19,14 @@ from planner.one_mesh.reshard import Step
 from planner.vectors import Floats
 
 COMPUTING = "computing"
+FEEDING = "feeding"
 STORING = "storing"
 """What holding arguments adds to a value, so that ties go to what holds less."""
 HALO = "collective-permute"
 
 
 class Part(NamedTuple):
-    """What one place in the program costs: `kind` is a collective's, or `COMPUTING`, or `STORING`.
+    """What one place in the program costs: `kind` is a collective's, or `COMPUTING`, `FEEDING` or `STORING`.
 
     `axes` are those of the collective; for computing those by which one of two choices splits and the other does not.
     `bytes` are moved per call, `value` is in the unit of the objective.
@@ -75,6 +76,10 @@ def _of_node(
         yield Part(COMPUTING, axes, source, where.name, computed, 0.0), 1.0
         if exchanged:
             yield Part(HALO, (), source, where.name, exchanged, 0.0), 1.0
+    if node in instance.feeding_values:
+        fed = _change(instance.feeding_values[node], picks)
+        left -= fed
+        yield Part(FEEDING, (), source, where.name, fed, 0.0), 1.0
     if left:
         yield Part(STORING, (), source, where.name, left, 0.0), 1.0
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from planner.explain.breakdown import COMPUTING, STORING, Part, differences
+from planner.explain.breakdown import COMPUTING, FEEDING, STORING, Part, differences
 from planner.one_mesh.chosen import Chosen
 from planner.one_mesh.memory import MemoryModel
 from planner.units import quantity
@@ -22,7 +22,8 @@ MOSTLY = 0.9
 class Reason:
     """Why an alternative is not taken: what is `more` in it, in `unit` per call, at a source line.
 
-    `kind` is "computing", "memory", or a collective's, with the axes that it runs over, or that computing is not split by.
+    `kind` is "computing", "feeding", "memory", or a collective's, with the axes that it runs over, or that computing is
+    not split by.
     """
 
     kind: str
@@ -72,6 +73,8 @@ def _words(kind: str, axes: Sequence[str], parts: Sequence[tuple[Part, float]]) 
     over = " and ".join([", ".join(axes[:-1]), axes[-1]] if len(axes) > 1 else axes)
     if kind == COMPUTING:
         return f"computing not split over {over}" if axes else "computing split otherwise"
+    if kind == FEEDING:
+        return "more to bring from hosts"
     if kind == STORING:
         return "more bytes held, at the same speed otherwise"
     moved = sum(sign * part.bytes for part, sign in parts)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
+import numpy.typing as npt
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from cost_models import Topology
@@ -112,6 +113,18 @@ class Target:
         """The axes of a mesh that cross processes."""
         mesh = None if self.processes.alone else self.jax_mesh(shape)
         return crossing_axes(mesh) if isinstance(mesh, Mesh) else ()
+
+    def hosts(self, shape: Mapping[str, int], topology: Topology) -> npt.NDArray[np.int64]:
+        """The host of the device at every position of a mesh, numbered; shape: that of the mesh.
+
+        Where the devices belong to several processes a process stands for its host; else it is as `topology` has it, which
+        holds the mesh.
+        """
+        mesh = None if topology is not self.topology or self.processes.alone else self.jax_mesh(shape)
+        if isinstance(mesh, Mesh):
+            return np.vectorize(lambda device: device.process_index, otypes=[np.int64])(mesh.devices)
+        order = topology.order(tuple(shape.values()))
+        return np.zeros(tuple(shape.values()), np.int64) if order is None else topology.hosts.reshape(-1)[order]
 
     def told(self, shape: Mapping[str, int]) -> tuple[str, ...]:
         """What a plan on this mesh should say of its devices."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from jax.sharding import PartitionSpec
 
@@ -19,6 +20,14 @@ from planner.rules.rule import Dims
 
 Location = tuple[int, ...]
 """For every axis of a mesh the dim that it splits, or -1."""
+
+
+class FedOnce(NamedTuple):
+    """What feeding an input takes: seconds, bytes that every device takes, and those that the busiest host loads."""
+
+    seconds: float
+    device_bytes: float
+    host_bytes: float
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -157,6 +166,15 @@ class Chosen:
         moves = sum(seconds for step, seconds in zip(steps, found, strict=True) if step.kind in kinds)
         shown = 1 - min(mesh.hidden_gathers * moves, hidden) / moves if moves else 1.0
         return [shown * s if step.kind in kinds else s for step, s in zip(steps, found, strict=True)]
+
+    def fed(self, tensor: int) -> FedOnce:
+        """What feeding an input takes as it is stored."""
+        found = self.instance.fed(tensor)
+        if found is None:
+            return FedOnce(0.0, 0.0, 0.0)
+        node, fed = found
+        pick = self.choice[node]
+        return FedOnce(float(fed.seconds[pick]), float(fed.device_bytes[pick]), float(fed.host_bytes[pick]))
 
     def total(self, attribute: str) -> float:
         """The sum over groups of one field of `Work`."""

@@ -20,6 +20,7 @@ from planner.any_mesh.program_model import Model
 from planner.any_mesh.row_order import InRows
 from planner.identity import numbered
 from planner.one_mesh.costs import Work
+from planner.one_mesh.feeding import Fed, Feeding
 from planner.one_mesh.mesh import COLLECTIVES, Mesh
 from planner.one_mesh.reshard import (
     ALL,
@@ -52,7 +53,8 @@ class Instance:
     what these cost: the value of every strategy of every node, reshards within it included. `temporary_bytes` are held on a
     device by the bodies of ops that stay one op, beside their operands and results. `tiled`: arrays are stored in
     tiles, as on TPUs (see `tpu_tiles`). `pinned` are the tensors, `pinned_outputs` the positions of results whose spec the
-    user gave. `patterns` are the reshards met on meshes of as many axes, `given` the problem where it is known already.
+    user gave. `patterns` are the reshards met on meshes of as many axes, `feeding` is how inputs come from hosts, `given`
+    the problem where it is known already.
     """
 
     model: Model
@@ -68,6 +70,7 @@ class Instance:
     works: tuple[Work | None, ...]
     node_values: tuple[Floats, ...]
     temporary_bytes: Mapping[Body, float] = field(default_factory=dict[Body, float])
+    feeding: Feeding | None = None
     given: Problem | None = None
     _cache: dict[object, Floats] = field(init=False, default_factory=dict[object, Floats])
     _met: dict[object, tuple[npt.NDArray[np.int64], Indices, Indices]] = field(
@@ -228,6 +231,8 @@ class Instance:
             if transfer.source == transfer.target:
                 values[transfer.source] = values[transfer.source] + np.diagonal(self.transfer_values(transfer))
         self._storage(values)
+        for node, value in self.feeding_values.items():
+            values[node] = values[node] + value
         return values
 
     @property
@@ -256,6 +261,27 @@ class Instance:
                 values[node] = values[node] + self.weight * self.objective.compute(
                     seconds=tiny / hbm, flops=0 * tiny, bytes=tiny
                 )
+
+    @cached_property
+    def feeding_values(self) -> Mapping[int, Floats]:
+        """For nodes that decide how inputs are stored, what feeding them adds to the value of every strategy."""
+        found: dict[int, Floats] = {}
+        for tensor in () if self.feeding is None else self.feeding.inputs:
+            place = self.fed(tensor)
+            if place is not None:
+                node, fed = place
+                nothing = np.zeros_like(fed.seconds)
+                value = self.objective.compute(seconds=fed.counted, flops=nothing, bytes=nothing)
+                found[node] = found.get(node, nothing) + self.weight * value
+        return found
+
+    def fed(self, tensor: int) -> tuple[int, Fed] | None:
+        """The node that decides how an input is stored, and what feeding it takes under each of its strategies."""
+        home = self.model.flow.home[tensor]
+        if home is None or self.feeding is None:
+            return None
+        aval, locations = self.model.graph.tensors[tensor].aval, self.strategies[home[0]].locations(home[1])
+        return home[0], self.feeding.fed(self.feeding.inputs[tensor], aval, locations)
 
     # ------------------------------------------------------------ bytes
 

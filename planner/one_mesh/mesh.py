@@ -22,6 +22,8 @@ def mesh_words(shape: Shape) -> str:
     return ",".join(f"{name}={size}" for name, size in shape.items())
 
 
+MAX_AXES = 6
+"""Most axes larger than 1: where they lie is sought among all their orders, and they have a table of all their sets."""
 AXIS_NAMES = ("x", "y", "z")
 """Of the axes of a searched mesh, unless a user names them."""
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
@@ -31,17 +33,20 @@ COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "coll
 class Mesh:
     """A logical mesh with the price of its collectives.
 
-    `sizes[a]` is the size of axis a. `fixed[kind][mask]` and `per_byte[kind][mask]` are the value of one collective over
-    the axes in the bit set `mask` and of each of its bytes (the larger of local operand and result), in the objective's
-    unit; `fixed_seconds` and `seconds_per_byte` are the same in seconds. `all_reduced[kind][mask]` are the bytes up to
-    which the compiler makes an all-reduce of it (`cost_models.compilers`), inf where it always does: the tables have the
-    price of that then. `on_chip_bytes` is the memory for arrays on each chip, where results of matmuls stay if
-    `products_on_chip`. `tpu` is the name of the chip where it is a TPU, whose compiler scatters some arrays only
-    (`cost_models.compilers.scatters`), else "". `hidden_gathers` is the share of gathers that matmuls hide, which take at
-    least the flops of a device over `matmul_flops_per_s`. A mesh of one device may stand for several, at no more than
-    what the parts of a program take on all of these: `stands_for`.
+    `shape` has all its axes. Those of size 1 split nothing, so planning knows the others alone: `names[a]` and
+    `sizes[a]` are those of axis a of locations, strategies and bit sets. `fixed[kind][mask]` and `per_byte[kind][mask]`
+    are the value of one collective over the axes in the bit set `mask` and of each of its bytes (the larger of local
+    operand and result), in the objective's unit; `fixed_seconds` and `seconds_per_byte` are the same in seconds.
+    `all_reduced[kind][mask]` are the bytes up to which the compiler makes an all-reduce of it
+    (`cost_models.compilers`), inf where it always does: the tables have the price of that then. `on_chip_bytes` is the
+    memory for arrays on each chip, where results of matmuls stay if `products_on_chip`. `tpu` is the name of the chip
+    where it is a TPU, whose compiler scatters some arrays only (`cost_models.compilers.scatters`), else "".
+    `hidden_gathers` is the share of gathers that matmuls hide, which take at least the flops of a device over
+    `matmul_flops_per_s`. A mesh of one device may stand for several, at no more than what the parts of a program take
+    on all of these: `stands_for`.
     """
 
+    shape: Mapping[str, int]
     names: tuple[str, ...]
     sizes: tuple[int, ...]
     fixed: Mapping[str, npt.NDArray[np.float64]]
@@ -57,11 +62,6 @@ class Mesh:
     matmul_flops_per_s: float = math.inf
 
     @property
-    def shape(self) -> dict[str, int]:
-        """Axis name to size."""
-        return dict(zip(self.names, self.sizes, strict=True))
-
-    @property
     def num_devices(self) -> int:
         """The product of the axis sizes."""
         return int(np.prod(self.sizes, dtype=np.int64))
@@ -70,12 +70,13 @@ class Mesh:
         """The mesh of one of the devices, which moves nothing."""
         tables = (self.fixed, self.per_byte, self.fixed_seconds, self.seconds_per_byte, self.all_reduced)
         fixed, per_byte, fixed_seconds, seconds_per_byte, all_reduced = (
-            {kind: np.zeros(2) for kind in table} for table in tables
+            {kind: np.zeros(1) for kind in table} for table in tables
         )
         return replace(
             self,
-            names=self.names[:1],
-            sizes=(1,),
+            shape=dict.fromkeys(self.shape, 1),
+            names=(),
+            sizes=(),
             fixed=fixed,
             per_byte=per_byte,
             fixed_seconds=fixed_seconds,
@@ -95,6 +96,10 @@ class Mesh:
     def mask(self, axes: Collection[str]) -> int:
         """The bit set of these axes."""
         return sum(1 << a for a, name in enumerate(self.names) if name in axes)
+
+    def locations(self, dim_of: Mapping[str, int]) -> tuple[int, ...]:
+        """The row of locations in which these axes split these dims, and others nothing."""
+        return tuple(dim_of.get(name, -1) for name in self.names)
 
     def runs_as(self, kind: str, mask: int, bytes: float) -> str:
         """What the compiler makes of a collective of so many bytes: its kind, or "all-reduce"."""
@@ -116,7 +121,8 @@ def parts_of_masks(sizes: Sequence[int]) -> list[int]:
 
 def make_mesh(shape: Mapping[str, int], topology: Topology, model: CostModel, objective: Objective) -> Mesh:
     """The mesh of this shape on a topology, priced. Raises: MeshError when the topology cannot hold it."""
-    names, sizes = tuple(shape), tuple(shape.values())
+    large = {name: size for name, size in shape.items() if size > 1}
+    names, sizes = tuple(large), tuple(large.values())
     links = topology.links(sizes)
     if links is None:
         raise MeshError(
@@ -135,6 +141,7 @@ def make_mesh(shape: Mapping[str, int], topology: Topology, model: CostModel, ob
             for table, number in zip(tables, (*value, *affine, all_reduced), strict=True):
                 table[kind][mask] = number
     return Mesh(
+        shape=dict(shape),
         names=names,
         sizes=sizes,
         fixed=tables[0],
@@ -205,7 +212,13 @@ def check_mesh(shape: Mapping[str, int], devices: int) -> dict[str, int]:
             raise MeshError(
                 f"mesh axis {name!r} has size {size!r}; give strings as names and positive integers as sizes"
             )
-    product = int(np.prod(list(shape.values()), dtype=np.int64))
+    large = [name for name, size in shape.items() if size > 1]
+    if len(large) > MAX_AXES:
+        raise MeshError(
+            f"the mesh {dict(shape)} has {len(large)} axes larger than 1, but at most {MAX_AXES} are planned; make one "
+            "axis of those that always split the same"
+        )
+    product = math.prod(map(int, shape.values()))
     if product > devices:
         raise MeshError(
             f"the mesh {dict(shape)} needs {product} devices, but there are {devices}; "

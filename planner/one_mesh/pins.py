@@ -93,10 +93,8 @@ def close_names(wanted: str, names: Iterable[str], *, count: int = 3) -> str:
     return ", ".join(map(repr, close)) or "nothing: the program has no arrays"
 
 
-def pinned_location(
-    name: str, spec: PartitionSpec, shape: Sequence[int], mesh_shape: Mapping[str, int]
-) -> tuple[int, ...]:
-    """The row of locations of a pinned spec on a mesh.
+def pinned_dims(name: str, spec: PartitionSpec, shape: Sequence[int], mesh_shape: Mapping[str, int]) -> dict[str, int]:
+    """The dim that every axis of a pinned spec splits.
 
     Raises: PinError for an unknown axis, too many dims, an axis used twice, an order of axes on one dim other than the
     mesh's, or a dim that does not divide evenly.
@@ -106,17 +104,16 @@ def pinned_location(
             f"the pin on {name}, {spec}, has {len(spec)} entries, but its shape is {tuple(shape)}; give one per dim"
         )
     axes = list(mesh_shape)
-    location = [-1] * len(axes)
+    dim_of: dict[str, int] = {}
     for dim, entry in enumerate(spec):
         words = axes_of_entry(entry)
         for word in words:
             if word not in mesh_shape:
                 known = ", ".join(map(repr, axes))
                 raise PinError(f"the pin on {name}, {spec}, names the axis {word!r}; use the mesh's axes, {known}")
-            if location[axes.index(word)] >= 0 or words.count(word) > 1:
+            if word in dim_of or words.count(word) > 1:
                 raise PinError(f"the pin on {name}, {spec}, uses the axis {word!r} twice; let an axis split one dim")
-        for word in words:
-            location[axes.index(word)] = dim
+        dim_of |= dict.fromkeys(words, dim)
         if list(words) != sorted(words, key=axes.index):
             raise PinError(f"the pin on {name}, {spec}, must list the axes of one dim in mesh order {tuple(axes)}")
         parts = parts_over(words, mesh_shape)
@@ -125,10 +122,7 @@ def pinned_location(
                 f"the pin on {name}, {spec}, splits dim {dim} of shape {tuple(shape)} into {parts} parts, "
                 f"but {shape[dim]} is not divisible by {parts}; choose axes whose sizes divide it"
             )
-        for word in words:
-            if mesh_shape[word] == 1:
-                location[axes.index(word)] = -1
-    return tuple(location)
+    return dim_of
 
 
 def axes_named(pins: Pins) -> set[str]:

@@ -22,6 +22,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +33,7 @@ from planner.any_mesh.eased import Eased
 from planner.one_mesh.mesh import COLLECTIVES, Mesh
 from planner.one_mesh.reshard_ways import APART, PLAIN, Locations, ways_of
 from planner.one_mesh.specs import Layout
-from planner.vectors import Floats
+from planner.vectors import Floats, Indices
 
 Shares = tuple[tuple[float, float], ...]
 """For each of `COLLECTIVES` the shares that count of its fixed price and of that of its bytes."""
@@ -127,6 +130,11 @@ def _mask(axes: Iterable[int]) -> int:
     return sum(1 << a for a in axes)
 
 
+def _of_runs(mask: int, runs: Sequence[tuple[object, int]]) -> int:
+    """The bit set of axes of a bit set of runs of axes."""
+    return sum(axes for i, (_, axes) in enumerate(runs) if mask >> i & 1)
+
+
 def _moved(before: list[int], after: list[int]) -> list[int]:
     """The axes of a dim along which a device's part is another one after a change of their order: not those that lead or
     end both orders."""
@@ -220,17 +228,46 @@ class _Prices:
 
 
 @dataclass
+class _Met:
+    """The numbers of the patterns between the specs of one rank that were met: `table[source, target]`, -1 where not met.
+
+    Specs have places in the table in the order in which they are met, so it is as large as what is used and no more: of
+    six axes there are a million pairs of specs of a matrix, and a hundred million of an array of four dims.
+    """
+
+    sources: dict[int, int] = field(default_factory=dict[int, int])
+    targets: dict[int, int] = field(default_factory=dict[int, int])
+    table: npt.NDArray[np.int32] = field(default_factory=lambda: np.full((0, 0), -1, np.int32))
+
+    def places(self, rows: npt.NDArray[np.int64], columns: npt.NDArray[np.int64]) -> tuple[Indices, Indices]:
+        """Where specs, by their codes, have their places."""
+        found = tuple(
+            np.array([known.setdefault(code, len(known)) for code in codes.tolist()], np.intp)
+            for known, codes in ((self.sources, rows), (self.targets, columns))
+        )
+        wanted = len(self.sources), len(self.targets)
+        if any(want > have for want, have in zip(wanted, self.table.shape, strict=True)):
+            # Twice what is needed, as more are met soon.
+            grown = [max(have, 2 * want) for want, have in zip(wanted, self.table.shape, strict=True)]
+            table = np.full(grown, -1, np.int32)
+            table[: self.table.shape[0], : self.table.shape[1]] = self.table
+            self.table = table
+        return found[0], found[1]
+
+
+@dataclass
 class Patterns:
     """The reshards met so far on meshes of one number of axes, of any sizes: their sequences, worked out once each.
 
-    `tables[axes, rank][way, source and partial, target]` is the index of a pattern, -1 where not met; `steps` are
-    those of all patterns as (pattern, kind, mask, held); `prices` keeps what they cost on the meshes seen.
+    `met[rank, way]` has the numbers of patterns; `steps` are those of all patterns as (pattern, kind, mask, held);
+    `prices` keeps what they cost on the meshes seen.
     """
 
-    tables: dict[tuple[int, int], npt.NDArray[np.int64]] = field(
-        default_factory=dict[tuple[int, int], npt.NDArray[np.int64]]
+    met: dict[tuple[int, int], _Met] = field(default_factory=dict[tuple[int, int], _Met])
+    known: dict[bytes, int] = field(default_factory=dict[bytes, int])
+    sequences: dict[object, list[tuple[int, int, int]]] = field(
+        default_factory=dict[object, list[tuple[int, int, int]]]
     )
-    known: dict[object, int] = field(default_factory=dict[object, int])
     count: int = 0
     steps: list[tuple[int, int, int, int]] = field(default_factory=list[tuple[int, int, int, int]])
     prices: dict[tuple[Mesh, bool, Shares], _Prices] = field(default_factory=dict[tuple[Mesh, bool, Shares], _Prices])
@@ -249,20 +286,21 @@ class Patterns:
         states = np.where(partial & (source < 0), rank + 1, source + 1).astype(np.int64)
         rows = states @ (rank + 2) ** np.arange(axes)
         columns = (target.astype(np.int64) + 1) @ (rank + 1) ** np.arange(axes)
-        key = (axes, rank)
-        if key not in self.tables:
-            self.tables[key] = np.full((3, (rank + 2) ** axes, (rank + 1) ** axes), -1, np.int64)
-        table = self.tables[key]
-        found = table[ways, rows[:, None], columns[None, :]]
-        missing = np.flatnonzero(found.ravel() < 0)
-        if missing.size:
-            i, j = np.divmod(missing, len(target))
-            table[ways[i, j], rows[i], columns[j]] = self._learn(source[i], partial[i], target[j], ways[i, j])
-            found = table[ways, rows[:, None], columns[None, :]]
+        found = np.empty(ways.shape, np.int64)
+        for way in np.unique(ways).tolist():
+            met = self.met.setdefault((rank, way), _Met())
+            row, column = met.places(rows, columns)
+            taken = ways == way
+            known = met.table[row[:, None], column[None, :]]
+            i, j = np.nonzero(taken & (known < 0))
+            if i.size:
+                known[i, j] = self._learn(source[i], partial[i], target[j], way)
+                met.table[row[i], column[j]] = known[i, j]
+            found[taken] = known[taken]
         return found
 
     def _learn(
-        self, source: Locations, partial: npt.NDArray[np.bool_], target: Locations, ways: npt.NDArray[np.int64]
+        self, source: Locations, partial: npt.NDArray[np.bool_], target: Locations, way: int
     ) -> npt.NDArray[np.int64]:
         """The patterns of some reshards; those that differ only in the numbers of their dims share one."""
         axes = source.shape[1]
@@ -277,24 +315,33 @@ class Patterns:
                 fresh &= ~same
             number[fresh, place] = met[fresh]
             met += fresh
-        keys = np.concatenate([number, partial, ways[:, None]], axis=1, dtype=np.int8)
-        _, firsts, of = np.unique(keys.view(np.dtype((np.void, keys.shape[1]))), return_index=True, return_inverse=True)
-        learnt = [self._pattern(keys[first].tolist(), axes) for first in firsts.tolist()]
+        keys = np.concatenate([number, partial, np.full((len(dims), 1), way)], axis=1, dtype=np.int8)
+        void = keys.view(np.dtype((np.void, keys.shape[1])))
+        distinct, of = np.unique(void, return_inverse=True)
+        learnt = [self._pattern(key, axes) for key in map(bytes, distinct.tolist())]
         return np.asarray(learnt, np.int64)[of.ravel()]
 
-    def _pattern(self, key: list[int], axes: int) -> int:
-        """The pattern of a reshard: numbers of the dims of source and target in turn, partial sums, the way."""
-        known = tuple(key)
-        if known not in self.known:
-            s, t = key[0 : 2 * axes : 2], key[1 : 2 * axes : 2]
-            partial = [bool(p) for p in key[2 * axes : 3 * axes]]
-            rank = max(key[: 2 * axes]) + 1
-            for move in _sequence(key[-1], s, partial, t, rank):
-                if move.kind is not None:
-                    self.steps.append((self.count, COLLECTIVES.index(move.kind), move.mask, move.held))
-            self.known[known] = self.count
+    def _pattern(self, key: bytes, axes: int) -> int:
+        """The pattern of a reshard: numbers of the dims of source and target in turn, partial sums, the way; as int8."""
+        if key not in self.known:
+            # Neighbouring axes of which the same becomes move as one: there are few sequences, of many axes too.
+            lines = [(key[2 * a], key[2 * a + 1], key[2 * axes + a]) for a in range(axes)]
+            runs = [(line, _mask(a for a, _ in of)) for line, of in groupby(enumerate(lines), key=itemgetter(1))]
+            for kind, mask, held in self._steps_of((*(line for line, _ in runs), key[-1])):
+                self.steps.append((self.count, kind, _of_runs(mask, runs), _of_runs(held, runs)))
+            self.known[key] = self.count
             self.count += 1
-        return self.known[known]
+        return self.known[key]
+
+    def _steps_of(self, runs: tuple[Any, ...]) -> list[tuple[int, int, int]]:
+        """(kind, mask, held) of what moves where axes, or runs of them, have these dims and sums, in some way."""
+        if runs not in self.sequences:
+            *lines, way = runs
+            source, target = ([-1 if line[side] > 127 else line[side] for line in lines] for side in (0, 1))
+            rank = max((*source, *target), default=-1) + 1
+            moves = _sequence(way, source, [bool(line[2]) for line in lines], target, rank)
+            self.sequences[runs] = [(COLLECTIVES.index(m.kind), m.mask, m.held) for m in moves if m.kind is not None]
+        return self.sequences[runs]
 
     def price(self, mesh: Mesh, *, seconds: bool, shares: Shares) -> _Prices:
         """The values of every pattern on a mesh."""

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-
-import numpy as np
 
 from cost_models import CostModel, Objective
 from planner.any_mesh.flow import Node
+from planner.any_mesh.logical_dims import LogicalDims
 from planner.any_mesh.program_model import PLACED_BY_USER, Model
 from planner.errors import InfeasibleError
 from planner.one_mesh.body_costs import BodyCost, body_cost, body_work
 from planner.one_mesh.costs import Work, group_work
+from planner.one_mesh.feeding import Feeding
 from planner.one_mesh.instance import Instance
 from planner.one_mesh.mesh import Mesh
 from planner.one_mesh.reshard import Patterns
-from planner.one_mesh.strategies import Kinds, Strategies, group_strategies, tensor_strategies
+from planner.one_mesh.strategies import (
+    SEARCHED_AXES,
+    Demand,
+    Kinds,
+    Strategies,
+    Used,
+    group_strategies,
+    tensor_strategies,
+)
 from planner.program.graph import Body
 from planner.rules.op_work import body_of
-from planner.rules.rule import Dims
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -28,7 +35,8 @@ class Terms:
 
     `tiled`: arrays are stored in tiles, as on TPUs (see `tpu_tiles`). `pins` maps a tensor, `output_pins` an output
     position, to the spec (a row of locations) it must have; `parts` maps a tensor to locations that it must have, its
-    other axes being free. `patterns` are the reshards met on meshes of as many axes.
+    other axes being free. `patterns` are the reshards met on meshes of as many axes, `feeding` says how inputs
+    come from hosts.
     """
 
     mesh: Mesh
@@ -40,15 +48,31 @@ class Terms:
     output_pins: Mapping[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
     parts: Mapping[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
     patterns: Patterns = field(default_factory=Patterns)
+    feeding: Feeding | None = None
 
 
 def state(model: Model, terms: Terms) -> Instance:
     """The instance of a model on the mesh of `terms`. Raises: InfeasibleError where pins conflict."""
     kinds = Kinds()
-    kind_of = [
-        kinds.number(_key(model, node), lambda node=node: _offered(model, terms, node)) for node in model.flow.nodes
-    ]
-    _pin(model, terms, kinds, kind_of)
+    demands: dict[int, list[Demand]] = {}
+    names: dict[int, str] = {}
+    for name, node, demand in (*_pinned(model, terms), *_placed(model, terms.mesh)):
+        demands.setdefault(node, []).append(demand)
+        names[node] = name
+    used = _used(model, terms.mesh, demands)
+    kind_of: list[int] = []
+    for node in model.flow.nodes:
+        own, pairs = tuple(dict.fromkeys(demands.get(node.id, ()))), used(node)
+        kind = kinds.number(
+            (_key(model, node), own, pairs),
+            lambda node=node, own=own, pairs=pairs: _offered(model, terms, node, own, pairs),
+        )
+        if not len(kinds.tables[kind]):
+            raise InfeasibleError(
+                f"the pin on {names[node.id]} leaves {node.name} no strategy on the mesh {dict(terms.mesh.shape)}: it "
+                "conflicts with another pin or with a dim that an op needs whole; relax the pin"
+            )
+        kind_of.append(kind)
     bodies = _bodies(model, terms)
     works = _works(model, terms, kinds, kind_of, bodies)
     instance = Instance(
@@ -60,6 +84,7 @@ def state(model: Model, terms: Terms) -> Instance:
         pinned=frozenset(terms.pins),
         pinned_outputs=frozenset(terms.output_pins),
         patterns=terms.patterns,
+        feeding=terms.feeding,
         tables=tuple(kinds.tables),
         kind_of=tuple(kind_of),
         works=works,
@@ -70,7 +95,7 @@ def state(model: Model, terms: Terms) -> Instance:
 
 
 def _key(model: Model, node: Node) -> tuple[object, ...]:
-    """All that a node's strategies follow from."""
+    """All that a node's strategies follow from, but for what is demanded."""
     if node.group is not None:
         return "group", model.alike[node.group]
     return "tensor", _shape(model, node)
@@ -80,16 +105,45 @@ def _shape(model: Model, node: Node) -> tuple[int, ...]:
     return model.graph.tensors[node.tensor].aval.shape if node.tensor is not None else ()
 
 
-def _offered(model: Model, terms: Terms, node: Node) -> Strategies:
+def _offered(model: Model, terms: Terms, node: Node, demands: Sequence[Demand], used: Used) -> Strategies:
     if node.group is None:
-        return tensor_strategies(_shape(model, node), terms.mesh.sizes)[0]
-    return strategies_of(model, terms.mesh, node.group)
+        return tensor_strategies(_shape(model, node), terms.mesh.sizes, demands, used)
+    return strategies_of(model, terms.mesh, node.group, demands, used)
 
 
-def strategies_of(model: Model, mesh: Mesh, number: int) -> Strategies:
-    """The strategies of a group without pins."""
+def strategies_of(
+    model: Model, mesh: Mesh, number: int, demands: Sequence[Demand] = (), used: Used = frozenset()
+) -> Strategies:
+    """The strategies of a group under what is demanded of it."""
     group = model.grouping.groups[number]
-    return group_strategies(model.grouping, group, mesh.sizes, model.factor_bytes(group))
+    return group_strategies(model.grouping, group, mesh.sizes, model.factor_bytes(group), demands, used)
+
+
+def _used(model: Model, mesh: Mesh, demands: Mapping[int, Sequence[Demand]]) -> Callable[[Node], Used]:
+    """By node the pairs of an axis and a factor such that somewhere that index is demanded to be split by that axis.
+
+    None where all strategies are offered anyway.
+    """
+    if len(mesh.sizes) <= SEARCHED_AXES or not demands:
+        return lambda node: frozenset()
+    dims = LogicalDims(model.graph, model.grouping, model.flow)
+    axes_of: dict[int, set[int]] = {}
+    for node, own in demands.items():
+        for demand in own:
+            for axis, dim in enumerate(demand.spec):
+                for index in dims.indices(node, demand.dims[dim]) if dim >= 0 else ():
+                    axes_of.setdefault(index, set()).add(axis)
+
+    def of(node: Node) -> Used:
+        count = len(_shape(model, node)) if node.group is None else len(model.grouping.groups[node.group].sizes)
+        return frozenset(
+            (axis, factor)
+            for factor in range(count)
+            for index in dims.indices(node.id, (factor,))
+            for axis in axes_of.get(index, ())
+        )
+
+    return of
 
 
 def _bodies(model: Model, terms: Terms) -> dict[Body, BodyCost]:
@@ -128,51 +182,21 @@ def _works(
     return tuple(works)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Demand:
-    """A spec that a tensor with these dims must have at a node, and in whose name; dims in `free` may be split anyhow."""
-
-    name: str
-    node: int
-    dims: Dims
-    spec: tuple[int, ...]
-    free: tuple[int, ...] = ()
-
-
-def _pin(model: Model, terms: Terms, kinds: Kinds, kind_of: list[int]) -> None:
-    """Keeps, at every node where a spec is demanded, the strategies that give it."""
-    for demand in (*_pinned(model, terms), *_placed(model, terms.mesh)):
-        node, old = demand.node, kinds.tables[kind_of[demand.node]]
-        found, spec = old.locations(demand.dims), np.asarray(demand.spec, np.int8)
-        keep = ((found == spec) | ((spec < 0) & np.isin(found, demand.free))).all(axis=1)
-        if not keep.any():
-            raise InfeasibleError(
-                f"the pin on {demand.name} leaves {model.flow.nodes[node].name} no "
-                f"strategy on the mesh {terms.mesh.shape}: it conflicts with another pin or with a dim that an op "
-                "needs whole; relax the pin"
-            )
-        kind_of[node] = kinds.number((kind_of[node], keep.tobytes()), lambda old=old, keep=keep: old.keep(keep))
-
-
-def _pinned(model: Model, terms: Terms) -> list[_Demand]:
-    """What the pins demand, each at the home of its tensor or where its result is stored."""
+def _pinned(model: Model, terms: Terms) -> Iterator[tuple[str, int, Demand]]:
+    """What the pins demand, each at the home of its tensor or where its result is stored, and in whose name."""
     graph, flow = model.graph, model.flow
-    found: list[_Demand] = []
     for tensor, node, dims in flow.stored(terms.pins):
-        found.append(_Demand(name=graph.tensors[tensor].name, node=node, dims=dims, spec=terms.pins[tensor]))
+        yield graph.tensors[tensor].name, node, Demand(dims, terms.pins[tensor])
     for tensor, node, dims in flow.stored(terms.parts):
-        of, spec = graph.tensors[tensor], terms.parts[tensor]
-        found.append(_Demand(name=of.name, node=node, dims=dims, spec=spec, free=tuple(range(len(of.aval.shape)))))
+        of = graph.tensors[tensor]
+        yield of.name, node, Demand(dims, terms.parts[tensor], free=tuple(range(len(of.aval.shape))))
     for position, node, dims in flow.returned(terms.output_pins):
-        name, spec = graph.output_names[position], terms.output_pins[position]
-        found.append(_Demand(name=name, node=node, dims=dims, spec=spec))
-    return found
+        yield graph.output_names[position], node, Demand(dims, terms.output_pins[position])
 
 
-def _placed(model: Model, mesh: Mesh) -> list[_Demand]:
+def _placed(model: Model, mesh: Mesh) -> Iterator[tuple[str, int, Demand]]:
     """What constraints and `shard_map`s of the program demand, in the name of their source lines."""
-    found: list[_Demand] = []
-    graph, grouping, names = model.graph, model.grouping, mesh.names
+    graph, grouping = model.graph, model.grouping
     for op in graph.of_kinds(PLACED_BY_USER):
         # One that could not be read as a rule is placed whole, and told as such.
         if op.id in grouping.unruled:
@@ -183,20 +207,8 @@ def _placed(model: Model, mesh: Mesh) -> list[_Demand]:
             (*op.params["operand_specs"], *op.params["result_specs"]),
             strict=True,
         ):
-            if spec is None or not set(op.params["mesh"]) <= set(names):
+            if spec is None or not set(op.params["mesh"]) <= set(mesh.shape):
                 continue
-            location = [-1] * len(names)
-            for dim, axes in enumerate(spec):
-                for axis in axes or ():
-                    if mesh.shape[axis] > 1:
-                        location[names.index(axis)] = dim
-            found.append(
-                _Demand(
-                    name=op.name,
-                    node=grouping.group_of[op.id],
-                    dims=dims,
-                    spec=tuple(location),
-                    free=tuple(dim for dim, axes in enumerate(spec) if axes is None),
-                )
-            )
-    return found
+            location = mesh.locations({axis: dim for dim, axes in enumerate(spec) for axis in axes or ()})
+            free = tuple(dim for dim, axes in enumerate(spec) if axes is None)
+            yield op.name, grouping.group_of[op.id], Demand(dims, location, free)

@@ -15,12 +15,16 @@ from planner.emit.predict import predict
 from planner.errors import ArgumentError
 from planner.explain.explain import Alternatives
 from planner.explain.saved_values import SavedValues
+from planner.explain.whole_inputs import whole_inputs
 from planner.forms.formed import formed
 from planner.forms.recompute import Front
 from planner.one_mesh.chosen import Chosen
 from planner.one_mesh.donation import donations
+from planner.one_mesh.instance import Instance
 from planner.one_mesh.mesh import Shape
+from planner.one_mesh.strategies import SEARCHED_AXES
 from planner.plans.words.logical_axes import logical_axes
+from planner.predicted import Predicted
 from planner.program.gc_pause import paused
 from planner.program.graph import Graph
 from planner.program.jaxpr.fingerprint import fingerprint
@@ -29,6 +33,7 @@ from planner.program.traced import Program
 from planner.rules.op_work import guessed_in, op_name
 from planner.search.best_on_mesh import Candidate
 from planner.session import Session
+from planner.units import quantity
 
 WORTH_DONATING = 0.01
 """Part of the peak that the results of an argument must take for a note to say that it could be donated."""
@@ -100,9 +105,11 @@ def decide(
         notes=(
             *graph.notes,
             *_guess_note(guessed, share),
+            *_told_of_strategies(instance),
             *_told_of_prices(session),
             *_told_of_devices(session, placement.mesh_shape),
             *_told_of_donations(session, chosen, predicted.peak_bytes),
+            *_told_of_inputs(chosen, predicted),
             *notes,
         ),
         donate_argnums=program.donate_argnums,
@@ -156,6 +163,16 @@ def _told_of_prices(session: Session) -> tuple[str, ...]:
     return (f"prices are of a profile of {of.num_devices} x {of.device_kind}: {of.machine}, {of.date}",)
 
 
+def _told_of_strategies(instance: Instance) -> tuple[str, ...]:
+    """What a plan says where not all splits of all ops were looked at."""
+    if len(instance.mesh.sizes) <= SEARCHED_AXES or all(table.complete for table in instance.tables):
+        return ()
+    return (
+        f"on a mesh of {len(instance.mesh.sizes)} axes larger than 1 not all splits of an op are looked at: those in which "
+        f"neighbouring axes act as up to {SEARCHED_AXES}, and those by what pins and the program split by each axis",
+    )
+
+
 def _told_of_devices(session: Session, shape: Shape) -> tuple[str, ...]:
     """What a plan says of its devices; on a mesh that the program names itself they lie as they please it."""
     own = session.program.parallelism
@@ -166,6 +183,17 @@ def _told_of_donations(session: Session, chosen: Chosen, peak_bytes: float) -> t
     """What a plan says of a state or cache that could be donated, where that may save memory worth speaking of."""
     found = donations(session.program, chosen)
     return tuple(str(one) for one in found if one.fed_back and one.bytes >= WORTH_DONATING * peak_bytes)
+
+
+def _told_of_inputs(chosen: Chosen, predicted: Predicted) -> tuple[str, ...]:
+    """What a plan says of inputs that no data pipeline would want to bring, or not as fast as they are computed with."""
+    told = [str(one) for one in whole_inputs(chosen, predicted)]
+    if predicted.feed_seconds > predicted.seconds:
+        told.append(
+            f"bringing the inputs from hosts takes {quantity(predicted.feed_seconds, 's')} per call, more than the "
+            f"{quantity(predicted.seconds, 's')} of a call: devices will wait for them, however early they are fetched"
+        )
+    return tuple(told)
 
 
 def _told(graph: Graph, op_id: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ is no other's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from planner.program.traced import Program
@@ -30,7 +30,7 @@ def donatable(program: Program, feeds: Mapping[int, int]) -> tuple[Donatable, ..
     fed = {argument: out for out, argument in feeds.items()}
     free = [out for out in range(len(program.results)) if out not in feeds]
     found: list[Donatable] = []
-    for argument, leaves in _leaves(program):
+    for argument, leaves in program.leaves.items():
         if argument in program.donate_argnums:
             continue
         pairs, left = dict[int, int](), free.copy()
@@ -55,12 +55,3 @@ def donatable(program: Program, feeds: Mapping[int, int]) -> tuple[Donatable, ..
 
 def _alike(program: Program, leaf: int, result: int) -> bool:
     return program.arguments[leaf].aval == program.results[result].aval
-
-
-def _leaves(program: Program) -> list[tuple[int, Sequence[int]]]:
-    """The positions of the leaves of every argument that is not static, with the position of the argument."""
-    begin, found = 0, list[tuple[int, Sequence[int]]]()
-    for argument, tree in zip(program.dynamic_argnums, program.in_tree.children(), strict=True):
-        found.append((argument, range(begin, begin + tree.num_leaves)))
-        begin += tree.num_leaves
-    return found

@@ -99,6 +99,15 @@ class Program:
         return self if self.written is None else replace(self, jaxpr=self.written, written=None, form=AS_WRITTEN)
 
     @property
+    def leaves(self) -> Mapping[int, range]:
+        """The positions of the leaves of every argument that is not static, by the position of the argument."""
+        begin, found = 0, dict[int, range]()
+        for argument, tree in zip(self.dynamic_argnums, self.in_tree.children(), strict=True):
+            found[argument] = range(begin, begin + tree.num_leaves)
+            begin += tree.num_leaves
+        return found
+
+    @property
     def num_args(self) -> int:
         """How many arguments the function takes, static ones included."""
         return len(self.parameters)

@@ -75,12 +75,12 @@ class _FewerDevices:
         """The plan itself, or an equal one on the smallest mesh that it can be taken over to."""
         sizes, dropped = best.instance.mesh.sizes, list[int]()
         for axis in sorted(range(len(sizes)), key=lambda a: (-sizes[a], a)):
-            if sizes[axis] > 1 and self._without([*dropped, axis], best, best.instance) is not None:
+            if self._without([*dropped, axis], best, best.instance) is not None:
                 dropped.append(axis)
         for count in range(len(dropped), 0, -1):
             gone = dropped[:count]
-            left = [size for a, size in enumerate(sizes) if a not in gone] or [1]
-            shape = next((mesh for mesh in self.meshes if list(mesh.values()) == left), None)
+            left = [size for a, size in enumerate(sizes) if a not in gone]
+            shape = next((mesh for mesh in self.meshes if [s for s in mesh.values() if s > 1] == left), None)
             found = None if shape is None else self._without(gone, best, self._instance(shape))
             if found is not None:
                 return found
@@ -122,7 +122,7 @@ def _choice_without(dropped: Sequence[int], best: Candidate, instance: Instance)
         if same:
             wanted = tuple([-1 if axis in dropped else factor for axis, factor in split])
         else:
-            wanted = tuple([factor for axis, factor in split if axis not in dropped]) or (-1,)
+            wanted = tuple([factor for axis, factor in split if axis not in dropped])
         found = positions[kind].get(wanted)
         if found is None:
             return None
@@ -168,7 +168,7 @@ def _unused_axes(candidate: Candidate) -> list[str]:
     chosen = [s.assignment[pick] for s, pick in zip(instance.strategies, candidate.choice, strict=True)]
     found: list[str] = []
     for axis, (name, size) in enumerate(zip(names, instance.mesh.sizes, strict=True)):
-        if size == 1 or any(row[axis] >= 0 for row in chosen):
+        if any(row[axis] >= 0 for row in chosen):
             continue
         offered = any(bool((s.assignment[:, axis] >= 0).any()) for s in instance.strategies)
         why = "no split by it helps" if offered else f"nothing that an op may split is divisible by {size}"

@@ -210,3 +210,28 @@ def test_so_many_times_as_many_devices_are_wired_alike(name: str) -> None:
     assert more.num_devices == 4 * topology.num_devices
     assert (more.kind, more.link_bytes_per_s, more.chip) == (topology.kind, topology.link_bytes_per_s, topology.chip)
     assert more.links((more.num_devices,)) is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "hosts", "of_each"),
+    [
+        ("cpu:8", 1, 8),
+        ("h100:2x8", 2, 8),
+        ("tpu7x:2x2x2", 2, 8),
+        ("v4:2x2x1", 1, 8),
+        ("v5e:1x1", 1, 1),
+        ("v5e:16x16*2", 128, 4),
+        ("v5e:2x4", 1, 8),
+        ("v5e:4x4", 4, 4),
+        ("v5p:2x2x2", 2, 4),
+    ],
+)
+def test_hosts_have_the_devices_of_a_node_or_a_tray_of_four_chips(name: str, hosts: int, of_each: int) -> None:
+    topology = parse_topology(name)
+    assert topology.hosts.shape == topology.shape
+    assert np.bincount(topology.hosts.ravel()).tolist() == [of_each] * hosts
+
+
+def test_a_host_of_a_torus_has_neighbours() -> None:
+    hosts = parse_topology("v5e:4x4").hosts
+    assert hosts.tolist() == [[0, 0, 1, 1], [0, 0, 1, 1], [2, 2, 3, 3], [2, 2, 3, 3]]

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import planner
 from planner.errors import PinError
-from planner.one_mesh.pins import check_pins, pinned_location
+from planner.one_mesh.pins import check_pins, pinned_dims
 from tests.small import NEVER, mlp, mlp_args, planned, shapes, train_args, train_step
 
 MESH = {"data": 4, "model": 2}
@@ -89,17 +89,17 @@ SHAPE = (32, 6)
 
 
 @pytest.mark.parametrize(
-    ("spec", "location"),
+    ("spec", "dim_of"),
     [
-        (P(), (-1, -1)),
-        (P("a"), (0, -1)),
-        (P(None, "b"), (-1, 1)),
-        (P(("a", "b")), (0, 0)),
-        (P("b", None), (-1, 0)),
+        (P(), {}),
+        (P("a"), {"a": 0}),
+        (P(None, "b"), {"b": 1}),
+        (P(("a", "b")), {"a": 0, "b": 0}),
+        (P("b", None), {"b": 0}),
     ],
 )
-def test_locations(spec: P, location: tuple[int, ...]) -> None:
-    assert pinned_location("x", spec, SHAPE, {"a": 4, "b": 2}) == location
+def test_the_dim_that_an_axis_splits(spec: P, dim_of: dict[str, int]) -> None:
+    assert pinned_dims("x", spec, SHAPE, {"a": 4, "b": 2}) == dim_of
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_locations(spec: P, location: tuple[int, ...]) -> None:
 )
 def test_pins_that_no_tensor_can_have(spec: P, words: str) -> None:
     with pytest.raises(PinError, match=words):
-        pinned_location("x", spec, SHAPE, {"a": 4, "b": 2})
+        pinned_dims("x", spec, SHAPE, {"a": 4, "b": 2})
 
 
 @pytest.mark.parametrize(

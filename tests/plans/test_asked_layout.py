@@ -112,6 +112,18 @@ def test_prefixes_and_what_is_left_free():
     assert p.certificate.value > free.certificate.value
 
 
+def test_specs_mapped_over_arguments_that_hold_none():
+    args = {"a": jax.ShapeDtypeStruct((64, 8), jnp.float32), "contact": None}, {"ema": None}
+
+    def step(state: Any, extra: Any) -> Any:
+        return {"a": state["a"] * 2, "contact": state["contact"]}
+
+    specs = [jax.tree.map(lambda x: P("data"), arg) for arg in args]
+    p = planner.plan(step, args, mesh=SHAPE, pins={"state": specs[0], "extra": specs[1]}, options=NEVER)
+    assert p.in_specs == (specs[0], specs[1])
+    assert list(p.decision.request.pins) == ["state/a"]
+
+
 def test_a_part_of_an_argument_and_of_the_result():
     pins = {"state/params": SPECS, "out": ({"params": P(), "m": None, "v": None}, None)}
     p = planner.plan(train_step, shapes(train_args()), mesh=SHAPE, pins=pins, options=NEVER)

@@ -53,6 +53,19 @@ def test_names_of_boxes_lie_as_flax_reads_the_rules(rules: Any) -> None:
     assert spec_of(planned(logical_rules=rules), KERNEL) == axes_of_spec(by_flax, 2)
 
 
+def test_axes_that_the_mesh_does_not_have_split_nothing_and_are_told() -> None:
+    rules = (("mlp", "tensor_transpose"), ("embed", ("fsdp", "x")), ("mlp", ("y", "expert")))
+    plan = planned(logical_rules=rules)
+    assert spec_of(plan, KERNEL) == (("x",), ("y",))
+    (note,) = [note for note in plan.notes if "logical_rules" in note]
+    assert note.endswith("and they split nothing: 'tensor_transpose', 'fsdp', 'expert'")
+
+
+def test_rules_of_another_mesh_are_an_error() -> None:
+    with pytest.raises(PinError, match="names the axis 'data'; use the mesh's axes, 'x', 'y'"):
+        planned(logical_rules=(("mlp", "model"), ("embed", "data")))
+
+
 def test_names_in_pins_are_read_by_rules() -> None:
     plan = planned(logical_rules=RULES, pins={"x": P("batch", "embed"), "out": P("x", "mlp")})
     assert spec_of(plan, "x") == (("x",), ())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from planner.decision import Decision
 from planner.errors import ArgumentError, MeshError, PinError
 from planner.machine.target import Target
-from planner.one_mesh.pins import pinned_location
+from planner.one_mesh.pins import pinned_dims
 from planner.plans.asked.logical_pins import LogicalRules, by_rules
 from planner.plans.asked.named_pins import Pins, exactly, named_pins, with_common
 from planner.plans.asked.same_arrays import same_arrays
@@ -28,17 +28,18 @@ def laid_out(
     like: Decision | None,
     logical_rules: LogicalRules | None,
     *,
+    axes: Collection[str],
     among_others: Mapping[str, Any] | None,
 ) -> tuple[dict[str, PartitionSpec], tuple[str, ...]]:
     """The specs asked for, by pattern, and what is to be told of them; what the user pins goes before another plan,
-    and so does what the program names, by logical rules.
+    and so does what the program names, by logical rules. `axes` are those that the mesh may have.
 
     `among_others`: the pins common to it and other programs, where it is planned with others, else None.
 
     Raises: PinError; ArgumentError where nothing of the other plan is found in the program, unless it is among others.
     """
     stated = pins if among_others is None else with_common(pins, among_others, program)
-    named, told = by_rules(named_pins(stated, program), logical_rules, program)
+    named, told = by_rules(named_pins(stated, program), logical_rules, program, axes)
     typed, on_types = _by_types(program)
     free = set(map(exactly, named.free))
     named = replace(named, specs={**{name: spec for name, spec in typed.items() if name not in free}, **named.specs})
@@ -73,7 +74,7 @@ def _by_types(program: Program) -> tuple[dict[str, PartitionSpec], tuple[str, ..
         if spec is None:
             continue
         try:
-            pinned_location(leaf.name, spec, leaf.aval.shape, shape)
+            pinned_dims(leaf.name, spec, leaf.aval.shape, shape)
         except PinError as error:
             left.append(f"the placement in the type of {leaf.name} is left to the planner: {error}")
             continue

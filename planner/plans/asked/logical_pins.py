@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,12 +17,16 @@ from planner.program.traced import Program
 Entry = str | Sequence[str] | None
 LogicalRules = Mapping[str, Entry] | Sequence[tuple[str, Entry]]
 """Name -> the mesh axes that split it, as Flax's logical axis rules say it."""
+Rules = Sequence[tuple[str, tuple[str, ...]]]
+"""The same as pairs of a name and axes."""
 MOST_NAMED = 4
 """Names that a note tells."""
 
 
-def by_rules(named: NamedPins, rules: LogicalRules | None, program: Program) -> tuple[NamedPins, tuple[str, ...]]:
-    """The pins with logical names read by rules, and what is to be told of them.
+def by_rules(
+    named: NamedPins, rules: LogicalRules | None, program: Program, axes: Collection[str]
+) -> tuple[NamedPins, tuple[str, ...]]:
+    """The pins with logical names read by rules, and what is to be told of them; `axes` are those that the mesh may have.
 
     With rules, the names that the program's arguments bring are pins as well, before those of the user; a name without a
     rule leaves its dim whole there, as in Flax, and is a mesh axis among the user's pins. Raises: PinError.
@@ -30,10 +34,10 @@ def by_rules(named: NamedPins, rules: LogicalRules | None, program: Program) -> 
     brought = {leaf.name: leaf.logical for leaf in program.arguments if leaf.logical is not None}
     if rules is None:
         return named, _told(brought)
-    read = _checked(rules)
+    read, told = _on_mesh(_checked(rules), axes)
     pins = {exactly(name): _spec(names, read) for name, names in brought.items() if name not in named.free}
     # A pin on the name itself takes the place of what the argument brings.
-    return replace(named, specs={**pins, **{name: _read(spec, read) for name, spec in named.specs.items()}}), ()
+    return replace(named, specs={**pins, **{name: _read(spec, read) for name, spec in named.specs.items()}}), told
 
 
 def _told(brought: Mapping[str, Names]) -> tuple[str, ...]:
@@ -49,7 +53,7 @@ def _told(brought: Mapping[str, Names]) -> tuple[str, ...]:
     )
 
 
-def _checked(rules: Any) -> list[tuple[str, tuple[str, ...]]]:
+def _checked(rules: Any) -> Rules:
     """Rules as pairs. Raises: PinError."""
     wanted = "give pairs of a name and a mesh axis, several, or None, such as (('embed', None), ('mlp', 'model'))"
     pairs = list(rules.items()) if isinstance(rules, Mapping) else rules
@@ -67,7 +71,23 @@ def _checked(rules: Any) -> list[tuple[str, tuple[str, ...]]]:
     return found
 
 
-def _read(spec: PartitionSpec, rules: Sequence[tuple[str, tuple[str, ...]]]) -> PartitionSpec:
+def _on_mesh(rules: Rules, axes: Collection[str]) -> tuple[Rules, tuple[str, ...]]:
+    """Rules without the axes that the mesh does not have, and a note on these.
+
+    Codebases write one list of rules for all meshes that they run on. A rule of no other axes is no rule: a later one for
+    the same name may be. Where none of the axes is there, the rules are of another mesh, and the pins will say so.
+    """
+    absent = [axis for axis in dict.fromkeys(axis for _, own in rules for axis in own) if axis not in axes]
+    if not absent or not any(axis in axes for _, own in rules for axis in own):
+        return rules, ()
+    kept = [(name, tuple(axis for axis in own if axis in axes)) for name, own in rules]
+    left = [(name, own) for (name, own), (_, before) in zip(kept, rules, strict=True) if own or not before]
+    more = f" and {len(absent) - MOST_NAMED} more" if len(absent) > MOST_NAMED else ""
+    named = f"{', '.join(map(repr, absent[:MOST_NAMED]))}{more}"
+    return left, (f"logical_rules has axes that the mesh does not have, and they split nothing: {named}",)
+
+
+def _read(spec: PartitionSpec, rules: Rules) -> PartitionSpec:
     """A spec whose entries may be logical names or mesh axes, in mesh axes."""
     known = {name for name, _ in rules}
     names = tuple(entry if isinstance(entry, str) and entry in known else None for entry in spec)
@@ -79,6 +99,6 @@ def _read(spec: PartitionSpec, rules: Sequence[tuple[str, tuple[str, ...]]]) -> 
     return PartitionSpec(*((axes or other) or None for axes, other in zip(by_name, own, strict=True)))
 
 
-def _spec(names: Names, rules: Sequence[tuple[str, tuple[str, ...]]]) -> PartitionSpec:
+def _spec(names: Names, rules: Rules) -> PartitionSpec:
     """The spec of an array whose dims have names."""
     return PartitionSpec(*(axes or None for axes in spec_by_rules(names, rules)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -12,7 +12,7 @@ from cost_models import OBJECTIVES
 from planner.decision import Request
 from planner.errors import ArgumentError
 from planner.machine.target import Target
-from planner.one_mesh.pins import check_pins
+from planner.one_mesh.pins import check_pins, close_names, matcher
 from planner.options import Options
 from planner.plans.asked.asked_layout import check_own_mesh, laid_out
 from planner.plans.asked.asked_parts import HostLocal, with_wholes
@@ -98,7 +98,11 @@ def made_ready(
     )
     program = with_stacks_carried(program) if target.carries_stacks else program
     like = None if wanted.like is None else wanted.like.decision
-    specs, told_of_layout = laid_out(program, wanted.pins, like, wanted.logical_rules, among_others=among_others)
+    own = program.parallelism
+    axes = own.shape if own is not None else place.axis_names if place.mesh is None else place.mesh
+    specs, told_of_layout = laid_out(
+        program, wanted.pins, like, wanted.logical_rules, axes=list(axes), among_others=among_others
+    )
     request = Request(
         topology=target.topology,
         platform=target.devices[0].platform if target.devices else None,
@@ -110,6 +114,7 @@ def made_ready(
         while_trips=options.while_trips,
         annotations=program.annotations,
         host_local=wholes.dims,
+        inputs=_inputs(program, options.inputs),
     )
     check_own_mesh(program, target)
     sessions = Sessions(program=program, target=target, request=request)
@@ -185,6 +190,24 @@ def checked_positions(what: str, positions: Sequence[int] | int) -> tuple[int, .
     if not isinstance(positions, (tuple, list, range)):
         raise ArgumentError(f"{what} is {positions!r}; give the position of an argument, or a tuple of positions")
     return tuple(positions)
+
+
+def _inputs(program: Program, asked: Literal["auto"] | Sequence[str]) -> Literal["auto"] | tuple[str, ...]:
+    """The names of the arrays that a user calls inputs. Raises: ArgumentError for a name that no argument has."""
+    if isinstance(asked, str):
+        return "auto"
+    names = [leaf.name for leaf in program.arguments if not leaf.constant]
+    found: set[str] = set()
+    for pattern in asked:
+        is_meant = matcher(pattern)
+        meant = [name for name in names if is_meant(name) or name.startswith(f"{pattern}/")]
+        if not meant:
+            raise ArgumentError(
+                f"Options(inputs=...) names {pattern!r}, and no argument is called so; names look like "
+                f"{close_names(pattern, [*program.parameters, *names])}"
+            )
+        found.update(meant)
+    return tuple(name for name in names if name in found)
 
 
 def _objective(name: str) -> str:

@@ -108,19 +108,21 @@ def _stated(
             yield name, spec
         return
     of = below if name not in names else [name]
-    if not of:
-        known = [*program.parameters, "out"]
+    leaves = jax.tree_util.tree_flatten_with_path(value, is_leaf=is_pin)[0]
+    known = [*program.parameters, "out"]
+    if not of and not (name in known and all(leaf is None for _, leaf in leaves)):
         raise PinError(
             f"the pin {name!r} is a {type(value).__name__}, but no argument or result has this name; names look like "
             f"{close_names(name, [*known, *names])}"
         )
     said: set[str] = set()
     under = _by_prefix(of)
-    for path, leaf in jax.tree_util.tree_flatten_with_path(value, is_leaf=is_pin)[0]:
+    for path, leaf in leaves:
         place = joined(name, path)
         meant = under.get(place, [])
         spec = _spec(place, leaf)
-        if not meant:
+        # Where the argument has None itself, `jax.tree.map` over it leaves None, which says nothing of any array.
+        if not meant and spec is not None:
             raise PinError(
                 f"the pin {name!r} says {spec} of {place}, but {name} has no array there; it has "
                 f"{close_names(place, of)}"

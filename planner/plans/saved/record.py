@@ -10,7 +10,7 @@ from typing import Any, Literal
 import jax
 from jax.sharding import PartitionSpec
 
-from cost_models import OBJECTIVES, CostModelError, Topology, parse_topology
+from cost_models import OBJECTIVES, Chip, CostModelError, Topology, parse_topology
 from cost_models.compilers import options_of_plans
 from planner.decision import Certificate, Checked, Decision, Guessed, Replicated, Request, Ruled, Tried
 from planner.logical import NO_AXES, LogicalAxes
@@ -66,6 +66,8 @@ class RequestRecord:
     pins: Mapping[str, PartitionSpec]
     annotations: Literal["keep", "free"] = "keep"
     host_local: Mapping[str, int] = field(default_factory=dict[str, int])
+    inputs: Literal["auto"] | tuple[str, ...] = ()
+    """Earlier planners knew of none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +109,10 @@ class PlanRecord:
     jax: str
 
 
-GROWN = (PlanRecord, RequestRecord, Certificate, Form, Collective, Checked, Replicated, Ruled, Guessed)
+GROWN = (
+    *(PlanRecord, RequestRecord, Certificate, Form, Predicted, Collective, Checked),
+    *(Replicated, Ruled, Guessed, Chip),
+)
 """Records of which files of earlier planners lack fields."""
 _PLAIN_REQUEST = tuple(f.name for f in fields(RequestRecord))
 _SAME = (
@@ -239,6 +244,7 @@ def _check_topology(topology: Topology) -> None:
     )
     chip = topology.chip
     rates = (chip.hbm_bytes, chip.hbm_bytes_per_s, chip.vector_flops_per_s, chip.matrix_efficiency)
+    rates += (chip.host_link_bytes_per_s,)
     every = (*rates, *topology.link_bytes_per_s, *chip.peak_flops_per_s.values(), *chip.efficiencies.values())
     _require(min(every) > 0, "topology", "has a rate or size that is not above 0")
     _require(min(topology.link_latency_s) >= 0, "topology", "has a latency below 0")

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 from planner.decision import Decision
 from planner.errors import PinError
 from planner.one_mesh.mesh import Shape
-from planner.one_mesh.pins import matcher, pinned_location
+from planner.one_mesh.pins import matcher, pinned_dims
 from planner.one_mesh.reshard import reshard_steps
 from planner.plans.asked.asked_layout import leaves_of
 from planner.plans.asked.named_pins import exactly
@@ -98,8 +98,8 @@ class SharedSpecs:
         """What it takes to bring an array from one spec to another."""
         aval = self.shared.leaves[program][position].aval
         mesh = self.calls[program].session.mesh(shape)
-        source, target = (pinned_location(name, spec, aval.shape, shape) for spec in pair)
-        partial = (False,) * len(shape)
+        source, target = (mesh.locations(pinned_dims(name, spec, aval.shape, shape)) for spec in pair)
+        partial = (False,) * len(mesh.sizes)
         steps = reshard_steps(mesh, source, partial, target, shape=aval.shape, whole_bytes=aval.bytes)
         moving = [(step.kind, step.mask, step.bytes) for step in steps if step.kind is not None]
         return Move(

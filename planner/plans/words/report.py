@@ -91,6 +91,13 @@ def _summary(decision: Decision) -> Table:
         "certificate",
         f"{c.status}: {c.value:.6g} {c.unit}, {bound} ({_count(c.meshes, 'mesh', 'es')}, {c.solve_seconds:.1f} s)",
     )
+    if p.feed_seconds:
+        add_row(
+            table,
+            "inputs",
+            f"{quantity(p.fed_bytes, 'B')} per device from hosts, of which one loads up to {quantity(p.host_bytes, 'B')}: "
+            f"{quantity(p.feed_seconds, 's')} per call, beside it",
+        )
     if decision.compiler_options:
         add_row(table, "compiler", options_words(decision.compiler_options))
     return table
