@@ -16,6 +16,7 @@ scipy, and this project on PYTHONPATH; run the script in each of them. Rows in t
     maxtext            Python 3.12: jax==0.10.2 jaxlib==0.10.2 libtpu==0.0.42.1 flax==0.12.8 optax==0.2.8 orbax-checkpoint
                        pydantic omegaconf pathwaysutils aqtp qwix grain tensorboardX sentencepiece drjax chex einops tokamax
                        transformers datasets jinja2 pillow tiktoken sympy ml-goodput-measurement; --no-deps maxtext==0.2.4
+    jax_llm_examples   the same JAX with etils; the repository's folder llama3 on PYTHONPATH
 
 Processor seconds of planning are those of this process and its workers, less those that JAX takes to trace the program.
 """
@@ -35,17 +36,17 @@ from typing import Any
 import jax
 
 import planner
-from benchmarks.real.base import Build, RealProgram
+from benchmarks.real.base import Build, RealProgram, shapes
 from benchmarks.real.kernels import counted_kernels
 from benchmarks.stamp import stamp
 from cost_models import parse_topology
-from planner.errors import CompileError, PlannerError
+from planner.errors import CompileError
 from planner.program.trace import trace
 from planner.verify.aot import aot_compile
 from planner.verify.step_time import step_time
 
 RESULTS = Path(__file__).resolve().parent / "results" / "real_programs.json"
-CODEBASES = ("maxtext",)
+CODEBASES = ("maxtext", "jax_llm_examples")
 """Modules of `benchmarks.real`, each with its `PROGRAMS` and the `PACKAGES` that they import."""
 MODES = ("keep", "free")
 COMPILE_LIMIT_S = 600.0
@@ -107,7 +108,7 @@ def planned(program: RealProgram, mode: str) -> Row:
                 donate_argnums=program.donate_argnums,
                 options=options,
             )
-        except PlannerError as error:
+        except Exception as error:  # a row says so, and the next program has its turn
             return {"status": "not planned", "message": f"{type(error).__name__}: {error}"[:1000]}
         finally:
             spent = processor_seconds() - traced - (traced - started)
@@ -123,7 +124,7 @@ def planned(program: RealProgram, mode: str) -> Row:
             "replicated": sorted({op.op for op in plan.replicated}),
             "notes": list(plan.notes),
         }
-    return row | compiled(plan.jit, program.args, program.topology, mesh)
+    return row | compiled(plan.jit, shapes(program.args), program.topology, mesh)
 
 
 def checked(program: RealProgram, mode: str) -> Row:
@@ -138,7 +139,7 @@ def checked(program: RealProgram, mode: str) -> Row:
                 donate_argnums=program.donate_argnums,
                 options=options,
             )
-    except PlannerError as error:
+    except Exception as error:  # a row says so, and the next program has its turn
         return {"status": "not planned", "message": f"{type(error).__name__}: {error}"[:1000]}
     wrong = [f"{check.what}: {check.detail}" for check in plan.checked if not check.ok]
     row: Row = {"mesh": dict(plan.decision.mesh_shape), "checked": [check.what for check in plan.checked if check.ok]}
