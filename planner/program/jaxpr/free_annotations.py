@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
+import jax.core
 import jax.extend.core as jex_core
 from jax.sharding import NamedSharding
 
