@@ -243,6 +243,7 @@ def test_the_whole_instance_made_of_members_is_the_one_stated_at_once() -> None:
         objective=fields.objective,
         hbm_bytes_per_s=fields.hbm_bytes_per_s,
         tiled=fields.tiled,
+        feeding=fields.feeding,
     )
     alone = state(session.model, terms)
     for mine, theirs in zip(made.problem.node_costs, alone.problem.node_costs, strict=True):
