@@ -94,6 +94,13 @@ LARGEST_GATHER_BY_SUM_BYTES = 16 * 2**20
 """The largest result for which that is done on a torus of two dims; on one of three it always is."""
 
 
+SMALL_BLOCK = 4
+"""Devices of a block of a torus of two dims over all of which a reduce-scatter stays one; over eight it is an all-reduce.
+
+Compiled by libtpu 0.0.42 for 2, 4, 2 x 2 and 8 devices of v5e:2x4, v5e:4x4, v6e:2x4 and v6e:4x4 (16 MiB of float32).
+"""
+
+
 def all_reduced_bytes(kind: str, topology: Topology, *, group: int, devices: int) -> float:
     """The bytes up to which a collective is compiled to an all-reduce of as many bytes: 0 if never, inf if always.
 
@@ -102,7 +109,8 @@ def all_reduced_bytes(kind: str, topology: Topology, *, group: int, devices: int
     once where the group is the whole slice, and has no emitter of that kind for most scatters and large gathers, which
     take one ring:
 
-        reduce-scatter over all    three dims: always (TPU7x: never); a square of 4 x 4 or more: always; else where small
+        reduce-scatter over all    three dims: always (TPU7x: never); a square of 4 x 4 or more: always; of a block that is
+                                   not all of the slice: always, but for blocks of up to 4 of two dims; else where small
         all-gather over all        of 64 devices or more: three dims: always; two: up to 16 MiB
 
     By libtpu 0.0.42 for v4, v5e, v5p, v6e and tpu7x slices from 4 to 512 devices and 32 KiB to 512 MiB, bfloat16 and
@@ -124,7 +132,9 @@ def all_reduced_bytes(kind: str, topology: Topology, *, group: int, devices: int
         if devices < max(LARGE_SLICE, topology.num_devices):
             return 0.0
         return math.inf if len(dims) > 2 else LARGEST_GATHER_BY_SUM_BYTES
-    if topology.chip.name.startswith("tpu7x"):
+    if topology.chip.name.startswith("tpu7x") or (
+        len(dims) == 2 and devices <= min(SMALL_BLOCK, topology.num_devices - 1)
+    ):
         return small
     block, cores = devices < topology.num_devices, topology.kind[-1] != "torus"
     square = len(dims) == 2 and dims[0] == dims[1] >= 4

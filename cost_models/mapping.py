@@ -43,7 +43,7 @@ class Dim:
 
 @functools.lru_cache(maxsize=4096)
 def map_mesh(dims: tuple[Dim, ...], mesh_shape: tuple[int, ...]) -> tuple[Link, ...] | None:
-    """The link of every mesh axis, which has no wires if of size 1; None where the mesh does not fit the physical dims."""
+    """The link of every mesh axis, or None where the mesh does not fit; an axis of size 1 has no wires."""
     links = _mapped(dims, tuple(size for size in mesh_shape if size > 1))
     if links is None:
         return None

@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import planner
 
 QUICK = planner.Options(check="never", recompute="as written", microbatches=1)
 MESH = {"data": 4, "model": 4}
-ABSTRACT = AbstractMesh(tuple(MESH.values()), tuple(MESH))
+ABSTRACT = AbstractMesh(tuple(MESH.values()), tuple(MESH), axis_types=(AxisType.Auto,) * len(MESH))
 D, HEADS, FF, LAYERS, VOCAB = 1024, 16, 4096, 2, 8192
 BF16 = jnp.bfloat16
 

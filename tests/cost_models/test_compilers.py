@@ -49,6 +49,15 @@ def test_groups_of_some_devices_and_other_kinds() -> None:
         assert all_reduced_bytes(kind, torus, group=64, devices=64) == NEVER
 
 
+@pytest.mark.parametrize(
+    ("name", "devices", "always"),
+    [("v5e:2x4", 4, False), ("v5e:4x4", 2, False), ("v5e:4x4", 4, False), ("v6e:4x4", 4, False), ("v5e:4x4", 8, True)],
+)
+def test_scatters_over_a_small_block_of_two_dims_stay_scatters(name: str, devices: int, always: bool) -> None:
+    found = all_reduced_bytes("reduce-scatter", parse_topology(name), group=devices, devices=devices)
+    assert found == (ALWAYS if always else 4096 * devices - 1)
+
+
 def test_other_platforms() -> None:
     cpu, gpu = parse_topology("cpu:8"), parse_topology("h100:8")
     assert all_reduced_bytes("reduce-scatter", cpu, group=2, devices=8) == ALWAYS

@@ -28,6 +28,10 @@ W, X = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16), jax.ShapeDtypeStruct((6
 SIX = dict.fromkeys("abcdef", 2)
 
 
+def abstract(shape: dict[str, int]) -> AbstractMesh:
+    return AbstractMesh(tuple(shape.values()), tuple(shape), axis_types=(AxisType.Auto,) * len(shape))
+
+
 def product(mesh: Any, spec: P) -> Any:
     """A product of matrices whose result the program places on its own mesh."""
 
@@ -46,9 +50,7 @@ def session_of(fn: Any, args: Any, topology: str) -> Session:
 def test_axes_of_size_1_change_nothing_but_the_names(extra: int) -> None:
     sizes = {"data": 4, **{f"none{i}": 1 for i in range(extra)}, "model": 4}
     few, many = (
-        planner.plan(
-            product(AbstractMesh(tuple(of.values()), tuple(of)), spec), (W, X), topology="v5e:4x4", options=QUICK
-        )
+        planner.plan(product(abstract(of), spec), (W, X), topology="v5e:4x4", options=QUICK)
         for of, spec in (
             ({"data": 4, "model": 4}, P("data", "model")),
             (sizes, P(("data", "none0"), ("none1", "model"))),
@@ -128,7 +130,7 @@ def test_what_six_axes_take_is_bounded() -> None:
 
 
 def test_any_spec_that_is_demanded_is_offered_to_those_that_read_it() -> None:
-    mesh = AbstractMesh((2,) * 6, tuple(SIX))
+    mesh = abstract(SIX)
     odd = P(("a", "c", "e"), ("b", "d", "f"))
 
     def fn(x: Any) -> Any:
