@@ -38,9 +38,7 @@ def _arguments(config: Any, batch: int) -> tuple[Any, ...]:
         return jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=sharding)
 
     def of(kind: Any, *args: Any) -> Any:
-        return jax.tree.map(
-            shaped, kind.abstract(config, *args), kind.shardings(config, *args), is_leaf=model.is_param
-        )
+        return jax.tree.map(shaped, kind.abstract(config, *args), kind.shardings(config, *args), is_leaf=model.is_param)
 
     tokens = jax.ShapeDtypeStruct((batch, 1), jnp.int32, sharding=NamedSharding(config.mesh, P(None, None)))
     return tokens, of(model.Weights), of(model.KVCache, batch), config
