@@ -41,8 +41,8 @@ REMEDIES: Mapping[str, Remedy] = MappingProxyType(
             platform="gpu",
             options=MappingProxyType({"xla_gpu_enable_triton_gemm": "False"}),
             evidence=(
-                "jaxlib 0.10.2 and 0.12.0, compiling for h100 with no GPU at hand: matmuls fused with the bitcasts of odd "
-                "extents, such as attention over 127 or 196 positions; cuBLAS multiplies instead"
+                "jaxlib 0.10.2, compiling for h100:8 with no GPU at hand: train steps of attention over 127 and 196 "
+                "positions end so, over 128 not; with the option both compile"
             ),
         ),
     }

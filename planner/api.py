@@ -80,7 +80,9 @@ def plan(
 
     Parameters
     ----------
-    fn: a function written for one device; anything `jax.jit` accepts.
+    fn: a function written for one device; anything `jax.jit` accepts. One for Explicit mesh axes is planned under its mesh,
+        `with jax.set_mesh(mesh):`; what the types of its arguments and results say of placements are pins, and `pins` go
+        before them.
     example_args: the tuple of its positional arguments, arrays or `jax.ShapeDtypeStruct`s.
     devices: to run on; default `jax.devices()`, or none where only a topology is given.
     topology: a name such as "v5e:4x4" or a `Topology`, to plan for; with `devices`, costs are the topology's and the

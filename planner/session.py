@@ -123,7 +123,8 @@ class Session:
     def _pinned_at(self) -> dict[int, list[Hashable]]:
         """What is asked of the nodes where arrays are stored, by pins and by those who bring them."""
         flow, found = self.model.flow, defaultdict[int, list[Hashable]](list)
-        fed = {tensor: ("fed", one.examples) for tensor, one in self.inputs.items()}
+        # Inputs are told apart, as those of one batch want to be split alike.
+        fed = {tensor: ("fed", tensor) for tensor in self.inputs}
         for asked in (self.tensor_pins, self.parts, fed):
             for tensor, node, dims in flow.stored(asked):
                 found[node].append((dims, asked[tensor]))

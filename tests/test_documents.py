@@ -9,7 +9,7 @@ import pytest
 import planner
 from tests.pages import PAGES, ROOT, blocks, run
 
-NEEDS = {"layouts": "orbax.checkpoint"}
+NEEDS = {"feeding": "grain", "layouts": "orbax.checkpoint"}
 """What a page imports that not everybody has."""
 
 

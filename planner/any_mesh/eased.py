@@ -26,13 +26,11 @@ from planner.any_mesh.fusion import Fusion
 from planner.any_mesh.groups import Grouping
 from planner.any_mesh.narrow import NarrowReads
 from planner.program.graph import Graph
-from planner.program.slots import LEAVING, TAKEN_IN
+from planner.program.slots import ALWAYS_THERE, LEAVING
 from planner.rules.op_work import op_flops
 from planner.rules.primitives import kinds_where, traits
 
 F = TypeVar("F", int, float)
-ALWAYS_THERE = TAKEN_IN | {"branch_in"}
-"""How a body takes in what is there before it runs; what its last trip made is not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,11 @@ Ops that a compiler fuses (elementwise, reshapes, reductions) only follow: those
 factors and become one group, so that a residual stream with its norms, a softmax with its gradient or an optimizer's
 update is a single choice. Every other op is a group of its own. What a reduction returns is not followed, nor is
 anything across the border of a loop, so that gathers, reduce-scatters and hoisting stay decisions.
+
+A constraint of the program is a group of its own, which demands what it says. Those before and behind it are one group as
+if it were not there, unless constraints demand different specs of them: then it stays a decision where the data move. Nor
+are they one where what is constrained was there before its body ran, as weights are: these are stored one way and used in
+another.
 """
 
 from __future__ import annotations
@@ -11,9 +16,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import final
 
-from planner.any_mesh.merge_views import Merger, View
+from planner.any_mesh.merge_views import Merger, Spec, View
 from planner.any_mesh.op_forms import Forms, OpForm
 from planner.program.graph import Graph, Op
+from planner.program.slots import ALWAYS_THERE
+from planner.rules.primitives import traits
 from planner.rules.rule import Combiner, Dim, Dims
 from planner.rules.unify import Forest
 
@@ -55,7 +62,8 @@ class Grouping:
 
 def group_ops(graph: Graph) -> Grouping:
     """The groups of a graph (deterministic: a function of program order only)."""
-    walk = _Walk(graph=graph, merger=Merger(count=len(graph.ops)))
+    there = {tensor.id: tensor.producer is None for tensor in graph.tensors}
+    walk = _Walk(graph=graph, merger=Merger(count=len(graph.ops)), there=there)
     known = Forms(graph=graph)
     entered = {graph.tensors[outside].producer: graph.tensors[inside].producer for inside, outside in graph.ties}
     for op in graph.ops:
@@ -63,6 +71,7 @@ def group_ops(graph: Graph) -> Grouping:
         first = entered.get(op.id)
         if first is not None:
             walk.merger.tie(first, walk.result(first, 0), op.id, walk.result(op.id, 0))
+        walk.note(op)
         walk.follow_operands(op)
     return _collected(walk)
 
@@ -73,6 +82,13 @@ class _Walk:
 
     graph: Graph
     merger: Merger
+    there: dict[int, bool]
+    """Whether a tensor is there before its body runs: an argument, what a loop takes in, and what follows from these alone
+    element by element."""
+    constrained: dict[int, int] = field(default_factory=dict[int, int])
+    """The tensor that the result of a constraint is another name for."""
+    specs: dict[int, Spec | None] = field(default_factory=dict[int, "Spec | None"])
+    """What is demanded of it."""
     forms: list[OpForm] = field(default_factory=list[OpForm])
     firsts: list[int] = field(default_factory=list[int])
     first_reader: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict[tuple[int, int], tuple[int, int]])
@@ -81,6 +97,22 @@ class _Walk:
     def add(self, op: Op, form: OpForm) -> None:
         self.forms.append(form)
         self.firsts.append(self.merger.factors.extend(form.rule.sizes, form.whole))
+
+    def note(self, op: Op) -> None:
+        """Keeps in mind what an op constrains, and whether its results are there before its body runs."""
+        places = traits(op.kind).places
+        passes = places or bool(traits(op.kind).fused)
+        there = op.kind in ALWAYS_THERE or (passes and all(self.there[t] for t in op.operands))
+        for tensor in op.results:
+            self.there[tensor] = there
+        if places:
+            (operand,), (result,) = op.operands, op.results
+            self.constrained[result] = self.constrained.get(operand, operand)
+            self.specs[result] = op.params["result_specs"][0]
+            maker = self.graph.tensors[operand].producer
+            if maker is not None and self.forms[maker].leads:
+                made = self.result(maker, self.graph.ops[maker].results.index(operand))
+                self.merger.demand(made, self.specs[result])
 
     def operand(self, op: int, position: int) -> View:
         return self.forms[op].rule.operands[position], self.firsts[op]
@@ -93,10 +125,14 @@ class _Walk:
         ops, tensors = self.graph.ops, self.graph.tensors
         for position in self.forms[op.id].follows:
             tensor = op.operands[position]
-            maker = tensors[tensor].producer
-            if maker is None:
-                continue
             mine = self.operand(op.id, position)
+            if tensor in self.constrained:
+                self.merger.demand(mine, self.specs[tensor])
+            if not self.there[tensor]:
+                tensor = self.constrained.get(tensor, tensor)
+            maker = tensors[tensor].producer
+            if maker is None or traits(ops[maker].kind).places:
+                continue
             if self.forms[maker].leads and ops[maker].region == op.region:
                 self.merger.follow(op.id, mine, maker, self.result(maker, ops[maker].results.index(tensor)))
                 continue

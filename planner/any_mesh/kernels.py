@@ -161,7 +161,7 @@ class _Walk:
 
     def add(self, op: Op) -> None:
         """Adds an op, whose operands are known."""
-        if op.kind in BOUNDARY:
+        if op.kind in BOUNDARY or not (op.operands or op.results):
             return
         if traits(op.kind).bars:
             self.barred[op.results[0]] = len(self.kernels)

@@ -6,6 +6,7 @@ match.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,11 +19,20 @@ View = tuple[Dims, int]
 """The dims of a tensor in the factors of an op's rule, and the number that the first of these has among all factors."""
 
 
+Spec = Sequence[Sequence[str] | None]
+"""The axes that split every dim of a tensor; None for a dim that is free."""
+
+
 @dataclass
 class Merger:
-    """The factors of a program's ops, of which there are `count`, and which ops they bring together."""
+    """The factors of a program's ops, of which there are `count`, and which ops they bring together.
+
+    `demanded` are the axes by which constraints of the program demand that factors be split, by their roots: what is
+    demanded differently is not merged.
+    """
 
     count: int
+    demanded: dict[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
     together: UnionFind[Any] = field(default_factory=UnionFind)
     factors: Forest = field(default_factory=Forest)
 
@@ -32,6 +42,25 @@ class Merger:
         merged = self._nested(_placed(mine), _placed(theirs)) if pairs is None else self._paired(pairs)
         if merged:
             self.together.union(op, other)
+
+    def demand(self, view: View, spec: Spec | None) -> None:
+        """Demands of the factors of a view what a constraint says of its dims, where nothing is demanded of them yet."""
+        for dim, axes in zip(_placed(view), spec or (), strict=False):
+            leaves = self.factors.leaves(dim)
+            if axes is not None and len(leaves) == 1:
+                self.demanded.setdefault(leaves[0], tuple(axes))
+
+    def _agree(self, pairs: Iterable[tuple[int, int]]) -> bool:
+        """Whether nothing different is demanded of two factors that would become one."""
+        known = self.demanded
+        return not known or all(known[a] == known[b] for a, b in pairs if a != b and a in known and b in known)
+
+    def _join(self, a: int, b: int) -> None:
+        """Makes two factors one, of which that is demanded which was of either."""
+        axes = self.demanded.get(a, self.demanded.get(b))
+        self.factors.join(a, b)
+        if axes is not None:
+            self.demanded[self.factors.find(a)] = axes
 
     def tie(self, inside: int, mine: View, outside: int, theirs: View) -> None:
         """Makes the two ends of a loop carry one group, whatever happens: dims that do not nest are kept whole."""
@@ -77,8 +106,10 @@ class Merger:
         for a, b in pairs:
             if (a in whole) != (b in whole):
                 return False
+        if not self._agree(pairs):
+            return False
         for a, b in pairs:
-            self.factors.join(a, b)
+            self._join(a, b)
         return True
 
     def _nested(self, mine: Dims, theirs: Dims) -> bool:
@@ -87,12 +118,19 @@ class Merger:
             leaves_a, leaves_b = self.factors.leaves(a), self.factors.leaves(b)
             if any(map(self.factors.is_whole, leaves_a)) != any(map(self.factors.is_whole, leaves_b)):
                 return False
-            if self.factors.match(a, b) is None:
+            pieces = self.factors.match(a, b)
+            if pieces is None or not self._agree((left, right) for left, right, _ in pieces):
                 return False
         if self._mirrored(mine, theirs):
             return False
         for a, b in zip(mine, theirs, strict=True):
+            kept = [(left, right) for left, right, _ in self.factors.match(a, b) or ()]
+            known = {leaf: self.demanded[leaf] for pair in kept for leaf in pair if leaf in self.demanded}
             self.factors.unify(a, b)
+            for leaf, axes in known.items():
+                found = self.factors.leaves((leaf,))
+                if len(found) == 1:
+                    self.demanded[found[0]] = axes
         return True
 
     def _mirrored(self, mine: Dims, theirs: Dims) -> bool:

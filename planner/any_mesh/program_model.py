@@ -22,6 +22,7 @@ from planner.any_mesh.kernels import Kernels, kernels_of
 from planner.any_mesh.liveness import Liveness, analyse
 from planner.any_mesh.memory_order import memory_order
 from planner.any_mesh.memory_spans import Copied, Holdings, copied, held
+from planner.any_mesh.seen_through import SeenThrough
 from planner.program.graph import Body, Graph
 from planner.rules.op_work import body_of, op_flops
 from planner.rules.primitives import traits
@@ -35,7 +36,8 @@ PLACED_BY_USER = ("sharding_constraint", "shard_map")
 class Model:
     """A program's graph, groups, flow and liveness, and what follows from them whatever the mesh.
 
-    `alike` names for every group the first group that it is like: one set of strategies and costs serves both.
+    `seen` is the graph as compilers see it (see `seen_through`), of which all that follows is worked out. `alike` names
+    for every group the first group that it is like: one set of strategies and costs serves both.
     `kernels` are those that the target's compiler makes; None where it is not known which. `bodies` are the models of what
     is computed by ops that stay one op, for one device.
     `hiding` are the flops of matmuls that hide any gather, and those for each of its bytes (see `eased`). `given_eased` is
@@ -43,6 +45,7 @@ class Model:
     """
 
     graph: Graph
+    seen: SeenThrough
     grouping: Grouping
     flow: Flow
     liveness: Liveness
@@ -59,14 +62,16 @@ class Model:
     def fused_pass(self, group: Group) -> FusedPass | None:
         """The pass of a fused group; None for another."""
         if group.fused and group.id not in self._passes:
-            self._passes[group.id] = fused_pass(self.graph, self.grouping, self.liveness, group)
+            self._passes[group.id] = fused_pass(self.seen.graph, self.grouping, self.liveness, group)
         return self._passes.get(group.id)
 
     def moved(self, group: Group) -> tuple[Movement, ...]:
         """What the kernels of a group move, trips included: of one op and array once. Nothing where there are none."""
         if group.id not in self._moved:
             total = defaultdict[tuple[int, Array, Array], float](float)
-            for op, array, times, inside in movements(self.graph, self.grouping, self.liveness, self.kernels, group):
+            for op, array, times, inside in movements(
+                self.seen.graph, self.grouping, self.liveness, self.kernels, group
+            ):
                 total[op, array, inside] += times * self.graph.regions[self.graph.ops[op].region].trips
             self._moved[group.id] = tuple(
                 Movement(op, array, times, inside) for (op, array, inside), times in total.items()
@@ -78,7 +83,7 @@ class Model:
         if not transfer.reduced:
             return None
         if transfer.tensor not in self._orders:
-            self._orders[transfer.tensor] = memory_order(self.graph, self.grouping, transfer.tensor)
+            self._orders[transfer.tensor] = memory_order(self.seen.graph, self.grouping, transfer.tensor)
         return self._orders[transfer.tensor]
 
     def factor_bytes(self, group: Group) -> Floats:
@@ -98,8 +103,8 @@ class Model:
         """What a TPU's compiler spares the program of its moves."""
         if self.given_eased is not None:
             return self.given_eased
-        liveness = self.liveness
-        return eased(self.graph, self.grouping, self.flow, liveness.narrow, liveness.fusion, self.hiding)
+        liveness, flow = self.liveness, self.seen.flow(self.flow)
+        return eased(self.seen.graph, self.grouping, flow, liveness.narrow, liveness.fusion, self.hiding)
 
     @cached_property
     def matmul_flops(self) -> float:
@@ -112,12 +117,13 @@ class Model:
     @cached_property
     def held(self) -> Holdings:
         """What stands in memory, and when."""
-        return held(self.graph, self.grouping, self.flow, self.liveness)
+        return held(self.seen.graph, self.grouping, self.seen.flow(self.flow), self.liveness)
 
     @cached_property
     def copied(self) -> Copied:
         """What transfers may keep beside it."""
-        return copied(self.graph, self.flow, self.liveness, self.moving)
+        flow = self.seen.flow(self.flow)
+        return copied(self.seen.graph, flow, self.liveness, [flow.transfers[t.id] for t in self.moving])
 
     @cached_property
     def moving(self) -> tuple[Transfer, ...]:
@@ -144,15 +150,17 @@ def model_of(
     """
     grouping = group_ops(graph)
     flow = build_flow(graph, grouping, pinned_outputs=pinned_outputs, kept=kept)
-    liveness = analyse(graph, grouping, fusion or UNKNOWN)
-    kernels = kernels_of(graph, grouping, liveness) if fusion is not None else None
+    seen = SeenThrough(graph)
+    liveness = analyse(seen.graph, grouping, fusion or UNKNOWN)
+    kernels = kernels_of(seen.graph, grouping, liveness) if fusion is not None else None
     bodies = dict.fromkeys(body for body in map(body_of, graph.ops) if body is not None)
     return Model(
         graph=graph,
+        seen=seen,
         grouping=grouping,
         flow=flow,
         liveness=liveness,
-        alike=alike(graph, grouping, liveness, kernels),
+        alike=alike(seen.graph, grouping, liveness, kernels),
         kernels=kernels,
         bodies={
             body: model_of(body.graph, pinned_outputs=set(), kept=set(), fusion=fusion, hiding=hiding)

@@ -54,6 +54,11 @@ def differences(mine: Chosen, other: Chosen) -> Iterator[tuple[Part, float]]:
             within.setdefault(transfer.source, []).append(transfer)
     for node in sorted(changed):
         yield from _of_node(instance, node, (mine.choice[node], other.choice[node]), within.get(node, ()))
+    for edge in instance.agreements:
+        one, two = edge.nodes
+        apart = float(edge.costs[other.choice[one], other.choice[two]] - edge.costs[mine.choice[one], mine.choice[two]])
+        if apart:
+            yield Part(FEEDING, (), _source(instance, instance.model.flow.nodes[two]), "", apart, 0.0), 1.0
     for chosen, sign in ((other, 1.0), (mine, -1.0)):
         steps = {transfer.id: taken for transfer, taken in chosen.moves}
         for transfer in moving:

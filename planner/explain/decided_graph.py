@@ -106,7 +106,7 @@ class _Decided:
         if not group.fused:
             self.shares[group.ops[0]] = (float(work.flops[pick]), float(work.traffic_bytes[pick]), seconds)
             return
-        parts = list(pass_parts(self.model.graph, self.model.grouping, self.model.liveness, group))
+        parts = list(pass_parts(self.model.seen.graph, self.model.grouping, self.model.liveness, group))
         flops = {part.op: part.flops / self._parts(group.id, part.factors) for part in parts}
         kept = self.instance.strategies[group.id].keep(np.array([pick]))
         of_kernels = kernel_traffic(self.model, group, kept, self.instance.mesh)

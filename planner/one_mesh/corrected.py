@@ -95,13 +95,13 @@ def _extra(strategies: Strategies, form: int, extra: Mapping[Split, float]) -> F
 
 
 def leaning(problem: Problem, transfers: list[Transfer], dearer: Callable[[Transfer], float]) -> Problem:
-    """The problem with every transfer that many times as dear; `transfers` are those of its edges, in order."""
+    """The problem with every transfer that many times as dear; `transfers` are those of its first edges, in order."""
     distinct, table_of = numbered(edge.costs for edge in problem.edges)
     known: dict[tuple[int, float], Array] = {}
     edges: list[Edge] = []
-    for edge, table, transfer in zip(problem.edges, table_of, transfers, strict=True):
+    for edge, table, transfer in zip(problem.edges, table_of, transfers, strict=False):
         key = (table, dearer(transfer))
         if key not in known:
             known[key] = distinct[table] if key[1] == 1.0 else key[1] * distinct[table]
         edges.append(Edge(nodes=edge.nodes, costs=known[key]))
-    return replace(problem, edges=tuple(edges))
+    return replace(problem, edges=(*edges, *problem.edges[len(edges) :]))

@@ -92,8 +92,9 @@ def group_work(program: Model, group: Group, strategies: Strategies, model: Cost
             fused, None if moved is None else sum(moved.values(), np.zeros(len(strategies))), strategies, model
         )
     op = program.graph.ops[group.ops[0]]
-    if traits(op.kind).collective is not None:
-        # What it takes, its passes over memory included, is the price of the collective.
+    row = traits(op.kind)
+    if row.places or row.collective is not None:
+        # A placement is nothing but the moves for it; of a collective the price is all, its passes over memory included.
         return Work(**{part.name: np.zeros(len(strategies)) for part in fields(Work)})
     return _heavy(program, op, strategies, model, mesh)
 

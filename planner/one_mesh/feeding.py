@@ -12,14 +12,20 @@ and the prediction tells them apart. They cannot be free either: of plans that a
 inputs a pipeline can bring. So `COUNTED` of them are part of a plan's value. The truth would be what feeding takes longer
 than the step, which is no sum over arrays; a step that is shorter than its feeding is told in the notes instead.
 
-Small inputs take no seconds to speak of, but a pipeline wants them, too, by examples: every host reads its own. So examples
-that stay whole make a plan dearer by `SAME` of the least that its matmuls can take, in the parts that they are split into.
+Small inputs take no seconds to speak of, but a pipeline wants them, too, by examples: every host reads its own. So
+examples that stay whole make a plan dearer by `LONGER` of the least that its matmuls can take, those in n parts by an n-th
+of that.
+
+All arrays of a batch are read as one: a host that needs an example of one array reads it whole. So arrays whose examples
+are split over other axes than those of the largest make the host load that for their examples, too, and `LONGER` of the
+least that the matmuls can take is what a plan may take longer in which all are split alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +40,8 @@ COUNTED = 1 / 20
 """The share of the seconds of feeding in the value of a plan: where a step hides them, they make it 5 % slower at most,
 and what is within 5 % no prediction tells apart."""
 
-SAME = 1e-3
-"""The share of a step that no cost model tells apart: so much a plan may take longer whose inputs are split by examples."""
+LONGER = 1e-2
+"""The share of a step that a plan may take longer whose inputs are split by their examples, all over the same axes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,15 +76,33 @@ class Feeding:
         """Feeding an input of this type in each of these specs; arrays of shape (len(locations),)."""
         sizes = self.hosts.shape
         here = local_bytes(locations, sizes, aval.bytes)
-        bits = 1 << np.arange(len(sizes))
-        by_examples = (locations == one.examples) if one.examples is not None else np.zeros(locations.shape, np.bool_)
-        masks, which = np.unique(by_examples @ bits, return_inverse=True)
-        loaded = aval.bytes * np.array([self.share(mask) for mask in masks.tolist()])[which.ravel()]
+        by_examples = _by_examples(one, locations)
+        loaded = aval.bytes * self._shares_of(_masks(by_examples))
         cut = ((locations >= 0) & ~by_examples).any(axis=1)
         seconds = loaded / self.network_bytes_per_s + (1 + cut) * here / self.link_bytes_per_s
         whole = 1 / np.prod(np.where(by_examples, np.asarray(sizes, np.float64), 1.0), axis=1)
-        counted = COUNTED * seconds + SAME * self.least_seconds / len(self.inputs) * whole
+        counted = COUNTED * seconds + LONGER * self.least_seconds / len(self.inputs) * whole
         return Fed(seconds=seconds, counted=counted, device_bytes=here, host_bytes=loaded)
+
+    @cached_property
+    def batches(self) -> Sequence[Sequence[Input]]:
+        """The inputs whose examples are one and the same, batch by batch, where these are several."""
+        found: dict[tuple[int, ...], list[Input]] = {}
+        for one in self.inputs.values():
+            if one.batch:
+                found.setdefault(one.batch, []).append(one)
+        return [batch for batch in found.values() if len(batch) > 1]
+
+    def apart(self, first: tuple[Input, Locations], other: tuple[Input, Locations], whole_bytes: float) -> Floats:
+        """Seconds that count where another array of a batch is split otherwise than its first, of `whole_bytes`: (n, m)."""
+        mine, its = (_masks(_by_examples(*both)) for both in (first, other))
+        more = np.maximum(self._shares_of(its)[None, :] - self._shares_of(mine)[:, None], 0.0)
+        loaded = COUNTED * more * whole_bytes / self.network_bytes_per_s
+        return loaded + np.where(mine[:, None] != its[None, :], LONGER * self.least_seconds / len(self.inputs), 0.0)
+
+    def _shares_of(self, masks: npt.NDArray[np.int64]) -> Floats:
+        distinct, which = np.unique(masks, return_inverse=True)
+        return np.array([self.share(mask) for mask in distinct.tolist()])[which.ravel()]
 
     def share(self, mask: int) -> float:
         """The share of the examples that some host loads where the axes in a bit set split them: of the busiest one."""
@@ -90,6 +114,15 @@ class Feeding:
             pairs = np.unique(np.stack([parts.ravel(), number.ravel()]), axis=1)
             self._shares[mask] = float(np.bincount(pairs[0]).max()) / parts.shape[1]
         return self._shares[mask]
+
+
+def _by_examples(one: Input, locations: Locations) -> npt.NDArray[np.bool_]:
+    """Which axes split the examples of an input, in each of these specs."""
+    return (locations == one.examples) if one.examples is not None else np.zeros(locations.shape, np.bool_)
+
+
+def _masks(axes: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    return axes @ (1 << np.arange(axes.shape[1]))
 
 
 def feeding_of(

@@ -246,7 +246,10 @@ class Instance:
         return Problem(
             name=f"mesh {self.mesh.shape}",
             node_costs=self.node_values,
-            edges=tuple(Edge(nodes=(t.source, t.target), costs=self.transfer_values(t)) for t in between),
+            edges=(
+                *(Edge(nodes=(t.source, t.target), costs=self.transfer_values(t)) for t in between),
+                *self.agreements,
+            ),
             node_names=tuple(node.name for node in self.model.flow.nodes),
         )
 
@@ -275,13 +278,37 @@ class Instance:
                 found[node] = found.get(node, nothing) + self.weight * value
         return found
 
+    @cached_property
+    def agreements(self) -> tuple[Edge, ...]:
+        """What arrays of one batch cost more that are split otherwise than its largest."""
+        feeding, found = self.feeding, list[Edge]()
+        for batch in () if feeding is None else feeding.batches:
+            stored = [(one, self._stored(one.tensor)) for one in batch]
+            placed = [(one, home) for one, home in stored if home is not None]
+            if feeding is None or not placed:
+                continue
+            largest, (first, where) = max(placed, key=lambda both: self.model.graph.tensors[both[0].tensor].aval.bytes)
+            for one, (node, its) in placed:
+                if node != first:
+                    whole = self.model.graph.tensors[largest.tensor].aval.bytes
+                    seconds = feeding.apart((largest, where), (one, its), whole)
+                    nothing = np.zeros_like(seconds)
+                    value = self.weight * self.objective.compute(seconds=seconds, flops=nothing, bytes=nothing)
+                    found.append(Edge(nodes=(first, node), costs=value))
+        return tuple(found)
+
+    def _stored(self, tensor: int) -> tuple[int, Locations] | None:
+        """The node that decides how a tensor is stored, and the spec that each of its strategies gives it."""
+        home = self.model.flow.home[tensor]
+        return None if home is None else (home[0], self.strategies[home[0]].locations(home[1]))
+
     def fed(self, tensor: int) -> tuple[int, Fed] | None:
         """The node that decides how an input is stored, and what feeding it takes under each of its strategies."""
-        home = self.model.flow.home[tensor]
-        if home is None or self.feeding is None:
+        stored = self._stored(tensor)
+        if stored is None or self.feeding is None:
             return None
-        aval, locations = self.model.graph.tensors[tensor].aval, self.strategies[home[0]].locations(home[1])
-        return home[0], self.feeding.fed(self.feeding.inputs[tensor], aval, locations)
+        aval = self.model.graph.tensors[tensor].aval
+        return stored[0], self.feeding.fed(self.feeding.inputs[tensor], aval, stored[1])
 
     # ------------------------------------------------------------ bytes
 

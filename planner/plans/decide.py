@@ -67,7 +67,9 @@ def decide(
     intermediates = {
         t.name: chosen.stored(t.id)
         for t in graph.tensors
-        if t.kind == "intermediate" and t.aval.size > 1 and model.liveness.materialised[t.id]
+        if t.kind == "intermediate"
+        and t.aval.size > 1
+        and (model.liveness.materialised[t.id] or t.id in model.seen.source)
     }
     return Decision(
         function_name=program.function_name,

@@ -19,6 +19,9 @@ LEAVING = frozenset(("loop_carry_out", "loop_stack", "branch_out"))
 TAKEN_IN = frozenset(("loop_const", "loop_slice"))
 """Boundary ops by which a loop takes in what no trip changes, in memory that its body does not own."""
 
+ALWAYS_THERE = TAKEN_IN | {"branch_in"}
+"""How a body takes in what is there before it runs; what its last trip made is not."""
+
 SlotKind = Literal["operand", "result", "invar", "outvar"]
 
 Slot = tuple[SlotKind, Path, int]

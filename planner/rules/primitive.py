@@ -78,6 +78,9 @@ class Primitive:
     renames: bool = False
     """Its result is a name for its operand, in the same memory. Asked by `liveness`."""
 
+    places: bool = False
+    """It only says where its operand lies. Asked by `seen_through`, `groups`, `costs`."""
+
     bars: bool = False
     """Nothing is fused across it, so that what it takes stands in memory. Asked by `liveness`, `kernels`,
     `postponed`."""

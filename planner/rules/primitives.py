@@ -257,7 +257,7 @@ PRIMITIVES: Mapping[str, Primitive] = {
     "select_if_vmap": Primitive(elementwise, fused=True),
     "select_n": Primitive(elementwise, fused=True, additive=(1, 2)),
     "shard_alike": Primitive(paired),
-    "sharding_constraint": Primitive(elementwise, additive="all"),
+    "sharding_constraint": Primitive(elementwise, places=True, additive="all"),
     "shift_left": Primitive(elementwise, fused=True),
     "shift_right_arithmetic": Primitive(elementwise, fused=True),
     "shift_right_logical": Primitive(elementwise, fused=True),

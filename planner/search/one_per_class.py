@@ -205,6 +205,7 @@ class SharedInstance:
         return Problem(
             name=f"mesh {self.instance.mesh.shape}, shared",
             node_costs=self.node_values,
-            edges=tuple(edges),
+            # Every input is the only one of its class.
+            edges=(*edges, *self.instance.agreements),
             node_names=tuple(node.name for node in model.flow.nodes),
         )

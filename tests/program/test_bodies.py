@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.scheduling_groups import xla_metadata_call
 from jax.interpreters import mlir
 
 import planner
@@ -111,15 +113,55 @@ def planned(fn: Any, args: Any, **more: Any) -> planner.Plan:
     return planner.plan(fn, args, topology="cpu:8", mesh={"a": 4, "b": 2}, options=NEVER, **more)
 
 
-@pytest.mark.parametrize("name", EXPANDED)
+def on_host(x: Any, w: Any) -> Any:
+    places = {"compute_type": "device_host", "out_memory_spaces": jax.memory.Space.Device}
+    module = importlib.import_module("jax.experimental.compute_on")
+    return getattr(module, "compute_on2", module.compute_on)(**places)(dense)(x, w)
+
+
+def in_program_order(x: Any, w: Any) -> Any:
+    return importlib.import_module("jax._src.program_order").program_order(dense, enforce=True)(x, w)
+
+
+ANNOTATED: dict[str, Callable[..., Any]] = {
+    "compute_on": on_host,
+    "program_order": in_program_order,
+    "xla_metadata_call": lambda x, w: xla_metadata_call(dense, scheduling_group="a")(x, w),
+}
+"""Calls that tell the compiler something of their body."""
+
+
+@pytest.mark.parametrize("name", [*EXPANDED, *ANNOTATED])
 def test_the_body_of_a_call_is_planned_as_if_it_stood_there(name: str) -> None:
-    plain, call = planned(dense, (X, W)), planned(EXPANDED[name], (X, W))
+    fn = {**EXPANDED, **ANNOTATED}[name]
+    try:
+        kinds = {eqn.primitive.name for eqn in jax.make_jaxpr(fn)(X, W).eqns}
+    except ModuleNotFoundError:
+        pytest.skip(f"this JAX has no {name}")
+    assert name in kinds
+    plain, call = planned(dense, (X, W)), planned(fn, (X, W))
     assert call.predicted.flops == plain.predicted.flops
     assert call.predicted.seconds == pytest.approx(plain.predicted.seconds)
     assert call.in_specs == plain.in_specs
     assert not call.guessed
     assert not call.replicated
-    assert_same_as_single_device(EXPANDED[name], (X, W), mesh={"a": 4, "b": 2})
+    assert_same_as_single_device(fn, (X, W), mesh={"a": 4, "b": 2})
+
+
+def test_what_is_left_to_the_host_is_told() -> None:
+    assert any("leaves to the host" in note for note in planned(on_host, (X, W)).notes)
+
+
+def test_the_forward_pass_of_an_optimised_remat_is_expanded() -> None:
+    op = jax.custom_vjp(dense)
+    forward = lambda x, w: (dense(x, w), (x, w))  # noqa: E731
+    op.defvjp(forward, lambda kept, g: jax.vjp(dense, *kept)[1](g), optimize_remat=True)
+    gradient = jax.grad(lambda x, w: op(x, w).sum())
+    assert "remat_opt" in {eqn.primitive.name for eqn in jax.make_jaxpr(gradient)(X, W).eqns}
+    plan = planned(gradient, (X, W))
+    assert not plan.guessed
+    assert plan.predicted.flops >= 3 * 2 * 8 * 16 * 16 / 8
+    assert_same_as_single_device(gradient, (X, W), mesh={"a": 4, "b": 2})
 
 
 TRANSFORMS: dict[str, Callable[[Any], Any]] = {

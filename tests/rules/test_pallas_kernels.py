@@ -25,7 +25,7 @@ from planner.testing import assert_same_as_single_device, free_wires
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # from JAX 0.12 on they say that they will move
-    flash, gpu_attention, decode_attention, splash, masks = (
+    flash, gpu_attention, decode_attention, splash, masks, paged = (
         importlib.import_module(f"jax.experimental.pallas.ops.{name}")
         for name in (
             "tpu.flash_attention",
@@ -33,6 +33,7 @@ with warnings.catch_warnings():
             "gpu.decode_attention",
             "tpu.splash_attention.splash_attention_kernel",
             "tpu.splash_attention.splash_attention_mask",
+            "tpu.paged_attention",
         )
     )
 
@@ -113,6 +114,10 @@ RULES: dict[str, tuple[Callable[..., Any], str]] = {
     "by its place": (called(placed, (8,), lambda i: (i, 0)), "whole"),
     "by its place in pairs": (called(alternating, (8,), lambda i: (i, 0)), "(a b) c -> (a d) e | replicate b c d e"),
     "a sum carried on": (called(running_sum, (8,), lambda i: (i, 0), scratch=True), "whole"),
+    "a sum carried from row to row": (
+        called(running_sum, (2, 8), lambda i, j: (j, 0), scratch=True),  # begun anew in the first of two passes only
+        "whole",
+    ),
     "a sum begun anew": (
         called(sum_of_four, (8,), lambda i: (i, 0), scratch=True),
         "(a b) c -> (a d) e | replicate b c d e",
@@ -203,13 +208,26 @@ def gpu(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     return gpu_attention.mha(q, k, v, None, causal=True, backward_pass_impl="triton", block_sizes=sizes, interpret=True)
 
 
+def decoded(q: jax.Array, k: jax.Array, v: jax.Array, pages: jax.Array, **how: Any) -> jax.Array:
+    """A token each of four examples of other lengths, by pages of 16 tokens."""
+    lengths = jnp.array([3, 128, 77, 128], jnp.int32)
+    return paged.paged_attention(q, k, v, lengths, pages, pages_per_compute_block=4, **how)
+
+
 Q = normal(2, 4, 256, 32)
+PAGED = (
+    normal(4, 16, 32),
+    normal(4, 32, 16, 32),
+    normal(4, 32, 16, 32) / 2,
+    jax.random.randint(jax.random.key(0), (4, 8), 0, 32),
+)
 KERNELS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "a product": (product, (normal(32, 16), normal(16, 32))),
     "looked up by its place": (looked_up, (jnp.arange(8.0), normal(32, 16))),
     "flash attention on TPUs": (squared(partial(flash.flash_attention, causal=True)), (Q, Q / 2, Q / 3)),
     "splash attention": (squared(splashed), (Q, normal(2, 2, 256, 32), normal(2, 2, 256, 32) / 3)),
     "attention on GPUs": (squared(gpu), (normal(2, 128, 4, 32), normal(2, 128, 4, 32) / 2, normal(2, 128, 4, 32) / 3)),
+    "paged attention on TPUs": (partial(decoded, attn_logits_soft_cap=50.0), PAGED),
     "decoding on GPUs": (
         partial(decode_attention.gqa, interpret=True),
         (normal(2, 16, 32), normal(2, 256, 4, 32), normal(2, 256, 4, 32)),
@@ -248,6 +266,11 @@ def test_attention_is_split_by_batch_heads_and_queries_where_its_mask_allows_it(
 
     assert found(True).startswith("a b c d, a b e f, a b g h -> a b i j | replicate")
     assert found(False).startswith("a b (c d) e, a b f g, a b h i -> a b (c j) k | replicate")
+
+
+def test_paged_attention_is_split_by_batch_and_heads_of_keys() -> None:
+    (text,) = rules(decoded, *PAGED)
+    assert text.startswith("a, (a b), 1, 1, a (c d) 1 e, c f g h, c i j k -> a (c l) 1 m")
 
 
 def test_the_last_part_leaves_what_every_step_writes_anew() -> None:

@@ -326,6 +326,20 @@ def test_trip_counts_that_follow_from_a_loop_around(bound: str, trips: int | Non
     assert found.trip_count == trips
 
 
+def test_the_metadata_of_a_kernel_goes_on_over_lines() -> None:
+    call = """  %q = f32[8]{0} custom-call(%x), custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={
+"xprof_metadata":"{\\"block\\": 512}"
+}}, metadata={op_name="jit(f)/kernel"}, backend_config={"custom_call_config":{"cost_estimate":{"flops":"64"}}}
+"""
+    condition, start, step, limit, trips = LOOP_CASES["up"]
+    text = loop(condition, start, step, limit).replace("  %n = s32[]", call + "  %n = s32[]")
+    (found,) = read_collectives(text, num_devices=8)
+    assert found.trip_count == trips
+    module = parse_module(text)
+    body = module.computations["body"]
+    assert work.flops_of(body.by_name["q"], body, module) == 64
+
+
 INLINE_ELEMENTS = """HloModule m, is_scheduled=true
 
 %sum (a: f32[], b: f32[]) -> f32[] {

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from planner.decision import Decision, Tried
 from planner.plans.page.markup import Markup, el, join, percent
 from planner.plans.page.page_data import Line, PageData
+from planner.predicted import Predicted
 from planner.units import quantity
 
 MOST_LINES = 14
@@ -86,6 +87,21 @@ def tiles(decision: Decision) -> Markup:
             el(
                 "p", None, f"{quantity(p.traffic_bytes, 'B')} read and written, {quantity(p.energy_joules, 'J')} a call"
             ),
+        ),
+        _feeding(p) if p.feed_seconds else None,
+    )
+
+
+def _feeding(p: Predicted) -> Markup:
+    return _tile(
+        "Bringing inputs from hosts",
+        quantity(p.feed_seconds, "s"),
+        "",
+        None,
+        el(
+            "p",
+            None,
+            f"{quantity(p.fed_bytes, 'B')} to a device, {quantity(p.host_bytes, 'B')} loaded by a host; beside the call",
         ),
     )
 

@@ -151,6 +151,9 @@ def _leaf(b: Builder, eqn: Any, operands: list[int], path: Path, region: int) ->
 def _inline(b: Builder, eqn: Any, s: Structure, operands: list[int], path: Path, region: int) -> list[int]:
     inner = body_of(eqn, s.bodies[0])
     taken = operands if s.takes is None else [operands[i] for i in s.takes]
+    if eqn.primitive.name == "compute_on" and "host" in str(eqn.params["compute_type"]):
+        where = b.origin(eqn).source
+        b.notes.append(f"{where}: what a compute_on leaves to the host is counted as if the device computed it")
     env = dict(zip(opened(inner).invars, taken, strict=True))
     outside = b.equal.enter(eqn)
     with b.inside(eqn):

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from planner.program.jaxpr.grid_reading import GridReading, grid_reading
 from planner.program.jaxpr.grid_splits import GridSplit, grid_splits
+from planner.program.jaxpr.known_kernels import KnownKernel, known_kernel
 
 READ_FORMS = 256
 """Readings of so many kernels are kept: the layers of a program call a few, time and again."""
@@ -66,8 +67,21 @@ class PallasCall:
         return moved
 
     @cached_property
+    def known(self) -> KnownKernel | None:
+        """The kernel, where it is one that its grid does not tell of."""
+        reading = self.reading
+        if reading is None or self._apart or reading.dynamic:
+            return None
+        return known_kernel(self.params, self._avals[: reading.operands])
+
+    @cached_property
     def splits(self) -> tuple[GridSplit, ...]:
         """The axes of its grid by which it may be split."""
+        return self._apart if self.known is None else self.known.splits
+
+    @cached_property
+    def _apart(self) -> tuple[GridSplit, ...]:
+        """The axes of its grid whose parts stand alone."""
         reading, params = self.reading, self.params
         if reading is None or params["mesh"] is not None:
             return ()
@@ -117,6 +131,9 @@ class PallasCall:
         parts = self.parts([jnp.shape(array) for array in arrays])
         if all(count == 1 for count in parts.values()):
             return primitive.bind(*operands, **params)
+        if self.known is not None:
+            local = self.known.params_of([jnp.shape(array) for array in arrays])
+            return primitive.bind(*operands, **{**local, "interpret": params["interpret"]})
         mapping = params["grid_mapping"]
         grid = tuple(
             extent // parts[axis] if parts.get(axis, 1) > 1 else extent for axis, extent in enumerate(mapping.grid)

@@ -65,6 +65,8 @@ def call_work(call: PallasCall) -> KernelWork:
             largest, dtype = counted, step.dtype
     total = None if reading is None else sum(flops.values())
     moved = None if reading is None else call.moved_bytes
+    if call.known is not None:
+        total, moved, guessed = call.known.flops, call.known.moved_bytes, False
     if estimate is not None:
         total, guessed = float(estimate.flops + estimate.transcendentals), False
         moved = float(estimate.bytes_accessed) or moved

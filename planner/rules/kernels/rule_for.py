@@ -55,7 +55,8 @@ def rule_for(
     flops: the floating-point operations of one run, a multiply-add as two: a number is that of the whole arrays, which
         the parts share evenly; a function is called with the arguments of the kernel as `jax.ShapeDtypeStruct`s of the
         parts that a device holds. They run at the rate of matrix units, unless most of those of `like` do not. Without
-        them, and without `like`, one operation per result element is assumed, and the plan says so (`plan.guessed`).
+        them, and without `like`, those of `fn` are counted; where it calls what cannot be looked into, one operation per
+        result element is assumed, and the plan says so (`plan.guessed`).
     bytes: what one run reads from and writes to memory, in the same terms; without, every operand and result once.
 
     Raises
@@ -94,6 +95,9 @@ def rule_for(
         if written is not None:
             found = _sized(written, str(rule), *shapes)
             work = KernelWork(name=name, flops=None, bytes=None, engine="vector", guessed=True)
+            if said_flops is None:
+                own = _work_like(build_graph(trace(flat, structs)), name)
+                work = work if own.guessed else own
         else:
             graph = _graph_like(like, tree, structs, results)
             found, work = _rule_like(graph, len(leaves)), _work_like(graph, name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from math import prod
 
@@ -23,6 +23,7 @@ COLLECTIVE_KINDS = (
 _BITS = {"pred": 8, "token": 0, "opaque": 0, "c64": 64, "c128": 128, "bf16": 16}
 _SHAPE = re.compile(r"\b([a-z][a-z0-9]*)\[([0-9,<= ]*)\]")
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = (.*)$")
+_END = re.compile(r"\}(, execution_thread=.*)?\s*$")
 _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) .*\{$")
 OPCODE = re.compile(r"([a-z][\w\-]*)\(")
 CALLED = re.compile(r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)")
@@ -124,11 +125,14 @@ def parse_module(text: str) -> Module:
     table: dict[int, str] = {}
     for line in _whole_lines(text):
         if body is not None:
-            if line.startswith("}"):
+            if _END.match(line):
                 computations[name] = Computation(name=name, instructions=_with_elements(body))
                 body = None
             elif match := _INSTRUCTION.match(line):
                 body.append(_parse_instruction(match[2], match[3], root=bool(match[1])))
+            elif body and line.strip():
+                # The metadata of a Pallas kernel goes on over lines, some of which begin with a brace.
+                body[-1] = replace(body[-1], attributes=body[-1].attributes + line)
         elif line in ("FileNames", "FunctionNames", "FileLocations", "StackFrames"):
             table = tables.setdefault(line, {})
         elif line[:1].isdigit():
