@@ -169,7 +169,7 @@ class Table:
 
 def line(row: Row) -> str:
     """A plan in a line."""
-    mesh = "x".join(map(str, row.get("mesh", {}).values()))
+    mesh = "x".join(str(size) for size in row.get("mesh", {}).values() if size > 1)
     head = f"{row['program']:<28} {row['plan']:<44} {mesh:<10}"
     if "seconds" not in row:
         return f"{head} {row['status']} {row.get('message', '')[:160]}"
@@ -194,7 +194,7 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
             if row is None:
                 continue
             numerics = found.get(f"numerics {mode}", {}).get("status", "not run")
-            mesh = "x".join(map(str, row.get("mesh", {}).values()))
+            mesh = "x".join(str(size) for size in row.get("mesh", {}).values() if size > 1)
             head = f"{name:<28} {mode:<5} {mesh:<10}"
             if row["status"] != "ok":
                 yield f"{head} {row['status']}: {row.get('message', '')[:100]}; numerics {numerics}"
