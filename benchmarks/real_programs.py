@@ -71,12 +71,12 @@ def processor_seconds() -> float:
     return spent.user + spent.system + spent.children_user + spent.children_system
 
 
-def compiled(jit: Any, args: Sequence[Any], topology_name: str, mesh: Mapping[str, int]) -> Row:
+def compiled(jitted: Any, args: Sequence[Any], topology_name: str, mesh: Mapping[str, int]) -> Row:
     """What the topology's compiler makes of a jitted program: fit, seconds of the schedule, peak bytes per device."""
     topology = parse_topology(topology_name)
     try:
         with counted_kernels():
-            report = aot_compile(jit, args, mesh_shape=mesh, topology=topology_name, timeout_s=COMPILE_LIMIT_S)
+            report = aot_compile(jitted, args, mesh_shape=mesh, topology=topology_name, timeout_s=COMPILE_LIMIT_S)
     except CompileError as error:
         return {"status": "error", "message": str(error)[:500]}
     row: Row = {"status": report.status, "compile_seconds": round(report.seconds, 1)}
@@ -169,7 +169,7 @@ class Table:
 
 def line(row: Row) -> str:
     """A plan in a line."""
-    mesh = "x".join(map(str, row.get("mesh", {}).values()))
+    mesh = "x".join(str(size) for size in row.get("mesh", {}).values() if size > 1)
     head = f"{row['program']:<28} {row['plan']:<44} {mesh:<10}"
     if "seconds" not in row:
         return f"{head} {row['status']} {row.get('message', '')[:160]}"
@@ -194,7 +194,7 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
             if row is None:
                 continue
             numerics = found.get(f"numerics {mode}", {}).get("status", "not run")
-            mesh = "x".join(map(str, row.get("mesh", {}).values()))
+            mesh = "x".join(str(size) for size in row.get("mesh", {}).values() if size > 1)
             head = f"{name:<28} {mode:<5} {mesh:<10}"
             if row["status"] != "ok":
                 yield f"{head} {row['status']}: {row.get('message', '')[:100]}; numerics {numerics}"
@@ -245,8 +245,7 @@ def measure(name: str, build: Build, table: Table, plans: Sequence[str]) -> None
         for placed in program.own():
             plan = f"own {placed.name}"
             if not table.has(name, plan):
-                with placed.context():
-                    row = compiled(placed.jit, placed.args, topology, placed.mesh)
+                row = compiled(placed, placed.args, topology, placed.mesh)
                 table.keep({"program": name, "plan": plan, "topology": topology, "mesh": dict(placed.mesh)} | row)
     for mode in MODES if "numerics" in plans else ():
         if not table.has(name, f"numerics {mode}"):

@@ -25,6 +25,11 @@ class Placed:
     mesh: Mapping[str, int]
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
 
+    def trace(self, *args: Any) -> Any:
+        """The traced program, as the codebase traces it."""
+        with self.context():
+            return self.jit.trace(*args)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealProgram:
