@@ -7,6 +7,7 @@ that bytes are worked out per form and not per item.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -34,7 +35,8 @@ class TensorForm(NamedTuple):
 
     `reduced` are the factors whose splitting leaves partial sums in it, where a compiler that sums over all devices at
     once keeps the whole; None for what is no such sum. With `several`, a dim, it stands only where a device holds several
-    elements along it. `in_rows`: how it lies in rows (see `row_order`).
+    elements along it. `in_rows`: how it lies in rows (see `row_order`). `at_once`: the bytes that stand at once for each of
+    its own, by which it may stand on the chip (see `working_sets`).
     """
 
     aval: Aval
@@ -43,6 +45,7 @@ class TensorForm(NamedTuple):
     reduced: Reduced | None = None
     several: int | None = None
     in_rows: InRows | None = None
+    at_once: float = math.inf
 
 
 class Item(NamedTuple):
@@ -56,6 +59,7 @@ class Item(NamedTuple):
     share: Share = WHOLE
     reduced: Reduced | None = None
     several: int | None = None
+    at_once: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,14 +77,14 @@ class Holdings:
     def of(graph: Graph, items: Iterable[Item], in_rows: Mapping[int, InRows]) -> Holdings:
         """The columns of these items, given the tensors that lie in rows."""
         avals = graph.aval_numbers
-        numbers: dict[tuple[int, Dims, Share, Reduced | None, int | None, InRows | None], int] = {}
+        numbers: dict[tuple[int, Dims, Share, Reduced | None, int | None, InRows | None, float], int] = {}
         of_type: list[TensorForm] = []
         rows: list[tuple[int, int, int, int, int]] = []
-        for tensor, node, dims, start, stop, share, reduced, several in items:
+        for tensor, node, dims, start, stop, share, reduced, several, at_once in items:
             lies = in_rows.get(tensor)
-            number = numbers.setdefault((avals[tensor], dims, share, reduced, several, lies), len(numbers))
+            number = numbers.setdefault((avals[tensor], dims, share, reduced, several, lies, at_once), len(numbers))
             if number == len(of_type):
-                of_type.append(TensorForm(graph.tensors[tensor].aval, dims, share, reduced, several, lies))
+                of_type.append(TensorForm(graph.tensors[tensor].aval, dims, share, reduced, several, lies, at_once))
             rows.append((tensor, node, number, start, stop))
         tensors, nodes, form, starts, stops = np.asarray(rows, np.intp).reshape(-1, 5).T
         return Holdings(tensors=tensors, nodes=nodes, form=form, starts=starts, stops=stops, forms=tuple(of_type))
@@ -121,8 +125,9 @@ def _held(graph: Graph, flow: Flow, liveness: Liveness) -> Iterable[Item]:
     for buffer in liveness.buffers:
         home = flow.home[buffer.tensor]
         if home is not None:
-            start = buffer.start + (buffer.tensor in summed)
-            yield Item(buffer.tensor, home[0], home[1], start, buffer.stop, buffer.share, several=buffer.several)
+            start, at_once = buffer.start + (buffer.tensor in summed), liveness.working_sets.per_byte(buffer.tensor)
+            held = Item(buffer.tensor, home[0], home[1], start, buffer.stop, buffer.share)
+            yield held._replace(several=buffer.several, at_once=at_once)
 
 
 @paused()
