@@ -35,6 +35,15 @@ PCIE_BYTES_PER_S = 15e9
 """From a host to one chip, where nothing else is known: "typically around 1.5e10 bytes / second per chip" of TPUs
 (jax-ml.github.io/scaling-book/tpus); PCIe 3.0 of 16 lanes, as most accelerators have at least, carries 15.75e9."""
 
+_TPU_KERNEL_CYCLES = 16
+"""The cycles that libtpu 0.0.42 estimates for the least kernels of loops, on arrays that stay on the chip, in finished
+compiles for v5e (`estimated_cycles`): all kernels are one program of instructions, nothing is launched. One that reaches
+main memory has 1,800 and more; most of these are prefetched."""
+
+_GPU_KERNEL_S = 1e-6
+"""The launch of a kernel in XLA's own model of GPUs (kKernelLaunchOverhead, xla/service/gpu/model/
+gpu_performance_model_base.h)."""
+
 MEASURED_EXTENTS, MEASURED_BATCH = (256, 4096), 4
 """Extents of the products of matrices, and how many at once, that were measured for the rate and latency of GPUs: others
 are multiplied at the rate of the nearest (openxla/xla, xla/service/gpu/model/matmul_interpolator.cc)."""
@@ -61,7 +70,8 @@ class Chip:
 
     `peak_flops_per_s`: rate of the matrix unit by dtype, "float8" for all float8 kinds. `vector_flops_per_s`: float32
     rate of the vector unit. `matrix_efficiency`: share of the peak that large matmuls reach; `matrix_latency_s`: what a
-    matmul takes beside its work (see `Roofline`); `efficiencies` are those of dtypes that reach another. `hbm_bytes`:
+    matmul takes beside its work (see `Roofline`); `kernel_latency_s`: the least time of any kernel;
+    `efficiencies` are those of dtypes that reach another. `hbm_bytes`:
     what the runtime grants to one device. `on_chip_bytes`: the memory on the chip that its compiler gives to arrays, 0
     where it gives none. `cores`: of one device; the results of matmuls that several share do not stay on the chip.
     `link_bytes_per_s`: per direction, and per axis of a torus or per device of a switch.
@@ -80,6 +90,7 @@ class Chip:
     link_bytes_per_s: float
     link_latency_s: float
     matrix_latency_s: float = 0.0
+    kernel_latency_s: float = 0.0
     efficiencies: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
     on_chip_bytes: float = 0.0
     cores: int = 1
@@ -129,6 +140,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             hbm_bytes_per_s=600e9,
             link_bytes_per_s=45e9,
             link_latency_s=1e-6,
+            kernel_latency_s=_TPU_KERNEL_CYCLES / 1.05e9,
             core_link_bytes_per_s=300e9,
             network_bytes_per_s=3.125e9,
             network_latency_s=_DCN_LATENCY_S,
@@ -157,6 +169,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             hbm_bytes_per_s=819e9,
             link_bytes_per_s=46.7e9,
             link_latency_s=1e-6,
+            kernel_latency_s=_TPU_KERNEL_CYCLES / 1.5e9,
             network_bytes_per_s=3.125e9,
             network_latency_s=_DCN_LATENCY_S,
             host_link_bytes_per_s=15e9,
@@ -183,6 +196,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             hbm_bytes_per_s=2765e9,
             link_bytes_per_s=93e9,
             link_latency_s=1e-6,
+            kernel_latency_s=_TPU_KERNEL_CYCLES / 1.75e9,
             network_bytes_per_s=6.25e9,
             network_latency_s=_DCN_LATENCY_S,
             host_link_bytes_per_s=15e9,
@@ -209,6 +223,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             hbm_bytes_per_s=1640e9,
             link_bytes_per_s=93e9,
             link_latency_s=1e-6,
+            kernel_latency_s=_TPU_KERNEL_CYCLES / 1.75e9,
             network_bytes_per_s=12.5e9,
             network_latency_s=_DCN_LATENCY_S,
             host_link_bytes_per_s=32e9,
@@ -234,6 +249,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             hbm_bytes_per_s=3690e9,
             link_bytes_per_s=93e9,
             link_latency_s=1e-6,
+            kernel_latency_s=_TPU_KERNEL_CYCLES / 1.9e9,
             core_link_bytes_per_s=558e9,
             network_bytes_per_s=6.25e9,
             network_latency_s=_DCN_LATENCY_S,
@@ -267,6 +283,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             hbm_bytes_per_s=2039e9,
             link_bytes_per_s=300e9,
             link_latency_s=3.4e-6,
+            kernel_latency_s=_GPU_KERNEL_S,
             node_size=8,
             network_bytes_per_s=25e9,
             network_latency_s=9.6e-6,
@@ -301,6 +318,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             link_bytes_per_s=450e9,
             efficiencies={"float32": 0.6},
             link_latency_s=3.4e-6,
+            kernel_latency_s=_GPU_KERNEL_S,
             node_size=8,
             network_bytes_per_s=50e9,
             network_latency_s=9.6e-6,
@@ -337,6 +355,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             link_bytes_per_s=450e9,
             efficiencies={"float32": 0.6},
             link_latency_s=3.4e-6,
+            kernel_latency_s=_GPU_KERNEL_S,
             node_size=8,
             network_bytes_per_s=50e9,
             network_latency_s=9.6e-6,
@@ -368,6 +387,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             hbm_bytes_per_s=7672e9,
             link_bytes_per_s=900e9,
             link_latency_s=3.4e-6,
+            kernel_latency_s=_GPU_KERNEL_S,
             node_size=8,
             network_bytes_per_s=50e9,
             network_latency_s=9.6e-6,
@@ -400,6 +420,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             hbm_bytes_per_s=5300e9,
             link_bytes_per_s=448e9,
             link_latency_s=3.4e-6,
+            kernel_latency_s=_GPU_KERNEL_S,
             node_size=8,
             network_bytes_per_s=50e9,
             network_latency_s=9.6e-6,

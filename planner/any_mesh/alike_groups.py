@@ -19,7 +19,7 @@ from planner.rules.primitives import slides_of
 
 
 def alike(graph: Graph, grouping: Grouping, liveness: Liveness, kernels: Kernels | None = None) -> tuple[int, ...]:
-    """For every group the first group that it is like; with `kernels`, in what these move, too."""
+    """For every group the first group that it is like; with `kernels`, in these, too."""
     made_in = [_made_in(graph, grouping, tensor) for tensor in graph.tensors]
     first: dict[Hashable, int] = {}
     numbers: dict[Hashable, int] = {}
@@ -40,10 +40,16 @@ def alike(graph: Graph, grouping: Grouping, liveness: Liveness, kernels: Kernels
 def _moved(
     graph: Graph, grouping: Grouping, liveness: Liveness, kernels: Kernels | None, group: Group
 ) -> tuple[Hashable, ...]:
-    """What the kernels of a group move, by the places of their ops in it."""
+    """What the kernels of a group move and which of its ops those of matmuls compute, by the places of its ops."""
+    if kernels is None:
+        return ()
     places = {op: place for place, op in enumerate(group.ops)}
     found = movements(graph, grouping, liveness, kernels, group)
-    return tuple([(places[moved.op], *moved[1:]) for moved in found])
+    return (
+        *[(places[moved.op], *moved[1:]) for moved in found],
+        *[places[kernel.op] for kernel in kernels.of_group.get(group.id, ())],
+        *[-place for op, place in places.items() if op in kernels.of_matmuls],
+    )
 
 
 def _made_in(graph: Graph, grouping: Grouping, tensor: Tensor) -> int | None:

@@ -129,21 +129,11 @@ def _combined(graph: Graph, flow: Flow) -> dict[int, float]:
 
 
 def _not_waited_for(graph: Graph, flow: Flow) -> list[Transfer]:
-    """The sums that no op of their body waits for but passes."""
-    first = {outside: inside for inside, outside in graph.ties}
+    """The sums that no op of their body waits for but passes; the next trip of a loop may wait for what a trip leaves."""
     waited: set[int] = set()
-    before = -1
-    # Until it is known of every carry whether a trip waits for what the one before it leaves.
-    while len(waited) > before:
-        before = len(waited)
-        for op in reversed(graph.ops):
-            if op.kind in LEAVING:
-                read = first.get(op.results[0]) if op.kind == "loop_carry_out" else op.results[0]
-                waits = op.kind != "loop_stack" and read in waited
-            else:
-                waits = not traits(op.kind).fused or not waited.isdisjoint(op.results)
-            if waits:
-                waited.update(op.operands)
+    for op in reversed(graph.ops):
+        if op.kind not in LEAVING and (not traits(op.kind).fused or not waited.isdisjoint(op.results)):
+            waited.update(op.operands)
     return [t for t in flow.transfers if t.reduced and t.tensor not in waited]
 
 

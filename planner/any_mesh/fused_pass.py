@@ -8,7 +8,7 @@ as for one.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,9 +25,13 @@ FactorSet = frozenset[int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedPass:
-    """Trips included: flops by the factors that divide them, bytes of traffic by the dims that do; of type `dtype`."""
+    """Trips included: flops by the factors that divide them, bytes of traffic by the dims that do; of type `dtype`.
+
+    `hidden` are those of the flops that are computed in the kernels of matmuls, beside these.
+    """
 
     flops: tuple[tuple[FactorSet, float], ...]
+    hidden: tuple[tuple[FactorSet, float], ...]
     traffic: tuple[tuple[Dims, float], ...]
     dtype: str
 
@@ -41,16 +45,23 @@ class Part(NamedTuple):
     traffic: tuple[tuple[Dims, float], ...]
 
 
-def fused_pass(graph: Graph, grouping: Grouping, liveness: Liveness, group: Group) -> FusedPass:
-    """The pass of a fused group."""
-    flops, traffic = defaultdict[FactorSet, float](float), defaultdict[Dims, float](float)
+def fused_pass(
+    graph: Graph, grouping: Grouping, liveness: Liveness, group: Group, of_matmuls: Collection[int] = ()
+) -> FusedPass:
+    """The pass of a fused group, some ops of which are computed in kernels of matmuls."""
+    flops, hidden = defaultdict[FactorSet, float](float), defaultdict[FactorSet, float](float)
+    traffic = defaultdict[Dims, float](float)
     for part in pass_parts(graph, grouping, liveness, group):
         flops[part.factors] += part.flops
+        if part.op in of_matmuls:
+            hidden[part.factors] += part.flops
         for dims, amount in part.traffic:
             traffic[dims] += amount
     last = graph.ops[group.ops[-1]]
     dtype = graph.tensors[last.results[0] if last.results else last.operands[0]].aval.dtype
-    return FusedPass(flops=tuple(flops.items()), traffic=tuple(traffic.items()), dtype=dtype)
+    return FusedPass(
+        flops=tuple(flops.items()), hidden=tuple(hidden.items()), traffic=tuple(traffic.items()), dtype=dtype
+    )
 
 
 def pass_parts(graph: Graph, grouping: Grouping, liveness: Liveness, group: Group) -> Iterator[Part]:

@@ -20,8 +20,13 @@ Hoisted = tuple[int, Share, int, int]
 """A tensor, in which of its bytes its narrow copy stands, and from when to when."""
 
 
-def hoisted_casts(graph: Graph, narrow: NarrowReads, spans: Sequence[tuple[int, int]]) -> list[Hoisted]:
-    """The narrow copies of tensors that loops read through casts alone, from the spans of regions (op ids)."""
+def hoisted_casts(
+    graph: Graph, narrow: NarrowReads, spans: Sequence[tuple[int, int]], stands: Sequence[bool]
+) -> list[Hoisted]:
+    """The narrow copies of tensors that loops read through casts alone, from the spans of regions (op ids).
+
+    What `stands` in memory and is read narrow by all is made so.
+    """
     lives: dict[int, tuple[float, int, int]] = {}
     cast: set[int] = set()
     for op in reversed(graph.ops):  # what is inside stands behind what enters it
@@ -36,6 +41,8 @@ def hoisted_casts(graph: Graph, narrow: NarrowReads, spans: Sequence[tuple[int, 
         producer = graph.tensors[stack].producer
         if producer is not None and graph.ops[producer].kind in TAKEN_IN and narrow.width(stack) < itemsize:
             continue  # it is hoisted further
+        if producer is not None and stands[stack] and narrow.width(stack) <= width:
+            continue  # it is made so narrow
         start, stop = spans[op.region]
         share, first, last = lives.get(stack, (0.0, start, stop))
         lives[stack] = max(share, width / itemsize), min(first, start), max(last, stop)

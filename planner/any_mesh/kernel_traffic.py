@@ -7,6 +7,7 @@ narrowed before a loop is read once and written narrow, in the name of the first
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -28,7 +29,8 @@ class Array(NamedTuple):
 
     With `several`, a dim, it is moved only where a device holds several elements along that dim; with `turned`, a dim and
     an itemsize, only where besides an argument like it of such elements lies in the order of its dims; with `rows` it is
-    copied as `gathered_rows` says. `in_rows`: how it lies in rows.
+    copied as `gathered_rows` says. `in_rows`: how it lies in rows. `at_once`: the bytes that stand at once for each of its
+    own (see `working_sets`).
     """
 
     shape: tuple[int, ...]
@@ -39,6 +41,7 @@ class Array(NamedTuple):
     several: int | None = None
     rows: Rows | None = None
     in_rows: InRows | None = None
+    at_once: float = math.inf
 
 
 class Movement(NamedTuple):
@@ -105,6 +108,7 @@ def _array(access: Access) -> Array:
         *(access.shape, access.itemsize, access.dims, access.home, access.turned),
         rows=access.rows,
         in_rows=access.in_rows,
+        at_once=access.at_once,
     )
 
 
@@ -130,5 +134,8 @@ def _whole(
     placement, aval = grouping.placements[op.id], graph.tensors[tensor].aval
     sides = zip((*op.operands, *op.results), (*placement.operands, *placement.results), strict=True)
     dims = next(dims for of, dims in sides if of == tensor)
-    array = Array(aval.shape, aval.itemsize, dims, "memory", in_rows=liveness.in_rows.get(tensor))
+    # What a trip leaves in the carry stands in the body until then.
+    at_once = liveness.working_sets.per_byte(op.operands[0] if op.kind == "loop_carry_out" else tensor)
+    lies = liveness.in_rows.get(tensor)
+    array = Array(aval.shape, aval.itemsize, dims, "memory", in_rows=lies, at_once=at_once)
     return Movement(op.id, array, times, array if inside is None else inside)

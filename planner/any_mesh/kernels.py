@@ -15,6 +15,7 @@ whose seconds of computing they give within a tenth for most train steps; `kerne
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -35,10 +36,12 @@ from planner.program.slots import BOUNDARY, ENTERING, LEAVING
 from planner.rules.primitives import kinds_where, traits
 from planner.rules.rule import Dims
 
-Home = Literal["chip", "product", "passes", "slice", "loop", "memory"]
+Home = Literal["chip", "product", "late product", "passes", "slice", "loop", "memory"]
 """Where a tensor may stand: on the chip, if there is room, where it is read soon after it was made, which not every chip
-does of a matmul's `product`, or while an op goes over it several times, if there is room for what is in flight, or as a
-slice that is copied for it, if there is room for several; for as long as a loop runs, if it is small; or in memory."""
+does of a matmul's `product` (a late one is read later, and stays with all that stands beside it), or while an op goes over
+it several times, if there is room for what is in flight, or as a slice that is copied for it, if there is room for several;
+for as long as a loop runs, if it is small; or in memory. All but what reaches main memory anyway may stay on the chip with
+all that stands beside it (see `working_sets`)."""
 
 LEAST_BYTES = 4096
 """What is smaller is not counted."""
@@ -50,7 +53,8 @@ SOON = 16
 class Access(NamedTuple):
     """A tensor that a kernel reads or writes: `times` the bytes of an array of this shape, whose dims are in the factors
     of the kernel's group. `turned` (dim, itemsize of what is copied): of a copy that is made as `turned_slices` says;
-    `rows`: of one that `gathered_rows` tells of. `in_rows`: how it lies in rows."""
+    `rows`: of one that `gathered_rows` tells of. `in_rows`: how it lies in rows. `at_once`: the bytes that stand at once
+    for each of its own (see `working_sets`)."""
 
     tensor: int
     shape: tuple[int, ...]
@@ -61,6 +65,7 @@ class Access(NamedTuple):
     turned: tuple[int, float] | None = None
     rows: Rows | None = None
     in_rows: InRows | None = None
+    at_once: float = math.inf
 
 
 class Kernel(NamedTuple):
@@ -78,9 +83,14 @@ class Kernel(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Kernels:
-    """The kernels of every group, in program order."""
+    """The kernels of every group, in program order.
+
+    `of_matmuls` are the ops of passes that are computed in kernels of matmuls alone: on the way to what these multiply, or
+    going on with what they make. Their vector unit works beside the matrix unit.
+    """
 
     of_group: Mapping[int, tuple[Kernel, ...]]
+    of_matmuls: frozenset[int] = frozenset()
 
 
 class Leaf(NamedTuple):
@@ -312,7 +322,26 @@ def kernels_of(graph: Graph, grouping: Grouping, liveness: Liveness) -> Kernels:
     found: dict[int, list[Kernel]] = {}
     for number, kernel in enumerate(walk.kernels):
         found.setdefault(kernel.group, []).append(homes.told(number, kernel))
-    return Kernels(of_group={group: tuple(of) for group, of in found.items()})
+    return Kernels(of_group={group: tuple(of) for group, of in found.items()}, of_matmuls=_of_matmuls(walk, homes))
+
+
+def _of_matmuls(walk: _Walk, homes: _Homes) -> frozenset[int]:
+    """The ops of passes all of whose results kernels of matmuls compute, and no others."""
+    graph, found = walk.graph, set[int]()
+
+    def computed(tensor: int) -> bool:
+        made = walk.made_by.get(tensor)
+        if walk.stands[tensor]:
+            return made is not None and walk.kernels[made].anchor and homes.is_matmul(graph.ops[walk.kernels[made].op])
+        readers = [graph.ops[reader] for reader, _ in graph.consumers[tensor]]
+        return bool(readers) and all(
+            reader.id in found if walk.passes[reader.id] else homes.is_matmul(reader) for reader in readers
+        )
+
+    for op in reversed(graph.ops):
+        if walk.passes[op.id] and op.results and all(map(computed, op.results)):
+            found.add(op.id)
+    return frozenset(found)
 
 
 class _Homes:
@@ -320,6 +349,7 @@ class _Homes:
 
     def __init__(self, graph: Graph, walk: _Walk, liveness: Liveness) -> None:
         self.graph, self.walk, self.in_rows = graph, walk, liveness.in_rows
+        self.working_sets = liveness.working_sets
         self.readers: dict[int, list[int]] = {}
         for number, kernel in enumerate(walk.kernels):
             for leaf in {leaf for of in (*kernel.operands, kernel.reads) for leaf in of}:
@@ -411,12 +441,27 @@ class _Homes:
 
     def read(self, tensor: int, leaf: Leaf, number: int, *, direct: bool = False) -> Access:
         """What a kernel reads. What a matmul reads directly of a parameter in float32 was made bfloat16 before."""
-        found = self.access(tensor if leaf.like is None else leaf.like, leaf.dims, number)
+        shown = tensor if leaf.like is None else leaf.like
+        found = self.access(shown, leaf.dims, number)
         times = leaf.share * found.times
         aval = self.graph.tensors[tensor].aval
         if direct and aval.dtype == "float32" and self.walk.fusion.computes_operands:
             times *= 0.5
-        return found._replace(tensor=tensor, times=times, home=self.home(tensor, number))
+        # A part of a tensor stays on the chip where the whole does; of what enters a loop each part is brought there.
+        whole = self.graph.tensors[shown].aval.bytes
+        at_once = self.working_sets.per_byte(tensor) * aval.bytes / whole
+        if leaf.share * whole < aval.bytes and self.enters(tensor):
+            at_once = math.inf
+        return found._replace(tensor=tensor, times=times, home=self.home(tensor, number), at_once=at_once)
+
+    def enters(self, tensor: int) -> bool:
+        """Whether a tensor is what enters a loop, updated or not."""
+        while (producer := self.graph.tensors[tensor].producer) is not None:
+            op = self.graph.ops[producer]
+            if traits(op.kind).updates is None:
+                return op.kind in ENTERING
+            tensor = op.operands[0]
+        return False
 
     def is_written(self, tensor: int) -> bool:
         """Whether anybody but the kernel that makes a tensor reads it."""
@@ -424,8 +469,11 @@ class _Homes:
 
     def access(self, tensor: int, dims: Dims, number: int) -> Access:
         aval = self.graph.tensors[tensor].aval
-        lies = self.in_rows.get(tensor)
-        return Access(tensor, aval.shape, aval.itemsize, dims, self.home(tensor, number), 1.0, in_rows=lies)
+        lies, sets = self.in_rows.get(tensor), self.working_sets
+        stacked = self.bound.get(tensor) == "loop_stack"
+        at_once = sets.per_byte_stacked(tensor) if stacked else sets.per_byte(tensor)
+        home = self.home(tensor, number)
+        return Access(tensor, aval.shape, aval.itemsize, dims, home, 1.0, in_rows=lies, at_once=at_once)
 
     def home(self, tensor: int, number: int) -> Home:
         graph = self.graph
@@ -445,10 +493,12 @@ class _Homes:
         if tensor in self.bound:
             return "loop" if self.bound[tensor] in ("loop_carry_out", "branch_out") else "memory"
         made = self.walk.made_by.get(tensor)
-        if made is None or (readers and readers[-1] - made > SOON):
+        if made is None:
             return "memory"
-        kernel = self.walk.kernels[made]
-        return "product" if kernel.anchor and self.is_matmul(graph.ops[kernel.op]) else "chip"
+        kernel, late = self.walk.kernels[made], bool(readers) and readers[-1] - made > SOON
+        if kernel.anchor and self.is_matmul(graph.ops[kernel.op]):
+            return "late product" if late else "product"
+        return "memory" if late else "chip"
 
     def is_matmul(self, op: Op) -> bool:
         """Whether the matrix unit computes an op."""

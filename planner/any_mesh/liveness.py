@@ -35,6 +35,7 @@ from planner.any_mesh.share import ELSEWHERE, ON_TPU, WHOLE
 from planner.any_mesh.softmaxes import stored_of_softmaxes
 from planner.any_mesh.stand_ins import stand_ins, stood_in
 from planner.any_mesh.turned_stacks import turned_stacks, turning_passes, with_turned
+from planner.any_mesh.working_sets import WorkingSets
 from planner.program.graph import Graph, Op
 from planner.program.slots import ENTERING, LEAVING, TAKEN_IN
 from planner.rules.primitives import traits
@@ -47,7 +48,7 @@ class Liveness:
     `passes[op]`: it is part of a fused pass, as the compiler's `fusion` has it. `hoisted`: the narrow copies that are made
     before loops. `turning[op]`: how often its operand is gone over on devices that hold several elements along a dim of it.
     `when[op]`: before which op it runs, of those that run later than their place. `in_rows`: the tensors that lie in rows
-    on a TPU, and how.
+    on a TPU, and how. `working_sets`: what stands beside a tensor.
     """
 
     passes: tuple[bool, ...]
@@ -62,6 +63,7 @@ class Liveness:
     narrow: NarrowReads
     hoisted: tuple[Hoisted, ...]
     in_rows: Mapping[int, InRows]
+    working_sets: WorkingSets
 
     @cached_property
     def narrowed(self) -> dict[int, float]:
@@ -130,7 +132,7 @@ def analyse(graph: Graph, grouping: Grouping, fusion: Fusion = UNKNOWN) -> Liven
     buffers = with_turned(graph, turned, spans, buffers)
     buffers += masked_buffers(graph)
     turning = turning_passes(graph, turned)
-    hoisted = hoisted_casts(graph, narrow, spans)
+    hoisted = hoisted_casts(graph, narrow, spans, materialised)
     buffers += [Buffer(tensor=t, share=share, start=a, stop=b) for t, share, a, b in hoisted]
     return Liveness(
         passes=tuple(passes),
@@ -145,6 +147,7 @@ def analyse(graph: Graph, grouping: Grouping, fusion: Fusion = UNKNOWN) -> Liven
         narrow=narrow,
         hoisted=tuple(hoisted),
         in_rows=in_row_order(graph, passes) if fusion.computes_operands else {},
+        working_sets=WorkingSets(graph, buffers, spans),
     )
 
 

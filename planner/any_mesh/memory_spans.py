@@ -7,6 +7,7 @@ that bytes are worked out per form and not per item.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -37,7 +38,8 @@ class TensorForm(NamedTuple):
     `reduced` are the factors whose splitting leaves partial sums in it, where a compiler that sums over all devices at
     once keeps the whole; None for what is no such sum. With `several`, a dim, it stands only where a device holds several
     elements along it. `in_rows`: how it lies in rows (see `row_order`). With `body` it is no tensor, but what the body of
-    an op that stays one op holds beside its operands and results.
+    an op that stays one op holds beside its operands and results. `at_once`: the bytes that stand at once for each of its
+    own, by which it may stand on the chip (see `working_sets`).
     """
 
     aval: Aval
@@ -47,6 +49,7 @@ class TensorForm(NamedTuple):
     several: int | None = None
     in_rows: InRows | None = None
     body: Body | None = None
+    at_once: float = math.inf
 
 
 class Item(NamedTuple):
@@ -61,6 +64,7 @@ class Item(NamedTuple):
     reduced: Reduced | None = None
     several: int | None = None
     body: Body | None = None
+    at_once: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -78,14 +82,15 @@ class Holdings:
     def of(graph: Graph, items: Iterable[Item], in_rows: Mapping[int, InRows]) -> Holdings:
         """The columns of these items, given the tensors that lie in rows."""
         avals = graph.aval_numbers
-        numbers: dict[tuple[int, Dims, Share, Reduced | None, int | None, InRows | None, Body | None], int] = {}
+        numbers: dict[tuple[object, ...], int] = {}
         of_type: list[TensorForm] = []
         rows: list[tuple[int, int, int, int, int]] = []
-        for tensor, node, dims, start, stop, share, reduced, several, body in items:
-            lies = in_rows.get(tensor)
-            number = numbers.setdefault((avals[tensor], dims, share, reduced, several, lies, body), len(numbers))
+        for tensor, node, dims, start, stop, share, reduced, several, body, at_once in items:
+            lies, aval = in_rows.get(tensor), graph.tensors[tensor].aval
+            key = avals[tensor], dims, share, reduced, several, lies, body, at_once
+            number = numbers.setdefault(key, len(numbers))
             if number == len(of_type):
-                of_type.append(TensorForm(graph.tensors[tensor].aval, dims, share, reduced, several, lies, body))
+                of_type.append(TensorForm(aval, dims, share, reduced, several, lies, body, at_once))
             rows.append((tensor, node, number, start, stop))
         tensors, nodes, form, starts, stops = np.asarray(rows, np.intp).reshape(-1, 5).T
         return Holdings(tensors=tensors, nodes=nodes, form=form, starts=starts, stops=stops, forms=tuple(of_type))
@@ -139,8 +144,9 @@ def _held(graph: Graph, flow: Flow, liveness: Liveness) -> Iterable[Item]:
     for buffer in liveness.buffers:
         home = flow.home[buffer.tensor]
         if home is not None:
-            start = buffer.start + (buffer.tensor in summed)
-            yield Item(buffer.tensor, home[0], home[1], start, buffer.stop, buffer.share, several=buffer.several)
+            start, at_once = buffer.start + (buffer.tensor in summed), liveness.working_sets.per_byte(buffer.tensor)
+            held = Item(buffer.tensor, home[0], home[1], start, buffer.stop, buffer.share)
+            yield held._replace(several=buffer.several, at_once=at_once)
 
 
 @paused()

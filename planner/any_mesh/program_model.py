@@ -62,7 +62,8 @@ class Model:
     def fused_pass(self, group: Group) -> FusedPass | None:
         """The pass of a fused group; None for another."""
         if group.fused and group.id not in self._passes:
-            self._passes[group.id] = fused_pass(self.seen.graph, self.grouping, self.liveness, group)
+            of_matmuls = () if self.kernels is None else self.kernels.of_matmuls
+            self._passes[group.id] = fused_pass(self.seen.graph, self.grouping, self.liveness, group, of_matmuls)
         return self._passes.get(group.id)
 
     def moved(self, group: Group) -> tuple[Movement, ...]:
@@ -77,6 +78,12 @@ class Model:
                 Movement(op, array, times, inside) for (op, array, inside), times in total.items()
             )
         return self._moved[group.id]
+
+    def launches(self, group: Group) -> float:
+        """How many kernels a group runs in one call; 0 where there is none of its own, or it is not known."""
+        regions, ops = self.graph.regions, self.graph.ops
+        own = () if self.kernels is None else self.kernels.of_group.get(group.id, ())
+        return math.fsum(regions[ops[kernel.op].region].trips for kernel in own)
 
     def memory_order(self, transfer: Transfer) -> tuple[int, ...] | None:
         """The dims of a transfer's tensor as they lie in memory while it is summed; None where nothing is."""

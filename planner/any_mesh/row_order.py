@@ -60,10 +60,16 @@ def _add(found: dict[int, InRows], tensor: int, rows: InRows) -> None:
 
 
 def _rows(graph: Graph, tensor: int, window: Sequence[int], table: int) -> InRows | None:
-    """The rows of a table that are the last dims of a tensor, those of a window; None where they are single elements."""
+    """The rows of a table that are the last dims of a tensor, those of a window; None where they are single elements.
+
+    Nor where a window goes on in dims before those that tell windows apart, as in a batch of lookups at the same places:
+    what is looked up then is no row.
+    """
     shape, rank = graph.tensors[tensor].aval.shape, 0
     while len(shape) - 1 - rank in window:
         rank += 1
+    if any(shape[dim] > 1 for dim in window if dim < len(shape) - rank):
+        return None
     row = prod(shape[len(shape) - rank :])
     return InRows(graph.tensors[table].aval.bytes / row, rank) if rank and row > 1 and shape[-1] > 1 else None
 

@@ -24,6 +24,7 @@ from planner.any_mesh.groups import Group, Grouping
 from planner.any_mesh.kernel_traffic import Array
 from planner.any_mesh.kernels import Home
 from planner.any_mesh.liveness import Liveness
+from planner.any_mesh.narrow import is_by_vector
 from planner.any_mesh.program_model import Model
 from planner.one_mesh.mesh import Mesh
 from planner.one_mesh.reshard import Locations, local_bytes
@@ -41,12 +42,20 @@ from planner.vectors import Floats
 ON_CHIP: Mapping[Home, float] = {
     "chip": 1 / 2,
     "product": 1 / 2,
+    "late product": 0.0,
     "passes": 1 / 8,
     "slice": 3 / 16,
     "loop": 1 / 32,
     "memory": 0.0,
 }
 """The largest share of the memory on the chip that an array takes there, as seen in schedules of v5e, v5p and v6e."""
+
+WORKING_SET = 1 / 2
+"""The share of it that all arrays of a body take there at once (see `working_sets`)."""
+
+NOT_HIDDEN = 1 / 20
+"""The share of the vector unit's work on operands and results of matmuls that counts: the units work side by side, and of
+plans that are equal otherwise the one that computes less is better."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +97,8 @@ def group_work(program: Model, group: Group, strategies: Strategies, model: Cost
     fused = program.fused_pass(group)
     if fused is not None:
         moved = kernel_traffic(program, group, strategies, mesh)
-        return _fused(
-            fused, None if moved is None else sum(moved.values(), np.zeros(len(strategies))), strategies, model
-        )
+        traffic = None if moved is None else sum(moved.values(), np.zeros(len(strategies)))
+        return _fused(fused, traffic, strategies, model, least_seconds=program.launches(group) * mesh.kernel_seconds)
     op = program.graph.ops[group.ops[0]]
     row = traits(op.kind)
     if row.places or row.collective is not None:
@@ -110,7 +118,7 @@ def kernel_traffic(program: Model, group: Group, strategies: Strategies, mesh: M
     moved: dict[int, Floats] = {}
     sizes: dict[Array, Floats] = {}
     for op, array, times, inside in program.moved(group):
-        room = _room(inside.home, mesh)
+        room = _room(inside, mesh)
         if mesh.stands_for > 1:
             fits = math.prod(inside.shape) * inside.itemsize <= mesh.stands_for * room
             if fits or array.turned is not None or array.rows is not None:
@@ -125,11 +133,16 @@ def kernel_traffic(program: Model, group: Group, strategies: Strategies, mesh: M
     return moved
 
 
-def _room(home: Home, mesh: Mesh) -> float:
-    """The bytes of the largest array that stays on a chip there."""
-    if home == "product" and not mesh.products_on_chip:
+def stays_on_chip(local_bytes: Floats, at_once: float, mesh: Mesh) -> npt.NDArray[np.bool_]:
+    """Whether an array stays on a chip with all that stands beside it: `at_once` bytes for each of its own."""
+    return local_bytes <= WORKING_SET * mesh.on_chip_bytes / at_once
+
+
+def _room(array: Array, mesh: Mesh) -> float:
+    """The bytes of the largest part of an array that stays on a chip."""
+    if array.home in ("product", "late product") and not mesh.products_on_chip:
         return 0.0
-    return ON_CHIP[home] * mesh.on_chip_bytes
+    return max(ON_CHIP[array.home], WORKING_SET / array.at_once) * mesh.on_chip_bytes
 
 
 def _moved_of(array: Array, strategies: Strategies) -> Floats:
@@ -297,13 +310,18 @@ def _heavy(program: Model, op: Op, strategies: Strategies, model: CostModel, mes
     zero = np.zeros(len(strategies))
     trips = graph.regions[op.region].trips
     traffic = _traffic(program, op, strategies, mesh)
-    multiplied = flops * _filled(graph, grouping, op, strategies) if mesh.tpu else flops
+    # A TPU multiplies by a vector in its vector unit.
+    by_vector = bool(mesh.tpu) and is_by_vector(graph, op)
+    multiplied = flops * _filled(graph, grouping, op, strategies) if mesh.tpu and not by_vector else flops
     of_gpu = program.kernels is not None and not mesh.tpu
     pieces = _pieces(graph, grouping, op, strategies, flops) if of_gpu else 1.0
     dtype = op_dtype(graph, op)
+    engine = "vector" if by_vector else op_engine(op)
     seconds = model.compute_seconds(
-        kind=op.kind, engine=op_engine(op), dtype=dtype, flops=multiplied, bytes=traffic, pieces=pieces
+        kind=op.kind, engine=engine, dtype=dtype, flops=multiplied, bytes=traffic, pieces=pieces
     )
+    if program.launches(grouping.groups[grouping.group_of[op.id]]):
+        seconds = np.maximum(seconds, mesh.kernel_seconds)
     exchange, exchange_seconds = np.zeros(len(strategies)), np.zeros(len(strategies))
     copied: dict[int, Floats] = {}
     for fetch in fetches(program, op, strategies, mesh):
@@ -394,15 +412,21 @@ def _up(extents: Floats) -> Floats:
     return np.ceil(extents / MATRIX_LANES) * MATRIX_LANES
 
 
-def _fused(of: FusedPass, traffic: Floats | None, strategies: Strategies, model: CostModel) -> Work:
-    flops = np.zeros(len(strategies))
-    for factors, amount in of.flops:
-        flops += amount / strategies.shards(factors)
+def _fused(
+    of: FusedPass, traffic: Floats | None, strategies: Strategies, model: CostModel, *, least_seconds: float
+) -> Work:
+    flops, hidden = np.zeros(len(strategies)), np.zeros(len(strategies))
+    for total, parts in ((flops, of.flops), (hidden, of.hidden)):
+        for factors, amount in parts:
+            total += amount / strategies.shards(factors)
     if traffic is None:
         traffic = np.zeros(len(strategies))
         for dims, amount in of.traffic:
             traffic += local_bytes(strategies.locations(dims), strategies.axis_sizes, amount)
-    seconds = model.compute_seconds(kind="elementwise", engine="vector", dtype=of.dtype, flops=flops, bytes=traffic)
+    seconds = model.compute_seconds(
+        kind="elementwise", engine="vector", dtype=of.dtype, flops=flops - (1 - NOT_HIDDEN) * hidden, bytes=traffic
+    )
+    seconds = np.maximum(seconds, least_seconds)
     nothing = np.zeros(len(strategies))
     return Work(
         seconds=seconds,

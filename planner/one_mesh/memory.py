@@ -23,6 +23,7 @@ import numpy.typing as npt
 from planner.any_mesh.flow import Transfer
 from planner.any_mesh.memory_spans import Beside, Holdings, TensorForm
 from planner.any_mesh.program_model import Model
+from planner.one_mesh.costs import stays_on_chip
 from planner.one_mesh.instance import Instance
 from planner.one_mesh.needed import Classes, Pairs, classes_of
 from planner.one_mesh.reshard_ways import holds_several
@@ -378,6 +379,7 @@ def _bytes(instance: Instance, node: int, form: TensorForm) -> Floats:
     if form.several is not None:
         locations = instance.strategies[node].locations(form.dims)
         sizes = sizes * holds_several(locations, instance.mesh.sizes, form.aval.shape, form.several)
+    sizes = np.where(stays_on_chip(sizes, form.at_once, instance.mesh), 0.0, sizes)
     share = _share(form, instance.tiled)
     return sizes if share == 1 else share * sizes
 

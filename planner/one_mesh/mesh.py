@@ -39,8 +39,9 @@ class Mesh:
     operand and result), in the objective's unit; `fixed_seconds` and `seconds_per_byte` are the same in seconds.
     `all_reduced[kind][mask]` are the bytes up to which the compiler makes an all-reduce of it
     (`cost_models.compilers`), inf where it always does: the tables have the price of that then. `on_chip_bytes` is the
-    memory for arrays on each chip, where results of matmuls stay if `products_on_chip`. `tpu` is the name of the chip
-    where it is a TPU, whose compiler scatters some arrays only (`cost_models.compilers.scatters`), else "".
+    memory for arrays on each chip, where results of matmuls stay if `products_on_chip`, and `kernel_seconds` the least
+    that a kernel takes. `tpu` is the name of the chip where it is a TPU, whose compiler scatters some arrays only
+    (`cost_models.compilers.scatters`), else "".
     `hidden_gathers` is the share of gathers that matmuls hide, which take at least the flops of a device over
     `matmul_flops_per_s`. A mesh of one device may stand for several, at no more than what the parts of a program take
     on all of these: `stands_for`.
@@ -56,6 +57,7 @@ class Mesh:
     all_reduced: Mapping[str, npt.NDArray[np.float64]]
     on_chip_bytes: float = 0.0
     products_on_chip: bool = True
+    kernel_seconds: float = 0.0
     stands_for: int = 1
     tpu: str = ""
     hidden_gathers: float = 0.0
@@ -151,6 +153,7 @@ def make_mesh(shape: Mapping[str, int], topology: Topology, model: CostModel, ob
         all_reduced=tables[4],
         on_chip_bytes=topology.chip.on_chip_bytes,
         products_on_chip=topology.chip.cores == 1,
+        kernel_seconds=topology.chip.kernel_latency_s,
         tpu=topology.chip.name if topology.chip.platform == "tpu" else "",
         hidden_gathers=HIDDEN_GATHERS.get(topology.chip.name, 0.0),
         matmul_flops_per_s=topology.chip.peak("bfloat16", "matrix") * topology.chip.efficiency("bfloat16"),

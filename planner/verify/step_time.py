@@ -40,6 +40,7 @@ def step_time(
             hbm_bytes_per_s=chip.hbm_bytes_per_s,
             link_bytes_per_s=prices.slowest_bytes_per_s,
             clock_hz=clock_hz,
+            kernel_seconds=chip.kernel_latency_s,
             lanes=MATRIX_LANES if chip.platform == "tpu" else 1,
         ),
         collective_seconds=prices.compiled,

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from planner.any_mesh.alike_groups import alike
-from planner.any_mesh.fused_pass import fused_pass
 from planner.any_mesh.fusion import ON_TPU
 from planner.any_mesh.groups import group_ops
 from planner.any_mesh.liveness import analyse
@@ -34,9 +33,7 @@ def test_what_alike_groups_share_is_what_each_would_get(name: str, topology: str
         strategies = strategies_of(model, shared.mesh, node.group)
         assert np.array_equal(strategies.assignment, shared.strategies[node.id].assignment)
         group = model.grouping.groups[node.group]
-        fused = fused_pass(model.graph, model.grouping, model.liveness, group) if group.fused else None
-        passes = {} if fused is None else {group.id: fused}
-        alone = group_work(replace(model, _passes=passes), group, strategies, session.cost_model, shared.mesh)
+        alone = group_work(replace(model, _passes={}), group, strategies, session.cost_model, shared.mesh)
         work = shared.works[node.id]
         assert work is not None
         for field in ("seconds", "flops", "traffic_bytes", "exchange", "exchange_seconds"):

@@ -84,32 +84,30 @@ def test_sums_that_no_matmul_waits_for_are_combined() -> None:
     assert others == {(ROWS, WIDTH)}
 
 
-def test_the_next_trip_waits_for_what_a_trip_leaves_in_the_carry() -> None:
-    """Unless it only adds to it."""
+def test_sums_that_only_the_next_trip_waits_for_are_combined() -> None:
+    """Those of what a trip leaves in the carry with those of what it stacks: libtpu makes one all-reduce of both."""
 
-    def combined(fn: Any) -> list[tuple[int, ...]]:
-        found = model(fn, X, shape(4, WIDTH, WIDTH))
-        sums = [t for t in found.flow.transfers if t.id in found.eased.combined]
-        return [found.graph.tensors[t.tensor].aval.shape for t in sums]
-
-    def summed(x: Any, weights: Any) -> Any:
-        return jax.lax.scan(lambda total, w: (total + x @ w, None), jnp.zeros_like(x), weights)[0]
-
-    def residual(x: Any, weights: Any) -> Any:
-        return jax.lax.scan(lambda x, w: (x + x @ w, None), x, weights)[0]
-
-    assert combined(summed) == [X.shape]
-    assert combined(residual) == []
-
-
-def test_what_the_next_trip_reads_is_waited_for() -> None:
     def carried(x: Any, w: Any) -> Any:
         return jax.lax.scan(lambda h, _: (jnp.tanh(h @ w), h @ w), x, None, length=3)
 
     found = model(carried, X, W)
-    combined = [t for t in found.flow.transfers if t.reduced and t.id in found.eased.combined]
-    assert len([t for t in found.flow.transfers if t.reduced]) == 2
-    assert len(combined) == 1
+    assert [found.eased.combined.get(t.id) for t in found.flow.transfers if t.reduced] == [0.5, 0.5]
+
+
+def test_gradients_of_a_loop_of_steps_share_one_latency() -> None:
+    def loss(weights: Any, x: Any) -> Any:
+        return sum(jnp.sum(jnp.tanh(x @ w).astype(jnp.float32)) for w in weights)
+
+    def step(weights: Any, x: Any) -> Any:
+        return jax.tree.map(lambda w, g: w - g, weights, jax.grad(loss)(weights, x)), None
+
+    def steps(weights: Any, batches: Any) -> Any:
+        return jax.lax.scan(step, weights, batches)[0]
+
+    found = model(steps, [W, W], shape(4, ROWS, WIDTH))
+    sums = [t for t in found.flow.transfers if t.reduced and found.graph.tensors[t.tensor].aval.shape == W.shape]
+    assert len(sums) == 2
+    assert all(found.eased.combined[t.id] <= 0.5 for t in sums)
 
 
 def test_a_gather_moves_what_its_readers_want() -> None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from planner.any_mesh.groups import group_ops
-from planner.any_mesh.hoisted import hoisted_casts
+from planner.any_mesh.hoisted import Hoisted, hoisted_casts
 from planner.any_mesh.liveness import analyse, region_spans
 from planner.any_mesh.narrow import NarrowReads
 from planner.any_mesh.share import Share
@@ -29,6 +29,11 @@ def _scanned(body: Body) -> Graph:
         return jax.lax.scan(lambda c, w: (body(c, w), None), x, stack)[0]
 
     return build_graph(trace(step, (STACK, X)), while_trips=1.0)
+
+
+def _hoisted(graph: Graph) -> list[Hoisted]:
+    stands = analyse(graph, group_ops(graph)).materialised
+    return hoisted_casts(graph, NarrowReads(graph), region_spans(graph), stands)
 
 
 def _cast(c: jax.Array, w: jax.Array) -> jax.Array:
@@ -55,9 +60,7 @@ def _computed_with_first(c: jax.Array, w: jax.Array) -> jax.Array:
 def test_a_stack_that_is_read_through_a_cast_alone_stands_narrow_beside_itself(body: Body, hoisted: bool) -> None:
     graph = _scanned(body)
     spans = region_spans(graph)
-    assert hoisted_casts(graph, NarrowReads(graph), spans) == (
-        [(graph.inputs[0], NARROW, *spans[1])] if hoisted else []
-    )
+    assert _hoisted(graph) == ([(graph.inputs[0], NARROW, *spans[1])] if hoisted else [])
 
 
 def test_what_widens_is_not_hoisted() -> None:
@@ -66,7 +69,7 @@ def test_what_widens_is_not_hoisted() -> None:
 
     args = (jax.ShapeDtypeStruct(STACK.shape, jnp.bfloat16), jax.ShapeDtypeStruct(X.shape, jnp.float32))
     graph = build_graph(trace(step, args), while_trips=1.0)
-    assert not hoisted_casts(graph, NarrowReads(graph), region_spans(graph))
+    assert not _hoisted(graph)
 
 
 def test_loops_share_a_copy_that_lives_until_the_last_of_them_ends() -> None:
@@ -77,7 +80,7 @@ def test_loops_share_a_copy_that_lives_until_the_last_of_them_ends() -> None:
     spans = region_spans(graph)
     loops = [span for span, region in zip(spans, graph.regions, strict=True) if region.kind == "scan"]
     assert len(loops) == 2
-    (found,) = hoisted_casts(graph, NarrowReads(graph), spans)
+    (found,) = _hoisted(graph)
     assert found == (graph.inputs[0], NARROW, loops[0][0], loops[1][1])
     assert [b for b in analyse(graph, group_ops(graph)).buffers if b.tensor == graph.inputs[0]] != []
 
@@ -91,4 +94,16 @@ def test_a_stack_of_stacks_is_narrowed_once_before_both_loops() -> None:
 
     graph = build_graph(trace(step, (jax.ShapeDtypeStruct((2, *STACK.shape), jnp.float32), X)), while_trips=1.0)
     spans = region_spans(graph)
-    assert hoisted_casts(graph, NarrowReads(graph), spans) == [(graph.inputs[0], NARROW, *spans[1])]
+    assert _hoisted(graph) == [(graph.inputs[0], NARROW, *spans[1])]
+
+
+def test_a_stack_that_is_made_narrow_has_no_narrow_copy() -> None:
+    """What one loop stacks and the next reads narrow is stacked so."""
+
+    def step(stack: jax.Array, x: jax.Array) -> jax.Array:
+        _, made = jax.lax.scan(lambda c, w: (c, jnp.sin(w) @ w), x, stack)
+        return jax.lax.scan(lambda c, w: (_cast(c, w), None), x, made)[0]
+
+    graph = build_graph(trace(step, (STACK, X)), while_trips=1.0)
+    (made,) = graph.of_kinds(("loop_stack",))
+    assert made.results[0] not in [tensor for tensor, *_ in _hoisted(graph)]

@@ -13,11 +13,12 @@ What a kernel takes is what XLA's compiler notes of it (`reification_cost` in th
                         the scheduler says that it knows nothing, the price that is given
 
 and a roofline where nothing is noted: convolutions, copies, sorts, everything of chips that XLA has no measurements of;
-and for updates in place, whose models count the whole buffer. No kernel takes less than its roofline. Of a product whose
+and for updates in place, whose models count the whole buffer. No kernel takes less than its roofline, or than its
+launch. Of a product whose
 types were not measured together, "sol" counts every dim in bytes of the result, so it says too much by the cube of the
 result's item size (MatmulInterpolator::EstimatedRuntime).
 
-Ignored: the launch of kernels, and what collectives take of the memory's bandwidth.
+Ignored: what collectives take of the memory's bandwidth.
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ class _Walker(ScheduleWalk):
         flops, moved = kernel.flops, hbm_bytes_of(instruction, computation, self.module)
         dtype = kernel.dtype
         peak = self.chip.peak(dtype)
-        least = max(flops / peak, moved / self.chip.hbm_bytes_per_s)
+        least = max(flops / peak, moved / self.chip.hbm_bytes_per_s, self.chip.kernel_latency_s)
         notes = noted_seconds(instruction)
         if product is not None and "sol" in notes:
             return max(product.put_right(notes["sol"]), least), True

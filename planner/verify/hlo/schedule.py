@@ -3,7 +3,7 @@
 Instructions are walked in schedule order with one clock per computation:
 
     an op           takes its `estimated_cycles` over the clock rate where the text has them (finished compiles), else
-                    max(flops / flops_per_s, HBM bytes / hbm_bytes_per_s)
+                    max(flops / flops_per_s, HBM bytes / hbm_bytes_per_s, kernel_seconds)
     a copy or slice that is brought to the chip ahead of its use
                     runs beside the rest, after those before it; allocating takes nothing
     a collective    takes its ring time; if asynchronous it runs from its start to its done, after those before it over
@@ -36,7 +36,8 @@ class Rates:
 
     `clock_hz` None means: do not use the compiler's cycles. `link_bytes_per_s` is one direction of one mesh axis;
     `hop_seconds` defaults to the per-hop latency of TPU links (https://jax-ml.github.io/scaling-book/sharding, "1us");
-    `lanes` is the extent to which matrix units fill up the dims of their weights, `MATRIX_LANES` on a TPU.
+    `kernel_seconds` is the least time of any kernel; `lanes` is the extent to which matrix units fill up the dims of
+    their weights, `MATRIX_LANES` on a TPU.
     """
 
     flops_per_s: float
@@ -44,6 +45,7 @@ class Rates:
     link_bytes_per_s: float
     clock_hz: float | None = None
     hop_seconds: float = 1e-6
+    kernel_seconds: float = 0.0
     lanes: int = 1
 
 
@@ -152,6 +154,7 @@ class _Walker(ScheduleWalk):
             seconds = max(
                 flops_of(instruction, computation, self.module, lanes=self.rates.lanes) / self.rates.flops_per_s,
                 hbm_bytes_of(instruction, computation, self.module) / self.rates.hbm_bytes_per_s,
+                self.rates.kernel_seconds if instruction.opcode == "fusion" else 0.0,
             )
         totals.clock += seconds
 
