@@ -172,7 +172,7 @@ LLAMA2_7B = ("model_name=llama2-7b", "per_device_batch_size=4", "remat_policy=sa
 """configs/tpu/v5e/llama2_7b.sh: 2,048 tokens a sequence, weights split over all devices."""
 MIXTRAL = ("model_name=mixtral-8x7b", "per_device_batch_size=8", "max_target_length=4096", "remat_policy=full")
 SMALL_MIXTRAL = ("base_moe_mlp_dim=128",)
-BY_EXPERTS = ("ici_fsdp_parallelism=8", "ici_expert_parallelism=8")
+BY_EXPERTS = ("ici_fsdp_parallelism=8", "ici_expert_parallelism=8", "allow_split_physical_axes=true")
 PROGRAMS: Mapping[str, Build] = {
     "maxtext_llama2_7b": partial(
         train_step, "v5e:16x16", LLAMA2_7B, _policies("full", "minimal", "save_dot_except_mlp", "save_out_proj")
