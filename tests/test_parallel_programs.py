@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import io_callback
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import planner
@@ -331,3 +331,14 @@ def test_a_mesh_of_one_device_does_not_shrink_a_plan() -> None:
     assert "1 shard_map at" in note
     assert not plan.guessed
     planned(step, (jnp.ones((16, 16)), X @ jnp.ones((16, 16))))
+
+
+def test_axes_of_one_device_may_be_named_in_any_order() -> None:
+    mesh = AbstractMesh((4, 1, 1), ("i", "j", "k"), axis_types=(AxisType.Auto,) * 3)
+
+    def fn(x: Any) -> Any:
+        return jax.lax.with_sharding_constraint(x * 2, NamedSharding(mesh, P("i", ("k", "j")))) + 1
+
+    plan = planner.plan(fn, (jnp.ones((8, 8)),), topology="cpu:4", options=planner.Options(check="never"))
+    assert not [note for note in plan.notes if "left to the compiler" in note]
+    assert plan.out_specs[0] == "i"

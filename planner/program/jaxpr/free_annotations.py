@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax.core
 import jax.extend.core as jex_core
+from jax.core import ShapedArray
 from jax.sharding import NamedSharding
 
 from planner.program.jaxpr.bodies import body_of, equations_of, manual_axes, opened, put_body, structure_of
@@ -177,7 +177,7 @@ def _of_plain_avals(params: Mapping[str, Any]) -> Mapping[str, Any]:
     """Parameters in which tuples of types, such as those of what a kernel returns, have no mesh either."""
 
     def plain(value: Any) -> Any:
-        is_avals = type(value) is tuple and value and all(isinstance(one, jax.core.ShapedArray) for one in value)
+        is_avals = type(value) is tuple and value and all(isinstance(one, ShapedArray) for one in value)
         return tuple(map(_plain, value)) if is_avals else value
 
     return {name: plain(value) for name, value in params.items()}
