@@ -209,3 +209,15 @@ def test_a_mesh_set_around_the_planner_does_not_bind_a_free_program() -> None:
         )
         np.testing.assert_array_equal(plan(X), X * 2 + 1)
     assert dict(plan.mesh.shape) == {"x": 8}
+
+
+def test_what_lies_on_a_manual_mesh_lies_nowhere_once_opened() -> None:
+    def body(x: Any) -> Any:
+        return lax.psum(x, "i") + jax.nn.one_hot(jnp.argmax(x, -1), x.shape[-1])
+
+    with jax.set_mesh(mesh()):
+        mapped = jax.shard_map(body, in_specs=P("i"), out_specs=P("i"), check_vma=False)
+        program = trace(mapped, (X,), annotations="free")
+        assert program.parallelism is None, program.notes
+        found = jax.jit(jex_core.jaxpr_as_fun(program.jaxpr))(X)[0]
+        np.testing.assert_allclose(found, jax.jit(mapped)(X), rtol=1e-5)

@@ -80,7 +80,7 @@ class _Walk:
         for eqn in body.eqns:
             eqn = eqn.replace(invars=list(map(named, eqn.invars)))
             if axes:
-                eqn = eqn.replace(ctx=self.outside, params=_of_plain_avals(eqn.params))
+                eqn = eqn.replace(ctx=self.outside, params=_of_no_mesh(eqn.params))
                 renamed |= {var: _unvaried(var) for var in eqn.outvars if not isinstance(var, jex_core.DropVar)}
             made, others = self._steps(eqn.replace(outvars=list(map(named, eqn.outvars))), axes)
             eqns += made
@@ -173,14 +173,21 @@ def _plain(aval: Any) -> Any:
     return type(aval)(aval.shape, aval.dtype, weak_type=aval.weak_type) if hasattr(aval, "weak_type") else aval
 
 
-def _of_plain_avals(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Parameters in which tuples of types, such as those of what a kernel returns, have no mesh either."""
+def _of_no_mesh(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Parameters without a mesh: in tuples of types, such as those of what a kernel returns, and where results lie."""
 
+<<<<<<< Updated upstream
     def plain(value: Any) -> Any:
         is_avals = type(value) is tuple and value and all(isinstance(one, ShapedArray) for one in value)
+=======
+    def plain(name: str, value: Any) -> Any:
+        if name in ("sharding", "out_sharding") and isinstance(value, NamedSharding):
+            return None
+        is_avals = type(value) is tuple and value and all(isinstance(one, ShapedArray) for one in value)
+>>>>>>> Stashed changes
         return tuple(map(_plain, value)) if is_avals else value
 
-    return {name: plain(value) for name, value in params.items()}
+    return {name: plain(name, value) for name, value in params.items()}
 
 
 def _of_no_axes(effects: Iterable[Any]) -> frozenset[Any]:
