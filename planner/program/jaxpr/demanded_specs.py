@@ -39,12 +39,8 @@ def demanded_specs(b: Builder, eqn: Any, avals: Sequence[Aval], source: str) -> 
     found: list[tuple[tuple[str, ...] | None, ...] | None] = []
     for (spec, free), aval in zip(spec_of, arrays, strict=True):
         entries = [*spec, *[None] * (len(aval.shape) - len(spec))]
-<<<<<<< Updated upstream
         # Axes of one device split nothing, in whatever order they are named.
         axes = [tuple(axis for axis in axes_of_entry(entry) if shape.get(axis) != 1) for entry in entries]
-=======
-        axes = [tuple(axis for axis in axes_of_entry(entry) if shape[axis] > 1) for entry in entries]
->>>>>>> Stashed changes
         parts = [parts_over(names, shape) for names in axes]
         ordered = all(list(names) == sorted(names, key=list(shape).index) for names in axes)
         even = all(extent % n == 0 for extent, n in zip(aval.shape, parts, strict=True))

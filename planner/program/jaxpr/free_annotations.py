@@ -176,15 +176,10 @@ def _plain(aval: Any) -> Any:
 def _of_no_mesh(params: Mapping[str, Any]) -> Mapping[str, Any]:
     """Parameters without a mesh: in tuples of types, such as those of what a kernel returns, and where results lie."""
 
-<<<<<<< Updated upstream
-    def plain(value: Any) -> Any:
-        is_avals = type(value) is tuple and value and all(isinstance(one, ShapedArray) for one in value)
-=======
     def plain(name: str, value: Any) -> Any:
         if name in ("sharding", "out_sharding") and isinstance(value, NamedSharding):
             return None
         is_avals = type(value) is tuple and value and all(isinstance(one, ShapedArray) for one in value)
->>>>>>> Stashed changes
         return tuple(map(_plain, value)) if is_avals else value
 
     return {name: plain(name, value) for name, value in params.items()}
