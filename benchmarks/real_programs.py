@@ -46,7 +46,7 @@ from planner.verify.aot import aot_compile
 from planner.verify.step_time import step_time
 
 RESULTS = Path(__file__).resolve().parent / "results" / "real_programs.json"
-CODEBASES = ("maxtext", "jax_llm_examples")
+CODEBASES = ("maxtext", "jax_llm_examples", "brax_ppo", "dinosaur", "diffusers_unet")
 """Modules of `benchmarks.real`, each with its `PROGRAMS` and the `PACKAGES` that they import."""
 MODES = ("keep", "free")
 COMPILE_LIMIT_S = 600.0
