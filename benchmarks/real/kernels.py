@@ -13,7 +13,7 @@ from typing import Any
 
 from jax.interpreters import mlir
 
-from planner.program.jaxpr.pallas_calls import pallas_call_of
+from planner.program.jaxpr.pallas.pallas_calls import pallas_call_of
 from planner.rules.kernels.pallas_kernel import call_work
 
 

@@ -26,7 +26,7 @@ from planner.machine.host_parts import laid_part
 from planner.machine.target import Target
 from planner.program.graph import Graph
 from planner.program.jaxpr.flatten import build_graph
-from planner.program.jaxpr.meshless import with_axes
+from planner.program.jaxpr.placements.meshless import with_axes
 from planner.program.jaxpr.rewrite import constrained
 from planner.program.mesh_axes import with_auto_axes
 from planner.program.mutation import write_back

@@ -25,13 +25,13 @@ from planner.program.gc_pause import paused
 from planner.program.jaxpr.bodies import consts_of
 from planner.program.jaxpr.calls import with_lowered
 from planner.program.jaxpr.constants import hoisted
-from planner.program.jaxpr.demands import with_plain_constraints
-from planner.program.jaxpr.free_annotations import without_annotations
-from planner.program.jaxpr.parallelism import effects_of, parallelism_of
-from planner.program.jaxpr.placed_types import left_unreduced, names_axes, sharding_types
+from planner.program.jaxpr.placements.demands import with_plain_constraints
+from planner.program.jaxpr.placements.free_annotations import without_annotations
+from planner.program.jaxpr.placements.parallelism import effects_of, parallelism_of
+from planner.program.jaxpr.placements.placed_types import left_unreduced, names_axes, sharding_types
+from planner.program.jaxpr.placements.sharding_types import without_sharding_types
 from planner.program.jaxpr.results import result_avals, without_last
 from planner.program.jaxpr.rolls import with_rolls
-from planner.program.jaxpr.sharding_types import without_sharding_types
 from planner.program.jitted import brought
 from planner.program.libraries import heard
 from planner.program.mesh_axes import explicit_mesh

@@ -10,7 +10,7 @@ import jax.extend.core as jex_core
 import numpy as np
 
 from planner.program.jaxpr.bodies import LOWERED, opened, structure_of, with_bodies
-from planner.program.jaxpr.meshless import equations_made
+from planner.program.jaxpr.placements.meshless import equations_made
 
 
 def variable(shape: tuple[int, ...], dtype: Any) -> Any:

@@ -12,8 +12,8 @@ import jax.extend.core as jex_core
 from planner.program.graph import Path
 from planner.program.jaxpr.bodies import body_of, body_path, fresh_var, opened, put_body, structure_of
 from planner.program.jaxpr.calls import equations_by
-from planner.program.jaxpr.constraints import constraint_equation, is_placement
-from planner.program.jaxpr.meshless import as_function, equations_made
+from planner.program.jaxpr.placements.constraints import constraint_equation, is_placement
+from planner.program.jaxpr.placements.meshless import as_function, equations_made
 from planner.program.slots import Slot
 from planner.program.traced import Program
 

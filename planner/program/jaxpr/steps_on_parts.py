@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from planner.program.jaxpr.origins import origin_of
-from planner.program.jaxpr.pallas_calls import pallas_call_of
+from planner.program.jaxpr.pallas.pallas_calls import pallas_call_of
 
 
 class NotInParts(Exception):

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from planner.program.jaxpr.bodies import body_of, equations_of, opened, put_body, structure_of
-from planner.program.jaxpr.meshless import equations_made
+from planner.program.jaxpr.placements.meshless import equations_made
 from planner.program.jaxpr.rewrite import constrained
 from planner.program.traced import Program
 

@@ -20,7 +20,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from planner.errors import RuleError
 from planner.program.graph import Graph, Op, Path
 from planner.program.jaxpr.flatten import build_graph
-from planner.program.jaxpr.pallas_calls import pallas_call_of
+from planner.program.jaxpr.pallas.pallas_calls import pallas_call_of
 from planner.program.slots import Slot
 from planner.program.spec_entries import axes_of_entry, parts_over
 from planner.program.trace import trace

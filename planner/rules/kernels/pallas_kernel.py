@@ -9,7 +9,7 @@ from typing import Any
 import cost_models
 from cost_models.hardware import Engine
 from planner.program.graph import Aval
-from planner.program.jaxpr.pallas_calls import READ_FORMS, PallasCall, pallas_call_of
+from planner.program.jaxpr.pallas.pallas_calls import READ_FORMS, PallasCall, pallas_call_of
 from planner.rules.factors import Factors
 from planner.rules.kernels.kernel_work import KernelWork
 from planner.rules.rule import Dim, Rule

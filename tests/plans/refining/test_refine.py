@@ -111,11 +111,12 @@ def test_the_fastest_plan_tried_is_taken(session: Session) -> None:
     assert "faster" in record.ended
 
 
-def test_what_was_found_corrects_what_is_expected(session: Session) -> None:
+def test_what_was_found_corrects_what_is_expected() -> None:
     """Of a judge that is slower by one factor everywhere more is expected then, but no more than it finds.
 
     Collectives of a kind that was never tried are expected to be as predicted.
     """
+    session = small_session("resnet")
     result = refined(session, Judge(lambda decision: ran(5.0 * decision.predicted.seconds), room=1))
     later = [trial for trial in result.refined.trials[1:] if trial.emission == "as planned"]
     assert later

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from planner.program.jaxpr.bodies import opened
-from planner.program.jaxpr.grid_walk import Access, Counted, Ref, Touch, Walk
+from planner.program.jaxpr.pallas.grid_walk import Access, Counted, Ref, Touch, Walk
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

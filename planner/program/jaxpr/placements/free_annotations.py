@@ -18,9 +18,9 @@ from jax.sharding import NamedSharding
 
 from planner.program.jaxpr.bodies import body_of, equations_of, manual_axes, opened, put_body, structure_of
 from planner.program.jaxpr.calls import equations_by
-from planner.program.jaxpr.open_shard_map import opened_shard_map
 from planner.program.jaxpr.origins import lines_of
-from planner.program.jaxpr.vmappable_collectives import Unopenable, vmappable
+from planner.program.jaxpr.placements.open_shard_map import opened_shard_map
+from planner.program.jaxpr.placements.vmappable_collectives import Unopenable, vmappable
 from planner.program.traced import Annotations
 
 MOST_LINES = 3

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from planner.program.jaxpr.meshless import equations_made
+from planner.program.jaxpr.placements.meshless import equations_made
 
 
 def constraint_equation(aval: Any, sharding: Any) -> Any:

@@ -24,9 +24,9 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from planner.errors import TraceError
 from planner.program.jaxpr.bodies import consts_of, fresh_var, opened
-from planner.program.jaxpr.constraints import constraint_equation
-from planner.program.jaxpr.derivative_rules import plain_rules
-from planner.program.jaxpr.meshless import without_axes
+from planner.program.jaxpr.placements.constraints import constraint_equation
+from planner.program.jaxpr.placements.derivative_rules import plain_rules
+from planner.program.jaxpr.placements.meshless import without_axes
 from planner.program.mesh_axes import NO_DEVICES, NO_MESH, explicit_axes, with_auto_axes
 
 _PLACEMENTS = ("out_sharding", "sharding")

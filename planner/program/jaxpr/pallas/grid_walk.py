@@ -12,7 +12,7 @@ import jax.extend.core as jex_core
 import numpy as np
 
 from planner.program.jaxpr.bodies import body_of, opened, structure_of
-from planner.program.jaxpr.grid_tables import (
+from planner.program.jaxpr.pallas.grid_tables import (
     SCALAR_STEPS,
     Table,
     bodies_of,

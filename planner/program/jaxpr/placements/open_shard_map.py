@@ -18,9 +18,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from planner.program.jaxpr.bodies import closed, manual_axes, opened
-from planner.program.jaxpr.meshless import equations_made
 from planner.program.jaxpr.origins import lines_of, short_line
-from planner.program.jaxpr.vmappable_collectives import Unopenable
+from planner.program.jaxpr.placements.meshless import equations_made
+from planner.program.jaxpr.placements.vmappable_collectives import Unopenable
 from planner.program.spec_entries import axes_of_entry
 
 _HERE = short_line(f"{__file__}:0").removesuffix("0")

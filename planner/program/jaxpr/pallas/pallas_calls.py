@@ -11,9 +11,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from planner.program.jaxpr.grid_reading import GridReading, grid_reading
-from planner.program.jaxpr.grid_splits import GridSplit, grid_splits
-from planner.program.jaxpr.known_kernels import KnownKernel, known_kernel
+from planner.program.jaxpr.pallas.grid_reading import GridReading, grid_reading
+from planner.program.jaxpr.pallas.grid_splits import GridSplit, grid_splits
+from planner.program.jaxpr.pallas.known_kernels import KnownKernel, known_kernel
 
 READ_FORMS = 256
 """Readings of so many kernels are kept: the layers of a program call a few, time and again."""

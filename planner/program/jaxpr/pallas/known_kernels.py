@@ -20,8 +20,8 @@ import jax.extend.core as jex_core
 import numpy as np
 
 from planner.program.jaxpr.bodies import equations_of, opened
-from planner.program.jaxpr.grid_splits import GridSplit
-from planner.program.jaxpr.grid_tables import bodies_of
+from planner.program.jaxpr.pallas.grid_splits import GridSplit
+from planner.program.jaxpr.pallas.grid_tables import bodies_of
 
 PAGED = "jax.experimental.pallas.ops.tpu.paged_attention.paged_attention_kernel"
 

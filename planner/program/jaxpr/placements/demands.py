@@ -8,7 +8,7 @@ from typing import Any
 from jax.sharding import NamedSharding
 
 from planner.program.jaxpr.bodies import body_of, equations_of, opened, put_body, structure_of
-from planner.program.jaxpr.constraints import constraint_equation, unspecified
+from planner.program.jaxpr.placements.constraints import constraint_equation, unspecified
 from planner.program.jaxpr.rewrite import Rewriter
 from planner.program.slots import Slot
 

@@ -13,8 +13,8 @@ import jax
 import jax.extend.linear_util as linear_util
 
 from planner.program.jaxpr.bodies import opened
-from planner.program.jaxpr.meshless import outside_of_meshes, without_axes
-from planner.program.jaxpr.placed_types import named_mesh
+from planner.program.jaxpr.placements.meshless import outside_of_meshes, without_axes
+from planner.program.jaxpr.placements.placed_types import named_mesh
 
 _RULES = ("jvp_jaxpr_fun", "fwd_jaxpr_thunk")
 """Params that make the jaxpr of a rule; `bwd` is a function of arrays."""
