@@ -18,11 +18,10 @@ scipy, and this project on PYTHONPATH; run the script in each of them. Rows in t
                        pydantic omegaconf pathwaysutils aqtp qwix grain tensorboardX sentencepiece drjax chex einops tokamax
                        transformers datasets jinja2 pillow tiktoken sympy ml-goodput-measurement; --no-deps maxtext==0.2.4
     jax_llm_examples   the same JAX with etils; the repository's folder llama3 on PYTHONPATH
-    the others
-                       that of maxtext and, all --no-deps, brax==0.14.2 mujoco==3.3.7 mujoco-mjx==3.3.7 trimesh
-                       ml_collections jaxopt dm-tree glfw pyopengl; dinosaur-dycore==1.2.1 pint flexcache flexparser platformdirs xarray
-                       tree_math scikit-learn joblib threadpoolctl narwhals dask partd locket xarray-tensorstore zarr donfig
-                       numcodecs msgspec; diffusers==0.35.2
+    the others         that of maxtext and, all --no-deps, brax==0.14.2 mujoco==3.3.7 mujoco-mjx==3.3.7 trimesh glfw
+                       pyopengl ml_collections jaxopt dm-tree; dinosaur-dycore==1.2.1 pint flexcache flexparser platformdirs
+                       xarray tree_math scikit-learn joblib threadpoolctl narwhals dask partd locket xarray-tensorstore zarr
+                       donfig numcodecs msgspec; diffusers==0.35.2
 
 Processor seconds of planning are those of this process and its workers, less those that JAX takes to trace the program.
 """
@@ -276,19 +275,23 @@ def main() -> None:
 def measure(name: str, build: Build, table: Table, plans: Sequence[str]) -> None:
     """The rows of a program that are asked for and missing."""
     modes = [mode for mode in MODES if mode in plans and not table.has(name, mode)]
-    program = build("real") if modes or "own" in plans else None
-    topology = program.topology if program else ""
-    for mode in modes if program else ():
-        table.keep({"program": name, "plan": mode, "topology": topology, "how": program.notes} | planned(program, mode))
-    if program and "own" in plans:
-        for placed in program.own():
-            plan = f"own {placed.name}"
-            if not table.has(name, plan):
-                row = compiled(placed, placed.args, topology, placed.mesh)
-                table.keep({"program": name, "plan": plan, "topology": topology, "mesh": dict(placed.mesh)} | row)
+    if modes or "own" in plans:
+        measure_real(name, build("real"), table, modes, own="own" in plans)
     for mode in MODES if "numerics" in plans else ():
         if not table.has(name, f"numerics {mode}"):
             table.keep({"program": name, "plan": f"numerics {mode}"} | checked(build("small"), mode))
+
+
+def measure_real(name: str, program: RealProgram, table: Table, modes: Sequence[str], *, own: bool) -> None:
+    """The rows of a program at its real size: its plans, and its own placements where they are missing."""
+    of = {"program": name, "topology": program.topology}
+    for mode in modes:
+        table.keep(of | {"plan": mode, "how": program.notes} | planned(program, mode))
+    for placed in program.own() if own else ():
+        plan = f"own {placed.name}"
+        if not table.has(name, plan):
+            row = compiled(placed, placed.args, program.topology, placed.mesh)
+            table.keep(of | {"plan": plan, "mesh": dict(placed.mesh)} | row)
 
 
 if __name__ == "__main__":

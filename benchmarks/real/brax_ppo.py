@@ -94,7 +94,7 @@ def _parts(count: int, x: Any, *, split: bool = False) -> Any:
 def ant(size: Size) -> RealProgram:
     """An epoch: environments step under the policy, then passes over shuffled minibatches with gradients averaged."""
     devices = jax.devices() if size == "small" else topologies.get_topology_desc(TOPOLOGY, "tpu").devices
-    epoch = _epoch(**(ANT | SMALL if size == "small" else ANT))
+    epoch = _epoch(**{**ANT, **(SMALL if size == "small" else {})})
     pmapped = epoch.pmapped(devices)
     state, environments, key = epoch.args if size == "small" else shapes(epoch.args)
     parts = partial(_parts, len(devices))
