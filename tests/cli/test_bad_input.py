@@ -163,7 +163,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The file of a plan of the good program."""
     path = tmp_path_factory.mktemp("saved") / "saved.json"
     x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
-    planner.plan(lambda x: x @ x, (x,), topology="v5e:2x2", options=planner.Options(check="never")).save(path)
+    pins = {"x": jax.sharding.PartitionSpec("x")}
+    options = planner.Options(check="never")
+    planner.plan(lambda x: x @ x, (x,), topology="v5e:2x2", mesh={"x": 4}, pins=pins, options=options).save(path)
     return path.read_text()
 
 

@@ -305,7 +305,7 @@ def test_what_no_compiler_found_to_fit_is_not_handed_over(scripted: Callable[...
     late = AotReport(status="timeout", message="", seconds=7.0)
     compiler = scripted(lambda: (late, 0.0))
     with pytest.raises(InfeasibleError, match="no compiler says otherwise"):
-        planned(memory_limit=0.9 * least, options=replace(AS_WRITTEN, time_limit_s=90.0, gap=0.1))
+        planned(mesh={"x": 8}, memory_limit=0.9 * least, options=replace(AS_WRITTEN, time_limit_s=90.0))
     assert [asked["timeout_s"] for _, asked in compiler.seen] == [90.0], "other plans would take as long"
     compiler = scripted(report(peak=0.85 * least))
     with pytest.raises(InfeasibleError, match="no plan fits"):

@@ -69,7 +69,8 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_where_parts_beat_what_the_whole_batch_takes_at_the_least_it_is_not_planned(tried: list[int]) -> None:
     fn, args = _attention(batch=64)
     plan = planner.plan(fn, args, topology="v5e:2x2", options=UNCHECKED)
-    assert tried == [plan.decision.form.microbatches]
+    assert 1 not in tried
+    assert plan.decision.form.microbatches in tried
     assert any("no plan of the whole batch at once takes less than" in note for note in plan.notes)
     whole = planner.plan(fn, args, topology="v5e:2x2", options=replace(UNCHECKED, microbatches=1))
     assert whole.predicted.seconds > plan.predicted.seconds

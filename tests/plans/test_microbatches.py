@@ -115,7 +115,7 @@ def test_no_more_passes_than_are_needed() -> None:
 def on_a_tpu(memory: float, **options: Any) -> planner.Plan:
     """The plan for four chips with so much memory each."""
     topology = parse_topology("v5e:2x2")
-    chip = replace(topology.chip, hbm_bytes=int(memory))
+    chip = replace(topology.chip, hbm_bytes=int(memory), on_chip_bytes=0.0)
     return planner.plan(
         train_step,
         train_args(WIDTH, 8192),

@@ -26,6 +26,11 @@ NEARLY = 0.8
 """The part of what can be gained on the chips with which as few parts are taken as gain so much."""
 
 
+SLACK = 0.002
+"""The share by which plans may take less than were all split evenly: what stays on a chip is judged array by array, as if all
+others were split as often (see `working_sets`)."""
+
+
 class Floors:
     """What plans take at the least by the number of microbatches, were all of it split evenly over so many `devices`.
 
@@ -45,7 +50,7 @@ class Floors:
             self._known[parts] = 0.0
             with suppress(PinError, InfeasibleError):  # of pins that do not fit these axes
                 alone = self._session.alone(self._shape, self._devices * parts)
-                self._known[parts] = (floor_of(alone.node_values) - self._spared) * self._share
+                self._known[parts] = ((1 - SLACK) * floor_of(alone.node_values) - self._spared) * self._share
         return self._known[parts]
 
     def least_parts(self, counts: Sequence[int], first: int, last: int) -> int:
