@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.extend.core as jex_core
@@ -15,6 +16,7 @@ from jax import lax
 
 import planner
 from planner.any_mesh.program_model import model_of
+from planner.program.jaxpr import carried_stacks
 from planner.program.jaxpr.bodies import equations_of
 from planner.program.jaxpr.carried_stacks import with_stacks_carried
 from planner.program.jaxpr.flatten import build_graph
@@ -229,3 +231,18 @@ def test_one_stack_stands_in_memory() -> None:
     assert CACHE.shape not in copied
     stacks = [graph.tensors[buffer.tensor].aval.shape for buffer in model.liveness.buffers]
     assert CACHE.shape not in stacks
+
+
+def test_calls_in_calls_are_read_once_however_many_arguments_they_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = mock.Mock(wraps=carried_stacks.structure_of)
+    monkeypatch.setattr(carried_stacks, "structure_of", read)
+
+    def step(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+        return tuple(lax.dynamic_update_slice(x, x[:1] + 1, (0,)) for x in arrays)
+
+    depth, arrays = 6, tuple(np.ones(4, np.float32) for _ in range(6))
+    for _ in range(depth):
+        step = jax.jit(lambda *arrays, inner=step: inner(*arrays), inline=False)
+    program = trace(step, arrays, donate_argnums=tuple(range(len(arrays))))
+    with_stacks_carried(program)
+    assert read.call_count < 500

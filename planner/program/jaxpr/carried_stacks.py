@@ -91,6 +91,10 @@ class _Successions:
     def __post_init__(self) -> None:
         steps = list(enumerate(self.body.eqns))
         self._made = {var: (number, i) for number, eqn in steps for i, var in enumerate(eqn.outvars)}
+        # Each variable is followed once and each body read once: a step of many arguments, called in calls, asks of every
+        # result whether it follows from every argument.
+        self._sources: dict[Any, frozenset[Any]] = {var: frozenset({var}) for var in self.body.invars}
+        self._bodies: dict[int, _Successions] = {}
         self._reads: dict[Any, list[int]] = {}
         for number, eqn in (*steps, (len(steps), None)):
             for atom in self.body.outvars if eqn is None else eqn.invars:
@@ -110,39 +114,52 @@ class _Successions:
                 self.stacks.setdefault(number, {})[made] = taken
 
     def steps(self, result: Any, argument: Any) -> list[tuple[int, int, int]] | None:
-        """By which equations a variable follows from another in its place: (number, position in results, in operands)."""
+        """By which equations a variable takes the place of an argument: (number, position in results, in operands)."""
+        if argument not in self.sources(result):
+            return None
         if result is argument:
             return []
-        if isinstance(result, jex_core.Literal) or result not in self._made:
-            return None
+        number, made = self._made[result]
+        operands = self.body.eqns[number].invars
+        taken = next(i for i in self._followed(result) if argument in self.sources(operands[i]))
+        return [*(self.steps(operands[taken], argument) or ()), (number, made, taken)]
+
+    def sources(self, result: Any) -> frozenset[Any]:
+        """The arguments of the body in whose place a variable may be made."""
+        if isinstance(result, jex_core.Literal):
+            return frozenset()
+        found = self._sources.get(result)
+        if found is None:
+            operands = self.body.eqns[self._made[result][0]].invars if result in self._made else ()
+            found = frozenset[Any]().union(*(self.sources(operands[i]) for i in self._followed(result)))
+            self._sources[result] = found
+        return found
+
+    def _followed(self, result: Any) -> list[int]:
+        """The operands, of its shape and type, in whose place a result of an equation may be made."""
+        if result not in self._made:
+            return []
         number, made = self._made[result]
         eqn = self.body.eqns[number]
-        for taken in _followed(eqn, made):
-            before = eqn.invars[taken]
-            if before.aval.shape != result.aval.shape or before.aval.dtype != result.aval.dtype:
-                continue
-            found = self.steps(before, argument)
-            if found is not None:
-                return [*found, (number, made, taken)]
-        return None
+        avals = [(i, eqn.invars[i].aval) for i in self._taken_from(eqn, made)]
+        return [i for i, aval in avals if (aval.shape, aval.dtype) == (result.aval.shape, result.aval.dtype)]
 
-
-def _followed(eqn: Any, made: int) -> Iterator[int]:
-    """The operands in whose place a result of an equation may be made."""
-    structure = structure_of(eqn)
-    if structure is None:
-        yield from (0,) if is_update(eqn) or eqn.primitive.name == "sharding_constraint" else ()
-    elif structure.kind == "inline":
-        inner = opened(body_of(eqn, structure.bodies[0]))
-        within = _Successions(inner)
-        for var, taken in zip(inner.invars, _taken(structure, len(eqn.invars)), strict=True):
-            if within.steps(inner.outvars[made], var) is not None:
-                yield taken
-    elif structure.kind == "scan":
-        first = structure.num_consts + structure.num_carry
-        yield from (structure.num_consts + made,) if made < structure.num_carry else range(first, len(eqn.invars))
-    elif structure.kind == "while":
-        yield structure.cond_consts + structure.num_consts + made
+    def _taken_from(self, eqn: Any, made: int) -> Iterator[int]:
+        structure = structure_of(eqn)
+        if structure is None:
+            yield from (0,) if is_update(eqn) or eqn.primitive.name == "sharding_constraint" else ()
+        elif structure.kind == "inline":
+            inner = opened(body_of(eqn, structure.bodies[0]))
+            if id(inner) not in self._bodies:
+                self._bodies[id(inner)] = _Successions(inner)
+            sources = self._bodies[id(inner)].sources(inner.outvars[made])
+            taken = zip(inner.invars, _taken(structure, len(eqn.invars)), strict=True)
+            yield from (i for var, i in taken if var in sources)
+        elif structure.kind == "scan":
+            first = structure.num_consts + structure.num_carry
+            yield from (structure.num_consts + made,) if made < structure.num_carry else range(first, len(eqn.invars))
+        elif structure.kind == "while":
+            yield structure.cond_consts + structure.num_consts + made
 
 
 def _taken(structure: Structure, operands: int) -> tuple[int, ...]:
