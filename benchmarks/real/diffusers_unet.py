@@ -17,7 +17,7 @@ from jax.experimental import topologies
 from benchmarks.real.base import Build, Placed, RealProgram, Size
 
 PACKAGES = ("diffusers", "flax", "optax")
-TOPOLOGY = "v5e:4x4"
+TOPOLOGY = "v5p:4x4x4"
 SMALL: Mapping[str, Any] = {
     "block_out_channels": (32, 64),
     "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
