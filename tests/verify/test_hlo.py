@@ -649,7 +649,7 @@ ENTRY %main (p: f32[4,1024,1024], q: f32[2048,1024], x: f32[2048,1024], w: f32[1
 
 
 @pytest.mark.parametrize(
-    ("op", "flops_per_mebibyte", "seconds"),
+    ("op", "flops_per_s", "seconds"),
     [
         # An op that moves 16 MiB leaves no time for what is brought beside it.
         ("negate(%x)", 1e30, 16 + 4 + 8 + 16),
@@ -658,11 +658,12 @@ ENTRY %main (p: f32[4,1024,1024], q: f32[2048,1024], x: f32[2048,1024], w: f32[1
         # One that multiplies for 40 seconds does for all.
         ("dot(%x, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0}", 2 * 2048 * 1024 * 1024 / 40, 40 + 16),
     ],
+    ids=["memory bound", "partly idle", "idle enough"],
 )
 def test_what_is_brought_to_the_chip_ahead_of_its_use_moves_while_the_memory_is_idle(
-    op: str, flops_per_mebibyte: float, seconds: float
+    op: str, flops_per_s: float, seconds: float
 ) -> None:
-    rates = schedule.Rates(flops_per_s=flops_per_mebibyte, hbm_bytes_per_s=2**20, link_bytes_per_s=1.0)
+    rates = schedule.Rates(flops_per_s=flops_per_s, hbm_bytes_per_s=2**20, link_bytes_per_s=1.0)
     found = schedule.estimate_seconds(PREFETCH.replace("OP", op), num_devices=1, rates=rates)
     assert found.seconds == found.compute_seconds == pytest.approx(seconds)
 
