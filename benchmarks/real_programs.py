@@ -2,6 +2,7 @@
 
     python -m benchmarks.real_programs [--only NAME,NAME] [--plans keep,free,own,numerics] [--again] [--out FILE.json]
     python -m benchmarks.real_programs --summary [--out FILE.json]
+    python -m benchmarks.real_programs --markdown [--out FILE.json]
 
 The programs are those of `benchmarks/real`, one module per codebase; what is not installed is named and left out. Nothing
 of a program is changed: it is traced in the contexts that its codebase enters, and planned with its annotations kept and
@@ -17,6 +18,10 @@ scipy, and this project on PYTHONPATH; run the script in each of them. Rows in t
                        pydantic omegaconf pathwaysutils aqtp qwix grain tensorboardX sentencepiece drjax chex einops tokamax
                        transformers datasets jinja2 pillow tiktoken sympy ml-goodput-measurement; --no-deps maxtext==0.2.4
     jax_llm_examples   the same JAX with etils; the repository's folder llama3 on PYTHONPATH
+    the others         that of maxtext and, all --no-deps, brax==0.14.2 mujoco==3.3.7 mujoco-mjx==3.3.7 trimesh glfw
+                       pyopengl ml_collections jaxopt dm-tree; dinosaur-dycore==1.2.1 pint flexcache flexparser platformdirs
+                       xarray tree_math scikit-learn joblib threadpoolctl narwhals dask partd locket xarray-tensorstore zarr
+                       donfig numcodecs msgspec; diffusers==0.35.2
 
 Processor seconds of planning are those of this process and its workers, less those that JAX takes to trace the program.
 """
@@ -46,7 +51,7 @@ from planner.verify.aot import aot_compile
 from planner.verify.step_time import step_time
 
 RESULTS = Path(__file__).resolve().parent / "results" / "real_programs.json"
-CODEBASES = ("maxtext", "jax_llm_examples")
+CODEBASES = ("maxtext", "jax_llm_examples", "brax_ppo", "dinosaur", "diffusers_unet")
 """Modules of `benchmarks.real`, each with its `PROGRAMS` and the `PACKAGES` that they import."""
 MODES = ("keep", "free")
 COMPILE_LIMIT_S = 600.0
@@ -212,6 +217,38 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
             )
 
 
+def markdown(rows: Sequence[Row]) -> Iterator[str]:
+    """The same as a table of Markdown, with compiled seconds in milliseconds and peaks in gigabytes."""
+    yield (
+        "| program | topology | annotations | mesh | compiled ms | / own | / best of theirs | predicted / compiled seconds "
+        "| peak GB | predicted / compiled peak | planned in processor s | numerics |"
+    )
+    yield "|---" * 12 + "|"
+    for name in dict.fromkeys(row["program"] for row in rows):
+        found = {row["plan"]: row for row in rows if row["program"] == name}
+        own = {plan: row for plan, row in found.items() if plan.startswith("own ") and row["status"] == "ok"}
+        for mode in (mode for mode in MODES if mode in found):
+            row, numerics = found[mode], found.get(f"numerics {mode}", {}).get("status", "not run")
+            mesh = "x".join(str(size) for size in row.get("mesh", {}).values() if size > 1)
+            cells = [name, row["topology"], mode, mesh]
+            if row["status"] != "ok":
+                yield f"| {' | '.join([*cells, row['status'], *[''] * 6, numerics])} |"
+                continue
+            best = min(own, key=lambda plan: own[plan]["seconds"], default="")
+            first = own.get("own as configured")
+            cells += [
+                f"{1e3 * row['seconds']:.4g}",
+                f"{row['seconds'] / first['seconds']:.2f}" if first else "",
+                f"{row['seconds'] / own[best]['seconds']:.2f} ({best.removeprefix('own ')})" if best else "",
+                f"{row['predicted_seconds'] / row['seconds']:.2f}",
+                f"{row['peak_bytes'] / 1e9:.2f}",
+                f"{row['predicted_peak_bytes'] / row['peak_bytes']:.2f}",
+                f"{row['plan_processor_seconds']:.1f}",
+                numerics,
+            ]
+            yield f"| {' | '.join(cells)} |"
+
+
 def main() -> None:
     """Plans and compiles the programs that are installed, prints each row as it is made, and writes them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -220,36 +257,41 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="make rows again that are in the file")
     parser.add_argument("--summary", action="store_true", help="only say what the file holds")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--markdown", action="store_true", help="the same as a table of Markdown")
     given = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", DEVICES)
     rows = json.loads(given.out.read_text())["rows"] if given.out.exists() else []
     table, plans = Table(given.out, rows, given.again), given.plans.split(",")
-    for name, build, absent in () if given.summary else programs():
+    for name, build, absent in () if given.summary or given.markdown else programs():
         if not name.startswith(tuple(given.only.split(","))):
             continue
         if absent:
             print(f"{name:<28} skipped: {', '.join(absent)} is not installed")
             continue
         measure(name, build, table, plans)
-    print("\n".join(summary(table.rows)))
+    print("\n".join((markdown if given.markdown else summary)(table.rows)))
 
 
 def measure(name: str, build: Build, table: Table, plans: Sequence[str]) -> None:
     """The rows of a program that are asked for and missing."""
     modes = [mode for mode in MODES if mode in plans and not table.has(name, mode)]
-    program = build("real") if modes or "own" in plans else None
-    topology = program.topology if program else ""
-    for mode in modes if program else ():
-        table.keep({"program": name, "plan": mode, "topology": topology, "how": program.notes} | planned(program, mode))
-    if program and "own" in plans:
-        for placed in program.own():
-            plan = f"own {placed.name}"
-            if not table.has(name, plan):
-                row = compiled(placed, placed.args, topology, placed.mesh)
-                table.keep({"program": name, "plan": plan, "topology": topology, "mesh": dict(placed.mesh)} | row)
+    if modes or "own" in plans:
+        measure_real(name, build("real"), table, modes, own="own" in plans)
     for mode in MODES if "numerics" in plans else ():
         if not table.has(name, f"numerics {mode}"):
             table.keep({"program": name, "plan": f"numerics {mode}"} | checked(build("small"), mode))
+
+
+def measure_real(name: str, program: RealProgram, table: Table, modes: Sequence[str], *, own: bool) -> None:
+    """The rows of a program at its real size: its plans, and its own placements where they are missing."""
+    of = {"program": name, "topology": program.topology}
+    for mode in modes:
+        table.keep(of | {"plan": mode, "how": program.notes} | planned(program, mode))
+    for placed in program.own() if own else ():
+        plan = f"own {placed.name}"
+        if not table.has(name, plan):
+            row = compiled(placed, placed.args, program.topology, placed.mesh)
+            table.keep(of | {"plan": plan, "mesh": dict(placed.mesh)} | row)
 
 
 if __name__ == "__main__":
