@@ -109,7 +109,7 @@ class Options:
     computed so with the same results, or "auto": one pass where a plan fits the memory limit then and more do not gain
     2 %, else as few as fit. What cannot be (a batch norm needs the whole batch) is told with the op.
     `inputs`: which arguments hosts bring anew with every call, such as a batch: names of arguments, or patterns over names
-    ("batch/*"), whose first dim counts examples; () for none. "auto" concludes it where a program keeps a state: one that
+    (`batch/*`), whose first dim counts examples; () for none. "auto" concludes it where a program keeps a state: one that
     is neither fed back nor donated is an input where the weights in the state meet its examples one by one. What bringing
     them takes decides between plans that are about equally fast.
     `affordable_compile_s`: "auto" compiles for devices that are not here for at most so many seconds; up to `time_limit_s`

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import jax.numpy as jnp
+
 import cost_models
 from cost_models.hardware import Engine
 from planner.program.graph import Body, Graph, Op
@@ -65,10 +67,16 @@ def op_engine(op: Op) -> Engine:
 
 
 def op_dtype(graph: Graph, op: Op) -> str:
-    """The type of the elements that an op computes with: of its first operand, unless its kernel says another."""
+    """The type of the elements that an op computes with: of its first operand, unless its kernel says another.
+
+    What is multiplied of two types is converted to one: floating-point numbers before others, then the wider.
+    """
     kernel = kernel_of(op)
     if kernel is not None and kernel.work.dtype is not None:
         return kernel.work.dtype
+    if traits(op.kind).matmul:
+        factors = [graph.tensors[t].aval for t in op.operands[:2]]
+        return max(factors, key=lambda aval: (jnp.issubdtype(aval.dtype, jnp.inexact), aval.itemsize)).dtype
     first = next(iter((*op.operands, *op.results)), None)
     # An op of neither, such as a print of a word, moves nothing.
     return "float32" if first is None else graph.tensors[first].aval.dtype

@@ -46,6 +46,20 @@ def test_either_side_may_be_the_weights() -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", ["bool", "int8", "int32"])
+def test_a_matmul_by_a_mask_takes_as_long_as_one_of_what_it_is_converted_to(dtype: str) -> None:
+    """A mask of bools or narrow weights become bfloat16 when they multiply that, whichever of the two is first."""
+
+    def product(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jax.lax.dot(x, y, preferred_element_type=jnp.bfloat16)
+
+    x, y = _square(4096)
+    plain = _predicted(product, x, y).compute_seconds
+    mask = jax.ShapeDtypeStruct((4096, 4096), dtype)
+    assert _predicted(product, mask, y).compute_seconds == pytest.approx(plain, rel=1e-3)
+    assert _predicted(product, x, mask).compute_seconds == pytest.approx(plain, rel=1e-3)
+
+
 def test_what_stays_on_the_chip_costs_no_traffic() -> None:
     def chain(x: jax.Array, y: jax.Array) -> jax.Array:
         return (x @ y) @ y

@@ -621,8 +621,7 @@ ENTRY %main (x: bf16[8,28,28,128], dy: bf16[8,28,28,128]) -> bf16[3,3,128,128] {
     assert raw < padded < 1.02 * raw
 
 
-def test_slices_brought_to_the_chip_ahead_of_their_use_run_beside_the_rest() -> None:
-    text = """\
+PREFETCH = """\
 HloModule prefetch, is_scheduled=true
 
 %slicing (p: f32[4,1024,1024]) -> f32[1,1024,1024] {
@@ -630,18 +629,88 @@ HloModule prefetch, is_scheduled=true
   ROOT %s = f32[1,1024,1024]{2,1,0:S(1)} slice(%p), slice={[0:1], [0:1024], [0:1024]}
 }
 
-ENTRY %main (p: f32[4,1024,1024], x: f32[2048,1024]) -> f32[2048,1024] {
+ENTRY %main (p: f32[4,1024,1024], q: f32[2048,1024], x: f32[2048,1024], w: f32[1024,1024]) -> f32[2048,1024] {
   %p = f32[4,1024,1024]{2,1,0} parameter(0)
-  %x = f32[2048,1024]{1,0} parameter(1)
+  %q = f32[2048,1024]{1,0} parameter(1)
+  %x = f32[2048,1024]{1,0} parameter(2)
+  %w = f32[1024,1024]{1,0} parameter(3)
   %room = f32[4,1024,1024]{2,1,0} custom-call(), custom_call_target="AllocateBuffer"
-  %start = ((f32[4,1024,1024]{2,1,0}), f32[1,1024,1024]{2,1,0:S(1)}, s32[]) async-start(%p), calls=%slicing
-  %y = f32[2048,1024]{1,0} negate(%x)
-  %done = f32[1,1024,1024]{2,1,0:S(1)} async-done(%start)
-  %z = f32[1,1024,1024]{2,1,0:S(1)} abs(%done)
+  %first = ((f32[4,1024,1024]{2,1,0}), f32[1,1024,1024]{2,1,0:S(1)}, s32[]) async-start(%p), calls=%slicing
+  %second = (f32[2048,1024]{1,0:S(1)}, f32[2048,1024]{1,0}, u32[]) copy-start(%q)
+  %y = f32[2048,1024]{1,0} OP
+  %first.done = f32[1,1024,1024]{2,1,0:S(1)} async-done(%first)
+  %u = f32[1,1024,1024]{2,1,0:S(1)} abs(%first.done)
+  %second.done = f32[2048,1024]{1,0:S(1)} copy-done(%second)
+  %v = f32[2048,1024]{1,0:S(1)} abs(%second.done)
   ROOT %r = f32[2048,1024]{1,0} negate(%y)
 }
 """
-    mebibytes = 2**20
-    rates = schedule.Rates(flops_per_s=1e30, hbm_bytes_per_s=mebibytes, link_bytes_per_s=1.0)
-    found = schedule.estimate_seconds(text, num_devices=1, rates=rates)
-    assert found.seconds == found.compute_seconds == 2 * (8 + 8)  # the slice's 4 pass beside the first of the two
+"""Brings 4 and 8 MiB to the chip beside an op, before one that moves 16 MiB."""
+
+
+@pytest.mark.parametrize(
+    ("op", "flops_per_s", "seconds"),
+    [
+        # An op that moves 16 MiB leaves no time for what is brought beside it.
+        ("negate(%x)", 1e30, 16 + 4 + 8 + 16),
+        # A product of matrices that moves 20 MiB and multiplies for 30 seconds does, for 10 of 12 MiB.
+        ("dot(%x, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0}", 2 * 2048 * 1024 * 1024 / 30, 30 + 2 + 16),
+        # One that multiplies for 40 seconds does for all.
+        ("dot(%x, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0}", 2 * 2048 * 1024 * 1024 / 40, 40 + 16),
+    ],
+    ids=["memory bound", "partly idle", "idle enough"],
+)
+def test_what_is_brought_to_the_chip_ahead_of_its_use_moves_while_the_memory_is_idle(
+    op: str, flops_per_s: float, seconds: float
+) -> None:
+    rates = schedule.Rates(flops_per_s=flops_per_s, hbm_bytes_per_s=2**20, link_bytes_per_s=1.0)
+    found = schedule.estimate_seconds(PREFETCH.replace("OP", op), num_devices=1, rates=rates)
+    assert found.seconds == found.compute_seconds == pytest.approx(seconds)
+
+
+def test_fetches_go_on_while_a_loop_or_a_collective_leaves_the_memory_idle() -> None:
+    """A loop of 3 trips moves 16 MiB in each; a collective takes 8 s."""
+    text = """\
+HloModule prefetch, is_scheduled=true
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %c = f32[] add(%a, %b)
+}
+
+%body (s: (s32[], f32[2048,1024])) -> (s32[], f32[2048,1024]) {
+  %s = (s32[], f32[2048,1024]) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=0
+  %x = f32[2048,1024]{1,0} get-tuple-element(%s), index=1
+  %y = f32[2048,1024]{1,0} negate(%x)
+  %one = s32[] constant(1)
+  %j = s32[] add(%i, %one)
+  ROOT %t = (s32[], f32[2048,1024]) tuple(%j, %y)
+}
+
+%condition (s: (s32[], f32[2048,1024])) -> pred[] {
+  %s = (s32[], f32[2048,1024]) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=0
+  %trips = s32[] constant(3)
+  ROOT %less = pred[] compare(%i, %trips), direction=LT
+}
+
+ENTRY %main (q: f32[8,1024,1024], x: f32[2048,1024]) -> f32[2048,1024] {
+  %q = f32[8,1024,1024]{2,1,0} parameter(0)
+  %x = f32[2048,1024]{1,0} parameter(1)
+  %zero = s32[] constant(0)
+  %before = (s32[], f32[2048,1024]) tuple(%zero, %x)
+  %start = (f32[8,1024,1024]{2,1,0:S(1)}, f32[8,1024,1024]{2,1,0}, u32[]) copy-start(%q)
+  %loop = (s32[], f32[2048,1024]) while(%before), condition=%condition, body=%body
+  %y = f32[2048,1024]{1,0} get-tuple-element(%loop), index=1
+  %sum = f32[2048,1024]{1,0} all-reduce(%y), channel_id=1, replica_groups={{0,1}}, to_apply=%add
+  %done = f32[8,1024,1024]{2,1,0:S(1)} copy-done(%start)
+  ROOT %r = f32[8,1024,1024]{2,1,0:S(1)} abs(%done)
+}
+"""
+    rates = schedule.Rates(flops_per_s=1e30, hbm_bytes_per_s=2**20, link_bytes_per_s=1.0)
+    found = schedule.estimate_seconds(text, num_devices=2, rates=rates, collective_seconds=lambda _: 8.0)
+    # The loop moves all the time, the collective leaves 8 of the 32 s that the copy takes.
+    assert found.seconds == pytest.approx(3 * 16 + 8 + 24, rel=1e-6)
+    assert found.exposed_collective_seconds == 8.0

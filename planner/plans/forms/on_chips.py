@@ -27,8 +27,8 @@ NEARLY = 0.8
 
 
 SLACK = 0.002
-"""The share by which plans may take less than were all split evenly: what stays on a chip is judged array by array, as if all
-others were split as often (see `working_sets`)."""
+"""The share by which plans may take less than were all split evenly: what stays on a chip is judged array by array, as if
+all others were split as often (see `working_sets`)."""
 
 
 class Floors:

@@ -5,7 +5,8 @@ Instructions are walked in schedule order with one clock per computation:
     an op           takes its `estimated_cycles` over the clock rate where the text has them (finished compiles), else
                     max(flops / flops_per_s, HBM bytes / hbm_bytes_per_s, kernel_seconds)
     a copy or slice that is brought to the chip ahead of its use
-                    runs beside the rest, after those before it; allocating takes nothing
+                    runs beside the rest while that leaves the HBM idle, after those before it; so a step takes no less
+                    than its HBM bytes over the bandwidth. Allocating takes nothing
     a collective    takes its ring time; if asynchronous it runs from its start to its done, after those before it over
                     the same groups, and only what has not passed by its done is exposed
     a while loop    takes its body's time times its trip count
@@ -88,6 +89,51 @@ def ring_seconds(kind: str, bytes: float, group_size: int, link_bytes_per_s: flo
             return b * (n - 1) / n / 2 / link_bytes_per_s + (n - 1) * hop_seconds
 
 
+class _Clock:
+    """The time of one computation, with the collectives and the fetches that are in flight."""
+
+    def __init__(self) -> None:
+        self.totals = Totals()
+        self._ends: dict[object, float] = {}  # when collectives in flight end, by the key that their done will give
+        self._busy: dict[object, float] = {}  # when the links of a grouping are free again
+        self._left: dict[object, float] = {}  # seconds of the HBM that each fetch still takes, in their order
+
+    def run(self, part: Totals) -> None:
+        """Runs something; meanwhile fetches go on while it leaves the HBM idle."""
+        self.totals.add(part)
+        idle = part.clock - part.memory
+        for key, left in list(self._left.items()):
+            moved = min(left, idle)
+            idle -= moved
+            self.totals.memory += moved
+            self._left[key] = left - moved
+
+    def send(self, key: object, resource: object, seconds: float) -> None:
+        """Starts a collective, after those before it over the same links."""
+        begin = max(self.totals.clock, self._busy.get(resource, 0.0))
+        self._busy[resource] = self._ends[key] = begin + seconds
+
+    def fetch(self, key: object, seconds: float) -> None:
+        """Starts bringing something to the chip."""
+        self._left[key] = seconds
+
+    def wait(self, key: object) -> None:
+        """Waits for a fetch, after those before it, or for a collective, which is exposed so far."""
+        if key in self._left:
+            order = list(self._left)
+            late = sum(self._left[before] for before in order[: order.index(key) + 1])
+            self.run(Totals(clock=late))
+            del self._left[key]
+        else:
+            late = max(0.0, self._ends.pop(key, 0.0) - self.totals.clock)
+            self.run(Totals(clock=late, exposed=late))
+
+    def finish(self) -> None:
+        """Waits for all that is in flight."""
+        for key in (*self._ends, *self._left):
+            self.wait(key)
+
+
 class _Walker(ScheduleWalk):
     def __init__(
         self,
@@ -100,20 +146,8 @@ class _Walker(ScheduleWalk):
         self.rates = rates
 
     def walk(self, computation: Computation) -> Totals:
-        totals = Totals()
-        finish: dict[object, float] = {}  # when what is in flight ends, by the key its done will give
-        busy: dict[object, float] = {}  # when the links of a grouping, or the copy engine, are free again
-        fetching: set[str] = set()  # slices on their way to the chip
-
-        def start(key: object, resource: object, seconds: float) -> None:
-            begin = max(totals.clock, busy.get(resource, 0.0))
-            busy[resource] = finish[key] = begin + seconds
-
-        def wait(key: object, *, exposes: bool) -> None:
-            late = max(0.0, finish.pop(key, 0.0) - totals.clock)
-            totals.clock += late
-            totals.exposed += late * exposes
-
+        clock = _Clock()
+        totals = clock.totals
         for instruction in computation.instructions:
             opcode = instruction.opcode
             collective = self._collective(instruction, computation)
@@ -121,42 +155,43 @@ class _Walker(ScheduleWalk):
                 seconds = self.price(collective)
                 totals.collective += seconds
                 key = _async_key(instruction, collective)
-                start(key, collective.groups, seconds)
+                clock.send(key, collective.groups, seconds)
                 if not self._is_start(instruction):
-                    wait(key, exposes=True)
+                    clock.wait(key)
             elif opcode in ("copy-start", "slice-start"):
-                start(instruction.name, "copy", bytes_of(_first_array(instruction.shape)) / self.rates.hbm_bytes_per_s)
+                self._fetch(clock, instruction.name, _first_array(instruction.shape))
             elif opcode == "async-start" and self._is_slice(instruction):
-                fetching.add(instruction.name)
                 callee = self.module.computations[instruction.called[0]]
-                start(instruction.name, "copy", bytes_of(callee.instructions[-1].shape) / self.rates.hbm_bytes_per_s)
+                self._fetch(clock, instruction.name, callee.instructions[-1].shape)
             elif opcode in ("copy-done", "slice-done"):
-                wait(instruction.operands[0], exposes=False)
+                clock.wait(instruction.operands[0])
             elif opcode.endswith("-done"):
-                origin = start_of(instruction, computation)
-                wait(origin, exposes=origin not in fetching)
+                clock.wait(start_of(instruction, computation))
             elif opcode == "fusion" and (channel := self._done_channel(instruction)) is not None:
-                wait(channel, exposes=True)
+                clock.wait(channel)
             elif (inner := self.called(instruction, computation)) is not None:
-                totals.add(inner)
+                clock.run(inner)
             elif opcode not in FREE and '"AllocateBuffer"' not in instruction.attributes:
-                self._run(instruction, computation, totals)
-        for key in list(finish):
-            wait(key, exposes=True)
+                clock.run(self._op(instruction, computation))
+        clock.finish()
         return totals
 
-    def _run(self, instruction: Instruction, computation: Computation, totals: Totals) -> None:
+    def _fetch(self, clock: _Clock, name: str, shape: str) -> None:
+        clock.fetch(name, bytes_of(shape) / self.rates.hbm_bytes_per_s)
+
+    def _op(self, instruction: Instruction, computation: Computation) -> Totals:
+        """What an op takes of its own."""
+        memory = hbm_bytes_of(instruction, computation, self.module) / self.rates.hbm_bytes_per_s
         cycles = re.search(r'"estimated_cycles":"(\d+)"', instruction.attributes)
         if cycles and self.rates.clock_hz:
             seconds = int(cycles[1]) / self.rates.clock_hz
-            totals.noted += seconds
-        else:
-            seconds = max(
-                flops_of(instruction, computation, self.module, lanes=self.rates.lanes) / self.rates.flops_per_s,
-                hbm_bytes_of(instruction, computation, self.module) / self.rates.hbm_bytes_per_s,
-                self.rates.kernel_seconds if instruction.opcode == "fusion" else 0.0,
-            )
-        totals.clock += seconds
+            return Totals(clock=seconds, noted=seconds, memory=min(memory, seconds))
+        seconds = max(
+            flops_of(instruction, computation, self.module, lanes=self.rates.lanes) / self.rates.flops_per_s,
+            memory,
+            self.rates.kernel_seconds if instruction.opcode == "fusion" else 0.0,
+        )
+        return Totals(clock=seconds, memory=memory)
 
     def _collective(self, instruction: Instruction, computation: Computation) -> CompiledCollective | None:
         """The collective an instruction starts or is, looking into fusions and wrappers made for one."""

@@ -51,12 +51,16 @@ class ScheduleEstimate:
 
 @dataclass(slots=True)
 class Totals:
-    """Seconds of a computation: of all, of collectives that are exposed, of all collectives, of what the compiler noted."""
+    """Seconds of a computation: of all, of collectives that are exposed, of all collectives, of what the compiler noted.
+
+    `memory` are those in which the memory is busy, on a TPU.
+    """
 
     clock: float = 0.0
     exposed: float = 0.0
     collective: float = 0.0
     noted: float = 0.0
+    memory: float = 0.0
 
     def add(self, other: Totals, times: float = 1.0) -> None:
         """Adds so many runs of another computation."""
@@ -64,6 +68,7 @@ class Totals:
         self.exposed += times * other.exposed
         self.collective += times * other.collective
         self.noted += times * other.noted
+        self.memory += times * other.memory
 
 
 class ScheduleWalk(ABC):
