@@ -22,7 +22,7 @@ from planner.options import Options
 from planner.plans.answer import Answer
 from planner.plans.plan import Plan
 from planner.units import quantity
-from planner.verify.aot import told_of_flags
+from planner.verify.aot import flags_note
 from planner.verify.compiled import why_no_compiler
 from planner.verify.verification import COMPILE_LIMIT_S, Verification
 
@@ -136,7 +136,7 @@ def _why_not_run(made: Plan, args: Sequence[Any], options: Options) -> str:
 
 def _with_flags(made: Plan, target: Target) -> Plan:
     """The plan with a note on the flags with which it was compiled in a child of this process, if there were any."""
-    told = told_of_flags(target.platform)
+    told = flags_note(target.platform)
     return made.with_notes((*made.notes, told)) if told else made
 
 

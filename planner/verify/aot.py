@@ -242,7 +242,7 @@ def unavailable_reason(platform: str) -> str:
     return ""
 
 
-def told_of_flags(platform: str) -> str:
+def flags_note(platform: str) -> str:
     """That compiles for a platform have the flags of this process, or "" where it has none."""
     flags = inherited_flags(os.environ, "cuda" if platform == "gpu" else platform)
     told = "; ".join(f"{name}={value}" for name, value in flags.items())

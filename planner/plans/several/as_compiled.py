@@ -21,7 +21,7 @@ from planner.program.jaxpr.flatten import build_graph
 from planner.program.jaxpr.origins import own_line
 from planner.program.traced import Leaf, Program
 from planner.units import quantity
-from planner.verify.aot import AotReport, told_of_flags
+from planner.verify.aot import AotReport, flags_note
 from planner.verify.compared_collectives import BETWEEN_SLICES, between_slices, moved
 from planner.verify.compiled import compiled_as_it_stands
 from planner.verify.differences import Moved, bytes_by, surplus
@@ -174,7 +174,7 @@ def told_of_compile(own: Decision, report: AotReport, compiled: AsCompiled | Non
     told = f"{COMPLETED}; as it stands, with your shardings alone, it was compiled {where}"
     if report.remedy:
         told += f", {remedy_words(report.remedy)}"
-    if flags := "" if own.request.platform else told_of_flags(own.request.topology.chip.platform):
+    if flags := "" if own.request.platform else flags_note(own.request.topology.chip.platform):
         told += f"; {flags}"
     if between_slices(own, own.request.platform or own.request.topology.chip.platform):
         told += f", and of its collectives nothing is told: {BETWEEN_SLICES}"
