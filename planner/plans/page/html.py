@@ -79,7 +79,7 @@ def _header(decision: Decision) -> Markup:
 def _checks(decision: Decision) -> Markup:
     rows = [
         el("tr", None, el("td", None, what), el("td", {"class": CLASSES[verdict]}, verdict), el("td", None, detail))
-        for what, verdict, detail in together(decision.checked)
+        for what, verdict, detail in by_verdict(decision.checked)
     ]
     table = el("table", None, *rows) if rows else el("p", {"class": "absent"}, "Nothing was checked.")
     notes = [el("li", None, note) for note in decision.notes]
@@ -96,7 +96,7 @@ def _checks(decision: Decision) -> Markup:
     )
 
 
-def together(checked: tuple[Checked, ...]) -> list[tuple[str, str, str]]:
+def by_verdict(checked: tuple[Checked, ...]) -> list[tuple[str, str, str]]:
     """The checks with one verdict and detail as one: (what, verdict, detail)."""
     found: dict[tuple[str, str], list[str]] = {}
     for one in checked:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.one_mesh.specs import from_entries, spec_words
-from planner.plans.page.html import together
+from planner.plans.page.html import by_verdict
 from planner.plans.page.markup import el
 from planner.plans.page.page_data import PageData
 from planner.units import quantity
@@ -43,7 +43,7 @@ def notebook(data: PageData) -> str:
         ("certificate", f"{c.status} ({c.meshes} meshes, {c.solve_seconds:.1f} s)"),
         (
             "checks",
-            "; ".join(f"{what}: {verdict}" for what, verdict, _ in together(decision.checked)),
+            "; ".join(f"{what}: {verdict}" for what, verdict, _ in by_verdict(decision.checked)),
         ),
     )
     top = [
