@@ -13,7 +13,7 @@ EXTRAS := dev,examples,tpu
 STAMP := .venv/.installed-tpu
 endif
 
-SOURCES := planner cost_models benchmarks tests
+SOURCES := planner cost_models pbqp benchmarks tests
 # The demo is no benchmark, nor what several share, nor what compares two states of the code; the contest's instances are not part of the repository.
 NO_BENCHMARKS := $(addprefix benchmarks/,__init__.py asked.py stamp.py suite.py demo.py iopddl.py same_plans.py)
 BENCHMARKS := $(filter-out $(NO_BENCHMARKS),$(wildcard benchmarks/*.py))
@@ -73,7 +73,7 @@ conformance: $(STAMP) ## JAX's own primitive cases planned, run and compared; ev
 	$(BIN)/python -m tests.conformance.conformance --workers $(JOBS) --record benchmarks/results/conformance.json
 
 fuzz: $(STAMP) ## generated programs (COUNT=5000) and plan files, many more than in the fast tests, others every time
-	$(BIN)/python -m pytest -n $(JOBS) -m slow tests/programs/test_programs.py tests/one_mesh/test_reshard.py tests/plans/test_mutated_files.py
+	$(BIN)/python -m pytest -n $(JOBS) -m slow tests/programs/test_programs.py tests/pricing/test_reshard.py tests/plan_file/test_mutated_files.py
 	FUZZ_COUNT=$(COUNT) $(BIN)/python -m pytest --hypothesis-profile=fuzz --hypothesis-show-statistics tests/programs/fuzz.py
 
 hazards: $(STAMP) ## every split the planner offers of every op, compiled and run: is any computed wrongly? (hours)

@@ -26,7 +26,7 @@ import networkx as nx
 from benchmarks.stamp import stamp
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("planner", "cost_models")
+PACKAGES = ("planner", "pbqp", "cost_models")
 WORDS = (ROOT / "tests" / "private_words.txt").read_text(encoding="utf-8").split()
 """Words that no identifier bears, whole or as a part between underscores or capitals; see docs/glossary.md."""
 PLATFORMS = {"tpu", "gpu", "cpu", "cuda"}

@@ -35,7 +35,7 @@ from benchmarks.stamp import stamp
 from benchmarks.suite import PROGRAMS
 from cost_models import Topology, parse_topology
 from planner.errors import InfeasibleError, PlannerError
-from planner.predicted import Predicted
+from planner.prediction import Predicted
 from planner.verify.aot import AotReport, lower_request
 from planner.verify.kept_reports import KeptReports
 from planner.verify.step_time import step_time

@@ -20,8 +20,8 @@ from pathlib import Path
 from subprocess import run
 from typing import Any
 
-from planner.solver.methods import solve
-from planner.solver.problem import Problem
+from pbqp.methods import solve
+from pbqp.problem import Problem
 
 ROOT = Path(__file__).resolve().parent.parent
 CONTEST_SECONDS = {"A": 60, "B": 60, "G": 120, "K": 180, "M": 180, "S": 240, "U": 300, "V": 300}

@@ -26,14 +26,14 @@ from scipy.sparse.csgraph import connected_components
 from benchmarks.asked import least_time, made_ready
 from benchmarks.planning_time import PROGRAMS
 from benchmarks.stamp import stamp
-from planner.any_mesh.groups import group_ops
+from planner.decisions.groups import group_ops
 from planner.explain.decided_graph import decided
 from planner.explain.op_graph import undecided
 from planner.machine.target import resolve
-from planner.one_mesh.chosen import Chosen
 from planner.options import Options
+from planner.pricing.assignment import Chosen
 from planner.program.graph import Graph
-from planner.program.trace import trace
+from planner.program.tracing.trace import trace
 from planner.rules.unify import Forest
 
 RESULTS = Path(__file__).resolve().parent / "results" / "op_graph_time.json"

@@ -40,8 +40,8 @@ from benchmarks.stamp import stamp
 from planner.errors import InfeasibleError
 from planner.machine.target import Target, resolve
 from planner.options import Options
-from planner.plans.decide import decide
-from planner.program.trace import trace
+from planner.planning.finalize import decide
+from planner.program.tracing.trace import trace
 from planner.search.offered_meshes import offered_meshes
 
 RESULTS = Path(__file__).resolve().parent / "results" / "planning_time.json"

@@ -46,7 +46,7 @@ from benchmarks.real.kernels import counted_kernels
 from benchmarks.stamp import stamp
 from cost_models import parse_topology
 from planner.errors import CompileError
-from planner.program.trace import trace
+from planner.program.tracing.trace import trace
 from planner.verify.aot import aot_compile
 from planner.verify.step_time import step_time
 

@@ -1,14 +1,14 @@
 """Cost models: chips, topologies, collectives, the work of JAX primitives, and what all of them cost."""
 
 from cost_models.calibrate import calibrate as calibrate
-from cost_models.collectives import COLLECTIVE_KINDS as COLLECTIVE_KINDS
 from cost_models.energy import EnergyObjective as EnergyObjective
 from cost_models.errors import CostModelError as CostModelError
 from cost_models.hardware import CHIPS as CHIPS
 from cost_models.hardware import Chip as Chip
-from cost_models.links import Link as Link
-from cost_models.links import Segment as Segment
 from cost_models.measured import Measured as Measured
+from cost_models.network.collectives import COLLECTIVE_KINDS as COLLECTIVE_KINDS
+from cost_models.network.links import Link as Link
+from cost_models.network.links import Segment as Segment
 from cost_models.objectives import OBJECTIVES as OBJECTIVES
 from cost_models.objectives import Objective as Objective
 from cost_models.objectives import TimeObjective as TimeObjective

@@ -21,9 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from cost_models.collectives import COLLECTIVE_KINDS
 from cost_models.errors import CostModelError
 from cost_models.fitting import fit_line
+from cost_models.network.collectives import COLLECTIVE_KINDS
 from cost_models.profile import CollectiveFit, Fit, MatmulFit, Profile
 
 Body = Callable[[Any, jax.Array], jax.Array]

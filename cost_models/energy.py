@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from cost_models import collectives
 from cost_models.hardware import Chip
-from cost_models.links import Link
+from cost_models.network import collectives
+from cost_models.network.links import Link
 from cost_models.protocol import Floats
 
 

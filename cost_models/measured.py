@@ -9,10 +9,10 @@ from typing import final
 
 import numpy as np
 
-from cost_models import collectives
 from cost_models.errors import CostModelError
 from cost_models.hardware import Engine
-from cost_models.links import Link
+from cost_models.network import collectives
+from cost_models.network.links import Link
 from cost_models.profile import Fit, Profile
 from cost_models.protocol import Floats
 from cost_models.roofline import Roofline

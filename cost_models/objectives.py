@@ -10,7 +10,7 @@ from typing import Protocol, final
 from cost_models.energy import EnergyObjective
 from cost_models.errors import CostModelError
 from cost_models.hardware import Chip
-from cost_models.links import Link
+from cost_models.network.links import Link
 from cost_models.protocol import Floats
 
 

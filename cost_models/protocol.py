@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models.hardware import Engine
-from cost_models.links import Link
+from cost_models.network.links import Link
 
 Floats = npt.NDArray[np.float64]
 

@@ -7,9 +7,9 @@ from typing import final
 
 import numpy as np
 
-from cost_models import collectives, gpu_collectives
 from cost_models.hardware import Engine
-from cost_models.links import Link
+from cost_models.network import collectives, gpu_collectives
+from cost_models.network.links import Link
 from cost_models.protocol import Floats
 from cost_models.topology import Topology
 

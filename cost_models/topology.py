@@ -27,8 +27,8 @@ import numpy.typing as npt
 
 from cost_models.errors import CostModelError
 from cost_models.hardware import CHIPS, PCIE_BYTES_PER_S, Chip
-from cost_models.links import Link, LinkKind
-from cost_models.mapping import Dim, device_order, map_mesh
+from cost_models.network.links import Link, LinkKind
+from cost_models.network.mapping import Dim, device_order, map_mesh
 
 _TORUS_2D_EXTENT = 16
 _HOST_CHIPS = (2, 2)

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cost_models import Topology as Topology
+    from pbqp.methods import solve as solve
+    from pbqp.problem import Problem as Problem
+    from pbqp.solution import Solution as Solution
     from planner import errors as errors
     from planner import testing as testing
     from planner.api import audit as audit
@@ -21,31 +24,28 @@ if TYPE_CHECKING:
     from planner.api import plan as plan
     from planner.api import plan_many as plan_many
     from planner.options import Options as Options
+    from planner.plans.loaded import LoadedPlan as LoadedPlan
     from planner.plans.plan import Plan as Plan
-    from planner.plans.saved.loaded import LoadedPlan as LoadedPlan
-    from planner.plans.several.audit import Audit as Audit
-    from planner.plans.several.front import Front as Front
-    from planner.plans.several.topology_table import TopologyComparison as TopologyComparison
-    from planner.plans.together.programs import Programs as Programs
-    from planner.plans.words.comparison import Comparison as Comparison
+    from planner.report.comparison import Comparison as Comparison
     from planner.rules.kernels.rule_for import rule_for as rule_for
-    from planner.solver.methods import solve as solve
-    from planner.solver.problem import Problem as Problem
-    from planner.solver.solution import Solution as Solution
+    from planner.studies.audit import Audit as Audit
+    from planner.studies.joint import Programs as Programs
+    from planner.studies.pareto import Front as Front
+    from planner.studies.topology_table import TopologyComparison as TopologyComparison
     from planner.verify.verification import Verification as Verification
 
 _HOME = {
-    "Audit": "planner.plans.several.audit",
-    "Comparison": "planner.plans.words.comparison",
-    "Front": "planner.plans.several.front",
-    "LoadedPlan": "planner.plans.saved.loaded",
+    "Audit": "planner.studies.audit",
+    "Comparison": "planner.report.comparison",
+    "Front": "planner.studies.pareto",
+    "LoadedPlan": "planner.plans.loaded",
     "Options": "planner.options",
     "Plan": "planner.plans.plan",
-    "Problem": "planner.solver.problem",
-    "Programs": "planner.plans.together.programs",
-    "Solution": "planner.solver.solution",
+    "Problem": "pbqp.problem",
+    "Programs": "planner.studies.joint",
+    "Solution": "pbqp.solution",
     "Topology": "cost_models",
-    "TopologyComparison": "planner.plans.several.topology_table",
+    "TopologyComparison": "planner.studies.topology_table",
     "Verification": "planner.verify.verification",
     "audit": "planner.api",
     "compare": "planner.api",
@@ -56,7 +56,7 @@ _HOME = {
     "plan": "planner.api",
     "plan_many": "planner.api",
     "rule_for": "planner.rules.kernels.rule_for",
-    "solve": "planner.solver.methods",
+    "solve": "pbqp.methods",
 }
 """Where each public name is defined."""
 _MODULES = ("errors", "testing")

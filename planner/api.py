@@ -16,9 +16,16 @@ from planner.errors import ArgumentError
 from planner.explain.op_graph import OpGraph, program_graph
 from planner.machine.target import Target
 from planner.options import Options
-from planner.plans.asked.asked_parts import HostLocal
-from planner.plans.asked.asked_place import AskedMesh, Like, Place, checked_names, mesh_asked, place_of, shape_asked
-from planner.plans.asked.asked_programs import (
+from planner.plan_file.store import load_saved
+from planner.planning.call import Call
+from planner.planning.plan_cache import planned_or_kept
+from planner.plans.loaded import LoadedPlan
+from planner.plans.plan import Plan
+from planner.plans.process_parts import HostLocal
+from planner.program.tracing.trace import trace
+from planner.report.compare import compare_decisions
+from planner.report.comparison import Comparison
+from planner.request.joint_request import (
     Given,
     all_pins,
     asked_counts,
@@ -27,8 +34,10 @@ from planner.plans.asked.asked_programs import (
     check_layouts,
     shared_by,
 )
-from planner.plans.asked.logical_pins import LogicalRules
-from planner.plans.asked.made_ready import (
+from planner.request.logical_pins import LogicalRules
+from planner.request.pins import Pins
+from planner.request.place import AskedMesh, Like, Place, checked_names, mesh_asked, place_of, shape_asked
+from planner.request.resolve import (
     Ready,
     Wanted,
     checked_options,
@@ -37,24 +46,15 @@ from planner.plans.asked.made_ready import (
     made_ready_by_all,
     question,
 )
-from planner.plans.asked.named_pins import Pins
-from planner.plans.call import Call
-from planner.plans.plan import Plan
-from planner.plans.saved.kept_plans import planned_or_kept
-from planner.plans.saved.loaded import LoadedPlan
-from planner.plans.saved.store import load_saved
-from planner.plans.several.as_compiled import compiled_alone
-from planner.plans.several.audit import Audit
-from planner.plans.several.auditing import asked_of, audited, pins_of
-from planner.plans.several.front import Front, check_front
-from planner.plans.several.front_search import front_of
-from planner.plans.several.topology_search import compared, targets_of
-from planner.plans.several.topology_table import TopologyComparison
-from planner.plans.together.kept_programs import planned_or_kept_together
-from planner.plans.together.programs import Programs
-from planner.plans.words.compare import compare_decisions
-from planner.plans.words.comparison import Comparison
-from planner.program.trace import trace
+from planner.studies.audit import Audit
+from planner.studies.audit_search import asked_of, audited, pins_of
+from planner.studies.compiled_shardings import compiled_alone
+from planner.studies.joint import Programs
+from planner.studies.joint_cache import planned_or_kept_together
+from planner.studies.pareto import Front, check_front
+from planner.studies.pareto_search import front_of
+from planner.studies.topology_search import compared, targets_of
+from planner.studies.topology_table import TopologyComparison
 from planner.verify.aot import AotReport
 
 

@@ -9,12 +9,12 @@ from typing import Literal
 from jax.sharding import PartitionSpec
 
 from cost_models import Topology
+from planner.autotune_log import Refined
 from planner.logical import NO_AXES, LogicalAxes
-from planner.predicted import Predicted
+from planner.prediction import Predicted
 from planner.program.form import AS_WRITTEN, Form
 from planner.program.slots import Slot
-from planner.program.traced import Annotations, Leaf
-from planner.refined import Refined
+from planner.program.tracing.traced import Annotations, Leaf
 
 OPTIMAL_GAP = 2e-6
 """Gap below which a plan counts as optimal: that of floating-point sums and of ties between meshes."""

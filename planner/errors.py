@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pbqp.errors import SolverError as SolverError
+
 
 class PlannerError(Exception):
     """Base of all errors raised on purpose by the planner."""
@@ -74,7 +76,3 @@ class CompileError(PlannerError):
 
 class ProcessError(PlannerError):
     """The processes that own the devices of a plan ask for different things, or one of them failed or did not come."""
-
-
-class SolverError(PlannerError):
-    """A problem is malformed or the solver could not finish."""

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from pbqp.budget import GAP, Share
 from planner.errors import ArgumentError
 from planner.units import quantity
 
 Microbatches = Literal["auto"] | int
-Share = Literal["auto"] | bool
 """Whether layers share: where it loses nothing or the problem is large ("auto"), wherever they repeat, or never."""
 
 
@@ -47,9 +47,6 @@ class Progress:
             return "no plan yet"
         return f"best {quantity(self.incumbent, self.unit)}, bound {quantity(max(self.bound, 0.0), self.unit)}"
 
-
-GAP = 1e-3
-"""What no cost model tells apart."""
 
 Recompute = Literal["auto", "as written", "none", "full"] | Mapping[str, Literal["save", "recompute"]]
 RECOMPUTES = ("auto", "as written", "none", "full")

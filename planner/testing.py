@@ -22,11 +22,11 @@ import numpy as np
 from cost_models import Topology
 from planner.api import plan as plan_of
 from planner.errors import ArgumentError
-from planner.one_mesh.mesh import AXIS_NAMES, check_mesh
 from planner.options import Options
-from planner.plans.asked.named_pins import Pins
 from planner.plans.plan import Plan
-from planner.program.arguments import name_of
+from planner.pricing.mesh import AXIS_NAMES, check_mesh
+from planner.program.tracing.arguments import name_of
+from planner.request.pins import Pins
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy

@@ -45,7 +45,7 @@ hypothesis.settings.load_profile("ci")
 @pytest.fixture(autouse=True, scope="session")
 def no_compiles_unasked() -> Iterator[None]:
     """Compiles for devices that are not here only where a test asks for them: each takes seconds."""
-    from planner.plans import checks  # jax may not be imported before the flags above are set
+    from planner.planning import checks  # jax may not be imported before the flags above are set
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checks, "AFFORDABLE_OPERATIONS", -1)

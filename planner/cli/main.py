@@ -41,9 +41,10 @@ from planner.errors import ArgumentError, PlannerError
 from planner.machine.device_profile import default_profile
 from planner.options import Options
 from planner.plans.plan import Plan
-from planner.plans.several import front, topology_table
-from planner.plans.several.saved_folder import check_folder
-from planner.plans.words.report import describe_profile
+from planner.report.text import describe_profile
+from planner.studies import pareto as front
+from planner.studies import topology_table
+from planner.studies.saved_folder import check_folder
 from planner.verify.compiler_clock import compiler_profile
 
 SMALL_SLICES = {"v4": "2x2x2", "v5p": "2x2x4", "tpu7x": "2x2x2"}

@@ -22,9 +22,9 @@ from planner.cli.values import (
     parse_seconds,
     parse_seed,
 )
-from planner.one_mesh.mesh import AXIS_NAMES
 from planner.options import ANNOTATIONS, RECOMPUTES, REFINES, Options
-from planner.plans.several.front import MOST_POINTS
+from planner.pricing.mesh import AXIS_NAMES
+from planner.studies.pareto import MOST_POINTS
 
 Command = Callable[[argparse.Namespace], int]
 

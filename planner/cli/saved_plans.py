@@ -14,11 +14,11 @@ from planner.api import compare, load
 from planner.cli.outputs import check_file
 from planner.cli.program_file import load_program
 from planner.cli.progress import status
-from planner.plans.page.collect import page_data
+from planner.plan_file.codec import as_json
 from planner.plans.plan import Plan
-from planner.plans.saved.typed_json import as_json
-from planner.plans.words.report import describe
-from planner.plans.words.told import told
+from planner.report.html.data import page_data
+from planner.report.plain_data import told
+from planner.report.text import describe
 
 PROGRAM = re.compile(r".*:[A-Za-z_]\w*|:.*|.*:")
 """What is meant for FILE.py:FUNCTION: names of arrays have a colon only before the number of a line."""

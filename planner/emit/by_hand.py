@@ -13,8 +13,8 @@ from typing import Literal
 
 from jax.sharding import PartitionSpec
 
-from planner.one_mesh.chosen import Chosen
-from planner.one_mesh.loop_sums import Axes
+from planner.pricing.assignment import Chosen
+from planner.pricing.loop_all_reduce import Axes
 from planner.program.graph import Graph, Op
 from planner.program.slots import Slot
 from planner.program.spec_entries import axes_of_spec

@@ -22,9 +22,9 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from planner.emit.by_hand import by_hand, laid_split, moving
 from planner.emit.partial_sums import add_partial_sums
-from planner.one_mesh.loop_sums import Axes
+from planner.pricing.loop_all_reduce import Axes
 from planner.program.graph import Graph, Op, Path
-from planner.program.jaxpr.rolls import joined
+from planner.program.jaxpr.canonicalize.rolls import joined
 from planner.program.slots import Slot
 from planner.rules.primitives import kinds_where
 from planner.rules.sliding import CONVOLUTION, POOLING_GRADIENT, ROLL, Slide, hops, margins

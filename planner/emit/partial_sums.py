@@ -9,8 +9,8 @@ import jax
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh
 
-from planner.one_mesh.loop_sums import Axes
-from planner.one_mesh.specs import from_entries
+from planner.pricing.candidates.specs import from_entries
+from planner.pricing.loop_all_reduce import Axes
 from planner.program.graph import Op
 
 

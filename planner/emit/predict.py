@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cost_models import Chip, EnergyObjective, Topology
-from planner.any_mesh.flow import Transfer
+from planner.decisions.decision_graph import Transfer
 from planner.emit.by_hand import ADDING, by_hand, chosen_split
-from planner.one_mesh.chosen import Chosen
-from planner.one_mesh.computed_again import compiled_peak
-from planner.one_mesh.costs import fetches
-from planner.one_mesh.instance import Instance
-from planner.one_mesh.memory import MemoryModel
-from planner.one_mesh.reshard import SUMMING
-from planner.predicted import Collective, Predicted, as_lowered
+from planner.prediction import Collective, Predicted, as_lowered
+from planner.pricing.assignment import Chosen
+from planner.pricing.instance import Instance
+from planner.pricing.memory import MemoryModel
+from planner.pricing.op_cost import fetches
+from planner.pricing.rematerialization import compiled_peak
+from planner.pricing.reshard import SUMMING
 from planner.program.graph import Graph
 from planner.program.loop_invariant import lifted, outermost
 from planner.program.slots import read_in

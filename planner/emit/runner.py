@@ -14,12 +14,12 @@ from jax.core import Tracer
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from planner.decision import Decision
-from planner.emit.given import Part, as_planned, checked_leaves, is_part, is_planned
+from planner.emit.call_arguments import Part, as_planned, checked_leaves, is_part, is_planned
+from planner.emit.check_shardings import check_layout
 from planner.emit.halo_exchange import exchanges
 from planner.emit.jitted import Jitted, jitted
-from planner.emit.laid_out_otherwise import check_layout
-from planner.emit.part_by_part import local_calls
-from planner.emit.sums_behind import loop_sums
+from planner.emit.local_ops import local_calls
+from planner.emit.loop_all_reduce import loop_sums
 from planner.errors import ArgumentError, MeshError
 from planner.machine.global_arrays import consume, placed
 from planner.machine.host_parts import laid_part
@@ -29,9 +29,9 @@ from planner.program.jaxpr.flatten import build_graph
 from planner.program.jaxpr.placements.meshless import with_axes
 from planner.program.jaxpr.rewrite import constrained
 from planner.program.mesh_axes import with_auto_axes
-from planner.program.mutation import write_back
 from planner.program.slots import Slot
-from planner.program.traced import Program
+from planner.program.tracing.mutation import write_back
+from planner.program.tracing.traced import Program
 from planner.rules.kernels.kernel_parts import kernels
 
 

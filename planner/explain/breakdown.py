@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.any_mesh.flow import Node, Transfer
-from planner.one_mesh.chosen import Chosen
-from planner.one_mesh.instance import Instance
-from planner.one_mesh.reshard import Step
-from planner.vectors import Floats
+from pbqp.vectors import Floats
+from planner.decisions.decision_graph import Node, Transfer
+from planner.pricing.assignment import Chosen
+from planner.pricing.instance import Instance
+from planner.pricing.reshard import Step
 
 COMPUTING = "computing"
 FEEDING = "feeding"

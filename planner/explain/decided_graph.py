@@ -19,16 +19,16 @@ from typing import NamedTuple, final
 
 import numpy as np
 
-from planner.any_mesh.flow import Transfer
-from planner.any_mesh.fused_pass import FactorSet, Part, pass_parts
-from planner.any_mesh.groups import Group, Placement
+from planner.compiler.fusion.loop_fusion import FactorSet, Part, pass_parts
+from planner.decisions.decision_graph import Transfer
+from planner.decisions.groups import Group, Placement
 from planner.emit.predict import run_seconds, runs_of
 from planner.explain.op_graph import Attributes, OpGraph, network_of
-from planner.one_mesh.chosen import Chosen
-from planner.one_mesh.costs import fetches, kernel_traffic
-from planner.one_mesh.reshard import Step
-from planner.one_mesh.specs import spec_of, spec_words
-from planner.predicted import Collective, as_lowered
+from planner.prediction import Collective, as_lowered
+from planner.pricing.assignment import Chosen
+from planner.pricing.candidates.specs import spec_of, spec_words
+from planner.pricing.op_cost import fetches, kernel_traffic
+from planner.pricing.reshard import Step
 from planner.program.graph import Op
 from planner.rules.primitives import kinds_where
 from planner.rules.rule import Dims

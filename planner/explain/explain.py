@@ -10,6 +10,9 @@ from typing import Literal
 import networkx as nx
 import numpy as np
 
+from pbqp.marginals import Effort, Marginals, marginals
+from pbqp.problem import Edge, Problem
+from pbqp.vectors import Indices
 from planner.errors import ArgumentError
 from planner.explain.decided_graph import decided
 from planner.explain.explanation import (
@@ -23,17 +26,14 @@ from planner.explain.explanation import (
 from planner.explain.op_graph import OpGraph, nodes_of
 from planner.explain.reasons import Reason, cost_reason, memory_reason
 from planner.explain.saved_values import SavedValue, SavedValues, naming
-from planner.one_mesh.chosen import Chosen
-from planner.one_mesh.instance import Instance
-from planner.one_mesh.memory import MemoryModel
-from planner.one_mesh.pins import base_name, close_names, matcher
-from planner.one_mesh.reshard import local_bytes
-from planner.one_mesh.specs import spec_of
+from planner.pricing.assignment import Chosen
+from planner.pricing.candidates.pins import base_name, close_names, matcher
+from planner.pricing.candidates.specs import spec_of
+from planner.pricing.instance import Instance
+from planner.pricing.memory import MemoryModel
+from planner.pricing.reshard import local_bytes
 from planner.program.graph import Aval
 from planner.rules.rule import Dims
-from planner.solver.marginals import Effort, Marginals, marginals
-from planner.solver.problem import Edge, Problem
-from planner.vectors import Indices
 
 MOST_TENSORS = 8
 MOST_SAVED = 16

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 from planner.explain.reasons import Reason
 from planner.explain.saved_values import SavedValue
-from planner.one_mesh.specs import spec_words
+from planner.pricing.candidates.specs import spec_words
 from planner.units import quantity
 
 MOST_MOVES = 4

@@ -36,14 +36,14 @@ from typing import Protocol, final
 import networkx as nx
 import numpy as np
 
-from planner.any_mesh.fused_pass import pass_parts
-from planner.any_mesh.groups import Grouping, group_ops
-from planner.any_mesh.liveness import Liveness, analyse
-from planner.one_mesh.costs import moved_bytes
-from planner.program.gc_pause import paused
+from planner.compiler.buffers.liveness import Liveness, analyse
+from planner.compiler.fusion.loop_fusion import pass_parts
+from planner.decisions.groups import Grouping, group_ops
+from planner.pricing.op_cost import moved_bytes
 from planner.program.graph import Graph, Op, Region, Tensor, type_words
 from planner.program.jaxpr.flatten import build_graph
-from planner.program.traced import Program
+from planner.program.tracing.gc_pause import paused
+from planner.program.tracing.traced import Program
 from planner.rules.op_work import op_flops, said_bytes
 
 OpGraph = nx.MultiDiGraph

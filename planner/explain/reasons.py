@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from planner.explain.breakdown import COMPUTING, FEEDING, STORING, Part, differences
-from planner.one_mesh.chosen import Chosen
-from planner.one_mesh.memory import MemoryModel
+from planner.pricing.assignment import Chosen
+from planner.pricing.memory import MemoryModel
 from planner.units import quantity
 
 ABOUT = 0.05

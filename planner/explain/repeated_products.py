@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import cost_models
 from planner.explain.saved_values import SavedValues
-from planner.forms.recompute import step_flops
-from planner.one_mesh.chosen import Chosen
-from planner.predicted import Products
+from planner.prediction import Products
+from planner.pricing.assignment import Chosen
 from planner.program.graph import Graph, Op
-from planner.program.jaxpr.crossings import line_of
+from planner.program.jaxpr.remat.residuals import line_of
 from planner.rules.op_work import body_of, op_flops
+from planner.transforms.remat_choice import step_flops
 
 
 def products_of(chosen: Chosen, saved: SavedValues, passes: int) -> tuple[Products, ...]:

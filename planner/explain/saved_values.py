@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from planner.forms.recompute import Choice, Front
-from planner.one_mesh.pins import base_name, matcher
+from planner.pricing.candidates.pins import base_name, matcher
 from planner.program.graph import Aval
+from planner.transforms.remat_choice import Choice, Front
 from planner.units import quantity
 
 

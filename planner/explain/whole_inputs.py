@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.any_mesh.inputs import Input
-from planner.one_mesh.chosen import Chosen
-from planner.predicted import Predicted
-from planner.solver.marginals import Effort, marginals
+from pbqp.marginals import Effort, marginals
+from planner.decisions.host_inputs import Input
+from planner.prediction import Predicted
+from planner.pricing.assignment import Chosen
 from planner.units import quantity
 
 LARGE = 0.01

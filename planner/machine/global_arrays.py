@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from planner.errors import ArgumentError
 from planner.machine.processes import Processes, words_of
-from planner.program.arguments import canonical_dtype
+from planner.program.tracing.arguments import canonical_dtype
 
 GATHERED_BYTES = 2.0**28
 """Most bytes of global arrays that are brought together on every device for a check."""

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from planner.errors import ArgumentError, MeshError
 from planner.machine.global_arrays import is_global, is_key
-from planner.program.arguments import canonical_dtype
+from planner.program.tracing.arguments import canonical_dtype
 
 
 def crossing_axes(mesh: Mesh) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from cost_models import Topology
-from cost_models.compilers import STACKS_CARRIED
+from planner.compiler.targets import STACKS_CARRIED
 from planner.errors import MeshError
 from planner.machine.aot_child import place_of
 from planner.machine.device_mesh import DeviceOrder, in_order, lay_out

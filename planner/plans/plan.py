@@ -10,9 +10,10 @@ from typing import Any, final
 
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
+from planner.autotune_log import Refined
 from planner.decision import Certificate, Checked, Decision, Guessed, Replicated, Ruled
+from planner.emit.alternatives import remedied
 from planner.emit.runner import Runner
-from planner.emit.variants import remedied
 from planner.errors import ArgumentError
 from planner.explain.explain import Alternatives, explain
 from planner.explain.explanation import Explanation
@@ -20,12 +21,11 @@ from planner.explain.op_graph import OpGraph
 from planner.explain.repeated_products import products_of
 from planner.logical import LogicalAxes
 from planner.machine.target import Target
-from planner.plans.page.written import in_notebook, write_page
-from planner.plans.saved.store import save_decision
-from planner.plans.words.report import describe
-from planner.predicted import Predicted, Products
-from planner.program.jaxpr.expanded import has_remats
-from planner.refined import Refined
+from planner.plan_file.store import save_decision
+from planner.prediction import Predicted, Products
+from planner.program.jaxpr.microbatch.expanded import has_remats
+from planner.report.html.page_file import in_notebook, write_page
+from planner.report.text import describe
 from planner.verify.verification import COMPILE_LIMIT_S, Verification, verify
 
 
@@ -275,7 +275,7 @@ class Plan:
         return self._with(replace(self._decision, checked=tuple(checked)), compiled)
 
     def remedied(self, error: str) -> Plan:
-        """The same plan with the compiler options of an entry of `cost_models.compilers.REMEDIES`."""
+        """The same plan with the compiler options of an entry of `planner.compiler.targets.REMEDIES`."""
         decision = remedied(self._decision, error)
         return Plan(
             decision=decision, runner=self._runner.of(decision), alternatives=self._state_problem, seed=self._seed

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner.program.traced import Program
+from planner.program.tracing.traced import Program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from planner.program.graph import Aval
-from planner.program.traced import Program
+from planner.program.tracing.traced import Program
 
 
 def pair_outputs(program: Program) -> tuple[dict[int, int], dict[int, int]]:

@@ -1,6 +1,6 @@
 """Composition: several ops, each with a rule, as one op with one rule.
 
-Dims that the same tensor passes between ops become one dim, as in `planner.any_mesh.groups`, but here over all ops: a
+Dims that the same tensor passes between ops become one dim, as in `planner.decisions.groups`, but here over all ops: a
 factor may be split in the whole only if every op may split it. A reduced factor stays one only where nothing but the
 sum (or the largest, ...) of partial results can come out: what reduces it may be followed by ops that commute with the
 reduction, and every result of the whole must be partial.

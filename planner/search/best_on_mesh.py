@@ -15,18 +15,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from planner.one_mesh.instance import Instance
-from planner.one_mesh.memory import MemoryModel
+from pbqp.budget import Budget
+from pbqp.compiled import is_compiled, is_large
+from pbqp.network.table_cache import TableCache
+from pbqp.smaller.quotient import solve_shared, words
+from pbqp.smaller.smaller import Chain, floor_of
+from pbqp.solution import Solution
+from planner.pricing.instance import Instance
+from planner.pricing.memory import MemoryModel
 from planner.search.least_memory import GAP, Aim, Least, least_memory
 from planner.search.narrow import narrow
-from planner.search.one_per_class import SharedInstance
+from planner.search.shared_layers import SharedInstance
 from planner.search.within_limit import LARGE_LEFT, OVER, LimitSearch, Within
-from planner.solver.budget import Budget
-from planner.solver.compiled import is_compiled, is_large
-from planner.solver.network.table_cache import TableCache
-from planner.solver.smaller.quotient import solve_shared, words
-from planner.solver.smaller.smaller import Chain, floor_of
-from planner.solver.solution import Solution
 
 LARGE_SECONDS = 10.0
 """Time for closing the gap of a mesh whose problem is large: little comes of more."""

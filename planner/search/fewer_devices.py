@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 from planner.decision import OPTIMAL_GAP
 from planner.errors import InfeasibleError, PinError
-from planner.one_mesh.instance import Instance
-from planner.one_mesh.memory import MemoryModel
-from planner.one_mesh.mesh import Shape
-from planner.one_mesh.strategies import Strategies
+from planner.pricing.candidates.strategies import Strategies
+from planner.pricing.instance import Instance
+from planner.pricing.memory import MemoryModel
+from planner.pricing.mesh import Shape
 from planner.search.best_on_mesh import Candidate
 
 TIED = 1e-9

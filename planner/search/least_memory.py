@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 from scipy.optimize import linprog
 
-from planner.one_mesh.memory import MemoryModel
-from planner.solver.budget import Budget
-from planner.solver.problem import Problem
-from planner.solver.smaller.quotient import solve_shared
-from planner.vectors import Floats
+from pbqp.budget import Budget
+from pbqp.problem import Problem
+from pbqp.smaller.quotient import solve_shared
+from pbqp.vectors import Floats
+from planner.pricing.memory import MemoryModel
 
 WEIGHT_ROUNDS = 40
 GAP = 0.01

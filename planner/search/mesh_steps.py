@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, final
 
-from planner.one_mesh.instance import Instance
+from pbqp.budget import Budget
+from pbqp.deadline import Deadline
+from planner.pricing.instance import Instance
 from planner.search.best_on_mesh import Candidate, Looked, Outcome, Postponed, free_plan, least_plan, look
 from planner.search.least_memory import Least
-from planner.search.states import States
-from planner.solver.budget import Budget
-from planner.solver.deadline import Deadline
+from planner.search.problem_source import States
 
 Step = Literal["look", "free", "limited", "closed", "least"]
 """What is below a cutoff; the best plan without a limit; the best within it; the same to the end; that of least memory."""

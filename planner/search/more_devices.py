@@ -11,11 +11,11 @@ import math
 from collections.abc import Mapping
 from contextlib import suppress
 
+from pbqp.budget import Budget
 from planner.errors import InfeasibleError, MeshError, Offer, PinError
-from planner.one_mesh.memory import MemoryModel, whole_bytes
+from planner.pricing.memory import MemoryModel, whole_bytes
 from planner.search.least_memory import Aim, least_memory
-from planner.search.states import States
-from planner.solver.budget import Budget
+from planner.search.problem_source import States
 from planner.units import quantity
 
 MOST_TIMES = 64

@@ -12,11 +12,11 @@ from typing import Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
-from planner.solver.compiled import is_compiled
-from planner.solver.memory_rows import Indices
-from planner.solver.problem import Array, Problem
-from planner.solver.smaller.narrow import cheap, restricted, swept
-from planner.solver.smaller.smaller import Choice, floor_of
+from pbqp.compiled import is_compiled
+from pbqp.memory_rows import Indices
+from pbqp.problem import Array, Problem
+from pbqp.smaller.narrow import cheap, restricted, swept
+from pbqp.smaller.smaller import Choice, floor_of
 
 
 class Stated(Protocol):

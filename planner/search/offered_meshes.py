@@ -9,9 +9,9 @@ from planner.decision import Request
 from planner.errors import InfeasibleError, MeshError, PinError
 from planner.machine.processes import words_of
 from planner.machine.target import Target
-from planner.one_mesh.mesh import AXIS_NAMES, Shape, check_mesh, factorizations, mesh_words
-from planner.one_mesh.pins import axes_named
-from planner.program.traced import Program
+from planner.pricing.candidates.pins import axes_named
+from planner.pricing.mesh import AXIS_NAMES, Shape, check_mesh, factorizations, mesh_words
+from planner.program.tracing.traced import Program
 
 
 def offered_meshes(

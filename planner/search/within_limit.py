@@ -26,13 +26,13 @@ from typing import Any
 import numpy as np
 from scipy.optimize import linprog
 
-from planner.one_mesh.memory import LEFT_OUT, MemoryModel
+from pbqp.budget import Budget
+from pbqp.compiled import is_compiled, is_large
+from pbqp.smaller.quotient import solve_shared
+from pbqp.solution import Solution
+from pbqp.vectors import Floats
+from planner.pricing.memory import LEFT_OUT, MemoryModel
 from planner.search.least_memory import Aim, Least, least_memory, peaks
-from planner.solver.budget import Budget
-from planner.solver.compiled import is_compiled, is_large
-from planner.solver.smaller.quotient import solve_shared
-from planner.solver.solution import Solution
-from planner.vectors import Floats
 
 FIRST_PRICE = 0.01
 """What the whole limit costs at the first prices, as a part of the value without a limit."""

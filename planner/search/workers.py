@@ -24,9 +24,9 @@ from multiprocessing.context import ForkProcess
 from types import TracebackType
 from typing import final
 
+from pbqp.deadline import Deadline
 from planner.machine.cores import bytes_left, copies_that_fit
 from planner.search.mesh_steps import Report, Task
-from planner.solver.deadline import Deadline
 from planner.units import quantity
 
 Do = Callable[[Task, Deadline], Report]

@@ -37,7 +37,7 @@ from typing import Any, Literal
 
 import jax
 
-from cost_models.compilers import REMEDIES, remedy_of
+from planner.compiler.targets import REMEDIES, remedy_of
 from planner.errors import ArgumentError, CompileError
 from planner.machine import aot_child
 from planner.machine.aot_child import Place
@@ -91,7 +91,7 @@ class AotReport:
     no compiler for the platform is installed. `message` is the compiler's. `memory` and `collectives` are those of one
     device; of an "oom", `memory` is None and `needed_bytes` what would be needed; of a CPU it is never said.
     `hlo` is the scheduled HLO text, which `hlo.schedule` prices. `rematerialized` are the compiler's "involuntary
-    full rematerialization" warnings. `remedy` is the entry of `cost_models.compilers.REMEDIES` with whose options it was
+    full rematerialization" warnings. `remedy` is the entry of `planner.compiler.targets.REMEDIES` with whose options it was
     compiled, "" where the request was enough. `seconds` is the wall time of the child, or of both.
     """
 

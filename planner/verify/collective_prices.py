@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cost_models import CostModel, Roofline, Topology, collectives
-from cost_models.links import Link
+from cost_models import CostModel, Roofline, Topology
+from cost_models.network import collectives
+from cost_models.network.links import Link
 from planner.verify.hlo.collectives import CompiledCollective
 from planner.verify.hlo.schedule import ring_seconds
 

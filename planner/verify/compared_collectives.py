@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.decision import Decision
-from planner.predicted import Collective, as_lowered
+from planner.prediction import Collective, as_lowered
 from planner.program.jaxpr.origins import own_line, short_line
 from planner.units import quantity
 from planner.verify.collective_prices import CollectivePrices, collective_prices, plain_kind

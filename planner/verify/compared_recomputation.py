@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.predicted import Products
+from planner.prediction import Products
 from planner.units import quantity
 
 MISSING = 0.5

@@ -10,13 +10,13 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from cost_models.compilers import REMEDIES, remedy_of
+from planner.compiler.targets import REMEDIES, remedy_of
 from planner.machine.aot_child import Place, place_of
 from planner.machine.compile_target import why_not_compiled
 from planner.machine.device_topology import whole_of
 from planner.machine.target import Target
 from planner.program.jaxpr.rewrite import as_traced
-from planner.program.traced import Program
+from planner.program.tracing.traced import Program
 from planner.verify.aot import AotReport, aot_compile, unavailable_reason
 from planner.verify.hlo.collectives import read_collectives
 from planner.verify.hlo.memory import memory_of

@@ -26,10 +26,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from planner.decision import Decision
 from planner.machine.global_arrays import host, is_key, parts, placed, whole
 from planner.machine.target import Target
+from planner.program.jaxpr.canonicalize.widen import narrowest_float, widened
 from planner.program.jaxpr.placements.parallelism import named_devices
 from planner.program.jaxpr.rewrite import plain
-from planner.program.jaxpr.widen import narrowest_float, widened
-from planner.program.traced import Program
+from planner.program.tracing.traced import Program
 from planner.rules.primitives import kinds_where
 
 NOISE_FACTOR = 8.0

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from cost_models.compilers import REMEDIES, remedy_of
+from planner.compiler.targets import REMEDIES, remedy_of
 from planner.decision import Checked, Decision
+from planner.emit.alternatives import options_words, remedied
 from planner.emit.runner import Runner
-from planner.emit.variants import options_words, remedied
 from planner.machine.global_arrays import in_common
 from planner.machine.processes import Processes
-from planner.predicted import Products
+from planner.prediction import Products
 from planner.units import quantity
 from planner.verify.compared_collectives import BETWEEN_SLICES, Collectives, between_slices, compare_collectives
 from planner.verify.compared_memory import Memory, compare_memory, does_not_fit
@@ -54,7 +54,7 @@ class Verification:
 
     `seconds` and `recomputation` inform: no verdict comes of them. None where nothing was compiled, and where the plan
     computes nothing again. `remedy`: the plan compiles only with more options than it has, those of this entry of
-    `cost_models.compilers.REMEDIES`, with which the rest was found; that fails, too.
+    `planner.compiler.targets.REMEDIES`, with which the rest was found; that fails, too.
     """
 
     numerics: Numerics

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from planner.cli.main import main
-from planner.plans import checks
+from planner.planning import checks
 from planner.verify import compiled, scheduled
-from tests.plans.test_attempts import Compiler, report
+from tests.planning.test_candidates import Compiler, report
 
 PROGRAM = """
 import jax
-from tests.plans.test_attempts import WIDE, step
+from tests.planning.test_candidates import WIDE, step
 
 def large():
     return step, (WIDE, WIDE, WIDE)

@@ -23,15 +23,15 @@ import numpy as np
 from jax._src.internal_test_util import test_harnesses
 
 import planner
-from planner.any_mesh.groups import Grouping, group_ops
+from planner.decisions.groups import Grouping, group_ops
 from planner.errors import PlannerError
 from planner.machine.target import resolve
-from planner.plans.decide import alternatives
+from planner.plans.alternatives import alternatives
+from planner.problem import Session
 from planner.program.graph import Graph, Op
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.slots import BOUNDARY
-from planner.program.trace import trace
-from planner.session import Session
+from planner.program.tracing.trace import trace
 from planner.testing import free_wires
 from planner.verify.numerics import compare_numerics
 

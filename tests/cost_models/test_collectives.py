@@ -17,7 +17,7 @@ from cost_models import (
     Segment,
     parse_topology,
 )
-from cost_models.collectives import affine, seconds, traffic
+from cost_models.network.collectives import affine, seconds, traffic
 
 KINDS = ("all-gather", "reduce-scatter", "all-reduce")
 MESHES = [

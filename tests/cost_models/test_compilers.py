@@ -7,7 +7,7 @@ import math
 import pytest
 
 from cost_models import Roofline, parse_topology
-from cost_models.compilers import HIDDEN_GATHERS, all_reduced_bytes, flops_that_hide
+from planner.compiler.targets import HIDDEN_GATHERS, all_reduced_bytes, flops_that_hide
 
 ALWAYS, NEVER, GATHERED = math.inf, 0.0, 16 * 2**20
 

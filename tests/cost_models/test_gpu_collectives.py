@@ -7,8 +7,8 @@ import math
 import pytest
 
 from cost_models import CHIPS, CostModelError, Roofline, Topology, parse_topology
-from cost_models.collectives import COLLECTIVE_KINDS
-from cost_models.links import Link
+from cost_models.network.collectives import COLLECTIVE_KINDS
+from cost_models.network.links import Link
 
 MIB = 2**20
 

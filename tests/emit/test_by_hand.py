@@ -12,8 +12,8 @@ from jax import lax
 from planner.emit.by_hand import ADDING, How, by_hand, chosen_split, laid_split
 from planner.emit.constraints import place
 from planner.emit.halo_exchange import exchanges
-from planner.emit.part_by_part import local_calls
-from planner.one_mesh.chosen import Chosen
+from planner.emit.local_ops import local_calls
+from planner.pricing.assignment import Chosen
 from tests.hazards.hazard_cases import Case
 from tests.hazards.hazard_trial import Bench
 

@@ -20,13 +20,13 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import planner
-from planner.any_mesh.groups import group_ops
+from planner.decisions.groups import group_ops
 from planner.emit.halo_exchange import exchanges
-from planner.one_mesh.specs import spec_of
-from planner.one_mesh.strategies import group_strategies
+from planner.pricing.candidates.specs import spec_of
+from planner.pricing.candidates.strategies import group_strategies
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.jaxpr.rewrite import constrained
-from planner.program.trace import trace
+from planner.program.tracing.trace import trace
 from planner.rules.primitives import slides_of, traits
 from planner.rules.sliding import Slide, hops
 from planner.verify.aot import unavailable_reason

@@ -15,9 +15,9 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import planner
-from cost_models.compilers import NO_WINDOWED_EINSUM
+from planner.compiler.targets import NO_WINDOWED_EINSUM
+from planner.emit.alternatives import variants
 from planner.emit.jitted import Jitted, jitted
-from planner.emit.variants import variants
 from planner.errors import ArgumentError
 from planner.verify.aot import lower_request
 from tests.small import NEVER, mlp, mlp_args, shapes

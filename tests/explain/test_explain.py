@@ -13,7 +13,7 @@ import planner
 from planner.errors import ArgumentError
 from planner.explain.breakdown import differences
 from planner.explain.explanation import MOST_ALTERNATIVES
-from planner.one_mesh.chosen import Chosen
+from planner.pricing.assignment import Chosen
 from tests.small import NEVER, mlp, mlp_args, shapes, train_args, train_step
 
 MESH = {"data": 4, "model": 2}

@@ -1,7 +1,7 @@
 """Reproductions of the known hazards: `python -m tests.hazards.hazard_known` tells which of them this JAX still gets wrong.
 
 Each is a small program and the constraints under which XLA's partitioner computes it wrongly, or dies. They run in child
-processes. A hazard that is told as mended on every supported JAX can leave the table of `planner.one_mesh.hazards`.
+processes. A hazard that is mended on every supported JAX can leave the table of `planner.pricing.candidates.hazards`.
 """
 
 from __future__ import annotations

@@ -20,18 +20,19 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks.asked import least_time
 from cost_models import Topology
+from pbqp.methods import solve
+from pbqp.problem import Problem
 from planner.emit.constraints import place
 from planner.emit.runner import Runner
 from planner.machine.target import Target
-from planner.one_mesh.chosen import Chosen
-from planner.one_mesh.instance import Instance
-from planner.plans.decide import alternatives, decide
+from planner.planning.finalize import decide
+from planner.plans.alternatives import alternatives
 from planner.plans.plan import Plan
-from planner.program.trace import trace
-from planner.search.meshes import Candidate
-from planner.session import Session
-from planner.solver.methods import solve
-from planner.solver.problem import Problem
+from planner.pricing.assignment import Chosen
+from planner.pricing.instance import Instance
+from planner.problem import Session
+from planner.program.tracing.trace import trace
+from planner.search.mesh_search import Candidate
 from tests.hazards.hazard_cases import Case
 
 SHARE = {"bfloat16": 0.05, "float16": 0.01, "float8_e4m3fn": 0.2}

@@ -7,10 +7,10 @@ import pytest
 
 from planner.emit.constraints import place
 from planner.emit.halo_exchange import exchanges
-from planner.emit.part_by_part import local_calls
-from planner.one_mesh.chosen import Chosen
-from planner.one_mesh.hazards import HAZARDS
-from planner.one_mesh.specs import spec_of
+from planner.emit.local_ops import local_calls
+from planner.pricing.assignment import Chosen
+from planner.pricing.candidates.hazards import HAZARDS
+from planner.pricing.candidates.specs import spec_of
 from tests.hazards import hazard_cases, hazard_hunt, hazard_known
 from tests.hazards.hazard_trial import Bench
 

@@ -27,7 +27,7 @@ from planner.errors import ArgumentError, MeshError
 from planner.machine.aot_child import Place, devices_of, place_of
 from planner.machine.device_mesh import extents_of, lay_out
 from planner.machine.target import Target, resolve
-from planner.one_mesh.mesh import factorizations
+from planner.pricing.mesh import factorizations
 from planner.verify.aot import lower_request, unavailable_reason
 from tests.small import NEVER
 

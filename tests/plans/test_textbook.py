@@ -13,7 +13,7 @@ import jax
 import pytest
 
 import planner
-from cost_models import collectives
+from cost_models.network import collectives
 from planner.verify.hlo.collectives import CompiledCollective, read_collectives
 from tests.plans.textbook import ALTERNATIVES, CASES, SCALAR_BYTES, SLOW_FAST, Case, Key
 

@@ -15,12 +15,12 @@ import pytest
 from jax import lax
 
 import planner
-from planner.any_mesh.program_model import model_of
-from planner.program.jaxpr import carried_stacks
+from planner.compiler.analysis import model_of
 from planner.program.jaxpr.bodies import equations_of
-from planner.program.jaxpr.carried_stacks import with_stacks_carried
+from planner.program.jaxpr.canonicalize import carried_stacks
+from planner.program.jaxpr.canonicalize.carried_stacks import with_stacks_carried
 from planner.program.jaxpr.flatten import build_graph
-from planner.program.trace import trace
+from planner.program.tracing.trace import trace
 
 LAYERS, BATCH, LENGTH, WIDTH = 4, 2, 8, 4
 CACHE = np.arange(LAYERS * BATCH * LENGTH * WIDTH, dtype=np.float32).reshape(LAYERS, BATCH, LENGTH, WIDTH) / 99

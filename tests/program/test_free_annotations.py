@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import planner
-from planner.program.trace import trace
+from planner.program.tracing.trace import trace
 from planner.testing import assert_same_as_single_device
 
 FREE = planner.Options(check="never", annotations="free")

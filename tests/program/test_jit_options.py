@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 import planner
 from planner.errors import ArgumentError, PlanFileError
-from planner.program.trace import trace
+from planner.program.tracing.trace import trace
 
 X = jnp.linspace(-1.0, 1.0, 64).reshape(8, 8)
 NEVER = planner.Options(check="never")

@@ -15,11 +15,11 @@ from jax.sharding import PartitionSpec as P
 
 import planner
 from planner.errors import PinError
-from planner.one_mesh.pins import base_name
+from planner.pricing.candidates.pins import base_name
 from planner.program.graph import Graph
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.jaxpr.origins import module_of, own_line
-from planner.program.trace import trace
+from planner.program.tracing.trace import trace
 
 X = jnp.ones((8, 16))
 QUICK = planner.Options(check="never", recompute="as written")
@@ -61,9 +61,9 @@ def test_name_stacks_are_read(stack: str, module: str, stage: str) -> None:
 def test_own_code_is_that_outside_of_libraries_and_within_what_is_planned() -> None:
     library, own = "/venv/lib/python3.11/site-packages/flax/linen/linear.py:287", "/home/me/my model/net.py:12:8 (call)"
     assert own_line([library, own, "/home/me/train.py:3"]) == "my model/net.py:12"
-    assert own_line([library, planner.__file__.replace("__init__", "program/trace") + ":1", own]) == ""
+    assert own_line([library, planner.__file__.replace("__init__", "program/tracing/trace") + ":1", own]) == ""
     assert (
-        own_line([library, planner.__file__.replace("__init__", "program/libraries") + ":1", own])
+        own_line([library, planner.__file__.replace("__init__", "program/tracing/libraries") + ":1", own])
         == "my model/net.py:12"
     )
 

@@ -14,7 +14,7 @@ from jax import lax
 import planner
 from planner.program.graph import Aval
 from planner.program.jaxpr.flatten import build_graph
-from planner.program.trace import trace
+from planner.program.tracing.trace import trace
 from planner.rules.primitives import rule_of
 from planner.testing import assert_same_as_single_device
 

@@ -14,8 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 from planner.errors import TraceError
 from planner.program.jaxpr.bodies import equations_of, opened
-from planner.program.trace import trace
-from planner.program.traced import Program
+from planner.program.tracing.trace import trace
+from planner.program.tracing.traced import Program
 
 EXPLICIT = AbstractMesh((4, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
 MIXED = AbstractMesh((4, 2), ("x", "y"), axis_types=(AxisType.Explicit, AxisType.Auto))

@@ -15,7 +15,7 @@ import pytest
 
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.loop_invariant import lifted, outermost
-from planner.program.trace import trace
+from planner.program.tracing.trace import trace
 from tests.programs.builder import Do
 from tests.programs.check import failure, failure_of
 from tests.programs.drawn import cases
@@ -28,7 +28,7 @@ IMAGE = ((8, 4, 4, 8), F32)
 CUBE = {"x": 2, "y": 2, "z": 2}
 
 KNOWN: Mapping[str, Case] = {
-    # A device's part of a whole operand and the element that it updates became one slice (see `planner.one_mesh.hazards`).
+    # A device's part of a whole operand and the element that it updates became one slice: see `pricing.candidates.hazards`.
     "a scatter of one update into a part of a whole array": (
         Description((((1,), "int32"), ((8,), "key")), (Do("one_hot", b=1), Do("rows", c=5))),
         CUBE,

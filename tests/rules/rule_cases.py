@@ -23,7 +23,7 @@ from jax.extend.core import primitives as core
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from planner.program.graph import Aval
-from planner.program.jaxpr.rolls import roll
+from planner.program.jaxpr.canonicalize.rolls import roll
 
 DTYPES: Mapping[str, Any] = {
     "b": np.bool_,

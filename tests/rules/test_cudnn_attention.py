@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import planner
 from planner.program.jaxpr.flatten import build_graph
-from planner.program.trace import trace
+from planner.program.tracing.trace import trace
 from planner.rules.choose import op_rule
 
 KINDS = ("dot_product_attention_fwd_wrapper", "dot_product_attention_bwd_wrapper")

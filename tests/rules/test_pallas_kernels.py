@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import planner
 from planner.program.jaxpr.flatten import build_graph
-from planner.program.trace import trace
+from planner.program.tracing.trace import trace
 from planner.rules.choose import op_rule
 from planner.rules.op_work import is_guessed, op_flops, said_bytes
 from planner.testing import assert_same_as_single_device, free_wires

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 import planner
 from planner.errors import ArgumentError, RuleError
 from planner.program.jaxpr.flatten import build_graph
-from planner.program.trace import trace
+from planner.program.tracing.trace import trace
 from planner.rules.kernels.kernel_parts import Parts, kernels
 from planner.rules.kernels.rule_for import rule_for
 from planner.rules.primitives import kinds_where

@@ -10,11 +10,11 @@ import pytest
 
 from benchmarks.asked import least_time
 from cost_models import parse_topology
+from pbqp.smaller.smaller import floor_of
 from planner.machine.target import resolve
-from planner.one_mesh.mesh import factorizations
-from planner.program.trace import trace
-from planner.session import Session
-from planner.solver.smaller.smaller import floor_of
+from planner.pricing.mesh import factorizations
+from planner.problem import Session
+from planner.program.tracing.trace import trace
 from tests.sessions import small_session
 
 ROWS, WIDTH = 65536, 2048

@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from planner.one_mesh.memory import MemoryModel
+from pbqp.budget import Budget
+from pbqp.deadline import Deadline
+from planner.pricing.memory import MemoryModel
 from planner.search.best_on_mesh import Outcome, Postponed, free_plan
 from planner.search.within_limit import OVER
-from planner.solver.budget import Budget
-from planner.solver.deadline import Deadline
 from tests.sessions import ALIKE, small_session
 
 SHAPE = {"x": 4, "y": 2}

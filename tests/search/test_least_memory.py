@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 
 from benchmarks.asked import least_time
+from pbqp.budget import Budget
+from pbqp.deadline import Deadline
+from pbqp.smaller.quotient import solve_shared
 from planner.machine.target import resolve
-from planner.one_mesh.memory import MemoryModel
-from planner.program.trace import trace
+from planner.pricing.memory import MemoryModel
+from planner.problem import Session
+from planner.program.tracing.trace import trace
 from planner.search import least_memory as module
 from planner.search.best_on_mesh import Outcome, best_of_peak, least_plan
 from planner.search.least_memory import GAP, WEIGHT_ROUNDS, Aim, least_memory
 from planner.search.within_limit import LimitSearch
-from planner.session import Session
-from planner.solver.budget import Budget
-from planner.solver.deadline import Deadline
-from planner.solver.smaller.quotient import solve_shared
 from tests.sessions import small_session
 
 F32 = jnp.float32

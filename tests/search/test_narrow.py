@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from pbqp.methods import solve
+from pbqp.problem import Edge, Problem
+from pbqp.smaller.narrow import swept
 from planner.search.narrow import narrow
-from planner.solver.methods import solve
-from planner.solver.problem import Edge, Problem
-from planner.solver.smaller.narrow import swept
 from tests.sessions import small_session
 
 

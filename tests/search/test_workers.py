@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from planner.errors import SolverError
+from pbqp.deadline import Deadline
+from pbqp.errors import SolverError
 from planner.machine import cores
+from planner.problem import Session
 from planner.search import workers as pool
+from planner.search.mesh_search import Asked, Found, search
 from planner.search.mesh_steps import Desk, Report, Task
-from planner.search.meshes import Asked, Found, search
 from planner.search.workers import Workers
-from planner.session import Session
-from planner.solver.deadline import Deadline
 from tests.sessions import ALIKE, small_session
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked on Linux only")

@@ -15,7 +15,7 @@ import pytest
 import planner
 from cost_models import parse_topology
 from planner.decision import Decision
-from planner.predicted import Collective
+from planner.prediction import Collective
 from planner.verify import differences
 from planner.verify.compared_collectives import Collectives, compare_collectives
 from planner.verify.hlo.collectives import CompiledCollective

@@ -10,11 +10,11 @@ import pytest
 
 import planner
 from planner.options import Options, Recompute
-from planner.predicted import Products
+from planner.prediction import Products
 from planner.verify.aot import unavailable_reason
 from planner.verify.compared_recomputation import compare_recomputation
 from planner.verify.hlo.products import read_products
-from tests.forms.loops import PROGRAMS, arguments
+from tests.transforms.loops import PROGRAMS, arguments
 
 MESH = {"x": 2, "y": 2}
 WIDE = jax.ShapeDtypeStruct((256, 512), jnp.float32)

@@ -1,4 +1,4 @@
-"""Collectives over all devices and over some, as the TPU compiler makes them: what `cost_models.compilers` says."""
+"""Collectives over all devices and over some, as the TPU compiler makes them: what `planner.compiler.targets` says."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from cost_models import Roofline, objective, parse_topology
-from planner.one_mesh.mesh import make_mesh
+from planner.pricing.mesh import make_mesh
 from planner.verify.aot import aot_compile, unavailable_reason
 
 pytestmark = pytest.mark.skipif(bool(unavailable_reason("tpu")), reason=unavailable_reason("tpu") or "libtpu is there")

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from planner.program.arguments import aval_of
 from planner.program.graph import Aval, Body, Graph, Op, Path, Region, Tensor
-from planner.program.jaxpr.equal_values import EqualValues
+from planner.program.jaxpr.canonicalize.cse import EqualValues
 from planner.program.jaxpr.origins import Origin, lines_of, module_of
+from planner.program.tracing.arguments import aval_of
 
 WhileTrips = float | Mapping[str, float]
 NO_SOURCE = "(no source)"

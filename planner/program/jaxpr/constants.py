@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.extend.core as jex_core
 
-from planner.program.arguments import aval_of
 from planner.program.jaxpr.bodies import consts_of, fresh_var, opened
+from planner.program.tracing.arguments import aval_of
 
 HOISTED_BYTES = 64 * 1024
 """Least size of an array that a function closes over for it to be planned as an argument is."""

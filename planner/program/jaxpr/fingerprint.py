@@ -11,7 +11,7 @@ import jax.extend.core as jex_core
 import numpy as np
 
 from planner.program.jaxpr.bodies import body_of, opened, structure_of
-from planner.program.traced import Program
+from planner.program.tracing.traced import Program
 
 
 def fingerprint(program: Program) -> str:

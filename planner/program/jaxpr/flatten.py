@@ -34,7 +34,7 @@ from planner.program.jaxpr.needed import live
 from planner.program.jaxpr.origins import Origin
 from planner.program.jaxpr.placements.demanded_specs import demanded_specs
 from planner.program.jaxpr.trips import while_trips_of
-from planner.program.traced import Program
+from planner.program.tracing.traced import Program
 
 Env = dict[Any, int]
 

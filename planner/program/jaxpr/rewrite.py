@@ -15,7 +15,7 @@ from planner.program.jaxpr.calls import equations_by
 from planner.program.jaxpr.placements.constraints import constraint_equation, is_placement
 from planner.program.jaxpr.placements.meshless import as_function, equations_made
 from planner.program.slots import Slot
-from planner.program.traced import Program
+from planner.program.tracing.traced import Program
 
 
 class Edits(Protocol):

@@ -23,7 +23,7 @@ from planner.program.jaxpr.flatten import build_graph
 from planner.program.jaxpr.pallas.pallas_calls import pallas_call_of
 from planner.program.slots import Slot
 from planner.program.spec_entries import axes_of_entry, parts_over
-from planner.program.trace import trace
+from planner.program.tracing.trace import trace
 from planner.rules.kernels.kernel_work import KernelWork
 from planner.rules.kernels.library_kernels import library_run
 from planner.rules.kernels.pallas_kernel import call_rule, call_work

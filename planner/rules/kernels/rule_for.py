@@ -13,10 +13,10 @@ import jax.extend.source_info_util as source_info_util
 from jax.experimental.custom_partitioning import custom_partitioning
 
 from planner.errors import ArgumentError, RuleError
-from planner.program.arguments import name_of
 from planner.program.graph import Graph, Op
 from planner.program.jaxpr.flatten import build_graph
-from planner.program.trace import trace
+from planner.program.tracing.arguments import name_of
+from planner.program.tracing.trace import trace
 from planner.rules.choose import op_rule
 from planner.rules.composite import CompositeStep, compose
 from planner.rules.kernels.kernel_parts import COMBINE, Parts, as_sdy_rule

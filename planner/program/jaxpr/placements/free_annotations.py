@@ -21,7 +21,7 @@ from planner.program.jaxpr.calls import equations_by
 from planner.program.jaxpr.origins import lines_of
 from planner.program.jaxpr.placements.open_shard_map import opened_shard_map
 from planner.program.jaxpr.placements.vmappable_collectives import Unopenable, vmappable
-from planner.program.traced import Annotations
+from planner.program.tracing.traced import Annotations
 
 MOST_LINES = 3
 """Source lines that a note names."""

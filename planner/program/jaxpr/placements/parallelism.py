@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding
 from planner.errors import TraceError
 from planner.program.jaxpr.bodies import equations_of
 from planner.program.mesh_axes import with_auto_axes
-from planner.program.traced import Effects, Parallelism, ShardingTypes
+from planner.program.tracing.traced import Effects, Parallelism, ShardingTypes
 
 
 def parallelism_of(jaxpr: Any, types: ShardingTypes | None = None) -> Parallelism | None:

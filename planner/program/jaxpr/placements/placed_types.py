@@ -11,7 +11,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from planner.program.jaxpr.bodies import opened
 from planner.program.mesh_axes import explicit_axes
-from planner.program.traced import ShardingTypes
+from planner.program.tracing.traced import ShardingTypes
 
 
 def named_mesh(aval: Any) -> Any:

@@ -1,0 +1,241 @@
+"""The method that composes the others, from the cheapest proof to the dearest.
+
+1. Without rows: reductions; if what is left can be eliminated, that is the optimum. Otherwise messages bound and prune,
+   local search finds, reductions and elimination are tried again on the rest, and the program (ILP) closes the gap.
+2. If that optimum violates no row it is the answer. Otherwise the violated rows, and only those, become active: prices
+   bound and prune, local search repairs, the program with the active rows closes the gap.
+3. If the optimum under the active rows violates another row, that one becomes active too, and so on.
+4. Where that leaves a gap, and from the start for large problems with rows, `primal_dual` goes on: a program with rows
+   added where violated, if that is small, then prices and block moves, compiled.
+
+Before 2, problems with rows that are not small try sweeps and moves of that method that are counted, not timed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pbqp.bounds.cutting_planes import best_prices
+from pbqp.bounds.subgradient import Effort, tighten
+from pbqp.compiled import is_compiled, is_large
+from pbqp.control import Control
+from pbqp.exact import elimination
+from pbqp.exact.ilp import IntegerProgram
+from pbqp.heuristics.local_search import LocalSearch
+from pbqp.incumbent import Incumbent
+from pbqp.infeasible import why_infeasible
+from pbqp.network.network import Indices
+from pbqp.problem import Problem
+from pbqp.row_table import RowTable
+from pbqp.smaller.prepared import Prepared
+from pbqp.solution import RELATIVE_TOLERANCE, Detail, Solution
+
+if TYPE_CHECKING:
+    from pbqp.compiled.multiplicative_weights import Dual
+
+VARIABLES_PER_SECOND = 20_000
+"""How large a program is tried: variables per second left. HiGHS solves tight ones of 1e5 variables in seconds."""
+
+SQUEEZES = 10
+"""Most rounds of bounding and pruning before the program."""
+ROUGH_SQUEEZES = 2
+"""Most rounds for large problems where a gap may stay."""
+ROUND_PAYS = 0.9
+"""Another round follows while the last one left at most this part of the choices."""
+PARTIAL_SHARE = 0.3
+"""Part of the time left that a program with only some of the rows may take: the others may still become active."""
+FEW_CHOICES = 2_000
+"""What is left of a problem without rows is solved compiled where it has more choices: a program of it takes minutes."""
+EXACT_SHARE, ROUGH_SHARE = 0.2, 0.6
+"""Part of the time for reductions and programs where rows may leave a gap for prices and block moves to close; the same
+where a gap may stay, which programs mostly close, and by themselves: what prices and block moves find depends on timing."""
+COMPILED_SECONDS = 5.0
+"""Time left below which they are not begun: the first use on a machine compiles for some seconds."""
+ROWS_AT_ONCE = 2
+"""How many violated rows, the worst, become active at first; later as many as are active, so few rounds are needed."""
+
+
+def solve_auto(problem: Problem, control: Control) -> Solution:
+    """The best choice found and the best bound proven; where there is no choice, also why, and what would do."""
+    solution = seek(problem, control)
+    if solution.status != "infeasible" or not problem.rows:
+        return solution
+    reasons = why_infeasible(problem, control, seek)
+    return replace(solution, detail={**solution.detail, **reasons}, seconds=control.elapsed())
+
+
+def seek(problem: Problem, control: Control) -> Solution:
+    """The best choice found and the best bound proven, by whatever the problem calls for."""
+    every = RowTable.of(problem)
+    best = Incumbent(problem, every, control)
+    detail: Detail = {}
+    large = is_large(problem.node_costs)
+    if every.count and not large and is_compiled(problem.node_costs) and control.left() >= COMPILED_SECONDS:
+        from pbqp.compiled.primal_dual import search_counted
+
+        detail = search_counted(problem, every, best, control)
+    if not best.settled and not (every.count and large):
+        share = ROUGH_SHARE if control.gap > 0 else EXACT_SHARE
+        seconds = control.left() * (share if every.count else 1.0)
+        limited = replace(control, deadline=control.deadline.within(seconds))
+        detail = by_stages(problem, every, best, limited)
+    if every.count and not best.settled and control.left() >= COMPILED_SECONDS:
+        from pbqp.compiled.primal_dual import search_priced
+
+        detail = search_priced(problem, every, best, control)
+    ended = "gap" if best.settled else "time" if control.left() <= 0 else "stall"
+    return best.solution("auto", {"ended": ended, **detail})
+
+
+def by_stages(problem: Problem, every: RowTable, best: Incumbent, control: Control) -> Detail:
+    """Improves choice and bound of `best` by reductions, messages, local search and programs; what the network became.
+
+    `every` are the rows of the problem.
+    """
+    active: Indices = np.zeros(0, dtype=np.intp)
+    while True:
+        prepared = Prepared(problem, every.subset(active), control.table_cache)
+        answer = minimise(prepared, best, control)
+        if best.settled or answer is None or control.left() <= 0:
+            break
+        over = best.over(answer)
+        if not over.size:
+            break
+        excess = (every.used(answer) - every.limits)[over] / np.maximum(np.abs(every.limits[over]), 1.0)
+        if best.choice is None:
+            _repair(problem, every, best, answer, control)
+        worst = over[np.argsort(-excess, kind="stable")[: max(ROWS_AT_ONCE, active.size)]]
+        if np.isin(worst, active).all():
+            break
+        active = np.union1d(active, worst)
+    return prepared.detail
+
+
+def minimise(prepared: Prepared, best: Incumbent, control: Control) -> Indices | None:
+    """The best choice found under the rows of `prepared`, None if none; bounds and feasible choices go to `best`.
+
+    The rows of `prepared` are some of those of `best`, so its bounds hold there.
+    """
+    local = Incumbent(prepared.problem, prepared.rows, replace(control, progress=None))
+    if not prepared.fit() or not prepared.reduce(compiled=_is_compiled(prepared, control)):
+        best.raise_bound(math.inf)
+        return None
+    answer = _eliminated(prepared, best)
+    if answer is not None:
+        return answer
+    if best.choice is not None:
+        local.offer(np.asarray(best.choice))
+    bound_and_prune(prepared, local, control)
+    harder = replace(control, compiled=True)
+    if (
+        not local.settled
+        and prepared.possible
+        and not _is_compiled(prepared, control)
+        and _is_compiled(prepared, harder)
+    ):
+        bound_and_prune(prepared, local, harder)
+    # Where a gap may stay, large programs take longer than they are worth.
+    if not local.settled and prepared.possible and not (control.gap > 0 and _is_compiled(prepared, control)):
+        share = 1.0 if prepared.rows.count == best.rows.count else PARTIAL_SHARE
+        _program(prepared, local, share * control.left(), control.gap)
+    best.raise_bound(min(local.bound, local.value))
+    if local.choice is None:
+        return None
+    found = np.asarray(local.choice)
+    best.offer(found)
+    return found
+
+
+def bound_and_prune(prepared: Prepared, local: Incumbent, control: Control) -> None:
+    """Bounds, prunes and reduces in turn: every round starts from a smaller network, whose bounds are higher.
+
+    Ends when the optimum is proven, when a round prunes little, or with half of the time.
+    """
+    network, rows = prepared.network, prepared.rows
+    until = control.deadline.within(0.5 * control.left())
+    dual: Dual | None = None
+    for turn in range(SQUEEZES):
+        before = sum(network.unary[node].size - 1 for node in network.live)
+        seconds = 0.5 * until.left()
+        priced = best_prices(prepared, local, control, seconds) if rows.count else None
+        if priced is not None:
+            local.raise_bound(min(priced.bound, local.value))
+            if not math.isfinite(priced.bound) or not priced.prices.any():
+                priced = None
+        if _is_compiled(prepared, control):
+            from pbqp.compiled.squeeze import squeeze
+
+            dual = squeeze(prepared, local, control, seconds, dual, reduced=turn > 0)
+        else:
+            bound = tighten(prepared, local, control, Effort(steps=60, seconds=seconds), priced)
+            local.raise_bound(min(bound, local.value))
+        if local.settled:
+            return
+        if not prepared.fit() or not prepared.reduce(compiled=_is_compiled(prepared, control)):
+            local.raise_bound(local.value)
+            return
+        answer = _eliminated(prepared, local)
+        if answer is not None:
+            local.offer(answer)
+            local.raise_bound(local.value)
+            return
+        after = sum(network.unary[node].size - 1 for node in network.live)
+        if until.passed or (turn > 0 and after > ROUND_PAYS * before):
+            return
+        if control.gap > 0 and _is_compiled(prepared, control) and turn >= ROUGH_SQUEEZES - 1:
+            return
+
+
+def _is_compiled(prepared: Prepared, control: Control) -> bool:
+    """Whether messages and moves are compiled: for a large problem without rows of which much is left."""
+    network = prepared.network
+    large = control.compiled or is_compiled(prepared.problem.node_costs)
+    left = sum(network.unary[node].size for node in network.live)
+    return large and not prepared.rows.count and left > FEW_CHOICES
+
+
+def _eliminated(prepared: Prepared, best: Incumbent) -> Indices | None:
+    """The optimum by elimination, where there are no rows and it is affordable."""
+    if prepared.rows.count:
+        return None
+    order = elimination.plan_order(prepared.network, max_entries=elimination.MAX_ENTRIES)
+    if not elimination.affordable(order):
+        return None
+    choice = np.zeros(len(prepared.network.labels), dtype=np.intp)
+    bound = elimination.eliminate(prepared.network, order, choice)
+    if math.isinf(bound):
+        return None
+    picks = {node: int(choice[node]) for node in prepared.network.live}
+    answer = prepared.complete(picks)
+    best.raise_bound(min(bound, prepared.problem.evaluate(answer.tolist())))
+    best.offer(answer)
+    return answer
+
+
+def _repair(problem: Problem, every: RowTable, best: Incumbent, answer: Indices, control: Control) -> None:
+    """Local search under all rows from an answer that some of them forbid, so that there is some choice early on."""
+    prepared = Prepared(problem, every, control.table_cache)
+    if prepared.fit() and prepared.reduce(dominance=False, eliminate=False):
+        start = {node: int(answer[node]) for node in prepared.network.live}
+        found = LocalSearch(prepared.network, every, start).run(control, 0.1 * control.left(), 0)
+        if found is not None:
+            best.offer(prepared.complete(found[1]))
+
+
+def _program(prepared: Prepared, local: Incumbent, seconds: float, gap: float) -> None:
+    """Closes the gap by the program, if what is left of the network is small enough for the time given."""
+    network, rows = prepared.network, prepared.rows
+    program = IntegerProgram(network, rows if rows.count else None, local.value)
+    if program.size > VARIABLES_PER_SECOND * seconds:
+        return
+    result = program.solve(seconds, local.value, gap)
+    if result.choice is not None:
+        local.offer(prepared.complete(result.choice))
+    bound = result.bound
+    if math.isfinite(local.value) and bound >= local.value * (1 - math.copysign(RELATIVE_TOLERANCE, local.value)):
+        bound = min(bound, local.value)
+    local.raise_bound(min(bound, local.value) if local.choice is not None else bound)

@@ -1,0 +1,59 @@
+"""The two exact methods on their own: elimination without an ILP, and the ILP without eliminations."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from pbqp.control import Control
+from pbqp.exact import elimination
+from pbqp.exact.ilp import IntegerProgram
+from pbqp.heuristics.local_search import LocalSearch
+from pbqp.incumbent import Incumbent
+from pbqp.problem import Problem
+from pbqp.row_table import RowTable
+from pbqp.smaller.prepared import Prepared
+from pbqp.solution import Solution
+
+
+def solve_elimination(problem: Problem, control: Control) -> Solution:
+    """The optimum by reductions and elimination; rows are only checked afterwards.
+
+    "unknown" where the elimination is too dear (see `elimination.MAX_ENTRIES`), or where the optimum without rows
+    violates a row: then `bound` is that optimum.
+    """
+    rows = RowTable.of(problem)
+    best = Incumbent(problem, rows, control)
+    prepared = Prepared(problem, rows.subset(np.zeros(0, dtype=np.intp)))
+    if not prepared.reduce():
+        best.raise_bound(math.inf)
+        return best.solution("elimination", prepared.detail)
+    order = elimination.plan_order(prepared.network, max_entries=elimination.MAX_ENTRIES)
+    if elimination.affordable(order):
+        choice = np.zeros(len(problem.node_costs), dtype=np.intp)
+        bound = elimination.eliminate(prepared.network, order, choice)
+        best.raise_bound(bound)
+        if math.isfinite(bound):
+            best.offer(prepared.complete({node: int(choice[node]) for node in prepared.network.live}))
+    return best.solution("elimination", prepared.detail)
+
+
+def solve_ilp(problem: Problem, control: Control) -> Solution:
+    """The optimum of the program of all nodes and all rows; only forbidden choices are removed beforehand."""
+    rows = RowTable.of(problem)
+    best = Incumbent(problem, rows, control)
+    prepared = Prepared(problem, rows)
+    if not prepared.fit() or not prepared.reduce(dominance=False, eliminate=False):
+        best.raise_bound(math.inf)
+        return best.solution("ilp", prepared.detail)
+    held = rows if rows.count else None
+    found = LocalSearch(prepared.network, held).run(control, 0.1 * control.left(), 0)
+    if found is not None:
+        best.offer(prepared.complete(found[1]))
+    program = IntegerProgram(prepared.network, held, best.value)
+    result = program.solve(control.left(), best.value, control.gap)
+    if result.choice is not None:
+        best.offer(prepared.complete(result.choice))
+    best.raise_bound(min(result.bound, best.value))
+    return best.solution("ilp", {**prepared.detail, "variables": program.size})

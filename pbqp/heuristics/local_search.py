@@ -1,0 +1,253 @@
+"""Good choices, not proofs: descent over single nodes and over pairs of neighbours, with random kicks between descents.
+
+For every live node n the search keeps the vector   cost_n[p] = unary[n][p] + sum over neighbours m  E[p, x_m]   and a
+count of the forbidden pairs each p would be in, so the gain of a move is a difference of two numbers, and a move
+updates only its neighbours' vectors. Rows are kept as bytes used; a move must leave every row within its limit, or,
+where it already is over, bring the sum of relative overflows down. A search that starts beyond a limit first repairs:
+it takes the moves with the least cost per relative overflow removed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cached_property
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pbqp.control import Control
+from pbqp.deadline import Deadline
+from pbqp.heuristics.relief import Blocks, blocks_of
+from pbqp.network.network import Indices, Network
+from pbqp.problem import Array
+from pbqp.row_table import RowTable
+
+PAIR_CANDIDATES = 8
+"""How many of the cheapest joint moves of two nodes are tried against the rows."""
+
+
+@final
+class LocalSearch:
+    """A choice of every live node of a network, with the gains of all single moves; `rows` may be None."""
+
+    def __init__(self, network: Network, rows: RowTable | None, start: Mapping[int, int] | None = None) -> None:
+        self.network = network
+        self.nodes = sorted(network.live)
+        self.rows = rows
+        self.finite: dict[int, dict[int, Array]] = {}
+        self.banned: dict[int, dict[int, NDArray[np.bool_]]] = {}
+        for node in self.nodes:
+            self.finite[node], self.banned[node] = {}, {}
+        for m, n, table in network.edges():
+            good = np.isfinite(table)
+            if good.all():
+                self.finite[m][n], self.finite[n][m] = table, table.T
+            else:
+                clean = np.where(good, table, 0.0)
+                self.finite[m][n], self.finite[n][m] = clean, clean.T
+                self.banned[m][n], self.banned[n][m] = ~good, ~good.T
+        self._lines: dict[int, Indices] = {}
+        self.pick: dict[int, int] = {}
+        for node in self.nodes:
+            wanted = 0 if start is None else int(np.searchsorted(network.labels[node], start[node]))
+            self.pick[node] = min(wanted, network.labels[node].size - 1)
+        self.reset()
+
+    def reset(self) -> None:
+        """Recomputes every sum from the present picks."""
+        self.cost: dict[int, Array] = {}
+        self.clash: dict[int, NDArray[np.int64]] = {}
+        for node in self.nodes:
+            cost = self.network.unary[node].copy()
+            clash = np.zeros(cost.size, dtype=np.int64)
+            for other, table in self.finite[node].items():
+                cost += table[:, self.pick[other]]
+            for other, ban in self.banned[node].items():
+                clash += ban[:, self.pick[other]]
+            self.cost[node], self.clash[node] = cost, clash
+        if self.rows is not None:
+            labels = self.network.labels
+            base = np.zeros(max(labels_node for labels_node in range(len(labels))) + 1, dtype=np.intp)
+            for node in range(len(labels)):
+                base[node] = labels[node][self.pick.get(node, 0)]
+            self.used = self.rows.used(base)
+
+    @cached_property
+    def _blocks(self) -> tuple[Blocks, ...]:
+        """The bytes of all choices in the rows."""
+        return () if self.rows is None else tuple(blocks_of(self.network, self.rows))
+
+    def choice(self) -> dict[int, int]:
+        """The present choice of the live nodes in the problem's numbering."""
+        return {node: int(self.network.labels[node][self.pick[node]]) for node in self.nodes}
+
+    def value(self) -> float:
+        """Cost of the present choice; `inf` while it holds a forbidden pair."""
+        if any(self.clash[node][self.pick[node]] for node in self.nodes):
+            return math.inf
+        unary = math.fsum(self.network.unary[node][self.pick[node]] for node in self.nodes)
+        both = math.fsum(self.cost[node][self.pick[node]] for node in self.nodes)
+        return self.network.constant + (unary + both) / 2
+
+    def overflow(self) -> float:
+        """Sum over rows of the bytes over the limit, in parts of the limit; 0 when all rows hold."""
+        if self.rows is None:
+            return 0.0
+        over = np.maximum(self.used - self.rows.limits, 0.0)
+        return float((over / np.maximum(np.abs(self.rows.limits), 1.0)).sum())
+
+    def move(self, node: int, pick: int) -> None:
+        """Changes one node's pick and updates its neighbours and rows."""
+        old = self.pick[node]
+        if old == pick:
+            return
+        for other, table in self.finite[node].items():
+            self.cost[other] += table[pick] - table[old]
+        for other, ban in self.banned[node].items():
+            self.clash[other] += ban[pick].astype(np.int64) - ban[old]
+        if self.rows is not None:
+            labels = self.network.labels[node]
+            for piece in self.rows.pieces_of.get(node, ()):
+                usage = self.rows.usages[piece]
+                self.used[self._rows_of(piece)] += usage[labels[pick]] - usage[labels[old]]
+        self.pick[node] = pick
+
+    def _rows_of(self, piece: int) -> Indices:
+        if piece not in self._lines:
+            self._lines[piece] = np.zeros(0, np.intp) if self.rows is None else self.rows.rows_of(piece)
+        return self._lines[piece]
+
+    def fits(self, node: int) -> NDArray[np.bool_]:
+        """Which choices of a node leave its rows within their limits, or no further beyond them than now."""
+        labels = self.network.labels[node]
+        fitting = np.ones(labels.size, dtype=bool)
+        if self.rows is None:
+            return fitting
+        for piece in self.rows.pieces_of.get(node, ()):
+            lines = self._rows_of(piece)
+            usage = self.rows.usages[piece][labels]
+            slack = (self.rows.limits[lines] - self.used[lines]).min()
+            fitting &= usage - usage[self.pick[node]] <= max(slack, 0.0)
+        return fitting
+
+    def descend(self, nodes: list[int], control: Control) -> bool:
+        """Best single moves, node by node, until none helps; True if anything improved."""
+        waiting, queued, moved = list(nodes), set(nodes), False
+        while waiting and control.left() > 0:
+            node = waiting.pop()
+            queued.discard(node)
+            clash, cost, pick = self.clash[node], self.cost[node], self.pick[node]
+            usable = (clash <= clash[pick]) & self.fits(node)
+            usable &= (clash < clash[pick]) | (cost < cost[pick] - 1e-12 * abs(cost[pick]))
+            if not usable.any():
+                continue
+            least = clash[usable].min()
+            best = int(np.where(usable & (clash == least), cost, np.inf).argmin())
+            self.move(node, best)
+            moved = True
+            for other in self.finite[node]:
+                if other not in queued:
+                    queued.add(other)
+                    waiting.append(other)
+        return moved
+
+    def improve_pair(self, m: int, n: int) -> bool:
+        """The best joint move of two neighbours, if one improves."""
+        table = self.finite[m][n]
+        now_m, now_n = self.pick[m], self.pick[n]
+        joint = (self.cost[m] - table[:, now_n])[:, None] + (self.cost[n] - table[now_m])[None, :] + table
+        ban = self.banned[m].get(n)
+        clash_m, clash_n = self.clash[m], self.clash[n]
+        if ban is not None:
+            clash_m, clash_n = clash_m - ban[:, now_n], clash_n - ban[now_m]
+            joint[ban] = np.inf
+        joint[clash_m > 0] = np.inf
+        joint[:, clash_n > 0] = np.inf
+        before = self.cost[m][now_m] + self.cost[n][now_n] - table[now_m, now_n]
+        if (ban is not None and ban[now_m, now_n]) or clash_m[now_m] > 0 or clash_n[now_n] > 0:
+            before = np.inf
+        flat = joint.ravel()
+        count = min(PAIR_CANDIDATES, flat.size)
+        nearest = np.argpartition(flat, count - 1)[:count]
+        for index in nearest[np.argsort(flat[nearest], kind="stable")].tolist():
+            if not flat[index] < before - 1e-12 * abs(before if math.isfinite(before) else 0.0):
+                return False
+            excess = self.overflow()
+            self.move(m, index // table.shape[1])
+            self.move(n, index % table.shape[1])
+            if self.overflow() <= excess:
+                return True
+            self.move(m, now_m)
+            self.move(n, now_n)
+        return False
+
+    def repair(self, control: Control) -> bool:
+        """Moves of least cost per overflow removed, until every row holds; False if no move removes any."""
+        if self.rows is None:
+            return True
+        limits = np.maximum(np.abs(self.rows.limits), 1.0)
+        while control.left() > 0:
+            over = self.used - self.rows.limits
+            if not (over > 0).any():
+                return True
+            of_worst = set(self.rows.nodes[self.rows.counted_by(int((over / limits).argmax()))].tolist())
+            offers = [offer for blocks in self._blocks if (offer := self._offer(blocks, of_worst, over, limits))]
+            if not offers:
+                return False
+            _, _, node, pick = min(offers)
+            self.move(node, pick)
+        return False
+
+    def _offer(
+        self, blocks: Blocks, of_worst: set[int], over: Array, limits: Array
+    ) -> tuple[int, float, int, int] | None:
+        """Of the moves of some nodes that lower the overflow the best: new clashes, cost per overflow, node and pick."""
+        picks = np.asarray([self.pick[node] for node in blocks.nodes])
+        change = blocks.changes(picks, over, limits)
+        counted = np.asarray([node in of_worst for node in blocks.nodes])
+        helping = np.flatnonzero((change < -1e-15) & counted[blocks.holders])
+        if not helping.size:
+            return None
+        now = (blocks.choices + picks)[blocks.holders[helping]]
+        clash = np.concatenate([self.clash[node] for node in blocks.nodes])
+        cost = np.concatenate([self.cost[node] for node in blocks.nodes])
+        worse = np.maximum(clash[helping] - clash[now], 0)
+        price = (cost[helping] - cost[now]) / -change[helping]
+        first = int(np.lexsort((price, worse))[0])
+        place = int(blocks.holders[helping[first]])
+        return int(worse[first]), float(price[first]), blocks.nodes[place], int(helping[first] - blocks.choices[place])
+
+    def run(self, control: Control, seconds: float, kicks: int) -> tuple[float, dict[int, int]] | None:
+        """The best feasible value and choice found within `seconds` and `kicks` restarts from kicked choices."""
+        until = control.deadline.within(seconds)
+        random = np.random.default_rng(control.seed)
+        best: tuple[float, dict[int, int]] | None = None
+        best_picks = dict(self.pick)
+        movable = [node for node in self.nodes if self.network.unary[node].size > 1]
+        for turn in range(kicks + 1):
+            touched = list(movable)
+            if turn:
+                for node, pick in best_picks.items():
+                    self.move(node, pick)
+                centre = movable[int(random.integers(len(movable)))]
+                touched = [centre, *self.finite[centre]]
+                for node in touched[: 1 + int(random.integers(3))]:
+                    self.move(node, int(random.integers(self.network.unary[node].size)))
+            self.repair(control)
+            self.descend(touched, control)
+            self._improve_pairs(touched, control, until)
+            value = self.value() if self.overflow() == 0 else math.inf
+            if value < (math.inf if best is None else best[0]):
+                best, best_picks = (value, self.choice()), dict(self.pick)
+            if until.passed or not movable:
+                break
+        return best
+
+    def _improve_pairs(self, nodes: list[int], control: Control, until: Deadline) -> None:
+        waiting = sorted({tuple(sorted((n, m))) for n in nodes for m in self.finite[n]})
+        while waiting and not until.passed:
+            m, n = waiting.pop()
+            if self.improve_pair(m, n):
+                self.descend([m, n, *self.finite[m], *self.finite[n]], control)

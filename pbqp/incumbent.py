@@ -1,0 +1,93 @@
+"""The best choice and the best bound known so far, checked against the whole problem whatever method proposes them."""
+
+from __future__ import annotations
+
+import math
+from typing import final
+
+import numpy as np
+
+from pbqp.control import Control
+from pbqp.network.network import Indices
+from pbqp.problem import Problem
+from pbqp.row_table import RowTable
+from pbqp.solution import Detail, Solution, Status, is_optimal
+
+
+@final
+class Incumbent:
+    """Keeps the cheapest choice that violates no row, and the highest bound. A bound of `inf` says: infeasible.
+
+    Without a choice, `value` is the cutoff: what is sought must cost less.
+    """
+
+    def __init__(self, problem: Problem, rows: RowTable, control: Control) -> None:
+        self.problem = problem
+        self.rows = rows
+        self.control = control
+        self.choice: tuple[int, ...] | None = None
+        self.value = control.cutoff
+        self.bound = -math.inf
+        finite = (np.abs(costs[np.isfinite(costs)]).max(initial=0.0) for costs in problem.node_costs)
+        self.scale = float(sum(finite))
+
+    def offer(self, choice: Indices) -> bool:
+        """Takes over a choice of all nodes if it is feasible and cheaper; True if it violates no row."""
+        plain = tuple(choice.tolist())
+        if self.over(choice).size:
+            return False
+        value = self.problem.evaluate(plain)
+        if value < self.value:
+            self.choice, self.value = plain, value
+            self.control.tell(self.value, self.bound)
+        return True
+
+    def over(self, choice: Indices) -> Indices:
+        """The rows (of `rows`) that a choice violates; those near their limit are summed exactly."""
+        used, limits = self.rows.used(choice), self.rows.limits
+        margin = 1e-9 * np.abs(limits)
+        plain = choice.tolist()
+        over = used > limits
+        for row in np.flatnonzero(np.abs(used - limits) <= margin).tolist():
+            over[row] = self.problem.rows[int(self.rows.origin[row])].usage(plain) > limits[row]
+        return np.flatnonzero(over)
+
+    def raise_bound(self, bound: float) -> None:
+        """Takes over a bound if it is higher."""
+        if bound > self.bound:
+            self.bound = bound
+            self.control.tell(self.value, min(self.bound, self.value))
+
+    @property
+    def proven(self) -> bool:
+        """Whether nothing better can exist: the value is optimal, or there is none below the cutoff."""
+        if self.choice is None:
+            return self.bound >= self.value
+        return is_optimal(self.value, self.bound, self.scale)
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing can exist that is better by as much as is asked for."""
+        return self.proven or self.settles(self.value, self.bound)
+
+    def settles(self, value: float, bound: float) -> bool:
+        """Whether a bound leaves no more below a value than is of no interest."""
+        enough = math.isfinite(value) and value - bound <= self.control.gap * abs(value)
+        return enough or is_optimal(value, bound, self.scale)
+
+    def solution(self, method: str, detail: Detail) -> Solution:
+        """The record of what is known."""
+        status: Status
+        if self.choice is None:
+            status = "infeasible" if self.bound == math.inf else "unknown"
+        else:
+            status = "optimal" if self.proven else "feasible"
+        return Solution(
+            choice=self.choice,
+            value=math.inf if self.choice is None else self.value,
+            bound=self.bound if self.choice is None else min(self.bound, self.value),
+            status=status,
+            seconds=self.control.elapsed(),
+            method=method,
+            detail=detail,
+        )

@@ -1,0 +1,79 @@
+"""Working sets: how much stands in memory at once in a body, of arrays no larger than one.
+
+A TPU's compiler gives the memory on the chip to what gains most by the byte, which are the small arrays of loops: where all
+arrays of a body up to some size fit there at once, they stay there for as long as they live, whoever reads them and when
+(memory space assignment of XLA's TPU compiler, read off schedules of libtpu 0.0.42). Slices of a stack stay if the stack
+does. Arguments and results of the program lie in main memory; what a loop takes in of them is brought to the chip once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from pbqp.vectors import Floats
+from planner.compiler.buffers.buffer import Buffer
+from planner.program.graph import Graph
+from planner.program.slots import LEAVING, TAKEN_IN
+
+
+class WorkingSets:
+    """How many bytes of whole arrays stand at once for each byte of a tensor, itself included, of those no larger.
+
+    On a mesh the others are taken to be split as often as the tensor is. inf of what stays on the chip in no case.
+    """
+
+    def __init__(self, graph: Graph, buffers: Iterable[Buffer], spans: Sequence[tuple[int, int]]) -> None:
+        self._graph, self._spans = graph, spans
+        held = {(b.tensor, b.start, b.stop): b.share.tpu * graph.tensors[b.tensor].aval.bytes for b in buffers}
+        for op in graph.ops:
+            taken = op.operands[0] if op.kind in TAKEN_IN else None
+            if taken is not None and graph.tensors[taken].producer is None:
+                held[taken, *spans[op.region]] = graph.tensors[taken].aval.bytes
+        self._starts = np.asarray([start for _, start, _ in held], np.intp)
+        self._stops = np.asarray([stop for _, _, stop in held], np.intp)
+        self._sizes = np.asarray(list(held.values()), np.float64)
+        self._curves: dict[int, Floats] = {}
+        self._at_once: dict[tuple[int, int], float] = {}
+
+    def per_byte(self, tensor: int) -> float:
+        """The bytes that stand at once for each byte of a tensor in the body that it is of."""
+        graph = self._graph
+        producer, size = graph.tensors[tensor].producer, graph.tensors[tensor].aval.bytes
+        if producer is None or tensor in graph.returned or not size:
+            return math.inf
+        op = graph.ops[producer]
+        if op.kind == "loop_slice":
+            return self.per_byte(op.operands[0]) * graph.tensors[op.operands[0]].aval.bytes / size
+        region = graph.regions[op.region].parent if op.kind in LEAVING else op.region
+        return self._standing(region or 0, size) / size
+
+    def per_byte_stacked(self, tensor: int) -> float:
+        """The same of what the trips of a loop put on a stack, where they do."""
+        graph, size = self._graph, self._graph.tensors[tensor].aval.bytes
+        stacks = [
+            graph.ops[reader].results[0]
+            for reader, _ in graph.consumers[tensor]
+            if graph.ops[reader].kind == "loop_stack"
+        ]
+        if not size:
+            return math.inf
+        return max(
+            [self.per_byte(stack) * graph.tensors[stack].aval.bytes / size for stack in stacks], default=math.inf
+        )
+
+    def _standing(self, region: int, size: float) -> float:
+        """The most bytes that stand at once while a body runs, of arrays up to the next power of 2."""
+        power = math.ceil(math.log2(size))
+        if (region, power) not in self._at_once:
+            if power not in self._curves:
+                small = self._sizes <= 2.0**power
+                change = np.zeros(len(self._graph.ops) + 2)
+                np.add.at(change, self._starts[small], self._sizes[small])
+                np.subtract.at(change, np.minimum(self._stops[small], len(change) - 1), self._sizes[small])
+                self._curves[power] = np.cumsum(change)
+            start, stop = self._spans[region]
+            self._at_once[region, power] = float(self._curves[power][start:stop].max(initial=0.0))
+        return max(size, self._at_once[region, power])

@@ -1,0 +1,1 @@
+"""Collectives: those that the compiler combines, reassociates or overlaps with computing."""

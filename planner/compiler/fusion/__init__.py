@@ -1,0 +1,1 @@
+"""Fusion: which ops share a kernel, and what each kernel reads and writes."""

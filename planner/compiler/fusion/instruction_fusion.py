@@ -1,0 +1,117 @@
+"""Fusion: what the compilers of TPUs and of GPUs make part of the kernel of a matmul, as `liveness` and `kernels` ask it.
+
+XLA's TPU compiler computes the operands of a matmul or convolution on the way, and goes on with its result. Its GPU
+compiler has a matmul read what stands in memory, through what only renames, widens, narrows or turns it for this matmul
+alone, and through what is computed of one array alone and of scalars that are given, element by element and no narrower
+(a rectified array), whoever else reads it (`IsInputWorthFusing` in openxla/xla); and go on with its result only where
+nothing else reads it. A slice of a stack it copies out first. A pass that reduces rows may go on with what it has read of
+them, as in a softmax (`rows_gone_over`). Seen in schedules of libtpu 0.0.42 and of jaxlib 0.10.2 for H100.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+
+from planner.compiler.layout.uncoalesced_transposes import bad_transposes
+from planner.program.graph import Graph, Op
+from planner.program.slots import BOUNDARY
+from planner.rules.primitives import kinds_where, traits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fusion:
+    """`computes_operands`: of a matmul, whatever they are, and it goes on with its result whoever reads it.
+
+    `rows_kept`: passes go on with rows that they have reduced, as `rows_gone_over` says. `eases_moves`: partial sums are
+    added to one another before they are summed over devices, and what is read narrow is moved narrow. `fuses_gathers`: a
+    gather is part of the passes that read it, once its table stands. `stores_softmaxes`: as `softmaxes` says.
+    """
+
+    computes_operands: bool
+    rows_kept: bool
+    eases_moves: bool
+    fuses_gathers: bool
+    stores_softmaxes: bool
+
+
+ON_TPU = Fusion(computes_operands=True, rows_kept=False, eases_moves=True, fuses_gathers=False, stores_softmaxes=True)
+ON_GPU = Fusion(computes_operands=False, rows_kept=True, eases_moves=False, fuses_gathers=True, stores_softmaxes=False)
+UNKNOWN = replace(ON_TPU, stores_softmaxes=False)
+"""What is taken for the memory of targets whose kernels are not known."""
+
+
+def stored_on_gpus(graph: Graph, passes: list[bool]) -> frozenset[int]:
+    """The tensors that stand on GPUs where TPUs compute them on the way: what matmuls read, and bad transposes."""
+    found = set[int]()
+    for op in map(graph.ops.__getitem__, bad_transposes(graph)):
+        found |= {op.results[0], source(graph, op.operands[0], computes=False)}
+    for op in graph.of_kinds(kinds_where(lambda row: row.matmul)):
+        if not passes[op.id]:
+            found.update(source(graph, tensor) for tensor in op.operands)
+    return frozenset(found)
+
+
+def source(graph: Graph, tensor: int, *, computes: bool = True) -> int:
+    """The tensor that a matmul reads for an operand, through what is seen through; or one that `computes` nothing."""
+    while (producer := graph.tensors[tensor].producer) is not None:
+        op = graph.ops[producer]
+        row = traits(op.kind)
+        alone = op.kind == "convert_element_type" or op.kind == "transpose"
+        alone &= len(graph.consumers[tensor]) == 1
+        if op.kind in BOUNDARY:
+            break
+        if row.reshapes or row.renames or alone:
+            tensor = op.operands[0]
+            continue
+        single = _of_one(graph, op) if computes else None
+        if single is None:
+            break
+        tensor = single
+    return tensor
+
+
+def _of_one(graph: Graph, op: Op) -> int | None:
+    """What an op makes something of element by element, no narrower, with nothing else but given scalars."""
+    arrays = [t for t in op.operands if graph.tensors[t].aval.size > 1 or graph.tensors[t].producer is not None]
+    row = traits(op.kind)
+    if len(arrays) != 1 or len(op.results) != 1 or not row.fused or row.turns or row.squares:
+        return None
+    before, after = graph.tensors[arrays[0]].aval, graph.tensors[op.results[0]].aval
+    return arrays[0] if before.shape == after.shape and before.itemsize <= after.itemsize else None
+
+
+def read_alone(graph: Graph, stands: Sequence[bool], op: Op, made: Collection[int]) -> bool:
+    """Whether an op alone reads what a matmul made, through results that do not stand and nothing else reads."""
+    left = list(op.operands)
+    while left:
+        tensor = left.pop()
+        if tensor in made or not stands[tensor]:
+            if len(graph.consumers[tensor]) > 1:
+                return False
+            producer = graph.tensors[tensor].producer
+            left += graph.ops[producer].operands if tensor not in made and producer is not None else ()
+    return True
+
+
+def is_slow(graph: Graph, slow: AbstractSet[int], op: Op, tensor: int) -> bool:
+    """Whether each element of a tensor takes many steps of an op, or of one before it in its pass, known as `slow`."""
+    avals, size = graph.tensors, graph.tensors[tensor].aval.size
+    if traits(op.kind).slow and (op.kind != "div" or avals[op.operands[1]].aval.size > 1):
+        return True
+    return any(t in slow and avals[t].aval.size == size for t in op.operands)
+
+
+def sunk_share(graph: Graph, tensor: int) -> float:
+    """The bytes that are read for each byte of a tensor: fewer for what was broadcast before the loop that reads it.
+
+    Compilers broadcast it again in every trip.
+    """
+    tensors, source = graph.tensors, tensor
+    while (producer := tensors[source].producer) is not None:
+        op = graph.ops[producer]
+        if op.kind not in ("loop_const", "broadcast_in_dim") or (source == tensor and op.kind != "loop_const"):
+            break
+        source = op.operands[0]
+    return min(1.0, tensors[source].aval.bytes / max(tensors[tensor].aval.bytes, 1.0))

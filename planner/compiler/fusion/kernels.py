@@ -1,0 +1,505 @@
+"""Kernels: what a compiler that fuses everything it can makes of a program, for any mesh, and what each reads and writes.
+
+A matmul computes its operands on the way and goes on with its result; the rest is passes over memory:
+
+    an op that is not fused     reads what its operands are computed from, writes its results
+    what is computed of a matmul's result, elementwise or by a reduction, of operands that stand before it
+                                is written by the matmul, which reads those operands as well
+    what else must stand in memory
+                                is written by a pass, one for all that read the same
+
+A result that nobody but its own kernel reads is not written. What is computed anew by every reader has no kernel: its
+readers read what it is computed from. The rules are those seen in the schedules of XLA's TPU compiler (libtpu 0.0.42),
+whose seconds of computing they give within a tenth for most train steps; `kernel_traffic` says what they move.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from planner.compiler.buffers.copy_insertion import READ_AND_WRITTEN
+from planner.compiler.buffers.liveness import Liveness
+from planner.compiler.fusion.instruction_fusion import Fusion, read_alone, source, sunk_share
+from planner.compiler.fusion.softmax_gpu import rows_gone_over
+from planner.compiler.layout.dot_operands_tpu import turned_slices
+from planner.compiler.layout.gather_tables import Rows, gathered_rows, scattered_rows
+from planner.compiler.layout.row_major_lanes import InRows
+from planner.compiler.layout.uncoalesced_transposes import TRANSACTION_BYTES, bad_transposes
+from planner.compiler.simplify.convert_mover import is_by_vector
+from planner.decisions.factor_renaming import names_between, renamed, told
+from planner.decisions.groups import Grouping
+from planner.program.graph import Graph, Op
+from planner.program.slots import BOUNDARY, ENTERING, LEAVING
+from planner.rules.primitives import kinds_where, traits
+from planner.rules.rule import Dims
+
+Home = Literal["chip", "product", "late product", "passes", "slice", "loop", "memory"]
+"""Where a tensor may stand: on the chip, if there is room, where it is read soon after it was made, which not every chip
+does of a matmul's `product` (a late one is read later, and stays with all that stands beside it), or while an op goes over
+it several times, if there is room for what is in flight, or as a slice that is copied for it, if there is room for several;
+for as long as a loop runs, if it is small; or in memory. All but what reaches main memory anyway may stay on the chip with
+all that stands beside it (see `working_sets`)."""
+
+LEAST_BYTES = 4096
+"""What is smaller is not counted."""
+SCATTERS = kinds_where(lambda row: row.by_hand == "barrier")
+SOON = 16
+"""Kernels from the one that makes a tensor to the last that reads it, for it to stay on the chip."""
+
+
+class Access(NamedTuple):
+    """A tensor that a kernel reads or writes: `times` the bytes of an array of this shape, whose dims are in the factors
+    of the kernel's group. `turned` (dim, itemsize of what is copied): of a copy that is made as `turned_slices` says;
+    `rows`: of one that `gathered_rows` tells of. `in_rows`: how it lies in rows. `at_once`: the bytes that stand at once
+    for each of its own (see `working_sets`)."""
+
+    tensor: int
+    shape: tuple[int, ...]
+    itemsize: float
+    dims: Dims
+    home: Home
+    times: float
+    turned: tuple[int, float] | None = None
+    rows: Rows | None = None
+    in_rows: InRows | None = None
+    at_once: float = math.inf
+
+
+class Kernel(NamedTuple):
+    """One pass over memory of the group of `op`: an op that is not fused with what is fused to it, or a pass.
+
+    `operands` and `results` are what is read for each operand and written for each result of an op that is not fused;
+    `others` is what else is read or written.
+    """
+
+    op: int
+    operands: tuple[tuple[Access, ...], ...]
+    results: tuple[tuple[Access, ...], ...]
+    others: tuple[Access, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernels:
+    """The kernels of every group, in program order.
+
+    `of_matmuls` are the ops of passes that are computed in kernels of matmuls alone: on the way to what these multiply, or
+    going on with what they make. Their vector unit works beside the matrix unit.
+    """
+
+    of_group: Mapping[int, tuple[Kernel, ...]]
+    of_matmuls: frozenset[int] = frozenset()
+
+
+class Leaf(NamedTuple):
+    """A part of a tensor that stands in memory: `share` of it, with dims in the factors of some group.
+
+    Where these do not tell how it is split, it is taken to be split as the tensor `like` is.
+    """
+
+    dims: Dims
+    share: float = 1.0
+    like: int | None = None
+
+
+Leaves = dict[int, Leaf]
+"""What something is computed from, by tensor."""
+
+
+@dataclass
+class _Kernel:
+    op: int
+    group: int
+    region: int
+    anchor: bool
+    operands: list[Leaves] = field(default_factory=list[Leaves])
+    results: list[int] = field(default_factory=list[int])
+    reads: Leaves = field(default_factory=Leaves)
+    writes: dict[int, Dims] = field(default_factory=dict[int, Dims])
+    reduced: set[int] = field(default_factory=set[int])
+    rows_kept: bool = True
+    seen_from: dict[int, tuple[int, Dims, Dims]] = field(default_factory=dict[int, tuple[int, Dims, Dims]])
+    """For each other group whose ops are fused to it: a tensor, and its dims in that group and in this one."""
+
+
+@dataclass
+class _Walk:
+    graph: Graph
+    grouping: Grouping
+    stands: Sequence[bool]
+    passes: Sequence[bool]
+    fusion: Fusion
+    bad: Collection[int]
+    gone_over: Collection[int]
+    """The reductions of rows with which a kernel goes on."""
+    leaves: dict[int, Leaves] = field(default_factory=dict[int, Leaves])
+    kernels: list[_Kernel] = field(default_factory=list[_Kernel])
+    made_by: dict[int, int] = field(default_factory=dict[int, int])
+    barred: dict[int, int] = field(default_factory=dict[int, int])
+    """For what a barrier returns, the number of kernels before it."""
+    latest: dict[tuple[int, int], list[int]] = field(default_factory=dict[tuple[int, int], list[int]])
+    """The passes of a group in a region."""
+
+    def operand(self, op: Op, position: int) -> Leaves:
+        """What an op reads for an operand, in the factors of its group."""
+        tensor, dims = op.operands[position], self.grouping.placements[op.id].operands[position]
+        producer, aval = self.graph.tensors[tensor].producer, self.graph.tensors[tensor].aval
+        if not aval.bytes:
+            return {}
+        if self.stands[tensor] or producer is None or tensor in self.barred:
+            share = sunk_share(self.graph, tensor)
+            return {tensor: Leaf(dims, share)} if share * aval.bytes >= LEAST_BYTES else {}
+        leaves = self.leaves.get(tensor, {})
+        if self.grouping.group_of[producer] == self.grouping.group_of[op.id]:
+            return leaves
+        made = self.graph.ops[producer]
+        seen = self.grouping.placements[producer].results[made.results.index(tensor)]
+        return self.renamed(leaves, tensor, seen, dims)
+
+    def renamed(self, leaves: Leaves, tensor: int, seen: Dims, own: Dims) -> Leaves:
+        """Leaves in the factors of another group: `seen` and `own` are the dims of a tensor in both."""
+        names, avals = names_between(seen, own), self.graph.tensors
+        found: Leaves = {}
+        for leaf, (dims, share, like) in leaves.items():
+            if like is None and not told(names, dims, avals[leaf].aval.shape):
+                found[leaf] = Leaf(own, share * avals[leaf].aval.bytes / avals[tensor].aval.bytes, tensor)
+            else:
+                found[leaf] = Leaf(renamed(names, dims), share, like)
+        return found
+
+    def add(self, op: Op) -> None:
+        """Adds an op, whose operands are known."""
+        if op.kind in BOUNDARY or not (op.operands or op.results):
+            return
+        if traits(op.kind).bars:
+            self.barred[op.results[0]] = len(self.kernels)
+            return
+        operands = [self.operand(op, position) for position in range(len(op.operands))]
+        if not self.passes[op.id]:
+            self.anchor(op, operands)
+            return
+        placement = self.grouping.placements[op.id]
+        if traits(op.kind).picks and op.results:
+            avals = self.graph.tensors
+            share = avals[op.results[0]].aval.bytes / max(avals[op.operands[0]].aval.bytes, 1.0)
+            operands[0] = {tensor: leaf._replace(share=share * leaf.share) for tensor, leaf in operands[0].items()}
+        if op.id in self.bad:
+            operands[0] = {
+                tensor: leaf._replace(share=leaf.share * TRANSACTION_BYTES / self.graph.tensors[tensor].aval.itemsize)
+                for tensor, leaf in operands[0].items()
+            }
+        some = [of for of in operands if of]
+        together: Leaves = some[0] if len(some) == 1 else {}
+        for of in some if len(some) > 1 else ():
+            for tensor, leaf in of.items():
+                before = together.get(tensor)
+                if before is not None and leaf.like == before.like is None:
+                    leaf = leaf._replace(share=_joined(leaf.share, before.share))
+                together[tensor] = leaf
+        for tensor, dims in zip(op.results, placement.results, strict=True):
+            if self.stands[tensor]:
+                self.written(op, tensor, dims, together, reduced=bool(placement.reduced))
+            else:
+                # What a row is reduced to does not stand only where the row is at hand (see `softmaxes`).
+                self.leaves[tensor] = {} if traits(op.kind).extreme else together
+
+    def anchor(self, op: Op, operands: list[Leaves]) -> None:
+        """A kernel for an op that is not fused."""
+        for tensor in op.results:
+            self.made_by[tensor] = len(self.kernels)
+        self.kernels.append(
+            _Kernel(
+                op=op.id,
+                group=self.grouping.group_of[op.id],
+                region=op.region,
+                anchor=True,
+                operands=operands,
+                results=list(op.results),
+            )
+        )
+
+    def written(self, op: Op, tensor: int, dims: Dims, leaves: Leaves, *, reduced: bool) -> None:
+        """Has what a fused op makes written by a kernel: that which makes what it reads, a pass at hand, or a new one."""
+        group = self.grouping.group_of[op.id]
+        after = max((self.made_by[leaf] for leaf in leaves if leaf in self.made_by), default=-1)
+        number = self.continued(op, tensor, dims, leaves, after, reduced=reduced)
+        if number is None:
+            barred = max((self.barred[leaf] for leaf in leaves if leaf in self.barred), default=0)
+            number = self.at_hand(op, leaves, max(after, barred))
+        kernel = self.kernels[number]
+        if kernel.group != group:
+            through, seen, own = kernel.seen_from[group]
+            dims = renamed(names_between(seen, own), dims)
+            leaves = self.renamed(leaves, through, seen, own)
+        for leaf, of in leaves.items():
+            if self.made_by.get(leaf) != number:
+                before = kernel.reads.get(leaf)
+                if before is not None and of.like == before.like is None:
+                    of = of._replace(share=_joined(of.share, before.share))
+                kernel.reads[leaf] = of
+        kernel.writes[tensor] = dims
+        self.made_by[tensor] = number
+        if reduced:
+            kernel.rows_kept &= op.id in self.gone_over
+            kernel.reduced.add(tensor)
+
+    def continued(self, op: Op, tensor: int, dims: Dims, leaves: Leaves, after: int, *, reduced: bool) -> int | None:
+        """The matmul that goes on with its result to make a tensor; None where there is none that can.
+
+        Not what is kept of a parameter: the gradient has been summed over devices, as a rule.
+        """
+        if after < 0 or not self.kernels[after].anchor:
+            return None
+        kernel, graph = self.kernels[after], self.graph
+        if kernel.region != op.region or not traits(graph.ops[kernel.op].kind).matmul:
+            return None
+        own = [leaf for leaf in leaves if self.made_by.get(leaf) == after]
+        if any(leaf in kernel.reduced for leaf in own):
+            return None
+        ends = reduced or op.id in self.bad or not read_alone(graph, self.stands, op, own)
+        if ends and not self.fusion.computes_operands:
+            return None
+        size = max(graph.tensors[leaf].aval.size for leaf in own)
+        kept = [leaf for leaf in leaves if graph.tensors[leaf].producer is None]
+        if tensor in graph.returned or any(graph.tensors[leaf].aval.size >= size for leaf in kept):
+            return None
+        group = self.grouping.group_of[op.id]
+        if group != kernel.group and group not in kernel.seen_from:
+            first = next((leaf for leaf in own if leaves[leaf].like is None), None)
+            if first is None:
+                return None
+            anchor = graph.ops[kernel.op]
+            if first in anchor.results:
+                made = self.grouping.placements[anchor.id].results[anchor.results.index(first)]
+            else:
+                made = kernel.writes[first]
+            kernel.seen_from[group] = (first, leaves[first].dims, made)
+        if group != kernel.group:
+            _, seen, made = kernel.seen_from[group]
+            if not told(names_between(seen, made), dims, graph.tensors[tensor].aval.shape):
+                return None
+        return after
+
+    def at_hand(self, op: Op, leaves: Leaves, after: int) -> int:
+        """A pass of the op's group that reads the same and does not run too early, or a new one."""
+        tensors, key = self.graph.tensors, (self.grouping.group_of[op.id], op.region)
+        most = max((tensors[leaf].aval.bytes for leaf in leaves), default=0.0)
+        large = [leaf for leaf in leaves if 2 * tensors[leaf].aval.bytes >= most]
+        for number in reversed(self.latest.setdefault(key, [])):
+            kernel = self.kernels[number]
+            if number < after or op.id in self.bad:
+                break
+            own = [leaf for leaf in leaves if self.made_by.get(leaf) == number]
+            goes_on = bool(kernel.reduced) and kernel.rows_kept
+            if any((leaf in kernel.reduced) != goes_on for leaf in own):
+                continue
+            if any(leaf in kernel.reads or self.made_by.get(leaf) == number for leaf in large):
+                return number
+        self.latest[key].append(len(self.kernels))
+        self.kernels.append(_Kernel(op=op.id, group=key[0], region=op.region, anchor=False))
+        return len(self.kernels) - 1
+
+
+def _joined(share: float, other: float) -> float:
+    """The share of a tensor that is read for two that are read."""
+    return max(share, other, min(1.0, share + other))
+
+
+def kernels_of(graph: Graph, grouping: Grouping, liveness: Liveness) -> Kernels:
+    """The kernels of a graph, fused as its liveness says."""
+    fusion, passes = liveness.fusion, liveness.passes
+    bad = frozenset[int]() if fusion.computes_operands else bad_transposes(graph)
+    stands = liveness.materialised
+    gone_over = rows_gone_over(graph, passes, stands) if fusion.rows_kept else frozenset[int]()
+    walk = _Walk(
+        graph=graph, grouping=grouping, stands=stands, passes=passes, fusion=fusion, bad=bad, gone_over=gone_over
+    )
+    for op in graph.ops:
+        walk.add(op)
+    homes = _Homes(graph, walk, liveness)
+    found: dict[int, list[Kernel]] = {}
+    for number, kernel in enumerate(walk.kernels):
+        found.setdefault(kernel.group, []).append(homes.told(number, kernel))
+    return Kernels(of_group={group: tuple(of) for group, of in found.items()}, of_matmuls=_of_matmuls(walk, homes))
+
+
+def _of_matmuls(walk: _Walk, homes: _Homes) -> frozenset[int]:
+    """The ops of passes all of whose results kernels of matmuls compute, and no others."""
+    graph, found = walk.graph, set[int]()
+
+    def computed(tensor: int) -> bool:
+        made = walk.made_by.get(tensor)
+        if walk.stands[tensor]:
+            return made is not None and walk.kernels[made].anchor and homes.is_matmul(graph.ops[walk.kernels[made].op])
+        readers = [graph.ops[reader] for reader, _ in graph.consumers[tensor]]
+        return bool(readers) and all(
+            reader.id in found if walk.passes[reader.id] else homes.is_matmul(reader) for reader in readers
+        )
+
+    for op in reversed(graph.ops):
+        if walk.passes[op.id] and op.results and all(map(computed, op.results)):
+            found.add(op.id)
+    return frozenset(found)
+
+
+class _Homes:
+    """Where tensors stand, from who reads them and when."""
+
+    def __init__(self, graph: Graph, walk: _Walk, liveness: Liveness) -> None:
+        self.graph, self.walk, self.in_rows = graph, walk, liveness.in_rows
+        self.working_sets = liveness.working_sets
+        self.readers: dict[int, list[int]] = {}
+        for number, kernel in enumerate(walk.kernels):
+            for leaf in {leaf for of in (*kernel.operands, kernel.reads) for leaf in of}:
+                if walk.made_by.get(leaf) != number:
+                    self.readers.setdefault(leaf, []).append(number)
+        self.copied = turned_slices(graph) if walk.fusion.computes_operands else {}
+        self.rows = gathered_rows(graph, liveness.narrow) if walk.fusion.computes_operands else {}
+        self.sliced = set[int]()
+        self.bound: dict[int, str] = {}
+        for op in graph.ops:
+            if op.kind in LEAVING or traits(op.kind).bars:
+                for tensor in op.operands:
+                    self.bound[tensor] = op.kind
+            elif op.kind in ENTERING:
+                # What is read inside of a body stands outside of it.
+                for tensor in op.operands:
+                    self.bound.setdefault(tensor, op.kind)
+
+    def told(self, number: int, kernel: _Kernel) -> Kernel:
+        graph, walk = self.graph, self.walk
+        results: list[tuple[Access, ...]] = []
+        if kernel.anchor:
+            placement = walk.grouping.placements[kernel.op]
+            for tensor, dims in zip(kernel.results, placement.results, strict=True):
+                results.append((self.access(tensor, dims, number),) if self.is_written(tensor) else ())
+        anchor = graph.ops[kernel.op]
+        matmul = kernel.anchor and self.is_matmul(anchor)
+        return Kernel(
+            op=kernel.op,
+            operands=tuple(
+                tuple(self.read(t, leaf, number, direct=matmul and len(of) == 1) for t, leaf in of.items())
+                for of in kernel.operands
+            ),
+            results=tuple(results),
+            others=(
+                *(self.read(t, leaf, number) for t, leaf in kernel.reads.items()),
+                *(self.access(t, d, number) for t, d in kernel.writes.items()),
+                *self.turned(kernel),
+                *self.cut_out(kernel),
+                *self.looked_up(kernel),
+                *self.begun(kernel, number),
+            ),
+        )
+
+    def looked_up(self, kernel: _Kernel) -> Iterator[Access]:
+        """The copy of a table in which rows are looked up that do not lie so."""
+        rows = self.rows.get(kernel.op) if kernel.anchor else None
+        if rows is not None:
+            op = self.graph.ops[kernel.op]
+            tensor, dims = op.operands[0], self.walk.grouping.placements[op.id].operands[0]
+            yield Access(tensor, self.graph.tensors[tensor].aval.shape, rows.stored, dims, "chip", 1.0, rows=rows)
+
+    def begun(self, kernel: _Kernel, number: int) -> Iterator[Access]:
+        """What a TPU writes and reads of the result of a scatter beyond what is scattered.
+
+        Constants that it begins with are written. One with batch dims is computed as one over all of them, on an array of
+        other dims, which the passes that read it do not fuse with.
+        """
+        op = self.graph.ops[kernel.op]
+        if not kernel.anchor or op.kind not in SCATTERS or not self.walk.fusion.computes_operands:
+            return
+        (dims,) = self.walk.grouping.placements[op.id].results
+        whole = self.access(op.results[0], dims, number)
+        if not self.walk.stands[op.operands[0]]:
+            yield whole._replace(rows=scattered_rows(self.graph, op))
+        if op.params["dimension_numbers"].operand_batching_dims:
+            yield whole._replace(times=READ_AND_WRITTEN)
+
+    def cut_out(self, kernel: _Kernel) -> Iterator[Access]:
+        """The slices of a loop's stacks that a matmul reads but does not compute: copied, by the first to do so."""
+        graph, op = self.graph, self.graph.ops[kernel.op]
+        if self.walk.fusion.computes_operands or not kernel.anchor or not traits(op.kind).matmul:
+            return
+        for tensor, dims in zip(op.operands, self.walk.grouping.placements[op.id].operands, strict=True):
+            taken = source(graph, tensor)
+            producer = graph.tensors[taken].producer
+            if producer is not None and graph.ops[producer].kind == "loop_slice" and taken not in self.sliced:
+                self.sliced.add(taken)
+                itemsize = graph.tensors[taken].aval.itemsize
+                yield Access(tensor, graph.tensors[tensor].aval.shape, itemsize, dims, "memory", READ_AND_WRITTEN)
+
+    def turned(self, kernel: _Kernel) -> Iterator[Access]:
+        """The copies of slices that a matmul does not read where they lie: written, and read from the stack."""
+        op = self.graph.ops[kernel.op]
+        for position, itemsize, dim in self.copied.get(op.id, ()) if kernel.anchor else ():
+            tensor, dims = op.operands[position], self.walk.grouping.placements[op.id].operands[position]
+            aval = self.graph.tensors[tensor].aval
+            yield Access(tensor, aval.shape, aval.itemsize, dims, "slice", READ_AND_WRITTEN, (dim, itemsize))
+
+    def read(self, tensor: int, leaf: Leaf, number: int, *, direct: bool = False) -> Access:
+        """What a kernel reads. What a matmul reads directly of a parameter in float32 was made bfloat16 before."""
+        shown = tensor if leaf.like is None else leaf.like
+        found = self.access(shown, leaf.dims, number)
+        times = leaf.share * found.times
+        aval = self.graph.tensors[tensor].aval
+        if direct and aval.dtype == "float32" and self.walk.fusion.computes_operands:
+            times *= 0.5
+        # A part of a tensor stays on the chip where the whole does; of what enters a loop each part is brought there.
+        whole = self.graph.tensors[shown].aval.bytes
+        at_once = self.working_sets.per_byte(tensor) * aval.bytes / whole
+        if leaf.share * whole < aval.bytes and self.enters(tensor):
+            at_once = math.inf
+        return found._replace(tensor=tensor, times=times, home=self.home(tensor, number), at_once=at_once)
+
+    def enters(self, tensor: int) -> bool:
+        """Whether a tensor is what enters a loop, updated or not."""
+        while (producer := self.graph.tensors[tensor].producer) is not None:
+            op = self.graph.ops[producer]
+            if traits(op.kind).updates is None:
+                return op.kind in ENTERING
+            tensor = op.operands[0]
+        return False
+
+    def is_written(self, tensor: int) -> bool:
+        """Whether anybody but the kernel that makes a tensor reads it."""
+        return tensor in self.readers or tensor in self.bound or tensor in self.graph.returned
+
+    def access(self, tensor: int, dims: Dims, number: int) -> Access:
+        aval = self.graph.tensors[tensor].aval
+        lies, sets = self.in_rows.get(tensor), self.working_sets
+        stacked = self.bound.get(tensor) == "loop_stack"
+        at_once = sets.per_byte_stacked(tensor) if stacked else sets.per_byte(tensor)
+        home = self.home(tensor, number)
+        return Access(tensor, aval.shape, aval.itemsize, dims, home, 1.0, in_rows=lies, at_once=at_once)
+
+    def home(self, tensor: int, number: int) -> Home:
+        graph = self.graph
+        producer = graph.tensors[tensor].producer
+        if producer is None or tensor in graph.returned:
+            return "memory"
+        kind = graph.ops[producer].kind
+        readers = self.readers.get(tensor, [])
+        if kind in ("loop_const", "loop_carry_in", "branch_in"):
+            return "loop"
+        if kind == "loop_slice":
+            # The first to read a slice of a stack brings it to the chip.
+            first = not readers or number == readers[0]
+            return "memory" if first or number - readers[0] > SOON else "chip"
+        if kind in BOUNDARY:
+            return "memory"
+        if tensor in self.bound:
+            return "loop" if self.bound[tensor] in ("loop_carry_out", "branch_out") else "memory"
+        made = self.walk.made_by.get(tensor)
+        if made is None:
+            return "memory"
+        kernel, late = self.walk.kernels[made], bool(readers) and readers[-1] - made > SOON
+        if kernel.anchor and self.is_matmul(graph.ops[kernel.op]):
+            return "late product" if late else "product"
+        return "memory" if late else "chip"
+
+    def is_matmul(self, op: Op) -> bool:
+        """Whether the matrix unit computes an op."""
+        return traits(op.kind).matmul and not is_by_vector(self.graph, op)

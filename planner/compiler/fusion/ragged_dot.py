@@ -1,0 +1,63 @@
+"""Grouped products: what compilers make of ragged dots, whose rows or summed elements come in groups.
+
+XLA's TPU compiler multiplies every row with the weights of its own group. A sum over ragged elements (the gradient of the
+weights) it computes for every group over all elements, those of other groups masked on the way. Its compilers for other
+platforms put either down to one product: an operand stands once for every group, masked, and both do of a sum. Seen in
+programs of libtpu 0.0.42 and of jaxlib 0.10.2 for H100.
+"""
+
+from __future__ import annotations
+
+from planner.compiler.buffers.buffer import Buffer
+from planner.compiler.buffers.share import Share
+from planner.program.graph import Graph, Op
+
+KIND = "ragged_dot_general"
+
+
+def times_computed(graph: Graph, op: Op, *, on_tpu: bool) -> float:
+    """As how many times what an op asks for it is computed: once for every group that is masked."""
+    if op.kind != KIND or (on_tpu and not _sums(op)):
+        return 1.0
+    return float(_groups(graph, op))
+
+
+def masked(graph: Graph, op: Op) -> tuple[int, ...]:
+    """The positions of the operands that stand once for every group elsewhere than on a TPU."""
+    if op.kind != KIND or _groups(graph, op) <= 1:
+        return ()
+    return (0, 1) if _sums(op) else (0,)
+
+
+def times_moved(graph: Graph, op: Op, position: int) -> float:
+    """How often the bytes of an operand are moved elsewhere than on a TPU: read, and written and read for every group."""
+    return 1.0 + 2.0 * _groups(graph, op) if position in masked(graph, op) else 1.0
+
+
+def masked_buffers(graph: Graph) -> list[Buffer]:
+    """What stands for every group while a product is computed."""
+    return [
+        Buffer(
+            tensor=op.operands[position],
+            start=op.id,
+            stop=op.id + 1,
+            share=Share(tpu=0.0, elsewhere=float(_groups(graph, op))),
+        )
+        for op in graph.of_kinds((KIND,))
+        for position in masked(graph, op)
+    ]
+
+
+def _sums(op: Op) -> bool:
+    """Whether what is summed over comes in groups."""
+    numbers = op.params["ragged_dot_dimension_numbers"]
+    (contracted, _), _ = numbers.dot_dimension_numbers
+    return any(dim in contracted for dim in numbers.lhs_ragged_dimensions)
+
+
+def _groups(graph: Graph, op: Op) -> int:
+    """How many groups there are; 1 where it is batches that come in groups."""
+    numbers = op.params["ragged_dot_dimension_numbers"]
+    _, (batch, _) = numbers.dot_dimension_numbers
+    sizes = graph.tensors[op.operands[2]].aval.shape
+    return 1 if any(dim in batch for dim in numbers.lhs_ragged_dimensions) else sizes[-1]

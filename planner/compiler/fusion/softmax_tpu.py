@@ -1,0 +1,126 @@
+"""Softmaxes: what a TPU's compiler stores of those of what a matmul makes, and of their gradients.
+
+A row's greatest element, broadcast and taken from the row, it makes one op over the row's window, so that the matmul goes
+on to the centred row and the sum of its exponentials: what stands is the centred row, in its own type, and neither the row
+nor its greatest element. Seen in schedules of libtpu 0.0.42 for rows of up to 4,096 elements in arrays of three dims and
+more; not where the row is a matmul's result, only widened: the greatest element is then taken before that. Where what is
+made of the row is narrowed (weights in bfloat16), the matmul ends with the row, and a pass makes the centred one of it.
+
+What two matmuls side by side read is computed anew by both, such as the gradient of logits; but what takes an exponential
+or a quotient of every element is stored where it is narrow, or products in batches read it, such as the gradient of scores.
+Narrow weights that products in batches read in the forward pass and again in the backward one stand in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from planner.compiler.fusion.instruction_fusion import is_slow
+from planner.compiler.fusion.sibling_matmuls import matmul_ranks, reading, side_by_side
+from planner.compiler.simplify.convert_mover import BFLOAT16_BYTES
+from planner.program.graph import Graph, Op
+from planner.program.slots import BOUNDARY
+from planner.rules.primitives import kinds_where, traits
+
+LONGEST_ROW = 4096
+LEAST_RANK = 3
+
+
+def stored_of_softmaxes(graph: Graph, passes: Sequence[bool], materialised: Sequence[bool]) -> list[bool]:
+    """Which tensors stand in memory, given those that would if there were no softmaxes."""
+    stored = list(materialised)
+    for op in graph.of_kinds(kinds_where(lambda row: row.extreme)):
+        _centre(graph, passes, stored, op)
+    matmuls, slow = matmul_ranks(graph, passes), set[int]()
+    for op in graph.ops:
+        if op.kind in BOUNDARY or not passes[op.id]:
+            continue
+        for tensor in op.results:
+            if not stored[tensor] and is_slow(graph, slow, op, tensor):
+                slow.add(tensor)
+                narrow = graph.tensors[tensor].aval.itemsize <= BFLOAT16_BYTES
+                pairs = side_by_side(graph, matmuls, tensor)
+                stored[tensor] = any(narrow or _in_batches(graph, pair) for pair in pairs) or (
+                    narrow and _often_in_batches(graph, matmuls, tensor)
+                )
+    return stored
+
+
+def _often_in_batches(graph: Graph, matmuls: Collection[int], tensor: int) -> bool:
+    """Whether several products read a tensor, all of them in batches."""
+    reads = reading(graph, matmuls, tensor)
+    return len(reads) > 1 and _in_batches(graph, reads)
+
+
+def _in_batches(graph: Graph, matmuls: Iterable[int]) -> bool:
+    """Whether matmuls are products in batches."""
+    return all(
+        graph.ops[op].kind == "dot_general" and graph.ops[op].params["dimension_numbers"][1][0] for op in matmuls
+    )
+
+
+def _centre(graph: Graph, passes: Sequence[bool], stored: list[bool], op: Op) -> None:
+    """Stores the centred rows of an op that takes the extreme of rows, and not the extreme."""
+    (row,), (extreme,) = op.operands, op.results
+    shape = graph.tensors[row].aval.shape
+    if len(shape) < LEAST_RANK or len(op.params["axes"]) > 1 or shape[op.params["axes"][0]] > LONGEST_ROW:
+        return
+    if stored[row] or _widened(graph, row) or not _of_matmul(graph, passes, stored, row):
+        return
+    readers = list(_readers(graph, extreme))
+    centred = [reader.results[0] for reader in readers if reader.kind == "sub" and reader.operands[0] == row]
+    made = list(_made_of(graph, passes, centred[0])) if len(centred) == 1 else []
+    if len(centred) == 1 and not any(stored[tensor] for tensor in made):
+        stored[centred[0]] = True
+        stored[row] = any(graph.tensors[t].aval.itemsize < graph.tensors[row].aval.itemsize for t in made)
+        stored[extreme] = stored[row] or len(readers) > 1
+
+
+def _widened(graph: Graph, tensor: int) -> bool:
+    """Whether a tensor is another, only widened."""
+    producer = graph.tensors[tensor].producer
+    op = None if producer is None else graph.ops[producer]
+    if op is None or op.kind != "convert_element_type":
+        return False
+    return graph.tensors[op.operands[0]].aval.itemsize < graph.tensors[tensor].aval.itemsize
+
+
+def _of_matmul(graph: Graph, passes: Sequence[bool], stored: Sequence[bool], tensor: int) -> bool:
+    """Whether passes compute a tensor of what a matmul makes of its size."""
+    seen, left, size = {tensor}, [tensor], graph.tensors[tensor].aval.size
+    while left:
+        producer = graph.tensors[left.pop()].producer
+        if producer is None or graph.ops[producer].kind in BOUNDARY:
+            continue
+        op = graph.ops[producer]
+        if not passes[producer]:
+            if traits(op.kind).matmul:
+                return True
+            continue
+        new = {t for t in op.operands if graph.tensors[t].aval.size == size} - seen
+        seen |= new
+        left += new
+    return False
+
+
+def _readers(graph: Graph, tensor: int) -> Iterator[Op]:
+    """The ops that read a row's greatest element, through other names, broadcasts and bounds."""
+    for reader, _ in graph.consumers[tensor]:
+        op = graph.ops[reader]
+        bound = traits(op.kind).fused and any(not graph.tensors[t].aval.shape for t in op.operands)
+        if traits(op.kind).reshapes or bound:
+            yield from _readers(graph, op.results[0])
+        else:
+            yield op
+
+
+def _made_of(graph: Graph, passes: Sequence[bool], tensor: int) -> Iterator[int]:
+    """What passes make of a tensor in its size."""
+    seen, left, size = {tensor}, [tensor], graph.tensors[tensor].aval.size
+    while left:
+        for reader, _ in graph.consumers[left.pop()]:
+            results = graph.ops[reader].results if passes[reader] else ()
+            new = {t for t in results if graph.tensors[t].aval.size == size} - seen
+            yield from new
+            seen |= new
+            left += new

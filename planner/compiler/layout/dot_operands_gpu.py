@@ -1,0 +1,115 @@
+"""Turned stacks: what XLA's GPU compiler turns around before a loop because matmuls in it read slices of it.
+
+A matmul wants the batch dims of an operand side by side, and so what it contracts and what it keeps; where they are not, as
+in a cache of shape (layers, batch, length, heads, width) whose heads are a batch of the product, it has the operand laid in
+that order: batch, contracted, kept. The order goes up through slices, updates and what is computed element by element (a
+quantized cache made whole) to what the loop takes in, which is turned before it, and back behind it where it is carried.
+A stack that nothing else reads is not there any more then.
+A dim of which a device holds one element may lie anywhere, such as heads that are each on a device of their own: what only
+they put out of order is turned where a device holds several. Seen in schedules of jaxlib 0.10.2
+(`GpuLayoutAssignment::SetDotOperandLayout` in openxla/xla).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from planner.compiler.buffers.buffer import Buffer
+from planner.compiler.buffers.copy_insertion import READ_AND_WRITTEN
+from planner.compiler.buffers.share import WHOLE
+from planner.compiler.fusion.instruction_fusion import source
+from planner.program.graph import Graph, Op
+from planner.program.slots import BOUNDARY, ENTERING
+from planner.rules.primitives import traits
+
+TurnedStacks = Mapping[int, int | None]
+"""The dim of what is turned of which a device must hold several elements, if there is one, by the op by which it enters
+its loop."""
+
+
+def turned_stacks(graph: Graph) -> TurnedStacks:
+    """The stacks that are turned."""
+    found: dict[int, int | None] = {}
+    for op in graph.of_kinds(("dot_general",)):
+        for position, several in _turned_operands(op):
+            wanted = op.operands[position]
+            for entering in _entering(graph, source(graph, wanted)):
+                dim = several and _dim_of_stack(graph, entering, wanted, several)
+                if several is None or (dim is not None and found.get(entering.id, dim) is not None):
+                    found[entering.id] = dim
+    return found
+
+
+def turning_passes(graph: Graph, turned: TurnedStacks) -> Mapping[int, tuple[float, int | None]]:
+    """How often per call what is turned is read or written for it, by the op by which it enters its loop."""
+    found: dict[int, tuple[float, int | None]] = {}
+    for op, several in ((graph.ops[number], several) for number, several in turned.items()):
+        region = graph.regions[op.region]
+        runs = region.trips if op.kind == "loop_slice" else graph.regions[region.parent or 0].trips
+        found[op.id] = READ_AND_WRITTEN * runs * (2.0 if op.kind == "loop_carry_in" else 1.0), several
+    return found
+
+
+def with_turned(
+    graph: Graph, turned: TurnedStacks, spans: Sequence[tuple[int, int]], buffers: Sequence[Buffer]
+) -> list[Buffer]:
+    """The buffers with what stands turned, beside what it was or in its place, from the spans of regions (op ids)."""
+    ends: dict[int, int] = {}
+    for op in map(graph.ops.__getitem__, turned):
+        (tensor,) = op.operands[:1]
+        readers = [reader for reader, _ in graph.consumers[tensor]]
+        if op.kind == "loop_slice" and all(turned.get(reader, -1) is None for reader in readers):
+            ends[tensor] = max(ends.get(tensor, 0), spans[op.region][0])
+    found = [of._replace(stop=min(of.stop, ends.get(of.tensor, of.stop))) for of in buffers]
+    return found + [
+        Buffer(
+            tensor=op.operands[0],
+            start=spans[op.region][0],
+            stop=spans[op.region][1],
+            share=WHOLE,
+            several=turned[op.id],
+        )
+        for op in map(graph.ops.__getitem__, sorted(turned))
+    ]
+
+
+def _turned_operands(op: Op) -> Iterator[tuple[int, int | None]]:
+    """The operands that a product of matrices does not take as they lie, and the batch dim that alone is in the way."""
+    contracted, batch = op.params["dimension_numbers"]
+    for position in range(2):
+        apart, summed = sorted(batch[position]), sorted(contracted[position])
+        if not apart or apart == list(range(apart[0], apart[-1] + 1)) or not summed:
+            continue
+        kept = [dim for dim in range(apart[0], summed[-1]) if dim not in apart and dim not in summed]
+        if kept and summed[0] > apart[0]:
+            yield position, None
+        elif len(apart) == 2 and apart[0] < summed[0] < apart[1]:
+            yield position, apart[1]
+
+
+def _dim_of_stack(graph: Graph, entering: Op, wanted: int, dim: int) -> int | None:
+    """The dim of a stack that a dim of its slices is; None where the stack's last dims are not theirs."""
+    stack, own = (graph.tensors[tensor].aval.shape for tensor in (entering.operands[0], wanted))
+    return dim + len(stack) - len(own) if stack[len(stack) - len(own) :] == own else None
+
+
+def _entering(graph: Graph, tensor: int) -> Sequence[Op]:
+    """The ops by which the stacks enter a loop that a tensor is a slice of, or is computed of slices of."""
+    found, left = dict[int, Op](), [(tensor, False)]
+    while left:
+        tensor, picked = left.pop()
+        producer = graph.tensors[tensor].producer
+        if producer is None:
+            continue
+        op = graph.ops[producer]
+        if op.kind in ENTERING:
+            if picked or op.kind == "loop_slice":
+                found[op.id] = op
+            continue
+        row = traits(op.kind)
+        if row.picks or row.renames or row.updates is not None:
+            left.append((op.operands[0], picked or row.picks))
+        elif row.fused and op.kind not in BOUNDARY:
+            size = graph.tensors[tensor].aval.size
+            left += [(operand, picked) for operand in op.operands if graph.tensors[operand].aval.size == size]
+    return list(found.values())

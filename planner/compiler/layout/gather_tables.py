@@ -1,0 +1,92 @@
+"""Gathered rows: tables that lookups read, and gradients of tables that scatters add to, where they do not lie row by row.
+
+An argument lies in memory as takes the least padding: a table whose rows do not fill the 128 lanes of a tile lies column by
+column. XLA's TPU compiler copies it for a lookup, rows filled up to whole tiles, where that wastes little memory; narrow,
+where all that read the rows want them so. Else it looks up what lies apart. What is scattered onto zeros it makes so, too,
+and copies it back. Seen in its schedules for tables of 16 thousand to 4 million rows of 4 to 512 elements.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from planner.compiler.simplify.convert_mover import NarrowReads
+from planner.compiler.targets import TILE_LANES
+from planner.program.graph import Graph, Op
+from planner.rules.primitives import kinds_where, traits
+
+MOST_WASTED = 128 * 2**20
+"""Bytes of padding for which arrays are laid out by rows."""
+MOST_TIMES = 2.0
+"""As how many times its bytes a table is laid out by rows in any case."""
+
+
+def lies_by_rows(row: float, column_bytes: float) -> bool:
+    """Whether a table of rows of so many elements, a column of it of so many bytes, is laid out by rows."""
+    filled = -(-row // TILE_LANES) * TILE_LANES
+    return filled <= MOST_TIMES * row or column_bytes * (filled - row) < MOST_WASTED
+
+
+class Rows(NamedTuple):
+    """A table with elements of `stored` bytes whose dims `within` are a row: read by a lookup, or `scattered` onto zeros.
+
+    A copy for a lookup has elements of `copied` bytes.
+    """
+
+    stored: float
+    copied: float
+    within: tuple[int, ...]
+    scattered: bool = False
+
+    def bytes(self, shape: tuple[int, ...], stored_bytes: float, innermost: int) -> float:
+        """Bytes read and written beside the rows themselves for a (local) table of this shape.
+
+        `stored_bytes` are those that it takes as an argument, which has the dim `innermost` innermost in memory.
+        """
+        row = math.prod(shape[dim] for dim in self.within)
+        filled = math.prod(shape) / row * -(-row // TILE_LANES) * TILE_LANES
+        by_rows = innermost not in self.within and self.stored * filled - stored_bytes < MOST_WASTED
+        if self.scattered:
+            return stored_bytes + 2 * self.stored * filled * by_rows
+        if innermost in self.within:
+            return 0.0
+        return (
+            stored_bytes + self.copied * filled if by_rows or self.stored * filled <= MOST_TIMES * stored_bytes else 0.0
+        )
+
+
+def gathered_rows(graph: Graph, narrow: NarrowReads) -> dict[int, Rows]:
+    """What may be copied for lookups in arguments, by op; outside of loops."""
+    found: dict[int, Rows] = {}
+    for op in graph.of_kinds(kinds_where(lambda row: row.picks and not row.fused)):
+        table = _argument(graph, op)
+        if op.region or table is None:
+            continue
+        numbers, sizes = op.params["dimension_numbers"], op.params["slice_sizes"]
+        apart = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+        within = tuple(dim for dim, extent in enumerate(sizes) if dim not in apart and extent > 1)
+        stored = graph.tensors[table].aval.itemsize
+        read = graph.tensors[op.operands[0]].aval.itemsize * narrow.share(op.results[0]).tpu
+        if within:
+            found[op.id] = Rows(stored, min(stored, read), within)
+    return found
+
+
+def scattered_rows(graph: Graph, op: Op) -> Rows | None:
+    """The rows that a scatter adds to; None where it adds single elements."""
+    aval, numbers = graph.tensors[op.results[0]].aval, op.params["dimension_numbers"]
+    apart = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    within = tuple(dim for dim, extent in enumerate(aval.shape) if dim not in apart and extent > 1)
+    return Rows(aval.itemsize, aval.itemsize, within, scattered=True) if within else None
+
+
+def _argument(graph: Graph, op: Op) -> int | None:
+    """The argument that is the table of a lookup, in whatever type; None where it is computed."""
+    tensor = op.operands[0]
+    while (producer := graph.tensors[tensor].producer) is not None:
+        made = graph.ops[producer]
+        if made.kind != "convert_element_type" and not traits(made.kind).renames:
+            return None
+        tensor = made.operands[0]
+    return tensor if tensor in graph.taken else None

@@ -1,0 +1,1 @@
+"""Scheduling: when ops run, and from when to when tensors live."""

@@ -1,0 +1,223 @@
+"""Holdings: what a program keeps in memory and when, whatever the mesh; `memory` gives it bytes on one.
+
+An item is a tensor in the form that the choice of a node gives it, over a span of the schedule. Items of one form (a type,
+the factors of its dims, the share of its bytes) have the same bytes wherever nodes have the same strategies, so
+that bytes are worked out per form and not per item.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from pbqp.vectors import Indices
+from planner.compiler.buffers.liveness import Liveness, region_spans
+from planner.compiler.buffers.share import WHOLE, Share
+from planner.compiler.layout.row_major_lanes import InRows
+from planner.decisions.decision_graph import Flow, Transfer
+from planner.decisions.groups import Grouping
+from planner.program.graph import Aval, Body, Graph
+from planner.program.slots import ENTERING, TAKEN_IN
+from planner.program.tracing.gc_pause import paused
+from planner.rules.op_work import body_of
+from planner.rules.rule import Dims
+
+Reduced = frozenset[int]
+Beside = Literal["more", "elsewhere", "apart"]
+"""When a copy stands beside its source: where it is more than that holds; also where it is another part; also where it is a
+part, as of what a loop takes in, which is sliced before the loop."""
+
+
+class TensorForm(NamedTuple):
+    """Type of a tensor, the factors of its dims, and in how many of its bytes it stands.
+
+    `reduced` are the factors whose splitting leaves partial sums in it, where a compiler that sums over all devices at
+    once keeps the whole; None for what is no such sum. With `several`, a dim, it stands only where a device holds several
+    elements along it. `in_rows`: how it lies in rows (see `row_order`). With `body` it is no tensor, but what the body of
+    an op that stays one op holds beside its operands and results. `at_once`: the bytes that stand at once for each of its
+    own, by which it may stand on the chip (see `working_sets`).
+    """
+
+    aval: Aval
+    dims: Dims
+    share: Share
+    reduced: Reduced | None = None
+    several: int | None = None
+    in_rows: InRows | None = None
+    body: Body | None = None
+    at_once: float = math.inf
+
+
+class Item(NamedTuple):
+    """A tensor as a node decides, from `start` to `stop`."""
+
+    tensor: int
+    node: int
+    dims: Dims
+    start: int
+    stop: int
+    share: Share = WHOLE
+    reduced: Reduced | None = None
+    several: int | None = None
+    body: Body | None = None
+    at_once: float = math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Holdings:
+    """Items by column: item i is `tensors[i]` as `nodes[i]` decides, of `forms[form[i]]`, in [`starts[i]`, `stops[i]`)."""
+
+    tensors: Indices
+    nodes: Indices
+    form: Indices
+    starts: Indices
+    stops: Indices
+    forms: tuple[TensorForm, ...]
+
+    @staticmethod
+    def of(graph: Graph, items: Iterable[Item], in_rows: Mapping[int, InRows]) -> Holdings:
+        """The columns of these items, given the tensors that lie in rows."""
+        avals = graph.aval_numbers
+        numbers: dict[tuple[object, ...], int] = {}
+        of_type: list[TensorForm] = []
+        rows: list[tuple[int, int, int, int, int]] = []
+        for tensor, node, dims, start, stop, share, reduced, several, body, at_once in items:
+            lies, aval = in_rows.get(tensor), graph.tensors[tensor].aval
+            key = avals[tensor], dims, share, reduced, several, lies, body, at_once
+            number = numbers.setdefault(key, len(numbers))
+            if number == len(of_type):
+                of_type.append(TensorForm(aval, dims, share, reduced, several, lies, body, at_once))
+            rows.append((tensor, node, number, start, stop))
+        tensors, nodes, form, starts, stops = np.asarray(rows, np.intp).reshape(-1, 5).T
+        return Holdings(tensors=tensors, nodes=nodes, form=form, starts=starts, stops=stops, forms=tuple(of_type))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Copied:
+    """What transfers may keep beside their source: copy i is of `transfers[i]`, item i of both columns.
+
+    Of a transfer that sums, what may be kept is the whole sum, beside the part of it that is stored in the end: its
+    "source" is that part, its "target" the sum.
+    """
+
+    transfers: tuple[Transfer, ...]
+    beside: tuple[Beside, ...]
+    sources: Holdings
+    targets: Holdings
+
+
+@paused()
+def held(graph: Graph, grouping: Grouping, flow: Flow, liveness: Liveness) -> Holdings:
+    """Arguments and constants, partial results being summed, buffers, and what bodies of ops hold while these run.
+
+    There is one more point in time than ops.
+    """
+    items = [*_held(graph, flow, liveness), *_held_inside(graph, grouping, liveness)]
+    return Holdings.of(graph, items, liveness.in_rows)
+
+
+def _held_inside(graph: Graph, grouping: Grouping, liveness: Liveness) -> Iterator[Item]:
+    """What the bodies of ops that stay one op hold beside their operands and results, which stand for them by name."""
+    for op in graph.ops:
+        body, named = body_of(op), next(iter((*op.results, *op.operands)), None)
+        if body is not None and named is not None:
+            start = liveness.when.get(op.id, op.id)
+            yield Item(named, grouping.group_of[op.id], (), start, start + 1, body=body)
+
+
+def _held(graph: Graph, flow: Flow, liveness: Liveness) -> Iterable[Item]:
+    for tensor in graph.tensors:
+        home = flow.home[tensor.id]
+        if tensor.producer is None and home is not None and tensor.aval.bytes:
+            yield Item(tensor.id, home[0], home[1], 0, liveness.steps + 1)
+    summed: set[int] = set()
+    for transfer in flow.transfers:
+        made = graph.tensors[transfer.tensor]
+        if transfer.reduced and made.producer is not None:
+            summed.add(made.id)
+            start = liveness.when.get(made.producer, made.producer)
+            yield Item(made.id, transfer.source, transfer.source_dims, start, start + 1)
+    for buffer in liveness.buffers:
+        home = flow.home[buffer.tensor]
+        if home is not None:
+            start, at_once = buffer.start + (buffer.tensor in summed), liveness.working_sets.per_byte(buffer.tensor)
+            held = Item(buffer.tensor, home[0], home[1], start, buffer.stop, buffer.share)
+            yield held._replace(several=buffer.several, at_once=at_once)
+
+
+@paused()
+def copied(graph: Graph, flow: Flow, liveness: Liveness, moving: Sequence[Transfer]) -> Copied:
+    """The copies that these transfers make, held while those run that read them, and the whole sums of parts."""
+    found = [*_copies(graph, flow, liveness, moving), *_sums(flow, liveness, moving)]
+    return Copied(
+        transfers=tuple(transfer for transfer, _, _, _ in found),
+        beside=tuple(beside for _, _, _, beside in found),
+        sources=Holdings.of(graph, [source for _, source, _, _ in found], liveness.in_rows),
+        targets=Holdings.of(graph, [target for _, _, target, _ in found], liveness.in_rows),
+    )
+
+
+def _copies(
+    graph: Graph, flow: Flow, liveness: Liveness, moving: Sequence[Transfer]
+) -> Iterator[tuple[Transfer, Item, Item, Beside]]:
+    reads: dict[int, list[tuple[int, int]]] = {}
+    for read, node in flow.fetched:
+        reads.setdefault(node, []).append(read)
+    ops, spans = graph.ops, region_spans(graph)
+    read_by = {read: transfer.target for transfer in flow.transfers for read in transfer.reads}
+    updates = set[tuple[int, int | None]]() if liveness.fusion.computes_operands else _updates(graph, flow)
+    for transfer in moving:
+        if transfer.source == transfer.target or transfer.reduced:
+            continue
+        served = transfer.reads or tuple(reads.get(transfer.target, ()))
+        served = [read for read in served if (transfer.tensor, read_by.get(read)) not in updates] or served
+        if not served:
+            continue
+        times = [liveness.when.get(op, op) for op, _ in served]
+        start = min(times)
+        stop = max(
+            [
+                spans[ops[op].region][1] if ops[op].kind in ENTERING else time + 1
+                for (op, _), time in zip(served, times, strict=True)
+            ]
+        )
+        share = liveness.narrow.share(transfer.tensor, served)
+        source = Item(transfer.tensor, transfer.source, transfer.source_dims, start, stop, share)
+        moved = source._replace(node=transfer.target, dims=transfer.target_dims)
+        gives_way = _gives_way(graph, liveness, transfer.tensor, len(served))
+        taken_in = all(ops[op].kind in TAKEN_IN for op, _ in served)
+        yield transfer, source, moved, "apart" if taken_in else "more" if gives_way else "elsewhere"
+
+
+def _updates(graph: Graph, flow: Flow) -> set[tuple[int, int | None]]:
+    """The arguments that are made anew, each with the node that does so: it reads them as they are stored, not a copy."""
+    made = ((graph.inputs[position], flow.home[graph.outputs[out]]) for out, position in graph.feeds.items())
+    return {(argument, home[0]) for argument, home in made if home is not None}
+
+
+def _gives_way(graph: Graph, liveness: Liveness, tensor: int, served: int) -> bool:
+    """Whether a tensor in memory is done with when so many of its readers have their copy, which may take its place."""
+    made = graph.tensors[tensor].producer is not None and tensor not in graph.returned
+    return made and liveness.materialised[tensor] and served >= len(graph.consumers[tensor])
+
+
+def _sums(flow: Flow, liveness: Liveness, moving: Sequence[Transfer]) -> Iterator[tuple[Transfer, Item, Item, Beside]]:
+    summed = {
+        transfer.tensor: transfer for transfer in moving if transfer.reduced and transfer.source != transfer.target
+    }
+    for buffer in liveness.buffers:
+        transfer = summed.get(buffer.tensor)
+        home = flow.home[buffer.tensor]
+        if transfer is None or home is None or home[0] != transfer.target:
+            continue
+        part = Item(buffer.tensor, home[0], home[1], buffer.start + 1, buffer.stop, reduced=frozenset())
+        yield (
+            transfer,
+            part,
+            part._replace(node=transfer.source, dims=transfer.source_dims, reduced=transfer.reduced),
+            "more",
+        )

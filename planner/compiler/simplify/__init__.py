@@ -1,0 +1,1 @@
+"""Simplification: common subexpressions, conversions of types, annotations that lower to nothing."""

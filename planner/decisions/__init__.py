@@ -1,0 +1,4 @@
+"""Decisions of a program, for any mesh.
+
+In: the op graph. Out: op groups, their factors, and the graph of decision nodes and transfers.
+"""

@@ -1,0 +1,39 @@
+"""Variants: other ways to emit what was decided, which only a compiler can tell from the first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from planner.compiler.targets import NO_WINDOWED_EINSUM, REMEDIES
+from planner.decision import Decision
+
+
+def variants(decision: Decision) -> tuple[Decision, ...]:
+    """The decisions that place the same program the same way and are emitted or compiled otherwise, `decision` left out.
+
+    On TPU: windowed einsum left to the compiler, which costs up to half of a step or gains a few per cent. What is
+    predicted of a variant is what is predicted of `decision`.
+    """
+    off = NO_WINDOWED_EINSUM[decision.request.topology.chip.platform]
+    kept = {name: value for name, value in decision.compiler_options.items() if name not in off}
+    return () if kept == decision.compiler_options else (replace(decision, compiler_options=kept),)
+
+
+def remedied(decision: Decision, error: str) -> Decision:
+    """The decision with the compiler options of an entry of `REMEDIES`, which its notes tell."""
+    return replace(
+        decision,
+        compiler_options={**decision.compiler_options, **REMEDIES[error].options},
+        notes=tuple(dict.fromkeys((*decision.notes, f"compiled {remedy_words(error)}"))),
+    )
+
+
+def remedy_words(error: str) -> str:
+    """What a compile took besides its own options, and why."""
+    return f'with {options_words(REMEDIES[error].options)}: without, the compiler ends with "{error}"'
+
+
+def options_words(options: Mapping[str, str]) -> str:
+    """Compiler options as they are told."""
+    return ", ".join(f"{name}={value}" for name, value in options.items())

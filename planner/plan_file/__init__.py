@@ -1,0 +1,1 @@
+"""Plan files. In: a decision. Out: JSON, read strictly."""

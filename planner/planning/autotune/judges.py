@@ -1,0 +1,173 @@
+"""Judges of plans: what gives verdicts on trials, and the compiler of the topology as one."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, final
+
+from pbqp.deadline import Deadline
+from planner.autotune_log import Moved, Status
+from planner.decision import Decision
+from planner.emit.runner import Runner
+from planner.errors import PlannerError
+from planner.machine.compile_target import why_not_compiled
+from planner.machine.target import Target
+from planner.planning.autotune.lessons import Outcome
+from planner.program.graph import Graph
+from planner.program.tracing.traced import Program
+from planner.verify.aot import AotReport, lower_request, unavailable_reason
+from planner.verify.compile_pool import CompilePool
+from planner.verify.hlo.collectives import CompiledCollective
+from planner.verify.scheduled import scheduled_seconds, why_not_judged
+
+MOST_MESSAGE = 300
+"""Characters of a compiler's message that are kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Verdict:
+    """What became of a trial; `outcome` is None unless its status is "ok". `peak_bytes` of an "oom" are those needed.
+
+    `remedy`: it came out so with the options of this entry of `planner.compiler.targets.REMEDIES`, without which it fails.
+    """
+
+    status: Status
+    message: str = ""
+    outcome: Outcome | None = None
+    peak_bytes: float | None = None
+    collectives: tuple[Moved, ...] = ()
+    remedy: str = ""
+
+
+class Judge(Protocol):
+    """Gives verdicts on decisions, in the order in which they are submitted."""
+
+    @property
+    def room(self) -> int:
+        """How many more decisions may be submitted now."""
+        ...
+
+    @property
+    def pending(self) -> int:
+        """How many verdicts are to come."""
+        ...
+
+    def submit(self, decision: Decision) -> None:
+        """Begins a trial."""
+        ...
+
+    def take(self, seconds: float) -> Verdict | None:
+        """The next verdict, or None if it does not come within `seconds`."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Emits:
+    """What makes functions of decisions: a program with its graph, on a target."""
+
+    program: Program
+    target: Target
+    graph: Graph
+
+    def runner(self, decision: Decision) -> Runner:
+        """The program as the decision places it; what it gives serves flat arguments only."""
+        return Runner(program=self.program, decision=decision, target=self.target, static_args={}, graph=self.graph)
+
+
+@final
+class CompilerJudge:
+    """The compiler of a topology, in child processes; see `why_not` for where there is none."""
+
+    def __init__(self, emits: Emits, pool: CompilePool, deadline: Deadline) -> None:
+        self._emits = replace(emits, target=replace(emits.target, devices=None))
+        self._pool, self._deadline = pool, deadline
+        self._asked: deque[tuple[Decision, Verdict | None]] = deque()
+
+    @property
+    def room(self) -> int:
+        """See `Judge`. One more than there are workers: what comes next is lowered meanwhile."""
+        return max(self._pool.workers + 1 - self.pending, 0)
+
+    @property
+    def pending(self) -> int:
+        """See `Judge`."""
+        return len(self._asked)
+
+    def submit(self, decision: Decision) -> None:
+        """See `Judge`."""
+        runner = self._emits.runner(decision)
+        try:
+            request = lower_request(
+                runner.flat_jit,
+                runner.program.in_avals,
+                mesh_shape=decision.mesh_shape,
+                topology=decision.request.topology.name,
+                timeout_s=self._deadline.left(1.0),
+            )
+        except PlannerError as error:
+            self._asked.append((decision, Verdict(status="error", message=str(error)[:MOST_MESSAGE])))
+            return
+        self._asked.append((decision, None))
+        self._pool.submit(request)
+
+    def take(self, seconds: float) -> Verdict | None:
+        """See `Judge`."""
+        if not self._asked:
+            return None
+        decision, known = self._asked[0]
+        if known is None:
+            report = self._pool.take(seconds)
+            if report is None:
+                return None
+            known = replace(_compiled(decision, report), remedy=report.remedy)
+        self._asked.popleft()
+        return known
+
+
+def _compiled(decision: Decision, report: AotReport) -> Verdict:
+    """The verdict on a decision by the report of its compile."""
+    message = report.message[:MOST_MESSAGE]
+    if not report.ok:
+        return Verdict(status=report.status, message=message, peak_bytes=report.needed_bytes)
+    topology, mesh = decision.request.topology, decision.mesh_shape
+    peak = None if report.memory is None else float(report.memory.peak_bytes)
+    if peak is not None and peak > decision.request.memory_limit:
+        message = f"its peak is {peak:.4g} bytes, above the memory limit"
+        return Verdict(status="oom", message=message, peak_bytes=peak)
+    try:
+        estimate = scheduled_seconds(report, topology, mesh)
+    except PlannerError as error:
+        return Verdict(status="error", message=str(error)[:MOST_MESSAGE], peak_bytes=peak)
+    return Verdict(
+        status="ok",
+        message=message,
+        outcome=Outcome(
+            seconds=estimate.seconds,
+            exposed=estimate.exposed_collective_seconds,
+            communicating=estimate.collective_seconds,
+            collectives=report.collectives,
+        ),
+        peak_bytes=peak,
+        collectives=moved(decision, report.collectives),
+    )
+
+
+def moved(decision: Decision, found: Sequence[CompiledCollective]) -> tuple[Moved, ...]:
+    """The collectives of a decision by kind and axes, predicted and found."""
+    sides: dict[tuple[str, tuple[str, ...]], list[float]] = {}
+    for c in decision.predicted.collectives:
+        sides.setdefault((c.kind, c.axes), [0.0, 0.0])[0] += c.bytes * c.count
+    for c in found:
+        sides.setdefault((c.kind, c.axes(decision.mesh_shape) or ("?",)), [0.0, 0.0])[1] += c.bytes * c.known_trips
+    return tuple(
+        Moved(kind=kind, axes=axes, predicted_bytes=a, found_bytes=b) for (kind, axes), (a, b) in sorted(sides.items())
+    )
+
+
+def why_no_compiler(target: Target) -> str:
+    """Why no compiler can judge plans for a target, or ""."""
+    platform, name = target.topology.chip.platform, target.topology.name
+    known = why_not_judged(target.topology) or why_not_compiled(name)
+    return known or unavailable_reason("cuda" if platform == "gpu" else platform)

@@ -1,0 +1,175 @@
+"""Refining: solve, try the most promising plans, correct the prices by what comes out, solve again.
+
+A round seeks the best plan of every mesh at the prices as they are corrected by then, and of the most promising meshes
+plans of one kind (see `prospects`). What is tried next is what is expected to be the fastest, as long as it may come out
+faster than the best so far, judging by how far the last trials were off; of plans close to the best other emissions are
+tried, too. It ends when a round brings nothing new that may be better, when time is over, or when it is interrupted: then
+the best plan tried is taken, and where none served, what was planned without.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, final
+
+from pbqp.deadline import Deadline
+from planner.autotune_log import Refined
+from planner.decision import Decision
+from planner.emit.alternatives import variants
+from planner.planning.autotune.judges import Judge
+from planner.planning.autotune.prospects import Leaning, Prospects
+from planner.planning.autotune.trials import Tried, Trying, Variants
+from planner.pricing.mesh import Shape
+from planner.search.best_on_mesh import Candidate
+
+MOST_ROUNDS = 6
+"""Rounds at most; mostly two or three bring something new."""
+LEANING_MESHES = 3
+"""Of so many meshes, the most promising, plans of one kind are sought."""
+LEANINGS: tuple[Leaning, ...] = ("computed values stay", "arguments stay")
+FIRST_REACH = 1.5
+"""In the first round, meshes whose best plan takes up to so many times the best of all are looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The decisions tried that serve, fastest first, and the record of it all."""
+
+    decisions: tuple[Decision, ...]
+    refined: Refined
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """When it all began; when no more trials are begun; when those that run are given up if none has come to an end."""
+
+    began: float
+    soft: Deadline
+    hard: Deadline
+
+
+def refine(
+    candidates: Sequence[Candidate],
+    meshes: Sequence[Shape],
+    prospects: Prospects,
+    judge: Judge,
+    clock: Clock,
+    *,
+    how: Literal["compile", "measure"],
+    limit_bytes: float,
+    emissions: Variants = variants,
+) -> Result:
+    """The best of the plans tried, from `candidates` on, the best by the prices as they are first."""
+    trying = Trying(judge, emissions, limit_bytes=limit_bytes)
+    run = _Refining(candidates, meshes, prospects, trying, clock)
+    try:
+        ended = run.rounds()
+    except KeyboardInterrupt:
+        ended = "it was interrupted"
+    order = sorted(
+        (i for i, tried in enumerate(trying.tried) if math.isfinite(tried.seconds)),
+        key=lambda i: (trying.tried[i].seconds, i),
+    )
+    refined = Refined(
+        how=how,
+        rounds=run.round,
+        trials=tuple(tried.trial for tried in trying.tried),
+        corrections=trying.corrections.told(),
+        chosen=None,
+        seconds=time.monotonic() - clock.began,
+        ended=ended,
+    )
+    return Result(
+        decisions=tuple(_decision(trying.tried[i], replace(refined, chosen=i)) for i in order), refined=refined
+    )
+
+
+def _decision(tried: Tried, refined: Refined) -> Decision:
+    return replace(tried.emitted.decision, refined=refined)
+
+
+@final
+class _Refining:
+    def __init__(
+        self,
+        candidates: Sequence[Candidate],
+        meshes: Sequence[Shape],
+        prospects: Prospects,
+        trying: Trying,
+        clock: Clock,
+    ) -> None:
+        self._candidates, self._prospects, self._trying, self._clock = candidates, prospects, trying, clock
+        # Those of most devices first: mostly they are faster, and those of fewer are ruled out by them at once.
+        self._meshes = sorted(meshes, key=lambda shape: (-math.prod(shape.values()), len(shape)))
+        self.round = 0
+
+    def rounds(self) -> str:
+        """Runs them; says why there are no more."""
+        while self.round < MOST_ROUNDS:
+            self.round += 1
+            before = len(self._trying.tried)
+            new = self._look_around()
+            if self.round > 1 and not new:
+                return "no plan that was not tried is expected to be faster"
+            while self._step(wait=True):
+                pass
+            if self._trying.unavailable:
+                return self._trying.unavailable
+            if self._over or self._trying.judge.pending:  # a trial is waited for until then
+                return "the time was over"
+            if len(self._trying.tried) == before:
+                return "no plan that was not tried is expected to be faster"
+        return f"{MOST_ROUNDS} rounds are made at most"
+
+    @property
+    def _over(self) -> bool:
+        return (self._clock.hard if math.isinf(self._trying.best) else self._clock.soft).passed
+
+    def _step(self, *, wait: bool) -> bool:
+        """Begins trials and learns from one that has come to an end; False where there is none, or no time is left."""
+        if self._over or self._trying.unavailable:
+            return False
+        self._trying.fill()
+        if not self._trying.judge.pending:
+            return False
+        until = self._clock.hard if math.isinf(self._trying.best) else self._clock.soft
+        return self._trying.take(until.left() if wait else 0.0)
+
+    def _look_around(self) -> int:
+        """Seeks prospects on all meshes, while trials run; how many are new."""
+        first, corrections, new = self.round == 1, self._trying.corrections, 0
+        expected: dict[int, float] = {}
+        if first:
+            # One at a time: the first shall be under way before the others are worked out.
+            for candidate in self._candidates:
+                new += self._trying.add(self._prospects.of(candidate, "the best found"), self.round)
+                self._trying.fill()
+            best = min(candidate.value for candidate in self._candidates)
+        else:
+            best = self._trying.best
+        for i, shape in enumerate(self._meshes):
+            if self._over:
+                return new
+            prospect = self._prospects.best(
+                shape, corrections, below=best * (FIRST_REACH if first else 1.0), deadline=self._clock.soft
+            )
+            if prospect is not None:
+                expected[i] = corrections.expected(prospect.promise)
+                new += self._trying.add(prospect, self.round)
+            while self._step(wait=False):
+                pass
+        for i in sorted(expected, key=lambda i: (expected[i], i))[:LEANING_MESHES] if self._prospects.leans else ():
+            for lean in LEANINGS:
+                if self._over:
+                    return new
+                prospect = self._prospects.best(
+                    self._meshes[i], corrections, below=math.inf, deadline=self._clock.soft, lean=lean
+                )
+                if prospect is not None:
+                    new += self._trying.add(prospect, self.round)
+                while self._step(wait=False):
+                    pass
+        return new

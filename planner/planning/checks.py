@@ -1,0 +1,152 @@
+"""Checks of a plan before it is handed over, as `Options.check` asks for them; what was not checked, and why.
+
+They end in an answer to the plan's proposal. A plan that does not compile or computes wrong numbers is dropped, and so is
+one that does not fit by the compiler for a TPU or GPU, or that is predicted not to where no compiler says otherwise. One
+of which a broken promise costs more than a little of a call is doubted: others are tried, and the fastest by the compiler's
+schedule is handed over. Smaller differences are told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import jax
+
+from planner.decision import Checked
+from planner.emit.alternatives import remedy_words
+from planner.machine.target import Target
+from planner.options import Options
+from planner.plans.plan import Plan
+from planner.units import quantity
+from planner.variants.verdict import Answer
+from planner.verify.aot import flags_note
+from planner.verify.compiled import why_no_compiler
+from planner.verify.verification import COMPILE_LIMIT_S, Verification
+
+EVERYTHING = ("compiling", "numerics", "collectives", "memory")
+FATAL = ("compiling", "numerics")
+"""Checks whose failure drops a plan."""
+AFFORDABLE_OPERATIONS = 10_000
+"""Programs of more are not compiled for devices that are not here unless that is asked for: it takes minutes."""
+
+
+def check(
+    made: Plan,
+    args: Sequence[Any],
+    options: Options,
+    target: Target,
+    *,
+    operations: int,
+    not_checked: str = "",
+    not_run: str = "",
+) -> tuple[Plan, Answer]:
+    """A plan with its checks on record, and the answer to its proposal; the same on all processes of its target.
+
+    `operations` are those of the program, loops' bodies counted once. `not_checked`: why nothing is to be checked, whatever
+    the options, and `not_run`: why nothing is to be run for it; "" where it is.
+    """
+    unchecked = not_checked or _why_unchecked(made, target, options, operations)
+    if unchecked:
+        if made.decision.refined is not None:
+            made = _with_flags(made, target)
+        return made.with_checks([Checked(what=what, ok=None, detail=unchecked) for what in EVERYTHING]), Answer()
+    processes = target.processes
+    whys = processes.gathered(lambda: not_run or _why_not_run(made, args, options))
+    why = next(filter(None, whys), "")
+    limit_s = COMPILE_LIMIT_S
+    if options.check == "auto":
+        # The alternative is an error: that may take as long as the search.
+        limit_s = max(options.affordable_compile_s, options.time_limit_s if _beyond(made) else 0.0)
+    verification = made.verify(*(() if why else args), compile_limit_s=limit_s)
+    remedy = verification.remedy
+    if remedy:
+        made, verification = made.remedied(remedy), replace(verification, remedy="")
+    found = [_compiling(verification, remedy)]
+    if made.why_not_run and found[0].ok:
+        made = _with_flags(made, target)
+    for one in verification.checks:
+        unrun = one.what == "numerics" and why and found[0].ok
+        found.append(replace(one, ok=None, detail=why) if unrun else one)
+    answers = processes.gathered(lambda: asdict(_answer(made, found, verification)))
+    worst = max((Answer(**answer) for answer in answers), key=lambda answer: (answer.dropped or "", answer.doubt or ""))
+    return made.with_checks(found, compiled=verification if found[0].ok else None), worst
+
+
+def why_not_compiled(target: Target, options: Options, operations: int = 0) -> str:
+    """Why plans for a target are not to be compiled to check them, or ""; 0 operations: however many there are."""
+    if options.check == "never":
+        return "Options(check='never')"
+    if options.check == "always" or not target.why_not_run:
+        return ""
+    why = why_no_compiler(target.platform, target.topology.name)
+    if not why and operations > AFFORDABLE_OPERATIONS:
+        why = f"compiling its {operations:,} operations takes minutes; verify() and Options(check='always') do it"
+    return f"{target.why_not_run}; {why}" if why else ""
+
+
+def _why_unchecked(made: Plan, target: Target, options: Options, operations: int) -> str:
+    """Why nothing is to be checked, or ""."""
+    refined = made.decision.refined
+    if options.check == "auto" and made.why_not_run and refined is not None and refined.chosen is not None:
+        told = "it was compiled to choose it, see Plan.refined; verify() compares it with its promises"
+        return f"{made.why_not_run}; {told}"
+    return why_not_compiled(target, options, 0 if _beyond(made) else operations)
+
+
+def _beyond(made: Plan) -> bool:
+    """Whether a plan is predicted not to fit."""
+    return made.predicted.peak_bytes > made.decision.request.memory_limit
+
+
+def _answer(made: Plan, checked: Sequence[Checked], verification: Verification) -> Answer:
+    """What is to become of a plan."""
+    bad = next((c for c in checked if c.ok is False and c.what in FATAL), None)
+    memory, collectives, seconds = verification.memory, verification.collectives, verification.seconds
+    if memory.fits is False:
+        share = memory.peak[0] / memory.peak[1]
+        return Answer(dropped=f"memory: {memory.reason}", memory_share=share)
+    if bad is not None:
+        return Answer(dropped=f"{bad.what}: {bad.detail}")
+    if memory.fits is None and _beyond(made):
+        predicted = made.predicted.peak_bytes
+        return Answer(
+            dropped=f"memory: predicted are {quantity(predicted, 'B')}, and no compiler says otherwise: {memory.reason}"
+        )
+    if seconds is None or made.decision.request.objective != "time" or collectives.ok is not False:
+        return Answer(seconds=seconds and seconds.scheduled)
+    return Answer(doubt=f"collectives: {collectives.reason}", seconds=seconds.scheduled)
+
+
+def _why_not_run(made: Plan, args: Sequence[Any], options: Options) -> str:
+    """Why the numerics are not to be checked, or ""."""
+    if made.why_not_run:
+        return made.why_not_run
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(list(args))):
+        return "the arguments are shapes only"
+    if options.check == "auto" and made.has_side_effects:
+        return "it has side effects that a second run would repeat; Options(check='always') runs it"
+    flops = made.predicted.flops * math.prod(made.decision.mesh_shape.values())
+    if options.check == "auto" and flops > options.affordable_flops:
+        return f"running it on one device takes about {flops:.2g} operations; Options(check='always') does it"
+    return ""
+
+
+def _with_flags(made: Plan, target: Target) -> Plan:
+    """The plan with a note on the flags with which it was compiled in a child of this process, if there were any."""
+    told = flags_note(target.platform)
+    return made.with_notes((*made.notes, told)) if told else made
+
+
+def _compiling(verification: Verification, remedy: str) -> Checked:
+    """Whether the plan compiled: its collectives could be read, or the compiler said why not; and what remedy it took."""
+    collectives, memory = verification.collectives, verification.memory
+    if collectives.by_kind is not None:
+        detail = "compiled for its devices"
+        if remedy:
+            detail += f", {remedy_words(remedy)}"
+        return Checked(what="compiling", ok=True, detail=detail)
+    failed = collectives if collectives.ok is False else memory if memory.ok is False else None
+    return Checked(what="compiling", ok=None if failed is None else False, detail=(failed or collectives).reason)

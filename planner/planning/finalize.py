@@ -1,0 +1,182 @@
+"""What a choice means in the program's own terms: the decision that it makes, and the problem that a decision solves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cost_models import Measured
+from planner.compiler.targets import NO_WINDOWED_EINSUM
+from planner.decision import Certificate, Decision, Guessed, Replicated, Ruled
+from planner.emit.constraints import place
+from planner.emit.predict import predict
+from planner.explain.whole_inputs import whole_inputs
+from planner.prediction import Predicted
+from planner.pricing.assignment import Chosen
+from planner.pricing.candidates.strategies import SEARCHED_AXES
+from planner.pricing.donation import donations
+from planner.pricing.instance import Instance
+from planner.pricing.mesh import Shape
+from planner.problem import Session
+from planner.program.graph import Graph
+from planner.program.jaxpr.fingerprint import fingerprint
+from planner.program.tracing.gc_pause import paused
+from planner.report.logical_axes import logical_axes
+from planner.rules.op_work import guessed_in, op_name
+from planner.search.best_on_mesh import Candidate
+from planner.units import quantity
+
+WORTH_DONATING = 0.01
+"""Part of the peak that the results of an argument must take for a note to say that it could be donated."""
+MOST_NAMED = 4
+"""Places of ops whose work is guessed that a note names."""
+
+
+@paused()
+def decide(
+    session: Session,
+    candidate: Candidate,
+    *,
+    bound: float,
+    seconds: float,
+    meshes: int,
+    notes: Sequence[str],
+) -> Decision:
+    """A candidate in the program's own terms; the rest goes into its certificate and notes."""
+    program, request, instance = session.program, session.request, candidate.instance
+    graph, model = session.graph, session.model
+    guessed = tuple(
+        Guessed(op=op_name(op), name=op.name, source=op.source, trips=trips) for op, trips in guessed_in(graph)
+    )
+    chosen = Chosen(instance=instance, choice=candidate.choice)
+    share = _guessed_share(chosen) if guessed and request.objective != "memory" else None
+    platform = session.target.platform
+    placement = place(
+        chosen, sum_whole=platform != "tpu", read_stored=platform == "gpu", leave_passes=platform == "tpu"
+    )
+    predicted = predict(chosen, request.topology)
+    intermediates = {
+        t.name: chosen.stored(t.id)
+        for t in graph.tensors
+        if t.kind == "intermediate"
+        and t.aval.size > 1
+        and (model.liveness.materialised[t.id] or t.id in model.seen.source)
+    }
+    return Decision(
+        function_name=program.function_name,
+        fingerprint=fingerprint(program),
+        topology=request.topology.name,
+        request=request,
+        choice=tuple(map(int, candidate.choice)),
+        mesh_shape=placement.mesh_shape,
+        arguments=program.arguments,
+        results=program.results,
+        in_specs=placement.in_specs,
+        out_specs=placement.out_specs,
+        constraints=placement.constraints,
+        intermediates=intermediates,
+        logical=logical_axes(program, chosen),
+        named=tuple(
+            graph.tensors[tensor].name
+            for op in graph.of_kinds(("name",))
+            for tensor in op.results
+            if graph.tensors[tensor].name in intermediates
+        ),
+        predicted=predicted,
+        certificate=Certificate(
+            value=candidate.value,
+            lower_bound=min(bound, candidate.value),
+            unit="bytes" if request.objective == "memory" else instance.objective.unit,
+            solve_seconds=seconds,
+            meshes=meshes,
+            guessed_share=share,
+        ),
+        replicated=tuple(Replicated(**_told(graph, op)) for op in model.grouping.unruled),
+        by_shardy=tuple(Ruled(**_told(graph, op)) for op in model.grouping.by_shardy),
+        guessed=guessed,
+        checked=(),
+        notes=(
+            *graph.notes,
+            *_guess_note(guessed, share),
+            *_told_of_strategies(instance),
+            *_told_of_prices(session),
+            *_told_of_devices(session, placement.mesh_shape),
+            *_told_of_donations(session, chosen, predicted.peak_bytes),
+            *_told_of_inputs(chosen, predicted),
+            *notes,
+        ),
+        donate_argnums=program.donate_argnums,
+        static_argnums=program.static_argnums,
+        compiler_options=dict(NO_WINDOWED_EINSUM[request.topology.chip.platform]),
+        form=program.form,
+    )
+
+
+def _told_of_prices(session: Session) -> tuple[str, ...]:
+    """What a plan says of prices that are not those of data sheets: what they were fitted to."""
+    model = session.cost_model
+    if not isinstance(model, Measured):
+        return ()
+    of = model.profile
+    return (f"prices are of a profile of {of.num_devices} x {of.device_kind}: {of.machine}, {of.date}",)
+
+
+def _told_of_strategies(instance: Instance) -> tuple[str, ...]:
+    """What a plan says where not all splits of all ops were looked at."""
+    if len(instance.mesh.sizes) <= SEARCHED_AXES or all(table.complete for table in instance.tables):
+        return ()
+    return (
+        f"on a mesh of {len(instance.mesh.sizes)} axes larger than 1 not all splits of an op are looked at: those in which "
+        f"neighbouring axes act as up to {SEARCHED_AXES}, and those by what pins and the program split by each axis",
+    )
+
+
+def _told_of_devices(session: Session, shape: Shape) -> tuple[str, ...]:
+    """What a plan says of its devices; on a mesh that the program names itself they lie as they please it."""
+    own = session.program.parallelism
+    return session.target.told(shape) if own is None or own.mesh is None else session.target.notes
+
+
+def _told_of_donations(session: Session, chosen: Chosen, peak_bytes: float) -> tuple[str, ...]:
+    """What a plan says of a state or cache that could be donated, where that may save memory worth speaking of."""
+    found = donations(session.program, chosen)
+    return tuple(str(one) for one in found if one.fed_back and one.bytes >= WORTH_DONATING * peak_bytes)
+
+
+def _told_of_inputs(chosen: Chosen, predicted: Predicted) -> tuple[str, ...]:
+    """What a plan says of inputs that no data pipeline would want to bring, or not as fast as they are computed with."""
+    told = [str(one) for one in whole_inputs(chosen, predicted)]
+    if predicted.feed_seconds > predicted.seconds:
+        told.append(
+            f"bringing the inputs from hosts takes {quantity(predicted.feed_seconds, 's')} per call, more than the "
+            f"{quantity(predicted.seconds, 's')} of a call: devices will wait for them, however early they are fetched"
+        )
+    return tuple(told)
+
+
+def _told(graph: Graph, op_id: int) -> dict[str, Any]:
+    """What a plan says of an op: its primitive, its name, its source line, its runs per call."""
+    op = graph.ops[op_id]
+    return {"op": op.kind, "name": op.name, "source": op.source, "trips": graph.regions[op.region].trips}
+
+
+def _guessed_share(chosen: Chosen) -> float:
+    """The share of the memory traffic of a choice that ops of unknown work move: all that is known of what they take."""
+    moved = chosen.total("traffic_bytes")
+    return chosen.total("guessed_bytes") / moved if moved else 0.0
+
+
+def _guess_note(guessed: Sequence[Guessed], share: float | None) -> tuple[str, ...]:
+    """What the notes of a plan say of the ops whose work is guessed: one sentence, where there are any."""
+    trips: dict[tuple[str, str], float] = {}
+    for op in guessed:
+        trips[op.op, op.source] = trips.get((op.op, op.source), 0.0) + op.trips
+    if not trips:
+        return ()
+    named = [f"{op} (x{runs:g}) at {source}" for (op, source), runs in list(trips.items())[:MOST_NAMED]]
+    more = [f"{len(trips) - MOST_NAMED} more"] if len(trips) > MOST_NAMED else []
+    words = (
+        f"work of {len(guessed)} op{'' if len(guessed) == 1 else 's'} is guessed as one operation per result element"
+    )
+    moved = "" if share is None else f" They move {100 * share:.2g} % of the bytes; what they compute is not known."
+    return (f"{words}: {', '.join(named + more)}; planner.rule_for(flops=, bytes=) tells it.{moved}",)

@@ -1,0 +1,53 @@
+"""The problem that a decision solves, stated again to explain the decision."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from cost_models import Chip
+from planner.decision import Decision
+from planner.errors import ArgumentError
+from planner.explain.explain import Alternatives
+from planner.explain.saved_values import SavedValues
+from planner.pricing.assignment import Chosen
+from planner.problem import Session
+from planner.program.jaxpr.remat.rewrite_saved import crossings
+from planner.program.tracing.traced import Program
+from planner.transforms.apply import formed
+from planner.transforms.remat_choice import Front
+
+
+def alternatives(session: Session, decision: Decision) -> Alternatives:
+    """The problem that a decision solves, stated again, with what was chosen.
+
+    Raises: ArgumentError where this planner states another problem for the program than the one that made the plan.
+    """
+    instance, choice = session.instance(decision.mesh_shape), decision.choice
+    counts = [len(strategies) for strategies in instance.strategies]
+    fits = len(choice) == len(counts) and all(pick < count for pick, count in zip(choice, counts, strict=True))
+    chosen = Chosen(instance=instance, choice=choice)
+    if not fits or tuple(map(chosen.stored, session.graph.inputs)) != decision.in_specs:
+        raise ArgumentError(
+            f"the plan of {decision.function_name} was made by another release of this planner, and cannot be "
+            "explained by this one; plan again"
+        )
+    return Alternatives(
+        instance=instance,
+        choice=choice,
+        minimised=session.request.objective,
+        limit_bytes=session.request.memory_limit,
+        function_name=decision.function_name,
+        platform=session.request.topology.chip.platform,
+        saved=SavedValues(
+            make=lambda: _front(session.program, session.request.topology.chip),
+            saved=decision.form.saved,
+            devices=math.prod(decision.mesh_shape.values()),
+        ),
+    )
+
+
+def _front(program: Program, chip: Chip) -> Front | None:
+    """The choices of what a program saves, that the one of its form is among; None where there are none."""
+    found = crossings(formed(program.as_written, replace(program.form, saved=())))
+    return Front(found, chip, parts=program.form.microbatches) if found else None

@@ -1,0 +1,217 @@
+"""Loaded plans: what a file holds, and its binding to a function and to devices."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, final
+
+import jax
+
+from planner.decision import Decision
+from planner.emit.runner import Runner
+from planner.errors import ArgumentError, MeshError, PlanFileError
+from planner.machine.target import Target, check_devices
+from planner.plan_file.edited import check_places
+from planner.plan_file.store import Saved
+from planner.plan_file.treedef import tree_from_words
+from planner.plans.alternatives import alternatives
+from planner.plans.plan import Plan
+from planner.plans.process_parts import with_wholes
+from planner.pricing.candidates.pins import exactly
+from planner.problem import Session
+from planner.program.jaxpr.canonicalize.carried_stacks import with_stacks_carried
+from planner.program.jaxpr.fingerprint import fingerprint
+from planner.program.tracing.trace import trace
+from planner.program.tracing.traced import Leaf, Program
+from planner.report.html.page_file import in_notebook, write_page
+from planner.report.recorded import Recorded, recorded
+from planner.report.text import describe
+from planner.transforms.apply import formed
+
+KEY_TYPES = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
+"""The generator of every key type that `jax.random.key` knows."""
+
+
+@final
+class LoadedPlan:
+    """A saved plan, not yet bound to a function; printing it shows the plan."""
+
+    def __init__(self, saved: Saved) -> None:
+        self._saved = saved
+
+    @property
+    def decision(self) -> Decision:
+        """All that was decided, as plain data."""
+        return self._saved.decision
+
+    def bind(
+        self,
+        fn: Callable[..., Any],
+        example_args: Sequence[Any] | None = None,
+        *,
+        devices: Sequence[jax.Device] | None = None,
+    ) -> Plan:
+        """The saved plan for `fn`, without a search.
+
+        `example_args` are only needed where the saved pytrees hold containers of the user's own or static arguments.
+        With no `devices`, `jax.devices()` serve if there are enough of them and they are of the kind planned for, else
+        the plan can only be lowered. Where the devices are of several processes, all of these make the same call.
+
+        Raises: PlanFileError when `fn` traces to another program than the saved one; ArgumentError, MeshError;
+        ProcessError where another process binds another plan, failed, or does not come.
+        """
+        decision, target = self.decision, self.target(devices)
+
+        def prepared() -> tuple[tuple[Any, ...], Program]:
+            args = self._arguments(example_args)
+            if example_args is not None:
+                static, parts = decision.static_argnums, decision.request.host_local
+                exact = {exactly(name): dim for name, dim in parts.items()}
+                args = with_wholes(fn, args, exact, target, static=static).args
+            target.shared_by_all([decision.mesh_shape])
+            program = trace(
+                fn,
+                args,
+                donate_argnums=decision.donate_argnums,
+                static_argnums=decision.static_argnums,
+                annotations=decision.request.annotations,
+            )
+            return args, self._same_program(with_stacks_carried(program) if target.carries_stacks else program)
+
+        def question(_: object) -> dict[str, str]:
+            specs = (decision.in_specs, decision.out_specs, decision.constraints)
+            laid = (decision.form, decision.mesh_shape, *specs, decision.compiler_options)
+            digest = hashlib.sha256(repr((decision.fingerprint, *laid)).encode()).hexdigest()
+            return {
+                "the saved plan": f"{decision.function_name} {digest[:12]}",
+                "the list of devices": repr([device.id for device in target.devices or ()]),
+            }
+
+        args, program = target.processes.same(prepared, question, "bind")
+        runner = Runner(
+            program=program,
+            decision=decision,
+            target=target,
+            static_args={i: args[i] for i in program.static_argnums},
+        )
+        return Plan(
+            decision=decision,
+            runner=runner,
+            alternatives=lambda: alternatives(
+                Session(program=program, target=target, request=decision.request), decision
+            ),
+        )
+
+    def explain(self, path: str | None = None) -> Recorded:
+        """What the file says of the array `path` (a name or pattern): how it lies, what that takes, what moves it.
+
+        What other specs would cost, as `Plan.explain` has it, only the program can tell, which `bind` brings. Without a
+        path: the largest arguments. Raises: ArgumentError for a name that the file has not.
+        """
+        return recorded(self.decision, path)
+
+    def report(self, path: str | Path) -> None:
+        """Writes a page of the plan, as `Plan.report`: without what only its program can tell, which `bind` brings.
+
+        Raises: ArgumentError where nothing can be written there.
+        """
+        write_page(self.decision, None, path)
+
+    def __str__(self) -> str:
+        return describe(self.decision)
+
+    def _repr_html_(self) -> str:
+        return in_notebook(self.decision)
+
+    def __repr__(self) -> str:
+        return f"<LoadedPlan of {self.decision.function_name} on {dict(self.decision.mesh_shape)}>"
+
+    def _same_program(self, program: Program) -> Program:
+        """A traced program in the form in which the saved one is computed. Raises: PlanFileError where it is another."""
+        saved = self.decision
+        if program.arguments != saved.arguments:
+            pairs = zip(program.arguments, saved.arguments, strict=False)
+            differing = next(
+                (f"{_leaf_words(mine)}, saved {_leaf_words(its)}" for mine, its in pairs if mine != its),
+                f"{len(program.arguments)} leaves, saved {len(saved.arguments)}",
+            )
+            raise PlanFileError(
+                f"the saved plan of {saved.function_name} has other arguments than {program.function_name} "
+                f"({differing}); plan again"
+            )
+        donated = tuple(sorted({i % program.num_args for i in saved.donate_argnums}))
+        if program.donate_argnums != donated:
+            raise PlanFileError(
+                f"{program.function_name} donates the arguments {program.donate_argnums}, as it is jitted, where the saved "
+                f"plan donates {donated}; plan again"
+            )
+        try:
+            program = formed(program, saved.form)
+        except ArgumentError as error:
+            raise PlanFileError(self._another(program, f": {error}")) from error
+        if fingerprint(program) != saved.fingerprint:
+            raise PlanFileError(self._another(program))
+        if program.results != saved.results:
+            raise PlanFileError(
+                f"the saved plan of {saved.function_name} has other results than its program; plan again"
+            )
+        if self._saved.edited:
+            check_places(program, saved)
+        return program
+
+    def _another(self, program: Program, why: str = "") -> str:
+        return (
+            f"{program.function_name} does not trace to the program the plan of {self.decision.function_name} was made for "
+            f"(another function, or another JAX release: saved by {self._saved.jax_version}, here "
+            f"{jax.__version__}){why}; plan again"
+        )
+
+    def _arguments(self, example_args: Sequence[Any] | None) -> tuple[Any, ...]:
+        """Arguments to trace with: those given, or shapes as the file tells them. Raises: ArgumentError."""
+        if example_args is not None:
+            if not isinstance(example_args, (tuple, list)):
+                raise ArgumentError(
+                    f"example_args must be the tuple of positional arguments, got {type(example_args).__name__}; "
+                    "write bind(fn, (x,)) for one argument"
+                )
+            return tuple(example_args)
+        decision, tree = self.decision, tree_from_words(self._saved.in_tree)
+        keys = {leaf.aval.dtype for leaf in decision.arguments if leaf.aval.dtype.startswith("key<")}
+        if tree is None or decision.static_argnums or not keys <= set(KEY_TYPES):
+            raise ArgumentError(
+                f"the plan of {decision.function_name} has static arguments, or containers that its file cannot tell; "
+                "call bind(fn, example_args)"
+            )
+        mine = (leaf for leaf in decision.arguments if not leaf.constant)
+        return tuple(jax.tree.unflatten(tree, map(_example, mine)))
+
+    def target(self, devices: Sequence[jax.Device] | None = None) -> Target:
+        """What the plan is bound to. Raises: MeshError where the given devices are too few."""
+        request = self.decision.request
+        needed = math.prod(self.decision.mesh_shape.values())
+        if devices is not None:
+            chosen = check_devices(devices)
+            if len(chosen) < needed:
+                raise MeshError(
+                    f"the mesh {dict(self.decision.mesh_shape)} of the plan needs {needed} devices, got {len(chosen)}; "
+                    f"give at least {needed}"
+                )
+            return Target(topology=request.topology, devices=chosen)
+        here = check_devices(jax.devices())
+        meant = here[0].platform in (request.topology.chip.platform, request.platform)
+        return Target(topology=request.topology, devices=here if meant and len(here) >= needed else None)
+
+
+def _example(leaf: Leaf) -> jax.ShapeDtypeStruct:
+    """The shape of an argument, to trace with."""
+    dtype: Any = leaf.aval.dtype
+    if dtype in KEY_TYPES:
+        dtype = jax.eval_shape(lambda: jax.random.key(0, impl=KEY_TYPES[leaf.aval.dtype])).dtype
+    return jax.ShapeDtypeStruct(leaf.aval.shape, dtype, weak_type=leaf.weak)
+
+
+def _leaf_words(leaf: Leaf) -> str:
+    return f"{leaf.name}: {leaf.aval.dtype}{list(leaf.aval.shape)}"

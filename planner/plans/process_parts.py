@@ -1,0 +1,91 @@
+"""Arguments of which every process brings its own part: those that a user names, made wholes to plan for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from planner.errors import ArgumentError
+from planner.machine.host_parts import whole_of
+from planner.machine.target import Target
+from planner.pricing.candidates.pins import close_names, matcher
+from planner.program.tracing.arguments import joined, parameter_names
+
+HostLocal = Sequence[str] | Mapping[str, int]
+"""Names of arguments, or patterns over names, or these to the dim along which the parts are put together (else 0)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WithWholes:
+    """Arguments as the function takes them, and the dims of parts by the names of their arrays."""
+
+    args: tuple[Any, ...]
+    dims: Mapping[str, int]
+
+
+def with_wholes(
+    fn: Callable[..., Any], args: Sequence[Any], host_local: HostLocal, target: Target, *, static: Sequence[int]
+) -> WithWholes:
+    """The arguments with wholes in the place of this process's parts. Raises: ArgumentError, MeshError."""
+    asked = _asked(host_local)
+    if not asked or not isinstance(args, (tuple, list)):
+        return WithWholes(args=tuple(args) if isinstance(args, (tuple, list)) else (), dims={})
+    names = parameter_names(fn, len(args))
+    known: list[str] = []
+    dims: dict[str, int] = {}
+    used: set[str] = set()
+    matches = [(pattern, matcher(pattern), dim) for pattern, dim in asked.items()]
+    wholes: list[Any] = []
+    for i, value in enumerate(args):
+        if i in static or i - len(args) in static:
+            wholes.append(value)
+            continue
+        leaves, tree = jax.tree_util.tree_flatten_with_path(value)
+        made: list[Any] = []
+        for path, leaf in leaves:
+            name = joined(names[i], path)
+            known.append(name)
+            dim = None
+            for pattern, is_meant, of_dim in matches:
+                if is_meant(name) or name.startswith(f"{pattern}/"):
+                    used.add(pattern)
+                    dim = of_dim
+            if dim is not None:
+                _check_dim(name, leaf, dim)
+                dims[name] = dim
+                leaf = whole_of(name, leaf, dim, target.devices or ())
+            made.append(leaf)
+        same = all(one is other for one, (_, other) in zip(made, leaves, strict=True))
+        wholes.append(value if same else jax.tree.unflatten(tree, made))
+    for pattern in asked:
+        if pattern not in used:
+            raise ArgumentError(
+                f"host_local names {pattern!r}, and no argument is called so; names look like "
+                f"{close_names(pattern, [*names, *known])}"
+            )
+    return WithWholes(args=tuple(wholes), dims=dims)
+
+
+def _asked(host_local: HostLocal) -> dict[str, int]:
+    """The dims by pattern. Raises: ArgumentError."""
+    given = host_local if isinstance(host_local, Mapping) else None
+    if given is None and isinstance(host_local, (tuple, list)):
+        given = dict.fromkeys(host_local, 0)
+    if given is None or not all(isinstance(name, str) and type(dim) is int and dim >= 0 for name, dim in given.items()):
+        raise ArgumentError(
+            f"host_local is {host_local!r:.200}; give a tuple of names of arguments, such as ('batch',), or a mapping from "
+            "names to the dim along which the parts of the processes are put together"
+        )
+    return dict(given)
+
+
+def _check_dim(name: str, leaf: Any, dim: int) -> None:
+    rank = len(getattr(leaf, "shape", ()))
+    if dim >= rank:
+        raise ArgumentError(
+            f"host_local names {name}, which has {rank} dims and no dim {dim} along which parts could be put together; "
+            "name the arrays of the batch only"
+        )

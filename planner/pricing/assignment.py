@@ -1,0 +1,205 @@
+"""What a choice means: the specs that tensors get where they are made, wanted and stored, and how they move between."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from jax.sharding import PartitionSpec
+
+from planner.decisions.decision_graph import Transfer
+from planner.pricing.candidates.specs import spec_of
+from planner.pricing.instance import Instance
+from planner.pricing.loop_all_reduce import Axes, summed_behind
+from planner.pricing.reshard import SUMMING, Step, reshard_steps
+from planner.program.graph import Op
+from planner.program.spec_entries import axes_of_spec
+from planner.rules.rule import Dims
+
+Location = tuple[int, ...]
+"""For every axis of a mesh the dim that it splits, or -1."""
+
+
+class FedOnce(NamedTuple):
+    """What feeding an input takes: seconds, bytes that every device takes, and those that the busiest host loads."""
+
+    seconds: float
+    device_bytes: float
+    host_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Chosen:
+    """An instance and one strategy of every node."""
+
+    instance: Instance
+    choice: tuple[int, ...]
+    _located: dict[tuple[int, int, Dims], Location] = field(
+        init=False, repr=False, default_factory=dict[tuple[int, int, Dims], Location]
+    )
+
+    # ------------------------------------------------------------ where
+
+    def at(self, node: int, dims: Dims) -> Location:
+        """Where a node's strategy puts a tensor with these dims."""
+        instance, pick = self.instance, self.choice[node]
+        key = (instance.kind_of[node], pick, dims)
+        if key not in self._located:
+            where = {factor: dim for dim, factors in enumerate(dims) for factor in factors}
+            chosen = instance.strategies[node].assignment[pick].tolist()
+            self._located[key] = tuple(where.get(factor, -1) for factor in chosen)
+        return self._located[key]
+
+    def operand(self, op: Op, position: int) -> Location:
+        """Where an op wants one of its operands."""
+        grouping = self.instance.model.grouping
+        return self.at(grouping.group_of[op.id], grouping.placements[op.id].operands[position])
+
+    def home(self, tensor: int) -> Location:
+        """Where a tensor is stored."""
+        home = self.instance.model.flow.home[tensor]
+        return (-1,) * len(self.instance.mesh.sizes) if home is None else self.at(*home)
+
+    def stored(self, tensor: int) -> PartitionSpec:
+        """The spec a tensor is stored in."""
+        return self._spec(tensor, self.home(tensor))
+
+    def stored_bytes(self, tensor: int) -> float:
+        """Bytes per device of a tensor as it is stored."""
+        found = self.instance.stored_bytes(tensor)
+        return float(found[1][self.choice[found[0]]]) if found else self.instance.model.graph.tensors[tensor].aval.bytes
+
+    def wanted(self, op: Op, position: int) -> PartitionSpec:
+        """The spec that an op wants of one of its operands."""
+        return self._spec(op.operands[position], self.operand(op, position))
+
+    def result(self, op: Op, position: int) -> Location:
+        """Where an op makes one of its results."""
+        grouping = self.instance.model.grouping
+        return self.at(grouping.group_of[op.id], grouping.placements[op.id].results[position])
+
+    def made(self, op: Op, position: int) -> PartitionSpec:
+        """The spec in which an op makes one of its results."""
+        return self._spec(op.results[position], self.result(op, position))
+
+    def returned(self, position: int) -> PartitionSpec:
+        """The spec of a result of the program: that of its tensor, unless it is returned in another."""
+        tensor, transfer = self.instance.model.graph.outputs[position], self._returned.get(position)
+        location = self.home(tensor) if transfer is None else self.at(transfer.target, transfer.target_dims)
+        return self._spec(tensor, location)
+
+    @cached_property
+    def _returned(self) -> Mapping[int, Transfer]:
+        """The transfers that bring results into the form they are returned in, by position."""
+        return {t.output: t for t in self.instance.model.flow.transfers if t.output is not None}
+
+    def _spec(self, tensor: int, location: Location) -> PartitionSpec:
+        return spec_of(location, len(self.instance.model.graph.tensors[tensor].aval.shape), self.instance.mesh.names)
+
+    # ------------------------------------------------------------ what moves, and what it takes
+
+    @cached_property
+    def moves(self) -> tuple[tuple[Transfer, tuple[Step, ...]], ...]:
+        """The transfers that take any steps, with these."""
+        known: dict[object, tuple[Step, ...]] = {}
+        moves = [(transfer, self._steps(transfer, known)) for transfer in self.instance.model.moving]
+        return tuple([move for move in moves if move[1]])
+
+    def _steps(self, transfer: Transfer, known: dict[object, tuple[Step, ...]]) -> tuple[Step, ...]:
+        """The steps of a transfer; `known` are those worked out so far."""
+        instance = self.instance
+        aval = instance.model.graph.tensors[transfer.tensor].aval
+        source = self.at(transfer.source, transfer.source_dims)
+        target = self.at(transfer.target, transfer.target_dims)
+        factors = (
+            instance.strategies[transfer.source].assignment[self.choice[transfer.source]].tolist()
+            if transfer.reduced
+            else ()
+        )
+        partial = tuple(factor in transfer.reduced for factor in factors) or (False,) * len(source)
+        order = instance.model.memory_order(transfer)
+        key = (source, partial, target, aval.shape, aval.bytes, order)
+        if key not in known:
+            made = reshard_steps(
+                instance.mesh, source, partial, target, shape=aval.shape, whole_bytes=aval.bytes, order=order
+            )
+            known[key] = tuple(made)
+        return known[key]
+
+    @cached_property
+    def behind(self) -> frozenset[int]:
+        """The transfers that sum behind a loop what it accumulates."""
+        of_tensor = {t.tensor: t.id for t in self.instance.model.flow.transfers if t.behind is not None}
+        placed = _Placed(self, {t.tensor: steps for t, steps in self.moves if t.reduced}) if of_tensor else None
+        return frozenset(
+            of_tensor[term.op.results[0]]
+            for accumulator in self.instance.model.flow.accumulators
+            if placed is not None and summed_behind(accumulator, placed)
+            for term in accumulator.terms
+        )
+
+    def trips(self, transfer: Transfer) -> float:
+        """How often a transfer moves per call, in terms of its tensor's bytes."""
+        return transfer.widened * transfer.trips_behind if transfer.id in self.behind else transfer.trips
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """(seconds of computing, seconds of communication) per device and call."""
+        moved = sum(self.trips(t) * sum(self.step_seconds(t, steps)) for t, steps in self.moves)
+        return self.total("seconds"), moved + self.total("exchange_seconds")
+
+    def step_seconds(self, transfer: Transfer, steps: Sequence[Step]) -> list[float]:
+        """What each step of a transfer adds to a run of its body: less than it takes where a compiler spares some of it."""
+        mesh, (shares, hidden) = self.instance.mesh, self.instance.eased(transfer)
+        found: list[float] = []
+        for step in steps:
+            if step.kind is None:
+                found.append(0.0)
+                continue
+            of_fixed, of_bytes = self.instance.counted(shares, step)
+            kind = mesh.runs_as(step.kind, step.mask, step.bytes)
+            fixed, per_byte = mesh.fixed_seconds[kind][step.mask], mesh.seconds_per_byte[kind][step.mask]
+            found.append(float(of_fixed * fixed + of_bytes * per_byte * step.bytes))
+        kinds = SUMMING if transfer.reduced else ("all-gather",)
+        moves = sum(seconds for step, seconds in zip(steps, found, strict=True) if step.kind in kinds)
+        shown = 1 - min(mesh.hidden_gathers * moves, hidden) / moves if moves else 1.0
+        return [shown * s if step.kind in kinds else s for step, s in zip(steps, found, strict=True)]
+
+    def fed(self, tensor: int) -> FedOnce:
+        """What feeding an input takes as it is stored."""
+        found = self.instance.fed(tensor)
+        if found is None:
+            return FedOnce(0.0, 0.0, 0.0)
+        node, fed = found
+        pick = self.choice[node]
+        return FedOnce(float(fed.seconds[pick]), float(fed.device_bytes[pick]), float(fed.host_bytes[pick]))
+
+    def total(self, attribute: str) -> float:
+        """The sum over groups of one field of `Work`."""
+        return sum(
+            float(getattr(work, attribute)[pick])
+            for work, pick in zip(self.instance.works, self.choice, strict=True)
+            if work is not None
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """How the ops of a choice are split; `sums` are the steps by which results are summed."""
+
+    chosen: Chosen
+    sums: Mapping[int, Sequence[Step]]
+
+    def operand(self, op: Op, position: int) -> Axes:
+        return axes_of_spec(self.chosen.wanted(op, position), self._rank(op.operands[position]))
+
+    def result(self, op: Op) -> Axes:
+        return axes_of_spec(self.chosen.made(op, 0), self._rank(op.results[0]))
+
+    def summed_alone(self, op: Op) -> bool:
+        return [step.kind for step in self.sums.get(op.results[0], ())] == ["all-reduce"]
+
+    def _rank(self, tensor: int) -> int:
+        return len(self.chosen.instance.model.graph.tensors[tensor].aval.shape)

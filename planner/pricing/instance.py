@@ -1,0 +1,345 @@
+"""An instance: one program on one mesh, as a planning problem.
+
+Node costs are the values of computing (and of reshards within a group), edge costs those of transfers, all in the unit
+of the objective; memory rows are added on demand for points of the schedule. An instance does not change: `restricted`
+and `spread` make another of it. What a choice means is in `chosen`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from cost_models import Objective
+from pbqp.identity import numbered
+from pbqp.problem import Edge, Problem
+from pbqp.vectors import Floats, Indices, distinct_lines
+from planner.compiler.analysis import Model
+from planner.compiler.layout.row_major_lanes import InRows
+from planner.decisions.decision_graph import Transfer
+from planner.pricing.candidates.strategies import Kinds, Strategies
+from planner.pricing.host_feeding import Fed, Feeding
+from planner.pricing.mesh import COLLECTIVES, Mesh
+from planner.pricing.op_cost import Work
+from planner.pricing.reshard import (
+    ALL,
+    GATHERS,
+    SUMS,
+    Locations,
+    Patterns,
+    Shares,
+    Step,
+    local_bytes,
+    patterns_of,
+    shares_of,
+)
+from planner.pricing.tpu_tiles import local_tiled_bytes
+from planner.program.graph import Aval, Body
+from planner.rules.rule import Dims
+
+TIE = 1e-3
+"""Weight of memory among equally good plans, as a share of the cost of reading the bytes once."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Instance:
+    """The strategies, costs and memory of a program on one mesh.
+
+    Node n may choose among `tables[kind_of[n]]`; nodes of one kind have equal strategies. `works` and `node_values` are
+    what these cost: the value of every strategy of every node, reshards within it included. `temporary_bytes` are held on a
+    device by the bodies of ops that stay one op, beside their operands and results. `tiled`: arrays are stored in
+    tiles, as on TPUs (see `tpu_tiles`). `pinned` are the tensors, `pinned_outputs` the positions of results whose spec the
+    user gave. `patterns` are the reshards met on meshes of as many axes, `feeding` is how inputs come from hosts, `given`
+    the problem where it is known already.
+    """
+
+    model: Model
+    mesh: Mesh
+    objective: Objective
+    hbm_bytes_per_s: float
+    tiled: bool
+    pinned: frozenset[int]
+    pinned_outputs: frozenset[int]
+    patterns: Patterns
+    tables: tuple[Strategies, ...]
+    kind_of: tuple[int, ...]
+    works: tuple[Work | None, ...]
+    node_values: tuple[Floats, ...]
+    temporary_bytes: Mapping[Body, float] = field(default_factory=dict[Body, float])
+    feeding: Feeding | None = None
+    given: Problem | None = None
+    _cache: dict[object, Floats] = field(init=False, default_factory=dict[object, Floats])
+    _met: dict[object, tuple[npt.NDArray[np.int64], Indices, Indices]] = field(
+        init=False, default_factory=dict[object, tuple[npt.NDArray[np.int64], Indices, Indices]]
+    )
+
+    @cached_property
+    def strategies(self) -> tuple[Strategies, ...]:
+        """The strategies of every node."""
+        return tuple(map(self.tables.__getitem__, self.kind_of))
+
+    def restricted(self, kept: Sequence[Indices], problem: Problem | None = None) -> Instance:
+        """The instance with these strategies of every node only; `problem` is theirs, where it is known."""
+        kinds = Kinds()
+        kind_of: list[int] = []
+        works: list[Work | None] = []
+        distinct, work_of = numbered(self.works)
+        taken: dict[object, Work] = {}
+        for node, (old, positions) in enumerate(zip(self.kind_of, kept, strict=True)):
+            table, key = self.tables[old], (old, positions.tobytes())
+            kind_of.append(kinds.number(key, lambda table=table, positions=positions: _kept(table, positions)))
+            work = distinct[work_of[node]]
+            if work is not None:
+                known = (work_of[node], key[1])
+                if known not in taken:
+                    taken[known] = _taken(work, positions)
+                work = taken[known]
+            works.append(work)
+        return replace(
+            self,
+            tables=tuple(kinds.tables),
+            kind_of=tuple(kind_of),
+            works=tuple(works),
+            node_values=tuple(of[positions] for of, positions in zip(self.node_values, kept, strict=True)),
+            given=problem,
+        )
+
+    def whole(self) -> Instance:
+        """The instance of all nodes: this one."""
+        return self
+
+    def spread(self, model: Model, members: Sequence[int]) -> Instance:
+        """The instance of a larger model, each of whose nodes has what one of these has: `members[n]` for node n."""
+        return replace(
+            self,
+            model=model,
+            kind_of=tuple(map(self.kind_of.__getitem__, members)),
+            works=tuple(map(self.works.__getitem__, members)),
+            node_values=tuple(map(self.node_values.__getitem__, members)),
+            given=None,
+        )
+
+    # ------------------------------------------------------------ values
+
+    @property
+    def weight(self) -> float:
+        """How many devices' values count: all of them for energy, that of one (they run side by side) for time."""
+        return float(self.mesh.num_devices) if self.objective.name == "energy" else 1.0
+
+    def eased(self, transfer: Transfer) -> tuple[Shares, float]:
+        """What of a transfer's collectives counts, and the seconds of its gathers or sums that matmuls hide at most."""
+        mesh, found = self.mesh, self.model.eased
+        if self.model.kernels is None:
+            return ALL, 0.0
+        flops = found.ahead.get(transfer.id, 0.0) if mesh.hidden_gathers and self.objective.name == "time" else 0.0
+        return shares_of(found, transfer.id), flops / (mesh.num_devices * mesh.matmul_flops_per_s)
+
+    def counted(self, shares: Shares, step: Step) -> tuple[float, float]:
+        """What of a step counts by the shares of its transfer: of its fixed price, and of its bytes."""
+        if step.kind is None:
+            return 0.0, 0.0
+        fixed, of_bytes = shares[COLLECTIVES.index(step.kind)]
+        # A gather that is compiled to a sum moves what it gathers as it is.
+        summed = step.kind == "all-gather" and self.mesh.runs_as(step.kind, step.mask, step.bytes) != step.kind
+        return fixed, fixed if summed else of_bytes
+
+    def transfer_values(self, transfer: Transfer) -> Floats:
+        """The value of one transfer for every pair of strategies of its nodes: shape (n, m), trips included."""
+        aval, order = self.model.graph.tensors[transfer.tensor].aval, self.model.memory_order(transfer)
+        shares, hidden = self.eased(transfer)
+        alike = (
+            *(self.kind_of[transfer.source], transfer.source_dims, transfer.reduced, order, shares, hidden),
+            *(self.kind_of[transfer.target], transfer.target_dims, aval.shape, aval.bytes, transfer.trips),
+            *(transfer.trips_behind, transfer.widened, transfer.waiting),
+        )
+        found = self._cache.get(alike)
+        if found is not None:
+            return found
+        source, target = self.strategies[transfer.source], self.strategies[transfer.target]
+        s, p = source.locations(transfer.source_dims), source.splits(transfer.reduced)
+        t = target.locations(transfer.target_dims)
+        pairs = (s.tobytes(), p.tobytes(), t.tobytes(), aval.shape, aval.bytes, order)
+        often = (transfer.trips, transfer.trips_behind, transfer.widened, transfer.waiting)
+        key = (pairs, often, shares, hidden)
+        if key not in self._cache:
+            if pairs not in self._met:
+                self._met[pairs] = self._reshards((s, p, t), aval, order)
+            index, row_of, column_of = self._met[pairs]
+
+            def priced(counted: Shares) -> Floats:
+                return self.patterns.price(self.mesh, seconds=False, shares=counted).of(index, aval.bytes)
+
+            values = priced(shares)
+            if hidden:
+                kinds = SUMS if transfer.reduced else GATHERS
+                moves = priced(tuple((a * c, b * d) for (a, b), (c, d) in zip(kinds, shares, strict=True)))
+                values = values - np.minimum(self.mesh.hidden_gathers * moves, hidden)
+            trips = np.asarray(transfer.trips)
+            if transfer.behind is not None:
+                # A sum that stays in place waits for the end of the loop (see `loop_sums`).
+                in_place = (s[:, None] == t[None, :]).all(axis=2)
+                trips = np.where(in_place, transfer.widened * transfer.trips_behind, transfer.trips)
+            found = trips * values[row_of][:, column_of]
+            if transfer.waiting:
+                found = found + transfer.waiting * self._sums(s, t, aval)
+            self._cache[key] = self.weight * found
+        self._cache[alike] = self._cache[key]
+        return self._cache[key]
+
+    def _sums(self, source: Locations, target: Locations, aval: Aval) -> Floats:
+        """The value of a sum of what is split as the source is, over the axes that only the target is split by: (n, m)."""
+        mesh, bit = self.mesh, 1 << np.arange(source.shape[1])
+        over = ((source[:, None] < 0) & (target[None] >= 0)) @ bit
+        held = aval.bytes / mesh.mask_sizes()[(source >= 0) @ bit]
+        fixed, per_byte = mesh.fixed["all-reduce"], mesh.per_byte["all-reduce"]
+        return np.where(over > 0, fixed[over] + per_byte[over] * held[:, None], 0.0)
+
+    def _reshards(
+        self, ends: tuple[Locations, npt.NDArray[np.bool_], Locations], aval: Aval, order: tuple[int, ...] | None
+    ) -> tuple[npt.NDArray[np.int64], Indices, Indices]:
+        """The patterns between distinct specs of a source (with its partial sums) and a target, and which each has."""
+        source, partial, target = ends
+        rows, row_of = distinct_lines(np.concatenate([source, partial.astype(np.int8)], axis=1))
+        columns, column_of = distinct_lines(target)
+        axes = source.shape[1]
+        index = patterns_of(
+            self.mesh,
+            rows[:, :axes],
+            rows[:, axes:].astype(np.bool_),
+            columns,
+            shape=aval.shape,
+            whole_bytes=aval.bytes,
+            patterns=self.patterns,
+            order=order,
+        )
+        return index, row_of, column_of
+
+    def stated_values(self) -> list[Floats]:
+        """The `node_values` worked out from works, transfers and storage."""
+        values: list[Floats] = []
+        for strategies, work in zip(self.strategies, self.works, strict=True):
+            if work is None:
+                values.append(np.zeros(len(strategies)))
+            else:
+                value = self.objective.compute(seconds=work.seconds, flops=work.flops, bytes=work.traffic_bytes)
+                values.append(self.weight * (value + work.exchange))
+        for transfer in self.model.moving:
+            if transfer.source == transfer.target:
+                values[transfer.source] = values[transfer.source] + np.diagonal(self.transfer_values(transfer))
+        self._storage(values)
+        for node, value in self.feeding_values.items():
+            values[node] = values[node] + value
+        return values
+
+    @property
+    def problem(self) -> Problem:
+        """The planning problem of this instance, without memory rows."""
+        return self._stated if self.given is None else self.given
+
+    @cached_property
+    def _stated(self) -> Problem:
+        between = [t for t in self.model.moving if t.source != t.target]
+        return Problem(
+            name=f"mesh {self.mesh.shape}",
+            node_costs=self.node_values,
+            edges=(
+                *(Edge(nodes=(t.source, t.target), costs=self.transfer_values(t)) for t in between),
+                *self.agreements,
+            ),
+            node_names=tuple(node.name for node in self.model.flow.nodes),
+        )
+
+    def _storage(self, values: list[Floats]) -> None:
+        """Adds the price of holding an argument: a thousandth of reading it once, so that ties go to the smaller."""
+        hbm = self.hbm_bytes_per_s
+        for tensor in self.model.graph.tensors:
+            stored = self.stored_bytes(tensor.id) if tensor.producer is None and tensor.aval.size > 1 else None
+            if stored is not None:
+                node, size = stored
+                tiny = TIE * size
+                values[node] = values[node] + self.weight * self.objective.compute(
+                    seconds=tiny / hbm, flops=0 * tiny, bytes=tiny
+                )
+
+    @cached_property
+    def feeding_values(self) -> Mapping[int, Floats]:
+        """For nodes that decide how inputs are stored, what feeding them adds to the value of every strategy."""
+        found: dict[int, Floats] = {}
+        for tensor in () if self.feeding is None else self.feeding.inputs:
+            place = self.fed(tensor)
+            if place is not None:
+                node, fed = place
+                nothing = np.zeros_like(fed.seconds)
+                value = self.objective.compute(seconds=fed.counted, flops=nothing, bytes=nothing)
+                found[node] = found.get(node, nothing) + self.weight * value
+        return found
+
+    @cached_property
+    def agreements(self) -> tuple[Edge, ...]:
+        """What arrays of one batch cost more that are split otherwise than its largest."""
+        feeding, found = self.feeding, list[Edge]()
+        for batch in () if feeding is None else feeding.batches:
+            stored = [(one, self._stored(one.tensor)) for one in batch]
+            placed = [(one, home) for one, home in stored if home is not None]
+            if feeding is None or not placed:
+                continue
+            largest, (first, where) = max(placed, key=lambda both: self.model.graph.tensors[both[0].tensor].aval.bytes)
+            for one, (node, its) in placed:
+                if node != first:
+                    whole = self.model.graph.tensors[largest.tensor].aval.bytes
+                    seconds = feeding.apart((largest, where), (one, its), whole)
+                    nothing = np.zeros_like(seconds)
+                    value = self.weight * self.objective.compute(seconds=seconds, flops=nothing, bytes=nothing)
+                    found.append(Edge(nodes=(first, node), costs=value))
+        return tuple(found)
+
+    def _stored(self, tensor: int) -> tuple[int, Locations] | None:
+        """The node that decides how a tensor is stored, and the spec that each of its strategies gives it."""
+        home = self.model.flow.home[tensor]
+        return None if home is None else (home[0], self.strategies[home[0]].locations(home[1]))
+
+    def fed(self, tensor: int) -> tuple[int, Fed] | None:
+        """The node that decides how an input is stored, and what feeding it takes under each of its strategies."""
+        stored = self._stored(tensor)
+        if stored is None or self.feeding is None:
+            return None
+        aval = self.model.graph.tensors[tensor].aval
+        return stored[0], self.feeding.fed(self.feeding.inputs[tensor], aval, stored[1])
+
+    # ------------------------------------------------------------ bytes
+
+    def stored_bytes(self, tensor: int) -> tuple[int, Floats] | None:
+        """The node that decides how a tensor is stored, and its bytes per device under each of its strategies."""
+        home = self.model.flow.home[tensor]
+        if home is None:
+            return None
+        return home[0], self.resident_bytes(self.model.graph.tensors[tensor].aval, home[0], home[1])
+
+    def resident_bytes(self, aval: Aval, node: int, dims: Dims, *, in_rows: InRows | None = None) -> Floats:
+        """Bytes per device of a tensor in the spec each strategy of a node gives it, padding included.
+
+        `in_rows`: how it lies in rows.
+        """
+        key = ("resident", self.kind_of[node], dims, aval, in_rows)
+        if key not in self._cache:
+            self._cache[key] = self._resident_bytes(aval, self.strategies[node].locations(dims), in_rows)
+        return self._cache[key]
+
+    def _resident_bytes(self, aval: Aval, locations: Locations, in_rows: InRows | None) -> Floats:
+        if not self.tiled:
+            return local_bytes(locations, self.mesh.sizes, aval.bytes)
+        return local_tiled_bytes(locations, self.mesh.sizes, aval.shape, aval.itemsize, in_rows=in_rows)
+
+
+def _kept(table: Strategies, positions: Indices) -> Strategies:
+    """Some of the strategies; the same object for all of them."""
+    return table if positions.size == len(table) else table.keep(positions)
+
+
+def _taken(work: Work, positions: Indices) -> Work:
+    """The work of some strategies."""
+    return Work(**{part.name: getattr(work, part.name)[positions] for part in fields(Work)})

@@ -1,0 +1,1 @@
+"""Microbatches: a program as a loop over parts of its batch."""

@@ -1,0 +1,323 @@
+"""Programs whose backward loops read other values of their forward loops: saved, or computed again.
+
+The results are the same: the same operations on the same values. What is computed again stands in the backward loop, where
+no compiler merges it with what the forward loop has computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax.extend.core as jex_core
+from jax import lax
+from jax.interpreters import partial_eval
+
+from planner.program.jaxpr.bodies import body_of, closed, fresh_var, opened, structure_of
+from planner.program.jaxpr.calls import equations_by
+from planner.program.jaxpr.canonicalize.inlined import inlined
+from planner.program.jaxpr.remat.loop_pairs import Loop, Pair, pairs_in
+from planner.program.jaxpr.remat.residuals import Between, Crossing, Step, crossing_of, steps_of
+from planner.program.jaxpr.remat.unrolled_layers import WrittenOut, recomputed_within, written_out_in
+from planner.program.jaxpr.remat.value_numbering import Numbers, ValueNumbers
+from planner.program.tracing.gc_pause import paused
+from planner.program.tracing.traced import Program
+
+Saved = Mapping[int, Sequence[int]]
+"""By position of a crossing, the positions of its values that are saved; a crossing left out stays as written."""
+
+
+@paused()
+def crossings(program: Program) -> tuple[Crossing, ...]:
+    """What crosses between the loops of a program, in the order in which `with_saved` counts."""
+    return tuple(crossing_of(found) for scope in _Scopes().of(program.jaxpr) for found in scope.crossings)
+
+
+def program_steps(program: Program) -> Iterator[Step]:
+    """The leaves of a program, each with how often it runs."""
+    for eqn in opened(program.jaxpr).eqns:
+        yield from steps_of(eqn, 1.0)
+
+
+def with_saved(program: Program, saved: Saved) -> Program:
+    """The program in which of these crossings just these values are saved; what else is needed is computed again.
+
+    Raises: NoSuchValues.
+    """
+    jaxpr = inlined(program.jaxpr)
+    scopes = _Scopes()
+    new = scopes.rewritten(opened(jaxpr), saved)
+    absent = [position for position in saved if position >= scopes.count]
+    if absent:
+        raise NoSuchValues(absent[0])
+    pruned, _ = partial_eval.dce_jaxpr(new, [True] * len(new.outvars), instantiate=True)
+    return replace(program, jaxpr=jaxpr.replace(jaxpr=pruned) if jaxpr is not opened(jaxpr) else pruned)
+
+
+class NoSuchValues(Exception):
+    """A program has no such crossing, or the crossing no such values; its text is the crossing's position."""
+
+
+@dataclass
+class _Scope:
+    """A body with pairs of loops, or with layers written out, counted from `first`."""
+
+    body: Any
+    numbers: Numbers
+    pairs: list[Pair]
+    written_out: WrittenOut | None
+    first: int
+
+    @property
+    def crossings(self) -> Sequence[Between]:
+        """What crosses in it."""
+        return self.pairs if self.written_out is None else (self.written_out,)
+
+
+@dataclass
+class _Scopes:
+    """The bodies of a program with pairs of loops, outermost first; loops of a pair are not looked into."""
+
+    values: ValueNumbers = field(default_factory=ValueNumbers)
+    count: int = 0
+
+    def of(self, jaxpr: Any, known: Sequence[int] = ()) -> Iterator[_Scope]:
+        """The bodies, one after the other; of the first operands the numbers are `known`."""
+        scope = self._scope(inlined(opened(jaxpr)), known)
+        yield scope
+        for loop in _others(scope):
+            yield from self.of(body_of(loop, ("jaxpr", None)), self._same_in_every_pass(scope, loop))
+
+    def _scope(self, body: Any, known: Sequence[int]) -> _Scope:
+        """What crosses in a body, whose other operands are equal to nothing that is known."""
+        numbers: Numbers = {var: self.values.new() for var in (*body.constvars, *body.invars)}
+        numbers.update(zip(body.invars, known, strict=False))
+        pairs = list(pairs_in(body, numbers, self.values, 0))
+        written_out = None if pairs else written_out_in(body, numbers, self.values)
+        scope = _Scope(body=body, numbers=numbers, pairs=pairs, written_out=written_out, first=self.count)
+        self.count += len(scope.crossings)
+        return scope
+
+    def _same_in_every_pass(self, scope: _Scope, loop: Any) -> list[int]:
+        """The numbers of what a loop takes that is the same in every pass: two that are equal are so within it."""
+        structure = structure_of(loop)
+        consts = 0 if structure is None else structure.num_consts
+        return [self.values.read(atom, scope.numbers) for atom in loop.invars[:consts]]
+
+    def rewritten(self, body: Any, saved: Saved, known: Sequence[int] = ()) -> Any:
+        """A body, and those in it, with the chosen values saved; `known` as for `of`."""
+        body = inlined(body)
+        scope = self._scope(body, known)
+        chosen = {
+            position: _numbers_of(pair, position, saved[position])
+            for position, pair in enumerate(scope.crossings, scope.first)
+            if position in saved
+        }
+        if scope.written_out is not None:
+            body = recomputed_within(scope.written_out, chosen[scope.first]) if chosen else body
+            return self._with_loops(body, scope, saved)
+        of_loop: dict[int, list[Any]] = {}
+        stacks: dict[int, dict[int, Any]] = {}
+        for position, numbers in chosen.items():
+            pair = scope.pairs[position - scope.first]
+            stacks.setdefault(pair.forward.position, {}).update(_as_written(pair, numbers))
+        for forward in {p.forward.position: p.forward for p in scope.pairs}.values():
+            of_it = [
+                (scope.pairs[position - scope.first], numbers)
+                for position, numbers in chosen.items()
+                if scope.pairs[position - scope.first].forward is forward
+            ]
+            if of_it:
+                of_loop[forward.position] = _with_stacks(forward, of_it, stacks[forward.position])
+        for position, numbers in chosen.items():
+            pair = scope.pairs[position - scope.first]
+            of_loop[pair.backward.position] = _reading(pair, numbers, stacks[pair.forward.position])
+        eqns = [of_loop.get(position, [eqn]) for position, eqn in enumerate(body.eqns)]
+        return self._with_loops(body.replace(eqns=[eqn for some in eqns for eqn in some]), scope, saved)
+
+    def _with_loops(self, body: Any, scope: _Scope, saved: Saved) -> Any:
+        """A body with the chosen values saved in the bodies of the scope's loops that are of no pair."""
+        new: dict[Any, Any] = {}
+        for loop in _others(scope):
+            inner, known = body_of(loop, ("jaxpr", None)), self._same_in_every_pass(scope, loop)
+            new[loop.outvars[0]] = inner.replace(jaxpr=self.rewritten(opened(inner), saved, known))
+        eqns = [
+            eqn.replace(params={**eqn.params, "jaxpr": new[eqn.outvars[0]]})
+            if eqn.outvars and eqn.outvars[0] in new
+            else eqn
+            for eqn in body.eqns
+        ]
+        return body.replace(eqns=eqns)
+
+
+def _others(scope: _Scope) -> list[Any]:
+    """The loops of a body that are of no pair."""
+    paired = {loop.position for pair in scope.pairs for loop in (pair.forward, pair.backward)}
+    return [
+        eqn
+        for position, eqn in enumerate(scope.body.eqns)
+        if position not in paired
+        and (structure := structure_of(eqn)) is not None
+        and structure.kind == "scan"
+        and not (eqn.effects or all(isinstance(var, jex_core.DropVar) for var in eqn.outvars[:1]))
+    ]
+
+
+def _numbers_of(pair: Between, crossing: int, positions: Sequence[int]) -> frozenset[int]:
+    """The numbers of values of a crossing. Raises: NoSuchValues."""
+    order = pair.order()
+    if not all(0 <= position < len(order) for position in positions):
+        raise NoSuchValues(crossing)
+    return frozenset(order[position] for position in positions)
+
+
+def _as_written(pair: Pair, numbers: frozenset[int]) -> dict[int, Any]:
+    """By number the stack that holds a saved value already."""
+    invars = pair.backward.eqn.invars
+    return {number: invars[at] for number, at in pair.stacked.items() if number in numbers}
+
+
+@dataclass
+class _Body:
+    """A body of a loop in the making: what it takes beside its carry, its equations, and by number its variables."""
+
+    pair: Pair
+    names: dict[int, Any]
+    eqns: list[Any] = field(default_factory=list[Any])
+    consts: list[tuple[Any, Any]] = field(default_factory=list[tuple[Any, Any]])
+    slices: list[tuple[Any, Any]] = field(default_factory=list[tuple[Any, Any]])
+    """(variable of the body, operand outside) of what is the same in every pass, and of what is taken slice by slice."""
+
+    def take(self, number: int, operand: Any, var: Any, *, sliced: bool) -> None:
+        """Takes a value from outside."""
+        (self.slices if sliced else self.consts).append((var, operand))
+        self.names[number] = var
+
+    def have(self, number: int) -> Any:
+        """The variable of a value, which is taken from outside or computed of others if it is not there."""
+        waiting = [number]
+        while waiting:
+            wanted = waiting[-1]
+            if wanted in self.names:
+                waiting.pop()
+                continue
+            if wanted in self.pair.free:
+                operand, sliced = self.pair.free[wanted]
+                self.take(wanted, operand, _inside(operand, sliced), sliced=sliced)
+                continue
+            eqn, numbers, _ = self.pair.made[wanted]
+            read = [None if isinstance(atom, jex_core.Literal) else numbers[atom] for atom in eqn.invars]
+            left = [n for n in read if n is not None and n not in self.names]
+            if left:
+                waiting += left
+                continue
+            operands = [atom if n is None else self.names[n] for atom, n in zip(eqn.invars, read, strict=True)]
+            outvars = [var if isinstance(var, jex_core.DropVar) else fresh_var(var) for var in eqn.outvars]
+            for old, new in zip(eqn.outvars, outvars, strict=True):
+                self.names.setdefault(numbers[old], new)
+            self.eqns.append(eqn.replace(invars=operands, outvars=outvars))
+        return self.names[number]
+
+
+def _inside(operand: Any, sliced: bool) -> Any:
+    """A variable for what a loop takes."""
+    if not sliced:
+        return fresh_var(operand)
+    return jex_core.Var(operand.aval.update(shape=operand.aval.shape[1:]))
+
+
+def _with_stacks(loop: Loop, of_pairs: Sequence[tuple[Pair, frozenset[int]]], stacks: dict[int, Any]) -> list[Any]:
+    """A forward loop that stacks what is saved; `stacks` learns of what it makes."""
+    names: dict[int, Any] = {}
+    for var in loop.body.invars:
+        names.setdefault(loop.numbers[var], var)
+    for eqn in loop.body.eqns:
+        for var in eqn.outvars:
+            if not isinstance(var, jex_core.DropVar):
+                names.setdefault(loop.numbers[var], var)
+    body = _Body(pair=of_pairs[0][0], names=names, eqns=list(loop.body.eqns))
+    added: list[tuple[Any, Any]] = []
+    for pair, numbers in of_pairs:
+        body.pair = pair
+        for number in sorted(numbers):
+            if number not in stacks:
+                var = body.have(number)
+                stacks[number] = jex_core.Var(var.aval.update(shape=(loop.length, *var.aval.shape)))
+                added.append((var, stacks[number]))
+    return _scan(
+        loop,
+        consts=[*zip(loop.body.invars, loop.eqn.invars, strict=True)][: loop.consts] + body.consts,
+        slices=[*zip(loop.body.invars, loop.eqn.invars, strict=True)][loop.first_slice :] + body.slices,
+        eqns=body.eqns,
+        outvars=[*loop.body.outvars, *(var for var, _ in added)],
+        results=[*loop.eqn.outvars, *(stack for _, stack in added)],
+    )
+
+
+def _reading(pair: Pair, saved: frozenset[int], stacks: Mapping[int, Any]) -> list[Any]:
+    """A backward loop that reads what is saved, and computes again what else it needs."""
+    loop = pair.backward
+    body = _Body(pair=pair, names={})
+    for position, (var, operand) in enumerate(zip(loop.body.invars, loop.eqn.invars, strict=True)):
+        number = loop.numbers[var]
+        if loop.consts <= position < loop.first_slice or number in pair.stacked or number in body.names:
+            continue
+        body.take(number, operand, var, sliced=position >= loop.first_slice)
+    for number in sorted(saved):
+        body.take(number, stacks[number], _inside(stacks[number], True), sliced=True)
+    again = pair.again(body.names)
+    for eqn in (*loop.body.eqns, *pair.forward.body.eqns):
+        # What is computed again stands first, in the order of the program, as in a checkpoint.
+        numbers = loop.numbers if eqn.outvars and eqn.outvars[0] in loop.numbers else pair.forward.numbers
+        for var in eqn.outvars:
+            if not isinstance(var, jex_core.DropVar) and numbers[var] in again:
+                body.have(numbers[var])
+    late = {var for eqn in pair.late for var in eqn.outvars}
+    late |= set(loop.body.invars[loop.consts : loop.first_slice])
+
+    def read(atom: Any) -> Any:
+        return atom if isinstance(atom, jex_core.Literal) or atom in late else body.have(loop.numbers[atom])
+
+    for eqn in pair.late:
+        operands = [read(atom) for atom in eqn.invars]
+        body.eqns.append(eqn.replace(invars=operands))
+    outvars = [read(atom) for atom in loop.body.outvars]
+    return _scan(
+        loop, consts=body.consts, slices=body.slices, eqns=body.eqns, outvars=outvars, results=loop.eqn.outvars
+    )
+
+
+def _scan(
+    loop: Loop,
+    *,
+    consts: Sequence[tuple[Any, Any]],
+    slices: Sequence[tuple[Any, Any]],
+    eqns: Sequence[Any],
+    outvars: Sequence[Any],
+    results: Sequence[Any],
+) -> list[Any]:
+    """The equations of a loop like another that takes, computes and returns something else beside its carry."""
+    carry = [*zip(loop.body.invars, loop.eqn.invars, strict=True)][loop.consts : loop.first_slice]
+    taken = [*consts, *carry, *slices]
+    new = loop.body.replace(eqns=list(eqns), invars=[var for var, _ in taken], outvars=list(outvars))
+    run: Callable[..., list[Any]] = jex_core.jaxpr_as_fun(closed(new))
+    params, first, last = loop.eqn.params, len(consts), len(consts) + len(carry)
+
+    def looped(*operands: Any) -> list[Any]:
+        def trip(carried: Sequence[Any], xs: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+            made = run(*operands[:first], *carried, *xs)
+            return made[: len(carry)], made[len(carry) :]
+
+        left, stacked = lax.scan(
+            trip,
+            list(operands[first:last]),
+            list(operands[last:]),
+            length=params["length"],
+            reverse=params["reverse"],
+            unroll=params["unroll"],
+        )
+        return [*left, *stacked]
+
+    outside = [operand for _, operand in taken]
+    return equations_by(looped, outside, results, loop.eqn.source_info)[0]

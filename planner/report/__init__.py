@@ -1,0 +1,1 @@
+"""Reports. In: decisions. Out: text, tables and drawings for people."""

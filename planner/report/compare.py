@@ -1,0 +1,177 @@
+"""Comparing two plans by what their files say alone: meshes, forms, figures, specs and collectives."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from jax.sharding import PartitionSpec
+
+from planner.decision import Decision
+from planner.pricing.candidates.specs import entries_of
+from planner.program.graph import type_words
+from planner.program.spec_entries import parts_over
+from planner.program.tracing.traced import Leaf
+from planner.report.collective_seconds import collective_seconds
+from planner.report.comparison import Comparison, Figure, Moved, Placed
+from planner.report.form_text import form_words
+from planner.report.rows import rows_of, split_into
+
+
+def compare_decisions(a: Decision, b: Decision) -> Comparison:
+    """Where two plans differ."""
+    same_mesh = dict(a.mesh_shape) == dict(b.mesh_shape)
+    arrays, only_a, only_b = _arrays(a, b)
+    intermediates = _intermediates(a, b)
+    return Comparison(
+        a=f"{a.function_name} for {a.topology}",
+        b=f"{b.function_name} for {b.topology}",
+        notes=_notes(a, b, same_mesh=same_mesh),
+        mesh_a=dict(a.mesh_shape),
+        mesh_b=dict(b.mesh_shape),
+        form_a=form_words(a.form),
+        form_b=form_words(b.form),
+        figures=_figures(a, b),
+        arrays=arrays,
+        intermediates=intermediates,
+        only_a=only_a,
+        only_b=only_b,
+        collectives=_collectives(a, b, by_axes=same_mesh),
+    )
+
+
+def _notes(a: Decision, b: Decision, *, same_mesh: bool) -> tuple[str, ...]:
+    found: list[str] = []
+    if a.function_name != b.function_name or a.arguments != b.arguments:
+        found.append("the plans are of different functions or arguments: arrays are matched by name and type")
+    elif a.fingerprint != b.fingerprint and a.form == b.form:
+        found.append("the plans are of different versions of the function, or of different JAX releases")
+    if a.topology != b.topology:
+        found.append(
+            f"the plans are for different chips or shapes, {a.topology} and {b.topology}: so are their figures"
+        )
+    if a.request.objective != b.request.objective:
+        found.append(f"A minimises {a.request.objective}, B {b.request.objective}")
+    if a.request.cost_model != b.request.cost_model:
+        found.append(f"prices of A are {a.request.cost_model}, of B {b.request.cost_model}")
+    if not same_mesh:
+        found.append(
+            "the meshes differ: specs are the same here where they cut every dim into as many parts, and collectives are "
+            "told apart by the devices that take part"
+        )
+    return tuple(found)
+
+
+def _figures(a: Decision, b: Decision) -> tuple[Figure, ...]:
+    fields = (
+        ("seconds", "s"),
+        ("compute_seconds", "s"),
+        ("communication_seconds", "s"),
+        ("flops", "FLOP"),
+        ("traffic_bytes", "B"),
+        ("peak_bytes", "B"),
+        ("argument_bytes", "B"),
+        ("output_bytes", "B"),
+        ("energy_joules", "J"),
+    )
+    return tuple(
+        Figure(name=name, unit=unit, a=float(getattr(a.predicted, name)), b=float(getattr(b.predicted, name)))
+        for name, unit in fields
+    )
+
+
+def _parts(spec: PartitionSpec, mesh: Mapping[str, int]) -> tuple[int, ...]:
+    """Into how many parts a spec cuts every dim, without ones at the end."""
+    parts = [parts_over(axes, mesh) for axes in entries_of(spec)]
+    while parts and parts[-1] == 1:
+        parts.pop()
+    return tuple(parts)
+
+
+def _same_place(a: tuple[Decision, PartitionSpec], b: tuple[Decision, PartitionSpec]) -> bool:
+    """Whether two specs say the same: by their axes on the same mesh, by their parts on different ones."""
+    if dict(a[0].mesh_shape) == dict(b[0].mesh_shape):
+        big = {name for name, size in a[0].mesh_shape.items() if size > 1}
+        words = [[[axis for axis in axes if axis in big] for axes in entries_of(of[1])] for of in (a, b)]
+        for entries in words:
+            while entries and not entries[-1]:
+                entries.pop()
+        return words[0] == words[1]
+    return _parts(a[1], a[0].mesh_shape) == _parts(b[1], b[0].mesh_shape)
+
+
+def _leaves(decision: Decision) -> dict[tuple[str, str], tuple[Leaf, PartitionSpec]]:
+    """Arguments and results by name and type."""
+    leaves = (*decision.arguments, *decision.results)
+    specs = (*decision.in_specs, *decision.out_specs)
+    return {(leaf.name, type_words(leaf.aval)): (leaf, spec) for leaf, spec in zip(leaves, specs, strict=True)}
+
+
+def _arrays(a: Decision, b: Decision) -> tuple[tuple[Placed, ...], tuple[str, ...], tuple[str, ...]]:
+    """The arguments and results placed otherwise, and the names of those that one of the plans alone has."""
+    of_a, of_b = _leaves(a), _leaves(b)
+    groups: dict[tuple[PartitionSpec, PartitionSpec], list[Leaf]] = {}
+    for key in of_a.keys() & of_b.keys():
+        (leaf, spec_a), (_, spec_b) = of_a[key], of_b[key]
+        if not _same_place((a, spec_a), (b, spec_b)):
+            groups.setdefault((spec_a, spec_b), []).append(leaf)
+    position = {key: i for i, key in enumerate(of_a)}
+    found: list[Placed] = []
+    for (spec_a, spec_b), leaves in groups.items():
+        leaves.sort(key=lambda leaf: position[leaf.name, type_words(leaf.aval)])
+        pieces = split_into(spec_a, a.mesh_shape), split_into(spec_b, b.mesh_shape)
+        for row in rows_of(leaves, [spec_a] * len(leaves), a.mesh_shape):
+            name = f"{row.name} with {', '.join(row.also)}" if row.also else row.name
+            found.append(
+                Placed(
+                    name=name,
+                    type=row.type,
+                    count=row.count,
+                    a=spec_a,
+                    b=spec_b,
+                    bytes_a=row.bytes,
+                    bytes_b=row.bytes * pieces[0] / pieces[1],
+                )
+            )
+    found.sort(key=lambda placed: (-max(placed.bytes_a, placed.bytes_b), placed.name))
+    only = [tuple(name for name, _ in mine if (name, _) not in other) for mine, other in ((of_a, of_b), (of_b, of_a))]
+    return tuple(found), only[0], only[1]
+
+
+def _intermediates(a: Decision, b: Decision) -> tuple[Placed, ...]:
+    """The intermediates of the same name that are placed otherwise; their types are not kept, nor their bytes."""
+    found = [
+        Placed(name=name, type="", count=1, a=spec, b=b.intermediates[name], bytes_a=0.0, bytes_b=0.0)
+        for name, spec in a.intermediates.items()
+        if name in b.intermediates and not _same_place((a, spec), (b, b.intermediates[name]))
+    ]
+    return tuple(sorted(found, key=lambda placed: (":" in placed.name, placed.name)))
+
+
+def _collectives(a: Decision, b: Decision, *, by_axes: bool) -> tuple[Moved, ...]:
+    """The collectives of both, by kind and what they run over, those first whose bytes differ the most."""
+    totals: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0] * 6)
+    priced: list[bool] = []
+    for position, decision in enumerate((a, b)):
+        seconds = collective_seconds(decision)
+        priced.append(seconds is not None)
+        for i, one in enumerate(decision.predicted.collectives):
+            over = ",".join(one.axes) if by_axes else f"{parts_over(one.axes, decision.mesh_shape)} devices"
+            total = totals[one.kind, over]
+            total[position] += one.count
+            total[2 + position] += one.count * one.bytes
+            total[4 + position] += seconds[i] if seconds is not None else 0.0
+    found = [
+        Moved(
+            kind=kind,
+            over=over,
+            runs_a=t[0],
+            runs_b=t[1],
+            bytes_a=t[2],
+            bytes_b=t[3],
+            seconds_a=t[4] if priced[0] else None,
+            seconds_b=t[5] if priced[1] else None,
+        )
+        for (kind, over), t in totals.items()
+    ]
+    return tuple(sorted(found, key=lambda m: (-abs(m.bytes_b - m.bytes_a), m.kind, m.over)))

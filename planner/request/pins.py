@@ -1,0 +1,152 @@
+"""Pins by name: what a user pins as pytrees, as shardings or by position, as specs of named arrays.
+
+A key is a pattern over names, the name of an argument, a result (`out`) or a part of one, or the position of an argument.
+Of the latter the value may be a pytree of specs like what is named, or a prefix of it, as `jax.jit(in_shardings=...)` takes
+it: a spec there is that of all arrays below. Pytrees are compared by the names of their paths, so that a dict of specs
+serves for the train state that has such fields. None leaves free what it stands for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from planner.errors import PinError
+from planner.pricing.candidates.pins import close_names, exactly, matcher
+from planner.program.tracing.arguments import joined
+from planner.program.tracing.traced import Program
+
+Pins = Mapping[str, Any] | Mapping[int, Any] | Mapping[str | int, Any]
+"""Pins as a user gives them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedPins:
+    """Specs by pattern, and the names of the arrays that the user leaves free."""
+
+    specs: Mapping[str, PartitionSpec]
+    free: frozenset[str]
+
+
+def is_pin(value: Any) -> bool:
+    """Whether a value is what pins say of an array, and no container."""
+    return value is None or isinstance(value, (PartitionSpec, jax.sharding.Sharding))
+
+
+def named_pins(pins: Any, program: Program) -> NamedPins:
+    """The pins a user gave, by name. Raises: PinError where they are not like what they are for."""
+    if pins is not None and not isinstance(pins, Mapping):
+        raise PinError(
+            f"pins is {pins!r:.200}; give a mapping from names of arguments, or patterns of names, to PartitionSpecs"
+        )
+    names = [leaf.name for leaf in (*program.arguments, *program.results)]
+    specs: dict[str, PartitionSpec] = {}
+    free: set[str] = set()
+    for key, value in (pins or {}).items():
+        name = _name(key, program)
+        for pattern, spec in _stated(name, value, names, program):
+            if spec is None:
+                matches = matcher(pattern)
+                free |= {other for other in names if matches(other)}
+            else:
+                specs[pattern] = spec
+    return NamedPins(specs=specs, free=frozenset(free))
+
+
+def with_common(own: Any, common: Mapping[str, Any], program: Program) -> Any:
+    """The pins of one of several programs: its own after those `common` to all of which it has arguments or results."""
+    if own is not None and not isinstance(own, Mapping):
+        return own
+    given = own or {}
+    return {**{key: value for key, value in common.items() if key not in given and names_meant(key, program)}, **given}
+
+
+def names_meant(key: str, program: Program) -> list[str]:
+    """The names of arguments and results that the key of a pin matches, or is the beginning of."""
+    matches = matcher(key)
+    return [
+        leaf.name
+        for leaf in (*program.arguments, *program.results)
+        if not leaf.constant and (matches(leaf.name) or leaf.name.startswith(f"{key}/"))
+    ]
+
+
+def _name(key: Any, program: Program) -> str:
+    """The name, or the pattern, that a key is. Raises: PinError."""
+    if isinstance(key, int) and not isinstance(key, bool):
+        if not -program.num_args <= key < program.num_args:
+            raise PinError(f"pins has the position {key}, but there are {program.num_args} arguments")
+        return program.parameters[key]
+    if not isinstance(key, str):
+        raise PinError(
+            f"the pin {key!r} is no name; its key is that of an argument, its position, or a pattern such as "
+            "'params/*/kernel'"
+        )
+    return key
+
+
+def _stated(
+    name: str, value: Any, names: Sequence[str], program: Program
+) -> Iterator[tuple[str, PartitionSpec | None]]:
+    """(pattern, spec or None) of all that one pin says. Raises: PinError."""
+    below = [other for other in names if other.startswith(f"{name}/")]
+    if is_pin(value):
+        spec = _spec(name, value)
+        if below and name not in names:
+            yield from ((exactly(other), spec) for other in below)
+        else:
+            yield name, spec
+        return
+    of = below if name not in names else [name]
+    leaves = jax.tree_util.tree_flatten_with_path(value, is_leaf=is_pin)[0]
+    known = [*program.parameters, "out"]
+    if not of and not (name in known and all(leaf is None for _, leaf in leaves)):
+        raise PinError(
+            f"the pin {name!r} is a {type(value).__name__}, but no argument or result has this name; names look like "
+            f"{close_names(name, [*known, *names])}"
+        )
+    said: set[str] = set()
+    under = _by_prefix(of)
+    for path, leaf in leaves:
+        place = joined(name, path)
+        meant = under.get(place, [])
+        spec = _spec(place, leaf)
+        # Where the argument has None itself, `jax.tree.map` over it leaves None, which says nothing of any array.
+        if not meant and spec is not None:
+            raise PinError(
+                f"the pin {name!r} says {spec} of {place}, but {name} has no array there; it has "
+                f"{close_names(place, of)}"
+            )
+        said.update(meant)
+        yield from ((exactly(other), spec) for other in meant)
+    left = [other for other in of if other not in said]
+    if left:
+        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+        raise PinError(f"the pin {name!r} says nothing of {left[0]}{more}; give None for what is to be free")
+
+
+def _by_prefix(names: Sequence[str]) -> dict[str, list[str]]:
+    """The names that are, or lie below, every path that there is."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        parts = name.split("/")
+        for depth in range(1, len(parts) + 1):
+            found.setdefault("/".join(parts[:depth]), []).append(name)
+    return found
+
+
+def _spec(name: str, value: Any) -> PartitionSpec | None:
+    """What a pin says of an array. Raises: PinError where it is neither a spec nor a sharding by one."""
+    if isinstance(value, NamedSharding):
+        return value.spec
+    if value is None or isinstance(value, PartitionSpec):
+        return value
+    what = "the sharding " if isinstance(value, jax.sharding.Sharding) else ""
+    raise PinError(
+        f"the pin {name!r} has the value {what}{value!r:.200}; give a jax.sharding.PartitionSpec, a NamedSharding, or "
+        "None for what is to be free"
+    )

@@ -1,0 +1,225 @@
+"""What a user asks `plan` for, made ready: checked, traced, made a session, with the meshes to search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import jax
+
+from cost_models import OBJECTIVES
+from planner.decision import Request
+from planner.errors import ArgumentError
+from planner.machine.target import Target
+from planner.options import Options
+from planner.plans.process_parts import HostLocal, with_wholes
+from planner.pricing.candidates.pins import check_pins, close_names, matcher
+from planner.program.jaxpr.canonicalize.carried_stacks import with_stacks_carried
+from planner.program.jaxpr.fingerprint import fingerprint
+from planner.program.tracing.trace import trace
+from planner.program.tracing.traced import Program
+from planner.request.layouts import check_own_mesh, laid_out
+from planner.request.logical_pins import LogicalRules
+from planner.request.pins import Pins
+from planner.request.place import Like, Place
+from planner.search.offered_meshes import offered_meshes
+from planner.variants.microbatch_choice import told_of_form
+from planner.variants.problem_variants import Sessions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """A program and what is asked for it, the meshes to search, and notes on them.
+
+    `has_values`: whether the arguments are arrays, on which a plan can be run, and not shapes. `args` are the example
+    arguments, whole where processes bring parts of them.
+    """
+
+    sessions: Sessions
+    meshes: Sequence[Mapping[str, int]]
+    notes: tuple[str, ...]
+    has_values: bool
+    args: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is asked for beside the function, its arguments and the place: keywords of `planner.plan`."""
+
+    objective: str
+    memory_limit: float | None = None
+    pins: Pins | None = None
+    like: Like | None = None
+    logical_rules: LogicalRules | None = None
+    host_local: HostLocal = ()
+    donate_argnums: Sequence[int] | int = ()
+    static_argnums: Sequence[int] | int = ()
+
+    @property
+    def donated(self) -> tuple[int, ...]:
+        """The positions of donated arguments. Raises: ArgumentError."""
+        return checked_positions("donate_argnums", self.donate_argnums)
+
+    @property
+    def static(self) -> tuple[int, ...]:
+        """The positions of static arguments. Raises: ArgumentError."""
+        return checked_positions("static_argnums", self.static_argnums)
+
+
+def made_ready(
+    fn: Callable[..., Any],
+    example_args: Sequence[Any],
+    place: Place,
+    options: Options,
+    wanted: Wanted,
+    *,
+    traced: Program | None = None,
+    among_others: Mapping[str, Any] | None = None,
+) -> Ready:
+    """What is asked of `plan`, at a place.
+
+    `traced` is the function traced for these arguments, where that was done for another place. `among_others`: pins common
+    to several programs that are planned together; then others may have what this one has not of these, or of `like`.
+
+    Raises: ArgumentError, TraceError, MeshError, PinError.
+    """
+    target, objective = place.target, wanted.objective
+    if options.refine != "never" and objective != "time":
+        raise ArgumentError(
+            f"Options(refine={options.refine!r}) compares seconds, but objective is {objective!r}; leave one of them out"
+        )
+    static = wanted.static
+    wholes = with_wholes(fn, example_args, wanted.host_local, target, static=static)
+    objective, memory_limit = _objective(objective), _limit(wanted.memory_limit, target)
+    args = wholes.args if wholes.dims else example_args
+    program = traced or trace(
+        fn, args, donate_argnums=wanted.donated, static_argnums=static, annotations=options.annotations
+    )
+    program = with_stacks_carried(program) if target.carries_stacks else program
+    like = None if wanted.like is None else wanted.like.decision
+    own = program.parallelism
+    axes = own.shape if own is not None else place.axis_names if place.mesh is None else place.mesh
+    specs, told_of_layout = laid_out(
+        program, wanted.pins, like, wanted.logical_rules, axes=list(axes), among_others=among_others
+    )
+    request = Request(
+        topology=target.topology,
+        platform=target.devices[0].platform if target.devices else None,
+        objective=objective,
+        memory_limit=memory_limit,
+        pins=check_pins(specs),
+        cost_model=options.cost_model,
+        profile=options.profile,
+        while_trips=options.while_trips,
+        annotations=program.annotations,
+        host_local=wholes.dims,
+        inputs=_inputs(program, options.inputs),
+    )
+    check_own_mesh(program, target)
+    sessions = Sessions(program=program, target=target, request=request)
+    told = told_of_form(sessions, options)
+    meshes, notes = target.shared_by_all(
+        offered_meshes(program, target, request, place.mesh, options.max_axes, place.axis_names)
+    )
+    shapes_only = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(list(example_args)))
+    return Ready(
+        sessions=sessions,
+        meshes=meshes,
+        notes=(*told_of_layout, *notes, *told),
+        has_values=not shapes_only,
+        args=wholes.args,
+    )
+
+
+def made_ready_by_all(
+    call: str,
+    fn: Callable[..., Any],
+    example_args: Sequence[Any],
+    place: Place,
+    options: Options,
+    wanted: Wanted,
+    *,
+    traced: Program | None = None,
+    more: Mapping[str, str] | None = None,
+) -> Ready:
+    """The same where several processes make one call together: they must ask the same, and `more` beside it.
+
+    Raises: as `made_ready`, here or on another process; ProcessError.
+    """
+    return place.target.processes.same(
+        lambda: made_ready(fn, example_args, place, options, wanted, traced=traced),
+        lambda ready: {**question(ready, options), **(more or {})},
+        call,
+    )
+
+
+def question(ready: Ready, options: Options) -> dict[str, str]:
+    """What is asked for, in words: all processes that plan together must ask the same."""
+    sessions = ready.sessions
+    program, request, target = sessions.program, sessions.request, sessions.target
+    devices = target.devices or () if target.mesh is None else target.mesh.devices.flat
+    told: dict[str, object] = {
+        "the JAX release": jax.__version__,
+        "the list of devices": [device.id for device in devices],
+        "the program": f"{program.function_name} {fingerprint(program)[:12]}",
+        "the type of the arguments": [(leaf.name, leaf.aval) for leaf in program.arguments],
+        **{field.name: getattr(request, field.name) for field in fields(request)},
+        "mesh": [dict(mesh) for mesh in ready.meshes],
+        "donate_argnums": program.donate_argnums,
+        "static_argnums": program.static_argnums,
+        **{f"Options.{field.name}": getattr(options, field.name) for field in fields(options)},
+    }
+    # Who is told of the progress is a matter of each process, and so are what searches, and where plans are kept.
+    del told["Options.progress"], told["Options.workers"]
+    told["Options.cache"] = "a folder" if options.cache else None
+    return {name: repr(value) for name, value in told.items()}
+
+
+def checked_options(options: Options | None) -> Options:
+    """The options given, or the defaults. Raises: ArgumentError."""
+    if options is not None and not isinstance(options, Options):
+        raise ArgumentError(f"options is {options!r}; give planner.Options(...)")
+    return options or Options()
+
+
+def checked_positions(what: str, positions: Sequence[int] | int) -> tuple[int, ...]:
+    """Positions of arguments as a tuple. Raises: ArgumentError."""
+    if isinstance(positions, int):
+        return (positions,)
+    if not isinstance(positions, (tuple, list, range)):
+        raise ArgumentError(f"{what} is {positions!r}; give the position of an argument, or a tuple of positions")
+    return tuple(positions)
+
+
+def _inputs(program: Program, asked: Literal["auto"] | Sequence[str]) -> Literal["auto"] | tuple[str, ...]:
+    """The names of the arrays that a user calls inputs. Raises: ArgumentError for a name that no argument has."""
+    if isinstance(asked, str):
+        return "auto"
+    names = [leaf.name for leaf in program.arguments if not leaf.constant]
+    found: set[str] = set()
+    for pattern in asked:
+        is_meant = matcher(pattern)
+        meant = [name for name in names if is_meant(name) or name.startswith(f"{pattern}/")]
+        if not meant:
+            raise ArgumentError(
+                f"Options(inputs=...) names {pattern!r}, and no argument is called so; names look like "
+                f"{close_names(pattern, [*program.parameters, *names])}"
+            )
+        found.update(meant)
+    return tuple(name for name in names if name in found)
+
+
+def _objective(name: str) -> str:
+    known = (*OBJECTIVES, "memory")
+    if name not in known:
+        raise ArgumentError(f"objective is {name!r}; use one of {', '.join(map(repr, known))}")
+    return name
+
+
+def _limit(memory_limit: float | None, target: Target) -> float:
+    if memory_limit is None:
+        return float(target.topology.chip.hbm_bytes)
+    if isinstance(memory_limit, bool) or not isinstance(memory_limit, (int, float)) or not memory_limit > 0:
+        raise ArgumentError(f"memory_limit is {memory_limit!r}; give positive bytes per device, such as 14e9")
+    return float(memory_limit)

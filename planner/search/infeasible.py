@@ -1,0 +1,162 @@
+"""No fit: why no plan keeps a memory limit, in the user's names, and the least memory that would do.
+
+The conflict is a set of points of the schedule that cannot all be within the limit, and of which none can be left out. A
+point cannot be if its least bytes over all plans are above the limit; several cannot be if, for some weights that sum to 1,
+the least of their weighted bytes is (see `least_memory`), or if the problem with a row for each has no choice. Points are
+left out in turn for as long as what is left cannot be.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from pbqp.budget import Budget
+from pbqp.deadline import Deadline
+from pbqp.methods import solve
+from pbqp.problem import Problem
+from pbqp.smaller.quotient import solve_shared
+from pbqp.solution import Solution
+from planner.errors import InfeasibleError, Offer
+from planner.pricing.assignment import Chosen
+from planner.pricing.donation import donations
+from planner.pricing.memory import MemoryModel
+from planner.search.least_memory import Aim, Least, charged, least_memory
+from planner.search.more_devices import more_devices
+from planner.search.problem_source import States
+from planner.units import quantity
+
+SECONDS = 4.0
+"""Time for the least memory that would do: a mesh is not begun after it, nor a round of searching one."""
+LEAST_OFFER_SECONDS, OFFER_SECONDS = 0.5, 2.0
+"""Time for what could be done about it: as long as finding out so far took, between these."""
+CONFLICT_SECONDS = 2.0
+"""Time for finding the conflict."""
+ROWS_SECONDS = 0.5
+"""Time for one problem with rows for several points."""
+DEAR_BYTES = 3.0
+"""Price of the whole peak of the free plan, in units of its value, where a plan to start from is sought."""
+MOST_POINTS = 8
+"""Points of the schedule that a conflict is sought among: those that decided about the least memory."""
+NAMED = 3
+"""How many tensors are named at a point."""
+
+
+def no_fit(
+    meshes: Sequence[Mapping[str, int]],
+    program: States,
+    limit_bytes: float,
+    budget: Budget,
+) -> InfeasibleError:
+    """The error for a limit that nothing on these meshes fits: the conflict, the least memory that would do, and why."""
+    if not meshes:
+        return InfeasibleError("no mesh has any plan: the pins conflict; relax them or fix another mesh")
+    began, budget = time.monotonic(), budget.until(Deadline.after(SECONDS))
+    most = max(math.prod(shape.values()) for shape in meshes)
+    best: tuple[MemoryModel, Least] | None = None
+    # The more evenly a mesh is divided over its axes, the more of its splits fit the program's dims.
+    for shape in sorted(meshes, key=lambda shape: max(shape.values())):
+        if math.prod(shape.values()) < most or (best is not None and budget.deadline.passed):
+            continue
+        memory = MemoryModel(instance=program.instance(shape))
+        least = math.inf if best is None else best[1].peak_bytes
+        if memory.floor_bytes() >= least:
+            continue
+        half = 0.5 * budget.deadline.left()
+        free = solve_shared(memory.instance.problem, budget.within(half).afresh())
+        if free.choice is not None:
+            start = _lighter(memory, free, budget.until(Deadline.after(half)))
+            found = least_memory(memory, start, Aim(good_bytes=least), budget)
+            best = (memory, found) if found.peak_bytes < least else best
+    if best is None:
+        return InfeasibleError(
+            f"no plan fits {quantity(limit_bytes, 'B')} per device, and none was found at all in {SECONDS:g} s; "
+            "raise memory_limit, use more devices, or relax the pins"
+        )
+    memory, found = best
+    budget = replace(budget.until(Deadline.after(CONFLICT_SECONDS)), share="auto")
+    points = conflict(memory, found, limit_bytes, budget)
+    spent = min(max(time.monotonic() - began, LEAST_OFFER_SECONDS), OFFER_SECONDS)
+    names = tuple(memory.describe(point) for point in points)
+    top = int(memory.profile(found.choice).argmax())
+    chosen = Chosen(instance=memory.instance, choice=tuple(found.choice))
+    offers = _offers(program, chosen, memory, found, limit_bytes, budget.until(Deadline.after(spent)))
+    largest = ", ".join(f"{name} takes {quantity(size, 'B')}" for name, size in memory.alive(top, found.choice)[:NAMED])
+    return InfeasibleError(
+        f"no plan fits {quantity(limit_bytes, 'B')} per device{_conflict_words(names)}; the least memory that would do is "
+        f"about {quantity(found.peak_bytes, 'B')} ({memory.describe(top)}, where {largest}), and no plan on the mesh "
+        f"{dict(memory.instance.mesh.shape)} needs less than {quantity(found.bound, 'B')}. Raise memory_limit, "
+        f"{''.join(f'{offer.words}, ' for offer in offers)}or recompute more (jax.checkpoint)",
+        least_bytes=found.peak_bytes,
+        conflict=names,
+        offers=offers,
+    )
+
+
+def _offers(
+    program: States, chosen: Chosen, memory: MemoryModel, least: Least, limit_bytes: float, budget: Budget
+) -> tuple[Offer, ...]:
+    """What could be done, each with its bytes: what is new here is offered here."""
+    found = [more_devices(program, memory, limit_bytes, budget)]
+    for donation in donations(program.program, chosen):
+        found.append(Offer(words=str(donation), saves_bytes=min(donation.bytes, least.peak_bytes)))
+    return tuple(offer for offer in found if offer is not None)
+
+
+def _lighter(memory: MemoryModel, free: Solution, budget: Budget) -> Sequence[int]:
+    """The best plan where the free plan's fullest point is dear, or the free plan where that needs no less memory."""
+    choice = free.choice or ()
+    profile = memory.profile(choice)
+    top = int(profile.argmax())
+    dear = {top: DEAR_BYTES * abs(free.value) / float(profile[top])}
+    priced = memory.priced(memory.instance.problem, dear)
+    found = solve_shared(priced, budget.afresh()).choice
+    return choice if found is None or memory.profile(found).max() > profile[top] else found
+
+
+def _conflict_words(names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    if len(names) == 1:
+        return f": {names[0]} is above it in every plan"
+    return f": no plan is within it at all of these: {'; '.join(names)}"
+
+
+def conflict(memory: MemoryModel, least: Least, limit_bytes: float, budget: Budget) -> tuple[int, ...]:
+    """Points of the schedule that cannot all be within the limit, none of which can be left out, as far as is proven.
+
+    Nothing where no conflict is proven in time.
+    """
+    points = sorted(least.weights, key=lambda point: (-least.weights[point], point))[:MOST_POINTS]
+    for point in points:
+        if _impossible(memory, (point,), limit_bytes, budget):
+            return (point,)
+    if len(points) < 2 or not _impossible(memory, points, limit_bytes, budget):
+        return ()
+    for point in reversed(points.copy()):
+        rest = [other for other in points if other != point]
+        if len(rest) > 1 and _impossible(memory, rest, limit_bytes, budget):
+            points = rest
+    return tuple(sorted(points))
+
+
+def _impossible(memory: MemoryModel, points: Sequence[int], limit_bytes: float, budget: Budget) -> bool:
+    """Whether it is proven in time that these points cannot all be within the limit."""
+    if budget.deadline.passed:
+        return False
+    budget = budget.within(ROWS_SECONDS).afresh()
+    bare = Problem(
+        name="memory",
+        node_costs=tuple(np.zeros(len(strategies)) for strategies in memory.instance.strategies),
+        edges=(),
+        node_names=tuple(node.name for node in memory.instance.model.flow.nodes),
+    )
+    limited = memory.limited(bare, points, limit_bytes)
+    even = solve_shared(charged(limited, [1 / len(points)] * len(points)), budget)
+    if even.bound > limit_bytes:
+        return True
+    return len(points) > 1 and solve(limited, time_limit=ROWS_SECONDS, seed=budget.seed).status == "infeasible"

@@ -1,0 +1,78 @@
+"""Puts a program into a form: another jaxpr, which computes the same results of the same arguments."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.errors import ArgumentError
+from planner.program.batch_parts import Batch
+from planner.program.form import Form
+from planner.program.jaxpr.microbatch.loop import microbatched
+from planner.program.jaxpr.microbatch.sliced_steps import NotInParts
+from planner.program.jaxpr.remat.rewrite_saved import NoSuchValues, with_saved
+from planner.program.tracing.traced import Program
+from planner.transforms.batch import Refused, batch_of
+
+
+def formed(program: Program, form: Form) -> Program:
+    """A program as written, in this form. What it takes and returns, and under which names, stays as it is.
+
+    Raises: ArgumentError where the program cannot be computed so.
+    """
+    in_parts = program if form.microbatches == 1 else in_microbatches(program, form.microbatches, batch_of(program))
+    return with_values_saved(in_parts, form)
+
+
+def with_values_saved(program: Program, form: Form) -> Program:
+    """A program in the microbatches of a form, with the values saved that it says. Raises: ArgumentError."""
+    if form.saved == program.form.saved:
+        return program
+    return replace(_saving(program, form), form=form, written=program.as_written.jaxpr)
+
+
+def in_microbatches(program: Program, count: int, batch: Batch | Refused) -> Program:
+    """A program as written in so many microbatches, as its batch may be taken. Raises: ArgumentError."""
+    jaxpr = _in_microbatches(program, count, batch)
+    return replace(program, jaxpr=jaxpr, form=Form(microbatches=count), written=program.jaxpr)
+
+
+def _in_microbatches(program: Program, count: int, batch: Batch | Refused) -> object:
+    """The jaxpr of a program in so many microbatches. Raises: ArgumentError."""
+    why = refusal(batch, count)
+    if isinstance(batch, Refused) or why:
+        raise ArgumentError(
+            f"{program.function_name} cannot run as {count} microbatches: {why}; leave microbatches out"
+        )
+    try:
+        return microbatched(batch, count)
+    except NotInParts as error:
+        raise ArgumentError(
+            f"{program.function_name} cannot run as {count} microbatches: how an op is computed on a part of "
+            f"the batch is not known ({error}); leave microbatches out"
+        ) from error
+
+
+def _saving(program: Program, form: Form) -> Program:
+    """A program whose backward passes are handed what a form says. Raises: ArgumentError."""
+    saved = {position: chosen for position, chosen in enumerate(form.saved) if chosen is not None}
+    try:
+        return with_saved(program, saved) if saved else program
+    except NoSuchValues as error:
+        raise ArgumentError(
+            f"{program.function_name} has no such values to save for its backward pass {error}: the plan is another "
+            "program's, or another release's; make it again"
+        ) from error
+
+
+def refusal(batch: Batch | Refused, count: int) -> str:
+    """Why a batch cannot be taken in so many parts, and what would do; "" where it can."""
+    if isinstance(batch, Refused):
+        return batch.why
+    if count < 1 or batch.extent % count:
+        return f"its batch has {batch.extent} examples; give one of {', '.join(map(str, divisors(batch.extent)))}"
+    return ""
+
+
+def divisors(number: int) -> list[int]:
+    """Those of a number, ascending."""
+    return [d for d in range(1, number + 1) if number % d == 0]

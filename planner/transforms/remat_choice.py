@@ -1,0 +1,376 @@
+"""What to save and what to compute again: the choices along the front of time against memory, priced value by value.
+
+For a price of memory, the best choice is a minimum cut: a value that is needed is there if it is saved or computed again,
+and what is computed again needs its operands there. Both are implications between yes-or-no variables, so that the linear
+programme over them has whole solutions; with a budget of bytes it is a small integer programme. Prices are those of one
+chip that holds everything: of values that are split alike only the ratios matter, and what a choice is worth in a plan is
+told by planning it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import milp
+from scipy.sparse import coo_array, csr_array, vstack
+
+import cost_models
+from cost_models.hardware import Chip, Platform
+from pbqp.vectors import Floats
+from planner.errors import ArgumentError
+from planner.folded import fold_numbers
+from planner.program.graph import Aval
+from planner.program.jaxpr.remat.residuals import Crossing, Step, Value
+from planner.rules.primitives import PRIMITIVES
+from planner.units import quantity
+
+Pinned = Literal["save", "recompute"]
+"""What a user says of a value: it is not computed again, or it is not saved."""
+
+FUSED_PASS: Mapping[Platform, float] = {"tpu": 0.1, "gpu": 0.2, "cpu": 1.0}
+"""Part of a pass over its result that an op costs which a compiler fuses with what reads it: a TPU's matmuls compute their
+operands on the way, a GPU's read some from memory."""
+ALIKE = 0.9
+"""Choices whose bytes differ by less than this are not both offered."""
+ALIKE_STEPS = 2
+"""Values of layers written out are of one kind if they are computed alike from values computed alike, so far back."""
+EVEN = 1e-12
+"""What it costs beside all else that a value is there: of what costs nothing, nothing is saved without need."""
+SOLVE_SECONDS = 2.0
+"""Most seconds for one choice within a budget; what is found by then is offered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Which values of every crossing are saved, and which computed again.
+
+    `bytes` are what the saved ones take on all devices at a time, `flops` what is computed again in a call, `seconds` those
+    of one chip for computing again, and for writing and reading what is saved.
+    """
+
+    saved: tuple[tuple[int, ...], ...]
+    repeated: tuple[tuple[int, ...], ...]
+    bytes: float
+    flops: float
+    seconds: float
+
+
+def step_seconds(step: Step, chip: Chip) -> float:
+    """Seconds of a leaf of the program, as often as it runs, on one chip."""
+    made = sum(aval.bytes for aval in step.results)
+    row = PRIMITIVES.get(step.kind)
+    if row is not None and row.fused:
+        return step.runs * FUSED_PASS[chip.platform] * made / chip.hbm_bytes_per_s
+    flops = step_flops(step) / step.runs
+    rate = chip.peak(step.operands[0].dtype if step.operands else "float32", cost_models.engine(step.kind))
+    moved = made + sum(aval.bytes for aval in step.operands)
+    return step.runs * max(flops / rate, moved / chip.hbm_bytes_per_s)
+
+
+def step_flops(step: Step) -> float:
+    """Operations of a leaf of the program, as often as it runs."""
+    return step.runs * cost_models.flops(step.kind, _shapes(step.operands), _shapes(step.results), step.params)
+
+
+def _shapes(avals: Sequence[Aval]) -> list[tuple[int, ...]]:
+    return [aval.shape for aval in avals]
+
+
+class Front:
+    """The choices for the crossings of a program on a kind of chip; `pinned` says by name what a user wants of values.
+
+    A value that cannot be what is wanted of it is left to the planner. The crossings are passed in every one of the `parts`
+    of the batch that the program is computed in, one after the other.
+    """
+
+    def __init__(
+        self,
+        crossings: Sequence[Crossing],
+        chip: Chip,
+        pinned: Mapping[str, Pinned] = MappingProxyType({}),
+        *,
+        parts: int = 1,
+    ) -> None:
+        self.crossings, self.pinned = crossings, pinned
+        self._values = [(crossing, value) for crossing in crossings for value in crossing.values]
+        self._first = np.cumsum([0, *(len(crossing.values) for crossing in crossings)])
+        self._bytes: Floats = np.array([value.aval.bytes * crossing.length for crossing, value in self._values])
+        self._again: Floats = np.array(
+            [
+                parts * crossing.length * math.fsum(step_seconds(step, chip) for step in value.steps)
+                for crossing, value in self._values
+            ]
+        )
+        self._flops: Floats = np.array(
+            [parts * crossing.length * math.fsum(map(step_flops, value.steps)) for crossing, value in self._values]
+        )
+        self._saving: Floats = parts * 2 * self._bytes / chip.hbm_bytes_per_s
+
+    @cached_property
+    def _kinds(self) -> NDArray[np.int64]:
+        """For each value the number of its kind: layers written out choose alike, so that they are placed alike."""
+        numbers: dict[object, int] = {}
+        found: list[int] = []
+        for at, crossing in enumerate(self.crossings):
+            kinds: list[object] = [
+                (at, *self._own_kind(value)) if crossing.length == 1 else (at, i)
+                for i, value in enumerate(crossing.values)
+            ]
+            for _ in range(ALIKE_STEPS if crossing.length == 1 else 0):
+                before = [numbers.setdefault(kind, len(numbers)) for kind in kinds]
+                kinds = [
+                    (before[i], tuple(before[operand] for operand in value.operands))
+                    for i, value in enumerate(crossing.values)
+                ]
+            found += [numbers.setdefault(kind, len(numbers)) for kind in kinds]
+        return np.unique(np.array(found, np.int64), return_inverse=True)[1]
+
+    def _own_kind(self, value: Value) -> tuple[object, ...]:
+        steps = tuple((step.kind, step.operands, step.results) for step in value.steps)
+        flags = value.needed, value.forward, value.repeatable, value.saved, value.repeated
+        return steps, value.aval, *flags, self.pinned.get(value.name)
+
+    @cached_property
+    def written(self) -> Choice:
+        """The program as it is written."""
+        saved = np.array([value.saved for _, value in self._values])
+        repeated = np.array([value.repeated for _, value in self._values])
+        return self._choice(saved, repeated)
+
+    @cached_property
+    def everything(self) -> Choice:
+        """All that the backward pass reads is saved, but for what is only another view of what is saved.
+
+        Of layers written out such views are saved too: nothing is stacked there, and without anything to compute again no
+        barrier is in the way of the compiler.
+        """
+        heavy = np.array(
+            [
+                crossing.length == 1 or not all(_is_view(step) for step in value.steps)
+                for crossing, value in self._values
+            ]
+        )
+        return self._cut(again=np.where(heavy, self._again + self._saving.sum(), self._again))
+
+    @property
+    def unbarred(self) -> Choice | None:
+        """Everything saved, where layers written out compute values again and the fastest choice does; None elsewhere.
+
+        What is computed again there stands behind barriers, which cost more than the prices know.
+        """
+        pairs = zip(self.crossings, self.written.repeated, strict=True)
+        again = any(crossing.length == 1 and repeated for crossing, repeated in pairs)
+        return self.everything if again and self.everything.saved != self.fastest.saved else None
+
+    @cached_property
+    def nothing(self) -> Choice:
+        """As little as can be is saved: whatever can be computed again is."""
+        return self._cut(saving=self._saving + self._bytes * (1 + self._again.sum()) / max(self._bytes.min(), 1.0))
+
+    def settled(self, saved: Sequence[Sequence[int] | None]) -> Choice:
+        """The choice that saves these values of each crossing; of one left out, or None, those that it saves as written.
+
+        What else is needed is computed again, and saved where it cannot be.
+        """
+        kept, repeated = np.zeros(len(self._values), bool), np.zeros(len(self._values), bool)
+        for at, (first, crossing) in enumerate(zip(self._first.tolist(), self.crossings, strict=False)):
+            given = saved[at] if at < len(saved) else None
+            own = {i for i, value in enumerate(crossing.values) if value.saved} if given is None else set(given)
+            waiting = [i for i, value in enumerate(crossing.values) if value.needed and i not in own]
+            again: set[int] = set()
+            while waiting:
+                position = waiting.pop()
+                if position in own or position in again:
+                    continue
+                if crossing.values[position].repeatable:
+                    again.add(position)
+                    waiting += crossing.values[position].operands
+                else:
+                    own.add(position)
+            kept[[first + i for i in own]] = True
+            repeated[[first + i for i in again]] = True
+        return self._choice(kept, repeated)
+
+    def alike(self) -> list[list[tuple[int, int]]]:
+        """The values that are chosen alike, as positions of their crossings and in these."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        places = ((at, i) for at, crossing in enumerate(self.crossings) for i in range(len(crossing.values)))
+        for kind, place in zip(self._kinds.tolist(), places, strict=True):
+            found.setdefault(kind, []).append(place)
+        return list(found.values())
+
+    def repeating(self, places: Sequence[tuple[int, int]]) -> tuple[float, float, float]:
+        """What some values take: bytes saved on all devices, seconds and operations of one chip to compute them again."""
+        at = [int(self._first[crossing]) + i for crossing, i in places]
+        return float(self._bytes[at].sum()), float(self._again[at].sum()), float(self._flops[at].sum())
+
+    @property
+    def keeps_pins(self) -> bool:
+        """Whether the program as written is as the user wants it."""
+        pins = (self.pinned.get(value.name) for _, value in self._values)
+        return all(
+            pin is None or not (value.repeated if pin == "save" else value.saved)
+            for pin, (_, value) in zip(pins, self._values, strict=True)
+        )
+
+    def can(self, places: Sequence[tuple[int, int]], how: Pinned) -> bool:
+        """Whether all of some values can be saved, or computed again."""
+        return all(
+            self._savable[crossing][position] if how == "save" else self.crossings[crossing].values[position].repeatable
+            for crossing, position in places
+        )
+
+    @cached_property
+    def _savable(self) -> list[list[bool]]:
+        return [savable(crossing) for crossing in self.crossings]
+
+    @cached_property
+    def _pins(self) -> dict[int, Pinned]:
+        """What is wanted of kinds of values, by their numbers, where that can be."""
+        found: dict[int, Pinned] = {}
+        for places in self.alike():
+            crossing, position = places[0]
+            pin = self.pinned.get(self.crossings[crossing].values[position].name)
+            if pin is not None and self.can(places, pin):
+                found[int(self._kinds[int(self._first[crossing]) + position])] = pin
+        return found
+
+    @cached_property
+    def fastest(self) -> Choice:
+        """What takes the least time to compute again, to write and to read."""
+        return self._cut()
+
+    def offered(self) -> Iterator[Choice]:
+        """The choices of the front, the fastest first: each takes at most half of the bytes of the one before."""
+        yield self.fastest
+        before, least, budget = self.fastest, self.nothing, self.fastest.bytes / 2
+        while budget > least.bytes / ALIKE:
+            found = self._cut(budget=budget)
+            if found.bytes < ALIKE * before.bytes:
+                yield found
+            before = found
+            budget /= 2
+        if least.bytes < ALIKE * before.bytes:
+            yield least
+
+    def _cut(self, *, again: Floats | None = None, saving: Floats | None = None, budget: float = math.inf) -> Choice:
+        """The choice of least seconds, at these prices if given, within so many bytes."""
+        of, count = self._kinds, int(self._kinds.max()) + 1
+        again_of = np.asarray(np.bincount(of, weights=self._again if again is None else again), np.float64)
+        saving_of = np.asarray(np.bincount(of, weights=self._saving if saving is None else saving), np.float64)
+        bytes_of = np.asarray(np.bincount(of, weights=self._bytes), np.float64)
+        # A kind is computed again (the first `count` variables), or there at all (the others): less one, it is saved.
+        costs, size = np.concatenate([again_of - saving_of, saving_of]), np.concatenate([-bytes_of, bytes_of])
+        needed, repeatable = np.zeros(count), np.ones(count)
+        np.maximum.at(needed, of, [float(value.needed) for _, value in self._values])
+        np.minimum.at(repeatable, of, [float(value.repeatable) for _, value in self._values])
+        repeatable[[kind for kind, pin in self._pins.items() if pin == "save"]] = 0.0
+        lower, upper = np.concatenate([np.zeros(count), needed]), np.concatenate([repeatable, np.ones(count)])
+        rows, most = self._implications, np.zeros(self._implications.shape[0])
+        if math.isfinite(budget):
+            rows, most = vstack([rows, csr_array(size[None, :] / budget)]), np.append(most, 1.0)
+        scale = max(float(np.abs(costs).max()), 1e-300)
+        costs[count:] += EVEN * scale
+        found: Any = milp(
+            costs / scale,
+            constraints=(rows, np.full_like(most, -np.inf), most),
+            bounds=(lower, upper),
+            integrality=np.full(2 * count, float(math.isfinite(budget))),
+            options={"time_limit": SOLVE_SECONDS},
+        )
+        if found.x is None and math.isinf(budget):
+            raise ArgumentError(f"no choice of what is saved keeps to {dict(self.pinned)}; leave some of it out")
+        if found.x is None:
+            return self.nothing
+        repeated, there = (found.x[:count] > 0.5)[of], (found.x[count:] > 0.5)[of]
+        return self._choice(there & ~repeated, repeated)
+
+    @cached_property
+    def _implications(self) -> Any:
+        """Rows x_i - x_j <= 0, over the variables of `_cut`: what must hold if something does."""
+        of, count, pairs = self._kinds, int(self._kinds.max()) + 1, dict[tuple[int, int], None]()
+        for first, crossing, can in zip(self._first.tolist(), self.crossings, self._savable, strict=False):
+            for value, own, is_savable in zip(crossing.values, of[first:], can, strict=False):
+                pairs[own, count + own] = None
+                pairs |= dict.fromkeys((own, count + of[first + operand]) for operand in value.operands)
+                if not is_savable or self._pins.get(own) == "recompute":
+                    pairs[count + own, own] = None
+        numbers, ends = np.arange(len(pairs)), np.array(list(pairs)).T
+        signs = np.concatenate([np.ones(len(pairs)), -np.ones(len(pairs))])
+        places = (np.concatenate([numbers, numbers]), ends.reshape(-1))
+        return csr_array(coo_array((signs, places), shape=(len(pairs), 2 * count)))
+
+    def _choice(self, saved: np.ndarray, repeated: np.ndarray) -> Choice:
+        bounds = list(pairwise(self._first.tolist()))
+        return Choice(
+            saved=tuple(tuple(np.flatnonzero(saved[first:last]).tolist()) for first, last in bounds),
+            repeated=tuple(tuple(np.flatnonzero(repeated[first:last]).tolist()) for first, last in bounds),
+            bytes=float(self._bytes[saved].sum()),
+            flops=float(self._flops[repeated].sum()),
+            seconds=float(self._saving[saved].sum() + self._again[repeated].sum()),
+        )
+
+
+def savable(crossing: Crossing) -> list[bool]:
+    """Which values can be saved: those of the forward loop, and what passes along of them make.
+
+    What else only the backward loop computes would be computed in the forward loop beside an equal that is not known as
+    one.
+    """
+    found: list[bool] = []
+    for value in crossing.values:
+        passed = all(_is_fused(step) for step in value.steps)
+        found.append(value.forward or (crossing.moves and passed and all(found[i] for i in value.operands)))
+    return found
+
+
+MOST_NAMED = 6
+"""Values that the words of a choice name."""
+
+
+def words(crossings: Sequence[Crossing], choice: Choice, written: Choice, devices: int) -> str:
+    """What a choice is, beside the program as written: what is saved, what of that is more than a view is not."""
+    told: list[str] = []
+    for crossing, saved, repeated, before in zip(crossings, choice.saved, choice.repeated, written.saved, strict=True):
+        again = [crossing.values[i].name for i in repeated if not all(map(_is_fused, crossing.values[i].steps))]
+        kept = [crossing.values[i].name for i in sorted(saved, key=lambda i: -crossing.values[i].aval.bytes)]
+        read = sum(value.needed for value in crossing.values)
+        each = "" if crossing.length == 1 else f" of each of {crossing.length} passes"
+        part = f"of {read} values that the backward pass reads{each} {len(saved)} are saved"
+        told.append(
+            f"{part} ({_named(kept)}), as written {len(before)}; computed again: {_named(again) or 'nothing heavy'}"
+        )
+    more = (choice.bytes - written.bytes) / devices
+    memory = f"{quantity(abs(more), 'B')} {'more' if more >= 0 else 'less'} are saved per device than as written"
+    again, before = (quantity(one.flops / devices, "FLOP") for one in (choice, written))
+    return f"recomputation: {'; '.join(told)}; {memory}, {again} are computed again, {before} as written"
+
+
+def _named(names: Sequence[str]) -> str:
+    distinct = list(dict.fromkeys(names))
+    folded = [lot.name for lot in fold_numbers(distinct, [None] * len(distinct))]
+    more = f" and {len(folded) - MOST_NAMED} more" if len(folded) > MOST_NAMED else ""
+    return ", ".join(folded[:MOST_NAMED]) + more
+
+
+def program_seconds(steps: Iterator[Step], chip: Chip) -> float:
+    """What a whole program takes on one chip, at the prices of the front."""
+    return math.fsum(step_seconds(step, chip) for step in steps)
+
+
+def _is_fused(step: Step) -> bool:
+    row = PRIMITIVES.get(step.kind)
+    return row is not None and row.fused
+
+
+def _is_view(step: Step) -> bool:
+    """Whether an op computes nothing: it names, moves, converts or repeats."""
+    return _is_fused(step) and (step.kind == "convert_element_type" or step_flops(step) == 0)

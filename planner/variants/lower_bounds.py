@@ -1,0 +1,80 @@
+"""What parts of the batch may gain by what stays on the chips: read off the program or a plan, without planning any part.
+
+An array between two kernels is written to memory and read from it where it is larger than what the chip has room for. One
+of k parts of the batch has arrays of a k-th: what is moved is told again as if the chips had k times the room. What the
+parts cost in turn, as every part reads the weights, only a plan of them tells.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from contextlib import suppress
+
+import numpy as np
+
+from pbqp.smaller.smaller import floor_of
+from planner.errors import InfeasibleError, PinError
+from planner.pricing.instance import Instance
+from planner.pricing.mesh import Shape
+from planner.problem import Session
+from planner.variants.variant_result import Searched
+
+MUCH = 0.15
+"""The part of what fewer parts take at the least for which more are taken."""
+NEARLY = 0.8
+"""The part of what can be gained on the chips with which as few parts are taken as gain so much."""
+
+
+SLACK = 0.002
+"""The share by which plans may take less than were all split evenly: what stays on a chip is judged array by array, as if
+all others were split as often (see `working_sets`)."""
+
+
+class Floors:
+    """What plans take at the least by the number of microbatches, were all of it split evenly over so many `devices`.
+
+    `axes` are those that pins may name; `spared` are the seconds of one chip that another choice of what is saved may take
+    less than the session's program.
+    """
+
+    def __init__(self, session: Session, axes: Shape, devices: int, spared: float) -> None:
+        self._session, self._shape, self._devices = session, dict.fromkeys(axes, 1), devices
+        self._spared = spared if session.request.objective == "time" else 0.0
+        self._share = 1.0 if session.request.objective == "energy" else 1.0 / devices
+        self._known: dict[int, float] = {}
+
+    def of(self, parts: int) -> float:
+        """The least value in so many parts of the batch."""
+        if parts not in self._known:
+            self._known[parts] = 0.0
+            with suppress(PinError, InfeasibleError):  # of pins that do not fit these axes
+                alone = self._session.alone(self._shape, self._devices * parts)
+                self._known[parts] = ((1 - SLACK) * floor_of(alone.node_values) - self._spared) * self._share
+        return self._known[parts]
+
+    def least_parts(self, counts: Sequence[int], first: int, last: int) -> int:
+        """The position of the least of these numbers, from `first` to `last`, that gains nearly as much as the last.
+
+        The first one where none gains much.
+        """
+        before, after = self.of(counts[first]), self.of(counts[last])
+        if after > (1 - MUCH) * before:
+            return first
+        enough = before - NEARLY * (before - after)
+        return bisect_left(range(last), True, lo=first, key=lambda at: self.of(counts[at]) <= enough)
+
+
+def gain_on_chips(best: Searched, times: int) -> float:
+    """What would be gained of a plan if its chips had so many times the room for arrays."""
+    plan = best.found.candidates[0]
+    mesh = plan.instance.mesh
+    if not mesh.on_chip_bytes or times <= 1:
+        return 0.0
+    roomier = best.session.with_room_on_chips(mesh.shape, times)
+    return _of_kernels(plan.instance, plan.choice) - _of_kernels(roomier, plan.choice)
+
+
+def _of_kernels(instance: Instance, choice: Sequence[int]) -> float:
+    """The value of the kernels of a choice."""
+    return float(np.sum([values[pick] for values, pick in zip(instance.node_values, choice, strict=True)]))

@@ -1,0 +1,257 @@
+"""The best number of microbatches, chosen together with what each of them saves for its backward pass.
+
+More parts leave room to save more of each, let more of it stay on the chips, and read the weights more often. So they are
+tried where much stays on the chips in some number of them, where memory is short, and where a plan of the whole batch takes
+all of the memory. Which number may gain is told first by what plans take at the least in it (`on_chips.Floors`) and by what
+memory costs the best plan so far: a form that is made ready and searched takes as long as the program itself.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property
+from itertools import islice
+
+from planner.errors import ArgumentError, PinError
+from planner.problem import UNITS
+from planner.program.jaxpr.remat.rewrite_saved import crossings
+from planner.transforms.batch import Refused
+from planner.transforms.remat_choice import Front
+from planner.units import quantity
+from planner.variants.lower_bounds import Floors, gain_on_chips
+from planner.variants.memory_limits import roomy_limit, takes_all
+from planner.variants.variant_result import FORM_GAP, GAIN, FormSearch, Searched, value_of
+
+ROUGH = 0.05
+"""What may be left between the best plan in a number of microbatches and the bound, where others are known: there are
+several, and what they gain where memory is short is more."""
+STRIDE = 2
+"""How many numbers of microbatches further the next one is that is tried: four times as many, mostly."""
+MISSES = 2
+"""How many of these that fit and gain nothing end it."""
+MOST_FOR_CHIPS = 64
+"""Up to so many are tried where memory is not short: every one more reads the weights once more."""
+LEAP = 0.35
+"""The part of what the whole batch takes at the least that parts of it spare at the most, where these come first."""
+WORTH_A_LOOK = 0.1
+"""The part of a plan's value to be gained on the chips for which microbatches are searched: much of it is lost again."""
+PER_PART = 0.5
+"""The part of what plans in microbatches take beyond their floor that grows with their number, at the least."""
+MOST_CHOICES = 2
+"""How many choices of what is saved are tried with one number of microbatches."""
+
+
+class Counts:
+    """The numbers of microbatches of a program, as far as they are left to the planner, and the best plans in them.
+
+    `front` are the choices of what the whole batch at once saves, None where there is no choice.
+    """
+
+    def __init__(self, search: FormSearch, front: Front | None) -> None:
+        self._search, self._front = search, front
+        self._missed: list[tuple[int, float]] = []
+
+    @cached_property
+    def _floors(self) -> Floors:
+        """What plans take at the least, read off the form that is searched first."""
+        search, front, base = self._search, self._front, self._search.sessions.base
+        axes, devices, spared = search.meshes[0], search.devices, 0.0
+        if front is not None and search.hopes_for(front):
+            spared = front.written.seconds - front.fastest.seconds
+            with suppress(PinError):  # of a value that this form does not have
+                if search.may_fit(front.fastest):
+                    form = replace(base.program.form, saved=front.fastest.saved)
+                    return Floors(search.sessions.of(form), axes, devices, spared=0.0)
+        return Floors(base, axes, devices, spared)
+
+    @property
+    def _left_open(self) -> bool:
+        """Whether the number of microbatches is left to the planner."""
+        search = self._search
+        return search.sessions.base.program.form.microbatches == 1 and search.options.microbatches == "auto"
+
+    @cached_property
+    def _counts(self) -> list[int]:
+        """The numbers of microbatches that may be chosen."""
+        batch = self._search.sessions.batch if self._left_open else None
+        return [] if batch is None or isinstance(batch, Refused) else part_counts(batch.extent)
+
+    # ------------------------------------------------------------ which numbers are tried
+
+    def of_a_leap(self) -> Searched | None:
+        """The best plans in as many microbatches as let much more stay on the chips, better than any of the whole batch.
+
+        None where none is.
+        """
+        if not self._left_open or not self._search.sessions.request.topology.chip.on_chip_bytes:
+            return None
+        whole = self._floors.of(1)
+        if self._floors.of(MOST_FOR_CHIPS) > (1 - LEAP) * whole or not self._counts:
+            return None
+        first = self._floors.least_parts(self._counts, self._fitting, self._last)
+        if self._floors.of(self._counts[first]) > (1 - LEAP) * whole:
+            return None
+        found = self._best_count(first, None, misses=1, below=whole)
+        if found is None:
+            return None
+        return _told_why(found, f"takes less than {quantity(whole, UNITS[found.session.request.objective])}")
+
+    def gaining_most_on(self, whole: Searched | None) -> Searched | None:
+        """The best plans in microbatches where memory or the room on chips is short; those given where they gain less."""
+        if whole is not None and not self._search.short and not whole.is_kept_back:
+            return self._on_chips(whole)
+        if not self._counts:
+            return whole
+        first = self._floors.least_parts(self._counts, self._fitting, self._last)
+        more = self._best_count(first, whole, misses=MISSES)
+        if more is not None and whole is None:
+            return _told_why(more, f"fits {quantity(roomy_limit(self._search.sessions.base), 'B')} per device")
+        return more or whole
+
+    def roomier(self, whole: Searched) -> Searched:
+        """The plan of parts of the batch that leaves room, if any does, where the whole batch takes all of the memory."""
+        full = whole.none_fits is None and takes_all(whole.session, whole.limit_bytes)
+        if not full or whole.session.request.objective == "memory":
+            return whole
+        return self._in_least_microbatches() or whole
+
+    @property
+    def _fitting(self) -> int:
+        """The position of the least number in which the fastest choice fits, were all of it split evenly."""
+        front = self._front
+        fitting = (at for at, count in enumerate(self._counts) if front and self._search.may_fit(front.fastest, count))
+        return next(fitting, len(self._counts) - 1)
+
+    @property
+    def _last(self) -> int:
+        """The position of the largest number that is tried for what stays on the chips."""
+        few = sum(count <= MOST_FOR_CHIPS for count in self._counts) - 1
+        return min(max(few, self._fitting + STRIDE), len(self._counts) - 1)
+
+    def _on_chips(self, best: Searched) -> Searched:
+        """The best plans in microbatches of which enough more stays on the chips; those given where they gain less."""
+        enough = WORTH_A_LOOK * value_of(best)
+        if gain_on_chips(best, MOST_FOR_CHIPS) < enough or not self._counts:
+            return best
+        few = range(sum(count <= MOST_FOR_CHIPS for count in self._counts))
+        first = bisect_left(few, True, key=lambda at: gain_on_chips(best, self._counts[at]) >= enough)
+        return best if first == len(few) else self._best_count(first, best, misses=1) or best
+
+    # ------------------------------------------------------------ the best of these numbers
+
+    def _best_count(
+        self, first: int, best: Searched | None, *, misses: int, below: float = math.inf
+    ) -> Searched | None:
+        """The plans in the number of microbatches that gains most on those given, if any gains enough and is `below`.
+
+        More than the first are tried as long as that gains or so many `misses` are not met, in large steps where more could
+        be saved in more, and last the neighbours of the best.
+        """
+        counts, more, found, missed, at, tried = self._counts, None, first, 0, first, set[int]()
+        while at < len(counts):
+            other = self._gaining(counts[at], more or best, below)
+            tried.add(at)
+            if other is not None:
+                more, found = other, at
+            elif not self._search.over:
+                missed += 1
+            if self._search.late or missed == misses or (more is not None and other is None):
+                break
+            at += STRIDE if more is None or more.slower > 0 else 1
+        for at in (found - 1, found + 1):
+            if at in range(len(counts)) and at not in tried and (more or misses > 1) and not self._search.late:
+                more = self._gaining(counts[at], more or best, below) or more
+        return None if more is None else self._search.proven(more)
+
+    def _in_least_microbatches(self) -> Searched | None:
+        """The better of the plans in the two least numbers of microbatches with which any fits and leaves room.
+
+        What takes all of the memory in one pass does not fit by the compiler, as a rule.
+        """
+        best = None
+        for count in self._counts:
+            if self._search.late:
+                break
+            before, other = best, None
+            with suppress(ArgumentError, PinError):  # of an op that is not known by parts
+                other = self._of_microbatches(count, below=value_of(before), rough=True)
+            best = other or before
+            if before is not None:
+                break
+        if best is None:
+            return None
+        return _told_why(self._search.proven(best), "leaves room in the memory, without which it may not fit")
+
+    def _gaining(self, count: int, best: Searched | None, below: float) -> Searched | None:
+        """The best plans in so many microbatches that are `below`, better than those in more, or gain enough on others."""
+        gain = GAIN if best is not None and best.parts < count else 0.0
+        below = min(below, value_of(best) * (1 - gain))
+        if best is not None and not self._may_gain(count, best, below):
+            self._search.over = False
+            return None
+        found = None
+        with suppress(ArgumentError, PinError):  # of an op that is not known by parts
+            found = self._of_microbatches(count, below=below, rough=best is not None)
+            if found is None and not self._search.over:
+                self._missed.append((count, below))
+        return found
+
+    def _may_gain(self, count: int, best: Searched, below: float) -> bool:
+        """Whether plans in so many microbatches may be below a value.
+
+        More parts than those of the best plan gain what the memory costs it, what saving more would spare, and what more
+        stays on the chips, at the most. What plans in another number take beyond its floor, as they read the weights for
+        every part, those in more parts take as well, and those in fewer in part.
+        """
+        floor = self._floors.of(count)
+        beyond = [
+            (bound - self._floors.of(parts)) * (1.0 if count >= parts else PER_PART * count / parts)
+            for parts, bound in self._missed
+        ]
+        if floor + max([0.0, *beyond]) >= below:
+            return False
+        if count < best.parts or math.isinf(below):
+            return True
+        floor = best.found.unlimited - best.slower
+        return floor < below or floor - gain_on_chips(best, count // best.parts) < below
+
+    def _of_microbatches(self, count: int, *, below: float, rough: bool) -> Searched | None:
+        """The best plans below a value in so many microbatches, with what saves the most of what fits, or as written.
+
+        Where none is and memory is not why, none that computes more again is either.
+        """
+        search, sessions = self._search, self._search.sessions
+        worth, gap = (GAIN, ROUGH) if rough else (FORM_GAP, FORM_GAP)
+        form = replace(sessions.base.program.form, microbatches=count)
+        program = sessions.program_in(form)
+        told, crossed = sessions.words(count), () if search.options.recompute == "as written" else crossings(program)
+        chip = sessions.request.topology.chip
+        front = Front(crossed, chip, search.pinned, parts=count) if crossed else None
+        for choice in () if front is None else islice(filter(search.may_fit, front.offered()), MOST_CHOICES):
+            session = sessions.of(replace(form, saved=choice.saved))
+            found = search.search(session, below=below, worth=worth, gap=gap)
+            if front is not None and found is not None:
+                return replace(found, notes=(told, search.told(front, choice)), slower=search.slower(front, choice))
+            if not search.over:
+                return None
+        if front is not None and not front.keeps_pins:
+            return None
+        found = search.search(sessions.of(form), below=below, worth=worth, gap=gap)
+        slower = 0.0 if front is None else search.slower(front, front.written)
+        return None if found is None else replace(found, notes=(told,), slower=slower)
+
+
+def part_counts(extent: int) -> list[int]:
+    """In how many parts a batch is taken where that is chosen: for each power of two the next number that divides it."""
+    divisors = [count for count in range(2, extent + 1) if extent % count == 0]
+    powers = [1 << i for i in range(1, extent.bit_length())]
+    return sorted({divisors[bisect_left(divisors, power)] for power in powers})
+
+
+def _told_why(best: Searched, missing: str) -> Searched:
+    """Plans in microbatches that say what no plan of the whole batch does."""
+    first, *others = best.notes
+    return replace(best, notes=(f"{first}: no plan of the whole batch at once {missing}", *others))

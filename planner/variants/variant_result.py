@@ -1,0 +1,177 @@
+"""One form of a program: its best plans, in the time that is left for all forms that are compared."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from planner.errors import InfeasibleError
+from planner.options import GAP, Options
+from planner.pricing.mesh import Shape
+from planner.problem import Session
+from planner.program.jaxpr.remat.rewrite_saved import program_steps
+from planner.search.best_on_mesh import WORTHWHILE
+from planner.search.mesh_search import Found
+from planner.transforms.remat_choice import Choice, Front, Pinned, program_seconds, words
+from planner.variants.memory_limits import roomy_limit
+from planner.variants.problem_variants import Sessions
+
+GAIN = 0.02
+"""What another form must gain to be taken in the place of the program as written."""
+HOPE = 0.01
+"""Where the prices promise less than this part of the program's time, other forms are tried only if it does not fit."""
+FORM_GAP = 5e-3
+"""What may be left between the best plan under a memory limit and the bound, where no other gap is asked for: forms differ
+by more."""
+TIGHT = 0.8
+"""From this part of the limit on, what is saved may be what keeps plans from being faster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Searched:
+    """The session of a program in the form that is best, the best plans of it, and what is to be told of the form.
+
+    `limit_bytes` is what the plans keep to; `none_fits` says why none is predicted to fit, where a compiler judges.
+    `slower` is what the form takes, by the prices of `forms.recompute`, beyond the fastest choice of what is saved; `rough`
+    plans may be further from the best of their form than others.
+    """
+
+    session: Session
+    found: Found
+    limit_bytes: float
+    none_fits: InfeasibleError | None = None
+    notes: tuple[str, ...] = ()
+    slower: float = 0.0
+    rough: bool = False
+
+    @property
+    def parts(self) -> int:
+        """The number of microbatches."""
+        return self.session.program.form.microbatches
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether what is saved may be what keeps plans from being faster."""
+        return self.found.candidates[0].peak_bytes >= TIGHT * self.limit_bytes
+
+    @property
+    def is_kept_back(self) -> bool:
+        """Whether it is: where without a limit hardly any plan would be better, it is not."""
+        return self.is_tight and value_of(self) * (1 - GAIN) > self.found.unlimited
+
+
+def value_of(searched: Searched | None) -> float:
+    """The value of the best plan; inf where there is none."""
+    return math.inf if searched is None else searched.found.candidates[0].value
+
+
+@dataclass(kw_only=True)
+class FormSearch:
+    """Searches forms of a program one after the other, each in the time that is left.
+
+    `pinned` says by name what a user wants of values.
+    """
+
+    sessions: Sessions
+    meshes: Sequence[Shape]
+    options: Options
+    pinned: Mapping[str, Pinned]
+    start: float = field(default_factory=time.monotonic)
+    short: bool = False
+    """Whether memory was too short for a form that was tried."""
+    over: bool = False
+    """Whether what would be better is over the limit in the form that was searched last."""
+
+    @property
+    def late(self) -> bool:
+        """Whether no time is left."""
+        return time.monotonic() - self.start > self.options.time_limit_s
+
+    @property
+    def devices(self) -> int:
+        """Those of the largest mesh."""
+        return max(math.prod(mesh.values()) for mesh in self.meshes)
+
+    def search(
+        self, session: Session, *, below: float, worth: float = WORTHWHILE, gap: float = FORM_GAP
+    ) -> Searched | None:
+        """The best plans of a program in one form, None where there is none below a value within the limit.
+
+        A mesh tried later must be better by a share of `worth`. Under a limit the search ends at a `gap`, where no other is
+        asked for, wider than that of a single form; the certificate says at which.
+        """
+        limit = roomy_limit(session)
+        left = max(self.options.time_limit_s - (time.monotonic() - self.start), 1.0)
+        options = replace(self.options, time_limit_s=left, gap=self._gap(gap))
+        try:
+            found = session.search(
+                self.meshes,
+                limit_bytes=limit,
+                options=options,
+                explained=False,
+                below=below,
+                worth=worth,
+                hastened=False,
+                since=self.start,
+            )
+        except InfeasibleError:
+            self.short = self.over = True
+            return None
+        self.over = found.short
+        rough = max(worth, gap) > FORM_GAP
+        return Searched(session=session, found=found, limit_bytes=limit, rough=rough) if found.candidates else None
+
+    def proven(self, searched: Searched) -> Searched:
+        """Which form is best is told by rough plans: of that form the best plan, and proven.
+
+        Meshes whose bounds are above the rough plan's value are not searched again.
+        """
+        value = value_of(searched)
+        if not searched.rough or searched.found.bound >= value * (1 - self._gap(FORM_GAP)):
+            return searched
+        below = value * (1 + 2 * WORTHWHILE)
+        open_meshes = [
+            mesh
+            for mesh, tried in zip(self.meshes, searched.found.tried, strict=True)
+            if tried.bound is not None and tried.bound < below
+        ]
+        proven = replace(self, meshes=open_meshes).search(searched.session, below=below, worth=FORM_GAP)
+        if proven is None:
+            return searched
+        again = {tuple(tried.mesh.items()): tried for tried in proven.found.tried}
+        found = replace(
+            proven.found,
+            tried=tuple(again.get(tuple(tried.mesh.items()), tried) for tried in searched.found.tried),
+            seconds=searched.found.seconds + proven.found.seconds,
+        )
+        return replace(proven, found=found, notes=searched.notes, slower=searched.slower)
+
+    def _gap(self, gap: float) -> float:
+        """What may be left between the best plan of a form and the bound: this, where no other is asked for."""
+        return gap if self.options.gap == GAP else self.options.gap
+
+    def may_fit(self, choice: Choice, parts: int = 1) -> bool:
+        """Whether the arguments and what is saved, of one of these parts of the batch, fit, were all of it split evenly."""
+        written = self.sessions.base
+        arguments = sum(leaf.aval.bytes for leaf in written.program.arguments)
+        return (arguments + choice.bytes / parts) / self.devices <= roomy_limit(written)
+
+    def hopes_for(self, front: Front) -> bool:
+        """Whether another choice of what is saved promises enough to be tried before the program as it is written."""
+        return front.written.seconds - front.fastest.seconds >= HOPE * self._written_seconds
+
+    @cached_property
+    def _written_seconds(self) -> float:
+        written = self.sessions.base
+        return program_seconds(program_steps(written.program), written.request.topology.chip)
+
+    def slower(self, front: Front, choice: Choice) -> float:
+        """The seconds that a choice takes beyond the fastest one, by the prices of the front, were all split evenly."""
+        return (choice.seconds - front.fastest.seconds) / self.devices
+
+    def told(self, front: Front, choice: Choice) -> str:
+        """What a plan says of the values that are computed again."""
+        return words(front.crossings, choice, front.written, self.devices)

@@ -1,0 +1,192 @@
+"""What a TPU's compiler spares a program of its moves, and that prices, predictions and the op graph know it alike."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import planner
+from cost_models import Roofline, parse_topology
+from planner.compiler.analysis import Model, model_of
+from planner.compiler.fusion.instruction_fusion import ON_GPU, ON_TPU, Fusion
+from planner.compiler.targets import HIDDEN_GATHERS
+from planner.prediction import as_lowered
+from planner.program.jaxpr.flatten import build_graph
+from planner.program.tracing.trace import trace
+from planner.verify.aot import unavailable_reason
+
+NEVER = planner.Options(check="never")
+WIDTH, ROWS = 1024, 8192
+
+
+def shape(*extents: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(extents, jnp.bfloat16)
+
+
+def model(fn: Any, *args: Any) -> Model:
+    return model_of(build_graph(trace(fn, args)), pinned_outputs=frozenset(), kept=frozenset())
+
+
+def together(fn: Any, *args: Any) -> list[int]:
+    return sorted(model(fn, *args).eased.together.values())
+
+
+X, W = shape(ROWS, WIDTH), shape(WIDTH, WIDTH)
+
+
+def test_sums_that_are_only_added_are_one() -> None:
+    assert together(lambda a, b, u, v: a @ u + b @ v, X, X, W, W) == [2, 2]
+    assert together(lambda a, u, v, w: (a @ u + a @ v) + a @ w, X, W, W, W) == [3, 3, 3]
+
+
+def test_sums_that_something_else_reads_stay_apart() -> None:
+    assert not together(lambda a, u, v: jnp.tanh(a @ u) + a @ v, X, W, W)
+    assert not together(lambda a, u: a @ u + a, X, W)
+
+    def read_twice(a: Any, u: Any, v: Any) -> Any:
+        first = a @ u
+        return first + a @ v, jnp.tanh(first)
+
+    assert not together(read_twice, X, W, W)
+
+
+@pytest.mark.parametrize("fusion", [ON_TPU, ON_GPU])
+def test_on_gpus_sums_that_no_matmul_waits_for_are_hidden_by_those_behind_them(fusion: Fusion) -> None:
+    def gradients(w: Any, x: Any) -> Any:
+        hidden = jnp.tanh(x @ w[0])
+        return x.T @ hidden, hidden @ w[1]
+
+    graph = build_graph(trace(gradients, ((W, W), X)))
+    found = model_of(graph, pinned_outputs=frozenset(), kept=frozenset(), fusion=fusion)
+    product = graph.of_kinds(("dot_general",))[1].results[0]
+    (summed,) = (t.id for t in found.flow.transfers if t.reduced and t.tensor == product)
+    assert found.eased.ahead.get(summed, 0.0) == (0.0 if fusion == ON_TPU else 2 * ROWS * WIDTH**2)
+
+
+def test_sums_that_no_matmul_waits_for_are_combined() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.sum(jnp.tanh(jnp.tanh(x @ w[0]) @ w[1]).astype(jnp.float32))
+
+    def step(w: Any, x: Any) -> Any:
+        return jax.tree.map(lambda w, g: w - g, w, jax.grad(loss)(w, x))
+
+    found = model(step, (W, W), X)
+    graph = found.graph
+    combined = [t for t in found.flow.transfers if t.id in found.eased.combined]
+    assert {graph.tensors[t.tensor].aval.shape for t in combined} >= {(WIDTH, WIDTH)}
+    others = {graph.tensors[t.tensor].aval.shape for t in found.flow.transfers if t.reduced and t not in combined}
+    assert others == {(ROWS, WIDTH)}
+
+
+def test_sums_that_only_the_next_trip_waits_for_are_combined() -> None:
+    """Those of what a trip leaves in the carry with those of what it stacks: libtpu makes one all-reduce of both."""
+
+    def carried(x: Any, w: Any) -> Any:
+        return jax.lax.scan(lambda h, _: (jnp.tanh(h @ w), h @ w), x, None, length=3)
+
+    found = model(carried, X, W)
+    assert [found.eased.combined.get(t.id) for t in found.flow.transfers if t.reduced] == [0.5, 0.5]
+
+
+def test_gradients_of_a_loop_of_steps_share_one_latency() -> None:
+    def loss(weights: Any, x: Any) -> Any:
+        return sum(jnp.sum(jnp.tanh(x @ w).astype(jnp.float32)) for w in weights)
+
+    def step(weights: Any, x: Any) -> Any:
+        return jax.tree.map(lambda w, g: w - g, weights, jax.grad(loss)(weights, x)), None
+
+    def steps(weights: Any, batches: Any) -> Any:
+        return jax.lax.scan(step, weights, batches)[0]
+
+    found = model(steps, [W, W], shape(4, ROWS, WIDTH))
+    sums = [t for t in found.flow.transfers if t.reduced and found.graph.tensors[t.tensor].aval.shape == W.shape]
+    assert len(sums) == 2
+    assert all(found.eased.combined[t.id] <= 0.5 for t in sums)
+
+
+def test_a_gather_moves_what_its_readers_want() -> None:
+    """A TPU multiplies float32 as bfloat16, and gathers it so."""
+    weights = jax.ShapeDtypeStruct((WIDTH, 2 * WIDTH), jnp.float32)
+    rows = jax.ShapeDtypeStruct((64 * ROWS, WIDTH), jnp.float32)
+
+    def product(x: Any, w: Any) -> Any:
+        return x @ w
+
+    for topology, share in (("v5e:2x2", 0.5), ("h100:4", 1.0)):
+        plan = planner.plan(
+            product,
+            (rows, weights),
+            topology=topology,
+            mesh={"x": 4},
+            pins={"x": P("x"), "w": P("x"), "out": P("x")},
+            options=NEVER,
+        )
+        (gather,) = plan.predicted.collectives
+        assert gather.kind == "all-gather"
+        assert gather.bytes == share * 4 * WIDTH * 2 * WIDTH
+        # What virtual CPU devices are given to move is not narrowed.
+        (whole,) = as_lowered(plan.predicted.collectives, "cpu", lambda kind, *_: kind)
+        assert whole.bytes == 4 * WIDTH * 2 * WIDTH
+
+
+def scanned(x: Any, weights: Any) -> Any:
+    return jax.lax.scan(lambda h, w: (jnp.tanh(h @ w.astype(jnp.bfloat16)), None), x, weights)[0]
+
+
+def test_weights_are_fetched_ahead_and_activations_are_not() -> None:
+    found = model(scanned, X, jax.ShapeDtypeStruct((4, WIDTH, WIDTH), jnp.float32))
+    graph = found.graph
+    ahead = {graph.tensors[t.tensor].aval.shape for t in found.flow.transfers if t.id in found.eased.ahead}
+    others = {graph.tensors[t.tensor].aval.shape for t in found.flow.transfers if t.id not in found.eased.ahead}
+    assert (WIDTH, WIDTH) in ahead
+    assert (ROWS, WIDTH) in others - ahead
+    flops = 2.0 * ROWS * WIDTH * WIDTH
+    assert set(found.eased.ahead.values()) == {flops}
+    # Of more than what hides the gather nobody needs to know.
+    assert set(replace(found, hiding=(flops / 2, 0.0)).eased.ahead.values()) == {flops / 2}
+    assert not replace(found, hiding=(0.0, 0.0)).eased.ahead
+
+
+@pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1"])
+def test_gathers_of_weights_are_hidden_where_the_compiler_hides_them(topology: str) -> None:
+    """Rows and weights both split: every trip gathers its weights, beside a matmul that takes longer."""
+    args = (X, shape(4, WIDTH, WIDTH))
+    plan = planner.plan(
+        scanned,
+        args,
+        topology=topology,
+        mesh={"x": 4},
+        pins={"x": P("x"), "weights": P(None, "x")},
+        options=NEVER,
+    )
+    chips = parse_topology(topology)
+    links = chips.links((4,)) or ()
+    whole = 0.0
+    for gather in plan.predicted.collectives:
+        assert gather.kind == "all-gather"
+        latency_s, seconds_per_byte = Roofline(topology=chips).collective_affine(gather.kind, links)
+        whole += gather.count * (latency_s + gather.bytes * seconds_per_byte)
+    hidden = HIDDEN_GATHERS.get(chips.chip.name, 0.0)
+    assert plan.predicted.communication_seconds == pytest.approx((1 - hidden) * whole, rel=1e-6)
+    total = math.fsum(a.get("seconds", 0.0) for *_, a in (*plan.graph.nodes(data=True), *plan.graph.edges(data=True)))
+    assert total == pytest.approx(plan.predicted.seconds, rel=1e-6)
+
+
+def two_products(a: Any, b: Any, u: Any, v: Any) -> Any:
+    return jnp.tanh(a @ u + b @ v)
+
+
+@pytest.mark.skipif(bool(unavailable_reason("tpu")), reason=unavailable_reason("tpu") or "libtpu is there")
+def test_libtpu_sums_once() -> None:
+    specs = {"a": P(None, "x"), "b": P(None, "x"), "u": P("x"), "v": P("x"), "out": P("x")}
+    a, u = shape(ROWS, 16 * WIDTH), shape(16 * WIDTH, WIDTH)
+    plan = planner.plan(two_products, (a, a, u, u), topology="v5e:2x2", mesh={"x": 4}, pins=specs, options=NEVER)
+    found = plan.verify().collectives
+    assert found.predicted_bytes == pytest.approx(found.compiled_bytes, rel=0.05)
+    assert found.compiled_bytes == pytest.approx(2.0 * ROWS * WIDTH, rel=0.05)

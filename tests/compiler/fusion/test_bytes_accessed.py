@@ -1,0 +1,75 @@
+"""What kernels move: slices of stacks, updates of parts, and copies of what cannot be written in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from planner.compiler.analysis import Model, model_of
+from planner.compiler.fusion.instruction_fusion import ON_TPU
+from planner.program.jaxpr.flatten import build_graph
+from planner.program.tracing.trace import trace
+
+TABLE = jax.ShapeDtypeStruct((4096, 1024), jnp.float32)
+ROWS = jax.ShapeDtypeStruct((64, 1024), jnp.float32)
+WHERE = jax.ShapeDtypeStruct((), jnp.int32)
+MANY = jax.ShapeDtypeStruct((64, 1), jnp.int32)
+
+
+def _model(fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), known: bool = True) -> Model:
+    graph = build_graph(trace(fn, args, donate_argnums=donate), while_trips=1.0)
+    return model_of(graph, pinned_outputs=set(), kept=set(), fusion=ON_TPU if known else None)
+
+
+def _moved(model: Model, kind: str) -> float:
+    """The bytes that ops of a kind move, none of them on the chip, and no table of a lookup laid out anew."""
+    total = 0.0
+    for group in model.grouping.groups:
+        for op, array, times, _ in model.moved(group):
+            if model.graph.ops[op].kind == kind and array.rows is None:
+                total += times * array.itemsize * jnp.prod(jnp.asarray(array.shape)).item()
+    return total
+
+
+def _updated(table: jax.Array, rows: jax.Array, where: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_update_slice(table, rows, (where, 0))
+
+
+@pytest.mark.parametrize(("donate", "copies"), [((0,), 0), ((), 2)], ids=["given away", "kept"])
+def test_an_update_in_place_moves_its_part_and_copies_what_is_kept(donate: tuple[int, ...], copies: int) -> None:
+    model = _model(_updated, TABLE, ROWS, WHERE, donate=donate)
+    part, whole = 64 * 1024 * 4, 4096 * 1024 * 4
+    assert _moved(model, "dynamic_update_slice") == 2 * part + copies * whole
+
+
+def test_a_scatter_that_adds_reads_its_part_first() -> None:
+    def fn(table: jax.Array, rows: jax.Array, where: jax.Array) -> jax.Array:
+        return table.at[where[:, 0]].add(rows)
+
+    model = _model(fn, TABLE, ROWS, MANY, donate=(0,))
+    assert _moved(model, "scatter-add") == pytest.approx(3 * 64 * 1024 * 4, rel=0.01)
+
+
+def test_a_gather_moves_what_it_returns() -> None:
+    model = _model(lambda table, where: jnp.sort(table[where[:, 0]]), TABLE, MANY)
+    assert _moved(model, "gather") == pytest.approx(2 * 64 * 1024 * 4, rel=0.01)
+
+
+def test_nothing_is_known_where_no_kernels_are() -> None:
+    model = _model(_updated, TABLE, ROWS, WHERE, known=False)
+    assert model.kernels is None
+    assert not any(model.moved(group) for group in model.grouping.groups)
+
+
+def test_weights_that_a_loop_reads_narrow_are_narrowed_once() -> None:
+    stack = jax.ShapeDtypeStruct((8, 256, 256), jnp.float32)
+
+    def fn(x: jax.Array, stack: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda y, w: (jnp.tanh(y @ w.astype(y.dtype)), None), x, stack)[0]
+
+    model = _model(fn, jax.ShapeDtypeStruct((256, 256), jnp.bfloat16), stack)
+    assert _moved(model, "loop_slice") == 1.5 * 8 * 256 * 256 * 4

@@ -1,0 +1,74 @@
+"""Which ops a fusing compiler runs together, and what their kernels read and write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from planner.compiler.buffers.liveness import analyse
+from planner.compiler.fusion.kernels import Kernel, kernels_of
+from planner.decisions.groups import group_ops
+from planner.program.graph import Graph
+from planner.program.jaxpr.flatten import build_graph
+from planner.program.tracing.trace import trace
+
+WEIGHT = jax.ShapeDtypeStruct((512, 1024), jnp.bfloat16)
+X = jax.ShapeDtypeStruct((256, 512), jnp.bfloat16)
+
+
+def _kernels(fn: Callable[..., Any], *args: Any) -> tuple[Graph, list[Kernel]]:
+    graph = build_graph(trace(fn, args), while_trips=1.0)
+    grouping = group_ops(graph)
+    found = kernels_of(graph, grouping, analyse(graph, grouping))
+    return graph, sorted((kernel for of in found.of_group.values() for kernel in of), key=lambda kernel: kernel.op)
+
+
+def test_a_matmul_goes_on_with_its_result_and_writes_what_is_computed_of_it() -> None:
+    def fn(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
+        return jnp.tanh(x @ up) @ down.T
+
+    graph, kernels = _kernels(fn, X, WEIGHT, WEIGHT)
+    first, second = (kernel for kernel in kernels if graph.ops[kernel.op].kind == "dot_general")
+    assert [[access.shape for access in of] for of in first.operands] == [[X.shape], [WEIGHT.shape]]
+    # The first writes the tanh and not its own result; the transpose is no pass of its own.
+    assert first.results == ((),)
+    assert [access.shape for access in first.others] == [(256, 1024)]
+    assert [[access.shape for access in of] for of in second.operands] == [[(256, 1024)], [WEIGHT.shape]]
+    assert [access.home for of in second.operands for access in of] == ["product", "memory"]
+    assert [access.home for of in second.results for access in of] == ["memory"]
+    assert len(kernels) == 2
+
+
+def test_passes_that_read_the_same_are_one_kernel() -> None:
+    def fn(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        total = x + y
+        return total, jnp.sin(total) * y
+
+    _, (kernel,) = _kernels(fn, X, X)
+    assert (kernel.operands, kernel.results) == ((), ())
+    assert [access.shape for access in kernel.others] == [X.shape] * 4
+
+
+def test_what_is_broadcast_before_a_loop_is_read_as_it_was_before() -> None:
+    mask = jax.ShapeDtypeStruct((512,), jnp.float32)
+
+    def fn(x: jax.Array, mask: jax.Array) -> jax.Array:
+        wide = jnp.broadcast_to(mask, (4096, 512))
+        return jax.lax.fori_loop(0, 8, lambda _, y: jnp.sort(y * wide, axis=0), x)
+
+    _, kernels = _kernels(fn, jax.ShapeDtypeStruct((4096, 512), jnp.float32), mask)
+    read = [access for kernel in kernels for access in kernel.others if access.shape == (4096, 512)]
+    assert sum(access.times for access in read) == 2.0
+
+
+def test_a_matmul_writes_the_type_that_it_makes() -> None:
+    def fn(x: jax.Array, up: jax.Array) -> tuple[jax.Array, jax.Array]:
+        wide = (x @ up).astype(jnp.float32)
+        return wide.sum(0), jnp.sort(wide)
+
+    graph, kernels = _kernels(fn, X, WEIGHT)
+    first = next(kernel for kernel in kernels if graph.ops[kernel.op].kind == "dot_general")
+    assert [access.itemsize * access.times for of in first.results for access in of] in ([2.0], [])

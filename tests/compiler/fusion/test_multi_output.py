@@ -1,0 +1,60 @@
+"""What is read so often that it is stored: by the traffic of either way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from planner.compiler.buffers.liveness import analyse
+from planner.decisions.groups import group_ops
+from planner.program.jaxpr.flatten import build_graph
+from planner.program.tracing.trace import trace
+
+SQUARE = jax.ShapeDtypeStruct((512, 512), jnp.float32)
+
+
+def _stored(fn: Callable[..., Any], count: int, kind: str) -> list[bool]:
+    """Whether the results of the ops of a kind stand in memory."""
+    graph = build_graph(trace(fn, (SQUARE,) * count), while_trips=1.0)
+    stands = analyse(graph, group_ops(graph)).materialised
+    return [stands[op.results[0]] for op in graph.of_kinds({kind})]
+
+
+def test_what_three_products_read_of_three_arrays_is_stored() -> None:
+    def fn(a: jax.Array, b: jax.Array, c: jax.Array) -> tuple[jax.Array, ...]:
+        mixed = jnp.maximum((a @ a) * b, c)
+        return mixed @ a, mixed @ b, mixed @ c
+
+    # 3 x 3 read where 3, 1 written and 3 read do; and the product before it only the maximum reads.
+    assert _stored(fn, 3, "max") == [True]
+    assert _stored(fn, 3, "mul") == [False]
+
+
+def test_what_two_products_read_of_two_arrays_is_computed_by_both() -> None:
+    def fn(a: jax.Array, b: jax.Array) -> tuple[jax.Array, ...]:
+        mixed = jnp.maximum(a @ a, b)
+        return mixed @ a, mixed @ b
+
+    # 2 x 2 read, where 2 read, 1 written and 2 read would be more.
+    assert _stored(fn, 2, "max") == [False]
+
+
+def test_what_no_product_makes_a_part_of_is_computed_anew() -> None:
+    def fn(a: jax.Array, b: jax.Array, c: jax.Array) -> tuple[jax.Array, ...]:
+        mixed = jnp.maximum(a * b, c)
+        return mixed @ a, mixed @ b, mixed @ c
+
+    assert _stored(fn, 3, "max") == [False]
+
+
+def test_readers_behind_other_passes_count() -> None:
+    def fn(a: jax.Array, b: jax.Array, c: jax.Array) -> tuple[jax.Array, ...]:
+        mixed = jnp.maximum((a @ a) * b, c)
+        wide, narrow = 2.0 * mixed, mixed - 1.0
+        return wide @ a, narrow @ b, wide @ c, narrow @ a
+
+    assert _stored(fn, 3, "max") == [True]
+    assert _stored(fn, 3, "sub") == [False]

@@ -1,0 +1,62 @@
+"""What compilers compute, move and store for products whose rows or summed elements come in groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import planner
+from planner.compiler.fusion.ragged_dot import masked, times_computed, times_moved
+from planner.program.jaxpr.flatten import build_graph
+from planner.program.tracing.trace import trace
+
+GROUPS, ROWS, INNER, COLUMNS = 8, 4096, 512, 1024
+X = jax.ShapeDtypeStruct((ROWS, INNER), jnp.bfloat16)
+WEIGHTS = jax.ShapeDtypeStruct((GROUPS, INNER, COLUMNS), jnp.bfloat16)
+SIZES = jax.ShapeDtypeStruct((GROUPS,), jnp.int32)
+MADE = jax.ShapeDtypeStruct((ROWS, COLUMNS), jnp.bfloat16)
+
+
+def _rows(x: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:
+    return lax.ragged_dot(x, weights, sizes)
+
+
+def _weights_gradient(x: jax.Array, weights: jax.Array, sizes: jax.Array, made: jax.Array) -> jax.Array:
+    return jax.vjp(lambda w: lax.ragged_dot(x, w, sizes), weights)[1](made)[0]
+
+
+CASES = {
+    "rows": (_rows, (X, WEIGHTS, SIZES), 1.0, (0,)),
+    "gradient of the weights": (_weights_gradient, (X, WEIGHTS, SIZES, MADE), GROUPS, (0, 1)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_sum_over_groups_is_computed_for_each_and_elsewhere_all_is(name: str) -> None:
+    fn, args, on_tpu, held = CASES[name]
+    graph = build_graph(trace(fn, args), while_trips=1.0)
+    (op,) = graph.of_kinds(("ragged_dot_general",))
+    assert times_computed(graph, op, on_tpu=True) == on_tpu
+    assert times_computed(graph, op, on_tpu=False) == GROUPS
+    assert masked(graph, op) == held
+    assert [times_moved(graph, op, position) for position in (0, 2)] == [1 + 2 * GROUPS, 1]
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("topology", "stand"), [("v5e:2x4", False), ("h100:8", True)])
+def test_on_gpus_operands_stand_once_for_every_group(name: str, topology: str, stand: bool) -> None:
+    fn, args, _, held = CASES[name]
+    plan = _whole(fn, args, topology)
+    least = 2 * GROUPS * sum((X.size, MADE.size)[position] for position in held)
+    assert (plan.predicted.peak_bytes >= least) is stand
+
+
+def _whole(fn: Callable[..., Any], args: tuple[Any, ...], topology: str) -> planner.Plan:
+    """The plan in which every device computes everything."""
+    pins = {name: jax.sharding.PartitionSpec() for name in ("x", "weights", "sizes", "made")[: len(args)]}
+    return planner.plan(fn, args, topology=topology, mesh={"x": 8}, pins=pins, options=planner.Options(check="never"))

@@ -1,0 +1,73 @@
+"""In how many bytes tensors stand that nothing reads as wide as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from planner.compiler.buffers.share import WHOLE, Share
+from planner.compiler.simplify.convert_mover import NarrowReads
+from planner.program.jaxpr.flatten import build_graph
+from planner.program.tracing.trace import trace
+
+X = jax.ShapeDtypeStruct((32, 32), jnp.float32)
+HALF = Share(tpu=0.5)
+
+
+def _one_matmul(x: jax.Array) -> jax.Array:
+    return x.T @ x
+
+
+def _matmul_and_sum(x: jax.Array) -> jax.Array:
+    return (x @ x).sum() + x.sum()
+
+
+def _exact(x: jax.Array) -> jax.Array:
+    return jnp.matmul(x, x, precision="highest")
+
+
+def _cast(x: jax.Array) -> jax.Array:
+    return jnp.sin(x.reshape(1024).astype(jnp.bfloat16))
+
+
+def _times_vector(x: jax.Array) -> jax.Array:
+    return x @ jnp.ones(32)
+
+
+def _stacked(x: jax.Array) -> jax.Array:
+    """The rows that a loop stacks and another one multiplies."""
+    stack = jax.lax.scan(lambda c, row: (c, row), 0.0, x)[1]
+    return jax.lax.scan(lambda c, row: (c + row.reshape(4, 8) @ jnp.ones((8, 32)), None), jnp.zeros((4, 32)), stack)[0]
+
+
+@pytest.mark.parametrize(
+    ("read", "share"),
+    [
+        (_one_matmul, HALF),
+        (_matmul_and_sum, WHOLE),
+        (_exact, WHOLE),
+        (_cast, HALF),
+        (_stacked, HALF),
+        (_times_vector, WHOLE),
+    ],
+    ids=["matmul", "matmul and sum", "exact matmul", "cast", "stacked", "times a vector"],
+)
+def test_the_width_in_which_a_tensor_is_read_is_that_in_which_it_stands(
+    read: Callable[[jax.Array], jax.Array], share: Share
+) -> None:
+    graph = build_graph(trace(read, (X,)), while_trips=1.0)
+    assert NarrowReads(graph).share(graph.inputs[0]) == share
+
+
+def test_what_is_fetched_for_a_matmul_is_fetched_narrow_whatever_else_reads_it_where_it_is() -> None:
+    graph = build_graph(trace(_matmul_and_sum, (X,)), while_trips=1.0)
+    reads = [read for read in graph.consumers[graph.inputs[0]] if graph.ops[read[0]].kind == "dot_general"]
+    assert NarrowReads(graph).share(graph.inputs[0], reads) == HALF
+
+
+def test_what_is_returned_stands_as_it_is() -> None:
+    graph = build_graph(trace(lambda x: (x.astype(jnp.bfloat16), x), (X,)), while_trips=1.0)
+    assert NarrowReads(graph).share(graph.inputs[0]) == WHOLE

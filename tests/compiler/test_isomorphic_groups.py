@@ -1,0 +1,70 @@
+"""Groups that are alike share strategies and costs: the same figures as if each were worked out on its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from planner.compiler.buffers.liveness import analyse
+from planner.compiler.fusion.instruction_fusion import ON_TPU
+from planner.compiler.isomorphic_groups import alike
+from planner.decisions.groups import group_ops
+from planner.pricing.build_instance import strategies_of
+from planner.pricing.instance import Instance
+from planner.pricing.op_cost import group_work
+from planner.program.jaxpr.flatten import build_graph
+from planner.program.tracing.trace import trace
+from tests.sessions import small_session
+
+
+@pytest.mark.parametrize("topology", ["v5e:2x4", "h100:8"])
+@pytest.mark.parametrize("name", ["gpt", "gpt_unrolled", "llama", "resnet", "lstm", "moe"])
+def test_what_alike_groups_share_is_what_each_would_get(name: str, topology: str) -> None:
+    session = small_session(name, topology)
+    model = session.model
+    shared = session.instance({"x": 4, "y": 2})
+    for node in model.flow.nodes:
+        if node.group is None:
+            continue
+        strategies = strategies_of(model, shared.mesh, node.group)
+        assert np.array_equal(strategies.assignment, shared.strategies[node.id].assignment)
+        group = model.grouping.groups[node.group]
+        alone = group_work(replace(model, _passes={}), group, strategies, session.cost_model, shared.mesh)
+        work = shared.works[node.id]
+        assert work is not None
+        for field in ("seconds", "flops", "traffic_bytes", "exchange", "exchange_seconds"):
+            assert np.array_equal(getattr(alone, field), getattr(work, field)), model.flow.nodes[node.id].name
+
+
+def test_weights_that_a_loop_takes_in_are_alike_wherever_they_stand_in_it() -> None:
+    def fn(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+        def part(total: jax.Array, rows: jax.Array) -> tuple[jax.Array, None]:
+            for weight in weights:
+                rows = rows + jnp.tanh(rows @ weight)
+            return total + rows.sum(), None
+
+        return jax.lax.scan(part, jnp.zeros(()), x)[0]
+
+    args = ([jnp.ones((64, 64))] * 4, jnp.ones((4, 32, 64)))
+    graph = build_graph(trace(fn, args))
+    grouping = group_ops(graph)
+    kinds = alike(graph, grouping, analyse(graph, grouping, ON_TPU))
+    taken = [kinds[grouping.group_of[op.id]] for op in graph.ops if op.kind == "loop_const"]
+    assert len(taken) == 4
+    assert len(set(taken)) == 1
+
+
+def test_layers_written_out_share_their_groups() -> None:
+    model = small_session("gpt_unrolled").model
+    kinds = alike(model.graph, model.grouping, model.liveness)
+    assert len(set(kinds)) < 0.6 * len(kinds)
+
+
+def test_edges_between_alike_nodes_share_one_table() -> None:
+    instance: Instance = small_session("gpt_unrolled").instance({"x": 4, "y": 2})
+    edges = instance.problem.edges
+    assert len({id(edge.costs) for edge in edges}) < 0.5 * len(edges)

@@ -1,0 +1,155 @@
+"""What a loop accumulates of partial results is summed over devices once, behind it, and computes what one device does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import planner
+from planner.decisions.loop_accumulators import accumulators
+from planner.program.jaxpr.flatten import build_graph
+from planner.program.tracing.trace import trace
+
+TRIPS, BATCH, IN, OUT = 12, 1024, 8, 16
+
+
+def _normal(*shape: int) -> Any:
+    return np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32) / 3
+
+
+W, U, X = _normal(IN, OUT), _normal(OUT, OUT), _normal(TRIPS, BATCH, IN)
+
+
+def _recurrent(w: jax.Array, u: jax.Array, x: jax.Array) -> jax.Array:
+    def step(h: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        h = jnp.tanh(x @ w + h @ u)
+        return h, h
+
+    return jnp.mean(lax.scan(step, jnp.zeros((BATCH, OUT)), x)[1] ** 2)
+
+
+def _decaying(w: jax.Array, u: jax.Array, x: jax.Array) -> jax.Array:
+    """Weights that every trip reads elementwise: their gradient is summed over the batch."""
+
+    def step(h: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        h = jnp.exp(-w) * h + x[:, :, None]
+        return h, h.sum((1, 2))
+
+    return jnp.mean(lax.scan(step, jnp.zeros((BATCH, IN, OUT)), x)[1] ** 2) + u.sum()
+
+
+def _twice(w: jax.Array, u: jax.Array, x: jax.Array) -> jax.Array:
+    """An accumulator that does not begin at zero, of two terms, one of them turned around."""
+
+    def step(total: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+        return total + (x.T @ jnp.tanh(x @ w) + (jnp.sin(x @ w).T @ x).T), None
+
+    return lax.scan(step, w, x)[0] @ u
+
+
+def _ranked(w: jax.Array, u: jax.Array, x: jax.Array) -> Any:
+    """Two accumulators of other ranks, behind a carry that is a count."""
+
+    def step(carry: Any, x: jax.Array) -> Any:
+        n, row, total = carry
+        y = jnp.tanh(x @ w)
+        return (n + 1, row + jnp.sin(y).sum(0), total + x.T @ y), None
+
+    return lax.scan(step, (0, u[0], w), x)[0]
+
+
+def _read(w: jax.Array, u: jax.Array, x: jax.Array) -> jax.Array:
+    """What is accumulated is read in every trip: it cannot wait."""
+
+    def step(total: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return total + x.T @ jnp.tanh(x @ w), jnp.max(total)
+
+    total, seen = lax.scan(step, w, x)
+    return total @ u + seen.sum()
+
+
+def _mixed(w: jax.Array, u: jax.Array, x: jax.Array) -> jax.Array:
+    """What is whole is added to what is partial: every device would add it once more."""
+
+    def step(total: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+        return total + (x.T @ jnp.tanh(x @ w) + w), None
+
+    return lax.scan(step, w, x)[0] @ u
+
+
+def _stacked(w: jax.Array, u: jax.Array, x: jax.Array) -> jax.Array:
+    """Gradients of layers, stacked by a loop inside the one that adds them up; of extents that no mesh here splits."""
+    w = w[:, :-1]
+
+    def step(total: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+        _, slices = lax.scan(lambda h, w: (jnp.tanh(h), jnp.sin(h).T[:-1] @ (h @ w)), x, jnp.stack([w, w + 1]))
+        return total + slices, None
+
+    return lax.scan(step, jnp.stack([w[1:], w[1:]]), x)[0] @ u[1:]
+
+
+def _looked_up(w: jax.Array, u: jax.Array, x: jax.Array) -> jax.Array:
+    """The gradient of a table, into whose rows every trip scatters."""
+
+    def step(total: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+        rows = jnp.argmax(x, -1)
+        return total + jnp.zeros((IN, OUT)).at[rows].add(jnp.tanh(x @ w)), None
+
+    return lax.scan(step, w, x)[0] @ u
+
+
+def _into(w: jax.Array, u: jax.Array, x: jax.Array) -> jax.Array:
+    """Scattered into what is there already: every device would add that once more."""
+
+    def step(total: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+        return total + w.at[jnp.argmax(x, -1)].add(jnp.tanh(x @ w)), None
+
+    return lax.scan(step, w, x)[0] @ u
+
+
+PROGRAMS: dict[str, tuple[Callable[..., Any], int]] = {
+    "a recurrence": (jax.grad(_recurrent, argnums=(0, 1)), 2),
+    "elementwise weights": (jax.grad(_decaying), 1),
+    "two terms": (_twice, 1),
+    "of several ranks": (_ranked, 2),
+    "read on the way": (_read, 0),
+    "whole and partial": (_mixed, 0),
+    "stacked inside": (_stacked, 1),
+    "rows of a table": (_looked_up, 1),
+    "rows of what is there": (_into, 0),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_accumulators_are_found(name: str) -> None:
+    fn, count = PROGRAMS[name]
+    assert len(accumulators(build_graph(trace(fn, (W, U, X))))) == count
+
+
+@pytest.mark.parametrize("mesh", [{"x": 8}, {"x": 4, "y": 2}], ids=str)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_sums_wait_for_the_end_of_the_loop(name: str, mesh: dict[str, int]) -> None:
+    fn, count = PROGRAMS[name]
+    plan = planner.plan(fn, (W, U, X), mesh=mesh, pins={"x": P(None, "x"), "w": P(), "u": P()})
+    found = plan.verify(W, U, X)
+    assert found.numerics.ok
+    assert not found.collectives.differs
+    counts = {c.count for c in plan.predicted.collectives if c.kind == "all-reduce" and c.bytes >= W.nbytes / 2}
+    assert (counts == {1}) == bool(count), counts
+
+
+def test_a_plan_that_sums_behind_a_loop_is_differentiable() -> None:
+    plan = planner.plan(_twice, (W, U, X), mesh={"x": 8}, pins={"x": P(None, "x"), "w": P(), "u": P()})
+
+    def total(fn: Callable[..., Any]) -> Any:
+        return jax.grad(lambda w, u, x: jnp.mean(fn(w, u, x) ** 2) / 1000, argnums=(0, 1, 2))(W, U, X)
+
+    for mine, expected in zip(total(plan.jit), total(_twice), strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=1e-3, atol=1e-4)

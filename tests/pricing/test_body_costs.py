@@ -1,0 +1,202 @@
+"""What a `shard_map` computes is counted: its work is that of the plain function, split the same way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
+
+import planner
+from benchmarks.asked import least_time
+from planner.explain.repeated_products import products_by_source
+from planner.machine.target import resolve
+from planner.pricing.assignment import Chosen
+from planner.problem import Session
+from planner.program.tracing.trace import trace
+
+NEVER = planner.Options(check="never")
+
+
+def mesh_of(**axes: int) -> AbstractMesh:
+    return AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
+
+
+def of(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def planned(fn: Any, args: Any, topology: str = "v5e:4x4", **more: Any) -> planner.Plan:
+    return planner.plan(fn, args, topology=topology, options=more.pop("options", NEVER), **more)
+
+
+X, W = of(65536, 4096), of(4096, 4096)
+PINS = {"x": P("i"), "w": P(), "out": P("i")}
+
+
+def layers(x: Any, w: Any) -> Any:
+    """Eight layers, as a loop."""
+    return jax.lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, None, length=8)[0]
+
+
+def by_hand(fn: Any, mesh: AbstractMesh | None = None, **more: Any) -> Any:
+    specs = {"in_specs": (P("i"), P()), "out_specs": P("i"), "check_vma": False} | more
+    return jax.shard_map(fn, mesh=mesh or mesh_of(i=16), **specs)
+
+
+@pytest.mark.parametrize("topology", ["v5e:4x4", "h100:2x8"])
+def test_a_shard_map_costs_what_the_plain_function_costs_split_the_same_way(topology: str) -> None:
+    args = of(131072, 8192), of(8192, 8192)
+    plain = planned(layers, args, topology, mesh={"i": 16}, pins=PINS).predicted
+    mine = planned(by_hand(layers), args, topology).predicted
+    assert mine.flops == pytest.approx(plain.flops)
+    assert mine.flops >= 8 * 2 * 131072 * 8192 * 8192 / 16
+    assert mine.traffic_bytes == pytest.approx(plain.traffic_bytes, rel=0.02)
+    assert mine.compute_seconds == pytest.approx(plain.compute_seconds, rel=0.02)
+    assert mine.energy_joules == pytest.approx(plain.energy_joules, rel=0.02)
+    assert mine.peak_bytes == pytest.approx(plain.peak_bytes, rel=0.1)
+
+
+def test_a_gradient_summed_by_hand_costs_what_the_planners_costs() -> None:
+    gradient = jax.grad(lambda w, x: jnp.mean((x @ w) ** 2))
+    step = lambda w, x: w - 0.1 * gradient(w, x)  # noqa: E731
+    mine = jax.shard_map(
+        lambda w, x: w - 0.1 * jax.lax.psum(gradient(w, x), "i"),
+        mesh=mesh_of(i=16),
+        in_specs=(P(), P("i")),
+        out_specs=P(),
+        check_vma=False,
+    )
+    pins = {"x": P("i"), "w": P(), "out": P()}
+    plain, own = planned(step, (W, X), mesh={"i": 16}, pins=pins), planned(mine, (W, X))
+    assert own.predicted.flops == pytest.approx(plain.predicted.flops)
+    assert own.predicted.seconds == pytest.approx(plain.predicted.seconds, rel=0.01)
+    assert own.predicted.peak_bytes == pytest.approx(plain.predicted.peak_bytes, rel=0.01)
+    # What is promised to be optimal is what is predicted, collectives of the program's own included.
+    assert own.certificate.value == pytest.approx(own.predicted.seconds, rel=1e-3)
+    (total,) = own.predicted.collectives
+    assert (total.kind, total.bytes, total.axes) == ("all-reduce", 4096 * 4096 * 4, ("i",))
+
+
+def test_what_is_held_inside_a_shard_map_counts_in_the_peak_and_against_the_limit() -> None:
+    wide = lambda x, w: jnp.tanh(x @ w) @ w.T  # noqa: E731
+    shapes = (of(4096 * 16, 512), of(512, 65536))
+    mine = planned(by_hand(wide), shapes)
+    hidden = 4096 * 65536 * 4
+    assert mine.predicted.peak_bytes > hidden
+    with pytest.raises(planner.errors.InfeasibleError, match="computed inside"):
+        planned(by_hand(wide), shapes, memory_limit=hidden / 2)
+
+
+def test_a_program_that_is_a_shard_map_and_does_not_fit_is_told_so() -> None:
+    with pytest.raises(planner.errors.InfeasibleError, match="shard_map"):
+        planned(by_hand(lambda x, w: jnp.tanh(x @ w)), (X, W), memory_limit=1e6)
+    with pytest.raises(planner.errors.InfeasibleError):
+        planned(by_hand(lambda x, w: x), (X, W), memory_limit=1e6)
+
+
+def test_a_shard_map_in_a_loop_runs_as_often_as_the_loop() -> None:
+    step = by_hand(lambda x, w: jnp.tanh(x @ w))
+    once = planned(step, (X, W)).predicted
+    often = planned(lambda x, w: jax.lax.scan(lambda c, _: (step(c, w), None), x, None, length=5)[0], (X, W)).predicted
+    assert often.flops == pytest.approx(5 * once.flops)
+    assert often.compute_seconds >= 5 * once.compute_seconds
+
+
+def test_a_shard_map_within_a_shard_map_is_counted() -> None:
+    inner = jax.shard_map(lambda x, w: jax.lax.psum(x @ w, "j"), in_specs=(P(None, "j"), P("j")), out_specs=P())
+    outer = jax.shard_map(inner, mesh=mesh_of(i=4, j=4), in_specs=(P("i"), P()), out_specs=P("i"), axis_names={"i"})
+    plan = planned(outer, (X, W))
+    assert plan.predicted.flops == pytest.approx(2 * 65536 * 4096 * 4096 / 16, rel=0.01)
+    assert [(c.kind, c.axes, c.bytes) for c in plan.predicted.collectives] == [
+        ("all-reduce", ("j",), 65536 * 4096 * 4 / 4)
+    ]
+
+
+def test_axes_that_a_shard_map_leaves_to_the_compiler_are_told() -> None:
+    fn = jax.shard_map(
+        lambda x, w: x @ w, mesh=mesh_of(i=4, j=4), in_specs=(P("i"), P()), out_specs=P("i"), axis_names={"i"}
+    )
+    plan = planned(fn, (X, W))
+    assert plan.predicted.flops == pytest.approx(2 * 65536 * 4096 * 4096 / 4)
+    assert any("leaves the axes ('j',) to the compiler" in note for note in plan.notes)
+
+
+def test_no_other_shard_maps_work_is_taken_for_that_of_one_of_the_same_types() -> None:
+    light, heavy = by_hand(lambda x, w: jnp.tanh(x) + w[0]), by_hand(lambda x, w: jnp.tanh(x @ w))
+    one, other = (planned(fn, (X, W)).predicted.flops for fn in (light, heavy))
+    both = planned(lambda x, w: heavy(light(x, w), w), (X, W)).predicted.flops
+    assert both == pytest.approx(one + other)
+
+
+def test_ops_of_unknown_work_in_a_shard_map_are_named() -> None:
+    shape = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
+    call = jax.ffi.ffi_call("somebodys_kernel", shape)
+    twice = lambda x, w: jax.lax.scan(lambda c, _: (call(c), None), x, None, length=2)[0]  # noqa: E731
+    plan = planned(by_hand(twice), (X, W))
+    assert [(guess.op, guess.trips) for guess in plan.guessed] == [("ffi_call", 2.0)]
+
+
+COLLECTIVES = {
+    "all-gather": lambda x: jax.lax.all_gather(x, "i", tiled=True)[: x.shape[0]],
+    "all-to-all": lambda x: jax.lax.all_to_all(x, "i", 1, 0, tiled=True).reshape(x.shape),
+    "all-reduce": lambda x: jax.lax.pmax(x, "i"),
+    "collective-permute": lambda x: jax.lax.ppermute(x, "i", [(n, (n + 1) % 16) for n in range(16)]),
+    "reduce-scatter": lambda x: jnp.tile(jax.lax.psum_scatter(x, "i", tiled=True), (16, 1)),
+}
+
+
+@pytest.mark.parametrize("kind", COLLECTIVES)
+def test_a_collective_inside_is_priced_once_and_is_no_guess(kind: str) -> None:
+    plan = planned(by_hand(lambda x, w: COLLECTIVES[kind](x)), (of(65536, 256), W))
+    # A TPU's compiler makes an all-reduce of a reduce-scatter over all devices.
+    assert [(c.emitted, c.axes) for c in plan.predicted.collectives] == [(kind, ("i",))]
+    assert plan.predicted.communication_seconds > 0
+    assert not plan.guessed
+
+
+def test_a_ragged_all_to_all_is_one() -> None:
+    def moved(x: Any, w: Any) -> Any:
+        ones = jnp.ones(16, jnp.int32)
+        places = jnp.arange(16, dtype=jnp.int32)
+        return jax.lax.ragged_all_to_all(x, jnp.zeros_like(x), places, ones, places, ones, axis_name="i")
+
+    (found,) = planned(by_hand(moved), (of(65536, 256), W)).predicted.collectives
+    assert (found.kind, found.bytes) == ("all-to-all", 4096 * 256 * 4)
+
+
+def test_a_custom_partitioning_works_what_its_body_does() -> None:
+    @custom_partitioning
+    def product(x: Any, w: Any) -> Any:
+        return jnp.tanh(x @ w)
+
+    product.def_partition(
+        partition=lambda *args: None, infer_sharding_from_operands=None, sharding_rule="b i, i j -> b j"
+    )
+    plain = planned(lambda x, w: jnp.tanh(x @ w), (X, W), mesh={"i": 16}, pins=PINS).predicted
+    plan = planned(lambda x, w: product(x, w), (X, W), mesh={"i": 16}, pins=PINS)
+    assert plan.predicted.flops == pytest.approx(plain.flops)
+    # Its parts are priced as shares of the whole, some arrays of which are too large to stay on a chip.
+    assert plan.predicted.compute_seconds == pytest.approx(plain.compute_seconds, rel=0.2)
+    assert not plan.guessed
+
+
+def test_products_by_source_line_have_those_inside_a_shard_map() -> None:
+    target = resolve(None, "v5e:4x4")
+    program = trace(by_hand(lambda x, w: jnp.tanh(x @ w)), (X, W))
+    instance = Session(program=program, target=target, request=least_time(target.topology, 16e9)).instance({"i": 16})
+    chosen = Chosen(instance=instance, choice=(0,) * len(instance.strategies))
+    assert sum(products_by_source(chosen).values()) == 2 * 65536 * 4096 * 4096 / 16
+
+
+def test_a_kernel_like_a_function_with_a_body_has_its_work() -> None:
+    like = custom_partitioning(lambda x: jnp.tanh(x @ x.T) @ x)
+    like.def_partition(partition=lambda *args: None, infer_sharding_from_operands=None, sharding_rule="b i -> b i")
+    kernel = planner.rule_for(lambda x: jax.ffi.ffi_call("somebodys_kernel", x)(x), like=lambda x: like(x))
+    plan = planned(kernel, (of(4096, 4096),), mesh={"i": 1})
+    assert plan.predicted.flops >= 2 * 2 * 4096**3
+    assert not plan.guessed

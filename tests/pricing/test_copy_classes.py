@@ -1,0 +1,49 @@
+"""Which copies stand beside their source, and that all ways of asking agree."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from planner.compiler.schedule.live_ranges import Beside
+from planner.pricing.copy_classes import Classes, needed
+from planner.pricing.memory import MemoryModel
+from tests.sessions import small_session
+
+
+def _classes(*rows: tuple[float, tuple[int, int]]) -> Classes:
+    return Classes(
+        of=np.arange(len(rows)),
+        bytes=np.asarray([size for size, _ in rows]),
+        locations=np.asarray([where for _, where in rows], np.int8),
+    )
+
+
+WHOLE, BY_ROWS, BY_COLUMNS, BY_BOTH = (16.0, (-1, -1)), (4.0, (0, -1)), (4.0, (1, -1)), (1.0, (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("beside", "stand"),
+    [
+        ("more", [True, False, False, False]),
+        ("elsewhere", [True, False, True, False]),
+        ("apart", [True, False, True, True]),
+    ],
+)
+def test_more_stands_another_part_where_the_source_stays_and_a_part_before_a_loop(
+    beside: Beside, stand: list[bool]
+) -> None:
+    table = needed(_classes(BY_ROWS), _classes(WHOLE, BY_ROWS, BY_COLUMNS, BY_BOTH), beside)
+    assert table.tolist() == [stand]
+
+
+@pytest.mark.parametrize("name", ["moe", "lstm"])
+def test_rows_charge_for_a_copy_where_the_profile_does(name: str) -> None:
+    """The choices that the node of a copy leaves, for a source and a target, have the bytes of that copy, at the least."""
+    memory = MemoryModel(instance=small_session(name).instance({"x": 4, "y": 2}))
+    rng = np.random.default_rng(0)
+    for copy in memory.copies[:200]:
+        choice = [int(rng.integers(len(strategies))) for strategies in memory.instance.strategies]
+        usage, to_target, to_source = memory._tied(copy)  # pyright: ignore[reportPrivateUsage]
+        left = np.isfinite(to_target[:, choice[copy.target]]) & np.isfinite(to_source[:, choice[copy.source]])
+        assert usage[left].min() == copy.bytes(choice)

@@ -1,0 +1,123 @@
+"""Memory by form is memory item by item; what is said of a program holds for all of its meshes."""
+
+import gc
+
+import numpy as np
+import pytest
+
+from pbqp.problem import Problem
+from planner.pricing.memory import LEFT_OUT, MemoryModel, whole_bytes
+from planner.program.tracing.gc_pause import paused
+from tests.sessions import small_session
+
+
+def _choices(memory: MemoryModel, count: int) -> list[list[int]]:
+    rng = np.random.default_rng(0)
+    sizes = [len(strategies) for strategies in memory.instance.strategies]
+    return [[int(rng.integers(size)) for size in sizes] for _ in range(count)]
+
+
+@pytest.mark.parametrize("name", ["deep", "lstm"])
+def test_the_profile_is_the_sum_of_what_is_alive(name: str) -> None:
+    memory = MemoryModel(instance=small_session(name).instance({"x": 4, "y": 2}))
+    for choice in _choices(memory, 3):
+        expected = np.zeros(memory.steps)
+        for charge in memory.charges:
+            expected[charge.start : charge.stop] += charge.bytes[choice[charge.node]]
+        for copy in memory.copies:
+            expected[copy.start : copy.stop] += copy.bytes(choice)
+        assert np.allclose(memory.profile(choice), expected)
+
+
+@pytest.mark.parametrize("name", ["deep", "lstm"])
+def test_charges_are_the_bytes_of_tensors_in_their_nodes_strategies(name: str) -> None:
+    instance = small_session(name).instance({"x": 4, "y": 2})
+    homes, tensors = instance.model.flow.home, instance.model.graph.tensors
+    for charge in MemoryModel(instance=instance).charges:
+        home = homes[charge.tensor]
+        if home is not None and home[0] == charge.node:
+            lies = instance.model.liveness.in_rows.get(charge.tensor)
+            alone = instance.resident_bytes(tensors[charge.tensor].aval, *home, in_rows=lies)
+            assert any(np.array_equal(charge.bytes, share * alone) for share in (0.0, 0.5, 1.0))
+
+
+def _bare(memory: MemoryModel) -> Problem:
+    """The decisions alone: nothing costs anything."""
+    nodes = tuple(np.zeros(len(strategies)) for strategies in memory.instance.strategies)
+    names = tuple(node.name for node in memory.instance.model.flow.nodes)
+    return Problem(name="bare", node_costs=nodes, edges=(), node_names=names)
+
+
+@pytest.mark.parametrize("name", ["deep", "lstm", "moe"])
+def test_prices_charge_for_every_byte_of_the_profile(name: str) -> None:
+    """Fetched copies, however small, are bytes too: thousands of them were some per cent of the memory."""
+    memory = MemoryModel(instance=small_session(name).instance({"x": 4, "y": 2}))
+    points = [0, memory.steps // 3, memory.steps // 2, memory.steps - 1]
+    prices = {point: 1.0 + at for at, point in enumerate(points)}
+    priced = memory.priced(_bare(memory), prices)
+    assert any(copy.start <= point < copy.stop for copy in memory.copies for point in points)
+    for choice in _choices(memory, 5):
+        profile = memory.profile(choice)
+        expected = sum(price * float(profile[point]) for point, price in prices.items())
+        assert priced.evaluate(choice) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["deep", "moe"])
+def test_rows_leave_out_no_more_than_a_small_part_of_the_limit(name: str) -> None:
+    memory = MemoryModel(instance=small_session(name).instance({"x": 4, "y": 2}))
+    count = len(memory.instance.strategies)
+    points = [memory.steps // 3, memory.steps // 2]
+    for choice in _choices(memory, 3):
+        limit = float(memory.profile(choice).max())
+        limited = memory.limited(_bare(memory), points, limit)
+        # The node of a copy takes the cheapest choice that its source and target leave it.
+        left = [np.ones(costs.size, bool) for costs in limited.node_costs[count:]]
+        for edge in limited.edges:
+            node, beside = edge.nodes
+            left[node - count] &= np.isfinite(edge.costs[:, choice[beside]])
+        for row, point in zip(limited.rows, points, strict=True):
+            used = 0.0
+            for node, usage in zip(row.nodes, row.usages, strict=True):
+                used += float(usage[choice[node]] if node < count else usage[left[node - count]].min())
+            whole = float(memory.profile(choice)[point])
+            assert whole - LEFT_OUT * limit <= used * (1 + 1e-9)
+            assert used <= whole * (1 + 1e-9)
+
+
+def test_no_plan_on_n_devices_needs_less_than_an_nth_of_the_whole() -> None:
+    memory = MemoryModel(instance=small_session("deep").instance({"x": 4, "y": 2}))
+    least = whole_bytes(memory.instance.model, tiled=memory.instance.tiled) / 8
+    assert all(memory.profile(choice).max() >= least * (1 - 1e-9) for choice in _choices(memory, 3))
+
+
+def test_a_paused_collector_goes_on_as_it_was() -> None:
+    assert gc.isenabled()
+    with paused():
+        assert not gc.isenabled()
+        with paused():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(ValueError, match="within"), paused():
+        raise ValueError("within")
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize(("topology", "whole"), [("v5e:4x4", True), ("cpu:16", False)])
+def test_a_sum_over_all_devices_that_the_compiler_does_not_scatter_stands_whole(topology: str, whole: bool) -> None:
+    """Its parts are read from the sum: it stands beside them where they are split over all devices, and only there."""
+    instance = small_session("deep", topology).instance({"x": 16})
+    kept: list[float] = []
+    for copy in MemoryModel(instance=instance).copies:
+        if not copy.transfer.reduced:
+            continue
+        stored = instance.stored_bytes(copy.transfer.tensor)
+        assert stored is not None
+        for source, size in enumerate(stored[1].tolist()):
+            choice = [0] * len(instance.strategies)
+            for target in range(len(copy.target_bytes)):
+                choice[copy.source], choice[copy.target] = source, target
+                if copy.bytes(choice):
+                    kept.append(copy.bytes(choice))
+                    assert copy.bytes(choice) > 15 * size
+    assert bool(kept) is whole

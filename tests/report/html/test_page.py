@@ -1,0 +1,185 @@
+"""The page of a plan: its figures are the plan's, it asks nobody for anything, and a browser does not complain."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec as P
+
+import planner
+from planner.errors import ArgumentError
+from planner.report.html.data import page_data
+from planner.report.html.markup import Markup, data_script, el
+from planner.report.html.page_data import PageData
+from planner.report.html.svg import draw
+from planner.units import quantity
+from tests.small import NEVER, mlp, mlp_args, shapes, train_args, train_step
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+LAYERS = (jax.ShapeDtypeStruct((3, 256, 256), jnp.float32), jax.ShapeDtypeStruct((1024, 256), jnp.float32))
+HOSTILE = "<script>alert('x')</script>&\"</style>"
+
+
+def layers(params: jax.Array, x: jax.Array) -> jax.Array:
+    def layer(x: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
+        return checkpoint_name(jnp.tanh(x @ w), HOSTILE), None
+
+    return jax.lax.scan(layer, x, params)[0]
+
+
+PLANS: dict[str, Any] = {
+    "a train step": lambda: planner.plan(
+        train_step, shapes(train_args(256, 1024)), topology="cpu:8", donate_argnums=0, options=NEVER
+    ),
+    "a loop on TPUs": lambda: planner.plan(
+        layers,
+        LAYERS,
+        topology="v5e:2x4",
+        mesh={"data": 4, "model": 2},
+        pins={"params": P(None, "data", "model"), "x": P("data")},
+        options=NEVER,
+    ),
+    "least memory": lambda: planner.plan(
+        mlp, mlp_args(), topology="cpu:8", mesh={"x": 8}, objective="memory", options=NEVER
+    ),
+    "one device": lambda: planner.plan(mlp, mlp_args(), topology="cpu:1", options=NEVER),
+}
+
+
+@pytest.fixture(scope="module", params=list(PLANS))
+def p(request: pytest.FixtureRequest) -> planner.Plan:
+    return PLANS[request.param]()
+
+
+@pytest.fixture(scope="module")
+def data(p: planner.Plan) -> PageData:
+    return page_data(p.decision, p.behind)
+
+
+def test_figures_are_those_of_the_plan(p: planner.Plan, data: PageData) -> None:
+    predicted = p.predicted
+    assert math.fsum(line.seconds for line in data.lines) == pytest.approx(predicted.seconds)
+    assert math.fsum(line.compute_seconds for line in data.lines) == pytest.approx(predicted.compute_seconds)
+    assert math.fsum(one.bytes for one in data.moved) == pytest.approx(
+        math.fsum(c.count * c.bytes for c in predicted.collectives)
+    )
+    assert data.memory is not None
+    assert data.memory.peak_bytes == pytest.approx(predicted.peak_bytes)
+    assert max(size for _, size in data.memory.points) == data.memory.peak_bytes
+    held = math.fsum(one.bytes for one in data.memory.held) + data.memory.held_more_bytes
+    assert held == pytest.approx(data.memory.peak_bytes)
+    arguments = math.fsum(placed.bytes for placed in data.arguments)
+    assert sum(placed.count for placed in data.arguments) == len(p.decision.arguments)
+    assert arguments == pytest.approx(predicted.argument_bytes, rel=0.05)
+    for fold in data.folds:
+        assert math.fsum(stage.seconds for stage in fold.stages) == pytest.approx(predicted.compute_seconds)
+        moved = math.fsum(flow.seconds for flow in fold.flows)
+        assert moved == pytest.approx(predicted.communication_seconds, abs=1e-12)
+        known = {stage.id for stage in fold.stages}
+        assert all(flow.source in known and flow.target in known for flow in fold.flows)
+
+
+def test_every_mesh_tried_has_a_bound_below_its_plan_and_the_best_is_the_plans(p: planner.Plan) -> None:
+    tried, certificate = p.decision.tried, p.certificate
+    assert len(tried) == certificate.meshes
+    assert all(one.bound <= one.value * (1 + 1e-9) for one in tried if one.bound is not None and one.value is not None)
+    assert min(one.bound for one in tried if one.bound is not None) == pytest.approx(certificate.lower_bound)
+
+
+def test_a_saved_plan_tells_the_meshes_tried_and_makes_the_page_again(p: planner.Plan, tmp_path: Path) -> None:
+    p.save(tmp_path / "plan.json")
+    loaded = planner.load(tmp_path / "plan.json")
+    assert loaded.decision.tried == p.decision.tried
+    p.report(tmp_path / "a.html")
+    loaded.report(tmp_path / "bare.html")
+    bare = (tmp_path / "bare.html").read_text()
+    assert "Not in the plan's file" in bare
+    assert "made from the plan's file alone" in bare
+    assert "Not in the plan's file" not in (tmp_path / "a.html").read_text()
+
+
+def test_the_page_asks_nobody_and_escapes_every_name(p: planner.Plan, tmp_path: Path) -> None:
+    p.report(tmp_path / "plan.html")
+    text = (tmp_path / "plan.html").read_text()
+    assert not re.search(
+        r"https?://|//[a-z]|@import|url\(|<(?:img|iframe|object|embed|base)\b|src=", text.replace("//  ", "")
+    )
+    assert re.findall(r'href="([^"]*)"', text) == ["data:,"]
+    assert HOSTILE not in text
+    assert text.count("<script") == text.count("</script>") == 1 + 2
+    assert text.count("</style>") == 1
+    shown = html.unescape(text)
+    for figure in (quantity(p.predicted.seconds, "s"), quantity(p.predicted.peak_bytes, "B"), p.certificate.status):
+        assert figure in shown
+    for leaf in p.decision.arguments:
+        assert leaf.name.split("/")[-1] in shown
+    assert len(text) < 300_000
+
+
+def test_markup_escapes_text_and_attributes() -> None:
+    made = el("p", {"title": HOSTILE, "left": None}, HOSTILE, Markup("<b>x</b>"), [1, None])
+    assert HOSTILE not in made
+    assert "<b>x</b>1</p>" in made
+    assert "left" not in made
+    script = data_script("d", {"a": "</script><b>"})
+    assert script.count("</script>") == 1
+    assert json.loads(script[script.index(">") + 1 : script.rindex("<")]) == {"a": "</script><b>"}
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0, 4), (7,), (3, 5), (2, 3, 4), (10**9, 1), (2, 2, 2, 2)])
+def test_every_shape_can_be_drawn_whole_and_split(shape: tuple[int, ...]) -> None:
+    whole = draw(shape, [()] * len(shape), [1] * len(shape), ("x",))
+    assert "NaN" not in whole
+    assert whole.count('class="mine"') == 1
+    if shape:
+        split = draw(shape, [("x",), *[()] * (len(shape) - 1)], [4, *[1] * (len(shape) - 1)], ("x",))
+        assert "ruler s0" in split
+
+
+def test_a_notebook_shows_a_compact_view(p: planner.Plan) -> None:
+    view = p._repr_html_()
+    assert quantity(p.predicted.seconds, "s") in view
+    assert "<script" not in view
+    assert len(view) < 20_000
+
+
+def test_a_page_that_cannot_be_written_is_told(p: planner.Plan, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArgumentError, match="cannot be written"):
+        p.report(tmp_path / "file" / "plan.html")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here to open the page with")
+def test_a_browser_shows_the_page_without_a_complaint(tmp_path: Path) -> None:
+    assert CHROMIUM is not None
+    p: planner.Plan = PLANS["a loop on TPUs"]()
+    p.report(tmp_path / "plan.html")
+    done = subprocess.run(
+        [
+            *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"),
+            *(f"--user-data-dir={tmp_path / 'browser'}", "--window-size=360,740", "--dump-dom"),
+            f"file://{tmp_path / 'plan.html'}",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    complaints = [line for line in done.stderr.splitlines() if "CONSOLE" in line or "Uncaught" in line]
+    assert not complaints
+    shown = html.unescape(re.sub(r"<[^>]+>", "", done.stdout))
+    for figure in (quantity(p.predicted.seconds, "s"), quantity(p.predicted.peak_bytes, "B"), p.certificate.status):
+        assert figure in shown
+    # What the script of the page did: a second fold waits behind its button.
+    assert 'aria-pressed="true"' in done.stdout

@@ -1,0 +1,22 @@
+"""Choices of what is saved, drawn for Hypothesis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import strategies as st
+
+from planner.program.jaxpr.remat.residuals import Crossing
+
+
+def saves(crossing: Crossing, wanted: Sequence[int]) -> tuple[int, ...]:
+    """A choice that saves what is wanted, and what cannot be computed again."""
+    always = {i for i, value in enumerate(crossing.values) if not value.repeatable}
+    return tuple(sorted(always | {i for i in wanted if crossing.values[i].forward}))
+
+
+def drawn_choice(data: st.DataObject, crossing: Crossing) -> tuple[int, ...] | None:
+    """Any values of a crossing, saved; None: those that it saves as written."""
+    some = st.lists(st.integers(0, max(len(crossing.values) - 1, 0)), unique=True)
+    wanted = data.draw(st.one_of(st.none(), some) if crossing.values else st.none(), label="saved")
+    return None if wanted is None else saves(crossing, wanted)

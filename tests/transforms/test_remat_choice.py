@@ -1,0 +1,100 @@
+"""The front of choices: what is saved, from the fastest to the least."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from benchmarks.models import MODELS
+from cost_models import parse_topology
+from planner.program.form import Form
+from planner.program.jaxpr.remat.rewrite_saved import crossings
+from planner.program.tracing.trace import trace
+from planner.transforms.apply import in_microbatches, with_values_saved
+from planner.transforms.batch import batch_of
+from planner.transforms.remat_choice import Choice, Front, words
+from tests.transforms.loops import PROGRAMS, arguments
+
+CHIP = parse_topology("v5e:4x4").chip
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_front_goes_from_fast_to_small(name: str) -> None:
+    front = Front(crossings(trace(PROGRAMS[name](), arguments())), CHIP)
+    offered = tuple(front.offered())
+    for before, after in pairwise(offered):
+        assert after.bytes < before.bytes
+        assert after.seconds >= before.seconds * (1 - 1e-9)
+    assert offered[0].seconds <= front.written.seconds * (1 + 1e-9)
+    assert offered[-1].bytes <= front.written.bytes * (1 + 1e-9)
+    assert front.everything.flops <= front.nothing.flops
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_choice_leaves_nothing_out(name: str) -> None:
+    found = crossings(trace(PROGRAMS[name](), arguments()))
+    front = Front(found, CHIP)
+    for choice in (*front.offered(), front.everything, front.nothing):
+        for crossing, saved, repeated in zip(found, choice.saved, choice.repeated, strict=True):
+            there = {*saved, *repeated}
+            assert not set(saved) & set(repeated)
+            assert {i for i, value in enumerate(crossing.values) if value.needed} <= there
+            for i in repeated:
+                assert crossing.values[i].repeatable
+                assert set(crossing.values[i].operands) <= there
+
+
+def test_everything_computes_no_matmul_again_and_nothing_all_of_them() -> None:
+    found = crossings(trace(PROGRAMS["checkpointed"](), arguments()))
+    front = Front(found, CHIP)
+
+    def matmuls(repeated: tuple[int, ...]) -> int:
+        return sum(step.kind == "dot_general" for i in repeated for step in found[0].values[i].steps)
+
+    assert matmuls(front.everything.repeated[0]) == 0
+    assert matmuls(front.nothing.repeated[0]) == matmuls(front.written.repeated[0]) == 1
+
+
+def test_layers_written_out_that_save_everything_have_no_barrier() -> None:
+    program = trace(PROGRAMS["written_out_checkpointed"](), arguments())
+    front = Front(crossings(program), CHIP)
+    assert front.unbarred is not None
+
+    def barriers(choice: Choice) -> int:
+        formed = with_values_saved(program, Form(saved=choice.saved))
+        return str(formed.jaxpr).count("optimization_barrier")
+
+    assert barriers(front.unbarred) == 0
+    assert barriers(front.nothing) > 0
+
+
+def test_words_name_what_is_saved_and_computed_again() -> None:
+    found = crossings(trace(PROGRAMS["checkpointed"](), arguments()))
+    front = Front(found, CHIP)
+    text = words(found, front.nothing, front.written, devices=8)
+    assert "3 passes" in text
+    assert "(carry)" in text
+    assert "dot_general" in text
+
+
+def test_microbatches_need_no_more_computed_again_than_the_whole_batch() -> None:
+    """What both loops compute of what every part takes whole, such as angles of positions, is known to be the same."""
+    model = MODELS["llama"]("small")
+    program = trace(model.fn, model.args)
+    whole = Front(crossings(program), CHIP)
+    parted = Front(crossings(in_microbatches(program, 2, batch_of(program))), CHIP, parts=2)
+    assert parted.nothing.flops == pytest.approx(whole.nothing.flops, rel=0.01)
+    assert parted.written.seconds == pytest.approx(whole.written.seconds, rel=0.05)
+    for front in (whole, parted):
+        assert front.everything.flops < 0.1 * front.nothing.flops
+
+
+def test_what_stands_behind_the_last_layer_is_there_when_the_backward_pass_begins() -> None:
+    """A loss over a vocabulary is neither saved nor computed again, however its layers are written."""
+    model = MODELS["deep"]("small")
+    (crossing,) = crossings(trace(model.fn, model.args))
+    names = {value.name for value in crossing.values}
+    assert "attention" in names
+    assert not [name for name in names if "language.py" in name]
+    assert Front((crossing,), CHIP).everything.flops < 0.1 * Front((crossing,), CHIP).nothing.flops

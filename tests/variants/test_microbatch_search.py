@@ -1,0 +1,103 @@
+"""How many microbatches are taken is found without planning the program in every number of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import planner
+from benchmarks.asked import least_time
+from planner.machine.target import resolve
+from planner.options import Options
+from planner.problem import Session
+from planner.program.tracing.trace import trace
+from planner.variants.lower_bounds import Floors
+from planner.variants.variant_result import FormSearch, Searched
+
+UNCHECKED = Options(check="never")
+
+
+def _attention(batch: int) -> tuple[Any, Any]:
+    """A train step of layers of attention, whose scores are far larger than all else, and arguments that are shapes."""
+
+    @jax.checkpoint
+    def layer(x: jax.Array, params: Any) -> tuple[jax.Array, None]:
+        query, key, value = (jnp.einsum("bsm,mhd->bshd", x, params[name]) for name in "qkv")
+        scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32)
+        mixed = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores).astype(x.dtype), value)
+        return x + jnp.einsum("bshd,mhd->bsm", mixed, params["o"]), None
+
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        return jnp.mean(jax.lax.scan(layer, x, params)[0].astype(jnp.float32) ** 2)
+
+    params = {name: jax.ShapeDtypeStruct((4, 1024, 16, 64), jnp.bfloat16) for name in "qkvo"}
+    return jax.value_and_grad(loss), (params, jax.ShapeDtypeStruct((batch, 1024, 1024), jnp.bfloat16))
+
+
+def test_parts_of_which_more_stays_on_the_chips_are_taken_though_memory_is_not_short() -> None:
+    fn, args = _attention(batch=64)
+    chosen = planner.plan(fn, args, topology="v5e:2x2", options=UNCHECKED)
+    whole = planner.plan(fn, args, topology="v5e:2x2", options=replace(UNCHECKED, microbatches=1))
+    assert whole.predicted.peak_bytes < 0.5 * 16e9
+    assert chosen.decision.form.microbatches > 1
+    assert chosen.predicted.seconds < 0.9 * whole.predicted.seconds
+    # Where the scores fit already, or no chip holds them, parts gain nothing.
+    small, args = _attention(batch=4)
+    assert planner.plan(small, args, topology="v5e:2x2", options=UNCHECKED).decision.form.microbatches == 1
+    fn, args = _attention(batch=64)
+    assert planner.plan(fn, args, topology="h100:4", options=UNCHECKED).decision.form.microbatches == 1
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of microbatches of the forms that are searched, one after the other."""
+    found: list[int] = []
+    search = FormSearch.search
+
+    def noted(self: FormSearch, session: Session, **asked: Any) -> Searched | None:
+        found.append(session.program.form.microbatches)
+        return search(self, session, **asked)
+
+    monkeypatch.setattr(FormSearch, "search", noted)
+    return found
+
+
+def test_where_parts_beat_what_the_whole_batch_takes_at_the_least_it_is_not_planned(tried: list[int]) -> None:
+    fn, args = _attention(batch=64)
+    plan = planner.plan(fn, args, topology="v5e:2x2", options=UNCHECKED)
+    assert 1 not in tried
+    assert plan.decision.form.microbatches in tried
+    assert any("no plan of the whole batch at once takes less than" in note for note in plan.notes)
+    whole = planner.plan(fn, args, topology="v5e:2x2", options=replace(UNCHECKED, microbatches=1))
+    assert whole.predicted.seconds > plan.predicted.seconds
+
+
+def test_as_many_parts_are_taken_as_let_large_arrays_stay_on_the_chips() -> None:
+    fn, args = _attention(batch=256)
+    plan = planner.plan(fn, args, topology="v5e:2x2", options=UNCHECKED)
+    assert plan.decision.form.microbatches == 64
+    whole = planner.plan(fn, args, topology="v5e:2x2", options=replace(UNCHECKED, microbatches=1))
+    assert plan.predicted.seconds < 0.5 * whole.predicted.seconds
+
+
+def test_where_neither_memory_nor_the_room_on_the_chips_is_short_no_parts_are_tried(tried: list[int]) -> None:
+    fn, args = _attention(batch=4)
+    planner.plan(fn, args, topology="v5e:2x2", options=UNCHECKED)
+    assert set(tried) == {1}
+
+
+def test_no_plan_takes_less_than_the_floor_of_its_parts() -> None:
+    fn, args = _attention(batch=64)
+    target = resolve(None, "v5e:2x2")
+    session = Session(program=trace(fn, args), target=target, request=least_time(target.topology, 16e9))
+    floors = Floors(session, {"x": 1}, 4, 0.0)
+    values = [floors.of(parts) for parts in (1, 2, 4, 8, 16, 32)]
+    assert values == sorted(values, reverse=True)
+    assert floors.least_parts([2, 4, 8, 16, 32], 0, 4) == 3
+    for parts in (1, 4, 16):
+        options = replace(UNCHECKED, microbatches=parts, recompute="as written")
+        assert planner.plan(fn, args, topology="v5e:2x2", options=options).predicted.seconds >= floors.of(parts)

@@ -1,0 +1,179 @@
+"""Which values are saved for the backward pass is chosen with the placement."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import planner
+from benchmarks.models import llama
+from planner.errors import ArgumentError, InfeasibleError, PinError
+from planner.options import Options
+from planner.variants import microbatch_search as best_count
+from tests.transforms.loops import PROGRAMS, arguments
+
+MESH = {"x": 2, "y": 2}
+UNCHECKED = Options(check="never")
+
+
+def _wide(layers: int = 4, width: int = 4096, batch: int = 8192, *, remat: bool) -> tuple[Any, Any]:
+    """A train step of wide layers, and arguments that are shapes only."""
+
+    def block(x: jax.Array, w: Any) -> tuple[jax.Array, None]:
+        return x + jax.nn.gelu(x @ w["up"]) @ w["down"], None
+
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        step = jax.checkpoint(block) if remat else block
+        return jnp.mean(jax.lax.scan(step, x, params)[0] ** 2)
+
+    def array(*shape: int) -> Any:
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+    params = {"up": array(layers, width, 4 * width), "down": array(layers, 4 * width, width)}
+    return jax.value_and_grad(loss), (params, array(batch, width))
+
+
+@pytest.mark.parametrize("how", ["as written", "none", "full", "auto"])
+def test_every_choice_computes_the_same(how: Any) -> None:
+    fn, args = PROGRAMS["checkpointed"](), arguments()
+    plan = planner.plan(fn, args, devices=jax.devices()[:4], mesh=MESH, options=Options(recompute=how))
+    for here, there in zip(jax.tree.leaves(plan(*args)), jax.tree.leaves(fn(*args)), strict=True):
+        np.testing.assert_allclose(here, there, rtol=1e-4, atol=1e-6)
+    assert bool(plan.decision.form.saved) == (how not in ("as written",)) or how == "auto"
+    assert plan.verify(*args).ok
+
+
+def test_a_checkpoint_that_memory_does_not_ask_for_is_lifted() -> None:
+    fn, args = _wide(remat=True)
+    written = planner.plan(fn, args, topology="v5e:2x2", options=Options(check="never", recompute="as written"))
+    chosen = planner.plan(fn, args, topology="v5e:2x2", options=UNCHECKED)
+    assert chosen.decision.form.saved
+    assert chosen.predicted.seconds < 0.95 * written.predicted.seconds
+    assert chosen.predicted.flops < 0.9 * written.predicted.flops
+    assert any(note.startswith("recomputation:") for note in chosen.notes)
+
+
+def test_what_does_not_fit_is_computed_again() -> None:
+    fn, args = _wide(layers=16, width=256, batch=4096, remat=False)
+    written = planner.plan(fn, args, topology="v5e:2x2", options=Options(check="never", recompute="as written"))
+    least = planner.plan(
+        fn, args, topology="v5e:2x2", objective="memory", options=Options(check="never", recompute="as written")
+    )
+    limit = 0.8 * least.predicted.peak_bytes
+    as_written = Options(check="never", recompute="as written", microbatches=1)
+    with pytest.raises(InfeasibleError):
+        planner.plan(fn, args, topology="v5e:2x2", memory_limit=limit, options=as_written)
+    fits = planner.plan(fn, args, topology="v5e:2x2", memory_limit=limit, options=UNCHECKED)
+    assert fits.predicted.peak_bytes <= limit
+    assert fits.predicted.flops > written.predicted.flops
+
+
+def test_a_program_that_fits_without_checkpoints_stays_as_written() -> None:
+    fn, args = _wide(remat=False)
+    plan = planner.plan(fn, args, topology="v5e:2x2", options=UNCHECKED)
+    assert not any(plan.decision.form.saved)
+
+
+def test_the_choice_is_saved_and_bound_again(tmp_path: Path) -> None:
+    fn, args = PROGRAMS["written_out_checkpointed"](), arguments()
+    plan = planner.plan(fn, args, devices=jax.devices()[:4], mesh=MESH, options=Options(recompute="none"))
+    plan.save(tmp_path / "plan.json")
+    again = planner.load(tmp_path / "plan.json").bind(fn, devices=jax.devices()[:4])
+    assert again.decision.form == plan.decision.form
+    assert plan.decision.form.saved
+    for here, there in zip(jax.tree.leaves(again(*args)), jax.tree.leaves(fn(*args)), strict=True):
+        np.testing.assert_allclose(here, there, rtol=1e-4, atol=1e-6)
+
+
+def test_unknown_words_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="as written"):
+        Options(recompute="some")  # pyright: ignore[reportArgumentType]
+
+
+def _planned(how: Any, **more: Any) -> planner.Plan:
+    fn, args = _wide(remat=True)
+    return planner.plan(fn, args, topology="v5e:2x2", options=Options(check="never", recompute=how), **more)
+
+
+def test_what_is_saved_is_told_by_name_with_the_other_choice() -> None:
+    plan = _planned("auto")
+    told = plan.explain("*.py:* dot_general")
+    (matmul,) = told.saved
+    assert matmul.saved
+    assert matmul.bytes == 4 * 8192 * 16384 * 4 / 4
+    assert matmul.flops == 4 * 2 * 8192 * 4096 * 16384 / 4
+    assert (matmul.other_bytes, matmul.other_flops) == (-matmul.bytes, matmul.flops)
+    assert 0 < (matmul.other_seconds or 0) < matmul.seconds
+    assert "saved; 537 MB to save" in str(told)
+    assert "computed again instead: 537 MB less saved" in str(told)
+    # The other choice is what it costs as written.
+    (written,) = _planned("as written").explain(f"folder/{matmul.name}").saved
+    assert not written.saved
+    assert written.other_seconds == pytest.approx(-(matmul.other_seconds or 0))
+    (carry,) = plan.explain("carry").saved
+    assert carry.saved
+    assert carry.other_bytes is None
+    assert "cannot be computed again" in str(carry)
+    assert not plan.explain().saved
+
+
+def test_names_are_saved_or_computed_again_as_asked() -> None:
+    name = next(value.name for value in _planned("auto").explain("*dot_general").saved)
+    again = _planned({name: "recompute"})
+    assert not again.explain(name).saved[0].saved
+    gelu = {"* tanh": "save", "* dot_general": "save"}
+    assert all(value.saved for pattern in gelu for value in _planned(gelu).explain(pattern).saved)
+    # The later pattern wins, and what cannot be is left to the planner: a carry is never computed again.
+    found = _planned({"*": "recompute", "* dot_general": "save"}).explain("*")
+    assert {value.name.split()[-1] for value in found.saved if value.saved} == {"dot_general", "carry"}
+
+
+def test_names_hold_in_microbatches_too_and_for_layers_written_out() -> None:
+    fn, args = PROGRAMS["checkpointed"](), arguments()
+    how: Any = {"*dot_general": "save"}
+    parts = planner.plan(
+        fn, args, topology="cpu:4", mesh=MESH, options=Options(check="never", recompute=how, microbatches=2)
+    )
+    assert parts.decision.form.microbatches == 2
+    assert all(value.saved for value in parts.explain("*dot_general").saved)
+
+
+def test_names_that_are_none_are_told() -> None:
+    with pytest.raises(PinError, match=r"no value that the backward pass reads is named 'dot_genral'.*dot_general"):
+        _planned({"dot_genral": "save"})
+    options = Options(check="never", recompute={"x": "save"})
+    with pytest.raises(PinError, match="has no backward pass"):
+        planner.plan(jnp.sin, (jnp.ones(8),), options=options)
+    for wrong in ({}, {"x": "keep"}, {3: "save"}, "some"):
+        with pytest.raises(ArgumentError, match="a mapping from patterns to 'save' or 'recompute'"):
+            Options(recompute=wrong)  # pyright: ignore[reportArgumentType]
+
+
+def test_what_is_to_stay_as_written_does_so_in_microbatches_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(best_count, "takes_all", lambda *_: True)
+    fn, args = _wide(remat=True)
+    options = replace(UNCHECKED, recompute="as written")
+    form = planner.plan(fn, args, topology="v5e:2x2", options=options).decision.form
+    assert form.microbatches > 1
+    assert not any(form.saved)
+
+
+def test_a_batch_that_fits_in_no_form_is_taken_in_as_many_parts_as_let_more_be_saved() -> None:
+    """What every part takes whole, such as the angles of positions, is no reason to compute a layer again."""
+    model = llama.llama(replace(llama.CONFIGS["8B"], query_block=512), batch=112, size="real")
+
+    def planned(**options: Any) -> planner.Plan:
+        asked = Options(check="never", **options)
+        return planner.plan(model.fn, model.args, topology="h100:8", donate_argnums=model.donate_argnums, options=asked)
+
+    written, chosen = planned(recompute="as written"), planned()
+    assert chosen.decision.form.microbatches > 1
+    assert any(chosen.decision.form.saved)
+    assert chosen.predicted.seconds < 0.8 * written.predicted.seconds
+    assert any("no plan of the whole batch at once fits" in note for note in chosen.notes)
