@@ -56,7 +56,7 @@ def measure(name: str) -> dict[str, Any]:
     program = trace(model.fn, model.args, donate_argnums=model.donate_argnums)
     ready, session = seconds_of(lambda: made_ready(program, target, request))
     of = session.model
-    plain, before = seconds_of(lambda: undecided(of.graph, of.grouping, of.liveness, name=name))
+    plain, before = seconds_of(lambda: undecided(of.compiled, name=name))
     best = session.search([MESH], limit_bytes=request.memory_limit, options=Options()).candidates[0]
     chosen = Chosen(instance=best.instance, choice=best.choice)
     full, after = seconds_of(lambda: decided(chosen, platform="tpu", name=name))

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-
-
-def widened_on_cpu(dtype: str) -> int:
-    """How many times as wide XLA's CPU backend moves a type: bfloat16 as float32, 8-bit floats as float16."""
-    return 2 if dtype == "bfloat16" or dtype.startswith("float8") else 1
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,31 +65,3 @@ class Products:
     line: str
     flops: float
     again: float
-
-
-def as_lowered(
-    collectives: Sequence[Collective], platform: str, runs_as: Callable[[str, Sequence[str], float], str]
-) -> tuple[Collective, ...]:
-    """The collectives as a platform's compiler writes them.
-
-    XLA's CPU backend has no reduce-scatter (an all-reduce and a slice do its work) and moves narrow floats wider;
-    it moves out of loops what none of their passes changes, and sums over split dims one after the other, which the
-    TPU's does not. Elsewhere `runs_as` says by kind, axes and bytes which kind it becomes.
-    """
-    asked = [replace(c, kind=c.emitted or c.kind, emitted=c.emitted or c.kind) for c in collectives]
-    if platform != "cpu":
-        return tuple(replace(c, kind=runs_as(c.kind, c.axes, c.bytes)) for c in asked)
-    return tuple(
-        replace(
-            c,
-            kind="all-reduce" if c.kind == "reduce-scatter" else c.kind,
-            bytes=c.bytes / c.narrowed * widened_on_cpu(c.dtype),
-            narrowed=1.0,
-            count=c.lifted[0],
-            assumed=c.lifted[1],
-            axes=axes,
-            by_dim=(),
-        )
-        for c in asked
-        for axes in (c.by_dim or (c.axes,))
-    )

@@ -13,10 +13,8 @@ from functools import cached_property
 from jax.sharding import PartitionSpec
 
 from cost_models import CostModel, Objective, Roofline, objective
-from cost_models.hardware import Platform
 from planner.compiler.analysis import Model, model_of
-from planner.compiler.fusion.instruction_fusion import ON_GPU, ON_TPU, Fusion
-from planner.compiler.targets import flops_that_hide
+from planner.compiler.targets.table import compiler_of, flops_that_hide
 from planner.decision import Request
 from planner.decisions.host_inputs import Input, concluded_inputs, named_inputs
 from planner.errors import PinError
@@ -37,9 +35,6 @@ from planner.search.best_on_mesh import WORTHWHILE
 from planner.search.mesh_search import Asked, Found, search
 from planner.search.offered_meshes import fitting_meshes
 from planner.search.shared_layers import Members, SharedInstance, members
-
-FUSIONS: Mapping[Platform, Fusion] = {"tpu": ON_TPU, "gpu": ON_GPU}
-"""How the compiler of a platform fuses, where it is known."""
 
 UNITS: Mapping[str, Unit] = {"time": "s", "energy": "J", "memory": "B"}
 """The units of what is minimised, by objective."""
@@ -65,7 +60,7 @@ class Session:
             self.graph,
             pinned_outputs=set(self.output_pins),
             kept={*self.tensor_pins, *self.parts},
-            fusion=FUSIONS.get(topology.chip.platform),
+            compiler=compiler_of(topology.chip),
             hiding=flops_that_hide(topology),
         )
 
@@ -193,7 +188,6 @@ class Session:
             cost_model=self.cost_model,
             objective=self._score,
             hbm_bytes_per_s=topology.chip.hbm_bytes_per_s,
-            tiled=topology.chip.platform == "tpu",
             pins={t: pinned(graph.tensors[t].name, t, spec) for t, spec in self.tensor_pins.items()},
             output_pins={
                 position: pinned(graph.output_names[position], graph.outputs[position], spec)

@@ -12,16 +12,17 @@ from functools import cached_property
 import numpy as np
 
 from pbqp.vectors import Floats
-from planner.compiler.buffers.liveness import Liveness, analyse
-from planner.compiler.collectives.overlap_and_combining import Eased, eased
+from planner.compiler.collectives.savings import Savings, savings_of
 from planner.compiler.fusion.bytes_accessed import Array, Movement, movements
-from planner.compiler.fusion.instruction_fusion import UNKNOWN, Fusion
 from planner.compiler.fusion.kernels import Kernels, kernels_of
 from planner.compiler.fusion.loop_fusion import FusedPass, fused_pass
-from planner.compiler.isomorphic_groups import alike
+from planner.compiler.isomorphic_groups import isomorphic
 from planner.compiler.layout.matmul_output import memory_order
+from planner.compiler.model import CompilerModel
+from planner.compiler.program import CompiledProgram, compiled
 from planner.compiler.schedule.live_ranges import Copied, Holdings, copied, held
 from planner.compiler.simplify.sharding_remover import SeenThrough
+from planner.compiler.targets.cpu import CPU
 from planner.decisions.decision_graph import Flow, Transfer, build_flow
 from planner.decisions.groups import Group, Grouping, group_ops
 from planner.program.graph import Body, Graph
@@ -34,26 +35,26 @@ PLACED_BY_USER = ("sharding_constraint", "shard_map")
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A program's graph, groups, flow and liveness, and what follows from them whatever the mesh.
+    """A program's graph, groups and flow, what a compiler makes of it, and what follows whatever the mesh.
 
     `seen` is the graph as compilers see it (see `seen_through`), of which all that follows is worked out. `alike` names
     for every group the first group that it is like: one set of strategies and costs serves both.
     `kernels` are those that the target's compiler makes; None where it is not known which. `bodies` are the models of what
     is computed by ops that stay one op, for one device.
-    `hiding` are the flops of matmuls that hide any gather, and those for each of its bytes (see `eased`). `given_eased` is
-    what is spared of the transfers where these are some of a larger model's.
+    `hiding` are the flops of matmuls that hide any gather, and those for each of its bytes. `given_savings` are those of
+    the transfers where these are some of a larger model's.
     """
 
     graph: Graph
     seen: SeenThrough
     grouping: Grouping
     flow: Flow
-    liveness: Liveness
+    compiled: CompiledProgram
     alike: tuple[int, ...]
     kernels: Kernels | None
     bodies: Mapping[Body, Model]
     hiding: tuple[float, float] = (math.inf, 0.0)
-    given_eased: Eased | None = None
+    given_savings: Savings | None = None
     _moved: dict[int, tuple[Movement, ...]] = field(default_factory=dict[int, tuple[Movement, ...]])
     _passes: dict[int, FusedPass] = field(default_factory=dict[int, FusedPass])
     _factor_bytes: dict[int, Floats] = field(default_factory=dict[int, Floats])
@@ -63,16 +64,14 @@ class Model:
         """The pass of a fused group; None for another."""
         if group.fused and group.id not in self._passes:
             of_matmuls = () if self.kernels is None else self.kernels.of_matmuls
-            self._passes[group.id] = fused_pass(self.seen.graph, self.grouping, self.liveness, group, of_matmuls)
+            self._passes[group.id] = fused_pass(self.compiled, group, of_matmuls)
         return self._passes.get(group.id)
 
     def moved(self, group: Group) -> tuple[Movement, ...]:
         """What the kernels of a group move, trips included: of one op and array once. Nothing where there are none."""
         if group.id not in self._moved:
             total = defaultdict[tuple[int, Array, Array], float](float)
-            for op, array, times, inside in movements(
-                self.seen.graph, self.grouping, self.liveness, self.kernels, group
-            ):
+            for op, array, times, inside in movements(self.compiled, self.kernels, group):
                 total[op, array, inside] += times * self.graph.regions[self.graph.ops[op].region].trips
             self._moved[group.id] = tuple(
                 Movement(op, array, times, inside) for (op, array, inside), times in total.items()
@@ -105,13 +104,18 @@ class Model:
             self._factor_bytes[group.id] = found
         return self._factor_bytes[group.id]
 
+    @property
+    def compiler(self) -> CompilerModel:
+        """The compiler that the program is planned for."""
+        return self.compiled.compiler
+
     @cached_property
-    def eased(self) -> Eased:
-        """What a TPU's compiler spares the program of its moves."""
-        if self.given_eased is not None:
-            return self.given_eased
-        liveness, flow = self.liveness, self.seen.flow(self.flow)
-        return eased(self.seen.graph, self.grouping, flow, liveness.narrow, liveness.fusion, self.hiding)
+    def savings(self) -> Savings:
+        """How much less the transfers take because of the compiler's passes over collectives."""
+        if self.given_savings is not None:
+            return self.given_savings
+        flow = self.seen.flow(self.flow)
+        return savings_of(self.seen.graph, self.grouping, flow, self.compiled.narrow, self.compiler, self.hiding)
 
     @cached_property
     def matmul_flops(self) -> float:
@@ -123,14 +127,14 @@ class Model:
 
     @cached_property
     def held(self) -> Holdings:
-        """What stands in memory, and when."""
-        return held(self.seen.graph, self.grouping, self.seen.flow(self.flow), self.liveness)
+        """What is in memory, and when."""
+        return held(self.compiled, self.seen.flow(self.flow))
 
     @cached_property
     def copied(self) -> Copied:
         """What transfers may keep beside it."""
         flow = self.seen.flow(self.flow)
-        return copied(self.seen.graph, flow, self.liveness, [flow.transfers[t.id] for t in self.moving])
+        return copied(self.compiled, flow, [flow.transfers[t.id] for t in self.moving])
 
     @cached_property
     def moving(self) -> tuple[Transfer, ...]:
@@ -148,29 +152,29 @@ def model_of(
     *,
     pinned_outputs: AbstractSet[int],
     kept: AbstractSet[int],
-    fusion: Fusion | None = None,
+    compiler: CompilerModel = CPU,
     hiding: tuple[float, float] = (math.inf, 0.0),
 ) -> Model:
     """The model of a program, whose outputs at some positions are pinned, and some tensors are `kept` as pinned.
 
-    `fusion`: how the target's compiler fuses, where that is known; `hiding` as of `Model`.
+    `compiler` is that of the target; `hiding` as of `Model`.
     """
     grouping = group_ops(graph)
     flow = build_flow(graph, grouping, pinned_outputs=pinned_outputs, kept=kept)
-    seen = SeenThrough(graph)
-    liveness = analyse(seen.graph, grouping, fusion or UNKNOWN)
-    kernels = kernels_of(seen.graph, grouping, liveness) if fusion is not None else None
+    seen = SeenThrough(graph, removed=compiler.runs("sharding-remover"))
+    program = compiled(seen.graph, grouping, compiler)
+    kernels = kernels_of(program) if compiler.models_kernels else None
     bodies = dict.fromkeys(body for body in map(body_of, graph.ops) if body is not None)
     return Model(
         graph=graph,
         seen=seen,
         grouping=grouping,
         flow=flow,
-        liveness=liveness,
-        alike=alike(seen.graph, grouping, liveness, kernels),
+        compiled=program,
+        alike=isomorphic(program, kernels),
         kernels=kernels,
         bodies={
-            body: model_of(body.graph, pinned_outputs=set(), kept=set(), fusion=fusion, hiding=hiding)
+            body: model_of(body.graph, pinned_outputs=set(), kept=set(), compiler=compiler, hiding=hiding)
             for body in bodies
         },
         hiding=hiding,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from planner.compiler.targets import NO_WINDOWED_EINSUM, REMEDIES
+from planner.compiler.emission.options import NO_WINDOWED_EINSUM, REMEDIES
 from planner.decision import Decision
 
 

@@ -14,6 +14,7 @@ from itertools import groupby
 
 from jax.sharding import PartitionSpec
 
+from planner.compiler.model import CompilerModel
 from planner.emit.by_hand import by_hand, chosen_split, may_be_by_hand, read_from_operands
 from planner.pricing.assignment import Chosen
 from planner.pricing.candidates.specs import to_spec
@@ -34,18 +35,20 @@ class Emission:
     constraints: Mapping[Slot, tuple[PartitionSpec, ...]]
 
 
-def place(chosen: Chosen, *, sum_whole: bool, read_stored: bool = False, leave_passes: bool = False) -> Emission:
-    """The placement that a choice of strategies stands for.
+def place(chosen: Chosen, compiler: CompilerModel) -> Emission:
+    """The placement that a choice of strategies stands for, for the compiler that builds the program.
 
-    `sum_whole` lays a sum that is wanted scattered down whole first. XLA then always adds up partial results, which its
-    GPU compiler merges with the slice into a reduce-scatter; left to itself it may gather the operands instead. Its TPU
-    compiler does as much, and overlaps the direct form better where windowed einsum is on (as a loop of small dots and
-    permutes); so there that is laid, but for sums scattered onto a dim that several operands have (`_onto_batch`).
+    With "sum-before-slice" a sum that is wanted scattered is laid down whole first. XLA then always adds up partial
+    results, which its GPU compiler merges with the slice into a reduce-scatter; left to itself it may gather the
+    operands instead. Its TPU compiler does as much, and overlaps the direct form better where windowed einsum is on (as
+    a loop of small dots and permutes); so there that is laid, but for sums scattered onto a dim that several operands
+    have (`_onto_batch`).
 
-    `read_stored` reads what is wanted as it is stored from there, where others read it gathered: XLA's GPU compiler
-    (jaxlib 0.10.2) reads zeros where what was gathered is sliced to what it was. The others slice, as prices have it.
+    With "read-as-stored" a tensor that is wanted as it is stored is read from there, where others read it gathered:
+    XLA's GPU compiler (jaxlib 0.10.2) reads zeros where what was gathered is sliced to what it was. The others slice,
+    as prices have it.
 
-    `leave_passes` lays nothing on what passes make that only follow their operands (`_leave_passes`).
+    With "constrain-anchors-only" nothing is laid on results of fused ops that follow their operands (`_free_followers`).
     """
     instance = chosen.instance
     graph, flow, names = instance.model.graph, instance.model.flow, instance.mesh.names
@@ -62,7 +65,7 @@ def place(chosen: Chosen, *, sum_whole: bool, read_stored: bool = False, leave_p
             chain = (made,)
             if tensor in summed and summed[tensor].id in steps_of:
                 first, laid = steps_of[summed[tensor].id][0], layouts[summed[tensor].id]
-                apart = sum_whole or _onto_batch(chosen, op, position, first)
+                apart = compiler.runs("sum-before-slice") or _onto_batch(chosen, op, position, first)
                 at_once = first.kind == "all-reduce" or (first.kind == "reduce-scatter" and not apart)
                 chain = laid if at_once else (made, *laid)
             constraints[result_slot(op, position)] = chain
@@ -77,9 +80,9 @@ def place(chosen: Chosen, *, sum_whole: bool, read_stored: bool = False, leave_p
             chain = layouts.get(transfer.id, ())
             fetched = into.get(through.get((op_id, position), -1))
             if fetched is not None:
-                at_home = read_stored and chosen.at(transfer.target, transfer.target_dims) == chosen.home(
-                    transfer.tensor
-                )
+                at_home = compiler.runs("read-as-stored") and chosen.at(
+                    transfer.target, transfer.target_dims
+                ) == chosen.home(transfer.tensor)
                 wanted = (chosen.wanted(graph.ops[op_id], position),)
                 chain = wanted if at_home else (*layouts.get(fetched.id, ()), *chain)
             if chain:
@@ -89,8 +92,8 @@ def place(chosen: Chosen, *, sum_whole: bool, read_stored: bool = False, leave_p
     _hold_terms(chosen, constraints)
     scattered = {t.tensor for t, steps in chosen.moves if t.reduced and any(s.kind == "reduce-scatter" for s in steps)}
     _lay_behind_transposes(chosen, scattered, constraints)
-    if leave_passes:
-        _leave_passes(chosen, constraints)
+    if compiler.runs("constrain-anchors-only"):
+        _free_followers(chosen, constraints)
     in_specs = tuple(map(chosen.stored, graph.inputs))
     for position, tensor in enumerate(graph.inputs):
         if graph.tensors[tensor].aval.shape and graph.tensors[tensor].aval.itemsize:
@@ -174,7 +177,7 @@ def _lay_behind_transposes(
         constraints[result_slot(turned, 0)] = tuple(spec for spec, _ in groupby(laid))
 
 
-def _leave_passes(chosen: Chosen, constraints: dict[Slot, tuple[PartitionSpec, ...]]) -> None:
+def _free_followers(chosen: Chosen, constraints: dict[Slot, tuple[PartitionSpec, ...]]) -> None:
     """Takes away what is laid on the results of passes that are split as their operands are, and read so.
 
     Shardy splits them likewise. XLA simplifies the whole program before it partitions it, and a constraint is in the way:

@@ -24,6 +24,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from planner.compiler.buffers.copy_insertion import on_donated
+from planner.compiler.model import CompilerModel
 from planner.emit.by_hand import by_hand, laid_split, rule_by_dims, summed_over
 from planner.emit.partial_sums import on_parts
 from planner.pricing.candidates.specs import from_entries
@@ -37,14 +38,17 @@ from planner.rules.rule import Dims, Rule
 
 
 def local_calls(
-    graph: Graph, constraints: Mapping[Slot, tuple[PartitionSpec, ...]], mesh: Mesh | AbstractMesh, platform: str
+    graph: Graph,
+    constraints: Mapping[Slot, tuple[PartitionSpec, ...]],
+    mesh: Mesh | AbstractMesh,
+    compiler: CompilerModel,
 ) -> dict[Path, Callable[..., Sequence[Any]]]:
     """For the path of every local op whose results the constraints split: a function that computes them part by part.
 
-    `platform` is that whose compiler builds the program.
+    `compiler` is the one that builds the program.
     """
     found: dict[Path, Callable[..., Sequence[Any]]] = {}
-    kept = on_donated(graph) if platform == "tpu" else frozenset[int]()
+    kept = on_donated(graph) if compiler.runs("slices-of-donated-stacks") else frozenset[int]()
     for op in graph.of_kinds(kinds_where(lambda row: row.by_hand in ("parts", "barrier", "sums"))):
         split = laid_split(graph, op, constraints, mesh.size)
         how = by_hand(graph, op, split)

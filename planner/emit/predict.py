@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cost_models import Chip, EnergyObjective, Topology
+from planner.compiler.collectives.lowering import as_lowered
 from planner.decisions.decision_graph import Transfer
 from planner.emit.by_hand import ADDING, by_hand, chosen_split
-from planner.prediction import Collective, Predicted, as_lowered
+from planner.prediction import Collective, Predicted
 from planner.pricing.assignment import Chosen
 from planner.pricing.instance import Instance
 from planner.pricing.memory import MemoryModel
@@ -31,7 +32,7 @@ def predict(chosen: Chosen, topology: Topology) -> Predicted:
     runs = runs_of(chosen)
     flops, traffic = chosen.total("flops"), chosen.total("traffic_bytes")
     mesh, collectives = instance.mesh, runs.everything()
-    arguments, outputs, aliased = _border_bytes(chosen, topology.chip.platform)
+    arguments, outputs, aliased = _border_bytes(chosen)
     fed = [chosen.fed(tensor) for tensor in (instance.feeding.inputs if instance.feeding else ())]
     energy = EnergyObjective(chip=topology.chip)
     joules = float(energy.compute(seconds=np.asarray(compute), flops=np.asarray(flops), bytes=np.asarray(traffic)))
@@ -53,7 +54,9 @@ def predict(chosen: Chosen, topology: Topology) -> Predicted:
         flops=flops,
         traffic_bytes=traffic,
         collectives=as_lowered(
-            collectives, topology.chip.platform, lambda kind, axes, moved: mesh.runs_as(kind, mesh.mask(axes), moved)
+            collectives,
+            chosen.instance.model.compiler,
+            lambda kind, axes, moved: mesh.runs_as(kind, mesh.mask(axes), moved),
         ),
         peak_bytes=_peak_bytes(chosen, topology.chip, arguments),
         argument_bytes=arguments,
@@ -68,7 +71,7 @@ def predict(chosen: Chosen, topology: Topology) -> Predicted:
 
 def _peak_bytes(chosen: Chosen, chip: Chip, argument_bytes: float) -> float:
     memory = MemoryModel(instance=chosen.instance)
-    if chip.platform != "gpu":
+    if not chosen.instance.model.compiler.runs("rematerialization"):
         return float(memory.profile(chosen.choice).max())
     return compiled_peak(memory, chosen.choice, argument_bytes=argument_bytes, hbm_bytes=float(chip.hbm_bytes))
 
@@ -135,7 +138,7 @@ def _of_transfers(chosen: Chosen) -> dict[int, list[Collective]]:
             if step.kind is None or key in seen:
                 continue
             seen.add(key)
-            _, counted = instance.counted(instance.eased(transfer)[0], step)
+            _, counted = instance.counted(instance.savings(transfer)[0], step)
             summing = step.kind in SUMMING
             collective = Collective(
                 kind=step.kind,
@@ -264,7 +267,7 @@ TABLE_BYTES = 8.0
 """XLA's CPU backend counts a pointer per result among the results."""
 
 
-def _border_bytes(chosen: Chosen, platform: str) -> tuple[float, float, float]:
+def _border_bytes(chosen: Chosen) -> tuple[float, float, float]:
     """Bytes per device of arguments, of results, and of results that reuse a donated argument's buffer.
 
     As `jax.jit` compiles them: arguments that nothing reads or returns are left out.
@@ -273,7 +276,7 @@ def _border_bytes(chosen: Chosen, platform: str) -> tuple[float, float, float]:
     kept = {graph.inputs[position] for position in graph.kept}
     fed = {out: stored(graph.inputs[position]) for out, position in graph.feeds.items()}
     outputs = sum(fed[i] if i in fed else stored(tensor) for i, tensor in enumerate(graph.outputs))
-    if platform == "cpu":
+    if chosen.instance.model.compiler.runs("result-table"):
         outputs += TABLE_BYTES * len(graph.outputs)
     aliased = sum(fed[out] for out, position in graph.aliases.items() if graph.inputs[position] in kept)
     return sum(stored(t) for t in graph.inputs if t in kept), outputs, aliased

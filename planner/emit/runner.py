@@ -13,6 +13,7 @@ import jax
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from planner.compiler.targets.table import COMPILERS
 from planner.decision import Decision
 from planner.emit.call_arguments import Part, as_planned, checked_leaves, is_part, is_planned
 from planner.emit.check_shardings import check_layout
@@ -137,7 +138,7 @@ class Runner:
 
         graph = self._graph or build_graph(self.program)
         laid = self._decision.constraints
-        parts = local_calls(graph, laid, mesh, self.target.platform)
+        parts = local_calls(graph, laid, mesh, COMPILERS[self.target.platform])
         sums = loop_sums(graph, laid, mesh)
         by_hand = {**exchanges(graph, laid, mesh), **kernels(graph, laid, mesh), **parts, **sums.terms}
         run = constrained(self.program, edits, by_hand, sums.around)

@@ -19,12 +19,13 @@ from typing import NamedTuple, final
 
 import numpy as np
 
+from planner.compiler.collectives.lowering import as_lowered
 from planner.compiler.fusion.loop_fusion import FactorSet, Part, pass_parts
 from planner.decisions.decision_graph import Transfer
 from planner.decisions.groups import Group, Placement
 from planner.emit.predict import run_seconds, runs_of
 from planner.explain.op_graph import Attributes, OpGraph, network_of
-from planner.prediction import Collective, as_lowered
+from planner.prediction import Collective
 from planner.pricing.assignment import Chosen
 from planner.pricing.candidates.specs import spec_of, spec_words
 from planner.pricing.op_cost import fetches, kernel_traffic
@@ -106,7 +107,7 @@ class _Decided:
         if not group.fused:
             self.shares[group.ops[0]] = (float(work.flops[pick]), float(work.traffic_bytes[pick]), seconds)
             return
-        parts = list(pass_parts(self.model.seen.graph, self.model.grouping, self.model.liveness, group))
+        parts = list(pass_parts(self.model.compiled, group))
         flops = {part.op: part.flops / self._parts(group.id, part.factors) for part in parts}
         kept = self.instance.strategies[group.id].keep(np.array([pick]))
         of_kernels = kernel_traffic(self.model, group, kept, self.instance.mesh)
@@ -180,7 +181,7 @@ class _Decided:
     def _run(self, collectives: Sequence[Collective], seconds: float) -> Moved:
         mesh = self.instance.mesh
         lowered = as_lowered(
-            collectives, self.platform, lambda kind, axes, moved: mesh.runs_as(kind, mesh.mask(axes), moved)
+            collectives, self.model.compiler, lambda kind, axes, moved: mesh.runs_as(kind, mesh.mask(axes), moved)
         )
         return Moved(tuple(c.kind for c in lowered), math.fsum(c.count * c.bytes for c in lowered), seconds)
 

@@ -36,8 +36,9 @@ from typing import Protocol, final
 import networkx as nx
 import numpy as np
 
-from planner.compiler.buffers.liveness import Liveness, analyse
 from planner.compiler.fusion.loop_fusion import pass_parts
+from planner.compiler.program import CompiledProgram, compiled
+from planner.compiler.targets.cpu import CPU
 from planner.decisions.groups import Grouping, group_ops
 from planner.pricing.op_cost import moved_bytes
 from planner.program.graph import Graph, Op, Region, Tensor, type_words
@@ -77,13 +78,12 @@ class Told(Protocol):
 def program_graph(program: Program, *, while_trips: float | Mapping[str, float]) -> OpGraph:
     """The op graph of a traced program before anything is decided."""
     graph = build_graph(program, while_trips=while_trips)
-    grouping = group_ops(graph)
-    return undecided(graph, grouping, analyse(graph, grouping), name=program.function_name)
+    return undecided(compiled(graph, group_ops(graph), CPU), name=program.function_name)
 
 
-def undecided(graph: Graph, grouping: Grouping, liveness: Liveness, *, name: str) -> OpGraph:
+def undecided(program: CompiledProgram, *, name: str) -> OpGraph:
     """The op graph of a program before anything is decided."""
-    return network_of(graph, grouping, Undecided(graph, grouping, liveness), name=name)
+    return network_of(program.graph, program.grouping, Undecided(program), name=name)
 
 
 @paused()
@@ -166,15 +166,15 @@ def _carried(tensor: Tensor, position: int) -> Attributes:
 class Undecided:
     """What is told of a program before anything is decided: the figures of the whole program on one device."""
 
-    def __init__(self, graph: Graph, grouping: Grouping, liveness: Liveness) -> None:
-        self.graph, self.liveness = graph, liveness
+    def __init__(self, program: CompiledProgram) -> None:
+        self.program, self.graph, groups = program, program.graph, program.grouping.groups
         self.fused: dict[int, tuple[float, float]] = {
             part.op: (part.flops, math.fsum(amount for _, amount in part.traffic))
-            for group in grouping.groups
+            for group in groups
             if group.fused
-            for part in pass_parts(graph, grouping, liveness, group)
+            for part in pass_parts(program, group)
         }
-        self.heavy = {group.ops[0] for group in grouping.groups if not group.fused}
+        self.heavy = {group.ops[0] for group in groups if not group.fused}
 
     def of_op(self, op: Op) -> Attributes:
         """The figures of an op."""
@@ -183,7 +183,7 @@ class Undecided:
         trips = self.graph.regions[op.region].trips
         sizes = [[np.asarray(a.bytes) for a in self.graph.avals(of)] for of in (op.operands, op.results)]
         said = said_bytes(self.graph, op)
-        moved = float(moved_bytes(self.graph, self.liveness, op, *sizes)) if said is None else said
+        moved = float(moved_bytes(self.program, op, *sizes)) if said is None else said
         return _unknown(trips * op_flops(self.graph, op), trips * moved)
 
     def of_tensor(self, tensor: int) -> Attributes:

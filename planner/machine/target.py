@@ -12,7 +12,7 @@ import numpy.typing as npt
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from cost_models import Topology
-from planner.compiler.targets import STACKS_CARRIED
+from planner.compiler.targets.table import compiler_of
 from planner.errors import MeshError
 from planner.machine.aot_child import place_of
 from planner.machine.device_mesh import DeviceOrder, in_order, lay_out
@@ -52,7 +52,7 @@ class Target:
     @property
     def carries_stacks(self) -> bool:
         """Whether loops are to update donated stacks in their carry, which the topology decides, not the devices."""
-        return self.topology.chip.platform in STACKS_CARRIED
+        return compiler_of(self.topology.chip).runs("stacks-in-carry")
 
     @property
     def why_not_run(self) -> str:

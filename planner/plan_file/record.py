@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 
 from cost_models import OBJECTIVES, Chip, CostModelError, Topology, parse_topology
 from planner.autotune_log import Refined
-from planner.compiler.targets import options_of_plans
+from planner.compiler.emission.options import options_of_plans
 from planner.decision import Certificate, Checked, Decision, Guessed, Replicated, Request, Ruled, Tried
 from planner.logical import NO_AXES, LogicalAxes
 from planner.plan_file.codec import MOST_INTEGER, as_json, from_json

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from cost_models import Measured
-from planner.compiler.targets import NO_WINDOWED_EINSUM
+from planner.compiler.emission.options import NO_WINDOWED_EINSUM
+from planner.compiler.targets.table import COMPILERS
 from planner.decision import Certificate, Decision, Guessed, Replicated, Ruled
 from planner.emit.constraints import place
 from planner.emit.predict import predict
@@ -50,17 +51,14 @@ def decide(
     )
     chosen = Chosen(instance=instance, choice=candidate.choice)
     share = _guessed_share(chosen) if guessed and request.objective != "memory" else None
-    platform = session.target.platform
-    placement = place(
-        chosen, sum_whole=platform != "tpu", read_stored=platform == "gpu", leave_passes=platform == "tpu"
-    )
+    placement = place(chosen, COMPILERS[session.target.platform])
     predicted = predict(chosen, request.topology)
     intermediates = {
         t.name: chosen.stored(t.id)
         for t in graph.tensors
         if t.kind == "intermediate"
         and t.aval.size > 1
-        and (model.liveness.materialised[t.id] or t.id in model.seen.source)
+        and (model.compiled.materialized[t.id] or t.id in model.seen.source)
     }
     return Decision(
         function_name=program.function_name,

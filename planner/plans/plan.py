@@ -275,7 +275,7 @@ class Plan:
         return self._with(replace(self._decision, checked=tuple(checked)), compiled)
 
     def remedied(self, error: str) -> Plan:
-        """The same plan with the compiler options of an entry of `planner.compiler.targets.REMEDIES`."""
+        """The same plan with the compiler options of an entry of `planner.compiler.emission.options.REMEDIES`."""
         decision = remedied(self._decision, error)
         return Plan(
             decision=decision, runner=self._runner.of(decision), alternatives=self._state_problem, seed=self._seed

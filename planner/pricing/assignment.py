@@ -152,7 +152,7 @@ class Chosen:
 
     def step_seconds(self, transfer: Transfer, steps: Sequence[Step]) -> list[float]:
         """What each step of a transfer adds to a run of its body: less than it takes where a compiler spares some of it."""
-        mesh, (shares, hidden) = self.instance.mesh, self.instance.eased(transfer)
+        mesh, (shares, hidden) = self.instance.mesh, self.instance.savings(transfer)
         found: list[float] = []
         for step in steps:
             if step.kind is None:
@@ -164,7 +164,7 @@ class Chosen:
             found.append(float(of_fixed * fixed + of_bytes * per_byte * step.bytes))
         kinds = SUMMING if transfer.reduced else ("all-gather",)
         moves = sum(seconds for step, seconds in zip(steps, found, strict=True) if step.kind in kinds)
-        shown = 1 - min(mesh.hidden_gathers * moves, hidden) / moves if moves else 1.0
+        shown = 1 - min(mesh.compiler.hidden_gathers * moves, hidden) / moves if moves else 1.0
         return [shown * s if step.kind in kinds else s for step, s in zip(steps, found, strict=True)]
 
     def fed(self, tensor: int) -> FedOnce:

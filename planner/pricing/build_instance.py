@@ -33,7 +33,7 @@ from planner.rules.op_work import body_of
 class Terms:
     """What instances are stated of: a mesh, prices, and the specs that a user demands.
 
-    `tiled`: arrays are stored in tiles, as on TPUs (see `tpu_tiles`). `pins` maps a tensor, `output_pins` an output
+    `pins` maps a tensor, `output_pins` an output
     position, to the spec (a row of locations) it must have; `parts` maps a tensor to locations that it must have, its
     other axes being free. `patterns` are the reshards met on meshes of as many axes, `feeding` says how inputs
     come from hosts.
@@ -43,7 +43,6 @@ class Terms:
     cost_model: CostModel
     objective: Objective
     hbm_bytes_per_s: float
-    tiled: bool
     pins: Mapping[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
     output_pins: Mapping[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
     parts: Mapping[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
@@ -80,7 +79,6 @@ def state(model: Model, terms: Terms) -> Instance:
         mesh=terms.mesh,
         objective=terms.objective,
         hbm_bytes_per_s=terms.hbm_bytes_per_s,
-        tiled=terms.tiled,
         pinned=frozenset(terms.pins),
         pinned_outputs=frozenset(terms.output_pins),
         patterns=terms.patterns,
@@ -153,7 +151,6 @@ def _bodies(model: Model, terms: Terms) -> dict[Body, BodyCost]:
         cost_model=terms.cost_model,
         objective=terms.objective,
         hbm_bytes_per_s=terms.hbm_bytes_per_s,
-        tiled=terms.tiled,
     )
     return {body: body_cost(state(inner, on_one)) for body, inner in model.bodies.items()}
 

@@ -50,18 +50,16 @@ class Instance:
     """The strategies, costs and memory of a program on one mesh.
 
     Node n may choose among `tables[kind_of[n]]`; nodes of one kind have equal strategies. `works` and `node_values` are
-    what these cost: the value of every strategy of every node, reshards within it included. `temporary_bytes` are held on a
-    device by the bodies of ops that stay one op, beside their operands and results. `tiled`: arrays are stored in
-    tiles, as on TPUs (see `tpu_tiles`). `pinned` are the tensors, `pinned_outputs` the positions of results whose spec the
-    user gave. `patterns` are the reshards met on meshes of as many axes, `feeding` is how inputs come from hosts, `given`
-    the problem where it is known already.
+    what these cost: the value of every strategy of every node, reshards within it included. `temporary_bytes` are held
+    on a device by the bodies of ops that stay one op, beside their operands and results. `pinned` are the tensors,
+    `pinned_outputs` the positions of results whose spec the user gave. `patterns` are the reshards met on meshes of as
+    many axes, `feeding` is how inputs come from hosts, `given` the problem where it is known already.
     """
 
     model: Model
     mesh: Mesh
     objective: Objective
     hbm_bytes_per_s: float
-    tiled: bool
     pinned: frozenset[int]
     pinned_outputs: frozenset[int]
     patterns: Patterns
@@ -130,12 +128,13 @@ class Instance:
         """How many devices' values count: all of them for energy, that of one (they run side by side) for time."""
         return float(self.mesh.num_devices) if self.objective.name == "energy" else 1.0
 
-    def eased(self, transfer: Transfer) -> tuple[Shares, float]:
-        """What of a transfer's collectives counts, and the seconds of its gathers or sums that matmuls hide at most."""
-        mesh, found = self.mesh, self.model.eased
+    def savings(self, transfer: Transfer) -> tuple[Shares, float]:
+        """The parts of a transfer's collectives that count, and the seconds of them that matmuls hide at most."""
+        mesh, found = self.mesh, self.model.savings
         if self.model.kernels is None:
             return ALL, 0.0
-        flops = found.ahead.get(transfer.id, 0.0) if mesh.hidden_gathers and self.objective.name == "time" else 0.0
+        hides = mesh.compiler.hidden_gathers and self.objective.name == "time"
+        flops = found.overlap_flops.get(transfer.id, 0.0) if hides else 0.0
         return shares_of(found, transfer.id), flops / (mesh.num_devices * mesh.matmul_flops_per_s)
 
     def counted(self, shares: Shares, step: Step) -> tuple[float, float]:
@@ -150,7 +149,7 @@ class Instance:
     def transfer_values(self, transfer: Transfer) -> Floats:
         """The value of one transfer for every pair of strategies of its nodes: shape (n, m), trips included."""
         aval, order = self.model.graph.tensors[transfer.tensor].aval, self.model.memory_order(transfer)
-        shares, hidden = self.eased(transfer)
+        shares, hidden = self.savings(transfer)
         alike = (
             *(self.kind_of[transfer.source], transfer.source_dims, transfer.reduced, order, shares, hidden),
             *(self.kind_of[transfer.target], transfer.target_dims, aval.shape, aval.bytes, transfer.trips),
@@ -177,7 +176,7 @@ class Instance:
             if hidden:
                 kinds = SUMS if transfer.reduced else GATHERS
                 moves = priced(tuple((a * c, b * d) for (a, b), (c, d) in zip(kinds, shares, strict=True)))
-                values = values - np.minimum(self.mesh.hidden_gathers * moves, hidden)
+                values = values - np.minimum(self.mesh.compiler.hidden_gathers * moves, hidden)
             trips = np.asarray(transfer.trips)
             if transfer.behind is not None:
                 # A sum that stays in place waits for the end of the loop (see `loop_sums`).
@@ -330,7 +329,7 @@ class Instance:
         return self._cache[key]
 
     def _resident_bytes(self, aval: Aval, locations: Locations, in_rows: InRows | None) -> Floats:
-        if not self.tiled:
+        if not self.model.compiler.runs("tiling"):
             return local_bytes(locations, self.mesh.sizes, aval.bytes)
         return local_tiled_bytes(locations, self.mesh.sizes, aval.shape, aval.itemsize, in_rows=in_rows)
 

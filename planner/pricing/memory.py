@@ -109,7 +109,7 @@ class _Table:
             offsets=ends[which.ravel()],
             flat=np.concatenate([*pieces, np.zeros(0)]),
             starts=holdings.starts,
-            stops=np.minimum(holdings.stops, instance.model.liveness.steps + 1),
+            stops=np.minimum(holdings.stops, instance.model.compiled.steps + 1),
             pieces=pieces,
             which=which.ravel(),
             firsts=first,
@@ -149,7 +149,7 @@ class MemoryModel:
     @property
     def steps(self) -> int:
         """The number of points of the schedule."""
-        return self.instance.model.liveness.steps + 1
+        return self.instance.model.compiled.steps + 1
 
     @cached_property
     def _strategies_of(self) -> npt.NDArray[np.intp]:
@@ -351,14 +351,14 @@ class MemoryModel:
         return f"memory at {ops[time].name}"
 
 
-def whole_bytes(model: Model, *, tiled: bool) -> float:
+def whole_bytes(model: Model) -> float:
     """Bytes alive at the fullest point of the schedule, paddings and copies aside, if nothing is split.
 
     No plan on n devices needs less than an n-th of it on each.
     """
-    held, steps = model.held, model.liveness.steps + 1
+    held, steps = model.held, model.compiled.steps + 1
     known = [form.several is None and form.body is None for form in held.forms]
-    each = [_share(form, tiled) * form.aval.bytes * counts for form, counts in zip(held.forms, known, strict=True)]
+    each = [form.fraction * form.aval.bytes * counts for form, counts in zip(held.forms, known, strict=True)]
     sizes = np.asarray(each or [0.0])[held.form]
     change = np.zeros(steps + 1)
     np.add.at(change, held.starts, sizes)
@@ -380,8 +380,7 @@ def _bytes(instance: Instance, node: int, form: TensorForm) -> Floats:
         locations = instance.strategies[node].locations(form.dims)
         sizes = sizes * holds_several(locations, instance.mesh.sizes, form.aval.shape, form.several)
     sizes = np.where(stays_on_chip(sizes, form.at_once, instance.mesh), 0.0, sizes)
-    share = _share(form, instance.tiled)
-    return sizes if share == 1 else share * sizes
+    return sizes if form.fraction == 1 else form.fraction * sizes
 
 
 def _summed_bytes(instance: Instance, node: int, sizes: Floats, reduced: frozenset[int]) -> Floats:
@@ -390,14 +389,9 @@ def _summed_bytes(instance: Instance, node: int, sizes: Floats, reduced: frozens
     A TPU's compiler that sums over all devices at once, to give each its part, keeps the sum and reads the parts from it.
     Of the node that stores the parts: the most bytes of a sum that is not one over all devices for these parts.
     """
-    mesh = instance.mesh
+    mesh, kept = instance.mesh, instance.model.compiler.runs("whole-sum-kept")
     if not reduced:
         return sizes * mesh.num_devices * NOT_ALL
     over_all = instance.strategies[node].shards(reduced) == mesh.num_devices
     as_one = sizes <= mesh.all_reduced["reduce-scatter"][-1]
-    return np.where(over_all & as_one & instance.tiled, sizes, 0.0)
-
-
-def _share(form: TensorForm, tiled: bool) -> float:
-    """In which part of a tensor's own size it is stored, where it is."""
-    return form.share.tpu if tiled else form.share.elsewhere
+    return np.where(over_all & as_one & kept, sizes, 0.0)

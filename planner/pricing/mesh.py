@@ -11,7 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models import CostModel, Objective, Topology
-from planner.compiler.targets import HIDDEN_GATHERS, all_reduced_bytes
+from planner.compiler.collectives.lowering import all_reduced_bytes
+from planner.compiler.model import CompilerModel
+from planner.compiler.targets.cpu import CPU
+from planner.compiler.targets.table import compiler_of
 from planner.errors import MeshError
 
 Shape = Mapping[str, int]
@@ -38,13 +41,10 @@ class Mesh:
     are the value of one collective over the axes in the bit set `mask` and of each of its bytes (the larger of local
     operand and result), in the objective's unit; `fixed_seconds` and `seconds_per_byte` are the same in seconds.
     `all_reduced[kind][mask]` are the bytes up to which the compiler makes an all-reduce of it
-    (`planner.compiler.targets`), inf where it always does: the tables have the price of that then. `on_chip_bytes` is the
-    memory for arrays on each chip, where results of matmuls stay if `products_on_chip`, and `kernel_seconds` the least
-    that a kernel takes. `tpu` is the name of the chip where it is a TPU, whose compiler scatters some arrays only
-    (`planner.compiler.targets.scatters`), else "".
-    `hidden_gathers` is the share of gathers that matmuls hide, which take at least the flops of a device over
-    `matmul_flops_per_s`. A mesh of one device may stand for several, at no more than what the parts of a program take
-    on all of these: `stands_for`.
+    (`compiler.collectives.lowering`), inf where it always does: the tables have the price of that then. `on_chip_bytes`
+    is the memory for arrays on each chip, and `kernel_seconds` the least that a kernel takes. `chip` is its name,
+    `compiler` the model of its compiler. Matmuls take at least the flops of a device over `matmul_flops_per_s`. A mesh of
+    one device may stand for several, at no more than what the parts of a program take on all of these: `stands_for`.
     """
 
     shape: Mapping[str, int]
@@ -56,11 +56,10 @@ class Mesh:
     seconds_per_byte: Mapping[str, npt.NDArray[np.float64]]
     all_reduced: Mapping[str, npt.NDArray[np.float64]]
     on_chip_bytes: float = 0.0
-    products_on_chip: bool = True
     kernel_seconds: float = 0.0
     stands_for: int = 1
-    tpu: str = ""
-    hidden_gathers: float = 0.0
+    chip: str = ""
+    compiler: CompilerModel = CPU
     matmul_flops_per_s: float = math.inf
 
     @property
@@ -131,11 +130,12 @@ def make_mesh(shape: Mapping[str, int], topology: Topology, model: CostModel, ob
             f"the mesh {dict(shape)} does not fit the topology {topology.name} of {topology.num_devices} devices; "
             "its sizes must multiply to at most that and divide its physical dims"
         )
-    parts = parts_of_masks(sizes)
+    parts, compiler = parts_of_masks(sizes), compiler_of(topology.chip)
     tables = [{kind: np.zeros(len(parts)) for kind in COLLECTIVES} for _ in range(5)]
     for kind in COLLECTIVES:
         for mask, group in enumerate(parts[1:], 1):
-            all_reduced = all_reduced_bytes(kind, topology, group=group, devices=parts[-1]) if group > 1 else 0.0
+            lowered = group > 1 and compiler.runs("reduce-scatter-decomposer")
+            all_reduced = all_reduced_bytes(kind, topology, group=group, devices=parts[-1]) if lowered else 0.0
             run = "all-reduce" if all_reduced == math.inf else kind
             wires = tuple(link for a, link in enumerate(links) if mask >> a & 1)
             affine = model.collective_affine(run, wires)
@@ -152,10 +152,9 @@ def make_mesh(shape: Mapping[str, int], topology: Topology, model: CostModel, ob
         seconds_per_byte=tables[3],
         all_reduced=tables[4],
         on_chip_bytes=topology.chip.on_chip_bytes,
-        products_on_chip=topology.chip.cores == 1,
         kernel_seconds=topology.chip.kernel_latency_s,
-        tpu=topology.chip.name if topology.chip.platform == "tpu" else "",
-        hidden_gathers=HIDDEN_GATHERS.get(topology.chip.name, 0.0),
+        chip=topology.chip.name,
+        compiler=compiler,
         matmul_flops_per_s=topology.chip.peak("bfloat16", "matrix") * topology.chip.efficiency("bfloat16"),
     )
 

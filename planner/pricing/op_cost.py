@@ -19,19 +19,19 @@ from cost_models import CostModel
 from cost_models.hardware import MEASURED_BATCH, MEASURED_EXTENTS
 from pbqp.vectors import Floats
 from planner.compiler.analysis import Model
-from planner.compiler.buffers.liveness import Liveness
 from planner.compiler.fusion.bytes_accessed import Array
 from planner.compiler.fusion.kernels import Home
 from planner.compiler.fusion.loop_fusion import FusedPass
 from planner.compiler.fusion.ragged_dot import times_computed
+from planner.compiler.layout.tiles import MATRIX_LANES
+from planner.compiler.program import CompiledProgram
 from planner.compiler.simplify.convert_mover import is_by_vector
-from planner.compiler.targets import MATRIX_LANES
 from planner.decisions.groups import Group, Grouping
 from planner.pricing.candidates.strategies import Strategies
 from planner.pricing.mesh import Mesh
 from planner.pricing.reshard import Locations, local_bytes
 from planner.pricing.reshard_alternatives import holds_several
-from planner.pricing.tpu_tiles import copied_for_rows, local_tiled_bytes, turned
+from planner.pricing.tpu_tiles import copied_for_rows, in_argument_order, local_tiled_bytes
 from planner.program.graph import Graph, Op
 from planner.rules.kernels.kernel_parts import kernel_of
 from planner.rules.op_work import is_guessed, op_dtype, op_engine, op_flops
@@ -121,7 +121,7 @@ def kernel_traffic(program: Model, group: Group, strategies: Strategies, mesh: M
         room = _room(inside, mesh)
         if mesh.stands_for > 1:
             fits = math.prod(inside.shape) * inside.itemsize <= mesh.stands_for * room
-            if fits or array.turned is not None or array.rows is not None:
+            if fits or array.copied_slice is not None or array.rows is not None:
                 moved.setdefault(op, np.zeros(len(strategies)))
                 continue
             room = 0.0
@@ -140,7 +140,7 @@ def stays_on_chip(local_bytes: Floats, at_once: float, mesh: Mesh) -> npt.NDArra
 
 def _room(array: Array, mesh: Mesh) -> float:
     """The bytes of the largest part of an array that stays on a chip."""
-    if array.home in ("product", "late product") and not mesh.products_on_chip:
+    if array.home in ("product", "late product") and not mesh.compiler.products_in_vmem:
         return 0.0
     return max(ON_CHIP[array.home], WORKING_SET / array.at_once) * mesh.on_chip_bytes
 
@@ -152,9 +152,9 @@ def _moved_of(array: Array, strategies: Strategies) -> Floats:
     sizes = local_tiled_bytes(located, strategies.axis_sizes, array.shape, array.itemsize, in_rows=array.in_rows)
     if array.several is not None:
         sizes = sizes * holds_several(located, strategies.axis_sizes, array.shape, array.several)
-    if array.turned is None:
+    if array.copied_slice is None:
         return sizes
-    return sizes * turned(located, strategies.axis_sizes, array.shape, *array.turned)
+    return sizes * in_argument_order(located, strategies.axis_sizes, array.shape, *array.copied_slice)
 
 
 def _bytes(graph: Graph, strategies: Strategies, tensor: int, dims: Dims) -> Floats:
@@ -209,17 +209,15 @@ def _said_bytes(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies
     return None if said is None else said / _parts(grouping, op, strategies)
 
 
-def moved_bytes(
-    graph: Graph, liveness: Liveness, op: Op, operands: Sequence[Floats], results: Sequence[Floats]
-) -> Floats:
+def moved_bytes(program: CompiledProgram, op: Op, operands: Sequence[Floats], results: Sequence[Floats]) -> Floats:
     """Bytes that a run of an op moves that is not fused, from those of its operands and results.
 
     An operand that it computes itself is read as what that is computed from; what must be copied for it is moved, too.
     """
     zero, row = np.zeros(()), traits(op.kind)
-    shares, copied = liveness.read_through.shares, liveness.in_place.passes.get(op.id, 0.0)
+    shares, copied = program.read_through.shares, program.in_place.extra_traffic.get(op.id, 0.0)
     read = [shares.get((op.id, position), 1.0) * size for position, size in enumerate(operands)]
-    again = graph.regions[op.region].per_run(copied) * results[0] if copied else zero
+    again = program.graph.regions[op.region].per_run(copied) * results[0] if copied else zero
     if row.picks:
         return again + sum(read[1:], zero) + 2 * sum(results, zero)
     if row.updates is not None:
@@ -246,8 +244,7 @@ def fetches(program: Model, op: Op, strategies: Strategies, mesh: Mesh) -> list[
     ]
     found: list[Fetch] = []
     shared = [_same_halos(graph, op, position) for position in range(len(op.operands))]
-    narrow = program.liveness.narrow
-    narrowed = [narrow.share(t, [(op.id, i)]).tpu if mesh.tpu else 1.0 for i, t in enumerate(op.operands)]
+    narrowed = [program.compiled.narrow.fraction(t, [(op.id, i)]) for i, t in enumerate(op.operands)]
     for slide in moving:
         masks = ((located[image_of(op.kind)] == slide.image_dim) << np.arange(len(axis_sizes))).sum(axis=1)
         for mask in np.unique(masks[masks > 0]).tolist():
@@ -304,17 +301,18 @@ def _local_extents(
 
 
 def _heavy(program: Model, op: Op, strategies: Strategies, model: CostModel, mesh: Mesh) -> Work:
-    graph, grouping = program.graph, program.grouping
+    graph, grouping, compiler = program.graph, program.grouping, program.compiler
     placement = grouping.placements[op.id]
-    flops = _flops(graph, grouping, op, strategies) * times_computed(graph, op, on_tpu=bool(mesh.tpu))
+    flops = _flops(graph, grouping, op, strategies) * times_computed(
+        graph, op, expanded=compiler.runs("ragged-dot-expander")
+    )
     zero = np.zeros(len(strategies))
     trips = graph.regions[op.region].trips
     traffic = _traffic(program, op, strategies, mesh)
-    # A TPU multiplies by a vector in its vector unit.
-    by_vector = bool(mesh.tpu) and is_by_vector(graph, op)
-    multiplied = flops * _filled(graph, grouping, op, strategies) if mesh.tpu and not by_vector else flops
-    of_gpu = program.kernels is not None and not mesh.tpu
-    pieces = _pieces(graph, grouping, op, strategies, flops) if of_gpu else 1.0
+    by_vector = compiler.runs("dot-strength-reduction") and is_by_vector(graph, op)
+    padded = compiler.runs("tiling") and not by_vector
+    multiplied = flops * _filled(graph, grouping, op, strategies) if padded else flops
+    pieces = _pieces(graph, grouping, op, strategies, flops) if compiler.runs("gemm-tiling") else 1.0
     dtype = op_dtype(graph, op)
     engine = "vector" if by_vector else op_engine(op)
     seconds = model.compute_seconds(
@@ -368,7 +366,7 @@ def _traffic(program: Model, op: Op, strategies: Strategies, mesh: Mesh) -> Floa
         [_bytes(graph, strategies, t, d) for t, d in zip(of, dims, strict=True)]
         for of, dims in ((op.operands, placement.operands), (op.results, placement.results))
     )
-    return zero + moved_bytes(graph, program.liveness, op, operands, results)
+    return zero + moved_bytes(program.compiled, op, operands, results)
 
 
 def _filled(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies) -> Floats:

@@ -38,19 +38,19 @@ def compiled_peak(memory: MemoryModel, choice: Sequence[int], *, argument_bytes:
 
 def _again(model: Model) -> npt.NDArray[np.bool_]:
     """Which tensors passes outside of loops can make again while they are read, as what they read stands or is small."""
-    graph, liveness = model.graph, model.liveness
-    stops = dict.fromkeys(graph.inputs, liveness.steps)
-    for buffer in liveness.buffers:
+    graph, program = model.graph, model.compiled
+    stops = dict.fromkeys(graph.inputs, program.steps)
+    for buffer in program.buffers:
         stops[buffer.tensor] = max(buffer.stop, stops.get(buffer.tensor, 0))
-    there = np.full(len(graph.tensors), liveness.steps)
+    there = np.full(len(graph.tensors), program.steps)
     again = np.zeros(len(graph.tensors), np.bool_)
     for op in graph.ops:
-        passing = liveness.passes[op.id] and graph.regions[op.region].parent is None
+        passing = program.fused[op.id] and graph.regions[op.region].parent is None
         for tensor in op.results:
             least = graph.tensors[tensor].aval.size / MUCH
             of = [int(there[t]) for t in op.operands if graph.tensors[t].aval.size >= least]
-            until = min(of, default=liveness.steps)
-            there[tensor] = stops.get(tensor, 0) if liveness.materialised[tensor] else until
+            until = min(of, default=program.steps)
+            there[tensor] = stops.get(tensor, 0) if program.materialized[tensor] else until
             long_enough = until - op.id >= ABOUT * (there[tensor] - op.id)
             again[tensor] = passing and long_enough and tensor not in graph.returned
     return again

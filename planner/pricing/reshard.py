@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pbqp.vectors import Floats, Indices
-from planner.compiler.collectives.overlap_and_combining import Eased
+from planner.compiler.collectives.savings import Savings
 from planner.pricing.candidates.specs import Layout
 from planner.pricing.mesh import COLLECTIVES, Mesh
 from planner.pricing.reshard_alternatives import APART, PLAIN, Locations, ways_of
@@ -45,16 +45,16 @@ SUMS: Shares = tuple((1.0, 1.0) if kind in SUMMING else (0.0, 0.0) for kind in C
 MOVING = ("all-gather", "all-to-all", "collective-permute")
 
 
-def shares_of(eased: Eased, transfer: int) -> Shares:
+def shares_of(savings: Savings, transfer: int) -> Shares:
     """What counts of the collectives of a transfer: of sums that are one its part, of the latency its share."""
     return _shares(
-        eased.together.get(transfer, 1), eased.combined.get(transfer, 1.0), eased.narrowed.get(transfer, 1.0)
+        savings.reassociated.get(transfer, 1), savings.latency.get(transfer, 1.0), savings.bytes.get(transfer, 1.0)
     )
 
 
 @lru_cache(maxsize=4096)
-def _shares(together: int, combined: float, narrowed: float) -> Shares:
-    part = 1 / together
+def _shares(reassociated: int, combined: float, narrowed: float) -> Shares:
+    part = 1 / reassociated
     sums, moved = (part * combined, part), (1.0, narrowed)
     counted = {"all-reduce": sums, "reduce-scatter": sums} | dict.fromkeys(MOVING, moved)
     return tuple(counted.get(kind, (1.0, 1.0)) for kind in COLLECTIVES)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from planner.compiler.targets import scatters
+from planner.compiler.collectives.lowering import scatters
 from planner.pricing.mesh import Mesh, parts_of_masks
 
 Locations = npt.NDArray[np.int8]
@@ -32,7 +32,7 @@ def ways_of(
     Parameters as of `reshard.patterns_of`; where the chip is a TPU, its compiler says which sums it can scatter.
     """
     ways = np.full((len(source), len(target)), PLAIN, np.int64)
-    if mesh.tpu and partial.any():
+    if mesh.compiler.runs("tiling") and partial.any():
         places = list(range(len(shape)) if order is None else order)
         itemsize = round(whole_bytes / max(1, math.prod(shape)))
         parts = parts_of_masks(mesh.sizes)
@@ -44,7 +44,7 @@ def ways_of(
             for dim in np.unique(onto[onto >= 0]).tolist():
                 columns = np.flatnonzero((onto == dim).all(axis=1))
                 at = places.index(dim)
-                summed = [not scatters(mesh.tpu, tuple(of), at, parts=parts[mask], itemsize=itemsize) for of in held]
+                summed = [not scatters(mesh.chip, tuple(of), at, parts=parts[mask], itemsize=itemsize) for of in held]
                 ways[np.ix_(rows[summed], columns)] = SUMMED
     ways[_crowded(source, target, mesh.sizes, shape)] = APART
     return ways

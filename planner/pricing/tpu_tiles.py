@@ -16,7 +16,7 @@ import numpy as np
 from pbqp.vectors import Floats, distinct_lines
 from planner.compiler.layout.gather_tables import Rows, lies_by_rows
 from planner.compiler.layout.row_major_lanes import InRows
-from planner.compiler.targets import TILE_LANES, TILE_ROWS
+from planner.compiler.layout.tiles import TILE_LANES, TILE_ROWS
 from planner.pricing.reshard_alternatives import Locations, local_extents
 
 SCALAR_BYTES = 512.0
@@ -93,14 +93,16 @@ def local_tiled_bytes(
     return _of_parts(sized, locations, axis_sizes, shape)
 
 
-def turned(locations: Locations, axis_sizes: Sequence[int], shape: Sequence[int], dim: int, itemsize: float) -> Floats:
+def in_argument_order(
+    locations: Locations, axis_sizes: Sequence[int], shape: Sequence[int], dim: int, itemsize: float
+) -> Floats:
     """1 where a device's part of an argument has several elements along a dim and lies in their order, else 0."""
     in_order = tuple(range(len(shape)))
 
-    def is_turned(local: tuple[int, ...]) -> float:
+    def is_in_order(local: tuple[int, ...]) -> float:
         return float(local[dim] > 1 and argument_order(local, itemsize) == in_order)
 
-    return _of_parts(is_turned, locations, axis_sizes, shape)
+    return _of_parts(is_in_order, locations, axis_sizes, shape)
 
 
 def copied_for_rows(locations: Locations, axis_sizes: Sequence[int], shape: Sequence[int], rows: Rows) -> Floats:

@@ -79,7 +79,7 @@ class _Found:
                 continue
             leading = [dim[0] if dim else -1 for dim in self.dims.of(tensor.id)]
             self.twice.update(i for i in leading if i >= 0 and leading.count(i) > 1)
-            if model.liveness.materialised[tensor.id]:
+            if model.compiled.materialized[tensor.id]:
                 split = axes_of_spec(chosen.stored(tensor.id), len(leading))
                 for index, axes in zip(leading, split, strict=True):
                     weights[index][axes] += int(tensor.aval.bytes)

@@ -353,7 +353,7 @@ class _Alone:
             stated = program.alone(self.shape, self.most)
             instance = stated.instance if isinstance(stated, SharedInstance) else stated
             model = stated.members.whole if isinstance(stated, SharedInstance) else stated.model
-            self.bytes = whole_bytes(model, tiled=instance.tiled) * (1 - WORTHWHILE)
+            self.bytes = whole_bytes(model) * (1 - WORTHWHILE)
             self.divisible = instance.objective.name != "energy"
             # Parts of a kernel may have less work in all than the whole, where a function of shapes says it.
             self.of_shapes = has_work_of_shapes(model.graph)

@@ -34,7 +34,7 @@ def more_devices(program: States, memory: MemoryModel, limit_bytes: float, budge
         return None
     instance = memory.instance
     shape, devices = instance.mesh.shape, instance.mesh.num_devices
-    fewest = math.ceil(whole_bytes(instance.model, tiled=instance.tiled) / limit_bytes)
+    fewest = math.ceil(whole_bytes(instance.model) / limit_bytes)
     if fewest > MOST_TIMES * devices:
         return Offer(words=f"use at least {fewest} devices")
     for times in (1 << i for i in range(1, MOST_TIMES.bit_length())):

@@ -79,7 +79,7 @@ def _numbered(keys: list[Hashable]) -> list[int]:
 def _of_transfer(model: Model, transfer: Transfer) -> Hashable:
     """All that its values follow from, but for the strategies of its ends."""
     aval = model.graph.aval_numbers[transfer.tensor]
-    spared = None if model.kernels is None else (model.eased.figures(transfer.id), model.memory_order(transfer))
+    spared = None if model.kernels is None else (model.savings.figures(transfer.id), model.memory_order(transfer))
     return (
         transfer.source_dims,
         transfer.reduced,
@@ -143,8 +143,8 @@ def _cut_down(model: Model, classes: Classes, within: list[Transfer], between: l
         fetched=(),
         accumulators=(),
     )
-    spared = None if model.kernels is None else model.eased.of([transfer.id for transfer in kept])
-    smaller = replace(model, flow=flow, given_eased=spared)
+    spared = None if model.kernels is None else model.savings.of([transfer.id for transfer in kept])
+    smaller = replace(model, flow=flow, given_savings=spared)
     return Members(model=smaller, whole=model, classes=classes, counts=tuple(counts))
 
 

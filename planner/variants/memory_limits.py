@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from planner.compiler.targets import ROOM
+from planner.compiler.targets.table import compiler_of
 from planner.errors import InfeasibleError
 from planner.options import Options
 from planner.pricing.mesh import Shape
@@ -78,7 +78,7 @@ def _search_beyond(
 def roomy_limit(session: Session) -> float:
     """The bytes per device up to which the compiler leaves a program as it is."""
     chip = session.request.topology.chip
-    return min(session.request.memory_limit, ROOM.get(chip.platform, 1.0) * chip.hbm_bytes)
+    return min(session.request.memory_limit, compiler_of(chip).room * chip.hbm_bytes)
 
 
 def takes_all(session: Session, limit: float) -> bool:

@@ -37,7 +37,7 @@ from typing import Any, Literal
 
 import jax
 
-from planner.compiler.targets import REMEDIES, remedy_of
+from planner.compiler.emission.options import REMEDIES, remedy_of
 from planner.errors import ArgumentError, CompileError
 from planner.machine import aot_child
 from planner.machine.aot_child import Place
@@ -86,13 +86,14 @@ class AotRequest:
 class AotReport:
     """What became of a compile.
 
-    `status` is "ok"; "oom" where the program does not fit, as the compiler says or, of a GPU, as its peak shows; "error"
-    where the compiler refused the program; "crash" where it died (`signal` says of what); "timeout"; "unavailable" where
-    no compiler for the platform is installed. `message` is the compiler's. `memory` and `collectives` are those of one
-    device; of an "oom", `memory` is None and `needed_bytes` what would be needed; of a CPU it is never said.
-    `hlo` is the scheduled HLO text, which `hlo.schedule` prices. `rematerialized` are the compiler's "involuntary
-    full rematerialization" warnings. `remedy` is the entry of `planner.compiler.targets.REMEDIES` with whose options it was
-    compiled, "" where the request was enough. `seconds` is the wall time of the child, or of both.
+    `status` is "ok"; "oom" where the program does not fit, as the compiler says or, of a GPU, as its peak shows;
+    "error" where the compiler refused the program; "crash" where it died (`signal` says of what); "timeout";
+    "unavailable" where no compiler for the platform is installed. `message` is the compiler's. `memory` and
+    `collectives` are those of one device; of an "oom", `memory` is None and `needed_bytes` what would be needed; of a
+    CPU it is never said. `hlo` is the scheduled HLO text, which `hlo.schedule` prices. `rematerialized` are the
+    compiler's "involuntary full rematerialization" warnings. `remedy` is the entry of
+    `compiler.emission.options.REMEDIES` with whose options it was compiled, "" where the request was enough. `seconds`
+    is the wall time of the child, or of both.
     """
 
     status: CompileStatus

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from planner.compiler.collectives.lowering import as_lowered
+from planner.compiler.targets.table import COMPILERS
 from planner.decision import Decision
-from planner.prediction import Collective, as_lowered
+from planner.prediction import Collective
 from planner.program.jaxpr.origins import own_line, short_line
 from planner.units import quantity
 from planner.verify.collective_prices import CollectivePrices, collective_prices, plain_kind
@@ -124,7 +126,7 @@ def moved(decision: Decision, compiled: Sequence[CompiledCollective], platform: 
     predicted = decision.predicted.collectives
     # What is predicted is what the compiler of the topology's own platform writes: of whole-slice scatters sums.
     if platform != decision.request.topology.chip.platform:
-        predicted = as_lowered(predicted, platform, lambda kind, *_: kind)
+        predicted = as_lowered(predicted, COMPILERS[platform], lambda kind, *_: kind)
     promised = [m for c in predicted if (m := _promised(c, shape, prices)).axes]
     return promised, [_compiled(c, prices) for c in compiled]
 

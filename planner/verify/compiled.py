@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from planner.compiler.targets import REMEDIES, remedy_of
+from planner.compiler.emission.options import REMEDIES, remedy_of
 from planner.machine.aot_child import Place, place_of
 from planner.machine.compile_target import why_not_compiled
 from planner.machine.device_topology import whole_of

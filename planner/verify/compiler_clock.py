@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from cost_models import Profile, Topology
 from cost_models.calibrate import ON_ACCELERATORS, Body, Sizes, fitted, looped
-from planner.compiler.targets import CLOCK_HZ
+from planner.compiler.targets.table import CLOCK_HZ
 from planner.errors import ArgumentError, CompileError
 from planner.verify.aot import AotReport, lower_request
 from planner.verify.kept_reports import KeptReports, releases

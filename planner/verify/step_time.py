@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 
 from cost_models import Topology
-from planner.compiler.targets import MATRIX_LANES
+from planner.compiler.layout.tiles import MATRIX_LANES
 from planner.verify.collective_prices import collective_prices
 from planner.verify.hlo.gpu_schedule import estimate_gpu_seconds
 from planner.verify.hlo.schedule import Rates, estimate_seconds

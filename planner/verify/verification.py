@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.compiler.targets import REMEDIES, remedy_of
+from planner.compiler.emission.options import REMEDIES, remedy_of
 from planner.decision import Checked, Decision
 from planner.emit.alternatives import options_words, remedied
 from planner.emit.runner import Runner
@@ -54,7 +54,7 @@ class Verification:
 
     `seconds` and `recomputation` inform: no verdict comes of them. None where nothing was compiled, and where the plan
     computes nothing again. `remedy`: the plan compiles only with more options than it has, those of this entry of
-    `planner.compiler.targets.REMEDIES`, with which the rest was found; that fails, too.
+    `planner.compiler.emission.options.REMEDIES`, with which the rest was found; that fails, too.
     """
 
     numerics: Numerics

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from planner.compiler.buffers.liveness import analyse
-from planner.compiler.fusion.instruction_fusion import ON_TPU
-from planner.compiler.isomorphic_groups import alike
+from planner.compiler.isomorphic_groups import isomorphic
+from planner.compiler.program import compiled
+from planner.compiler.targets.tpu import TPU
 from planner.decisions.groups import group_ops
 from planner.pricing.build_instance import strategies_of
 from planner.pricing.instance import Instance
@@ -52,7 +52,7 @@ def test_weights_that_a_loop_takes_in_are_alike_wherever_they_stand_in_it() -> N
     args = ([jnp.ones((64, 64))] * 4, jnp.ones((4, 32, 64)))
     graph = build_graph(trace(fn, args))
     grouping = group_ops(graph)
-    kinds = alike(graph, grouping, analyse(graph, grouping, ON_TPU))
+    kinds = isomorphic(compiled(graph, grouping, TPU))
     taken = [kinds[grouping.group_of[op.id]] for op in graph.ops if op.kind == "loop_const"]
     assert len(taken) == 4
     assert len(set(taken)) == 1
@@ -60,7 +60,7 @@ def test_weights_that_a_loop_takes_in_are_alike_wherever_they_stand_in_it() -> N
 
 def test_layers_written_out_share_their_groups() -> None:
     model = small_session("gpt_unrolled").model
-    kinds = alike(model.graph, model.grouping, model.liveness)
+    kinds = isomorphic(model.compiled)
     assert len(set(kinds)) < 0.6 * len(kinds)
 
 

@@ -15,7 +15,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import planner
-from planner.compiler.targets import NO_WINDOWED_EINSUM
+from planner.compiler.emission.options import NO_WINDOWED_EINSUM
 from planner.emit.alternatives import variants
 from planner.emit.jitted import Jitted, jitted
 from planner.errors import ArgumentError

@@ -13,7 +13,7 @@ import pytest
 
 import planner
 from planner.compiler import targets
-from planner.compiler.targets import REMEDIES
+from planner.compiler.emission.options import REMEDIES
 from planner.emit import alternatives as variants
 from planner.emit.runner import Runner
 from planner.errors import InfeasibleError

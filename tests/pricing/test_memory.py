@@ -36,7 +36,7 @@ def test_charges_are_the_bytes_of_tensors_in_their_nodes_strategies(name: str) -
     for charge in MemoryModel(instance=instance).charges:
         home = homes[charge.tensor]
         if home is not None and home[0] == charge.node:
-            lies = instance.model.liveness.in_rows.get(charge.tensor)
+            lies = instance.model.compiled.row_major.get(charge.tensor)
             alone = instance.resident_bytes(tensors[charge.tensor].aval, *home, in_rows=lies)
             assert any(np.array_equal(charge.bytes, share * alone) for share in (0.0, 0.5, 1.0))
 
@@ -86,7 +86,7 @@ def test_rows_leave_out_no_more_than_a_small_part_of_the_limit(name: str) -> Non
 
 def test_no_plan_on_n_devices_needs_less_than_an_nth_of_the_whole() -> None:
     memory = MemoryModel(instance=small_session("deep").instance({"x": 4, "y": 2}))
-    least = whole_bytes(memory.instance.model, tiled=memory.instance.tiled) / 8
+    least = whole_bytes(memory.instance.model) / 8
     assert all(memory.profile(choice).max() >= least * (1 - 1e-9) for choice in _choices(memory, 3))
 
 

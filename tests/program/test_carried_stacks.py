@@ -227,9 +227,9 @@ def test_a_saved_plan_finds_its_program_again(tmp_path: Any) -> None:
 def test_one_stack_stands_in_memory() -> None:
     graph = build_graph(with_stacks_carried(trace(_updated, _args(), donate_argnums=(0,))))
     model = model_of(graph, pinned_outputs=set(), kept=set())
-    copied = [graph.tensors[graph.ops[op].results[0]].aval.shape for op in model.liveness.in_place.passes]
+    copied = [graph.tensors[graph.ops[op].results[0]].aval.shape for op in model.compiled.in_place.extra_traffic]
     assert CACHE.shape not in copied
-    stacks = [graph.tensors[buffer.tensor].aval.shape for buffer in model.liveness.buffers]
+    stacks = [graph.tensors[buffer.tensor].aval.shape for buffer in model.compiled.buffers]
     assert CACHE.shape not in stacks
 
 

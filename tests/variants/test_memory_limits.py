@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.compiler.targets import ROOM
+from planner.compiler.targets.tpu import TPU
 from planner.errors import InfeasibleError
 from planner.options import Options
 from planner.problem import Session
@@ -32,7 +32,7 @@ def _with_memory(session: Session, size: float) -> Session:
 
 def test_there_is_room_on_tpus_alone() -> None:
     tpu, cpu = small_session("mlp"), small_session("mlp", "cpu:8")
-    assert roomy_limit(_with_memory(tpu, 1e9)) == pytest.approx(ROOM["tpu"] * 1e9)
+    assert roomy_limit(_with_memory(tpu, 1e9)) == pytest.approx(TPU.room * 1e9)
     assert roomy_limit(_with_memory(cpu, 1e9)) == 1e9
 
 

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from planner.compiler.targets import MATRIX_LANES
+from planner.compiler.layout.tiles import MATRIX_LANES
 from planner.errors import ArgumentError
 from planner.verify.hlo import schedule, work
 from planner.verify.hlo.collectives import read_collectives

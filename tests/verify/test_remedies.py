@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.compiler.targets import NO_WINDOWED_EINSUM, REMEDIES, options_of_plans, remedy_of
+from planner.compiler.emission.options import NO_WINDOWED_EINSUM, REMEDIES, options_of_plans, remedy_of
 from planner.verify import aot
 from planner.verify.aot import AotReport, AotRequest
 from planner.verify.kept_reports import KeptReports

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from planner.compiler.buffers.share import Share
-
 
 class Buffer(NamedTuple):
-    """One tensor in memory over the half-open interval [start, stop) of op ids.
+    """One tensor in memory over the half-open interval [start, stop) of op ids, `fraction` of its bytes.
 
     With `several`, a dim, only on devices that hold several elements along it.
     """
@@ -16,5 +14,5 @@ class Buffer(NamedTuple):
     tensor: int
     start: int
     stop: int
-    share: Share
+    fraction: float = 1.0
     several: int | None = None

@@ -26,55 +26,58 @@ READ_AND_WRITTEN = 2.0
 class InPlace:
     """What lies in donated arguments, and what is copied.
 
-    `taken` are the tensors in the memory of a donated argument, which need none of their own. `passes[op]` says how
+    `taken` are the tensors in the memory of a donated argument, which need none of their own. `extra_traffic[op]` says how
     often per call the first result of an op is read or written beyond what the op itself does. `kept[tensor]`: until when
     a carry stands as the next trip's is made elsewhere and copied there at the end of a trip.
     """
 
     taken: frozenset[int]
-    passes: Mapping[int, float]
+    extra_traffic: Mapping[int, float]
     kept: Mapping[int, int]
 
-    def going_over(self, passes: Mapping[int, float]) -> InPlace:
-        """The same, where what ops make is gone over more often by so much."""
-        if not passes:
+    def with_traffic(self, more: Mapping[int, float]) -> InPlace:
+        """The same, with results of ops read or written more often by so much."""
+        if not more:
             return self
         return replace(
-            self, passes={op: self.passes.get(op, 0.0) + passes.get(op, 0.0) for op in {*self.passes, *passes}}
+            self,
+            extra_traffic={
+                op: self.extra_traffic.get(op, 0.0) + more.get(op, 0.0) for op in {*self.extra_traffic, *more}
+            },
         )
 
 
 def in_place(
     graph: Graph,
-    passes: Sequence[bool],
-    materialised: Sequence[bool],
+    fused: Sequence[bool],
+    materialized: Sequence[bool],
     last: Sequence[int],
     spans: Sequence[tuple[int, int]],
 ) -> InPlace:
     """What is written in place, from the time until which each tensor is needed and the spans of regions (op ids).
 
-    `passes` are the ops that are parts of fused passes.
+    `fused` are the ops that are parts of fused kernels.
     """
-    walk = _Walk(graph=graph, fused=passes, materialised=materialised, last=last, spans=spans)
+    walk = _Walk(graph=graph, fused=fused, materialized=materialized, last=last, spans=spans)
     for out, position in sorted(graph.aliases.items()):
         walk.lead_back(graph.outputs[out], graph.inputs[position])
     for op in graph.ops:
         trips = graph.regions[op.region].trips
         if op.kind == "loop_carry_in":
             runs = graph.regions[graph.regions[op.region].parent or 0].trips
-            if not materialised[op.operands[0]]:
-                walk.passes[op.id] += runs
+            if not materialized[op.operands[0]]:
+                walk.extra_traffic[op.id] += runs
             elif walk.must_copy(op):
-                walk.passes[op.id] += READ_AND_WRITTEN * runs
+                walk.extra_traffic[op.id] += READ_AND_WRITTEN * runs
         elif op.kind == "loop_carry_out":
             if walk.trip(op) is None:
-                walk.passes[op.id] += READ_AND_WRITTEN * trips
+                walk.extra_traffic[op.id] += READ_AND_WRITTEN * trips
                 entered = walk.entered(op)
                 if entered is not None:
                     walk.kept[entered.results[0]] = op.id + 1
         elif traits(op.kind).updates is not None and walk.must_copy(op):
-            walk.passes[op.id] += READ_AND_WRITTEN * trips
-    return InPlace(taken=frozenset(walk.taken), passes=dict(walk.passes), kept=walk.kept)
+            walk.extra_traffic[op.id] += READ_AND_WRITTEN * trips
+    return InPlace(taken=frozenset(walk.taken), extra_traffic=dict(walk.extra_traffic), kept=walk.kept)
 
 
 def on_donated(graph: Graph) -> frozenset[int]:
@@ -114,14 +117,14 @@ class _Chain:
 class _Walk:
     graph: Graph
     fused: Sequence[bool]
-    materialised: Sequence[bool]
+    materialized: Sequence[bool]
     last: Sequence[int]
     spans: Sequence[tuple[int, int]]
     kept: dict[int, int] = field(default_factory=dict[int, int])
     taken: set[int] = field(default_factory=set[int])
     given: set[int] = field(default_factory=set[int])
     """Arguments that are written over by what is computed from them."""
-    passes: defaultdict[int, float] = field(default_factory=lambda: defaultdict[int, float](float))
+    extra_traffic: defaultdict[int, float] = field(default_factory=lambda: defaultdict[int, float](float))
 
     @cached_property
     def _first_of(self) -> dict[int, int]:
@@ -136,7 +139,7 @@ class _Walk:
         if chain.origin == argument:
             self.given.add(argument)
         elif self.last[argument] > chain.start or self._moves(chain.tensors[-1], argument):
-            self.passes[self._maker(result).id] += READ_AND_WRITTEN
+            self.extra_traffic[self._maker(result).id] += READ_AND_WRITTEN
             return
         self.taken.update(chain.tensors)
 
@@ -165,7 +168,7 @@ class _Walk:
                 if tensor in met or self.graph.tensors[tensor].producer is None:
                     continue
                 met.add(tensor)
-                (found.add if self.materialised[tensor] else left.append)(tensor)
+                (found.add if self.materialized[tensor] else left.append)(tensor)
         latest = max(found, key=lambda tensor: self._maker(tensor).id, default=made)
         op = self._maker(latest)
         return (
@@ -177,7 +180,7 @@ class _Walk:
         found, left = set[int](), [argument]
         while left:
             for reader, _ in self.graph.consumers[left.pop()]:
-                made = [t for t in self.graph.ops[reader].results if not self.materialised[t] and t not in found]
+                made = [t for t in self.graph.ops[reader].results if not self.materialized[t] and t not in found]
                 found.update(made)
                 left += made
         return found

@@ -27,7 +27,7 @@ class WorkingSets:
 
     def __init__(self, graph: Graph, buffers: Iterable[Buffer], spans: Sequence[tuple[int, int]]) -> None:
         self._graph, self._spans = graph, spans
-        held = {(b.tensor, b.start, b.stop): b.share.tpu * graph.tensors[b.tensor].aval.bytes for b in buffers}
+        held = {(b.tensor, b.start, b.stop): b.fraction * graph.tensors[b.tensor].aval.bytes for b in buffers}
         for op in graph.ops:
             taken = op.operands[0] if op.kind in TAKEN_IN else None
             if taken is not None and graph.tensors[taken].producer is None:

@@ -11,13 +11,13 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from planner.compiler.buffers.liveness import Liveness
 from planner.compiler.fusion.kernels import Access, Home, Kernel, Kernels
 from planner.compiler.fusion.ragged_dot import times_moved
 from planner.compiler.layout.gather_tables import Rows
 from planner.compiler.layout.row_major_lanes import InRows
-from planner.decisions.groups import Group, Grouping
-from planner.program.graph import Graph, Op
+from planner.compiler.program import CompiledProgram
+from planner.decisions.groups import Group
+from planner.program.graph import Op
 from planner.program.slots import TAKEN_IN
 from planner.rules.op_work import op_passes
 from planner.rules.primitives import traits
@@ -27,17 +27,17 @@ from planner.rules.rule import Dims
 class Array(NamedTuple):
     """An array that is moved: its shape, whose dims are in the factors of a group, and where it may stand.
 
-    With `several`, a dim, it is moved only where a device holds several elements along that dim; with `turned`, a dim and
-    an itemsize, only where besides an argument like it of such elements lies in the order of its dims; with `rows` it is
-    copied as `gathered_rows` says. `in_rows`: how it lies in rows. `at_once`: the bytes that stand at once for each of its
-    own (see `working_sets`).
+    With `several`, a dim, it is moved only where a device holds several elements along that dim; with `copied_slice`, a
+    dim and an itemsize, only where besides an argument like it of such elements lies in the order of its dims; with
+    `rows` it is copied as `gathered_rows` says. `in_rows`: how it lies in rows. `at_once`: the bytes that stand at once
+    for each of its own (see `working_sets`).
     """
 
     shape: tuple[int, ...]
     itemsize: float
     dims: Dims
     home: Home
-    turned: tuple[int, float] | None = None
+    copied_slice: tuple[int, float] | None = None
     several: int | None = None
     rows: Rows | None = None
     in_rows: InRows | None = None
@@ -53,50 +53,44 @@ class Movement(NamedTuple):
     inside: Array
 
 
-def movements(
-    graph: Graph, grouping: Grouping, liveness: Liveness, kernels: Kernels | None, group: Group
-) -> Iterator[Movement]:
+def movements(program: CompiledProgram, kernels: Kernels | None, group: Group) -> Iterator[Movement]:
     """What the ops of a group move; nothing where no kernels are known."""
     if kernels is None:
         return
     for kernel in kernels.of_group.get(group.id, ()):
-        yield from _of_kernel(graph, grouping, liveness, kernel)
-    narrowed = liveness.narrowed
+        yield from _of_kernel(program, kernel)
+    graph, conversions = program.graph, program.conversions
     for number in group.ops:
         op = graph.ops[number]
-        copied = liveness.in_place.passes.get(number)
+        copied = program.in_place.extra_traffic.get(number)
         if copied:
-            yield _whole(graph, grouping, liveness, op, op.results[0], graph.regions[op.region].per_run(copied))
-        if number in liveness.turning:
-            passes, several = liveness.turning[number]
-            whole = _whole(graph, grouping, liveness, op, op.results[0], graph.regions[op.region].per_run(passes))
+            yield _whole(program, op, op.results[0], graph.regions[op.region].per_run(copied))
+        if number in program.transposes:
+            times, several = program.transposes[number]
+            whole = _whole(program, op, op.results[0], graph.regions[op.region].per_run(times))
             dim = several + len(whole.array.shape) - len(graph.tensors[op.operands[0]].aval.shape)
             array = whole.array._replace(several=dim)
             yield whole._replace(array=array, inside=array)
-        if (
-            liveness.fusion.computes_operands
-            and op.kind in TAKEN_IN
-            and graph.consumers[op.operands[0]][0][0] == number
-            and op.operands[0] in narrowed
-        ):
-            times = graph.regions[op.region].per_run(narrowed[op.operands[0]])
-            yield _whole(graph, grouping, liveness, op, op.operands[0], times)
+        if op.kind in TAKEN_IN and op.operands[0] in conversions and graph.consumers[op.operands[0]][0][0] == number:
+            times = graph.regions[op.region].per_run(conversions[op.operands[0]])
+            yield _whole(program, op, op.operands[0], times)
 
 
-def _of_kernel(graph: Graph, grouping: Grouping, liveness: Liveness, kernel: Kernel) -> Iterator[Movement]:
-    op, tiled = graph.ops[kernel.op], liveness.fusion.computes_operands
+def _of_kernel(program: CompiledProgram, kernel: Kernel) -> Iterator[Movement]:
+    op, compiler = program.graph.ops[kernel.op], program.compiler
     row = traits(op.kind)
     parts = kernel.operands and (row.picks or row.updates is not None)
     if parts and row.picks:
         table = next((_array(access) for access in kernel.operands[0]), None)
-        yield _whole(graph, grouping, liveness, op, op.results[0], inside=table)
+        yield _whole(program, op, op.results[0], inside=table)
     elif parts and row.updates is not None:
         target = next((_array(access) for access in kernel.results[0]), None)
         times = 1.0 if row.overwrites else 2.0
-        yield _whole(graph, grouping, liveness, op, op.operands[row.updates], times, inside=target)
-    passes = op_passes(graph, op) if kernel.operands and tiled else 1.0
+        yield _whole(program, op, op.operands[row.updates], times, inside=target)
+    passes = op_passes(program.graph, op) if kernel.operands and compiler.runs("multi-pass-lowering") else 1.0
+    expanded = compiler.runs("ragged-dot-expander")
     for position, accesses in enumerate(kernel.operands):
-        times = passes if tiled else times_moved(graph, op, position)
+        times = passes * (times_moved(program.graph, op, position) if expanded else 1.0)
         yield from (_moved(op, access, times) for access in accesses if position or not parts)
     for accesses in kernel.results if row.updates is None else ():
         yield from (_moved(op, access, passes) for access in accesses)
@@ -105,7 +99,7 @@ def _of_kernel(graph: Graph, grouping: Grouping, liveness: Liveness, kernel: Ker
 
 def _array(access: Access) -> Array:
     return Array(
-        *(access.shape, access.itemsize, access.dims, access.home, access.turned),
+        *(access.shape, access.itemsize, access.dims, access.home, access.copied_slice),
         rows=access.rows,
         in_rows=access.in_rows,
         at_once=access.at_once,
@@ -113,7 +107,7 @@ def _array(access: Access) -> Array:
 
 
 def _moved(op: Op, access: Access, passes: float = 1.0) -> Movement:
-    """What an op moves; what goes over memory several times has more in flight."""
+    """What an op moves; an array that goes over memory several times has more in flight."""
     array = _array(access)
     if passes != 1.0 and access.home in ("chip", "product"):
         array = array._replace(home="passes")
@@ -121,21 +115,14 @@ def _moved(op: Op, access: Access, passes: float = 1.0) -> Movement:
 
 
 def _whole(
-    graph: Graph,
-    grouping: Grouping,
-    liveness: Liveness,
-    op: Op,
-    tensor: int,
-    times: float = 1.0,
-    *,
-    inside: Array | None = None,
+    program: CompiledProgram, op: Op, tensor: int, times: float = 1.0, *, inside: Array | None = None
 ) -> Movement:
     """An operand or result of an op, once or more, in memory or inside of another array."""
-    placement, aval = grouping.placements[op.id], graph.tensors[tensor].aval
+    placement, aval = program.grouping.placements[op.id], program.graph.tensors[tensor].aval
     sides = zip((*op.operands, *op.results), (*placement.operands, *placement.results), strict=True)
     dims = next(dims for of, dims in sides if of == tensor)
-    # What a trip leaves in the carry stands in the body until then.
-    at_once = liveness.working_sets.per_byte(op.operands[0] if op.kind == "loop_carry_out" else tensor)
-    lies = liveness.in_rows.get(tensor)
-    array = Array(aval.shape, aval.itemsize, dims, "memory", in_rows=lies, at_once=at_once)
+    # A carry is in the body until the end of a trip.
+    at_once = program.working_sets.per_byte(op.operands[0] if op.kind == "loop_carry_out" else tensor)
+    rows = program.row_major.get(tensor)
+    array = Array(aval.shape, aval.itemsize, dims, "memory", in_rows=rows, at_once=at_once)
     return Movement(op.id, array, times, array if inside is None else inside)

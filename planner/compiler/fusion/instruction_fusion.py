@@ -1,54 +1,31 @@
-"""Fusion: what the compilers of TPUs and of GPUs make part of the kernel of a matmul, as `liveness` and `kernels` ask it.
+"""Instruction fusion: the ops that become part of the kernel of a matmul, on TPUs and on GPUs.
 
-XLA's TPU compiler computes the operands of a matmul or convolution on the way, and goes on with its result. Its GPU
-compiler has a matmul read what stands in memory, through what only renames, widens, narrows or turns it for this matmul
-alone, and through what is computed of one array alone and of scalars that are given, element by element and no narrower
-(a rectified array), whoever else reads it (`IsInputWorthFusing` in openxla/xla); and go on with its result only where
-nothing else reads it. A slice of a stack it copies out first. A pass that reduces rows may go on with what it has read of
-them, as in a softmax (`rows_gone_over`). Seen in schedules of libtpu 0.0.42 and of jaxlib 0.10.2 for H100.
+XLA's TPU compiler computes the operands of a matmul or convolution inside its kernel, and applies further ops to the
+result there. In XLA's GPU compiler a matmul reads its operands from memory, through ops that only rename, widen, narrow or
+transpose them for this matmul alone, and through ops that compute them element by element, no narrower, of one array and
+of scalars that are given (a rectified array), whoever else reads it (`IsInputWorthFusing` in openxla/xla). It applies
+further ops to its result only where nothing else reads that. A slice of a stack it copies first. Seen in schedules of
+libtpu 0.0.42 and of jaxlib 0.10.2 for H100.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
 
-from planner.compiler.layout.uncoalesced_transposes import bad_transposes
+from planner.compiler.layout.uncoalesced_transposes import uncoalesced_transposes
 from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY
 from planner.rules.primitives import kinds_where, traits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fusion:
-    """`computes_operands`: of a matmul, whatever they are, and it goes on with its result whoever reads it.
-
-    `rows_kept`: passes go on with rows that they have reduced, as `rows_gone_over` says. `eases_moves`: partial sums are
-    added to one another before they are summed over devices, and what is read narrow is moved narrow. `fuses_gathers`: a
-    gather is part of the passes that read it, once its table stands. `stores_softmaxes`: as `softmaxes` says.
-    """
-
-    computes_operands: bool
-    rows_kept: bool
-    eases_moves: bool
-    fuses_gathers: bool
-    stores_softmaxes: bool
-
-
-ON_TPU = Fusion(computes_operands=True, rows_kept=False, eases_moves=True, fuses_gathers=False, stores_softmaxes=True)
-ON_GPU = Fusion(computes_operands=False, rows_kept=True, eases_moves=False, fuses_gathers=True, stores_softmaxes=False)
-UNKNOWN = replace(ON_TPU, stores_softmaxes=False)
-"""What is taken for the memory of targets whose kernels are not known."""
-
-
-def stored_on_gpus(graph: Graph, passes: list[bool]) -> frozenset[int]:
-    """The tensors that stand on GPUs where TPUs compute them on the way: what matmuls read, and bad transposes."""
+def operands_of_gemms(graph: Graph, fused: Sequence[bool]) -> frozenset[int]:
+    """The tensors that matmuls read from memory, and uncoalesced transposes with their operands."""
     found = set[int]()
-    for op in map(graph.ops.__getitem__, bad_transposes(graph)):
+    for op in map(graph.ops.__getitem__, uncoalesced_transposes(graph)):
         found |= {op.results[0], source(graph, op.operands[0], computes=False)}
     for op in graph.of_kinds(kinds_where(lambda row: row.matmul)):
-        if not passes[op.id]:
+        if not fused[op.id]:
             found.update(source(graph, tensor) for tensor in op.operands)
     return frozenset(found)
 
@@ -82,12 +59,12 @@ def _of_one(graph: Graph, op: Op) -> int | None:
     return arrays[0] if before.shape == after.shape and before.itemsize <= after.itemsize else None
 
 
-def read_alone(graph: Graph, stands: Sequence[bool], op: Op, made: Collection[int]) -> bool:
+def read_alone(graph: Graph, materialized: Sequence[bool], op: Op, made: Collection[int]) -> bool:
     """Whether an op alone reads what a matmul made, through results that do not stand and nothing else reads."""
     left = list(op.operands)
     while left:
         tensor = left.pop()
-        if tensor in made or not stands[tensor]:
+        if tensor in made or not materialized[tensor]:
             if len(graph.consumers[tensor]) > 1:
                 return False
             producer = graph.tensors[tensor].producer

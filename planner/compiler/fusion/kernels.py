@@ -21,13 +21,14 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from planner.compiler.buffers.copy_insertion import READ_AND_WRITTEN
-from planner.compiler.buffers.liveness import Liveness
-from planner.compiler.fusion.instruction_fusion import Fusion, read_alone, source, sunk_share
-from planner.compiler.fusion.softmax_gpu import rows_gone_over
-from planner.compiler.layout.dot_operands_tpu import turned_slices
+from planner.compiler.fusion.instruction_fusion import read_alone, source, sunk_share
+from planner.compiler.fusion.softmax_gpu import rows_kept
+from planner.compiler.layout.dot_operands_tpu import copied_slices
 from planner.compiler.layout.gather_tables import Rows, gathered_rows, scattered_rows
 from planner.compiler.layout.row_major_lanes import InRows
-from planner.compiler.layout.uncoalesced_transposes import TRANSACTION_BYTES, bad_transposes
+from planner.compiler.layout.uncoalesced_transposes import TRANSACTION_BYTES, uncoalesced_transposes
+from planner.compiler.model import CompilerModel
+from planner.compiler.program import CompiledProgram
 from planner.compiler.simplify.convert_mover import is_by_vector
 from planner.decisions.factor_renaming import names_between, renamed, told
 from planner.decisions.groups import Grouping
@@ -52,7 +53,7 @@ SOON = 16
 
 class Access(NamedTuple):
     """A tensor that a kernel reads or writes: `times` the bytes of an array of this shape, whose dims are in the factors
-    of the kernel's group. `turned` (dim, itemsize of what is copied): of a copy that is made as `turned_slices` says;
+    of the kernel's group. `copied_slice` (dim, itemsize of what is copied): of a copy that is made as `copied_slices` says;
     `rows`: of one that `gathered_rows` tells of. `in_rows`: how it lies in rows. `at_once`: the bytes that stand at once
     for each of its own (see `working_sets`)."""
 
@@ -62,7 +63,7 @@ class Access(NamedTuple):
     dims: Dims
     home: Home
     times: float
-    turned: tuple[int, float] | None = None
+    copied_slice: tuple[int, float] | None = None
     rows: Rows | None = None
     in_rows: InRows | None = None
     at_once: float = math.inf
@@ -128,12 +129,12 @@ class _Kernel:
 class _Walk:
     graph: Graph
     grouping: Grouping
-    stands: Sequence[bool]
-    passes: Sequence[bool]
-    fusion: Fusion
-    bad: Collection[int]
-    gone_over: Collection[int]
-    """The reductions of rows with which a kernel goes on."""
+    materialized: Sequence[bool]
+    fused: Sequence[bool]
+    compiler: CompilerModel
+    uncoalesced: Collection[int]
+    rows_kept: Collection[int]
+    """The reductions of rows after which a kernel goes on."""
     leaves: dict[int, Leaves] = field(default_factory=dict[int, Leaves])
     kernels: list[_Kernel] = field(default_factory=list[_Kernel])
     made_by: dict[int, int] = field(default_factory=dict[int, int])
@@ -148,7 +149,7 @@ class _Walk:
         producer, aval = self.graph.tensors[tensor].producer, self.graph.tensors[tensor].aval
         if not aval.bytes:
             return {}
-        if self.stands[tensor] or producer is None or tensor in self.barred:
+        if self.materialized[tensor] or producer is None or tensor in self.barred:
             share = sunk_share(self.graph, tensor)
             return {tensor: Leaf(dims, share)} if share * aval.bytes >= LEAST_BYTES else {}
         leaves = self.leaves.get(tensor, {})
@@ -177,7 +178,7 @@ class _Walk:
             self.barred[op.results[0]] = len(self.kernels)
             return
         operands = [self.operand(op, position) for position in range(len(op.operands))]
-        if not self.passes[op.id]:
+        if not self.fused[op.id]:
             self.anchor(op, operands)
             return
         placement = self.grouping.placements[op.id]
@@ -185,25 +186,25 @@ class _Walk:
             avals = self.graph.tensors
             share = avals[op.results[0]].aval.bytes / max(avals[op.operands[0]].aval.bytes, 1.0)
             operands[0] = {tensor: leaf._replace(share=share * leaf.share) for tensor, leaf in operands[0].items()}
-        if op.id in self.bad:
+        if op.id in self.uncoalesced:
             operands[0] = {
                 tensor: leaf._replace(share=leaf.share * TRANSACTION_BYTES / self.graph.tensors[tensor].aval.itemsize)
                 for tensor, leaf in operands[0].items()
             }
         some = [of for of in operands if of]
-        together: Leaves = some[0] if len(some) == 1 else {}
+        leaves: Leaves = some[0] if len(some) == 1 else {}
         for of in some if len(some) > 1 else ():
             for tensor, leaf in of.items():
-                before = together.get(tensor)
+                before = leaves.get(tensor)
                 if before is not None and leaf.like == before.like is None:
                     leaf = leaf._replace(share=_joined(leaf.share, before.share))
-                together[tensor] = leaf
+                leaves[tensor] = leaf
         for tensor, dims in zip(op.results, placement.results, strict=True):
-            if self.stands[tensor]:
-                self.written(op, tensor, dims, together, reduced=bool(placement.reduced))
+            if self.materialized[tensor]:
+                self.written(op, tensor, dims, leaves, reduced=bool(placement.reduced))
             else:
                 # What a row is reduced to does not stand only where the row is at hand (see `softmaxes`).
-                self.leaves[tensor] = {} if traits(op.kind).extreme else together
+                self.leaves[tensor] = {} if traits(op.kind).extreme else leaves
 
     def anchor(self, op: Op, operands: list[Leaves]) -> None:
         """A kernel for an op that is not fused."""
@@ -242,7 +243,7 @@ class _Walk:
         kernel.writes[tensor] = dims
         self.made_by[tensor] = number
         if reduced:
-            kernel.rows_kept &= op.id in self.gone_over
+            kernel.rows_kept &= op.id in self.rows_kept
             kernel.reduced.add(tensor)
 
     def continued(self, op: Op, tensor: int, dims: Dims, leaves: Leaves, after: int, *, reduced: bool) -> int | None:
@@ -258,8 +259,8 @@ class _Walk:
         own = [leaf for leaf in leaves if self.made_by.get(leaf) == after]
         if any(leaf in kernel.reduced for leaf in own):
             return None
-        ends = reduced or op.id in self.bad or not read_alone(graph, self.stands, op, own)
-        if ends and not self.fusion.computes_operands:
+        ends = reduced or op.id in self.uncoalesced or not read_alone(graph, self.materialized, op, own)
+        if ends and not self.compiler.runs("dot-output-fusion"):
             return None
         size = max(graph.tensors[leaf].aval.size for leaf in own)
         kept = [leaf for leaf in leaves if graph.tensors[leaf].producer is None]
@@ -289,7 +290,7 @@ class _Walk:
         large = [leaf for leaf in leaves if 2 * tensors[leaf].aval.bytes >= most]
         for number in reversed(self.latest.setdefault(key, [])):
             kernel = self.kernels[number]
-            if number < after or op.id in self.bad:
+            if number < after or op.id in self.uncoalesced:
                 break
             own = [leaf for leaf in leaves if self.made_by.get(leaf) == number]
             goes_on = bool(kernel.reduced) and kernel.rows_kept
@@ -307,21 +308,25 @@ def _joined(share: float, other: float) -> float:
     return max(share, other, min(1.0, share + other))
 
 
-def kernels_of(graph: Graph, grouping: Grouping, liveness: Liveness) -> Kernels:
-    """The kernels of a graph, fused as its liveness says."""
-    fusion, passes = liveness.fusion, liveness.passes
-    bad = frozenset[int]() if fusion.computes_operands else bad_transposes(graph)
-    stands = liveness.materialised
-    gone_over = rows_gone_over(graph, passes, stands) if fusion.rows_kept else frozenset[int]()
+def kernels_of(program: CompiledProgram) -> Kernels:
+    """The kernels of a compiled program."""
+    graph, compiler, fused, materialized = program.graph, program.compiler, program.fused, program.materialized
+    triton = compiler.runs("softmax-rewriter-triton")
     walk = _Walk(
-        graph=graph, grouping=grouping, stands=stands, passes=passes, fusion=fusion, bad=bad, gone_over=gone_over
+        graph=graph,
+        grouping=program.grouping,
+        materialized=materialized,
+        fused=fused,
+        compiler=compiler,
+        uncoalesced=uncoalesced_transposes(graph) if compiler.runs("uncoalesced-transposes") else (),
+        rows_kept=rows_kept(graph, fused, materialized) if triton else (),
     )
     for op in graph.ops:
         walk.add(op)
-    homes = _Homes(graph, walk, liveness)
+    homes = _Homes(walk, program)
     found: dict[int, list[Kernel]] = {}
     for number, kernel in enumerate(walk.kernels):
-        found.setdefault(kernel.group, []).append(homes.told(number, kernel))
+        found.setdefault(kernel.group, []).append(homes.kernel(number, kernel))
     return Kernels(of_group={group: tuple(of) for group, of in found.items()}, of_matmuls=_of_matmuls(walk, homes))
 
 
@@ -331,15 +336,15 @@ def _of_matmuls(walk: _Walk, homes: _Homes) -> frozenset[int]:
 
     def computed(tensor: int) -> bool:
         made = walk.made_by.get(tensor)
-        if walk.stands[tensor]:
+        if walk.materialized[tensor]:
             return made is not None and walk.kernels[made].anchor and homes.is_matmul(graph.ops[walk.kernels[made].op])
         readers = [graph.ops[reader] for reader, _ in graph.consumers[tensor]]
         return bool(readers) and all(
-            reader.id in found if walk.passes[reader.id] else homes.is_matmul(reader) for reader in readers
+            reader.id in found if walk.fused[reader.id] else homes.is_matmul(reader) for reader in readers
         )
 
     for op in reversed(graph.ops):
-        if walk.passes[op.id] and op.results and all(map(computed, op.results)):
+        if walk.fused[op.id] and op.results and all(map(computed, op.results)):
             found.add(op.id)
     return frozenset(found)
 
@@ -347,16 +352,17 @@ def _of_matmuls(walk: _Walk, homes: _Homes) -> frozenset[int]:
 class _Homes:
     """Where tensors stand, from who reads them and when."""
 
-    def __init__(self, graph: Graph, walk: _Walk, liveness: Liveness) -> None:
-        self.graph, self.walk, self.in_rows = graph, walk, liveness.in_rows
-        self.working_sets = liveness.working_sets
+    def __init__(self, walk: _Walk, program: CompiledProgram) -> None:
+        self.graph, self.walk, self.compiler = program.graph, walk, program.compiler
+        self.row_major, self.working_sets = program.row_major, program.working_sets
+        graph, compiler = self.graph, self.compiler
         self.readers: dict[int, list[int]] = {}
         for number, kernel in enumerate(walk.kernels):
             for leaf in {leaf for of in (*kernel.operands, kernel.reads) for leaf in of}:
                 if walk.made_by.get(leaf) != number:
                     self.readers.setdefault(leaf, []).append(number)
-        self.copied = turned_slices(graph) if walk.fusion.computes_operands else {}
-        self.rows = gathered_rows(graph, liveness.narrow) if walk.fusion.computes_operands else {}
+        self.copied = copied_slices(graph) if compiler.runs("dot-operand-layout") else {}
+        self.rows = gathered_rows(graph, program.narrow) if compiler.runs("gather-table-layout") else {}
         self.sliced = set[int]()
         self.bound: dict[int, str] = {}
         for op in graph.ops:
@@ -368,7 +374,7 @@ class _Homes:
                 for tensor in op.operands:
                     self.bound.setdefault(tensor, op.kind)
 
-    def told(self, number: int, kernel: _Kernel) -> Kernel:
+    def kernel(self, number: int, kernel: _Kernel) -> Kernel:
         graph, walk = self.graph, self.walk
         results: list[tuple[Access, ...]] = []
         if kernel.anchor:
@@ -387,8 +393,8 @@ class _Homes:
             others=(
                 *(self.read(t, leaf, number) for t, leaf in kernel.reads.items()),
                 *(self.access(t, d, number) for t, d in kernel.writes.items()),
-                *self.turned(kernel),
-                *self.cut_out(kernel),
+                *self.slices_copied(kernel),
+                *self.slices_cut_out(kernel),
                 *self.looked_up(kernel),
                 *self.begun(kernel, number),
             ),
@@ -409,19 +415,19 @@ class _Homes:
         other dims, which the passes that read it do not fuse with.
         """
         op = self.graph.ops[kernel.op]
-        if not kernel.anchor or op.kind not in SCATTERS or not self.walk.fusion.computes_operands:
+        if not kernel.anchor or op.kind not in SCATTERS or not self.compiler.runs("scatter-initialization"):
             return
         (dims,) = self.walk.grouping.placements[op.id].results
         whole = self.access(op.results[0], dims, number)
-        if not self.walk.stands[op.operands[0]]:
+        if not self.walk.materialized[op.operands[0]]:
             yield whole._replace(rows=scattered_rows(self.graph, op))
         if op.params["dimension_numbers"].operand_batching_dims:
             yield whole._replace(times=READ_AND_WRITTEN)
 
-    def cut_out(self, kernel: _Kernel) -> Iterator[Access]:
+    def slices_cut_out(self, kernel: _Kernel) -> Iterator[Access]:
         """The slices of a loop's stacks that a matmul reads but does not compute: copied, by the first to do so."""
         graph, op = self.graph, self.graph.ops[kernel.op]
-        if self.walk.fusion.computes_operands or not kernel.anchor or not traits(op.kind).matmul:
+        if not self.compiler.runs("dynamic-slice-copies") or not kernel.anchor or not traits(op.kind).matmul:
             return
         for tensor, dims in zip(op.operands, self.walk.grouping.placements[op.id].operands, strict=True):
             taken = source(graph, tensor)
@@ -431,7 +437,7 @@ class _Homes:
                 itemsize = graph.tensors[taken].aval.itemsize
                 yield Access(tensor, graph.tensors[tensor].aval.shape, itemsize, dims, "memory", READ_AND_WRITTEN)
 
-    def turned(self, kernel: _Kernel) -> Iterator[Access]:
+    def slices_copied(self, kernel: _Kernel) -> Iterator[Access]:
         """The copies of slices that a matmul does not read where they lie: written, and read from the stack."""
         op = self.graph.ops[kernel.op]
         for position, itemsize, dim in self.copied.get(op.id, ()) if kernel.anchor else ():
@@ -445,7 +451,7 @@ class _Homes:
         found = self.access(shown, leaf.dims, number)
         times = leaf.share * found.times
         aval = self.graph.tensors[tensor].aval
-        if direct and aval.dtype == "float32" and self.walk.fusion.computes_operands:
+        if direct and aval.dtype == "float32" and self.compiler.runs("convert-mover"):
             times *= 0.5
         # A part of a tensor stays on the chip where the whole does; of what enters a loop each part is brought there.
         whole = self.graph.tensors[shown].aval.bytes
@@ -469,11 +475,11 @@ class _Homes:
 
     def access(self, tensor: int, dims: Dims, number: int) -> Access:
         aval = self.graph.tensors[tensor].aval
-        lies, sets = self.in_rows.get(tensor), self.working_sets
+        rows, sets = self.row_major.get(tensor), self.working_sets
         stacked = self.bound.get(tensor) == "loop_stack"
         at_once = sets.per_byte_stacked(tensor) if stacked else sets.per_byte(tensor)
         home = self.home(tensor, number)
-        return Access(tensor, aval.shape, aval.itemsize, dims, home, 1.0, in_rows=lies, at_once=at_once)
+        return Access(tensor, aval.shape, aval.itemsize, dims, home, 1.0, in_rows=rows, at_once=at_once)
 
     def home(self, tensor: int, number: int) -> Home:
         graph = self.graph

@@ -12,9 +12,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from planner.compiler.buffers.liveness import Liveness
-from planner.decisions.groups import Group, Grouping
-from planner.program.graph import Graph
+from planner.compiler.program import CompiledProgram
+from planner.decisions.groups import Group
 from planner.program.slots import BOUNDARY
 from planner.rules.op_work import op_flops
 from planner.rules.primitives import traits
@@ -45,34 +44,33 @@ class Part(NamedTuple):
     traffic: tuple[tuple[Dims, float], ...]
 
 
-def fused_pass(
-    graph: Graph, grouping: Grouping, liveness: Liveness, group: Group, of_matmuls: Collection[int] = ()
-) -> FusedPass:
+def fused_pass(program: CompiledProgram, group: Group, of_matmuls: Collection[int] = ()) -> FusedPass:
     """The pass of a fused group, some ops of which are computed in kernels of matmuls."""
     flops, hidden = defaultdict[FactorSet, float](float), defaultdict[FactorSet, float](float)
     traffic = defaultdict[Dims, float](float)
-    for part in pass_parts(graph, grouping, liveness, group):
+    for part in pass_parts(program, group):
         flops[part.factors] += part.flops
         if part.op in of_matmuls:
             hidden[part.factors] += part.flops
         for dims, amount in part.traffic:
             traffic[dims] += amount
-    last = graph.ops[group.ops[-1]]
+    graph, last = program.graph, program.graph.ops[group.ops[-1]]
     dtype = graph.tensors[last.results[0] if last.results else last.operands[0]].aval.dtype
     return FusedPass(
         flops=tuple(flops.items()), hidden=tuple(hidden.items()), traffic=tuple(traffic.items()), dtype=dtype
     )
 
 
-def pass_parts(graph: Graph, grouping: Grouping, liveness: Liveness, group: Group) -> Iterator[Part]:
+def pass_parts(program: CompiledProgram, group: Group) -> Iterator[Part]:
     """What the ops of a fused group compute and move, in their order; what is read twice is moved by the first.
 
     Of what it slices a pass reads the slice, and what only matmuls read that compute it themselves it leaves to them.
     """
+    graph, grouping = program.graph, program.grouping
     counted: set[tuple[int, int]] = set()
     for op in map(graph.ops.__getitem__, group.ops):
         placement, trips = grouping.placements[op.id], graph.regions[op.region].trips
-        again = liveness.in_place.passes.get(op.id, 0.0)
+        again = program.in_place.extra_traffic.get(op.id, 0.0)
         traffic: list[tuple[Dims, float]] = []
         if again:
             traffic.append((placement.results[0], again * graph.tensors[op.results[0]].aval.bytes))
@@ -82,9 +80,9 @@ def pass_parts(graph: Graph, grouping: Grouping, liveness: Liveness, group: Grou
             continue
         sides = (op.operands, placement.operands), (op.results, placement.results)
         factors = frozenset(f for _, of in sides for dims in of for dim in dims for f in dim)
-        absorbed = op.id in liveness.read_through.absorbed
+        absorbed = op.id in program.read_through.absorbed
         for position, (tensor, dims) in enumerate(zip(*sides[0], strict=True) if not absorbed else ()):
-            if (tensor, op.region) in counted or not liveness.materialised[tensor]:
+            if (tensor, op.region) in counted or not program.materialized[tensor]:
                 continue
             producer = graph.tensors[tensor].producer
             own = producer is not None and grouping.group_of[producer] == group.id
@@ -97,6 +95,6 @@ def pass_parts(graph: Graph, grouping: Grouping, liveness: Liveness, group: Grou
             counted.add((tensor, op.region))
             traffic.append((dims, trips * graph.tensors[tensor].aval.bytes))
         for tensor, dims in zip(*sides[1], strict=True):
-            if liveness.materialised[tensor]:
+            if program.materialized[tensor]:
                 traffic.append((dims, trips * graph.tensors[tensor].aval.bytes))
         yield Part(op=op.id, factors=factors, flops=trips * op_flops(graph, op), traffic=tuple(traffic))

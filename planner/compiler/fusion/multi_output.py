@@ -18,17 +18,17 @@ MANY = 64
 """Kernels beyond which nobody counts."""
 
 
-def stored_for_many(graph: Graph, passes: Sequence[bool], materialised: Sequence[bool]) -> list[bool]:
+def stored_for_many(graph: Graph, fused: Sequence[bool], materialized: Sequence[bool]) -> list[bool]:
     """Which tensors stand in memory, with those that are read often; in the order in which they are made.
 
     n kernels that compute it anew read n times what it is computed from; stored, that is read once, and it is written
     once and read n times. What a single pass of its size reads is not stored, but what that pass makes of it.
     """
-    stored = list(materialised)
-    readers = reading_kernels(graph, passes, stored)
+    stored = list(materialized)
+    readers = reading_kernels(graph, fused, stored)
     sources: list[frozenset[int]] = [frozenset((t.id,) if stored[t.id] else ()) for t in graph.tensors]
     for op in graph.ops:
-        if op.kind in BOUNDARY or not passes[op.id]:
+        if op.kind in BOUNDARY or not fused[op.id]:
             continue
         for tensor in op.results:
             if stored[tensor]:
@@ -39,24 +39,24 @@ def stored_for_many(graph: Graph, passes: Sequence[bool], materialised: Sequence
             own = alike[0] if len(alike) == 1 else frozenset[int]().union(*alike)
             count, read = len(readers[tensor]), sum(graph.tensors[t].aval.bytes for t in own)
             often = (count - 1) * read > (count + 1) * aval.bytes
-            if often and len(graph.consumers[tensor]) > 1 and any(_is_product(graph, t, passes) for t in own):
+            if often and len(graph.consumers[tensor]) > 1 and any(_is_product(graph, t, fused) for t in own):
                 stored[tensor] = True
                 own = frozenset((tensor,))
             sources[tensor] = own
     return stored
 
 
-def _is_product(graph: Graph, tensor: int, passes: Sequence[bool]) -> bool:
+def _is_product(graph: Graph, tensor: int, fused: Sequence[bool]) -> bool:
     """Whether a matmul or convolution makes a tensor."""
     producer = graph.tensors[tensor].producer
-    return producer is not None and not passes[producer] and traits(graph.ops[producer].kind).matmul
+    return producer is not None and not fused[producer] and traits(graph.ops[producer].kind).matmul
 
 
-def reading_kernels(graph: Graph, passes: Sequence[bool], stored: Sequence[bool]) -> list[frozenset[int]]:
+def reading_kernels(graph: Graph, fused: Sequence[bool], stored: Sequence[bool]) -> list[frozenset[int]]:
     """For every tensor the ops whose kernels read it, or compute it anew: by their ids."""
     found: list[frozenset[int]] = [frozenset()] * len(graph.tensors)
     for op in reversed(graph.ops):
-        own = _kernels_of(graph, op, passes, stored, found)
+        own = _kernels_of(graph, op, fused, stored, found)
         for tensor in op.operands:
             if len(found[tensor]) < MANY:
                 found[tensor] |= own
@@ -64,9 +64,9 @@ def reading_kernels(graph: Graph, passes: Sequence[bool], stored: Sequence[bool]
 
 
 def _kernels_of(
-    graph: Graph, op: Op, passes: Sequence[bool], stored: Sequence[bool], found: Sequence[frozenset[int]]
+    graph: Graph, op: Op, fused: Sequence[bool], stored: Sequence[bool], found: Sequence[frozenset[int]]
 ) -> frozenset[int]:
     """The kernels for which an op reads its operands: its own, or those that compute its results anew."""
-    if op.kind in BOUNDARY or not passes[op.id] or any(stored[tensor] for tensor in op.results):
+    if op.kind in BOUNDARY or not fused[op.id] or any(stored[tensor] for tensor in op.results):
         return frozenset((op.id,))
     return frozenset[int]().union(*[found[tensor] for tensor in op.results])

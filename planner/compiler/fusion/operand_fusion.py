@@ -27,41 +27,41 @@ class ReadThrough:
     absorbed: frozenset[int]
 
 
-def read_through(graph: Graph, materialised: Sequence[bool], passes: Sequence[bool]) -> ReadThrough:
+def read_through(graph: Graph, materialized: Sequence[bool], fused: Sequence[bool]) -> ReadThrough:
     """What is read through, from which tensors stand in memory and which ops are part of a pass."""
-    absorbed, wanted = _backwards(graph, materialised, passes)
+    absorbed, wanted = _backwards(graph, materialized, fused)
     leaves: dict[int, Mapping[int, float]] = {}
     shares: dict[tuple[int, int], float] = {}
     for op in graph.ops:
         if op.id in wanted:
-            leaves[op.results[0]] = read = _read(graph, materialised, leaves, op)
+            leaves[op.results[0]] = read = _read(graph, materialized, leaves, op)
             leaves.update((tensor, read) for tensor in op.results[1:])
-        for position, tensor in enumerate(op.operands if not passes[op.id] else ()):
+        for position, tensor in enumerate(op.operands if not fused[op.id] else ()):
             size = graph.tensors[tensor].aval.bytes
-            if size and not materialised[tensor]:
+            if size and not materialized[tensor]:
                 shares[op.id, position] = sum(leaves[tensor].values()) / size
     return ReadThrough(shares=shares, absorbed=absorbed)
 
 
 def _backwards(
-    graph: Graph, materialised: Sequence[bool], passes: Sequence[bool]
+    graph: Graph, materialized: Sequence[bool], fused: Sequence[bool]
 ) -> tuple[frozenset[int], frozenset[int]]:
     """The ops that are absorbed by those who read them, and all ops that anything is read through."""
     absorbed, wanted = set[int](), set[int]()
     for op in reversed(graph.ops):
-        if not passes[op.id] or op.kind in BOUNDARY:
+        if not fused[op.id] or op.kind in BOUNDARY:
             continue
-        readers = [reader for tensor in op.results if not materialised[tensor] for reader, _ in graph.consumers[tensor]]
-        if any(not passes[reader] or reader in wanted for reader in readers):
+        readers = [reader for tensor in op.results if not materialized[tensor] for reader, _ in graph.consumers[tensor]]
+        if any(not fused[reader] or reader in wanted for reader in readers):
             wanted.add(op.id)
-        whole = not any(materialised[tensor] for tensor in op.results)
-        if whole and readers and all(not passes[reader] or reader in absorbed for reader in readers):
+        whole = not any(materialized[tensor] for tensor in op.results)
+        if whole and readers and all(not fused[reader] or reader in absorbed for reader in readers):
             absorbed.add(op.id)
     return frozenset(absorbed), frozenset(wanted)
 
 
 def _read(
-    graph: Graph, materialised: Sequence[bool], leaves: Mapping[int, Mapping[int, float]], op: Op
+    graph: Graph, materialized: Sequence[bool], leaves: Mapping[int, Mapping[int, float]], op: Op
 ) -> Mapping[int, float]:
     """The bytes of each tensor in memory that are read for the results of an op."""
     found: dict[int, float] = {}
@@ -69,7 +69,7 @@ def _read(
     for position, tensor in enumerate(op.operands):
         aval = graph.tensors[tensor].aval
         picked = min(1.0, made / aval.size) if traits(op.kind).picks and position == 0 and aval.size else 1.0
-        read = {tensor: aval.bytes} if materialised[tensor] else leaves.get(tensor, {})
+        read = {tensor: aval.bytes} if materialized[tensor] else leaves.get(tensor, {})
         for leaf, size in read.items():
             found[leaf] = max(found.get(leaf, 0.0), picked * size)
     return found

@@ -9,39 +9,38 @@ programs of libtpu 0.0.42 and of jaxlib 0.10.2 for H100.
 from __future__ import annotations
 
 from planner.compiler.buffers.buffer import Buffer
-from planner.compiler.buffers.share import Share
 from planner.program.graph import Graph, Op
 
 KIND = "ragged_dot_general"
 
 
-def times_computed(graph: Graph, op: Op, *, on_tpu: bool) -> float:
-    """As how many times what an op asks for it is computed: once for every group that is masked."""
-    if op.kind != KIND or (on_tpu and not _sums(op)):
+def times_computed(graph: Graph, op: Op, *, expanded: bool) -> float:
+    """How many times the flops of an op are computed: once for every group that is masked; `expanded`: to one product."""
+    if op.kind != KIND or not (expanded or _sums(op)):
         return 1.0
     return float(_groups(graph, op))
 
 
 def masked(graph: Graph, op: Op) -> tuple[int, ...]:
-    """The positions of the operands that stand once for every group elsewhere than on a TPU."""
+    """The positions of the operands that are in memory once for every group where the op is expanded."""
     if op.kind != KIND or _groups(graph, op) <= 1:
         return ()
     return (0, 1) if _sums(op) else (0,)
 
 
 def times_moved(graph: Graph, op: Op, position: int) -> float:
-    """How often the bytes of an operand are moved elsewhere than on a TPU: read, and written and read for every group."""
+    """How often the bytes of an operand of an expanded op are moved: read, and written and read for every group."""
     return 1.0 + 2.0 * _groups(graph, op) if position in masked(graph, op) else 1.0
 
 
 def masked_buffers(graph: Graph) -> list[Buffer]:
-    """What stands for every group while a product is computed."""
+    """The masked operands of expanded products, in memory for every group while a product is computed."""
     return [
         Buffer(
             tensor=op.operands[position],
             start=op.id,
             stop=op.id + 1,
-            share=Share(tpu=0.0, elsewhere=float(_groups(graph, op))),
+            fraction=float(_groups(graph, op)),
         )
         for op in graph.of_kinds((KIND,))
         for position in masked(graph, op)

@@ -12,9 +12,9 @@ CLOSE = 4
 """Matmuls at most this many ops apart, with no other between them, are side by side."""
 
 
-def matmul_ranks(graph: Graph, passes: Sequence[bool]) -> dict[int, int]:
+def matmul_ranks(graph: Graph, fused: Sequence[bool]) -> dict[int, int]:
     """The positions among the matmuls of those that are no passes, by their ops."""
-    matmuls = [op.id for op in graph.of_kinds(kinds_where(lambda row: row.matmul)) if not passes[op.id]]
+    matmuls = [op.id for op in graph.of_kinds(kinds_where(lambda row: row.matmul)) if not fused[op.id]]
     return {op: position for position, op in enumerate(matmuls)}
 
 

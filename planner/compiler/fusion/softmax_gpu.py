@@ -1,4 +1,4 @@
-"""Rows gone over: the reductions of rows with whose result XLA's GPU compiler goes on in the same kernel.
+"""Row reductions after which XLA's GPU compiler goes on in the same kernel, as for a softmax.
 
 A kernel of loops ends with what it reduces. One that Triton makes holds rows as a whole: it begins as a diamond, a
 reduction whose result alone is put back on the row that it is of (`SoftmaxRewriterTriton` in openxla/xla), and takes in
@@ -16,19 +16,19 @@ from planner.program.slots import BOUNDARY
 from planner.rules.primitives import traits
 
 
-def rows_gone_over(graph: Graph, passes: Sequence[bool], stands: Sequence[bool]) -> frozenset[int]:
+def rows_kept(graph: Graph, fused: Sequence[bool], materialized: Sequence[bool]) -> frozenset[int]:
     """The ops that reduce rows within a kernel that goes on with these."""
     found, ends, inside = set[int](), set[int](), set[int]()
     for op in graph.ops:
-        if op.kind in BOUNDARY or not passes[op.id]:
+        if op.kind in BOUNDARY or not fused[op.id]:
             continue
         if _is_of_rows(graph, op):
-            end = _put_back(graph, passes, op)
+            end = _put_back(graph, fused, op)
             if end is not None and (op.operands[0] in inside or _is_diamond(graph, op, end)):
                 found.add(op.id)
                 ends.add(end.id)
         elif op.id in ends or not inside.isdisjoint(op.operands):
-            inside.update(tensor for tensor in op.results if not stands[tensor])
+            inside.update(tensor for tensor in op.results if not materialized[tensor])
     return frozenset(found)
 
 
@@ -38,12 +38,12 @@ def _is_of_rows(graph: Graph, op: Op) -> bool:
     return bool(axes) and axes == (len(graph.tensors[op.operands[0]].aval.shape) - 1,) and len(op.results) == 1
 
 
-def _put_back(graph: Graph, passes: Sequence[bool], reduction: Op) -> Op | None:
+def _put_back(graph: Graph, fused: Sequence[bool], reduction: Op) -> Op | None:
     """The pass that alone reads a reduced row, as it is or computed of it alone, beside an array of whole rows."""
     size, (tensor,) = graph.tensors[reduction.operands[0]].aval.size, reduction.results
     while len(graph.consumers[tensor]) == 1:
         op = graph.ops[graph.consumers[tensor][0][0]]
-        if op.kind in BOUNDARY or not passes[op.id] or len(op.results) != 1:
+        if op.kind in BOUNDARY or not fused[op.id] or len(op.results) != 1:
             return None
         if any(t != tensor and graph.tensors[t].aval.size == size for t in op.operands):
             return op

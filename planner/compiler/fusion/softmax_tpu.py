@@ -26,14 +26,14 @@ LONGEST_ROW = 4096
 LEAST_RANK = 3
 
 
-def stored_of_softmaxes(graph: Graph, passes: Sequence[bool], materialised: Sequence[bool]) -> list[bool]:
+def stored_of_softmaxes(graph: Graph, fused: Sequence[bool], materialized: Sequence[bool]) -> list[bool]:
     """Which tensors stand in memory, given those that would if there were no softmaxes."""
-    stored = list(materialised)
+    stored = list(materialized)
     for op in graph.of_kinds(kinds_where(lambda row: row.extreme)):
-        _centre(graph, passes, stored, op)
-    matmuls, slow = matmul_ranks(graph, passes), set[int]()
+        _centre(graph, fused, stored, op)
+    matmuls, slow = matmul_ranks(graph, fused), set[int]()
     for op in graph.ops:
-        if op.kind in BOUNDARY or not passes[op.id]:
+        if op.kind in BOUNDARY or not fused[op.id]:
             continue
         for tensor in op.results:
             if not stored[tensor] and is_slow(graph, slow, op, tensor):
@@ -59,17 +59,17 @@ def _in_batches(graph: Graph, matmuls: Iterable[int]) -> bool:
     )
 
 
-def _centre(graph: Graph, passes: Sequence[bool], stored: list[bool], op: Op) -> None:
+def _centre(graph: Graph, fused: Sequence[bool], stored: list[bool], op: Op) -> None:
     """Stores the centred rows of an op that takes the extreme of rows, and not the extreme."""
     (row,), (extreme,) = op.operands, op.results
     shape = graph.tensors[row].aval.shape
     if len(shape) < LEAST_RANK or len(op.params["axes"]) > 1 or shape[op.params["axes"][0]] > LONGEST_ROW:
         return
-    if stored[row] or _widened(graph, row) or not _of_matmul(graph, passes, stored, row):
+    if stored[row] or _widened(graph, row) or not _of_matmul(graph, fused, stored, row):
         return
     readers = list(_readers(graph, extreme))
     centred = [reader.results[0] for reader in readers if reader.kind == "sub" and reader.operands[0] == row]
-    made = list(_made_of(graph, passes, centred[0])) if len(centred) == 1 else []
+    made = list(_made_of(graph, fused, centred[0])) if len(centred) == 1 else []
     if len(centred) == 1 and not any(stored[tensor] for tensor in made):
         stored[centred[0]] = True
         stored[row] = any(graph.tensors[t].aval.itemsize < graph.tensors[row].aval.itemsize for t in made)
@@ -85,7 +85,7 @@ def _widened(graph: Graph, tensor: int) -> bool:
     return graph.tensors[op.operands[0]].aval.itemsize < graph.tensors[tensor].aval.itemsize
 
 
-def _of_matmul(graph: Graph, passes: Sequence[bool], stored: Sequence[bool], tensor: int) -> bool:
+def _of_matmul(graph: Graph, fused: Sequence[bool], stored: Sequence[bool], tensor: int) -> bool:
     """Whether passes compute a tensor of what a matmul makes of its size."""
     seen, left, size = {tensor}, [tensor], graph.tensors[tensor].aval.size
     while left:
@@ -93,7 +93,7 @@ def _of_matmul(graph: Graph, passes: Sequence[bool], stored: Sequence[bool], ten
         if producer is None or graph.ops[producer].kind in BOUNDARY:
             continue
         op = graph.ops[producer]
-        if not passes[producer]:
+        if not fused[producer]:
             if traits(op.kind).matmul:
                 return True
             continue
@@ -114,12 +114,12 @@ def _readers(graph: Graph, tensor: int) -> Iterator[Op]:
             yield op
 
 
-def _made_of(graph: Graph, passes: Sequence[bool], tensor: int) -> Iterator[int]:
+def _made_of(graph: Graph, fused: Sequence[bool], tensor: int) -> Iterator[int]:
     """What passes make of a tensor in its size."""
     seen, left, size = {tensor}, [tensor], graph.tensors[tensor].aval.size
     while left:
         for reader, _ in graph.consumers[left.pop()]:
-            results = graph.ops[reader].results if passes[reader] else ()
+            results = graph.ops[reader].results if fused[reader] else ()
             new = {t for t in results if graph.tensors[t].aval.size == size} - seen
             yield from new
             seen |= new

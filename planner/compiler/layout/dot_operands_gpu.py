@@ -1,13 +1,13 @@
-"""Turned stacks: what XLA's GPU compiler turns around before a loop because matmuls in it read slices of it.
+"""Transposed stacks: XLA's GPU compiler transposes them before a loop because matmuls in it read slices of them.
 
-A matmul wants the batch dims of an operand side by side, and so what it contracts and what it keeps; where they are not, as
-in a cache of shape (layers, batch, length, heads, width) whose heads are a batch of the product, it has the operand laid in
-that order: batch, contracted, kept. The order goes up through slices, updates and what is computed element by element (a
-quantized cache made whole) to what the loop takes in, which is turned before it, and back behind it where it is carried.
-A stack that nothing else reads is not there any more then.
-A dim of which a device holds one element may lie anywhere, such as heads that are each on a device of their own: what only
-they put out of order is turned where a device holds several. Seen in schedules of jaxlib 0.10.2
-(`GpuLayoutAssignment::SetDotOperandLayout` in openxla/xla).
+A matmul wants the batch dims of an operand side by side, and so what it contracts and what it keeps; where they are
+not, as in a cache of shape (layers, batch, length, heads, width) whose heads are a batch of the product, it has the
+operand laid in that order: batch, contracted, kept. The order goes up through slices, updates and what is computed
+element by element (a quantized cache made whole) to what the loop takes in, which is transposed before it, and back
+behind it where it is carried. A stack that nothing else reads is not there any more then. A dim of which a device holds
+one element may lie anywhere, such as heads that are each on a device of their own: what only they put out of order is
+transposed where a device holds several. Seen in schedules of jaxlib 0.10.2 (`GpuLayoutAssignment::SetDotOperandLayout`
+in openxla/xla).
 """
 
 from __future__ import annotations
@@ -16,22 +16,21 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from planner.compiler.buffers.buffer import Buffer
 from planner.compiler.buffers.copy_insertion import READ_AND_WRITTEN
-from planner.compiler.buffers.share import WHOLE
 from planner.compiler.fusion.instruction_fusion import source
 from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY, ENTERING
 from planner.rules.primitives import traits
 
-TurnedStacks = Mapping[int, int | None]
-"""The dim of what is turned of which a device must hold several elements, if there is one, by the op by which it enters
+TransposedStacks = Mapping[int, int | None]
+"""The dim of a transposed stack of which a device must hold several elements, if there is one, by the op by which it enters
 its loop."""
 
 
-def turned_stacks(graph: Graph) -> TurnedStacks:
-    """The stacks that are turned."""
+def transposed_stacks(graph: Graph) -> TransposedStacks:
+    """The stacks that are transposed before their loop."""
     found: dict[int, int | None] = {}
     for op in graph.of_kinds(("dot_general",)):
-        for position, several in _turned_operands(op):
+        for position, several in _transposed_operands(op):
             wanted = op.operands[position]
             for entering in _entering(graph, source(graph, wanted)):
                 dim = several and _dim_of_stack(graph, entering, wanted, several)
@@ -40,25 +39,25 @@ def turned_stacks(graph: Graph) -> TurnedStacks:
     return found
 
 
-def turning_passes(graph: Graph, turned: TurnedStacks) -> Mapping[int, tuple[float, int | None]]:
-    """How often per call what is turned is read or written for it, by the op by which it enters its loop."""
+def transpose_traffic(graph: Graph, transposed: TransposedStacks) -> Mapping[int, tuple[float, int | None]]:
+    """How often per call a transposed stack is read or written for that, by the op by which it enters its loop."""
     found: dict[int, tuple[float, int | None]] = {}
-    for op, several in ((graph.ops[number], several) for number, several in turned.items()):
+    for op, several in ((graph.ops[number], several) for number, several in transposed.items()):
         region = graph.regions[op.region]
         runs = region.trips if op.kind == "loop_slice" else graph.regions[region.parent or 0].trips
         found[op.id] = READ_AND_WRITTEN * runs * (2.0 if op.kind == "loop_carry_in" else 1.0), several
     return found
 
 
-def with_turned(
-    graph: Graph, turned: TurnedStacks, spans: Sequence[tuple[int, int]], buffers: Sequence[Buffer]
+def with_transposed(
+    graph: Graph, transposed: TransposedStacks, spans: Sequence[tuple[int, int]], buffers: Sequence[Buffer]
 ) -> list[Buffer]:
-    """The buffers with what stands turned, beside what it was or in its place, from the spans of regions (op ids)."""
+    """The buffers with transposed stacks, beside the stack or in its place, from the spans of regions (op ids)."""
     ends: dict[int, int] = {}
-    for op in map(graph.ops.__getitem__, turned):
+    for op in map(graph.ops.__getitem__, transposed):
         (tensor,) = op.operands[:1]
         readers = [reader for reader, _ in graph.consumers[tensor]]
-        if op.kind == "loop_slice" and all(turned.get(reader, -1) is None for reader in readers):
+        if op.kind == "loop_slice" and all(transposed.get(reader, -1) is None for reader in readers):
             ends[tensor] = max(ends.get(tensor, 0), spans[op.region][0])
     found = [of._replace(stop=min(of.stop, ends.get(of.tensor, of.stop))) for of in buffers]
     return found + [
@@ -66,14 +65,13 @@ def with_turned(
             tensor=op.operands[0],
             start=spans[op.region][0],
             stop=spans[op.region][1],
-            share=WHOLE,
-            several=turned[op.id],
+            several=transposed[op.id],
         )
-        for op in map(graph.ops.__getitem__, sorted(turned))
+        for op in map(graph.ops.__getitem__, sorted(transposed))
     ]
 
 
-def _turned_operands(op: Op) -> Iterator[tuple[int, int | None]]:
+def _transposed_operands(op: Op) -> Iterator[tuple[int, int | None]]:
     """The operands that a product of matrices does not take as they lie, and the batch dim that alone is in the way."""
     contracted, batch = op.params["dimension_numbers"]
     for position in range(2):

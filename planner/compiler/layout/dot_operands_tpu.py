@@ -1,4 +1,4 @@
-"""Turned slices: what a matmul reads of a stack that does not lie in memory as it multiplies it.
+"""CopiedSlice slices: what a matmul reads of a stack that does not lie in memory as it multiplies it.
 
 A matrix unit takes the two dims that lie innermost. A cache of shape (layers, batch, length, heads, width) whose heads are
 a batch of the product is turned around on the way, and XLA's TPU compiler then no longer makes the slice part of the
@@ -20,7 +20,7 @@ from planner.rules.primitives import kinds_where, traits
 NEXT_TO_MINOR = -2
 
 
-class Turned(NamedTuple):
+class CopiedSlice(NamedTuple):
     """An operand that is read from a slice of a donated stack, elements of `itemsize` bytes, and copied for it.
 
     It is not where a device holds a single element along the `dim` next to the innermost.
@@ -31,20 +31,20 @@ class Turned(NamedTuple):
     dim: int
 
 
-def turned_slices(graph: Graph) -> dict[int, tuple[Turned, ...]]:
+def copied_slices(graph: Graph) -> dict[int, tuple[CopiedSlice, ...]]:
     """The operands of matmuls that are slices copied for them, by op."""
     kept = on_donated(graph)
-    found: dict[int, tuple[Turned, ...]] = {}
+    found: dict[int, tuple[CopiedSlice, ...]] = {}
     met = set[int]()
     for op in graph.of_kinds(kinds_where(lambda row: row.product is not None)) if kept else ():
-        turned: list[Turned] = []
+        copied: list[CopiedSlice] = []
         for position, dim in _outside(graph, op):
             picked = _picked(graph, op.operands[position], kept)
             if picked is not None and picked.id not in met:
                 met.add(picked.id)
-                turned.append(Turned(position, graph.tensors[picked.operands[0]].aval.itemsize, dim))
-        if turned:
-            found[op.id] = tuple(turned)
+                copied.append(CopiedSlice(position, graph.tensors[picked.operands[0]].aval.itemsize, dim))
+        if copied:
+            found[op.id] = tuple(copied)
     return found
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from planner.compiler.layout.tiles import TILE_LANES
 from planner.compiler.simplify.convert_mover import NarrowReads
-from planner.compiler.targets import TILE_LANES
 from planner.program.graph import Graph, Op
 from planner.rules.primitives import kinds_where, traits
 
@@ -67,7 +67,7 @@ def gathered_rows(graph: Graph, narrow: NarrowReads) -> dict[int, Rows]:
         apart = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
         within = tuple(dim for dim, extent in enumerate(sizes) if dim not in apart and extent > 1)
         stored = graph.tensors[table].aval.itemsize
-        read = graph.tensors[op.operands[0]].aval.itemsize * narrow.share(op.results[0]).tpu
+        read = graph.tensors[op.operands[0]].aval.itemsize * narrow.fraction(op.results[0])
         if within:
             found[op.id] = Rows(stored, min(stored, read), within)
     return found

@@ -28,7 +28,7 @@ class InRows(NamedTuple):
     rank: int
 
 
-def in_row_order(graph: Graph, passes: Sequence[bool]) -> dict[int, InRows]:
+def in_row_order(graph: Graph, fused: Sequence[bool]) -> dict[int, InRows]:
     """The tensors that lie row by row where their table does, given the ops that are parts of passes.
 
     Of several tables the one with the shortest column.
@@ -38,16 +38,16 @@ def in_row_order(graph: Graph, passes: Sequence[bool]) -> dict[int, InRows]:
         update, numbers = op.operands[traits(op.kind).updates or 0], op.params.get("dimension_numbers")
         rows = _rows(graph, update, getattr(numbers, "update_window_dims", ()), op.results[0])
         if rows is not None:
-            _follow_back(graph, passes, update, rows, found)
+            _follow_back(graph, fused, update, rows, found)
     for op in graph.ops:
-        if traits(op.kind).picks and not passes[op.id]:
+        if traits(op.kind).picks and not fused[op.id]:
             numbers = op.params.get("dimension_numbers")
             rows = _rows(graph, op.results[0], getattr(numbers, "offset_dims", ()), op.operands[0])
             if rows is not None:
                 _add(found, op.results[0], rows)
                 if graph.tensors[op.operands[0]].producer is not None:  # an argument lies as all arguments do
                     _add(found, op.operands[0], rows)
-        elif passes[op.id]:
+        elif fused[op.id]:
             for operand in op.operands:
                 for result in op.results if operand in found else ():
                     if _alike(graph, op, operand, result):
@@ -74,7 +74,7 @@ def _rows(graph: Graph, tensor: int, window: Sequence[int], table: int) -> InRow
     return InRows(graph.tensors[table].aval.bytes / row, rank) if rank and row > 1 and shape[-1] > 1 else None
 
 
-def _follow_back(graph: Graph, passes: Sequence[bool], tensor: int, rows: InRows, found: dict[int, InRows]) -> None:
+def _follow_back(graph: Graph, fused: Sequence[bool], tensor: int, rows: InRows, found: dict[int, InRows]) -> None:
     """Adds a tensor and what it is made of element by element."""
     left = [tensor]
     while left:
@@ -83,7 +83,7 @@ def _follow_back(graph: Graph, passes: Sequence[bool], tensor: int, rows: InRows
         if producer is None:
             continue
         _add(found, tensor, rows)
-        if passes[producer]:
+        if fused[producer]:
             op = graph.ops[producer]
             left += [of for of in op.operands if of not in found and _alike(graph, op, of, tensor)]
 

@@ -1,4 +1,4 @@
-"""Bad transposes: those of which XLA's GPU compiler reads every element in a memory transaction of its own.
+"""Uncoalesced transposes: those of which XLA's GPU compiler reads every element in a memory transaction of its own.
 
 A transpose is done in tiles where both the dim that lay innermost and the one that comes to lie there are long enough;
 else threads side by side read elements that lie apart. Such a transpose is stored, whoever reads it. The rules are those of
@@ -18,7 +18,7 @@ LEAST_TILED, LEAST_TILED_IF_MANY, MANY = 16, 8, 64 * 128
 """Elements of the shorter of the two dims, and of both together where it is one of the second."""
 
 
-def bad_transposes(graph: Graph) -> frozenset[int]:
+def uncoalesced_transposes(graph: Graph) -> frozenset[int]:
     """The ops that transpose so."""
     return frozenset(
         op.id

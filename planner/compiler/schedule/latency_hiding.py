@@ -1,4 +1,4 @@
-"""Postponed: products that XLA's GPU compiler runs later than their place in the program, as nothing waits for them.
+"""Deferred ops: products that XLA's GPU compiler runs later than their place in the program, as nothing waits for them.
 
 Its scheduler goes backwards from the end and hides collectives behind what is ready. The gradient of a weight is ready from
 the start: outside of loops it runs behind the last loop that does not wait for it, and what is to be added to a later term
@@ -19,52 +19,52 @@ from planner.program.graph import Graph, Op
 from planner.rules.primitives import kinds_where, traits
 
 
-def postponed(graph: Graph, passes: Sequence[bool], spans: Sequence[tuple[int, int]]) -> Mapping[int, int]:
-    """When products and sums run that are put off, as the id of the op before which they do, by the spans of regions."""
+def deferred(graph: Graph, fused: Sequence[bool], spans: Sequence[tuple[int, int]]) -> Mapping[int, int]:
+    """By deferred product or sum the id of the op before which it runs, from the spans of regions (op ids)."""
     outermost = [region.id for region in graph.regions if region.parent is not None and _is_root(graph, region.parent)]
     loops = sorted(spans[region] for region in outermost)
-    needed, awaited = _needed(graph, spans), _awaited(graph, passes)
+    needed, awaited = _needed(graph, spans), _awaited(graph, fused)
     found: dict[int, int] = {}
     matmuls = [
         op
         for op in graph.of_kinds(kinds_where(lambda row: row.matmul))
-        if not passes[op.id] and _is_root(graph, op.region)
+        if not fused[op.id] and _is_root(graph, op.region)
     ]
     chain = [op.id for op in matmuls if any(awaited[tensor] for tensor in op.results)]
     barred = any(_is_root(graph, op.region) for op in graph.of_kinds(kinds_where(lambda row: row.bars)))
     for op in matmuls:
         until = min((needed[tensor] for tensor in op.results), default=op.id)
-        behind = [stop for start, stop in loops if op.id < start and stop <= until]
-        later = min((_sum_of_later(graph, passes, op.id, tensor) for tensor in op.results), default=op.id)
+        passed = [stop for start, stop in loops if op.id < start and stop <= until]
+        later = min((_sum_of_later(graph, fused, op.id, tensor) for tensor in op.results), default=op.id)
         following = len(chain) - 1 if barred else bisect(chain, op.id) + 1
         aside = op.id not in chain and following < len(chain)
-        when = max(later, behind[-1] if behind else op.id, chain[following] + 1 if aside else op.id)
+        when = max(later, passed[-1] if passed else op.id, chain[following] + 1 if aside else op.id)
         if when > op.id:
             found[op.id] = min(when, until)
     end = max((op.id for op in matmuls), default=0)
     for op in graph.of_kinds(("reduce_sum",)):
         alone = _is_root(graph, op.region) and not any(awaited[tensor] for tensor in op.results)
-        if alone and op.id < end and _of_matmul(graph, passes, op.operands[0]):
+        if alone and op.id < end and _of_matmul(graph, fused, op.operands[0]):
             found[op.id] = max([end + 1, *(stop for start, stop in loops if start < end)])
     return found
 
 
-def _awaited(graph: Graph, passes: Sequence[bool]) -> list[bool]:
+def _awaited(graph: Graph, fused: Sequence[bool]) -> list[bool]:
     """For every tensor whether anything but passes is computed of it."""
     awaited = [False] * len(graph.tensors)
     for op in reversed(graph.ops):
-        waits = not passes[op.id] or any(awaited[tensor] for tensor in op.results)
+        waits = not fused[op.id] or any(awaited[tensor] for tensor in op.results)
         for tensor in op.operands if waits else ():
             awaited[tensor] = True
     return awaited
 
 
-def _of_matmul(graph: Graph, passes: Sequence[bool], tensor: int) -> bool:
+def _of_matmul(graph: Graph, fused: Sequence[bool], tensor: int) -> bool:
     """Whether a tensor is what a matmul makes, in another shape or order."""
     while (producer := graph.tensors[tensor].producer) is not None:
         op = graph.ops[producer]
         row = traits(op.kind)
-        if not passes[producer]:
+        if not fused[producer]:
             return row.matmul
         if not (row.reshapes or row.renames or row.turns or op.kind == "convert_element_type"):
             return False
@@ -92,11 +92,11 @@ def _needed(graph: Graph, spans: Sequence[tuple[int, int]]) -> list[int]:
     return needed
 
 
-def _sum_of_later(graph: Graph, passes: Sequence[bool], made: int, tensor: int) -> int:
+def _sum_of_later(graph: Graph, fused: Sequence[bool], made: int, tensor: int) -> int:
     """The id of the sum of a tensor with what is made later, where it is read for nothing else; else when it was made."""
     while len(graph.consumers[tensor]) == 1:
         op: Op = graph.ops[graph.consumers[tensor][0][0]]
-        if not _is_root(graph, op.region) or not passes[op.id] or len(op.results) != 1:
+        if not _is_root(graph, op.region) or not fused[op.id] or len(op.results) != 1:
             break
         if traits(op.kind).adds and all(
             graph.tensors[t].aval.size == graph.tensors[tensor].aval.size for t in op.operands

@@ -15,11 +15,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from pbqp.vectors import Indices
-from planner.compiler.buffers.liveness import Liveness, region_spans
-from planner.compiler.buffers.share import WHOLE, Share
 from planner.compiler.layout.row_major_lanes import InRows
+from planner.compiler.program import CompiledProgram
 from planner.decisions.decision_graph import Flow, Transfer
-from planner.decisions.groups import Grouping
 from planner.program.graph import Aval, Body, Graph
 from planner.program.slots import ENTERING, TAKEN_IN
 from planner.program.tracing.gc_pause import paused
@@ -44,7 +42,7 @@ class TensorForm(NamedTuple):
 
     aval: Aval
     dims: Dims
-    share: Share
+    fraction: float
     reduced: Reduced | None = None
     several: int | None = None
     in_rows: InRows | None = None
@@ -60,7 +58,7 @@ class Item(NamedTuple):
     dims: Dims
     start: int
     stop: int
-    share: Share = WHOLE
+    fraction: float = 1.0
     reduced: Reduced | None = None
     several: int | None = None
     body: Body | None = None
@@ -85,12 +83,12 @@ class Holdings:
         numbers: dict[tuple[object, ...], int] = {}
         of_type: list[TensorForm] = []
         rows: list[tuple[int, int, int, int, int]] = []
-        for tensor, node, dims, start, stop, share, reduced, several, body, at_once in items:
+        for tensor, node, dims, start, stop, fraction, reduced, several, body, at_once in items:
             lies, aval = in_rows.get(tensor), graph.tensors[tensor].aval
-            key = avals[tensor], dims, share, reduced, several, lies, body, at_once
+            key = avals[tensor], dims, fraction, reduced, several, lies, body, at_once
             number = numbers.setdefault(key, len(numbers))
             if number == len(of_type):
-                of_type.append(TensorForm(aval, dims, share, reduced, several, lies, body, at_once))
+                of_type.append(TensorForm(aval, dims, fraction, reduced, several, lies, body, at_once))
             rows.append((tensor, node, number, start, stop))
         tensors, nodes, form, starts, stops = np.asarray(rows, np.intp).reshape(-1, 5).T
         return Holdings(tensors=tensors, nodes=nodes, form=form, starts=starts, stops=stops, forms=tuple(of_type))
@@ -111,65 +109,68 @@ class Copied:
 
 
 @paused()
-def held(graph: Graph, grouping: Grouping, flow: Flow, liveness: Liveness) -> Holdings:
+def held(program: CompiledProgram, flow: Flow) -> Holdings:
     """Arguments and constants, partial results being summed, buffers, and what bodies of ops hold while these run.
 
     There is one more point in time than ops.
     """
-    items = [*_held(graph, flow, liveness), *_held_inside(graph, grouping, liveness)]
-    return Holdings.of(graph, items, liveness.in_rows)
+    items = [*_held(program, flow), *_held_inside(program)]
+    return Holdings.of(program.graph, items, program.row_major)
 
 
-def _held_inside(graph: Graph, grouping: Grouping, liveness: Liveness) -> Iterator[Item]:
+def _held_inside(program: CompiledProgram) -> Iterator[Item]:
     """What the bodies of ops that stay one op hold beside their operands and results, which stand for them by name."""
-    for op in graph.ops:
+    for op in program.graph.ops:
         body, named = body_of(op), next(iter((*op.results, *op.operands)), None)
         if body is not None and named is not None:
-            start = liveness.when.get(op.id, op.id)
-            yield Item(named, grouping.group_of[op.id], (), start, start + 1, body=body)
+            start = program.scheduled_at.get(op.id, op.id)
+            yield Item(named, program.grouping.group_of[op.id], (), start, start + 1, body=body)
 
 
-def _held(graph: Graph, flow: Flow, liveness: Liveness) -> Iterable[Item]:
+def _held(program: CompiledProgram, flow: Flow) -> Iterable[Item]:
+    graph = program.graph
     for tensor in graph.tensors:
         home = flow.home[tensor.id]
         if tensor.producer is None and home is not None and tensor.aval.bytes:
-            yield Item(tensor.id, home[0], home[1], 0, liveness.steps + 1)
+            yield Item(tensor.id, home[0], home[1], 0, program.steps + 1)
     summed: set[int] = set()
     for transfer in flow.transfers:
         made = graph.tensors[transfer.tensor]
         if transfer.reduced and made.producer is not None:
             summed.add(made.id)
-            start = liveness.when.get(made.producer, made.producer)
+            start = program.scheduled_at.get(made.producer, made.producer)
             yield Item(made.id, transfer.source, transfer.source_dims, start, start + 1)
-    for buffer in liveness.buffers:
+    for buffer in program.buffers:
         home = flow.home[buffer.tensor]
         if home is not None:
-            start, at_once = buffer.start + (buffer.tensor in summed), liveness.working_sets.per_byte(buffer.tensor)
-            held = Item(buffer.tensor, home[0], home[1], start, buffer.stop, buffer.share)
+            start, at_once = buffer.start + (buffer.tensor in summed), program.working_sets.per_byte(buffer.tensor)
+            held = Item(buffer.tensor, home[0], home[1], start, buffer.stop, buffer.fraction)
             yield held._replace(several=buffer.several, at_once=at_once)
 
 
 @paused()
-def copied(graph: Graph, flow: Flow, liveness: Liveness, moving: Sequence[Transfer]) -> Copied:
+def copied(program: CompiledProgram, flow: Flow, moving: Sequence[Transfer]) -> Copied:
     """The copies that these transfers make, held while those run that read them, and the whole sums of parts."""
-    found = [*_copies(graph, flow, liveness, moving), *_sums(flow, liveness, moving)]
+    graph, rows = program.graph, program.row_major
+    found = [*_copies(program, flow, moving), *_sums(program, flow, moving)]
     return Copied(
         transfers=tuple(transfer for transfer, _, _, _ in found),
         beside=tuple(beside for _, _, _, beside in found),
-        sources=Holdings.of(graph, [source for _, source, _, _ in found], liveness.in_rows),
-        targets=Holdings.of(graph, [target for _, _, target, _ in found], liveness.in_rows),
+        sources=Holdings.of(graph, [source for _, source, _, _ in found], rows),
+        targets=Holdings.of(graph, [target for _, _, target, _ in found], rows),
     )
 
 
 def _copies(
-    graph: Graph, flow: Flow, liveness: Liveness, moving: Sequence[Transfer]
+    program: CompiledProgram, flow: Flow, moving: Sequence[Transfer]
 ) -> Iterator[tuple[Transfer, Item, Item, Beside]]:
     reads: dict[int, list[tuple[int, int]]] = {}
     for read, node in flow.fetched:
         reads.setdefault(node, []).append(read)
-    ops, spans = graph.ops, region_spans(graph)
+    graph, spans = program.graph, program.spans
+    ops = graph.ops
     read_by = {read: transfer.target for transfer in flow.transfers for read in transfer.reads}
-    updates = set[tuple[int, int | None]]() if liveness.fusion.computes_operands else _updates(graph, flow)
+    updates = _updates(graph, flow) if program.compiler.runs("read-as-stored") else set[tuple[int, int | None]]()
     for transfer in moving:
         if transfer.source == transfer.target or transfer.reduced:
             continue
@@ -177,7 +178,7 @@ def _copies(
         served = [read for read in served if (transfer.tensor, read_by.get(read)) not in updates] or served
         if not served:
             continue
-        times = [liveness.when.get(op, op) for op, _ in served]
+        times = [program.scheduled_at.get(op, op) for op, _ in served]
         start = min(times)
         stop = max(
             [
@@ -185,10 +186,10 @@ def _copies(
                 for (op, _), time in zip(served, times, strict=True)
             ]
         )
-        share = liveness.narrow.share(transfer.tensor, served)
-        source = Item(transfer.tensor, transfer.source, transfer.source_dims, start, stop, share)
+        fraction = program.narrow.fraction(transfer.tensor, served)
+        source = Item(transfer.tensor, transfer.source, transfer.source_dims, start, stop, fraction)
         moved = source._replace(node=transfer.target, dims=transfer.target_dims)
-        gives_way = _gives_way(graph, liveness, transfer.tensor, len(served))
+        gives_way = _gives_way(program, transfer.tensor, len(served))
         taken_in = all(ops[op].kind in TAKEN_IN for op, _ in served)
         yield transfer, source, moved, "apart" if taken_in else "more" if gives_way else "elsewhere"
 
@@ -199,17 +200,20 @@ def _updates(graph: Graph, flow: Flow) -> set[tuple[int, int | None]]:
     return {(argument, home[0]) for argument, home in made if home is not None}
 
 
-def _gives_way(graph: Graph, liveness: Liveness, tensor: int, served: int) -> bool:
+def _gives_way(program: CompiledProgram, tensor: int, served: int) -> bool:
     """Whether a tensor in memory is done with when so many of its readers have their copy, which may take its place."""
+    graph = program.graph
     made = graph.tensors[tensor].producer is not None and tensor not in graph.returned
-    return made and liveness.materialised[tensor] and served >= len(graph.consumers[tensor])
+    return made and program.materialized[tensor] and served >= len(graph.consumers[tensor])
 
 
-def _sums(flow: Flow, liveness: Liveness, moving: Sequence[Transfer]) -> Iterator[tuple[Transfer, Item, Item, Beside]]:
+def _sums(
+    program: CompiledProgram, flow: Flow, moving: Sequence[Transfer]
+) -> Iterator[tuple[Transfer, Item, Item, Beside]]:
     summed = {
         transfer.tensor: transfer for transfer in moving if transfer.reduced and transfer.source != transfer.target
     }
-    for buffer in liveness.buffers:
+    for buffer in program.buffers:
         transfer = summed.get(buffer.tensor)
         home = flow.home[buffer.tensor]
         if transfer is None or home is None or home[0] != transfer.target:

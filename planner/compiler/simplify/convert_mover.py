@@ -1,9 +1,9 @@
-"""Narrow reads: in how many bytes per element what reads a tensor wants it, whatever its type.
+"""Narrow reads: in how many bytes per element the readers of a tensor want it, whatever its type.
 
 A TPU multiplies float32 of default precision as bfloat16; a matrix and a vector it multiplies as they are, in its vector
-unit. What nothing but such matmuls and casts read is made narrow where
-it is made, gathered so and stacked so: XLA's TPU compiler moves the conversion up to where the tensor comes from, through
-what only moves elements and out of loops. Seen in its buffer assignments.
+unit. A tensor that only such matmuls and casts read is made narrow where it is made, gathered so and stacked so: XLA's TPU
+compiler moves the conversion up to where the tensor comes from, through ops that only move elements and out of loops. Seen
+in its buffer assignments.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import prod
 
-from planner.compiler.buffers.share import WHOLE, Share
 from planner.program.graph import Graph, Op
 from planner.program.slots import TAKEN_IN
 from planner.rules.primitives import traits
@@ -22,20 +21,23 @@ BFLOAT16_BYTES = 2.0
 
 @dataclass(frozen=True, slots=True)
 class NarrowReads:
-    """The widths in which the tensors of a graph are read, each found once."""
+    """The widths in which the tensors of a graph are read, each found once; `moved`: the compiler moves conversions."""
 
     graph: Graph
+    moved: bool = True
     _widths: dict[int, float] = field(init=False, default_factory=dict[int, float])
 
-    def share(self, tensor: int, reads: Iterable[tuple[int, int]] | None = None) -> Share:
-        """The share of its bytes that a tensor takes where it serves these reads (op, operand position), or all of them."""
+    def fraction(self, tensor: int, reads: Iterable[tuple[int, int]] | None = None) -> float:
+        """The part of its bytes that a tensor takes where it serves these reads (op, operand position), or all of them."""
+        if not self.moved:
+            return 1.0
         graph = self.graph
         aval = graph.tensors[tensor].aval
         if reads is None:
             width = self.width(tensor)
         else:
             width = max((self._read(op, tensor) for op, _ in reads), default=aval.itemsize)
-        return Share(tpu=width / aval.itemsize) if width < aval.itemsize else WHOLE
+        return min(1.0, width / aval.itemsize)
 
     def width(self, tensor: int) -> float:
         """Bytes per element of the widest form in which a tensor is read; its own where nothing reads it."""

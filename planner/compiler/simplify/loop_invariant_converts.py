@@ -10,22 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.compiler.buffers.share import Share
+from planner.compiler.buffers.buffer import Buffer
 from planner.compiler.simplify.convert_mover import NarrowReads
 from planner.program.graph import Graph
 from planner.program.slots import TAKEN_IN
 from planner.rules.primitives import traits
 
-Hoisted = tuple[int, Share, int, int]
-"""A tensor, in which of its bytes its narrow copy stands, and from when to when."""
-
 
 def hoisted_casts(
-    graph: Graph, narrow: NarrowReads, spans: Sequence[tuple[int, int]], stands: Sequence[bool]
-) -> list[Hoisted]:
+    graph: Graph, narrow: NarrowReads, spans: Sequence[tuple[int, int]], materialized: Sequence[bool]
+) -> list[Buffer]:
     """The narrow copies of tensors that loops read through casts alone, from the spans of regions (op ids).
 
-    What `stands` in memory and is read narrow by all is made so.
+    A materialized tensor that all its readers want narrow is made so.
     """
     lives: dict[int, tuple[float, int, int]] = {}
     cast: set[int] = set()
@@ -41,12 +38,12 @@ def hoisted_casts(
         producer = graph.tensors[stack].producer
         if producer is not None and graph.ops[producer].kind in TAKEN_IN and narrow.width(stack) < itemsize:
             continue  # it is hoisted further
-        if producer is not None and stands[stack] and narrow.width(stack) <= width:
+        if producer is not None and materialized[stack] and narrow.width(stack) <= width:
             continue  # it is made so narrow
         start, stop = spans[op.region]
-        share, first, last = lives.get(stack, (0.0, start, stop))
-        lives[stack] = max(share, width / itemsize), min(first, start), max(last, stop)
-    return [(stack, Share(tpu=share, elsewhere=0.0), start, stop) for stack, (share, start, stop) in lives.items()]
+        fraction, first, last = lives.get(stack, (0.0, start, stop))
+        lives[stack] = max(fraction, width / itemsize), min(first, start), max(last, stop)
+    return [Buffer(stack, start, stop, fraction) for stack, (fraction, start, stop) in lives.items()]
 
 
 def _is_cast(graph: Graph, tensor: int, cast: set[int]) -> bool:

@@ -21,14 +21,15 @@ PLACEMENTS = kinds_where(lambda row: row.places)
 
 @dataclass(frozen=True)
 class SeenThrough:
-    """A program, and what is left of it where placements are seen through: itself where there are none."""
+    """A program, and what is left of it where placements are `removed`: itself where there are none."""
 
     whole: Graph
+    removed: bool = True
     source: dict[int, int] = field(init=False, default_factory=dict[int, int])
     """The tensor that the result of a placement is another name for."""
 
     def __post_init__(self) -> None:
-        for op in self.whole.of_kinds(PLACEMENTS):
+        for op in self.whole.of_kinds(PLACEMENTS) if self.removed else ():
             self.source[op.results[0]] = self.of(op.operands[0])
 
     def of(self, tensor: int) -> int:

@@ -30,7 +30,7 @@ MOST_MESSAGE = 300
 class Verdict:
     """What became of a trial; `outcome` is None unless its status is "ok". `peak_bytes` of an "oom" are those needed.
 
-    `remedy`: it came out so with the options of this entry of `planner.compiler.targets.REMEDIES`, without which it fails.
+    `remedy`: it came out so with the options of this entry of `compiler.emission.options.REMEDIES`, without which it fails.
     """
 
     status: Status

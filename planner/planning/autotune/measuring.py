@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding
 
 from pbqp.deadline import Deadline
 from planner.autotune_log import Status
-from planner.compiler.targets import remedy_of
+from planner.compiler.emission.options import remedy_of
 from planner.decision import Decision
 from planner.emit.alternatives import remedied
 from planner.emit.runner import Runner

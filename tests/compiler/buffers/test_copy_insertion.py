@@ -145,10 +145,10 @@ def test_a_cache_is_written_in_place_or_copied(name: str) -> None:
     graph = model.graph
     size = 4.0 * LAYERS * BATCH * LENGTH * WIDTH
     argument = any(position == 0 for position in graph.kept)
-    assert whole_bytes(model, tiled=False) / size == pytest.approx(case.caches + (0 if argument else 1), abs=SMALL)
+    assert whole_bytes(model) / size == pytest.approx(case.caches + (0 if argument else 1), abs=SMALL)
     moved = sum(
         passes * graph.tensors[graph.ops[op].results[0]].aval.bytes
-        for op, passes in model.liveness.in_place.passes.items()
+        for op, passes in model.compiled.in_place.extra_traffic.items()
     )
     assert moved / size == pytest.approx(case.passes, abs=SMALL)
 
@@ -157,8 +157,8 @@ def test_results_that_change_places_take_one_more() -> None:
     """The first is written where the second's argument stands, which is still read."""
     graph = build_graph(trace(lambda a, b: (b + 1, a + 1), (CACHE, CACHE), donate_argnums=(0, 1)), while_trips=1.0)
     model = model_of(graph, pinned_outputs=set(), kept=set())
-    assert whole_bytes(model, tiled=False) == pytest.approx(3 * graph.tensors[0].aval.bytes, rel=1e-3)
-    assert list(model.liveness.in_place.passes.values()) == [2.0]
+    assert whole_bytes(model) == pytest.approx(3 * graph.tensors[0].aval.bytes, rel=1e-3)
+    assert list(model.compiled.in_place.extra_traffic.values()) == [2.0]
 
 
 def test_a_carry_that_is_read_after_the_next_is_made_is_copied_in_every_trip() -> None:
@@ -202,8 +202,8 @@ def test_a_carry_of_which_neighbours_are_read_is_made_elsewhere_and_copied_in_ev
     args = (grid if count == 1 else (grid, grid),)
     model = _model(lambda carry: lax.fori_loop(0, 8, step, carry), args, True)
     assert _of_kind(model, "loop_carry_out") == [16.0] * copies
-    assert whole_bytes(model, tiled=False) == pytest.approx((count + copies) * grid.size * 4, rel=1e-3)
+    assert whole_bytes(model) == pytest.approx((count + copies) * grid.size * 4, rel=1e-3)
 
 
 def _of_kind(model: Model, kind: str) -> list[float]:
-    return [passes for op, passes in model.liveness.in_place.passes.items() if model.graph.ops[op].kind == kind]
+    return [passes for op, passes in model.compiled.in_place.extra_traffic.items() if model.graph.ops[op].kind == kind]

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from jax import lax
 
-from planner.compiler.buffers.liveness import analyse
-from planner.compiler.fusion.instruction_fusion import ON_GPU, ON_TPU
+from planner.compiler.program import compiled
+from planner.compiler.targets.cpu import CPU
+from planner.compiler.targets.gpu import GPU
+from planner.compiler.targets.tpu import TPU
 from planner.decisions.groups import group_ops
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.tracing.trace import trace
@@ -34,7 +36,7 @@ def _most_alive(layers: int, *, remat: bool) -> int:
 
     weight, x = jax.ShapeDtypeStruct((32, 128), jnp.float32), jax.ShapeDtypeStruct(STREAM, jnp.float32)
     graph = build_graph(trace(jax.grad(loss), ([weight] * layers, x)), while_trips=1.0)
-    found = analyse(graph, group_ops(graph))
+    found = compiled(graph, group_ops(graph), TPU)
     change = np.zeros(found.steps + 2, int)
     for buffer in found.buffers:
         if graph.tensors[buffer.tensor].aval.shape == STREAM:
@@ -62,9 +64,10 @@ def test_what_two_gradients_read_is_computed_by_each_on_a_tpu(narrow: bool, stan
 
     args = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in (((64, 96), "float32"), ((64, 32), "bfloat16"))]
     graph = build_graph(trace(gradients, (*args, jax.ShapeDtypeStruct((32, 96), "bfloat16"))), while_trips=1.0)
-    (kept,) = [b for b in analyse(graph, group_ops(graph)).buffers if graph.tensors[b.tensor].aval.shape == (64, 96)]
-    assert kept.share.elsewhere == 1.0
-    assert bool(kept.share.tpu) is stands
+    for compiler, stored in ((TPU.without("softmax-window"), stands), (CPU, True)):
+        buffers = compiled(graph, group_ops(graph), compiler).buffers
+        kept = [buffer.fraction for buffer in buffers if graph.tensors[buffer.tensor].aval.shape == (64, 96)]
+        assert kept == [1.0] * stored
 
 
 def _forces(x: jax.Array, masses: jax.Array) -> jax.Array:
@@ -98,8 +101,8 @@ def test_what_a_pass_does_not_compute_on_the_way_stands(
 ) -> None:
     args = jax.ShapeDtypeStruct((64, 3), jnp.float32), jax.ShapeDtypeStruct((64,), jnp.float32)
     graph = build_graph(trace(fn, args), while_trips=1.0)
-    for fusion, expected in ((ON_TPU, on_tpu), (ON_GPU, on_gpu)):
-        stands = analyse(graph, group_ops(graph), fusion).materialised
+    for compiler, expected in ((TPU, on_tpu), (GPU, on_gpu)):
+        stands = compiled(graph, group_ops(graph), compiler).materialized
         between = [t for t, found in enumerate(stands) if found and t not in {*graph.inputs, *graph.outputs}]
         shapes = [graph.tensors[t].aval.shape for t in between if graph.tensors[t].aval.size > 64]
         assert sorted(shapes) == sorted(expected)

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 from planner.compiler.analysis import Model, model_of
-from planner.compiler.fusion.instruction_fusion import ON_TPU
+from planner.compiler.targets.cpu import CPU
+from planner.compiler.targets.tpu import TPU
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.tracing.trace import trace
 
@@ -22,7 +23,7 @@ MANY = jax.ShapeDtypeStruct((64, 1), jnp.int32)
 
 def _model(fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), known: bool = True) -> Model:
     graph = build_graph(trace(fn, args, donate_argnums=donate), while_trips=1.0)
-    return model_of(graph, pinned_outputs=set(), kept=set(), fusion=ON_TPU if known else None)
+    return model_of(graph, pinned_outputs=set(), kept=set(), compiler=TPU if known else CPU)
 
 
 def _moved(model: Model, kind: str) -> float:

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from planner.compiler.buffers.liveness import analyse
-from planner.compiler.fusion.instruction_fusion import ON_GPU
+from planner.compiler.program import compiled
+from planner.compiler.targets.gpu import GPU
 from planner.decisions.groups import group_ops
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.tracing.trace import trace
@@ -32,7 +32,7 @@ def _stored(f: Callable[[jax.Array], jax.Array], dtype: Any, *, again: bool = Fa
     args = [jax.ShapeDtypeStruct(shape, dtype) for shape in ((WIDE[0], 512), (512, WIDE[1]), (WIDE[1], 512))]
     graph = build_graph(trace(jax.grad(loss, argnums=(1, 2)), args), while_trips=1.0)
     (first,) = (op.id for op in graph.of_kinds(("sinh",)))
-    alive = [b.tensor for b in analyse(graph, group_ops(graph), ON_GPU).buffers if b.start <= first < b.stop]
+    alive = [b.tensor for b in compiled(graph, group_ops(graph), GPU).buffers if b.start <= first < b.stop]
     return sum(graph.tensors[tensor].aval.shape == WIDE for tensor in alive)
 
 

@@ -12,11 +12,12 @@ from jax.sharding import PartitionSpec as P
 
 import planner
 from planner.compiler.analysis import model_of
-from planner.compiler.buffers.liveness import analyse
-from planner.compiler.fusion.instruction_fusion import ON_GPU, ON_TPU
 from planner.compiler.fusion.kernels import Access, Kernel, kernels_of
-from planner.compiler.layout.dot_operands_gpu import turned_stacks
-from planner.compiler.layout.uncoalesced_transposes import bad_transposes, is_tiled
+from planner.compiler.layout.dot_operands_gpu import transposed_stacks
+from planner.compiler.layout.uncoalesced_transposes import is_tiled, uncoalesced_transposes
+from planner.compiler.program import compiled
+from planner.compiler.targets.gpu import GPU
+from planner.compiler.targets.tpu import TPU
 from planner.decisions.groups import group_ops
 from planner.program.graph import Graph
 from planner.program.jaxpr.flatten import build_graph
@@ -31,7 +32,7 @@ WIDE = (256, 1024)
 def _kernels(fn: Callable[..., Any], *args: Any) -> tuple[Graph, list[Kernel]]:
     graph = build_graph(trace(fn, args), while_trips=1.0)
     grouping = group_ops(graph)
-    found = kernels_of(graph, grouping, analyse(graph, grouping, ON_GPU))
+    found = kernels_of(compiled(graph, grouping, GPU))
     return graph, sorted((kernel for of in found.of_group.values() for kernel in of), key=lambda kernel: kernel.op)
 
 
@@ -122,10 +123,8 @@ def test_a_matmul_computes_an_operand_of_one_array(fn: Callable[[jax.Array], jax
 
     down = jax.ShapeDtypeStruct((1024, 512), jnp.bfloat16)
     graph = build_graph(trace(step, (X, WEIGHT, down)), while_trips=1.0)
-    liveness = analyse(graph, group_ops(graph), ON_GPU)
-    made = {
-        b.tensor for b in liveness.buffers if graph.ops[graph.tensors[b.tensor].producer or 0].kind != "dot_general"
-    }
+    program = compiled(graph, group_ops(graph), GPU)
+    made = {b.tensor for b in program.buffers if graph.ops[graph.tensors[b.tensor].producer or 0].kind != "dot_general"}
     assert any(graph.tensors[tensor].aval.shape == WIDE for tensor in made) == stands
 
 
@@ -141,7 +140,7 @@ def test_what_a_matmul_makes_is_transposed_as_the_next_one_reads_it(groups: int,
     graph = build_graph(trace(mixed, [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]), while_trips=1.0)
     turned = [op.id for op in graph.of_kinds(("transpose",)) if op.params["permutation"] == (2, 1, 0)]
     assert len(turned) == 1
-    assert (turned[0] in bad_transposes(graph)) == bad
+    assert (turned[0] in uncoalesced_transposes(graph)) == bad
     assert is_tiled((8192, 512, groups), (2, 1, 0))
 
 
@@ -179,12 +178,12 @@ def test_a_cache_is_turned_for_the_whole_loop(
     graph = build_graph(
         trace(lambda s, n, q: _decoded(s, n, q, product[0]), args, donate_argnums=(0,)), while_trips=1.0
     )
-    found = turned_stacks(graph)
+    found = transposed_stacks(graph)
     assert [(graph.ops[op].kind, dim) for op, dim in found.items()] == [("loop_carry_in", several)]
-    liveness = analyse(graph, group_ops(graph), ON_GPU)
-    assert [liveness.in_place.passes.get(op) for op in found] == ([4.0] if several is None else [None])
-    assert [liveness.turning.get(op) for op in found] == ([None] if several is None else [(4.0, several)])
-    assert [b.several for b in liveness.buffers if b.tensor == graph.inputs[0]] == [several]
+    program = compiled(graph, group_ops(graph), GPU)
+    assert [program.in_place.extra_traffic.get(op) for op in found] == ([4.0] if several is None else [None])
+    assert [program.transposes.get(op) for op in found] == ([None] if several is None else [(4.0, several)])
+    assert [b.several for b in program.buffers if b.tensor == graph.inputs[0]] == [several]
 
 
 @pytest.mark.parametrize(("product", "alone", "several"), [(KEPT, 2.0, 2.0), (SUMMED, 1.0, 2.0)])
@@ -221,16 +220,16 @@ def test_a_copy_of_a_parameter_does_not_live_until_its_update() -> None:
         return w - 0.1 * gradient, loss
 
     args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((512, 512), (4096, 512))]
-    for fusion in (ON_TPU, ON_GPU):
+    for compiler in (TPU, GPU):
         graph = build_graph(trace(step, args, donate_argnums=(0,)), while_trips=1.0)
-        model = model_of(graph, pinned_outputs=set(), kept=set(), fusion=fusion)
+        model = model_of(graph, pinned_outputs=set(), kept=set(), compiler=compiler)
         stops = [
             stop
             for transfer, stop in zip(model.copied.transfers, model.copied.targets.stops.tolist(), strict=True)
             if transfer.tensor == graph.inputs[0] and model.flow.nodes[transfer.target].kind == "copy"
         ]
         last = max(op.id for op in graph.ops if op.kind == "dot_general")
-        assert (max(stops) > last + 1) == (fusion == ON_TPU)
+        assert (max(stops) > last + 1) == (compiler == TPU)
 
 
 def _predicted(fn: Callable[..., Any], *shapes: tuple[int, ...]) -> planner.Plan:

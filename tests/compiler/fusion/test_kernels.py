@@ -8,8 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from planner.compiler.buffers.liveness import analyse
 from planner.compiler.fusion.kernels import Kernel, kernels_of
+from planner.compiler.program import compiled
+from planner.compiler.targets.tpu import TPU
 from planner.decisions.groups import group_ops
 from planner.program.graph import Graph
 from planner.program.jaxpr.flatten import build_graph
@@ -22,7 +23,7 @@ X = jax.ShapeDtypeStruct((256, 512), jnp.bfloat16)
 def _kernels(fn: Callable[..., Any], *args: Any) -> tuple[Graph, list[Kernel]]:
     graph = build_graph(trace(fn, args), while_trips=1.0)
     grouping = group_ops(graph)
-    found = kernels_of(graph, grouping, analyse(graph, grouping))
+    found = kernels_of(compiled(graph, grouping, TPU))
     return graph, sorted((kernel for of in found.of_group.values() for kernel in of), key=lambda kernel: kernel.op)
 
 

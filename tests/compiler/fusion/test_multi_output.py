@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from planner.compiler.buffers.liveness import analyse
+from planner.compiler.program import compiled
+from planner.compiler.targets.tpu import TPU
 from planner.decisions.groups import group_ops
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.tracing.trace import trace
@@ -19,7 +20,7 @@ SQUARE = jax.ShapeDtypeStruct((512, 512), jnp.float32)
 def _stored(fn: Callable[..., Any], count: int, kind: str) -> list[bool]:
     """Whether the results of the ops of a kind stand in memory."""
     graph = build_graph(trace(fn, (SQUARE,) * count), while_trips=1.0)
-    stands = analyse(graph, group_ops(graph)).materialised
+    stands = compiled(graph, group_ops(graph), TPU).materialized
     return [stands[op.results[0]] for op in graph.of_kinds({kind})]
 
 

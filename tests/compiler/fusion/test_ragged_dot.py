@@ -41,8 +41,8 @@ def test_a_sum_over_groups_is_computed_for_each_and_elsewhere_all_is(name: str) 
     fn, args, on_tpu, held = CASES[name]
     graph = build_graph(trace(fn, args), while_trips=1.0)
     (op,) = graph.of_kinds(("ragged_dot_general",))
-    assert times_computed(graph, op, on_tpu=True) == on_tpu
-    assert times_computed(graph, op, on_tpu=False) == GROUPS
+    assert times_computed(graph, op, expanded=False) == on_tpu
+    assert times_computed(graph, op, expanded=True) == GROUPS
     assert masked(graph, op) == held
     assert [times_moved(graph, op, position) for position in (0, 2)] == [1 + 2 * GROUPS, 1]
 

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from planner.compiler.buffers.liveness import analyse
-from planner.compiler.fusion.instruction_fusion import ON_GPU
 from planner.compiler.fusion.kernels import kernels_of
-from planner.compiler.fusion.softmax_gpu import rows_gone_over
+from planner.compiler.fusion.softmax_gpu import rows_kept
+from planner.compiler.program import compiled
+from planner.compiler.targets.gpu import GPU
 from planner.decisions.groups import group_ops
 from planner.program.graph import Graph
 from planner.program.jaxpr.flatten import build_graph
@@ -47,8 +47,8 @@ def _graph(fn: Callable[..., Any], *args: Any) -> Graph:
 
 def _gone_over(graph: Graph) -> list[str]:
     grouping = group_ops(graph)
-    liveness = analyse(graph, grouping, ON_GPU)
-    return [graph.ops[op].kind for op in sorted(rows_gone_over(graph, liveness.passes, liveness.materialised))]
+    program = compiled(graph, grouping, GPU)
+    return [graph.ops[op].kind for op in sorted(rows_kept(graph, program.fused, program.materialized))]
 
 
 @pytest.mark.parametrize(
@@ -85,8 +85,8 @@ def test_what_a_barrier_takes_stands_and_what_is_behind_it_is_another_kernel() -
     for barred in (True, False):
         graph = _graph(lambda x, barred=barred: fn(x, barred=barred), ROWS)
         grouping = group_ops(graph)
-        liveness = analyse(graph, grouping, ON_GPU)
-        found = kernels_of(graph, grouping, liveness)
+        program = compiled(graph, grouping, GPU)
+        found = kernels_of(program)
         (wave,) = [op.results[0] for op in graph.ops if op.kind == "sin"]
-        assert liveness.materialised[wave] == barred
+        assert program.materialized[wave] == barred
         assert sum(map(len, found.of_group.values())) == 1 + barred

@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 import planner
-from planner.compiler.layout.dot_operands_tpu import turned_slices
+from planner.compiler.layout.dot_operands_tpu import copied_slices
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.tracing.trace import trace
 
@@ -47,7 +47,7 @@ def _copied(fn: Program, shape: tuple[int, ...], x: jax.ShapeDtypeStruct, dtype:
     """The sizes of the elements of the slices that are copied."""
     args = jax.ShapeDtypeStruct(shape, dtype), x, AT
     graph = build_graph(trace(fn, args, donate_argnums=(0,) if donated else ()))
-    return [turned.itemsize for of in turned_slices(graph).values() for turned in of]
+    return [turned.itemsize for of in copied_slices(graph).values() for turned in of]
 
 
 def test_a_slice_with_heads_inside_is_copied_once() -> None:

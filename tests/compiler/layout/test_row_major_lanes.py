@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from planner.compiler.buffers.liveness import analyse
-from planner.compiler.fusion.instruction_fusion import ON_GPU, ON_TPU
 from planner.compiler.layout.row_major_lanes import InRows
+from planner.compiler.program import compiled
+from planner.compiler.targets.gpu import GPU
+from planner.compiler.targets.tpu import TPU
 from planner.decisions.groups import group_ops
 from planner.pricing.tpu_tiles import row_bytes, tiled_bytes
 from planner.program.jaxpr.flatten import build_graph
@@ -31,7 +32,7 @@ def _rows(on_tpu: bool) -> dict[str, InRows]:
         *(numbers, numbers),
     )
     graph = build_graph(trace(_messages, args), while_trips=1.0)
-    found = analyse(graph, group_ops(graph), ON_TPU if on_tpu else ON_GPU).in_rows
+    found = compiled(graph, group_ops(graph), TPU if on_tpu else GPU).row_major
     return {graph.ops[graph.tensors[t].producer or 0].kind: rows for t, rows in found.items()}
 
 

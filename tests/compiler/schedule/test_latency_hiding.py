@@ -8,8 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from planner.compiler.buffers.liveness import Liveness, analyse
-from planner.compiler.fusion.instruction_fusion import ON_GPU, ON_TPU, Fusion
+from planner.compiler.model import CompilerModel
+from planner.compiler.program import CompiledProgram, compiled
+from planner.compiler.targets.gpu import GPU
+from planner.compiler.targets.tpu import TPU
 from planner.decisions.groups import group_ops
 from planner.program.graph import Graph
 from planner.program.jaxpr.flatten import build_graph
@@ -35,9 +37,9 @@ def _trained(*, tied: bool, scanned: bool) -> Callable[..., Any]:
     return jax.grad(loss, argnums=(0, 1, 2))
 
 
-def _analysed(fusion: Fusion = ON_GPU, *, tied: bool, scanned: bool) -> tuple[Graph, Liveness]:
+def _analysed(compiler: CompilerModel = GPU, *, tied: bool, scanned: bool) -> tuple[Graph, CompiledProgram]:
     graph = build_graph(trace(_trained(tied=tied, scanned=scanned), (TABLE, TABLE, LAYERS, TOKENS)), while_trips=1.0)
-    return graph, analyse(graph, group_ops(graph), fusion)
+    return graph, compiled(graph, group_ops(graph), compiler)
 
 
 def _of_head(graph: Graph) -> tuple[int, int]:
@@ -47,31 +49,31 @@ def _of_head(graph: Graph) -> tuple[int, int]:
 
 
 def test_the_gradient_of_a_head_waits_for_the_loop_behind_it() -> None:
-    graph, liveness = _analysed(tied=False, scanned=True)
+    graph, program = _analysed(tied=False, scanned=True)
     product, logits = _of_head(graph)
     last = max(op.id for op in graph.ops if op.region)
-    assert liveness.when == {product: last + 1}
-    assert max(buffer.stop for buffer in liveness.buffers if buffer.tensor == logits) > last
+    assert program.scheduled_at == {product: last + 1}
+    assert max(buffer.stop for buffer in program.buffers if buffer.tensor == logits) > last
     made = graph.ops[product].results[0]
-    assert [buffer.start for buffer in liveness.buffers if buffer.tensor == made] == [last + 1]
-    assert not _analysed(ON_TPU, tied=False, scanned=True)[1].when
+    assert [buffer.start for buffer in program.buffers if buffer.tensor == made] == [last + 1]
+    assert not _analysed(TPU, tied=False, scanned=True)[1].scheduled_at
 
 
 def test_the_gradient_of_a_tied_head_waits_for_that_of_the_embedding() -> None:
-    graph, liveness = _analysed(tied=True, scanned=False)
+    graph, program = _analysed(tied=True, scanned=False)
     product, logits = _of_head(graph)
     (added,) = (op.id for op in graph.of_kinds(("add_any",)) if graph.tensors[op.results[0]].aval.shape == TABLE.shape)
-    assert liveness.when[product] == added
-    assert max(buffer.stop for buffer in liveness.buffers if buffer.tensor == logits) > added
+    assert program.scheduled_at[product] == added
+    assert max(buffer.stop for buffer in program.buffers if buffer.tensor == logits) > added
 
 
 def test_the_gradient_of_a_layer_waits_for_the_next_product_but_one() -> None:
-    graph, liveness = _analysed(tied=False, scanned=False)
+    graph, program = _analysed(tied=False, scanned=False)
     product, _ = _of_head(graph)
     behind = [op.id for op in graph.of_kinds(("dot_general",)) if op.id > product]
     chain = [op for op in behind if graph.tensors[graph.ops[op].results[0]].aval.shape == (512, 256)]
-    assert liveness.when[product] == chain[1] + 1
-    assert set(liveness.when) - {product} <= set(behind) - set(chain)
+    assert program.scheduled_at[product] == chain[1] + 1
+    assert set(program.scheduled_at) - {product} <= set(behind) - set(chain)
 
 
 def test_where_values_are_computed_again_it_waits_for_all_products() -> None:
@@ -82,7 +84,7 @@ def test_where_values_are_computed_again_it_waits_for_all_products() -> None:
     product, _ = _of_head(graph)
     behind = [op.id for op in graph.of_kinds(("dot_general",)) if op.id > product]
     chain = [op for op in behind if graph.tensors[graph.ops[op].results[0]].aval.shape == (512, 256)]
-    assert analyse(graph, group_ops(graph), ON_GPU).when[product] == chain[-1] + 1
+    assert compiled(graph, group_ops(graph), GPU).scheduled_at[product] == chain[-1] + 1
 
 
 def test_what_a_loop_waits_for_runs_before_it() -> None:
@@ -93,7 +95,7 @@ def test_what_a_loop_waits_for_runs_before_it() -> None:
         ),
         while_trips=1.0,
     )
-    assert not analyse(graph, group_ops(graph), ON_GPU).when
+    assert not compiled(graph, group_ops(graph), GPU).scheduled_at
 
 
 def test_the_sum_of_a_gradient_that_a_matmul_makes_runs_behind_all_matmuls() -> None:
@@ -105,11 +107,11 @@ def test_the_sum_of_a_gradient_that_a_matmul_makes_runs_behind_all_matmuls() -> 
 
     args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((3, 256), (512, 256), (3, 256, 256))]
     graph = build_graph(trace(jax.grad(loss, argnums=(0, 1)), args), while_trips=1.0)
-    liveness = analyse(graph, group_ops(graph), ON_GPU)
+    program = compiled(graph, group_ops(graph), GPU)
     end = max(op.id for op in graph.of_kinds(("dot_general",))) + 1
     sums = [op for op in graph.of_kinds(("reduce_sum",)) if graph.tensors[op.results[0]].aval.shape == (256,)]
-    late = [op for op in sums if op.id in liveness.when]
+    late = [op for op in sums if op.id in program.scheduled_at]
     assert 0 < len(late) < len(sums)
     for op in late:
-        assert liveness.when[op.id] == end
-        assert max(buffer.stop for buffer in liveness.buffers if buffer.tensor == op.operands[0]) >= end
+        assert program.scheduled_at[op.id] == end
+        assert max(buffer.stop for buffer in program.buffers if buffer.tensor == op.operands[0]) >= end

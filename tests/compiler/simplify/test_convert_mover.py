@@ -8,13 +8,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from planner.compiler.buffers.share import WHOLE, Share
 from planner.compiler.simplify.convert_mover import NarrowReads
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.tracing.trace import trace
 
 X = jax.ShapeDtypeStruct((32, 32), jnp.float32)
-HALF = Share(tpu=0.5)
+HALF, WHOLE = 0.5, 1.0
 
 
 def _one_matmul(x: jax.Array) -> jax.Array:
@@ -56,18 +55,18 @@ def _stacked(x: jax.Array) -> jax.Array:
     ids=["matmul", "matmul and sum", "exact matmul", "cast", "stacked", "times a vector"],
 )
 def test_the_width_in_which_a_tensor_is_read_is_that_in_which_it_stands(
-    read: Callable[[jax.Array], jax.Array], share: Share
+    read: Callable[[jax.Array], jax.Array], share: float
 ) -> None:
     graph = build_graph(trace(read, (X,)), while_trips=1.0)
-    assert NarrowReads(graph).share(graph.inputs[0]) == share
+    assert NarrowReads(graph).fraction(graph.inputs[0]) == share
 
 
 def test_what_is_fetched_for_a_matmul_is_fetched_narrow_whatever_else_reads_it_where_it_is() -> None:
     graph = build_graph(trace(_matmul_and_sum, (X,)), while_trips=1.0)
     reads = [read for read in graph.consumers[graph.inputs[0]] if graph.ops[read[0]].kind == "dot_general"]
-    assert NarrowReads(graph).share(graph.inputs[0], reads) == HALF
+    assert NarrowReads(graph).fraction(graph.inputs[0], reads) == HALF
 
 
 def test_what_is_returned_stands_as_it_is() -> None:
     graph = build_graph(trace(lambda x: (x.astype(jnp.bfloat16), x), (X,)), while_trips=1.0)
-    assert NarrowReads(graph).share(graph.inputs[0]) == WHOLE
+    assert NarrowReads(graph).fraction(graph.inputs[0]) == WHOLE

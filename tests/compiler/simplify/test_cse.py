@@ -9,7 +9,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from planner.compiler.buffers.liveness import analyse
+from planner.compiler.buffers.buffer import Buffer
+from planner.compiler.model import CompilerModel
+from planner.compiler.program import compiled
+from planner.compiler.targets.tpu import TPU
 from planner.decisions.groups import group_ops
 from planner.program.graph import Graph
 from planner.program.jaxpr.flatten import build_graph
@@ -22,13 +25,13 @@ KERNEL = jax.ShapeDtypeStruct((3, 3, 128, 128), jnp.float32)
 
 
 def _kept(
-    fn: Callable[..., Any], args: tuple[Any, ...], kind: str
-) -> tuple[Graph, list[tuple[int, int, float, float]]]:
-    """The spans in which results of ops of a kind are kept, with their shares on a TPU and elsewhere."""
+    fn: Callable[..., Any], args: tuple[Any, ...], kind: str, compiler: CompilerModel = TPU
+) -> tuple[Graph, list[Buffer]]:
+    """The buffers of results of ops of a kind."""
     graph = build_graph(trace(fn, args), while_trips=1.0)
     made = {tensor for op in graph.of_kinds({kind}) for tensor in op.results}
-    buffers = analyse(graph, group_ops(graph)).buffers
-    return graph, [(b.start, b.stop, b.share.tpu, b.share.elsewhere) for b in buffers if b.tensor in made]
+    buffers = compiled(graph, group_ops(graph), compiler).buffers
+    return graph, [buffer for buffer in buffers if buffer.tensor in made]
 
 
 def _messages(table: jax.Array, edges: jax.Array) -> jax.Array:
@@ -39,9 +42,9 @@ def _messages(table: jax.Array, edges: jax.Array) -> jax.Array:
 def test_indices_that_are_derived_twice_are_kept_once() -> None:
     graph, kept = _kept(_messages, (TABLE, EDGES), "broadcast_in_dim")
     for op in graph.of_kinds({"gather"}):
-        alive = [(tpu, elsewhere) for start, stop, tpu, elsewhere in kept if start <= op.id < stop]
-        assert sum(tpu for tpu, _ in alive) == 1.0
-    assert [elsewhere for *_, elsewhere in kept].count(1.0) == 2
+        assert sum(buffer.fraction for buffer in kept if buffer.start <= op.id < buffer.stop) == 1.0
+    without = _kept(_messages, (TABLE, EDGES), "broadcast_in_dim", TPU.without("cse"))[1]
+    assert [buffer.fraction for buffer in without] == [1.0, 1.0]
 
 
 def test_what_a_gradient_computes_again_is_another_value() -> None:
@@ -71,5 +74,6 @@ def _residual(x: jax.Array, *kernels: jax.Array) -> jax.Array:
 
 
 def test_of_a_sum_and_its_activation_the_sum_is_kept() -> None:
-    _, kept = _kept(jax.grad(_residual, (1, 2, 3, 4)), (IMAGES, *(KERNEL,) * 4), "max")
-    assert [(tpu, elsewhere) for *_, tpu, elsewhere in kept] == [(0.0, 1.0)]
+    program = jax.grad(_residual, (1, 2, 3, 4)), (IMAGES, *(KERNEL,) * 4), "max"
+    assert [buffer.fraction for buffer in _kept(*program)[1]] == [0.0]
+    assert [buffer.fraction for buffer in _kept(*program, TPU.without("cse"))[1]] == [1.0]

@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from planner.compiler.buffers.liveness import analyse, region_spans
-from planner.compiler.buffers.share import Share
+from planner.compiler.buffers.buffer import Buffer
+from planner.compiler.program import compiled
+from planner.compiler.schedule.last_uses import region_spans
 from planner.compiler.simplify.convert_mover import NarrowReads
-from planner.compiler.simplify.loop_invariant_converts import Hoisted, hoisted_casts
+from planner.compiler.simplify.loop_invariant_converts import hoisted_casts
+from planner.compiler.targets.tpu import TPU
 from planner.decisions.groups import group_ops
 from planner.program.graph import Graph
 from planner.program.jaxpr.flatten import build_graph
@@ -19,7 +21,7 @@ from planner.program.tracing.trace import trace
 
 STACK = jax.ShapeDtypeStruct((4, 32, 32), jnp.float32)
 X = jax.ShapeDtypeStruct((64, 32), jnp.bfloat16)
-NARROW = Share(tpu=0.5, elsewhere=0.0)
+NARROW = 0.5
 
 Body = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -31,8 +33,8 @@ def _scanned(body: Body) -> Graph:
     return build_graph(trace(step, (STACK, X)), while_trips=1.0)
 
 
-def _hoisted(graph: Graph) -> list[Hoisted]:
-    stands = analyse(graph, group_ops(graph)).materialised
+def _hoisted(graph: Graph) -> list[Buffer]:
+    stands = compiled(graph, group_ops(graph), TPU).materialized
     return hoisted_casts(graph, NarrowReads(graph), region_spans(graph), stands)
 
 
@@ -60,7 +62,7 @@ def _computed_with_first(c: jax.Array, w: jax.Array) -> jax.Array:
 def test_a_stack_that_is_read_through_a_cast_alone_stands_narrow_beside_itself(body: Body, hoisted: bool) -> None:
     graph = _scanned(body)
     spans = region_spans(graph)
-    assert _hoisted(graph) == ([(graph.inputs[0], NARROW, *spans[1])] if hoisted else [])
+    assert _hoisted(graph) == ([Buffer(graph.inputs[0], *spans[1], NARROW)] if hoisted else [])
 
 
 def test_what_widens_is_not_hoisted() -> None:
@@ -81,8 +83,8 @@ def test_loops_share_a_copy_that_lives_until_the_last_of_them_ends() -> None:
     loops = [span for span, region in zip(spans, graph.regions, strict=True) if region.kind == "scan"]
     assert len(loops) == 2
     (found,) = _hoisted(graph)
-    assert found == (graph.inputs[0], NARROW, loops[0][0], loops[1][1])
-    assert [b for b in analyse(graph, group_ops(graph)).buffers if b.tensor == graph.inputs[0]] != []
+    assert found == Buffer(graph.inputs[0], loops[0][0], loops[1][1], NARROW)
+    assert [b for b in compiled(graph, group_ops(graph), TPU).buffers if b.tensor == graph.inputs[0]] != []
 
 
 def test_a_stack_of_stacks_is_narrowed_once_before_both_loops() -> None:
@@ -94,7 +96,7 @@ def test_a_stack_of_stacks_is_narrowed_once_before_both_loops() -> None:
 
     graph = build_graph(trace(step, (jax.ShapeDtypeStruct((2, *STACK.shape), jnp.float32), X)), while_trips=1.0)
     spans = region_spans(graph)
-    assert _hoisted(graph) == [(graph.inputs[0], NARROW, *spans[1])]
+    assert _hoisted(graph) == [Buffer(graph.inputs[0], *spans[1], NARROW)]
 
 
 def test_a_stack_that_is_made_narrow_has_no_narrow_copy() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import planner
 from pbqp.deadline import Deadline
-from planner.compiler.targets import REMEDIES
+from planner.compiler.emission.options import REMEDIES
 from planner.decision import Decision
 from planner.errors import ArgumentError
 from planner.options import Options

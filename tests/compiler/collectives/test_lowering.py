@@ -7,7 +7,8 @@ import math
 import pytest
 
 from cost_models import Roofline, parse_topology
-from planner.compiler.targets import HIDDEN_GATHERS, all_reduced_bytes, flops_that_hide
+from planner.compiler.collectives.lowering import all_reduced_bytes
+from planner.compiler.targets.table import HIDDEN_GATHERS, flops_that_hide
 
 ALWAYS, NEVER, GATHERED = math.inf, 0.0, 16 * 2**20
 

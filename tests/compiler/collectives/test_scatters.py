@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from planner.compiler.targets import scatters
+from planner.compiler.collectives.lowering import scatters
 from planner.verify.aot import aot_compile, unavailable_reason
 
 PARTS = 4

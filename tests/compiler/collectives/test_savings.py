@@ -14,9 +14,12 @@ from jax.sharding import PartitionSpec as P
 import planner
 from cost_models import Roofline, parse_topology
 from planner.compiler.analysis import Model, model_of
-from planner.compiler.fusion.instruction_fusion import ON_GPU, ON_TPU, Fusion
-from planner.compiler.targets import HIDDEN_GATHERS
-from planner.prediction import as_lowered
+from planner.compiler.collectives.lowering import as_lowered
+from planner.compiler.model import CompilerModel
+from planner.compiler.targets.cpu import CPU
+from planner.compiler.targets.gpu import GPU
+from planner.compiler.targets.table import HIDDEN_GATHERS
+from planner.compiler.targets.tpu import TPU
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.tracing.trace import trace
 from planner.verify.aot import unavailable_reason
@@ -30,43 +33,43 @@ def shape(*extents: int) -> jax.ShapeDtypeStruct:
 
 
 def model(fn: Any, *args: Any) -> Model:
-    return model_of(build_graph(trace(fn, args)), pinned_outputs=frozenset(), kept=frozenset())
+    return model_of(build_graph(trace(fn, args)), pinned_outputs=frozenset(), kept=frozenset(), compiler=TPU)
 
 
-def together(fn: Any, *args: Any) -> list[int]:
-    return sorted(model(fn, *args).eased.together.values())
+def reassociated(fn: Any, *args: Any) -> list[int]:
+    return sorted(model(fn, *args).savings.reassociated.values())
 
 
 X, W = shape(ROWS, WIDTH), shape(WIDTH, WIDTH)
 
 
 def test_sums_that_are_only_added_are_one() -> None:
-    assert together(lambda a, b, u, v: a @ u + b @ v, X, X, W, W) == [2, 2]
-    assert together(lambda a, u, v, w: (a @ u + a @ v) + a @ w, X, W, W, W) == [3, 3, 3]
+    assert reassociated(lambda a, b, u, v: a @ u + b @ v, X, X, W, W) == [2, 2]
+    assert reassociated(lambda a, u, v, w: (a @ u + a @ v) + a @ w, X, W, W, W) == [3, 3, 3]
 
 
 def test_sums_that_something_else_reads_stay_apart() -> None:
-    assert not together(lambda a, u, v: jnp.tanh(a @ u) + a @ v, X, W, W)
-    assert not together(lambda a, u: a @ u + a, X, W)
+    assert not reassociated(lambda a, u, v: jnp.tanh(a @ u) + a @ v, X, W, W)
+    assert not reassociated(lambda a, u: a @ u + a, X, W)
 
     def read_twice(a: Any, u: Any, v: Any) -> Any:
         first = a @ u
         return first + a @ v, jnp.tanh(first)
 
-    assert not together(read_twice, X, W, W)
+    assert not reassociated(read_twice, X, W, W)
 
 
-@pytest.mark.parametrize("fusion", [ON_TPU, ON_GPU])
-def test_on_gpus_sums_that_no_matmul_waits_for_are_hidden_by_those_behind_them(fusion: Fusion) -> None:
+@pytest.mark.parametrize("compiler", [TPU, GPU])
+def test_on_gpus_sums_that_no_matmul_waits_for_are_hidden_by_those_behind_them(compiler: CompilerModel) -> None:
     def gradients(w: Any, x: Any) -> Any:
         hidden = jnp.tanh(x @ w[0])
         return x.T @ hidden, hidden @ w[1]
 
     graph = build_graph(trace(gradients, ((W, W), X)))
-    found = model_of(graph, pinned_outputs=frozenset(), kept=frozenset(), fusion=fusion)
+    found = model_of(graph, pinned_outputs=frozenset(), kept=frozenset(), compiler=compiler)
     product = graph.of_kinds(("dot_general",))[1].results[0]
     (summed,) = (t.id for t in found.flow.transfers if t.reduced and t.tensor == product)
-    assert found.eased.ahead.get(summed, 0.0) == (0.0 if fusion == ON_TPU else 2 * ROWS * WIDTH**2)
+    assert found.savings.overlap_flops.get(summed, 0.0) == (0.0 if compiler == TPU else 2 * ROWS * WIDTH**2)
 
 
 def test_sums_that_no_matmul_waits_for_are_combined() -> None:
@@ -78,7 +81,7 @@ def test_sums_that_no_matmul_waits_for_are_combined() -> None:
 
     found = model(step, (W, W), X)
     graph = found.graph
-    combined = [t for t in found.flow.transfers if t.id in found.eased.combined]
+    combined = [t for t in found.flow.transfers if t.id in found.savings.latency]
     assert {graph.tensors[t.tensor].aval.shape for t in combined} >= {(WIDTH, WIDTH)}
     others = {graph.tensors[t.tensor].aval.shape for t in found.flow.transfers if t.reduced and t not in combined}
     assert others == {(ROWS, WIDTH)}
@@ -91,7 +94,7 @@ def test_sums_that_only_the_next_trip_waits_for_are_combined() -> None:
         return jax.lax.scan(lambda h, _: (jnp.tanh(h @ w), h @ w), x, None, length=3)
 
     found = model(carried, X, W)
-    assert [found.eased.combined.get(t.id) for t in found.flow.transfers if t.reduced] == [0.5, 0.5]
+    assert [found.savings.latency.get(t.id) for t in found.flow.transfers if t.reduced] == [0.5, 0.5]
 
 
 def test_gradients_of_a_loop_of_steps_share_one_latency() -> None:
@@ -107,7 +110,7 @@ def test_gradients_of_a_loop_of_steps_share_one_latency() -> None:
     found = model(steps, [W, W], shape(4, ROWS, WIDTH))
     sums = [t for t in found.flow.transfers if t.reduced and found.graph.tensors[t.tensor].aval.shape == W.shape]
     assert len(sums) == 2
-    assert all(found.eased.combined[t.id] <= 0.5 for t in sums)
+    assert all(found.savings.latency[t.id] <= 0.5 for t in sums)
 
 
 def test_a_gather_moves_what_its_readers_want() -> None:
@@ -131,7 +134,7 @@ def test_a_gather_moves_what_its_readers_want() -> None:
         assert gather.kind == "all-gather"
         assert gather.bytes == share * 4 * WIDTH * 2 * WIDTH
         # What virtual CPU devices are given to move is not narrowed.
-        (whole,) = as_lowered(plan.predicted.collectives, "cpu", lambda kind, *_: kind)
+        (whole,) = as_lowered(plan.predicted.collectives, CPU, lambda kind, *_: kind)
         assert whole.bytes == 4 * WIDTH * 2 * WIDTH
 
 
@@ -142,15 +145,17 @@ def scanned(x: Any, weights: Any) -> Any:
 def test_weights_are_fetched_ahead_and_activations_are_not() -> None:
     found = model(scanned, X, jax.ShapeDtypeStruct((4, WIDTH, WIDTH), jnp.float32))
     graph = found.graph
-    ahead = {graph.tensors[t.tensor].aval.shape for t in found.flow.transfers if t.id in found.eased.ahead}
-    others = {graph.tensors[t.tensor].aval.shape for t in found.flow.transfers if t.id not in found.eased.ahead}
+    ahead = {graph.tensors[t.tensor].aval.shape for t in found.flow.transfers if t.id in found.savings.overlap_flops}
+    others = {
+        graph.tensors[t.tensor].aval.shape for t in found.flow.transfers if t.id not in found.savings.overlap_flops
+    }
     assert (WIDTH, WIDTH) in ahead
     assert (ROWS, WIDTH) in others - ahead
     flops = 2.0 * ROWS * WIDTH * WIDTH
-    assert set(found.eased.ahead.values()) == {flops}
+    assert set(found.savings.overlap_flops.values()) == {flops}
     # Of more than what hides the gather nobody needs to know.
-    assert set(replace(found, hiding=(flops / 2, 0.0)).eased.ahead.values()) == {flops / 2}
-    assert not replace(found, hiding=(0.0, 0.0)).eased.ahead
+    assert set(replace(found, hiding=(flops / 2, 0.0)).savings.overlap_flops.values()) == {flops / 2}
+    assert not replace(found, hiding=(0.0, 0.0)).savings.overlap_flops
 
 
 @pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1"])

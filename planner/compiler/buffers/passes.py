@@ -1,0 +1,144 @@
+"""The passes of buffer assignment and of memory spaces, declared."""
+
+from __future__ import annotations
+
+from planner.compiler.buffers.buffer import Buffer
+from planner.compiler.buffers.copy_insertion import in_place
+from planner.compiler.buffers.sibling_operands import sibling_operands, widened_siblings
+from planner.compiler.fusion.ragged_dot import masked_buffers
+from planner.compiler.model import Evidence, Pass
+from planner.compiler.program import CompiledProgram
+from planner.decisions.op_signatures import is_fused
+from planner.program.graph import Graph, Op
+from planner.rules.primitives import traits
+
+
+def _copy_insertion(program: CompiledProgram) -> None:
+    program.in_place = in_place(program.graph, program.fused, program.materialized, program.last_use, program.spans)
+
+
+def _buffer_assignment(program: CompiledProgram) -> None:
+    graph, kept = program.graph, program.in_place
+    for op in graph.ops:
+        for tensor in op.results:
+            if not program.materialized[tensor] or _is_view(graph, op) or tensor in kept.taken:
+                continue
+            start = program.spans[op.region][0] if op.kind == "loop_stack" else program.scheduled_at.get(op.id, op.id)
+            stop = max(program.last_use[tensor], kept.kept.get(tensor, 0), start + 1)
+            program.buffers.append(Buffer(tensor, start, stop, program.narrow.fraction(tensor)))
+
+
+def _is_view(graph: Graph, op: Op) -> bool:
+    """Whether a result is a name for memory that is accounted elsewhere."""
+    if traits(op.kind).renames or op.kind in ("loop_const", "branch_in"):
+        return True
+    # A slice that only fused ops read is read from the stack.
+    return op.kind == "loop_slice" and all(is_fused(graph.ops[reader]) for reader, _ in graph.consumers[op.results[0]])
+
+
+def _sibling_operands(program: CompiledProgram) -> None:
+    program.buffers += sibling_operands(program.graph, program.fused, program.materialized, narrow_only=False)
+
+
+def _sibling_operands_16_bit(program: CompiledProgram) -> None:
+    program.buffers += sibling_operands(program.graph, program.fused, program.materialized, narrow_only=True)
+
+
+def _widened_siblings(program: CompiledProgram) -> None:
+    program.buffers += widened_siblings(program.graph, program.materialized, program.last_use)
+
+
+def _masked_groups(program: CompiledProgram) -> None:
+    program.buffers += masked_buffers(program.graph)
+
+
+COPY_INSERTION = Pass(
+    name="copy-insertion",
+    phase="buffers",
+    does="Writes updates, carries and donated results in place, and copies first where the old value is still needed.",
+    evidence=Evidence(
+        release="libtpu 0.0.42, jaxlib 0.10.2",
+        seen="decode steps and optimizer updates on v5e, v5p and h100:8",
+        source="xla/service/copy_insertion.cc",
+    ),
+    writes=("in_place",),
+    run=_copy_insertion,
+)
+
+BUFFER_ASSIGNMENT = Pass(
+    name="buffer-assignment",
+    phase="buffers",
+    does="Allocates materialized tensors from the op that makes them until their last use.",
+    evidence=Evidence(
+        release="libtpu 0.0.42, jaxlib 0.10.2",
+        seen="buffer assignments of all programs of the fidelity suite",
+        source="xla/service/buffer_assignment.cc",
+    ),
+    writes=("buffers",),
+    run=_buffer_assignment,
+)
+
+SIBLING_OPERANDS = Pass(
+    name="sibling-operands",
+    phase="buffers",
+    does="Stores a fused value while several neighbouring matmuls read it.",
+    evidence=Evidence(release="jaxlib 0.10.2", seen="the two gradients of a matmul on h100:8"),
+    writes=("buffers",),
+    run=_sibling_operands,
+)
+
+SIBLING_OPERANDS_16_BIT = Pass(
+    name="sibling-operands-16-bit",
+    phase="buffers",
+    does="The same for values that are computed in 16 bits, which the vector unit widens and rounds at every step.",
+    evidence=Evidence(release="libtpu 0.0.42", seen="the two gradients of a matmul on v5e:4x4"),
+    writes=("buffers",),
+    run=_sibling_operands_16_bit,
+)
+
+WIDENED_SIBLINGS = Pass(
+    name="widened-siblings",
+    phase="buffers",
+    does="Keeps the narrow result of a matmul beside its widened copy while fused ops read it.",
+    evidence=Evidence(release="libtpu 0.0.42", seen="residual streams in bfloat16 with norms in float32 on v5e:4x4"),
+    writes=("buffers",),
+    run=_widened_siblings,
+)
+
+MASKED_GROUPS = Pass(
+    name="masked-groups",
+    phase="buffers",
+    does="Stores the masked operand of an expanded ragged dot once for every group.",
+    evidence=Evidence(release="jaxlib 0.10.2", seen="dropless mixtures of experts on h100:8"),
+    writes=("buffers",),
+    run=_masked_groups,
+)
+
+RESULT_TABLE = Pass(
+    name="result-table",
+    phase="buffers",
+    does="Counts a pointer of 8 bytes per result among the results.",
+    evidence=Evidence(release="jaxlib 0.10.2", seen="memory reports of all programs of the tests on cpu:8"),
+)
+
+MEMORY_SPACE_ASSIGNMENT = Pass(
+    name="memory-space-assignment",
+    phase="memory space",
+    does="Keeps tensors on the chip that are read soon, or with all arrays of their body up to their size.",
+    evidence=Evidence(
+        release="libtpu 0.0.42",
+        seen="train steps, samplers and physics on v5e and v5p",
+        source="xla/service/memory_space_assignment/",
+    ),
+)
+
+REMATERIALIZATION = Pass(
+    name="rematerialization",
+    phase="rematerialization",
+    does="Computes values again where temporaries need more than 95 % of what arguments leave of 80 % of the memory.",
+    evidence=Evidence(
+        release="jaxlib 0.10.2",
+        seen="a ViT that stored 17 GB too much on h100:8",
+        source="xla/hlo/transforms/simplifiers/hlo_rematerialization.cc (GetSchedulerMemoryLimit)",
+    ),
+)

@@ -1,0 +1,139 @@
+"""Lowering of collectives: which of them a compiler turns into all-reduces.
+
+Read off compiled programs, with no device: `planner.verify.aot` compiles for every topology named here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+from cost_models.topology import Topology
+from planner.compiler.layout.tiles import TILE_LANES, TILE_ROWS
+from planner.compiler.model import CompilerModel
+from planner.prediction import Collective
+
+LEAST_SCATTERED_BYTES = 4096
+"""A tile of 8 x 128 words of 32 bits: XLA's TPU compiler makes an all-reduce of a reduce-scatter to parts below it."""
+
+LARGE_SLICE = 64
+"""Devices of a TPU slice from which on an all-gather over all of them becomes an all-reduce of a buffer of zeros."""
+
+LARGEST_GATHER_BY_SUM_BYTES = 16 * 2**20
+"""The largest result for which that is done on a torus of two dims; on one of three it always is."""
+
+SMALL_BLOCK = 4
+"""Devices of a block of a torus of two dims over all of which a reduce-scatter stays one; over eight it is an all-reduce.
+
+Compiled by libtpu 0.0.42 for 2, 4, 2 x 2 and 8 devices of v5e:2x4, v5e:4x4, v6e:2x4 and v6e:4x4 (16 MiB of float32).
+"""
+
+
+def all_reduced_bytes(kind: str, topology: Topology, *, group: int, devices: int) -> float:
+    """The bytes up to which a collective is compiled to an all-reduce of as many bytes: 0 if never, inf if always.
+
+    `group` is the number of devices that it is over, of the `devices` of the program; its bytes are the larger of the
+    local operand and result. XLA's CPU backend has no reduce-scatter. Its TPU compiler sums over all dims of a torus at
+    once where the group is the whole slice, and has no emitter of that kind for most scatters and large gathers, which
+    take one ring:
+
+        reduce-scatter over all    three dims: always (TPU7x: never); a square of 4 x 4 or more: always; of a block that is
+                                   not all of the slice: always, but for blocks of up to 4 of two dims; else where small
+        all-gather over all        of 64 devices or more: three dims: always; two: up to 16 MiB
+
+    By libtpu 0.0.42 for v4, v5e, v5p, v6e and tpu7x slices from 4 to 512 devices and 32 KiB to 512 MiB, bfloat16 and
+    float32 alike, in a `shard_map` or by constraint; over axes of a mesh that are not all of it, nothing becomes an
+    all-reduce but scatters to parts of less than a tile.
+    """
+    platform = topology.chip.platform
+    if platform == "cpu":
+        return math.inf if kind == "reduce-scatter" else 0.0
+    if platform != "tpu" or kind not in ("reduce-scatter", "all-gather"):
+        return 0.0
+    small = LEAST_SCATTERED_BYTES * group - 1.0 if kind == "reduce-scatter" else 0.0
+    if group < devices or topology.nodes > 1:
+        return small
+    dims = [
+        extent for extent, wires in zip(topology.shape, topology.kind, strict=True) if wires == "torus" and extent > 1
+    ]
+    if kind == "all-gather":
+        if devices < max(LARGE_SLICE, topology.num_devices):
+            return 0.0
+        return math.inf if len(dims) > 2 else LARGEST_GATHER_BY_SUM_BYTES
+    if topology.chip.name.startswith("tpu7x") or (
+        len(dims) == 2 and devices <= min(SMALL_BLOCK, topology.num_devices - 1)
+    ):
+        return small
+    block, cores = devices < topology.num_devices, topology.kind[-1] != "torus"
+    square = len(dims) == 2 and dims[0] == dims[1] >= 4
+    return math.inf if block or cores or square or len(dims) > 2 else small
+
+
+@lru_cache(maxsize=65536)
+def scatters(chip_name: str, shape: tuple[int, ...], dim: int, *, parts: int, itemsize: int) -> bool:
+    """Whether a TPU's compiler has a reduce-scatter of an array of this shape onto one of its dims; else it sums the whole.
+
+    `shape` is that of what each of `parts` devices holds, from the most to the least major dim, in elements of `itemsize`
+    bytes. Its emitters cut an array at its major end, or between its tiles:
+
+        last dim            parts must be whole tiles, of 128 lanes in 32 bits and 256 in 16
+        last but one        parts must be whole tiles, of 8 rows in 32 bits and 16 in 16, of several matrices; a single one
+                            is cut anywhere, unless a dim of one element stands before it
+        before these        only where no dim before it has more than one element
+
+    Arrays of one dim, of less than a tile or of 8-bit elements are summed whole. TPU7x cuts everywhere but rows within
+    tiles. By libtpu 0.0.42 for v4, v5e, v5p, v6e and tpu7x slices of 8 and 16 devices, over groups of 2, 4 and 8.
+    """
+    if len(shape) < 2 or itemsize < 2:
+        return False
+    rows, lanes = len(shape) - 2, len(shape) - 1
+    extents = list(shape)
+    if shape[lanes] < TILE_LANES <= shape[rows]:
+        # Kept the other way round, so that lanes are used.
+        extents[rows], extents[lanes] = shape[lanes], shape[rows]
+        dim = {rows: lanes, lanes: rows}.get(dim, dim)
+    part, several = extents[dim] // parts, math.prod(extents[:dim]) > 1
+    packed = max(1, 4 // itemsize)
+    if chip_name.startswith("tpu7x"):
+        return dim != rows or not several or part % (packed * TILE_ROWS) == 0
+    if extents[rows] < TILE_ROWS or extents[lanes] < TILE_LANES:
+        return False
+    if dim == lanes:
+        return part % (packed * TILE_LANES) == 0
+    if dim == rows:
+        return part % (packed * TILE_ROWS) == 0 if several else rows == 0
+    return not several
+
+
+def as_lowered(
+    collectives: Sequence[Collective], compiler: CompilerModel, runs_as: Callable[[str, Sequence[str], float], str]
+) -> tuple[Collective, ...]:
+    """The collectives as a compiler writes them; `runs_as` says by kind, axes and bytes which kind one becomes.
+
+    XLA's CPU backend has no reduce-scatter (an all-reduce and a slice do its work) and moves narrow floats wider; it moves
+    out of loops what none of their trips changes, and sums over split dims one after the other, which the TPU's does not.
+    """
+    emitted = [replace(c, kind=c.emitted or c.kind, emitted=c.emitted or c.kind) for c in collectives]
+    if not compiler.runs("cpu-collectives"):
+        return tuple(replace(c, kind=runs_as(c.kind, c.axes, c.bytes)) for c in emitted)
+    return tuple(
+        replace(
+            c,
+            kind="all-reduce" if c.kind == "reduce-scatter" else c.kind,
+            bytes=c.bytes / c.narrowed * _times_wider(c.dtype),
+            narrowed=1.0,
+            count=c.lifted[0],
+            assumed=c.lifted[1],
+            axes=axes,
+            by_dim=(),
+        )
+        for c in emitted
+        for axes in (c.by_dim or (c.axes,))
+    )
+
+
+def _times_wider(dtype: str) -> int:
+    """How many times as wide XLA's CPU backend moves a type: bfloat16 as float32, 8-bit floats as float16."""
+    return 2 if dtype == "bfloat16" or dtype.startswith("float8") else 1

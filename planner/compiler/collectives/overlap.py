@@ -1,0 +1,99 @@
+"""Overlap: collectives that run beside matmuls.
+
+A gather of a tensor that nothing in its body must be computed for, such as a layer's weights, runs beside the matmuls
+before it. On GPUs a sum outside of loops that no matmul waits for runs beside those after it, until the next such sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import final
+
+from planner.compiler.collectives.combiner import unawaited_sums
+from planner.decisions.decision_graph import Flow, Read, Transfer
+from planner.program.graph import Graph
+from planner.program.slots import ALWAYS_THERE
+from planner.rules.op_work import op_flops
+from planner.rules.primitives import traits
+
+
+def flops_after_sums(graph: Graph, flow: Flow) -> dict[int, float]:
+    """By sum that nothing waits for the flops of the matmuls between it and the next such sum; those of a loop's trip are
+    combined, and run behind its last matmul.
+    """
+    made: dict[int, list[Transfer]] = {}
+    for transfer in (t for t in unawaited_sums(graph, flow) if graph.regions[t.region].parent is None):
+        made.setdefault(graph.tensors[transfer.tensor].producer or 0, []).append(transfer)
+    found: dict[int, float] = {}
+    latest: dict[int, list[Transfer]] = {}
+    for op in graph.ops:
+        for transfer in latest.get(op.region, ()) if traits(op.kind).matmul else ():
+            found[transfer.id] = found.get(transfer.id, 0.0) + op_flops(graph, op)
+        latest[op.region] = made.get(op.id, latest.get(op.region, []))
+    return found
+
+
+@final
+class OverlapFlops(Mapping[int, float]):
+    """By transfer the flops of the matmuls beside which it runs; worked out when they are read.
+
+    For a gather that can start before its body runs, those of the matmuls that read what it brings; for a sum that nothing
+    waits for, those `after_sums`. At most those that hide it: `enough` flops for any gather, and so many for each byte. So
+    layers are alike though the tensors that the first of them fetch are read by all later ones, along the residual stream.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        flow: Flow,
+        reads: Mapping[int, list[Read]],
+        enough: tuple[float, float],
+        after_sums: Mapping[int, float],
+    ) -> None:
+        self._graph, self._flow, self._reads, self._enough, self._after_sums = graph, flow, reads, enough, after_sums
+        self._known: dict[int, float] = {}
+
+    def __getitem__(self, transfer: int) -> float:
+        if transfer not in self._known:
+            self._known[transfer] = self._flops(self._flow.transfers[transfer])
+        if not self._known[transfer]:
+            raise KeyError(transfer)
+        return self._known[transfer]
+
+    def __iter__(self) -> Iterator[int]:
+        return (t.id for t in self._flow.transfers if t.id in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    @cached_property
+    def _there(self) -> dict[int, bool]:
+        """Which tensors are there before their body runs."""
+        there: dict[int, bool] = dict.fromkeys(self._graph.inputs, True)
+        for op in self._graph.ops:
+            fetched = op.kind in ALWAYS_THERE or (
+                bool(traits(op.kind).fused) and all(there.get(tensor, True) for tensor in op.operands)
+            )
+            there |= dict.fromkeys(op.results, fetched)
+        return there
+
+    def _flops(self, transfer: Transfer) -> float:
+        """Those of one run of the matmuls of its body that read what a transfer brings, through other ops or at once."""
+        graph, (of_any, per_byte) = self._graph, self._enough
+        enough = of_any + per_byte * graph.tensors[transfer.tensor].aval.bytes
+        if enough and transfer.id in self._after_sums:
+            return min(enough, self._after_sums[transfer.id])
+        if not enough or not self._there.get(transfer.tensor, True):
+            return 0.0
+        flops, left, seen = 0.0, [op for op, _ in self._reads.get(transfer.id, ())], set[int]()
+        while left and flops < enough:
+            op = graph.ops[left.pop()]
+            if op.id in seen or op.region != transfer.region:
+                continue
+            seen.add(op.id)
+            if traits(op.kind).matmul:
+                flops += op_flops(graph, op)
+            elif traits(op.kind).fused:
+                left += [reader for tensor in op.results for reader, _ in graph.consumers[tensor]]
+        return min(flops, enough)

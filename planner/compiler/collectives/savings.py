@@ -1,0 +1,75 @@
+"""Savings: how much less transfers take because of a compiler's passes over collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from planner.compiler.collectives.combiner import combined
+from planner.compiler.collectives.overlap import OverlapFlops, flops_after_sums
+from planner.compiler.collectives.reassociate import reassociated
+from planner.compiler.model import CompilerModel
+from planner.compiler.simplify.convert_mover import NarrowReads
+from planner.decisions.decision_graph import Flow, Read
+from planner.decisions.groups import Grouping
+from planner.program.graph import Graph
+
+F = TypeVar("F", int, float)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Savings:
+    """By transfer: `reassociated`, the number of all-reduces merged into one; `latency`, the part of a latency that a
+    combined sum takes; `bytes`, the part of its bytes that is moved, where its readers want it narrower; `overlap_flops`,
+    the flops of the matmuls beside which it runs. A transfer that is absent saves nothing."""
+
+    reassociated: Mapping[int, int]
+    latency: Mapping[int, float]
+    bytes: Mapping[int, float]
+    overlap_flops: Mapping[int, float]
+
+    def figures(self, transfer: int) -> tuple[float | None, ...]:
+        """All figures of a transfer."""
+        return tuple(of.get(transfer) for of in (self.reassociated, self.latency, self.bytes, self.overlap_flops))
+
+    def of(self, transfers: Sequence[int]) -> Savings:
+        """The savings of some transfers, numbered anew in this order."""
+
+        def kept(figures: Mapping[int, F]) -> dict[int, F]:
+            return {i: figures[t] for i, t in enumerate(transfers) if t in figures}
+
+        return Savings(
+            reassociated=kept(self.reassociated),
+            latency=kept(self.latency),
+            bytes=kept(self.bytes),
+            overlap_flops=kept(self.overlap_flops),
+        )
+
+
+def savings_of(
+    graph: Graph,
+    grouping: Grouping,
+    flow: Flow,
+    narrow: NarrowReads,
+    compiler: CompilerModel,
+    enough: tuple[float, float],
+) -> Savings:
+    """The savings of the transfers of a program; `enough` are the flops that hide any gather, and those for each byte."""
+    served: dict[int, list[Read]] = {}
+    for read, node in flow.fetched:
+        served.setdefault(node, []).append(read)
+    reads = {t.id: [*t.reads, *served.get(t.target, ())] for t in flow.transfers if not t.reduced and t.output is None}
+    moved = {t.id: narrow.fraction(t.tensor, reads[t.id]) for t in flow.transfers if reads.get(t.id)}
+    return Savings(
+        reassociated=reassociated(graph, grouping, flow) if compiler.runs("all-reduce-reassociate") else {},
+        latency=combined(graph, flow) if compiler.runs("all-reduce-combiner") else {},
+        bytes={transfer: fraction for transfer, fraction in moved.items() if fraction < 1},
+        overlap_flops=OverlapFlops(
+            graph,
+            flow,
+            reads if compiler.runs("async-all-gather") else {},
+            enough,
+            flops_after_sums(graph, flow) if compiler.runs("async-all-reduce") else {},
+        ),
+    )

@@ -1,0 +1,1 @@
+"""Emission: what the planner writes into programs, and into compiler options, because of a compiler."""

@@ -1,0 +1,167 @@
+"""Materialization: which ops are fused, and which tensors are written to memory.
+
+A compiler writes what its fused ops read and write: arguments, results of ops that are not fused, results of reductions,
+tensors that cross a loop's border, the results of the program, operands of ops that cannot compute them, and running sums.
+The rest lives in registers, and extends the life of the tensors that it is computed from. The rules are those seen in the
+buffer assignments of XLA's TPU compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Literal
+
+from planner.compiler.fusion.instruction_fusion import is_slow
+from planner.compiler.model import CompilerModel
+from planner.decisions.groups import Grouping
+from planner.decisions.op_signatures import is_fused
+from planner.program.graph import Graph, Op
+from planner.program.slots import ENTERING, LEAVING, TAKEN_IN
+from planner.rules.primitives import traits
+
+BORDER = ENTERING | LEAVING
+Need = Literal["never", "where costly", "always"]
+
+
+def is_fused_op(graph: Graph, grouping: Grouping, op: Op, compiler: CompilerModel) -> bool:
+    """Whether a compiler fuses an op.
+
+    Besides what is fused by kind: a product without contraction, and the scatter of single elements into a constant
+    (the gradient of picking one element per row), which becomes a comparison with an iota. Not what a TPU's compiler does
+    in a kernel of its own: to pick elements in steps, or to put them apart.
+    """
+    if compiler.runs("dot-operand-fusion") and _steps(op):
+        return False
+    if is_fused(op) or traits(op.kind).joins or (op.kind == "gather" and compiler.runs("gather-fusion")):
+        return True
+    if op.kind == "dot_general":
+        return not grouping.placements[op.id].reduced
+    if op.kind == "scatter-add" and not op.params["dimension_numbers"].update_window_dims:
+        producer = graph.tensors[op.operands[0]].producer
+        return producer is not None and graph.ops[producer].kind == "broadcast_in_dim"
+    return False
+
+
+def _steps(op: Op) -> bool:
+    """Whether an op picks elements in steps of more than one, or puts others between them."""
+    if op.kind == "slice":
+        return any(stride > 1 for stride in op.params["strides"] or ())
+    return op.kind == "pad" and any(between > 0 for _, _, between in op.params["padding_config"])
+
+
+def materialized_by_fusion(
+    graph: Graph, grouping: Grouping, fused: Sequence[bool], stored: Collection[int], compiler: CompilerModel
+) -> list[bool]:
+    """Which tensors are in memory, among them those `stored` for matmuls that do not compute their operands."""
+    computes_operands = compiler.runs("dot-operand-fusion")
+    kept = [tensor.producer is None for tensor in graph.tensors]
+    sizes = [tensor.aval.size for tensor in graph.tensors]
+    needs: list[Need] = [_need(op, of) for op, of in zip(graph.ops, fused, strict=True)]
+    costly: set[int] = set()
+    slow: set[int] = set()
+    terms = [frozenset((tensor.id,) if kept[tensor.id] else ()) for tensor in graph.tensors]
+
+    def store(tensor: int) -> None:
+        kept[tensor] = True
+        costly.discard(tensor)
+        slow.discard(tensor)
+        terms[tensor] = frozenset((tensor,))
+
+    for op in graph.ops:
+        row = traits(op.kind)
+        for tensor in op.operands if row.adds else ():
+            sum_so_far = _stream(graph, tensor)
+            if _is_running_sum(graph, op, sum_so_far, kept, terms):
+                store(sum_so_far)
+                if not kept[tensor]:
+                    terms[tensor] = terms[sum_so_far]
+        if computes_operands and op.kind == "broadcast_in_dim" and op.operands[0] in slow:
+            # What every element of a broadcast would compute anew.
+            store(op.operands[0])
+        reduced = grouping.placements[op.id].reduced and op.kind != "gather"  # of a table that is split
+        passing = fused[op.id] and op.kind not in BORDER and not reduced
+        hard = computes_operands and (row.costly or not costly.isdisjoint(op.operands))
+        for tensor in op.results:
+            if (
+                not passing
+                or tensor in graph.returned
+                or tensor in stored
+                or _must_be_stored(graph, tensor, needs, hard)
+            ):
+                store(tensor)
+                continue
+            if hard:
+                costly.add(tensor)
+            if row.costly or is_slow(graph, slow, op, tensor):
+                slow.add(tensor)
+            terms[tensor] = frozenset().union(*[terms[t] for t in op.operands if sizes[t] == sizes[tensor]])
+    return kept
+
+
+def _stream(graph: Graph, tensor: int) -> int:
+    """The tensor that a tensor is another name or another form of."""
+    producer = graph.tensors[tensor].producer
+    while producer is not None:
+        op = graph.ops[producer]
+        if not traits(op.kind).renames and (op.kind != "convert_element_type" or len(_readers(graph, tensor)) > 1):
+            break
+        tensor = op.operands[0]
+        producer = graph.tensors[tensor].producer
+    return tensor
+
+
+def _readers(graph: Graph, tensor: int) -> set[int]:
+    """The ops that read a tensor, under whatever name."""
+    found: set[int] = set()
+    for reader, _ in graph.consumers[tensor]:
+        op = graph.ops[reader]
+        found |= _readers(graph, op.results[0]) if traits(op.kind).renames else {reader}
+    return found
+
+
+def _is_running_sum(graph: Graph, op: Op, tensor: int, kept: list[bool], terms: list[frozenset[int]]) -> bool:
+    """Whether what a sum adds to is itself computed from several stored tensors of its size, and is read elsewhere too.
+
+    `terms` are the stored tensors of its size that a tensor is computed from in passing: itself where it is stored.
+    So is what a layer adds to a residual stream, or to the gradient of one: computed anew by every reader, it would keep
+    the terms of all layers before it in memory, and read them again in every layer.
+    """
+    if kept[tensor] or len(terms[tensor]) < 2 or len(_readers(graph, tensor)) < 2:
+        return False
+    return any(not terms[other] <= terms[tensor] for other in op.operands)
+
+
+def _need(op: Op, fused: bool) -> Need:
+    """When an op needs what it reads in memory; a matmul or convolution computes its operand itself.
+
+    Nothing is fused across a barrier, which is removed after all fusion.
+    """
+    row = traits(op.kind)
+    if op.kind in LEAVING or row.bars:
+        return "always"
+    if (fused and op.kind != "gather") or row.streams:
+        return "never"
+    return "where costly" if row.matmul else "always"
+
+
+def _must_be_stored(graph: Graph, tensor: int, needs: Sequence[Need], hard: bool) -> bool:
+    """Whether the readers of what a pass computes need it in memory; `hard`: it is costly.
+
+    A loop reads what it takes in from memory, but what only moves elements: that it moves itself.
+    """
+    producer = graph.tensors[tensor].producer
+    row = None if producer is None else traits(graph.ops[producer].kind)
+    moved = row is not None and (row.reshapes or row.turns)
+    for reader, _ in graph.consumers[tensor]:
+        need = needs[reader]
+        if need == "always" or (hard and need == "where costly"):
+            return True
+        if graph.ops[reader].kind in TAKEN_IN and not moved:
+            return True
+    return False
+
+
+def is_needed(graph: Graph, fused: Sequence[bool], tensor: int) -> bool:
+    """Whether some reader of a tensor, under whatever name, needs it in memory."""
+    readers = [graph.ops[reader] for reader in _readers(graph, tensor)]
+    return any(op.kind in ENTERING or _need(op, fused[op.id]) == "always" for op in readers)

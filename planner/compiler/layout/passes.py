@@ -1,0 +1,90 @@
+"""The passes of layout assignment, declared."""
+
+from __future__ import annotations
+
+from planner.compiler.layout.dot_operands_gpu import transpose_traffic, transposed_stacks, with_transposed
+from planner.compiler.layout.row_major_lanes import in_row_order
+from planner.compiler.model import Evidence, Pass
+from planner.compiler.program import CompiledProgram
+
+
+def _gpu_layout_assignment(program: CompiledProgram) -> None:
+    program.transposed = transposed_stacks(program.graph)
+
+
+def _transposed_buffers(program: CompiledProgram) -> None:
+    graph = program.graph
+    program.buffers = with_transposed(graph, program.transposed, program.spans, program.buffers)
+    traffic = transpose_traffic(graph, program.transposed)
+    program.in_place = program.in_place.with_traffic({op: t for op, (t, several) in traffic.items() if several is None})
+    program.transposes = {op: (t, several) for op, (t, several) in traffic.items() if several is not None}
+
+
+def _row_major_lanes(program: CompiledProgram) -> None:
+    program.row_major = in_row_order(program.graph, program.fused)
+
+
+GPU_LAYOUT_ASSIGNMENT = Pass(
+    name="gpu-layout-assignment",
+    phase="layout",
+    does="Transposes stacks before a loop whose matmuls want the batch dims of their slices side by side.",
+    evidence=Evidence(
+        release="jaxlib 0.10.2",
+        seen="decode steps with caches of keys and values on h100:8",
+        source="xla/service/gpu/transforms/layout_assignment.cc (GpuLayoutAssignment::SetDotOperandLayout)",
+    ),
+    writes=("transposed",),
+    run=_gpu_layout_assignment,
+)
+
+TRANSPOSED_BUFFERS = Pass(
+    name="transposed-buffers",
+    phase="buffers",
+    does="Allocates transposed stacks for as long as their loop runs, and reads and writes them for the transpose.",
+    evidence=Evidence(release="jaxlib 0.10.2", seen="decode steps with caches of keys and values on h100:8"),
+    writes=("buffers", "in_place", "transposes"),
+    run=_transposed_buffers,
+)
+
+UNCOALESCED_TRANSPOSES = Pass(
+    name="uncoalesced-transposes",
+    phase="layout",
+    does="Stores transposes with short inner dims, and reads every element of them in a memory transaction of its own.",
+    evidence=Evidence(
+        release="jaxlib 0.10.2",
+        seen="transposes of attention heads and of images on h100:8",
+        source="xla/service/gpu/ir_emission_utils.cc, model/coalescing_analysis.cc",
+    ),
+)
+
+DOT_OPERAND_LAYOUT = Pass(
+    name="dot-operand-layout",
+    phase="layout",
+    does="Copies slices of donated stacks whose inner two dims are not those that a matmul multiplies.",
+    evidence=Evidence(release="libtpu 0.0.42", seen="decode steps with caches of keys and values on v5e and v5p"),
+)
+
+ROW_MAJOR_LANES = Pass(
+    name="row-major-lanes",
+    phase="layout",
+    does="Keeps rows of gathered and scattered tables with their last dim innermost, filled up to 128 lanes.",
+    evidence=Evidence(release="libtpu 0.0.42", seen="graph networks with 8 to 512 features on v5e:4x4"),
+    writes=("row_major",),
+    run=_row_major_lanes,
+)
+
+GATHER_TABLE_LAYOUT = Pass(
+    name="gather-table-layout",
+    phase="layout",
+    does="Copies a table that lies column by column for a lookup, with rows filled up to whole tiles.",
+    evidence=Evidence(
+        release="libtpu 0.0.42", seen="tables of 16 thousand to 4 million rows of 4 to 512 elements on v5e:4x4"
+    ),
+)
+
+TILING = Pass(
+    name="tiling",
+    phase="layout",
+    does="Stores arrays in tiles of 8 x 128 words of 32 bits, and multiplies in tiles of 128 x 128.",
+    evidence=Evidence(release="libtpu 0.0.42", seen="buffer assignments of all programs of the fidelity suite"),
+)

@@ -1,0 +1,135 @@
+"""A compiler as a list of passes: what each does to a program, where that was seen, and whether it runs on a target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from cost_models.hardware import Platform
+
+Phase = Literal[
+    "simplify",
+    "layout",
+    "fusion",
+    "schedule",
+    "buffers",
+    "memory space",
+    "rematerialization",
+    "collectives",
+    "emission",
+]
+"""Where a pass stands in the compiler's own order. "emission" is what the planner writes because of the compiler."""
+
+PassName = Literal[
+    "sharding-remover",
+    "convert-mover",
+    "loop-invariant-convert-motion",
+    "cse",
+    "row-major-lanes",
+    "gather-table-layout",
+    "dot-operand-layout",
+    "gpu-layout-assignment",
+    "uncoalesced-transposes",
+    "tiling",
+    "multi-pass-lowering",
+    "dot-strength-reduction",
+    "gemm-tiling",
+    "whole-sum-kept",
+    "transposed-buffers",
+    "instruction-fusion",
+    "dot-operand-fusion",
+    "dot-output-fusion",
+    "gemm-operands",
+    "gather-fusion",
+    "materialization",
+    "multi-output-fusion",
+    "expensive-producers",
+    "softmax-window",
+    "softmax-rewriter-triton",
+    "dynamic-slice-copies",
+    "scatter-initialization",
+    "operand-reads",
+    "ragged-dot-expander",
+    "latency-hiding-scheduler",
+    "live-ranges",
+    "same-type-reuse",
+    "copy-insertion",
+    "buffer-assignment",
+    "sibling-operands",
+    "sibling-operands-16-bit",
+    "widened-siblings",
+    "masked-groups",
+    "memory-space-assignment",
+    "rematerialization",
+    "all-reduce-reassociate",
+    "all-reduce-combiner",
+    "async-all-gather",
+    "async-all-reduce",
+    "reduce-scatter-decomposer",
+    "cpu-collectives",
+    "result-table",
+    "sum-before-slice",
+    "read-as-stored",
+    "constrain-anchors-only",
+    "slices-of-donated-stacks",
+    "no-windowed-einsum",
+    "stacks-in-carry",
+]
+"""Every pass of every target. Where XLA has a pass for it, its name there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """Where a behaviour was seen: in programs of which compiler release, for which chips; `source`: the file of XLA."""
+
+    release: str
+    seen: str
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One step of a compiler, as far as it changes the time or the memory of a program.
+
+    `does` is one sentence. `writes` are the columns of `CompiledProgram` that `run` changes; a pass without `run` is asked
+    for by name (`CompilerModel.runs`) where kernels, traffic, collectives or constraints are worked out.
+    """
+
+    name: PassName
+    phase: Phase
+    does: str
+    evidence: Evidence
+    writes: tuple[str, ...] = ()
+    run: Callable[..., None] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompilerModel:
+    """The compiler of a target: its passes in their order, and its limits.
+
+    `release` is the one that the passes were read off. `models_kernels`: kernels and their traffic are known, so that time
+    is priced kernel by kernel. `room` is the share of a device's memory up to which programs are scheduled as they are.
+    `hidden_gathers` is the share of an all-gather that runs beside matmuls where enough of them are there, and
+    `products_in_vmem` whether results of matmuls may stay on the chip.
+    """
+
+    platform: Platform
+    release: str
+    passes: tuple[Pass, ...]
+    models_kernels: bool = True
+    room: float = 1.0
+    hidden_gathers: float = 0.0
+    products_in_vmem: bool = True
+    _names: frozenset[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_names", frozenset(one.name for one in self.passes))
+
+    def runs(self, name: PassName) -> bool:
+        """Whether the compiler has a pass."""
+        return name in self._names
+
+    def without(self, *names: PassName) -> CompilerModel:
+        """The same compiler with passes switched off, to measure what they are worth."""
+        return replace(self, passes=tuple(one for one in self.passes if one.name not in names))

@@ -1,0 +1,1 @@
+"""Targets: the compiler of each platform as a literal tuple of passes, and its limits on each chip."""
