@@ -1,5 +1,9 @@
 """Meshwright: automatic placement of JAX programs on many devices, with evidence.
 
+In: a function written for one device, and example arguments.
+Out: a plan: mesh, specs, a sharded `jax.jit`, and the evidence for them.
+Entry: `planner.plan`.
+
 The names are fetched when they are first used, so that importing the package costs nothing beside importing JAX.
 """
 
