@@ -1,4 +1,9 @@
-"""Cost models: chips, topologies, collectives, the work of JAX primitives, and what all of them cost."""
+"""Cost models: chips, topologies, collectives, the work of JAX primitives, and what all of them cost.
+
+In: the name of a topology, an op or a collective.
+Out: seconds, joules and bytes per device.
+Entry: `cost_models.parse_topology`.
+"""
 
 from cost_models.calibrate import calibrate as calibrate
 from cost_models.energy import EnergyObjective as EnergyObjective

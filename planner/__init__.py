@@ -1,10 +1,15 @@
 """Meshwright: automatic placement of JAX programs on many devices, with evidence.
 
+In: a function written for one device, and example arguments.
+Out: a plan: mesh, specs, a sharded `jax.jit`, and the evidence for them.
+Entry: `planner.plan`.
+
 The names are fetched when they are first used, so that importing the package costs nothing beside importing JAX.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +39,8 @@ if TYPE_CHECKING:
     from planner.studies.topology_table import TopologyComparison as TopologyComparison
     from planner.verify.verification import Verification as Verification
 
+    __version__: str
+
 _HOME = {
     "Audit": "planner.studies.audit",
     "Comparison": "planner.report.comparison",
@@ -61,6 +68,8 @@ _HOME = {
 """Where each public name is defined."""
 _MODULES = ("errors", "testing")
 """The public modules."""
+_DISTRIBUTION = "meshwright"
+"""The name under which the package is installed; its metadata has the version of `pyproject.toml`."""
 
 __all__ = [
     "Audit",
@@ -92,6 +101,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """A public name, from the module that defines it."""
+    if name == "__version__":
+        return importlib.metadata.version(_DISTRIBUTION)
     if name in _MODULES:
         return import_module(f"planner.{name}")
     if name not in _HOME:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,35 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest
 def test_the_reference_has_every_public_name() -> None:
     text = (ROOT / "docs" / "api.md").read_text()
     assert [name for name in planner.__all__ if f":: planner.{name}\n" not in text] == []
+
+
+def test_the_design_names_every_folder() -> None:
+    text = (ROOT / "docs" / "design.md").read_text()
+    folders = [
+        path.parent for name in ("planner", "pbqp", "cost_models") for path in (ROOT / name).rglob("__init__.py")
+    ]
+    names = [str(path.relative_to(ROOT)).removeprefix("planner/") for path in folders if path != ROOT / "planner"]
+    assert [name for name in sorted(names) if f"| `{name}` |" not in text] == []
+
+
+def test_the_design_has_the_import_contract() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+    assert "".join(f"    {row}\n" for row in layers) in (ROOT / "docs" / "design.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "README.md", "docs/design.md"])
+def test_files_that_a_document_names_exist(name: str) -> None:
+    named = re.findall(
+        r"[`(]((?:benchmarks|cost_models|docs|pbqp|planner|tests)/[\w./]+)[`)]", (ROOT / name).read_text()
+    )
+    assert named
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize(("name", "most"), [("README.md", 200), ("docs/design.md", 300)])
+def test_a_document_that_everybody_reads_is_short(name: str, most: int) -> None:
+    assert len((ROOT / name).read_text().splitlines()) <= most
 
 
 def test_blocks_of_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

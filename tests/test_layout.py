@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
+import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,7 +53,13 @@ def test_one_folder_alone_reads_jaxprs() -> None:
     assert not readers
 
 
-def test_every_package_says_what_goes_in_and_what_comes_out() -> None:
-    for path in (ROOT / "planner").rglob("__init__.py"):
-        words = ast.get_docstring(ast.parse(path.read_text()))
-        assert words, path
+PACKAGES = sorted(path for name in ("planner", "cost_models", "pbqp") for path in (ROOT / name).rglob("__init__.py"))
+
+
+@pytest.mark.parametrize("path", PACKAGES, ids=lambda path: str(path.parent.relative_to(ROOT)))
+def test_every_package_says_what_goes_in_and_what_comes_out(path: Path) -> None:
+    text = ast.get_docstring(ast.parse(path.read_text())) or ""
+    assert "\nIn: " in text
+    assert "\nOut: " in text
+    for entry in re.findall(r"^Entry: `([\w.]+)`\.$", text, re.MULTILINE):
+        assert pkgutil.resolve_name(entry)

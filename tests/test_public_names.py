@@ -1,7 +1,14 @@
 """The names that the packages export, pinned: adding or dropping one is a decision, and changes this list."""
 
+import importlib.metadata
+import re
+import tomllib
+from pathlib import Path
+
 import cost_models
 import planner
+
+ROOT = Path(__file__).resolve().parents[1]
 
 PLANNER = [
     "Audit",
@@ -79,17 +86,30 @@ def test_cost_models():
     exported = [name for name in COST_MODELS if hasattr(cost_models, name)]
     assert exported == COST_MODELS
     submodules = {
+        "energy",
+        "errors",
         "fitting",
         "formulas",
         "hardware",
-        "links",
-        "mapping",
         "measured",
+        "network",
         "objectives",
         "primitives",
         "profile",
+        "protocol",
+        "roofline",
+        "topology",
+        "work",
     }
-    submodules |= {"collectives", "compilers", "energy", "errors", "gpu_collectives", "protocol", "roofline"}
-    submodules |= {"topology", "work"}
     public = {name for name in vars(cost_models) if not name.startswith("_")}
     assert public - submodules == set(COST_MODELS)
+
+
+def test_version_is_that_of_the_installed_package():
+    assert planner.__version__ == importlib.metadata.version("meshwright")
+
+
+def test_version_is_the_newest_release_of_the_changelog():
+    released = re.search(r"^## (\d\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert released is not None
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == released[1]

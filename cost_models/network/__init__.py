@@ -1,1 +1,6 @@
-"""Networks: the wires under mesh axes, and the seconds of collectives over them."""
+"""Networks: the wires under mesh axes.
+
+In: a topology and a mesh.
+Out: links, and the seconds of collectives over them.
+Entry: `cost_models.network.collectives.seconds`.
+"""

@@ -1,1 +1,5 @@
-"""Lower bounds: messages, and prices of memory rows."""
+"""Lower bounds.
+
+In: a problem.
+Out: messages, and prices of memory rows: no assignment costs less.
+"""

@@ -1,4 +1,9 @@
-"""The method for large problems, its inner loops compiled."""
+"""The method for large problems, its inner loops compiled with numba.
+
+In: a problem of more than `COMPILED_CHOICES` choices, as arrays.
+Out: an assignment and a lower bound.
+Entry: `pbqp.compiled.primal_dual.run_primal_dual`.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,5 @@
-"""Methods that prove their answer: elimination, the integer program, brute force."""
+"""Methods that prove their answer.
+
+In: a problem that is small enough.
+Out: its optimum: elimination, integer program, brute force.
+"""

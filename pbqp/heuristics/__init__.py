@@ -1,1 +1,5 @@
-"""Methods that only seek good choices."""
+"""Methods that only look for good assignments.
+
+In: a problem.
+Out: an assignment, without a bound.
+"""

@@ -1,1 +1,6 @@
-"""Networks of nodes and edges, and the reductions that make them smaller."""
+"""Networks.
+
+In: a problem.
+Out: nodes and edges in the form that reductions work on, and their tables.
+Entry: `pbqp.network.network.Network`.
+"""

@@ -1,1 +1,6 @@
-"""The command line: takes words, gives files and tables."""
+"""The command line.
+
+In: the arguments of `meshwright`.
+Out: tables on the screen, files, an exit status.
+Entry: `planner.cli.main.main`.
+"""

@@ -1,1 +1,6 @@
-"""Emission: takes a choice, gives what is laid on the program and what a call of it will cost."""
+"""Emission.
+
+In: an assignment.
+Out: constraints on the program, the prediction of a call, and functions that run it.
+Entry: `planner.emit.runner.Runner`.
+"""

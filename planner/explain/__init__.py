@@ -1,1 +1,6 @@
-"""Explanations: takes a choice, gives the op graph of a program and the alternatives of a tensor."""
+"""Explanations.
+
+In: an assignment and its problem.
+Out: the op graph as decided; the alternatives of a tensor, each with a reason.
+Entry: `planner.explain.explain.explain`.
+"""

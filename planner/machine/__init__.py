@@ -1,1 +1,6 @@
-"""The machine that is planned for: takes devices or a topology's name, gives a target and where meshes lie on it."""
+"""The machine that is planned for.
+
+In: devices, or the name of a topology.
+Out: a target, where meshes lie on it, and the processes that own it.
+Entry: `planner.machine.target.resolve`.
+"""

@@ -1,1 +1,6 @@
-"""Plan files. In: a decision. Out: JSON, read strictly."""
+"""Plan files.
+
+In: a decision.
+Out: strict JSON with a digest, and the decision again.
+Entry: `planner.plan_file.store`.
+"""

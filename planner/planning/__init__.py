@@ -1,4 +1,6 @@
-"""Planning.
+"""Planning: the loop that proposes candidates and checks them.
 
-In: a request. Out: the plan: candidates proposed, checked and bound, or a plan from the cache.
+In: a request.
+Out: the first plan that passes its checks, or one from the cache.
+Entry: `planner.plan`.
 """

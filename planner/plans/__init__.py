@@ -1,1 +1,6 @@
-"""Plans as users hold them: takes a decision and a program, gives what runs, prints, explains and keeps it."""
+"""Plans as users hold them.
+
+In: a decision and its program.
+Out: an object that runs, prints, explains, verifies and saves it.
+Entry: `planner.plans.plan.Plan`.
+"""

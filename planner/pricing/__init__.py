@@ -1,4 +1,6 @@
 """One program on one mesh.
 
-In: decisions and the compiler model. Out: strategies, their prices, and the problem to solve.
+In: decisions, the compiler model, a mesh.
+Out: strategies, their prices and memory rows: the problem to solve.
+Entry: `planner.pricing.build_instance`.
 """

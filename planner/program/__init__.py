@@ -1,1 +1,6 @@
-"""Programs: takes a function and its arguments, gives its graph, and the function again with constraints laid on."""
+"""Programs.
+
+In: a function and its arguments.
+Out: its flat op graph, and the pytrees and names around it.
+Entry: `planner.program.graph.Graph`.
+"""

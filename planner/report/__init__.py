@@ -1,1 +1,6 @@
-"""Reports. In: decisions. Out: text, tables and drawings for people."""
+"""Reports for people and for other programs.
+
+In: decisions and their predictions.
+Out: text, tables, JSON.
+Entry: `planner.report.text.describe`.
+"""

@@ -1,4 +1,6 @@
-"""The request.
+"""The request: what the user wants, checked once.
 
-In: the keywords of `plan`. Out: checked arguments, mesh and pins, the layout of another plan, the traced program.
+In: the keywords of `planner.plan`.
+Out: the traced program, its target, meshes, pins and limits.
+Entry: `planner.request.resolve`.
 """

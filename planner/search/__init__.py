@@ -1,1 +1,6 @@
-"""The search over meshes: takes the problem of each mesh, gives the best choice and a bound over all of them."""
+"""The search over meshes.
+
+In: the problem of each mesh.
+Out: the best assignment, and a lower bound over all meshes.
+Entry: `planner.search.mesh_search.search`.
+"""

@@ -1,4 +1,6 @@
-"""Studies of several plans.
+"""Studies: several plans of one program, or of several programs.
 
-In: a request. Out: a Pareto front, topologies side by side, an audit of shardings, several programs at once.
+In: a request that is searched several times.
+Out: a Pareto front, topologies in a table, an audit of shardings, plans on one mesh.
+Entry: `planner.studies.pareto_search`.
 """

@@ -1,4 +1,6 @@
 """Program variants.
 
-In: a program and a `Form`. Out: a program with the same results, in microbatches or with other values saved.
+In: a program and how it is to be computed.
+Out: a program with the same results, in microbatches or with other values saved.
+Entry: `planner.transforms.apply`.
 """

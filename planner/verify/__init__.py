@@ -1,1 +1,6 @@
-"""Verification: takes a plan's promises, gives what the compiled program does beside them."""
+"""Verification.
+
+In: what a plan promises.
+Out: what the compiled program does: numerics, collectives, memory, seconds.
+Entry: `planner.verify.verification.verify`.
+"""

@@ -1,1 +1,5 @@
-"""Buffer assignment: tensors in memory, and the copies where results cannot overwrite operands."""
+"""Buffer assignment.
+
+In: live ranges.
+Out: buffers, copies where a result cannot overwrite its operand, and memory spaces.
+"""

@@ -1,1 +1,5 @@
-"""Collectives: those that the compiler combines, reassociates or overlaps with computing."""
+"""Collectives as compiled.
+
+In: transfers.
+Out: which are combined, reassociated, or overlapped with computing.
+"""

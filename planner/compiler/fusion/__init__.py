@@ -1,1 +1,5 @@
-"""Fusion: which ops share a kernel, and what each kernel reads and writes."""
+"""Fusion.
+
+In: ops and their layouts.
+Out: which ops share a kernel, what is materialized, what each kernel reads and writes.
+"""

@@ -1,1 +1,5 @@
-"""Layout assignment: the order of dims in memory, and the copies that it costs."""
+"""Layout assignment.
+
+In: tensors.
+Out: the order and padding of their dims in memory, and the copies that this costs.
+"""

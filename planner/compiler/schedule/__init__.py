@@ -1,1 +1,5 @@
-"""Scheduling: when ops run, and from when to when tensors live."""
+"""Scheduling.
+
+In: kernels.
+Out: when ops run, and the live ranges of tensors.
+"""

@@ -1,1 +1,5 @@
-"""Simplification: common subexpressions, conversions of types, annotations that lower to nothing."""
+"""Simplification.
+
+In: ops as traced.
+Out: common subexpressions, converts that move, shardings that lower to nothing.
+"""

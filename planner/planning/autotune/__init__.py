@@ -1,1 +1,6 @@
-"""Autotuning: takes a problem and its first plans, has the most promising compiled or run, gives the best of them."""
+"""Autotuning: prices corrected by what compilers or devices report.
+
+In: a problem and its first plans.
+Out: the best of the plans that were compiled or run.
+Entry: `planner.planning.autotune.rounds.refine`.
+"""

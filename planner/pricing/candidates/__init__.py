@@ -1,1 +1,6 @@
-"""Strategies that may be chosen on a mesh: all that divide, less those that pins and hazards rule out."""
+"""The strategies that may be chosen on a mesh.
+
+In: a decision node and a mesh.
+Out: all strategies that divide evenly, less those that pins and hazards rule out.
+Entry: `planner.pricing.candidates.strategies`.
+"""

@@ -1,1 +1,6 @@
-"""Tracing: a function and its arguments made a program: a jaxpr, pytrees, names, and notes for the user."""
+"""Tracing.
+
+In: a function and its arguments.
+Out: a program: jaxpr, pytrees, names, what it mutates, notes for the user.
+Entry: `planner.program.tracing.trace.trace`.
+"""

@@ -1,1 +1,6 @@
-"""The page of a plan: takes a decision and data of its program, gives HTML that needs nothing beside itself."""
+"""The page of a plan.
+
+In: a decision and figures of its program.
+Out: one HTML file that needs no network.
+Entry: `planner.report.html.render`.
+"""

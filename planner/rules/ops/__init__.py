@@ -1,1 +1,6 @@
-"""The rules of JAX's primitives, by kind of op."""
+"""The rules of JAX's primitives, by kind of op.
+
+In: avals and parameters of an op.
+Out: its factors.
+Entry: `planner.rules.primitives.PRIMITIVES`.
+"""

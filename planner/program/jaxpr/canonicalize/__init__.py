@@ -1,1 +1,6 @@
-"""Programs rewritten to one form, with the same results, before they are planned."""
+"""Programs rewritten to one form before they are planned.
+
+In: a jaxpr.
+Out: a jaxpr with the same results, in which rolls and carried stacks are visible.
+Entry: `planner.program.jaxpr.canonicalize.rolls.with_rolls`.
+"""

@@ -1,1 +1,6 @@
-"""Pallas kernels: which axes of their grids may be split, and what they work, read off their index maps and bodies."""
+"""Pallas kernels, read.
+
+In: a Pallas call.
+Out: the axes of its grid that may be split, and its work.
+Entry: `planner.program.jaxpr.pallas.pallas_calls.pallas_call_of`.
+"""

@@ -1,1 +1,6 @@
-"""Placements that a program names itself, read, taken out or laid on: constraints, `shard_map`s, Explicit types."""
+"""Placements that a program names itself.
+
+In: a jaxpr with constraints, `shard_map`s or Explicit types.
+Out: what they demand, or the jaxpr without them.
+Entry: `planner.program.jaxpr.placements.free_annotations.without_annotations`.
+"""

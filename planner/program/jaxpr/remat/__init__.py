@@ -1,1 +1,6 @@
-"""Saved and recomputed values: those that cross from the forward to the backward pass, and programs that save others."""
+"""Saved and recomputed values, written.
+
+In: a jaxpr with a backward pass.
+Out: the residuals that cross to it, and jaxprs that save others.
+Entry: `planner.program.jaxpr.remat.rewrite_saved.with_saved`.
+"""
