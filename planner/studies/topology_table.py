@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
 from cost_models import Chip, Topology
 from planner.plans.plan import Plan
 from planner.report.drawing import new_axes
-from planner.report.text_table import Justify, add_row, table_of, text_of
+from planner.report.text_table import table_of, text_of
 from planner.studies.saved_folder import file_name, save_folder
 from planner.units import quantity
 
@@ -58,7 +58,7 @@ class Figures:
     device_seconds: float
     joules: float
     peak_bytes: float
-    limit_bytes: float
+    memory_limit: float
     efficiency: float = 1.0
 
 
@@ -95,25 +95,19 @@ class TopologyComparison:
             "function": self.fastest.decision.function_name,
             "objective": self.objective,
             "notes": list(self.notes),
-            "rows": [self._told(row) for row in self.rows],
+            "rows": [self._data(row) for row in self.rows],
         }
 
-    def _told(self, row: TopologyRow) -> dict[str, Any]:
-        told = {"name": row.name, "topology": row.topology.name, "chip": row.topology.chip.name, "alone": row.alone}
+    def _data(self, row: TopologyRow) -> dict[str, Any]:
+        named = {"name": row.name, "topology": row.topology.name, "chip": row.topology.chip.name, "alone": row.alone}
         if row.plan is None:
-            return {**told, "why_none": row.why_none, "least_bytes": row.least_bytes}
-        found, certificate = self._figures[row.name], row.plan.certificate
+            return {**named, "why_none": row.why_none, "least_bytes": row.least_bytes}
+        certificate = row.plan.certificate
         return {
-            **told,
+            **named,
             "mesh": dict(row.plan.decision.mesh_shape),
-            "devices": found.devices,
             "of_devices": row.topology.num_devices,
-            "seconds": found.seconds,
-            "device_seconds": found.device_seconds,
-            "joules": found.joules,
-            "peak_bytes": found.peak_bytes,
-            "memory_limit": found.limit_bytes,
-            "efficiency": found.efficiency,
+            **asdict(self._figures[row.name]),
             "limits": dict(row.limits),
             "lower_bound": certificate.lower_bound,
             "unit": certificate.unit,
@@ -123,32 +117,27 @@ class TopologyComparison:
 
     def __str__(self) -> str:
         heading = f"Topologies for {self.fastest.decision.function_name}, by call"
-        figures: list[tuple[str, Justify]] = [
-            (name, "right") for name in ("time", "x devices", "energy", "memory left", "efficiency")
-        ]
-        table = table_of(
-            ("topology", "left"), ("devices", "left"), *figures, ("limited by", "left"), ("certificate", "left")
+        columns = "topology|devices|>time|>x devices|>energy|>memory left|>efficiency|limited by|certificate"
+        return text_of([heading, table_of(columns, map(self._cells, self.rows)), *(f"- {note}" for note in self.notes)])
+
+    def _cells(self, row: TopologyRow) -> tuple[str, ...]:
+        """A row of the printed table."""
+        available = 1 if row.alone else row.topology.num_devices
+        if row.plan is None:
+            return row.name, str(available), "", "", "", "", "", row.why_none
+        figures = self._figures[row.name]
+        left = figures.memory_limit - figures.peak_bytes
+        return (
+            row.name,
+            str(available) if available == figures.devices else f"{figures.devices} of {available}",
+            quantity(figures.seconds, "s"),
+            quantity(figures.device_seconds, "s"),
+            quantity(figures.joules, "J"),
+            f"{quantity(left, 'B')} {left / figures.memory_limit:.0%}",
+            f"{figures.efficiency:.0%}",
+            _bottleneck(row),
+            row.plan.certificate.status,
         )
-        for row in self.rows:
-            there = 1 if row.alone else row.topology.num_devices
-            if row.plan is None:
-                add_row(table, row.name, str(there), "", "", "", "", "", row.why_none, "")
-                continue
-            found = self._figures[row.name]
-            left = found.limit_bytes - found.peak_bytes
-            add_row(
-                table,
-                row.name,
-                str(there) if there == found.devices else f"{found.devices} of {there}",
-                quantity(found.seconds, "s"),
-                quantity(found.device_seconds, "s"),
-                quantity(found.joules, "J"),
-                f"{quantity(left, 'B')} {left / found.limit_bytes:.0%}",
-                f"{found.efficiency:.0%}",
-                _limit_words(row),
-                row.plan.certificate.status,
-            )
-        return text_of([heading, table, *(f"- {note}" for note in self.notes)])
 
     def __repr__(self) -> str:
         return f"<TopologyComparison of {self.fastest.decision.function_name}: {len(self.rows)} rows>"
@@ -197,7 +186,7 @@ def _figures(rows: Sequence[TopologyRow]) -> dict[str, Figures]:
                 device_seconds=devices * predicted.seconds,
                 joules=devices * predicted.energy_joules,
                 peak_bytes=predicted.peak_bytes,
-                limit_bytes=row.plan.decision.request.memory_limit,
+                memory_limit=row.plan.decision.request.memory_limit,
             )
     return {row.name: _rated(row, rows, found) for row in rows if row.name in found}
 
@@ -222,7 +211,7 @@ def _least(figures: Mapping[str, Figures], what: str) -> str:
 # ---------------------------------------------------------------- words
 
 
-def _limit_words(row: TopologyRow) -> str:
+def _bottleneck(row: TopologyRow) -> str:
     """What takes the most of the time of a call, and how much of it."""
     what = next(iter(row.limits), None)
     whole = sum(row.limits.values())

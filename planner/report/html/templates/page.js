@@ -14,7 +14,7 @@ for (const bar of document.querySelectorAll(".switch")) {
 }
 // A stage that is pointed at, tapped or focused shows what travels to and from it, and says so below.
 for (const graph of document.querySelectorAll(".graph")) {
-  const told = JSON.parse(document.getElementById(graph.dataset.told).textContent);
+  const descriptions = JSON.parse(document.getElementById(graph.dataset.descriptions).textContent);
   const detail = graph.parentElement.querySelector(".detail");
   const idle = detail.textContent;
   const pick = (id) => {
@@ -23,7 +23,7 @@ for (const graph of document.querySelectorAll(".graph")) {
     for (const arc of graph.querySelectorAll("path")) {
       arc.classList.toggle("on", id !== null && (arc.dataset.s === id || arc.dataset.t === id));
     }
-    detail.textContent = id === null ? idle : told[id];
+    detail.textContent = id === null ? idle : descriptions[id];
   };
   for (const row of graph.querySelectorAll(".row[tabindex]")) {
     row.addEventListener("mouseenter", () => pick(row.dataset.id));
