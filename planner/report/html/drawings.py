@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from planner.decision import Decision
+from planner.decision import Decision, Tried
 from planner.program.spec_entries import axes_of_spec, parts_over
-from planner.report.program_report import Flow, Fold, MemoryOverTime, Stage
+from planner.report.program_report import Flow, Fold, MemoryOverTime
 from planner.report.rows import TableRow
-from planner.report.text_table import count
-from planner.units import quantity
 
 # ---------------------------------------------------------------- an array
 
@@ -121,8 +119,7 @@ WIDE, HIGH = 1000.0, 100.0
 """The size of the memory plot in its own units; it is stretched to the page."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryDrawing:
+class MemoryDrawing(NamedTuple):
     """The outline of memory over time as an SVG path, and where its peak and its limit lie, in percent of the plot.
 
     `limit_y` is None where the limit is too far above the peak to be drawn.
@@ -139,168 +136,81 @@ def draw_memory(memory: MemoryOverTime, limit: float) -> MemoryDrawing:
     near = limit < 2.2 * memory.peak_bytes
     top = 1.04 * (max(limit, memory.peak_bytes) if near else memory.peak_bytes)
 
-    def x(step: int) -> float:
-        return WIDE * (step + 0.5) / memory.steps
-
     def y(size: float) -> float:
         return HIGH * (1 - size / top)
 
-    points = [(x(step), y(size)) for step, size in memory.points]
+    points = [(WIDE * (step + 0.5) / memory.steps, y(size)) for step, size in memory.points]
     points = [(0.0, points[0][1]), *points, (WIDE, points[-1][1])]
-    return MemoryDrawing(
-        outline="M" + " L".join(f"{a:.2f} {b:.3f}" for a, b in points),
-        peak_x=100 * x(memory.peak_step) / WIDE,
-        peak_y=y(memory.peak_bytes),
-        limit_y=y(limit) if near else None,
-    )
+    outline = "M" + " L".join(f"{a:.2f} {b:.3f}" for a, b in points)
+    peak_x = 100 * (memory.peak_step + 0.5) / memory.steps
+    return MemoryDrawing(outline, peak_x, y(memory.peak_bytes), y(limit) if near else None)
 
 
 # ---------------------------------------------------------------- the op graph
 
-ARC_WIDTH = 100.0
-MOST_DESCRIBED = 4
-"""Flows in the description of a stage: those that take longest."""
+REACH = 100.0
+"""How far the longest arc reaches to the right."""
 
 
 class Arc(NamedTuple):
-    """A flow as an SVG path between the rows of its stages, in units of rows."""
+    """A flow as an SVG path between the rows of its stages, the wider the longer its collectives take."""
 
     path: str
     width: float
     flow: Flow
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoldDrawing:
-    """The rows of a folded op graph, headings of regions and stages; the arcs between them; and a text for each stage."""
-
-    rows: Sequence[str | Stage]
-    longest: float
-    arcs: Sequence[Arc]
-    descriptions: Mapping[int, str]
-
-
-def draw_fold(fold: Fold) -> FoldDrawing:
-    """The drawing of a folded op graph."""
-    rows: list[str | Stage] = []
-    region = ""
-    for stage in fold.stages:
-        if stage.region != region:
-            region = stage.region
-            rows.append(_region_heading(stage))
-        rows.append(stage)
-    at = {row.id: i + 0.5 for i, row in enumerate(rows) if isinstance(row, Stage)}
+def draw_arcs(fold: Fold) -> tuple[int, list[Arc]]:
+    """The rows of a folded op graph, a stage or the heading of a region each, and the arcs, in units of rows."""
+    middles: list[float] = []
+    rows = 0
+    for i, stage in enumerate(fold.stages):
+        rows += 2 if i == 0 or stage.region != fold.stages[i - 1].region else 1
+        middles.append(rows - 0.5)
     slowest = max((flow.seconds for flow in fold.flows), default=0.0)
+
+    def arc(flow: Flow) -> Arc:
+        a, b = middles[flow.source], middles[flow.target]
+        reach = REACH * min(1.0, 0.12 + 0.88 * math.sqrt(abs(b - a) / rows))
+        path = f"M0 {a:g} C{reach:.1f} {a:g} {reach:.1f} {b:g} 0 {b:g}"
+        if a == b:
+            path = f"M0 {a - 0.2:g} C14 {a - 0.3:g} 14 {a + 0.3:g} 0 {a + 0.2:g}"
+        width = 1 + (5 * math.sqrt(flow.seconds / slowest) if flow.collective and slowest else 0)
+        return Arc(path, width, flow)
+
     # The slowest is painted last, over the others.
-    by_time = sorted(fold.flows, key=lambda flow: flow.seconds)
-    return FoldDrawing(
-        rows=rows,
-        longest=max((stage.seconds for stage in fold.stages), default=0.0),
-        arcs=[_arc(flow, at[flow.source], at[flow.target], len(rows), slowest) for flow in by_time],
-        descriptions={stage.id: _description(stage, fold) for stage in fold.stages},
-    )
-
-
-def _region_heading(stage: Stage) -> str:
-    """The loop that a region is, and how often it runs."""
-    name = stage.region.rsplit("/", 1)[-1].rstrip("0123456789 ")
-    times = f" × {stage.trips:g}" if stage.trips != 1 else ""
-    return f"{'· ' * max(stage.region.count('/') - 1, 0)}{name}{times}"
-
-
-def _arc(flow: Flow, a: float, b: float, rows: int, slowest: float) -> Arc:
-    """An arc on the right of the rows, the wider the longer its collectives take."""
-    reach = ARC_WIDTH * min(1.0, 0.12 + 0.88 * math.sqrt(abs(b - a) / rows))
-    path = f"M0 {a:g} C{reach:.1f} {a:g} {reach:.1f} {b:g} 0 {b:g}"
-    if a == b:
-        path = f"M0 {a - 0.2:g} C14 {a - 0.3:g} 14 {a + 0.3:g} 0 {a + 0.2:g}"
-    width = 1 + (5 * math.sqrt(flow.seconds / slowest) if flow.collective and slowest else 0)
-    return Arc(path, width, flow)
-
-
-def _description(stage: Stage, fold: Fold) -> str:
-    """What the page says of a stage that is pointed at."""
-    trips = f", {stage.trips:g} times" if stage.trips != 1 else ""
-    sentences = [f"{stage.source}: {count(stage.ops, 'op')}{trips}"]
-    if stage.seconds:
-        sentences.append(f"computing {quantity(stage.seconds, 's')}, {quantity(stage.flops, 'FLOP')}")
-    if stage.strategy and stage.kinds:
-        sentences.append(f"split as {stage.strategy}")
-    names = {other.id: other.source for other in fold.stages}
-    mine = [flow for flow in fold.flows if stage.id in (flow.source, flow.target) and flow.collective]
-    for flow in mine[:MOST_DESCRIBED]:
-        way = f"from {names[flow.source]}" if flow.target == stage.id else f"to {names[flow.target]}"
-        more = f" and {flow.arrays - 1} more" if flow.arrays > 1 else ""
-        sentences.append(
-            f"{flow.collective} of {flow.tensor}{more} {way}: {quantity(flow.moved_bytes, 'B')} in "
-            f"{quantity(flow.seconds, 's')} ({flow.spec_from} to {flow.spec_to})"
-        )
-    return ". ".join(sentences) + "."
+    return rows, [arc(flow) for flow in sorted(fold.flows, key=lambda flow: flow.seconds)]
 
 
 # ---------------------------------------------------------------- the meshes tried
 
 NEAR = 1.3
 """Meshes are drawn whose bound is at most so many times the value of the plan."""
-SAME = 1e-6
-"""Values are the same that differ by less than this share."""
 MOST_MESHES = 16
-UNITS = {"seconds": "s", "joules": "J", "bytes": "B"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeshRow:
-    """A mesh of the search: its lower bound and the value of its best plan, if there is one, in percent of the track."""
+class MeshRow(NamedTuple):
+    """A mesh of the search: the places of its bound and of the value of its best plan on the track, in percent of it."""
 
-    sizes: Sequence[int]
+    tried: Tried
     chosen: bool
     bound: float
     value: float | None
-    text: str
 
 
-def draw_meshes(decision: Decision) -> tuple[list[MeshRow], str]:
-    """The meshes that come near the plan, best bound first, and a sentence on the others."""
-    plan, unit = decision.certificate.value, UNITS[decision.certificate.unit]
-    bounded = sorted(
-        (
-            (one.bound, one, dict(one.mesh) == dict(decision.mesh_shape))
-            for one in decision.tried
-            if one.bound is not None
-        ),
-        key=lambda row: row[0],
-    )
-    near = sum(bound <= NEAR * plan for bound, _, _ in bounded)
-    shown = [row for i, row in enumerate(bounded[:near]) if i < MOST_MESHES or row[2]]
-    values = [bound for bound, _, _ in shown] + [one.value for _, one, _ in shown if one.value is not None]
+def draw_meshes(decision: Decision) -> tuple[list[MeshRow], list[float]]:
+    """The meshes that come near the plan, best bound first, and the bounds of the others on which something fits."""
+    limit, mine = NEAR * decision.certificate.value, dict(decision.mesh_shape)
+    bounded = sorted((one.bound, i, one) for i, one in enumerate(decision.tried) if one.bound is not None)
+    shown = [row for i, row in enumerate(bounded) if row[0] <= limit and (i < MOST_MESHES or dict(row[2].mesh) == mine)]
+    values = [bound for bound, _, _ in shown] + [one.value for _, _, one in shown if one.value is not None]
     low, high = min(values, default=0.0), max(values, default=1.0)
 
     def at(value: float) -> float:
         return 3 + 94 * (value - low) / ((high - low) or 1.0)
 
     rows = [
-        MeshRow(
-            sizes=tuple(one.mesh.values()),
-            chosen=chosen,
-            bound=at(bound),
-            value=None if one.value is None else at(one.value),
-            text=quantity(plan, unit) if chosen and one.value is not None else _beside(one.value, bound, plan, unit),
-        )
-        for bound, one, chosen in shown
+        MeshRow(one, dict(one.mesh) == mine, at(bound), None if one.value is None else at(one.value))
+        for bound, _, one in shown
     ]
-    far, infeasible = len(bounded) - len(shown), len(decision.tried) - len(bounded)
-    rest: list[str] = []
-    if far:
-        least = min(row[0] for row in bounded if row not in shown)
-        rest.append(f"{count(far, 'mesh', 'meshes')} more take at least {quantity(least, unit)}")
-    if infeasible:
-        rest.append(f"{'and ' if far else ''}on {count(infeasible, 'mesh', 'meshes')} nothing fits")
-    return rows, ", ".join(rest)
-
-
-def _beside(value: float | None, bound: float, plan: float, unit: str) -> str:
-    """The best plan of a mesh beside the plan that was chosen; where it has none, its lower bound."""
-    least = bound if value is None else value
-    if least <= plan * (1 + SAME):
-        return "no better" if value is None else "as good"
-    return f"{'at least ' if value is None else ''}+{quantity(least - plan, unit)}"
+    return rows, [row[0] for row in bounded if row not in shown]

@@ -14,8 +14,9 @@ from planner.explain.explain import Alternatives
 from planner.files import write_whole
 from planner.pricing.candidates.specs import spec_words
 from planner.program.spec_entries import parts_over
-from planner.report.html.drawings import draw_array, draw_fold, draw_memory, draw_meshes
+from planner.report.html.drawings import draw_arcs, draw_array, draw_memory, draw_meshes
 from planner.report.plan_report import PlanReport, form_text, plan_report
+from planner.report.text_table import count
 from planner.units import quantity
 
 COLOURS = 5
@@ -74,9 +75,9 @@ def _templates() -> Environment:
         undefined=StrictUndefined,
     )
     filters: dict[str, Any] = environment.filters
-    filters |= {"unit": quantity, "percent": _percent, "spec": spec_words, "form": form_text}
+    filters |= {"unit": quantity, "percent": _percent, "spec": spec_words, "form": form_text, "things": count}
     functions: dict[str, Any] = environment.globals
-    for function in (draw_array, draw_fold, draw_memory, draw_meshes, parts_over):
+    for function in (draw_arcs, draw_array, draw_memory, draw_meshes, parts_over):
         functions[function.__name__] = function
     return environment
 
