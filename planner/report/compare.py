@@ -10,7 +10,7 @@ from planner.program.graph import type_words
 from planner.program.spec_entries import parts_over
 from planner.program.tracing.traced import Leaf
 from planner.report.collectives import CollectiveUse, collective_uses, merged
-from planner.report.comparison import FIGURES, CollectiveChange, Comparison, Figure, Placed
+from planner.report.comparison import FIGURE_NAMES, ArrayChange, CollectiveChange, Comparison, Figure
 from planner.report.plan_report import form_text
 from planner.report.rows import rows_of, split_into
 
@@ -30,7 +30,7 @@ def compare_decisions(a: Decision, b: Decision) -> Comparison:
         form_b=form_text(b.form),
         figures=tuple(
             Figure(name=name, unit=unit, a=float(getattr(a.predicted, name)), b=float(getattr(b.predicted, name)))
-            for name, (_, unit) in FIGURES.items()
+            for name, (_, unit) in FIGURE_NAMES.items()
         ),
         arrays=arrays,
         intermediates=intermediates,
@@ -87,7 +87,7 @@ def _leaves(decision: Decision) -> dict[tuple[str, str], tuple[Leaf, PartitionSp
     return {(leaf.name, type_words(leaf.aval)): (leaf, spec) for leaf, spec in zip(leaves, specs, strict=True)}
 
 
-def _arrays(a: Decision, b: Decision) -> tuple[tuple[Placed, ...], tuple[str, ...], tuple[str, ...]]:
+def _arrays(a: Decision, b: Decision) -> tuple[tuple[ArrayChange, ...], tuple[str, ...], tuple[str, ...]]:
     """The arguments and results placed otherwise, and the names of those that one of the plans alone has."""
     of_a, of_b = _leaves(a), _leaves(b)
     groups: dict[tuple[PartitionSpec, PartitionSpec], list[Leaf]] = {}
@@ -96,14 +96,14 @@ def _arrays(a: Decision, b: Decision) -> tuple[tuple[Placed, ...], tuple[str, ..
         if not _same_place((a, spec_a), (b, spec_b)):
             groups.setdefault((spec_a, spec_b), []).append(leaf)
     position = {key: i for i, key in enumerate(of_a)}
-    found: list[Placed] = []
+    found: list[ArrayChange] = []
     for (spec_a, spec_b), leaves in groups.items():
         leaves.sort(key=lambda leaf: position[leaf.name, type_words(leaf.aval)])
         pieces = split_into(spec_a, a.mesh_shape), split_into(spec_b, b.mesh_shape)
         for row in rows_of(leaves, [spec_a] * len(leaves), a.mesh_shape):
             name = f"{row.name} with {', '.join(row.also)}" if row.also else row.name
             found.append(
-                Placed(
+                ArrayChange(
                     name=name,
                     type=row.type,
                     count=row.count,
@@ -118,10 +118,10 @@ def _arrays(a: Decision, b: Decision) -> tuple[tuple[Placed, ...], tuple[str, ..
     return tuple(found), only[0], only[1]
 
 
-def _intermediates(a: Decision, b: Decision) -> tuple[Placed, ...]:
+def _intermediates(a: Decision, b: Decision) -> tuple[ArrayChange, ...]:
     """The intermediates of the same name that are placed otherwise; their types are not kept, nor their bytes."""
     found = [
-        Placed(name=name, type="", count=1, a=spec, b=b.intermediates[name], bytes_a=0.0, bytes_b=0.0)
+        ArrayChange(name=name, type="", count=1, a=spec, b=b.intermediates[name], bytes_a=0.0, bytes_b=0.0)
         for name, spec in a.intermediates.items()
         if name in b.intermediates and not _same_place((a, spec), (b, b.intermediates[name]))
     ]

@@ -17,7 +17,7 @@ MOST_COLLECTIVES = 16
 MOST_NAMES = 6
 ALIKE = 1e-9
 """Figures are the same that differ by no more than this share."""
-FIGURES = {
+FIGURE_NAMES = {
     "seconds": ("time of a call", "s"),
     "compute_seconds": ("  computing", "s"),
     "communication_seconds": ("  communicating", "s"),
@@ -42,7 +42,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class ArrayChange:
     """Arrays of one type, under folded names, that the plans place otherwise; bytes are of all of them on one device."""
 
     name: str
@@ -86,8 +86,8 @@ class Comparison:
     form_a: str
     form_b: str
     figures: tuple[Figure, ...]
-    arrays: tuple[Placed, ...]
-    intermediates: tuple[Placed, ...]
+    arrays: tuple[ArrayChange, ...]
+    intermediates: tuple[ArrayChange, ...]
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
     collectives: tuple[CollectiveChange, ...]
@@ -140,14 +140,14 @@ def _figure(figure: Figure) -> tuple[str, ...]:
     a, b, unit = figure.a, figure.b, figure.unit
     change = "same" if alike(a, b) else _change(b - a, unit)
     share = "" if alike(a, b) or not a else f"{100 * (b - a) / a:+.3g} %" if abs(b - a) < a else f"x {b / a:.3g}"
-    return FIGURES[figure.name][0], quantity(a, unit), quantity(b, unit), change, share
+    return FIGURE_NAMES[figure.name][0], quantity(a, unit), quantity(b, unit), change, share
 
 
 def _change(value: float, unit: str) -> str:
     return f"{'+' if value >= 0 else '-'}{quantity(abs(value), unit)}"
 
 
-def _placed(what: str, placed: Sequence[Placed]) -> list[Part]:
+def _placed(what: str, placed: Sequence[ArrayChange]) -> list[Part]:
     """The arrays placed differently; types and bytes are not known of intermediates."""
     if not placed:
         return []

@@ -11,7 +11,7 @@ from planner.folded import fold_numbers
 from planner.program.form import Form
 from planner.program.spec_entries import parts_over
 from planner.report.collectives import CollectiveUse, by_cost, collective_uses, merged
-from planner.report.program_report import Fold, Line, MemoryOverTime, fold_ops, lines_of, memory_over_time
+from planner.report.program_report import Fold, Line, MemoryOverTime, fold_ops, memory_over_time, seconds_by_place
 from planner.report.rows import TableRow, returned_as_taken, rows_of
 from planner.report.text_table import count
 from planner.units import quantity
@@ -129,8 +129,8 @@ def plan_report(decision: Decision, program: Alternatives | None = None) -> Plan
     graph = program.network
     return replace(
         report,
-        lines=lines_of(graph, "by line"),
-        modules=lines_of(graph, "by module"),
+        lines=seconds_by_place(graph, "by line"),
+        modules=seconds_by_place(graph, "by module"),
         memory=memory_over_time(program.memory, program.choice),
         folds=(fold_ops(graph, "by module"), fold_ops(graph, "by line")),
     )

@@ -16,7 +16,7 @@ Node = Mapping[str, Any]
 """The attributes of a node of the op graph."""
 By = Literal["by module", "by line"]
 """What a place is: the module that an op's name says, else its file; or its source line."""
-Place = tuple[str, str]
+StageKey = tuple[str, str]
 """The region and the name of a stage."""
 MOST_POINTS = 320
 """Points of the memory profile that are drawn: the fullest of each part of the schedule."""
@@ -120,7 +120,7 @@ class Fold:
 # ---------------------------------------------------------------- time
 
 
-def lines_of(graph: OpGraph, by: By) -> tuple[Line, ...]:
+def seconds_by_place(graph: OpGraph, by: By) -> tuple[Line, ...]:
     """Seconds by place, most first: computing at the place of an op, collectives at that of the op that reads."""
     place, found = _PLACES[by], defaultdict[str, list[float]](lambda: [0.0, 0.0])
     for _, node in graph.nodes(data=True):
@@ -181,7 +181,7 @@ def memory_over_time(memory: MemoryModel, choice: Sequence[int]) -> MemoryOverTi
 def fold_ops(graph: OpGraph, by: By) -> Fold:
     """The ops by region and place in program order, between the arguments and the results, and the arrays they pass on."""
     places = _places(graph, by)
-    nodes = defaultdict[Place, list[Node]](list)
+    nodes = defaultdict[StageKey, list[Node]](list)
     for place in places.values():
         nodes[place] = []
     for name, node in graph.nodes(data=True):
@@ -200,11 +200,11 @@ def fold_ops(graph: OpGraph, by: By) -> Fold:
     return Fold(name=by, stages=stages, flows=tuple(flows[:MOST_FLOWS]))
 
 
-def _places(graph: OpGraph, by: By) -> dict[str, Place]:
+def _places(graph: OpGraph, by: By) -> dict[str, StageKey]:
     """For every node the place it is drawn at, results last; of more than are drawn those that take least are one."""
-    places: dict[str, Place] = {}
-    results: dict[str, Place] = {}
-    weight = defaultdict[Place, float](float)
+    places: dict[str, StageKey] = {}
+    results: dict[str, StageKey] = {}
+    weight = defaultdict[StageKey, float](float)
     for name, node in graph.nodes(data=True):
         if node["op"] == "result":
             results[name] = (OUTSIDE, "results")
@@ -220,7 +220,7 @@ def _places(graph: OpGraph, by: By) -> dict[str, Place]:
     return {name: (at[0], OTHERS) if at in small else at for name, at in places.items()} | results
 
 
-def _stage(number: int, place: Place, nodes: Sequence[Node]) -> Stage:
+def _stage(number: int, place: StageKey, nodes: Sequence[Node]) -> Stage:
     by_time = sorted(nodes, key=lambda node: -node["seconds"])
     kinds = dict.fromkeys(node["op"] for node in by_time if node["op"] not in ENDS)
     return Stage(

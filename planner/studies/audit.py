@@ -13,6 +13,7 @@ from planner.plan_file.codec import as_json
 from planner.pricing.candidates.specs import spec_words
 from planner.pricing.mesh import mesh_words
 from planner.report.collectives import CollectiveUse, collective_uses, total_seconds
+from planner.report.comparison import FIGURE_NAMES
 from planner.report.plain_data import decision_data
 from planner.report.text_table import Part, section, table_of, text_of
 from planner.studies.compiled_shardings import AsCompiled, Larger, Repeated
@@ -100,21 +101,15 @@ class Audit:
         return f"<Audit of {self.own.function_name} on {dict(self.own.mesh_shape)}>"
 
 
-FIGURES = (
-    ("time of a call", "seconds", "s"),
-    ("  computing", "compute_seconds", "s"),
-    ("  communicating", "communication_seconds", "s"),
-    ("peak memory", "peak_bytes", "B"),
-    ("  arguments", "argument_bytes", "B"),
-    ("energy", "energy_joules", "J"),
-)
-"""The names, fields and units of what is printed of both predictions."""
+FIGURES = ("seconds", "compute_seconds", "communication_seconds", "peak_bytes", "argument_bytes", "energy_joules")
+"""What is printed of both predictions."""
 
 
 def _beside(own: Decision, free: Decision) -> list[tuple[str, ...]]:
     """The figures of a user's shardings and of the free plan, and their ratio."""
     rows: list[tuple[str, ...]] = [("mesh", mesh_words(own.mesh_shape), mesh_words(free.mesh_shape))]
-    for name, field, unit in FIGURES:
+    for field in FIGURES:
+        name, unit = FIGURE_NAMES[field]
         mine, other = getattr(own.predicted, field), getattr(free.predicted, field)
         ratio = f"x {other / mine:.3g}" if mine > 0 else ""
         rows.append((name, quantity(mine, unit), quantity(other, unit), ratio))
