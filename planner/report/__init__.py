@@ -1,1 +1,1 @@
-"""Reports. In: decisions. Out: text, tables and drawings for people."""
+"""Reports. In: decisions, and problems of their programs. Out: one record, `PlanReport`, as text, JSON and HTML."""

@@ -1,1 +1,1 @@
-"""The page of a plan: takes a decision and data of its program, gives HTML that needs nothing beside itself."""
+"""The page of a plan. In: its report. Out: HTML from the templates of this package, which needs nothing beside itself."""
