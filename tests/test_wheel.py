@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SOURCES = ("planner", "cost_models", "pyproject.toml", "README.md", "LICENSE")
+SOURCES = ("planner", "cost_models", "pbqp", "pyproject.toml", "README.md", "LICENSE")
 USED = """
 import planner, jax, pathlib
 print(pathlib.Path(planner.__file__).parent.parent)
 arg = (jax.ShapeDtypeStruct((256, 256), "float32"),) * 2
 fn = lambda a, b: a @ b
 measured = planner.Options(cost_model="measured", check="never")
-print(planner.plan(fn, arg, topology="v5e:2x2", options=measured).notes)
+print((plan := planner.plan(fn, arg, topology="v5e:2x2", options=measured)).notes, plan._repr_html_())
 print(planner.plan(fn, arg, topology="h100:8", options=planner.Options(check="never")).mesh)
 """
 """What reads the files that are no Python."""
@@ -47,8 +47,9 @@ def test_a_built_wheel_works_where_the_sources_are_not(tmp_path: Path) -> None:
     _run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", "built", ".", cwd=sources)
     [wheel] = (sources / "built").glob("*.whl")
     _run(*pip, "install", "--no-deps", "--no-index", "--target", str(site), str(wheel), cwd=tmp_path)
-    for package in ("planner", "cost_models"):
+    for package in ("planner", "cost_models", "pbqp"):
         assert _files(ROOT, package) <= _files(site, package)
     said = _run(sys.executable, "-c", USED, cwd=tmp_path, path=str(site))
     assert said.startswith(str(site))
     assert "profile" in said
+    assert "<table>" in said

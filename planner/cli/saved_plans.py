@@ -6,7 +6,6 @@ import argparse
 import json
 import re
 import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ from planner.cli.program_file import load_program
 from planner.cli.progress import status
 from planner.plan_file.codec import as_json
 from planner.plans.plan import Plan
-from planner.report.html.data import page_data
-from planner.report.plain_data import told
+from planner.report.plain_data import decision_data, report_data
+from planner.report.plan_report import plan_report
 from planner.report.text import describe
 
 PROGRAM = re.compile(r".*:[A-Za-z_]\w*|:.*|.*:")
@@ -27,7 +26,7 @@ PROGRAM = re.compile(r".*:[A-Za-z_]\w*|:.*|.*:")
 def show(arguments: argparse.Namespace) -> int:
     """Prints a saved plan."""
     decision = load(arguments.plan).decision
-    _print(told(decision) if arguments.json else describe(decision), as_data=arguments.json)
+    _print(decision_data(decision) if arguments.json else describe(decision), as_data=arguments.json)
     return 0
 
 
@@ -62,9 +61,7 @@ def report(arguments: argparse.Namespace) -> int:
     saved = load(arguments.plan)
     bound = None if arguments.program is None else bind(arguments.plan, arguments.program)
     if arguments.json:
-        data = page_data(saved.decision, None if bound is None else bound.behind)
-        parts = {field.name: getattr(data, field.name) for field in fields(data) if field.name != "decision"}
-        _print({"plan": told(saved.decision), **as_json(parts)}, as_data=True)
+        _print(report_data(plan_report(saved.decision, None if bound is None else bound.behind)), as_data=True)
         return 0
     (saved if bound is None else bound).report(output)
     print(f"wrote {output}", file=sys.stderr)

@@ -26,7 +26,7 @@ from planner.program.jaxpr.canonicalize.carried_stacks import with_stacks_carrie
 from planner.program.jaxpr.fingerprint import fingerprint
 from planner.program.tracing.trace import trace
 from planner.program.tracing.traced import Leaf, Program
-from planner.report.html.page_file import in_notebook, write_page
+from planner.report.html.render import notebook, write_page
 from planner.report.recorded import Recorded, recorded
 from planner.report.text import describe
 from planner.transforms.apply import formed
@@ -124,7 +124,7 @@ class LoadedPlan:
         return describe(self.decision)
 
     def _repr_html_(self) -> str:
-        return in_notebook(self.decision)
+        return notebook(self.decision)
 
     def __repr__(self) -> str:
         return f"<LoadedPlan of {self.decision.function_name} on {dict(self.decision.mesh_shape)}>"

@@ -24,7 +24,7 @@ from planner.machine.target import Target
 from planner.plan_file.store import save_decision
 from planner.prediction import Predicted, Products
 from planner.program.jaxpr.microbatch.expanded import has_remats
-from planner.report.html.page_file import in_notebook, write_page
+from planner.report.html.render import notebook, write_page
 from planner.report.text import describe
 from planner.verify.verification import COMPILE_LIMIT_S, Verification, verify
 
@@ -309,7 +309,7 @@ class Plan:
         return describe(self._decision)
 
     def _repr_html_(self) -> str:
-        return in_notebook(self._decision)
+        return notebook(self._decision)
 
     def __repr__(self) -> str:
         return (

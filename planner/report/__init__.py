@@ -1,6 +1,6 @@
 """Reports for people and for other programs.
 
-In: decisions and their predictions.
-Out: text, tables, JSON.
+In: decisions, and problems of their programs.
+Out: one record, `PlanReport`, as text, JSON and HTML.
 Entry: `planner.report.text.describe`.
 """

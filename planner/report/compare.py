@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
-
 from jax.sharding import PartitionSpec
 
 from planner.decision import Decision
@@ -12,9 +9,9 @@ from planner.pricing.candidates.specs import entries_of
 from planner.program.graph import type_words
 from planner.program.spec_entries import parts_over
 from planner.program.tracing.traced import Leaf
-from planner.report.collective_seconds import collective_seconds
-from planner.report.comparison import Comparison, Figure, Moved, Placed
-from planner.report.form_text import form_words
+from planner.report.collectives import CollectiveUse, collective_uses, merged
+from planner.report.comparison import FIGURE_NAMES, ArrayChange, CollectiveChange, Comparison, Figure
+from planner.report.plan_report import form_text
 from planner.report.rows import rows_of, split_into
 
 
@@ -29,9 +26,12 @@ def compare_decisions(a: Decision, b: Decision) -> Comparison:
         notes=_notes(a, b, same_mesh=same_mesh),
         mesh_a=dict(a.mesh_shape),
         mesh_b=dict(b.mesh_shape),
-        form_a=form_words(a.form),
-        form_b=form_words(b.form),
-        figures=_figures(a, b),
+        form_a=form_text(a.form),
+        form_b=form_text(b.form),
+        figures=tuple(
+            Figure(name=name, unit=unit, a=float(getattr(a.predicted, name)), b=float(getattr(b.predicted, name)))
+            for name, (_, unit) in FIGURE_NAMES.items()
+        ),
         arrays=arrays,
         intermediates=intermediates,
         only_a=only_a,
@@ -62,42 +62,22 @@ def _notes(a: Decision, b: Decision, *, same_mesh: bool) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _figures(a: Decision, b: Decision) -> tuple[Figure, ...]:
-    fields = (
-        ("seconds", "s"),
-        ("compute_seconds", "s"),
-        ("communication_seconds", "s"),
-        ("flops", "FLOP"),
-        ("traffic_bytes", "B"),
-        ("peak_bytes", "B"),
-        ("argument_bytes", "B"),
-        ("output_bytes", "B"),
-        ("energy_joules", "J"),
-    )
-    return tuple(
-        Figure(name=name, unit=unit, a=float(getattr(a.predicted, name)), b=float(getattr(b.predicted, name)))
-        for name, unit in fields
-    )
-
-
-def _parts(spec: PartitionSpec, mesh: Mapping[str, int]) -> tuple[int, ...]:
-    """Into how many parts a spec cuts every dim, without ones at the end."""
-    parts = [parts_over(axes, mesh) for axes in entries_of(spec)]
-    while parts and parts[-1] == 1:
-        parts.pop()
-    return tuple(parts)
-
-
 def _same_place(a: tuple[Decision, PartitionSpec], b: tuple[Decision, PartitionSpec]) -> bool:
-    """Whether two specs say the same: by their axes on the same mesh, by their parts on different ones."""
+    """Whether two specs say the same: by their axes on the same mesh, by the parts they cut dims into on different ones."""
     if dict(a[0].mesh_shape) == dict(b[0].mesh_shape):
-        big = {name for name, size in a[0].mesh_shape.items() if size > 1}
-        words = [[[axis for axis in axes if axis in big] for axes in entries_of(of[1])] for of in (a, b)]
-        for entries in words:
-            while entries and not entries[-1]:
-                entries.pop()
-        return words[0] == words[1]
-    return _parts(a[1], a[0].mesh_shape) == _parts(b[1], b[0].mesh_shape)
+        return _cuts(*a) == _cuts(*b)
+    parts_a, parts_b = (
+        [parts_over(axes, decision.mesh_shape) for axes in _cuts(decision, spec)] for decision, spec in (a, b)
+    )
+    return parts_a == parts_b
+
+
+def _cuts(decision: Decision, spec: PartitionSpec) -> list[list[str]]:
+    """The axes of more than one device that cut every dim, without dims at the end that none cuts."""
+    entries = [[axis for axis in axes if decision.mesh_shape[axis] > 1] for axes in entries_of(spec)]
+    while entries and not entries[-1]:
+        entries.pop()
+    return entries
 
 
 def _leaves(decision: Decision) -> dict[tuple[str, str], tuple[Leaf, PartitionSpec]]:
@@ -107,7 +87,7 @@ def _leaves(decision: Decision) -> dict[tuple[str, str], tuple[Leaf, PartitionSp
     return {(leaf.name, type_words(leaf.aval)): (leaf, spec) for leaf, spec in zip(leaves, specs, strict=True)}
 
 
-def _arrays(a: Decision, b: Decision) -> tuple[tuple[Placed, ...], tuple[str, ...], tuple[str, ...]]:
+def _arrays(a: Decision, b: Decision) -> tuple[tuple[ArrayChange, ...], tuple[str, ...], tuple[str, ...]]:
     """The arguments and results placed otherwise, and the names of those that one of the plans alone has."""
     of_a, of_b = _leaves(a), _leaves(b)
     groups: dict[tuple[PartitionSpec, PartitionSpec], list[Leaf]] = {}
@@ -116,14 +96,14 @@ def _arrays(a: Decision, b: Decision) -> tuple[tuple[Placed, ...], tuple[str, ..
         if not _same_place((a, spec_a), (b, spec_b)):
             groups.setdefault((spec_a, spec_b), []).append(leaf)
     position = {key: i for i, key in enumerate(of_a)}
-    found: list[Placed] = []
+    found: list[ArrayChange] = []
     for (spec_a, spec_b), leaves in groups.items():
         leaves.sort(key=lambda leaf: position[leaf.name, type_words(leaf.aval)])
         pieces = split_into(spec_a, a.mesh_shape), split_into(spec_b, b.mesh_shape)
         for row in rows_of(leaves, [spec_a] * len(leaves), a.mesh_shape):
             name = f"{row.name} with {', '.join(row.also)}" if row.also else row.name
             found.append(
-                Placed(
+                ArrayChange(
                     name=name,
                     type=row.type,
                     count=row.count,
@@ -138,40 +118,44 @@ def _arrays(a: Decision, b: Decision) -> tuple[tuple[Placed, ...], tuple[str, ..
     return tuple(found), only[0], only[1]
 
 
-def _intermediates(a: Decision, b: Decision) -> tuple[Placed, ...]:
+def _intermediates(a: Decision, b: Decision) -> tuple[ArrayChange, ...]:
     """The intermediates of the same name that are placed otherwise; their types are not kept, nor their bytes."""
     found = [
-        Placed(name=name, type="", count=1, a=spec, b=b.intermediates[name], bytes_a=0.0, bytes_b=0.0)
+        ArrayChange(name=name, type="", count=1, a=spec, b=b.intermediates[name], bytes_a=0.0, bytes_b=0.0)
         for name, spec in a.intermediates.items()
         if name in b.intermediates and not _same_place((a, spec), (b, b.intermediates[name]))
     ]
     return tuple(sorted(found, key=lambda placed: (":" in placed.name, placed.name)))
 
 
-def _collectives(a: Decision, b: Decision, *, by_axes: bool) -> tuple[Moved, ...]:
+def _collectives(a: Decision, b: Decision, *, by_axes: bool) -> tuple[CollectiveChange, ...]:
     """The collectives of both, by kind and what they run over, those first whose bytes differ the most."""
-    totals: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0] * 6)
-    priced: list[bool] = []
-    for position, decision in enumerate((a, b)):
-        seconds = collective_seconds(decision)
-        priced.append(seconds is not None)
-        for i, one in enumerate(decision.predicted.collectives):
-            over = ",".join(one.axes) if by_axes else f"{parts_over(one.axes, decision.mesh_shape)} devices"
-            total = totals[one.kind, over]
-            total[position] += one.count
-            total[2 + position] += one.count * one.bytes
-            total[4 + position] += seconds[i] if seconds is not None else 0.0
+
+    def totals(decision: Decision) -> dict[tuple[str, str], CollectiveUse]:
+        def key(use: CollectiveUse) -> tuple[str, str]:
+            return use.kind, ",".join(use.axes) if by_axes else f"{parts_over(use.axes, decision.mesh_shape)} devices"
+
+        return {key(use): use for use in merged(collective_uses(decision), key)}
+
+    of_a, of_b = totals(a), totals(b)
+    none_a, none_b = (
+        CollectiveUse(
+            kind="", axes=(), runs=0.0, bytes=0.0, seconds=0.0 if one.request.cost_model == "analytic" else None
+        )
+        for one in (a, b)
+    )
+    pairs = {key: (of_a.get(key, none_a), of_b.get(key, none_b)) for key in {**of_a, **of_b}}
     found = [
-        Moved(
+        CollectiveChange(
             kind=kind,
             over=over,
-            runs_a=t[0],
-            runs_b=t[1],
-            bytes_a=t[2],
-            bytes_b=t[3],
-            seconds_a=t[4] if priced[0] else None,
-            seconds_b=t[5] if priced[1] else None,
+            runs_a=mine.runs,
+            runs_b=other.runs,
+            bytes_a=mine.bytes,
+            bytes_b=other.bytes,
+            seconds_a=mine.seconds,
+            seconds_b=other.seconds,
         )
-        for (kind, over), t in totals.items()
+        for (kind, over), (mine, other) in pairs.items()
     ]
     return tuple(sorted(found, key=lambda m: (-abs(m.bytes_b - m.bytes_a), m.kind, m.over)))

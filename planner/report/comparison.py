@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jax.sharding import PartitionSpec
-from rich.console import RenderableType
-from rich.text import Text
 
 from planner.pricing.candidates.specs import spec_words
 from planner.pricing.mesh import mesh_words
-from planner.report.text_table import Justify, add_row, table_of, text_of
+from planner.report.text_table import Part, section, table_of, text_of
 from planner.units import quantity
 
 MOST_ARRAYS = 24
@@ -19,6 +17,18 @@ MOST_COLLECTIVES = 16
 MOST_NAMES = 6
 ALIKE = 1e-9
 """Figures are the same that differ by no more than this share."""
+FIGURE_NAMES = {
+    "seconds": ("time of a call", "s"),
+    "compute_seconds": ("  computing", "s"),
+    "communication_seconds": ("  communicating", "s"),
+    "flops": ("operations", "FLOP"),
+    "traffic_bytes": ("read and written", "B"),
+    "peak_bytes": ("peak memory", "B"),
+    "argument_bytes": ("  arguments", "B"),
+    "output_bytes": ("  results", "B"),
+    "energy_joules": ("energy", "J"),
+}
+"""The names and units of what is compared of a prediction, by field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +42,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class ArrayChange:
     """Arrays of one type, under folded names, that the plans place otherwise; bytes are of all of them on one device."""
 
     name: str
@@ -45,7 +55,7 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
+class CollectiveChange:
     """The collectives of one kind over the same axes, by group size where the meshes differ: runs and bytes per call.
 
     Seconds are those of the collectives as if nothing hid them; None for a plan whose prices its file does not tell.
@@ -76,35 +86,38 @@ class Comparison:
     form_a: str
     form_b: str
     figures: tuple[Figure, ...]
-    arrays: tuple[Placed, ...]
-    intermediates: tuple[Placed, ...]
+    arrays: tuple[ArrayChange, ...]
+    intermediates: tuple[ArrayChange, ...]
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
-    collectives: tuple[Moved, ...]
+    collectives: tuple[CollectiveChange, ...]
 
     @property
     def same(self) -> bool:
         """Whether nothing that is compared differs."""
-        parts = (self.arrays, self.intermediates, self.only_a, self.only_b)
-        moved = [m for m in self.collectives if not (alike(m.bytes_a, m.bytes_b) and alike(m.runs_a, m.runs_b))]
-        figures = [f for f in self.figures if not alike(f.a, f.b)]
-        return (
-            not any(parts) and not moved and not figures and self.mesh_a == self.mesh_b and self.form_a == self.form_b
-        )
+        same_figures = all(alike(figure.a, figure.b) for figure in self.figures)
+        lists = (self.arrays, self.intermediates, self.only_a, self.only_b, self._different_collectives)
+        return same_figures and not any(lists) and (self.mesh_a, self.form_a) == (self.mesh_b, self.form_b)
+
+    @property
+    def _different_collectives(self) -> list[CollectiveChange]:
+        return [m for m in self.collectives if not (alike(m.bytes_a, m.bytes_b) and alike(m.runs_a, m.runs_b))]
 
     def __str__(self) -> str:
-        parts: list[RenderableType] = [Text(f"A  {self.a}\nB  {self.b}", style="bold"), *_summary(self)]
+        parts: list[Part] = [f"A  {self.a}\nB  {self.b}", table_of("|>A|>B|>B - A|>", _summary(self))]
         if self.same:
-            parts.append(Text("\nThe plans are the same."))
+            parts.append("\nThe plans are the same.")
         parts += _placed("arguments and results", self.arrays)
         parts += _placed("intermediates", self.intermediates)
-        for who, names in (("A", self.only_a), ("B", self.only_b)):
+        for which, names in (("A", self.only_a), ("B", self.only_b)):
             if names:
                 more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-                parts.append(Text(f"\nonly in {who}: {', '.join(names[:MOST_NAMES])}{more}"))
-        parts += _moved(self.collectives)
+                parts.append(f"\nonly in {which}: {', '.join(names[:MOST_NAMES])}{more}")
+        rows = [_moved(one) for one in self._different_collectives]
+        title = "collectives that differ, per device and call"
+        parts += section(title, "|over|>A|>B|>bytes|>seconds alone", rows, MOST_COLLECTIVES)
         if self.notes:
-            parts += [Text("\nnotes", style="bold"), *(Text(f"- {note}") for note in self.notes)]
+            parts += ["\nnotes", *(f"- {note}" for note in self.notes)]
         return text_of(parts)
 
 
@@ -113,85 +126,52 @@ def alike(a: float, b: float) -> bool:
     return abs(a - b) <= ALIKE * max(abs(a), abs(b))
 
 
-# ---------------------------------------------------------------- in words
-
-FIGURE_NAMES = {
-    "seconds": "time of a call",
-    "compute_seconds": "  computing",
-    "communication_seconds": "  communicating",
-    "flops": "operations",
-    "traffic_bytes": "read and written",
-    "peak_bytes": "peak memory",
-    "argument_bytes": "  arguments",
-    "output_bytes": "  results",
-    "energy_joules": "energy",
-}
+# ---------------------------------------------------------------- as text
 
 
-def _summary(found: Comparison) -> list[RenderableType]:
-    columns: list[tuple[str, Justify]] = [
-        ("", "left"),
-        ("A", "right"),
-        ("B", "right"),
-        ("B - A", "right"),
-        ("", "right"),
-    ]
-    table = table_of(*columns)
-    add_row(table, "mesh", mesh_words(found.mesh_a), mesh_words(found.mesh_b), "", "")
-    if found.form_a != found.form_b or found.form_a != "as written":
-        add_row(table, "form", found.form_a, found.form_b, "", "")
-    for figure in found.figures:
-        a, b, unit = figure.a, figure.b, figure.unit
-        change = "same" if alike(a, b) else _signed(b - a, unit)
-        share = "" if alike(a, b) or not a else f"{100 * (b - a) / a:+.3g} %" if abs(b - a) < a else f"x {b / a:.3g}"
-        add_row(table, FIGURE_NAMES[figure.name], quantity(a, unit), quantity(b, unit), change, share)
-    return [table]
+def _summary(comparison: Comparison) -> list[tuple[str, ...]]:
+    rows = [("mesh", mesh_words(comparison.mesh_a), mesh_words(comparison.mesh_b))]
+    if comparison.form_a != comparison.form_b or comparison.form_a != "as written":
+        rows.append(("form", comparison.form_a, comparison.form_b))
+    return [*rows, *map(_figure, comparison.figures)]
 
 
-def _signed(value: float, unit: str) -> str:
+def _figure(figure: Figure) -> tuple[str, ...]:
+    a, b, unit = figure.a, figure.b, figure.unit
+    change = "same" if alike(a, b) else _change(b - a, unit)
+    share = "" if alike(a, b) or not a else f"{100 * (b - a) / a:+.3g} %" if abs(b - a) < a else f"x {b / a:.3g}"
+    return FIGURE_NAMES[figure.name][0], quantity(a, unit), quantity(b, unit), change, share
+
+
+def _change(value: float, unit: str) -> str:
     return f"{'+' if value >= 0 else '-'}{quantity(abs(value), unit)}"
 
 
-def _placed(what: str, placed: Sequence[Placed]) -> list[RenderableType]:
+def _placed(what: str, placed: Sequence[ArrayChange]) -> list[Part]:
+    """The arrays placed differently; types and bytes are not known of intermediates."""
     if not placed:
         return []
-    with_types = any(one.type for one in placed)
-    columns: list[tuple[str, Justify]] = [
-        ("", "left"),
-        ("type", "left"),
-        ("A", "left"),
-        ("B", "left"),
-        ("per device", "right"),
+    rows = [
+        (one.name, one.type, spec_words(one.a), spec_words(one.b), f"{_bytes(one.bytes_a)} -> {_bytes(one.bytes_b)}")
+        for one in placed[:MOST_ARRAYS]
     ]
-    table = table_of(*(column for column in columns if with_types or column[0] not in ("type", "per device")))
-    for one in placed[:MOST_ARRAYS]:
-        cells = [one.name, one.type, spec_words(one.a), spec_words(one.b)]
-        size = f"{quantity(one.bytes_a, 'B')} -> {quantity(one.bytes_b, 'B')}"
-        add_row(table, *([*cells, size] if with_types else [cells[0], *cells[2:]]))
+    if any(one.type for one in placed):
+        table = table_of("|type|A|B|>per device", rows)
+    else:
+        table = table_of("|A|B", [(name, a, b) for name, _, a, b, _ in rows])
     more = sum(one.count for one in placed[MOST_ARRAYS:])
-    rest: list[RenderableType] = [Text(f"... and {more} more")] if more else []
-    return [Text(f"\n{what} placed otherwise: {sum(one.count for one in placed)}", style="bold"), table, *rest]
+    title = f"\n{what} placed otherwise: {sum(one.count for one in placed)}"
+    return [title, table, *([f"... and {more} more"] if more else [])]
 
 
-def _moved(collectives: Sequence[Moved]) -> list[RenderableType]:
-    different = [m for m in collectives if not (alike(m.bytes_a, m.bytes_b) and alike(m.runs_a, m.runs_b))]
-    if not different:
-        return []
-    figures: list[tuple[str, Justify]] = [(name, "right") for name in ("A", "B", "bytes", "seconds alone")]
-    table = table_of(("", "left"), ("over", "left"), *figures)
-    for m in different[:MOST_COLLECTIVES]:
-        seconds = ""
-        if m.seconds_a is not None and m.seconds_b is not None:
-            seconds = _signed(m.seconds_b - m.seconds_a, "s")
-        add_row(
-            table,
-            m.kind,
-            m.over,
-            f"{m.runs_a:g} x, {quantity(m.bytes_a, 'B')}" if m.runs_a else "none",
-            f"{m.runs_b:g} x, {quantity(m.bytes_b, 'B')}" if m.runs_b else "none",
-            _signed(m.bytes_b - m.bytes_a, "B"),
-            seconds,
-        )
-    left = len(different) - MOST_COLLECTIVES
-    rest: list[RenderableType] = [Text(f"... and {left} more")] if left > 0 else []
-    return [Text("\ncollectives that differ, per device and call", style="bold"), table, *rest]
+def _moved(m: CollectiveChange) -> tuple[str, ...]:
+    seconds = "" if m.seconds_a is None or m.seconds_b is None else _change(m.seconds_b - m.seconds_a, "s")
+    a, b = (
+        f"{runs:g} x, {_bytes(size)}" if runs else "none"
+        for runs, size in ((m.runs_a, m.bytes_a), (m.runs_b, m.bytes_b))
+    )
+    return m.kind, m.over, a, b, _change(m.bytes_b - m.bytes_a, "B"), seconds
+
+
+def _bytes(size: float) -> str:
+    return quantity(size, "B")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,38 +15,21 @@ from planner.pricing.candidates.pins import base_name, close_names, matcher
 from planner.pricing.candidates.specs import spec_words
 from planner.program.graph import type_words
 from planner.program.tracing.traced import Leaf
-from planner.report.collective_seconds import collective_seconds
+from planner.report.collectives import CollectiveUse, collective_uses
 from planner.report.rows import bytes_on_device
 from planner.units import quantity
 
 Kind = Literal["argument", "result", "intermediate"]
-MOST_UNASKED = 5
-"""Arguments that are told where none is asked for: the largest, of those of one type and spec one."""
-MOST_TOLD = 16
-"""Arrays that are told of those that a pattern names."""
+MOST_LARGEST = 5
+"""Arguments in the answer where none is named: the largest, of those of one type and spec one."""
+MOST_MATCHES = 16
+"""Arrays in the answer of those that a pattern names."""
 MOST_MOVES = 4
 """Collectives of one array that are printed: those that move most."""
 WHAT_IS_MISSING = (
     "This is what the plan's file says. With its program (meshwright explain PLAN.json FILE.py:FUNCTION, or bind(fn) and "
     "explain) it is also told what every other spec would cost, and the reason, and of arrays that the file does not name."
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedMove:
-    """A predicted collective on an array: bytes and seconds per device and call; no seconds where prices were measured."""
-
-    collective: str
-    axes: tuple[str, ...]
-    runs: float
-    bytes: float
-    seconds: float | None
-    source: str
-
-    def __str__(self) -> str:
-        taken = "" if self.seconds is None else f" in {quantity(self.seconds, 's')}"
-        where = f", at {self.source}" if self.source else ""
-        return f"{self.collective} over {', '.join(self.axes)}: {quantity(self.bytes, 'B')}{taken}{where}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +48,7 @@ class RecordedArray:
     logical: Names
     bytes: float | None
     peak_share: float | None
-    moves: tuple[RecordedMove, ...]
+    moves: tuple[CollectiveUse, ...]
 
     def __str__(self) -> str:
         how = f"{self.kind}, pinned" if self.pinned else self.kind
@@ -104,7 +87,7 @@ def recorded(decision: Decision, path: str | None) -> Recorded:
         arguments = [array for array in _arrays(decision) if array.kind == "argument"]
         alike = {(array.type, array.spec): array for array in reversed(arguments)}
         largest = sorted(alike.values(), key=lambda array: -(array.bytes or 0.0))
-        return Recorded(arrays=tuple(largest[:MOST_UNASKED]), left=0)
+        return Recorded(arrays=tuple(largest[:MOST_LARGEST]), left=0)
     matches = matcher(path)
     found = [array for array in _arrays(decision) if matches(array.name) or matches(base_name(array.name))]
     if not found:
@@ -113,13 +96,15 @@ def recorded(decision: Decision, path: str | None) -> Recorded:
             f"the plan's file says nothing of {path!r}; names look like {names}; for what it does not name, give its "
             "program as well, FILE.py:FUNCTION, or bind it"
         )
-    return Recorded(arrays=tuple(found[:MOST_TOLD]), left=max(0, len(found) - MOST_TOLD))
+    return Recorded(arrays=tuple(found[:MOST_MATCHES]), left=max(0, len(found) - MOST_MATCHES))
 
 
 def _arrays(decision: Decision) -> Iterator[RecordedArray]:
     """All that a decision names."""
     pins = list(map(matcher, decision.request.pins))
-    moves = _moves(decision)
+    moves: dict[str, list[CollectiveUse]] = {}
+    for use in sorted(collective_uses(decision), key=lambda use: -use.bytes):
+        moves.setdefault(use.tensor, []).append(use)
     peak = decision.predicted.peak_bytes
 
     def array(name: str, kind: Kind, spec: PartitionSpec, leaf: Leaf | None) -> RecordedArray:
@@ -133,7 +118,7 @@ def _arrays(decision: Decision) -> Iterator[RecordedArray]:
             logical=decision.logical.names.get(name, ()),
             bytes=size,
             peak_share=None if size is None or peak <= 0 else size / peak,
-            moves=tuple(sorted(moves.get(name, ()), key=lambda move: -move.bytes)),
+            moves=tuple(moves.get(name, ())),
         )
 
     for leaf, spec in zip(decision.arguments, decision.in_specs, strict=True):
@@ -143,20 +128,3 @@ def _arrays(decision: Decision) -> Iterator[RecordedArray]:
         yield array(leaf.name, "result", spec, leaf)
     for name, spec in decision.intermediates.items():
         yield array(name, "intermediate", spec, None)
-
-
-def _moves(decision: Decision) -> dict[str, Sequence[RecordedMove]]:
-    """The predicted collectives by the name of what they move."""
-    seconds = collective_seconds(decision)
-    found: dict[str, list[RecordedMove]] = {}
-    for i, one in enumerate(decision.predicted.collectives):
-        move = RecordedMove(
-            collective=one.kind,
-            axes=one.axes,
-            runs=one.count,
-            bytes=one.count * one.bytes,
-            seconds=None if seconds is None else seconds[i],
-            source=one.source,
-        )
-        found.setdefault(one.tensor, []).append(move)
-    return {name: tuple(moves) for name, moves in found.items()}

@@ -29,6 +29,7 @@ class TableRow:
 
     name: str
     type: str
+    shape: tuple[int, ...]
     spec: PartitionSpec
     bytes: float
     count: int
@@ -41,6 +42,7 @@ def rows_of(leaves: Sequence[Leaf], specs: Sequence[PartitionSpec], mesh_shape: 
         TableRow(
             name=leaf.name,
             type=type_words(leaf.aval),
+            shape=leaf.aval.shape,
             spec=spec,
             bytes=bytes_on_device(leaf, spec, mesh_shape),
             count=1,
@@ -73,11 +75,6 @@ def returned_as_taken(
             found[position] = best
             free.remove(best)
     return found
-
-
-def roots(names: Sequence[str]) -> list[str]:
-    """The first path components of some names, each once, in order."""
-    return list(dict.fromkeys(name.split("/")[0] for name in names))
 
 
 def split_into(spec: PartitionSpec, mesh_shape: Mapping[str, int]) -> int:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jax.sharding import PartitionSpec
-from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from cost_models import Profile
-from planner.autotune_log import Refined
-from planner.decision import Decision, Guessed, Replicated, Ruled
+from planner.autotune_log import Refined, Trial
+from planner.decision import Decision
 from planner.emit.alternatives import options_words
 from planner.folded import fold_numbers
-from planner.prediction import Collective, Predicted
 from planner.pricing.candidates.specs import spec_words
-from planner.report.rows import TableRow, returned_as_taken, roots, rows_of, split_into
-from planner.report.text_table import Justify, add_row, table_of, text_of
+from planner.report.collectives import CollectiveUse
+from planner.report.plan_report import PlanReport, at_source, plan_report
+from planner.report.rows import TableRow, rows_of
+from planner.report.text_table import Part, count, section, table_of, text_of
 from planner.units import quantity
 
 MOST_ROWS = 40
@@ -30,114 +26,91 @@ MOST_EXCEPTIONS = 4
 
 def describe(decision: Decision) -> str:
     """The plan as text: what it costs, where arguments and results lie, what is communicated, what was checked."""
-    parts: list[RenderableType] = [
-        Text(f"Plan of {decision.function_name} for {decision.topology}", style="bold"),
-        _summary(decision),
-        *_arguments(decision),
-        *_results(decision),
-        *_axes(decision),
-        *_intermediates(decision),
-        *_collectives(decision.predicted),
-        *_ops("placed whole for lack of a rule", decision.replicated),
-        *_ops("work guessed as one operation per result element", decision.guessed),
-        *_ops("placed by Shardy's rule", decision.by_shardy),
-        *_refined(decision.refined),
-        *_verdicts(decision),
-    ]
-    return text_of(parts)
+    report = plan_report(decision)
+    return text_of(
+        [
+            report.title,
+            table_of("|", _summary(report)),
+            f"\narguments: {count(len(decision.arguments), 'array')}",
+            *_leaf_table(report.arguments),
+            *_results(report),
+            *_axes(decision),
+            *_intermediates(decision),
+            *_collectives(report),
+            *_ops(report),
+            *_refined(decision.refined),
+            *_checks(report),
+        ]
+    )
 
 
 # ---------------------------------------------------------------- the parts of a plan
 
 
-def _summary(decision: Decision) -> Table:
-    p, c = decision.predicted, decision.certificate
-    table = table_of(("", "left"), ("", "left"), header=False)
+def _summary(report: PlanReport) -> list[tuple[str, str]]:
+    """The figures of a plan by name."""
+    decision, p, c = report.decision, report.decision.predicted, report.decision.certificate
     mesh = " x ".join(f"{name}={size}" for name, size in decision.mesh_shape.items())
-    devices = split_into(PartitionSpec(tuple(decision.mesh_shape)), decision.mesh_shape)
-    there = decision.request.topology.num_devices
-    add_row(table, "mesh", f"{mesh}: {f'{devices} of ' if devices < there else ''}{_count(there, 'device')}")
-    if decision.form.microbatches > 1:
-        add_row(table, "form", f"{decision.form.microbatches} microbatches, one after the other")
-    add_row(
-        table,
-        "time",
-        f"{quantity(p.seconds, 's')} per call: computing {quantity(p.compute_seconds, 's')}, communicating "
-        f"{quantity(p.communication_seconds, 's')}",
-    )
-    add_row(
-        table,
-        "work",
-        f"{quantity(p.flops, 'FLOP')}, {quantity(p.traffic_bytes, 'B')} read and written, "
-        f"{quantity(p.energy_joules, 'J')}, per device and call",
-    )
     limit = decision.request.memory_limit
-    share = f" of {quantity(limit, 'B')} ({100 * p.peak_bytes / limit:.3g} %)"
-    aliased = f", of which {quantity(p.alias_bytes, 'B')} reuse donated arguments" if p.alias_bytes else ""
-    add_row(
-        table,
-        "memory",
-        f"peak {quantity(p.peak_bytes, 'B')}{share} per device: arguments {quantity(p.argument_bytes, 'B')}, results "
-        f"{quantity(p.output_bytes, 'B')}{aliased}",
-    )
-    among = "" if c.within_bytes is None else f" of at most {quantity(c.within_bytes, 'B')} per device"
-    bound = (
-        f"and no plan{among} is below {c.lower_bound:.6g} {c.unit} by this cost model"
-        if c.lower_bound > 0 or c.value == 0
-        else "the search ended before it had a bound for every mesh"
-    )
-    add_row(
-        table,
-        "certificate",
-        f"{c.status}: {c.value:.6g} {c.unit}, {bound} ({_count(c.meshes, 'mesh', 'es')}, {c.solve_seconds:.1f} s)",
-    )
+    rows = [
+        ("mesh", f"{mesh}: {report.devices}"),
+        ("time", f"{quantity(p.seconds, 's')} per call: {report.time_parts}"),
+        (
+            "work",
+            f"{quantity(p.flops, 'FLOP')}, {quantity(p.traffic_bytes, 'B')} read and written, "
+            f"{quantity(p.energy_joules, 'J')}, per device and call",
+        ),
+        (
+            "memory",
+            f"peak {quantity(p.peak_bytes, 'B')} of {quantity(limit, 'B')} ({100 * p.peak_bytes / limit:.3g} %) per "
+            f"device: {report.memory_parts}",
+        ),
+        (
+            "certificate",
+            f"{c.status}: {c.value:.6g} {c.unit}, {'and ' if report.has_bound else ''}{report.bound} "
+            f"({count(c.meshes, 'mesh', 'meshes')}, {c.solve_seconds:.1f} s)",
+        ),
+    ]
+    if decision.form.microbatches > 1:
+        rows.insert(1, ("form", f"{decision.form.microbatches} microbatches, one after the other"))
     if p.feed_seconds:
-        add_row(
-            table,
-            "inputs",
-            f"{quantity(p.fed_bytes, 'B')} per device from hosts, of which one loads up to {quantity(p.host_bytes, 'B')}: "
-            f"{quantity(p.feed_seconds, 's')} per call, beside it",
-        )
+        fed, loaded = quantity(p.fed_bytes, "B"), quantity(p.host_bytes, "B")
+        time = f"{quantity(p.feed_seconds, 's')} per call, beside it"
+        rows.append(("inputs", f"{fed} per device from hosts, of which one loads up to {loaded}: {time}"))
     if decision.compiler_options:
-        add_row(table, "compiler", options_words(decision.compiler_options))
-    return table
+        rows.append(("compiler", options_words(decision.compiler_options)))
+    return rows
 
 
-def _arguments(decision: Decision) -> list[RenderableType]:
-    rows = rows_of(decision.arguments, decision.in_specs, decision.mesh_shape)
-    return [_heading(f"arguments: {_count(len(decision.arguments), 'array')}"), *_leaf_table(rows)]
+def _results(report: PlanReport) -> list[Part]:
+    heading = f"\nresults: {count(len(report.decision.results), 'array')}"
+    if report.returned:
+        roots = dict.fromkeys(name.split("/")[0] for name in report.returned)
+        heading += f", {len(report.returned)} of them returned as taken, type and spec ({', '.join(roots)})"
+    return [heading, *(_leaf_table(report.results) if report.results else [])]
 
 
-def _results(decision: Decision) -> list[RenderableType]:
-    taken = returned_as_taken(decision.arguments, decision.in_specs, decision.results, decision.out_specs)
-    heading = f"results: {_count(len(decision.results), 'array')}"
-    if taken:
-        names = ", ".join(roots([decision.arguments[i].name for i in sorted(taken.values())]))
-        heading += f", {len(taken)} of them returned as taken, type and spec ({names})"
-    rest = [i for i in range(len(decision.results)) if i not in taken]
-    rows = rows_of([decision.results[i] for i in rest], [decision.out_specs[i] for i in rest], decision.mesh_shape)
-    return [_heading(heading), *(_leaf_table(rows) if rows else [])]
-
-
-def _leaf_table(rows: Sequence[TableRow]) -> list[RenderableType]:
+def _leaf_table(rows: Sequence[TableRow]) -> list[Part]:
     """A table of rows, the largest `MOST_ROWS` of them, and a line that says what is folded."""
     labels = _labels([root for row in rows for root in row.also])
-    columns: list[tuple[str, Justify]] = [("", "left"), ("type", "left"), ("spec", "left"), ("per device", "right")]
-    table = table_of(*columns, ("with", "left")) if labels else table_of(*columns)
     order = sorted(range(len(rows)), key=lambda i: -rows[i].bytes)
-    for i in sorted(order[:MOST_ROWS]):
-        row = rows[i]
-        with_it = (", ".join(labels[root] for root in row.also),) if labels else ()
-        add_row(table, row.name, row.type, spec_words(row.spec), quantity(row.bytes, "B"), *with_it)
+    cells = [
+        (
+            row.name,
+            row.type,
+            spec_words(row.spec),
+            quantity(row.bytes, "B"),
+            *((", ".join(labels[root] for root in row.also),) if labels else ()),
+        )
+        for row in (rows[i] for i in sorted(order[:MOST_ROWS]))
+    ]
     rest = [rows[i] for i in order[MOST_ROWS:]]
     if rest:
-        count = sum(row.count for row in rest)
-        left = quantity(sum(row.bytes for row in rest), "B")
-        add_row(table, f"... and {count} smaller", "", "", left, *(("",) if labels else ()))
-    legend = [f"{label} = {root}/..." for root, label in labels.items()]
-    if not legend:
-        return [table]
-    return [table, Text(f"  with: counted in, of the same type and spec; {', '.join(legend)}")]
+        smaller = f"... and {sum(row.count for row in rest)} smaller"
+        cells.append((smaller, "", "", quantity(sum(row.bytes for row in rest), "B")))
+    table = table_of(f"|type|spec|>per device{'|with' if labels else ''}", cells)
+    legend = ", ".join(f"{label} = {root}/..." for root, label in labels.items())
+    return [table, f"  with: counted in, of the same type and spec; {legend}"] if labels else [table]
 
 
 def _labels(prefixes: Sequence[str]) -> dict[str, str]:
@@ -156,108 +129,101 @@ def _labels(prefixes: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _intermediates(decision: Decision) -> list[RenderableType]:
-    """Those that the program names with `checkpoint_name`; the others are named after where they come from."""
-    named = {name: spec for name, spec in decision.intermediates.items() if name in decision.named}
-    if not named:
-        return []
-    table = table_of(("", "left"), ("spec", "left"))
-    rows = fold_numbers(list(named), list(named.values()))
-    for name, members in rows[:MOST_INTERMEDIATES]:
-        add_row(table, name, spec_words(list(named.values())[members[0]]))
-    if len(rows) > MOST_INTERMEDIATES:
-        add_row(table, f"... and {sum(len(row.members) for row in rows[MOST_INTERMEDIATES:])} more", "")
-    return [_heading("intermediates named by checkpoint_name"), table]
-
-
-def _axes(decision: Decision) -> list[RenderableType]:
-    """The logical axes that the plan splits, and what lies otherwise than they say."""
+def _axes(decision: Decision) -> list[Part]:
+    """The logical axes that the plan splits, and the arguments whose specs are not what these say."""
     logical = decision.logical
     split = [axis for axis in logical.axes if axis.arguments or axis.computed]
     if not split and not logical.exceptions:
         return []
-    table = table_of(("", "left"), ("extent", "right"), ("in arguments", "left"), ("in what is computed", "left"))
-    for axis in split[:MOST_AXES]:
-        computed = "" if axis.computed is None else ",".join(axis.computed) or "whole"
-        add_row(table, axis.name, f"{axis.size:,}", ",".join(axis.arguments) or "whole", computed)
-    parts: list[RenderableType] = [_heading("axes of the program, and those of the mesh that split them"), table]
+    rows = [
+        (
+            axis.name,
+            f"{axis.size:,}",
+            ",".join(axis.arguments) or "whole",
+            "" if axis.computed is None else ",".join(axis.computed) or "whole",
+        )
+        for axis in split
+    ]
+    parts: list[Part] = [
+        "\naxes of the program, and those of the mesh that split them",
+        table_of("|>extent|in arguments|in what is computed", rows[:MOST_AXES]),
+    ]
     if len(split) > MOST_AXES:
-        parts.append(Text(f"... and {len(split) - MOST_AXES} more"))
+        parts.append(f"... and {len(split) - MOST_AXES} more")
     if logical.exceptions:
         leaves = [leaf for leaf in decision.arguments if leaf.name in logical.exceptions]
-        rows = rows_of(leaves, [logical.exceptions[leaf.name] for leaf in leaves], decision.mesh_shape)
-        named = [f"{row.name} {spec_words(row.spec)}" for row in rows]
-        more = f", and {len(rows) - MOST_EXCEPTIONS} more" if len(rows) > MOST_EXCEPTIONS else ""
-        parts.append(Text(f"  otherwise: {', '.join(named[:MOST_EXCEPTIONS])}{more}"))
+        exceptions = rows_of(leaves, [logical.exceptions[leaf.name] for leaf in leaves], decision.mesh_shape)
+        named = ", ".join(f"{row.name} {spec_words(row.spec)}" for row in exceptions[:MOST_EXCEPTIONS])
+        more = f", and {len(exceptions) - MOST_EXCEPTIONS} more" if len(exceptions) > MOST_EXCEPTIONS else ""
+        parts.append(f"  otherwise: {named}{more}")
     return parts
 
 
-def _collectives(predicted: Predicted) -> list[RenderableType]:
-    """Runs and bytes by kind and axes, most bytes first, with the largest transfer of each and its source line."""
-    if not predicted.collectives:
-        return [_heading("collectives: none")]
-    lots: dict[tuple[str, tuple[str, ...]], list[Collective]] = {}
-    for c in predicted.collectives:
-        lots.setdefault((c.kind, c.axes), []).append(c)
-    totals = {key: (sum(c.count for c in lot), sum(c.count * c.bytes for c in lot)) for key, lot in lots.items()}
-    table = table_of(("", "left"), ("axes", "left"), ("runs", "right"), ("bytes", "right"), ("largest", "left"))
-    order = sorted(totals, key=lambda k: (-totals[k][1], k))
-    for kind, axes in order[:MOST_COLLECTIVES]:
-        runs, size = totals[kind, axes]
-        add_row(table, kind, ",".join(axes), f"{runs:g}", quantity(size, "B"), _largest(lots[kind, axes]))
-    rest = order[MOST_COLLECTIVES:]
-    if rest:
-        runs, size = (sum(totals[key][i] for key in rest) for i in (0, 1))
-        add_row(table, f"... and {len(rest)} smaller", "", f"{runs:g}", quantity(size, "B"), "")
-    size = quantity(sum(size for _, size in totals.values()), "B")
-    return [_heading(f"collectives: {size} per device and call"), table]
-
-
-def _largest(lot: Sequence[Collective]) -> str:
-    """The largest of some collectives in words, with the like of it in other layers."""
-    size = max(c.count * c.bytes for c in lot)
-    largest = [c for c in lot if c.count * c.bytes == size]
-    name, members = fold_numbers([c.tensor for c in largest], [c.source for c in largest])[0]
-    source = largest[members[0]].source
-    times = f"{len(members)} x " if len(members) > 1 else ""
-    return f"{times}{quantity(size, 'B')}: {name if source in name else f'{name} at {source}'}"
-
-
-def _ops(heading: str, ops: Sequence[Replicated | Ruled | Guessed]) -> list[RenderableType]:
-    """These ops, those of one kind, name and line together."""
-    if not ops:
+def _intermediates(decision: Decision) -> list[Part]:
+    """Those that the program names with `checkpoint_name`; the others are named after where they come from."""
+    named = {name: spec for name, spec in decision.intermediates.items() if name in decision.named}
+    if not named:
         return []
-    table = table_of(("", "left"), ("at", "left"), ("runs", "right"))
-    rows = fold_numbers([op.name or op.source for op in ops], [(op.op, op.source) for op in ops])
-    for name, members in rows[:MOST_ROWS]:
-        op = ops[members[0]]
-        at = op.source if op.source in name else f"{name} at {op.source}"
-        add_row(table, op.op, at, f"{sum(ops[i].trips for i in members):g}")
-    if len(rows) > MOST_ROWS:
-        add_row(table, f"... and {len(rows) - MOST_ROWS} more", "", "")
-    return [_heading(heading), table]
+    specs = list(named.values())
+    folded = fold_numbers(list(named), specs)
+    rows: list[Sequence[str]] = [(name, spec_words(specs[members[0]])) for name, members in folded[:MOST_INTERMEDIATES]]
+    if len(folded) > MOST_INTERMEDIATES:
+        rows.append([f"... and {sum(len(one.members) for one in folded[MOST_INTERMEDIATES:])} more"])
+    return ["\nintermediates named by checkpoint_name", table_of("|spec", rows)]
 
 
-def _refined(refined: Refined | None) -> list[RenderableType]:
+def _collectives(report: PlanReport) -> list[Part]:
+    """Runs and bytes by kind and axes, most bytes first, with the largest transfer of each and its source line."""
+    if not report.moved:
+        return ["\ncollectives: none"]
+    groups = sorted(report.moved, key=lambda group: (-group.bytes, group.kind, group.axes))
+    rows = [
+        (group.kind, ",".join(group.axes), f"{group.runs:g}", quantity(group.bytes, "B"), _largest(group, report))
+        for group in groups[:MOST_COLLECTIVES]
+    ]
+    rest = groups[MOST_COLLECTIVES:]
+    if rest:
+        runs, size = sum(group.runs for group in rest), sum(group.bytes for group in rest)
+        rows.append((f"... and {len(rest)} smaller", "", f"{runs:g}", quantity(size, "B"), ""))
+    size = quantity(sum(group.bytes for group in groups), "B")
+    return [f"\ncollectives: {size} per device and call", table_of("|axes|>runs|>bytes|largest", rows)]
+
+
+def _largest(group: CollectiveUse, report: PlanReport) -> str:
+    """The largest collective of one kind over some axes, with those of other layers that are the same."""
+    mine = [c for c in report.decision.predicted.collectives if (c.kind, c.axes) == (group.kind, group.axes)]
+    size = max(c.count * c.bytes for c in mine)
+    largest = [c for c in mine if c.count * c.bytes == size]
+    name, members = fold_numbers([c.tensor for c in largest], [c.source for c in largest])[0]
+    where = at_source(name, largest[members[0]].source)
+    times = f"{len(members)} x " if len(members) > 1 else ""
+    return f"{times}{quantity(size, 'B')}: {where}"
+
+
+def _ops(report: PlanReport) -> list[Part]:
+    """The ops that the planner knows less of."""
+    parts: list[Part] = []
+    for what, ops in report.ops.items():
+        rows: list[Sequence[str]] = [(one.op, one.place, f"{one.runs:g}") for one in ops[:MOST_ROWS]]
+        if len(ops) > MOST_ROWS:
+            rows.append([f"... and {len(ops) - MOST_ROWS} more"])
+        parts += [f"\n{what}", table_of("|at|>runs", rows)]
+    return parts
+
+
+def _refined(refined: Refined | None) -> list[Part]:
     """The fastest plans tried and the one chosen (*), with what was predicted, expected and found of each."""
     if refined is None:
         return []
-    tried = {"compile": "compiled", "measure": "run"}[refined.how]
-    words = (
-        f"refined: {_count(len(refined.trials), 'plan')} {tried} in {_count(refined.rounds, 'round')} and "
+    how = {"compile": "compiled", "measure": "run"}[refined.how]
+    title = (
+        f"refined: {count(len(refined.trials), 'plan')} {how} in {count(refined.rounds, 'round')} and "
         f"{refined.seconds:.0f} s; {refined.ended}"
     )
-    figures: list[tuple[str, Justify]] = [(name, "right") for name in ("predicted", "expected", "found", "peak")]
-    table = table_of(("", "left"), ("mesh", "left"), ("how it came about", "left"), *figures, ("", "left"))
-    order = sorted(
-        range(len(refined.trials)),
-        key=lambda i: (i != refined.chosen, refined.trials[i].found_seconds or float("inf"), i),
-    )
-    for i in order[:MOST_TRIALS]:
-        trial = refined.trials[i]
+
+    def row(i: int, trial: Trial) -> tuple[str, ...]:
         found, peak = trial.found_seconds, trial.found_peak_bytes
-        add_row(
-            table,
+        return (
             "*" if i == refined.chosen else "",
             "x".join(map(str, trial.mesh.values())),
             trial.why if trial.emission == "as planned" else f"{trial.why}, {trial.emission}",
@@ -267,35 +233,23 @@ def _refined(refined: Refined | None) -> list[RenderableType]:
             "" if peak is None else quantity(peak, "B"),
             "" if trial.status == "ok" else trial.status,
         )
-    more = len(refined.trials) - MOST_TRIALS
-    return [
-        _heading(words),
-        *([table] if refined.trials else []),
-        *([Text(f"... and {more} more")] if more > 0 else []),
-    ]
+
+    order = sorted(
+        enumerate(refined.trials),
+        key=lambda pair: (pair[0] != refined.chosen, pair[1].found_seconds or float("inf"), pair[0]),
+    )
+    columns = "|mesh|how it came about|>predicted|>expected|>found|>peak|"
+    return section(title, columns, [row(*pair) for pair in order], MOST_TRIALS) or [f"\n{title}"]
 
 
-def _verdicts(decision: Decision) -> list[RenderableType]:
-    lines: list[RenderableType] = []
-    if decision.checked:
-        table = table_of(("", "left"), ("", "left"), ("", "left"), header=False)
-        together: dict[tuple[str, str], list[str]] = {}
-        for check in decision.checked:
-            together.setdefault((check.verdict, check.detail), []).append(check.what)
-        for (verdict, detail), what in together.items():
-            add_row(table, ", ".join(what), verdict, detail)
-        lines += [_heading("checks"), table]
-    if decision.notes:
-        lines += [_heading("notes"), *(Text(f"- {note}") for note in decision.notes)]
-    return lines
-
-
-def _heading(text: str) -> Text:
-    return Text(f"\n{text}", style="bold")
-
-
-def _count(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number} {noun}{'' if number == 1 else plural}"
+def _checks(report: PlanReport) -> list[Part]:
+    parts: list[Part] = []
+    if report.checks:
+        rows = [(check.what, check.verdict, check.detail) for check in report.checks]
+        parts += ["\nchecks", table_of("||", rows)]
+    if report.decision.notes:
+        parts += ["\nnotes", *(f"- {note}" for note in report.decision.notes)]
+    return parts
 
 
 # ---------------------------------------------------------------- profiles
@@ -303,15 +257,20 @@ def _count(number: int, noun: str, plural: str = "s") -> str:
 
 def describe_profile(profile: Profile) -> str:
     """The profile as text: what was fitted per device, and how well the lines fit."""
-    table = table_of(("", "left"), ("latency", "right"), ("throughput per device", "right"), ("residual", "right"))
-    rows = [(f"matmul {m.dtype}", m.fit, "FLOP/s") for m in profile.matmuls]
-    rows += [("elementwise pass", profile.elementwise, "B/s"), ("vector work", profile.vector, "FLOP/s")]
-    rows += [(f"{c.kind} over {c.group_size}", c.fit, "B/s") for c in profile.collectives]
-    for name, fit, unit in rows:
-        rate = quantity(1 / fit.seconds_per_unit, unit) if fit.seconds_per_unit > 0 else "not measurable"
-        add_row(table, name, quantity(fit.latency_s, "s"), rate, f"{100 * fit.residual:.1f} %")
+    fits = [(f"matmul {m.dtype}", m.fit, "FLOP/s") for m in profile.matmuls]
+    fits += [("elementwise pass", profile.elementwise, "B/s"), ("vector work", profile.vector, "FLOP/s")]
+    fits += [(f"{c.kind} over {c.group_size}", c.fit, "B/s") for c in profile.collectives]
+    rows = [
+        (
+            name,
+            quantity(fit.latency_s, "s"),
+            quantity(1 / fit.seconds_per_unit, unit) if fit.seconds_per_unit > 0 else "not measurable",
+            f"{100 * fit.residual:.1f} %",
+        )
+        for name, fit, unit in fits
+    ]
     heading = (
         f"{profile.num_devices} x {profile.device_kind} ({profile.platform}), {profile.machine}, jax "
         f"{profile.jax_version}, {profile.date}"
     )
-    return text_of([Text(heading), Text(""), table])
+    return text_of([heading, "", table_of("|>latency|>throughput per device|>residual", rows)])

@@ -7,39 +7,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from jax.sharding import PartitionSpec
-from rich.console import RenderableType
-from rich.text import Text
 
 from planner.decision import Decision
 from planner.plan_file.codec import as_json
 from planner.pricing.candidates.specs import spec_words
 from planner.pricing.mesh import mesh_words
-from planner.report.collective_seconds import collective_seconds
-from planner.report.plain_data import told
-from planner.report.text_table import Justify, add_row, table_of, text_of
-from planner.studies.compiled_shardings import AsCompiled, HeldOnTheWay, Larger, Repeated
+from planner.report.collectives import CollectiveUse, collective_uses, total_seconds
+from planner.report.comparison import FIGURE_NAMES
+from planner.report.plain_data import decision_data
+from planner.report.text_table import Part, section, table_of, text_of
+from planner.studies.compiled_shardings import AsCompiled, Larger, Repeated
 from planner.units import quantity
 
 MOST_ROWS = 10
 PARTS = 3
 """Parts of the compiler's names of operations that are printed."""
-COUNTED: tuple[tuple[str, Justify], ...] = (("runs", "right"), ("bytes", "right"), ("seconds alone", "right"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surprise:
-    """Collectives that the free plan does not have: of one kind over some axes, on one array, at one source line.
-
-    `runs` and `bytes` per call; `seconds` as if nothing hid them, None where prices were measured.
-    """
-
-    kind: str
-    axes: tuple[str, ...]
-    tensor: str
-    source: str
-    runs: float
-    bytes: float
-    seconds: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +62,13 @@ class Audit:
     `own` is the best completion of these shardings: what they leave open is placed as well as can be. `compiled` is the
     program as it stands, where the compiler completes them; None where it was not compiled, which the notes say. `free` is
     the plan found without them, and without what the program names itself. `surprises` are the collectives of `own` that
-    `free` does without. `gains` are single changes, the best first.
+    `free` does without, by kind, axes, tensor and source line. `gains` are single changes, the best first.
     """
 
     own: Decision
     compiled: AsCompiled | None
     free: Decision
-    surprises: tuple[Surprise, ...]
+    surprises: tuple[CollectiveUse, ...]
     whole: tuple[HeldWhole, ...]
     gains: tuple[Gain, ...]
     notes: tuple[str, ...]
@@ -95,187 +77,152 @@ class Audit:
     def summary(self) -> dict[str, Any]:
         """The audit as plain data: seconds, bytes per device, specs as lists of the axes of every dim."""
         return {
-            "own": told(self.own),
-            "free": told(self.free),
+            "own": decision_data(self.own),
+            "free": decision_data(self.free),
             **{name: as_json(getattr(self, name)) for name in ("compiled", "surprises", "whole", "gains", "notes")},
         }
 
     def __str__(self) -> str:
         own = self.own
-        parts: list[RenderableType] = [
-            Text(f"Audit of the shardings of {own.function_name} for {own.topology}", style="bold"),
-            *_beside(own, self.free),
-            *_as_it_stands(own, self.compiled),
-            *_surprises(self.surprises),
-            *_whole(self.whole),
-            *_gains(self.gains),
-            Text("\nnotes", style="bold"),
-            *(Text(f"- {note}") for note in self.notes),
-        ]
-        return text_of(parts)
+        return text_of(
+            [
+                f"Audit of the shardings of {own.function_name} for {own.topology}",
+                table_of("|>yours|>free|>", _beside(own, self.free)),
+                *(_as_it_stands(own, self.compiled) if self.compiled else []),
+                *_collectives("collectives", self.surprises, "the free plan does without"),
+                *_whole(self.whole),
+                *_gains(self.gains),
+                "\nnotes",
+                *(f"- {note}" for note in self.notes),
+            ]
+        )
 
     def __repr__(self) -> str:
         return f"<Audit of {self.own.function_name} on {dict(self.own.mesh_shape)}>"
 
 
-def _beside(own: Decision, free: Decision) -> list[RenderableType]:
-    columns: list[tuple[str, Justify]] = [("", "left"), ("yours", "right"), ("free", "right"), ("", "right")]
-    table = table_of(*columns)
+FIGURES = ("seconds", "compute_seconds", "communication_seconds", "peak_bytes", "argument_bytes", "energy_joules")
+"""What is printed of both predictions."""
 
-    def row(name: str, mine: str, its: str, beside: str = "") -> None:
-        add_row(table, name, mine, its, beside)
 
-    row("mesh", mesh_words(own.mesh_shape), mesh_words(free.mesh_shape))
+def _beside(own: Decision, free: Decision) -> list[tuple[str, ...]]:
+    """The figures of a user's shardings and of the free plan, and their ratio."""
+    rows: list[tuple[str, ...]] = [("mesh", mesh_words(own.mesh_shape), mesh_words(free.mesh_shape))]
+    for field in FIGURES:
+        name, unit = FIGURE_NAMES[field]
+        mine, other = getattr(own.predicted, field), getattr(free.predicted, field)
+        ratio = f"x {other / mine:.3g}" if mine > 0 else ""
+        rows.append((name, quantity(mine, unit), quantity(other, unit), ratio))
+    return rows
+
+
+def _as_it_stands(own: Decision, compiled: AsCompiled) -> list[Part]:
+    """What the compiler makes of the program, beside its best completion."""
+    best = own.predicted
     figures = (
-        ("time of a call", "seconds", "s"),
-        ("  computing", "compute_seconds", "s"),
-        ("  communicating", "communication_seconds", "s"),
-        ("peak memory", "peak_bytes", "B"),
-        ("  arguments", "argument_bytes", "B"),
-        ("energy", "energy_joules", "J"),
+        ("time of a call", compiled.seconds, best.seconds, "s"),
+        ("  waiting for collectives", compiled.exposed_seconds, best.communication_seconds, "s"),
+        ("collectives alone", compiled.communication_seconds, total_seconds(collective_uses(own)), "s"),
+        ("peak memory", compiled.peak_bytes, best.peak_bytes, "B"),
+        ("  arguments", compiled.argument_bytes, best.argument_bytes, "B"),
     )
-    for name, figure, unit in figures:
-        mine = getattr(own.predicted, figure)
-        its = getattr(free.predicted, figure)
-        beside = f"x {its / mine:.3g}" if mine > 0 else ""
-        row(name, quantity(mine, unit), quantity(its, unit), beside)
-    return [table]
+    rows = [
+        (name, quantity(mine, unit), "" if promised is None else quantity(promised, unit))
+        for name, mine, promised, unit in figures
+        if mine is not None
+    ]
+    return [
+        "\nyour program as it stands, compiled",
+        table_of("|>compiled|>completed best", rows),
+        *section(
+            "products of matrices of which every device computes more than in the best completion",
+            "at|>compiled|>completed best|>",
+            [_repeated(one) for one in compiled.repeated],
+            MOST_ROWS,
+        ),
+        *section(
+            "what you leave open and the compiler holds more of, per device",
+            "|>compiled|>completed best",
+            [(_counted(one), quantity(one.bytes, "B"), quantity(one.best, "B")) for one in compiled.larger],
+            MOST_ROWS,
+        ),
+        *section(
+            "arrays gathered whole for want of a way between two layouts",
+            "a device's part|of|at",
+            [(one.array, _end_of(one.operation), one.source) for one in compiled.held],
+            MOST_ROWS,
+        ),
+        *(
+            []
+            if compiled.collectives is None
+            else _collectives("compiled collectives", compiled.surprises, "the best completion does without")
+        ),
+    ]
 
 
-def _as_it_stands(own: Decision, found: AsCompiled | None) -> list[RenderableType]:
-    if found is None:
-        return []
-    table = table_of(("", "left"), ("compiled", "right"), ("completed best", "right"))
-    alone = collective_seconds(own)
-    figures = (
-        ("time of a call", found.seconds, own.predicted.seconds, "s"),
-        ("  waiting for collectives", found.exposed_seconds, own.predicted.communication_seconds, "s"),
-        ("collectives alone", found.communication_seconds, None if alone is None else sum(alone), "s"),
-        ("peak memory", found.peak_bytes, own.predicted.peak_bytes, "B"),
-        ("  arguments", found.argument_bytes, own.predicted.argument_bytes, "B"),
-    )
-    for name, compiled, promised, unit in figures:
-        if compiled is not None:
-            add_row(table, name, quantity(compiled, unit), "" if promised is None else quantity(promised, unit))
-    parts: list[RenderableType] = [Text("\nyour program as it stands, compiled", style="bold"), table]
-    parts += [*_repeated(found.repeated), *_larger(found.larger), *_held(found.held)]
-    if found.collectives is None:
-        return parts
-    if not found.surprises:
-        return [*parts, Text("\nno compiled collective that the best completion does without")]
-    moves = table_of(("", "left"), ("of", "left"), ("at", "left"), *COUNTED)
-    for one in found.surprises[:MOST_ROWS]:
-        what = _end_of(one.operation)
-        _add_collective(moves, one.kind, one.axes, what, one.source, one.runs, one.bytes, one.seconds)
-    title = Text("\ncompiled collectives that the best completion does without", style="bold")
-    return [*parts, title, moves, *_more(len(found.surprises))]
+def _repeated(one: Repeated) -> tuple[str, ...]:
+    times = f"x {one.flops / one.best:.3g}" if one.best > 0 else ""
+    return one.source, quantity(one.flops, "FLOP"), quantity(one.best, "FLOP"), times
 
 
-def _repeated(found: Sequence[Repeated]) -> list[RenderableType]:
-    if not found:
-        return []
-    table = table_of(("at", "left"), ("compiled", "right"), ("completed best", "right"), ("", "right"))
-    for one in found[:MOST_ROWS]:
-        times = f"x {one.flops / one.best:.3g}" if one.best > 0 else ""
-        add_row(table, one.source, quantity(one.flops, "FLOP"), quantity(one.best, "FLOP"), times)
-    title = Text("\nproducts of matrices of which every device computes more than in the best completion", style="bold")
-    return [title, table, *_more(len(found))]
-
-
-def _larger(found: Sequence[Larger]) -> list[RenderableType]:
-    if not found:
-        return []
-    table = table_of(("", "left"), ("compiled", "right"), ("completed best", "right"))
-    for one in found[:MOST_ROWS]:
-        name = one.name if one.count == 1 else f"{one.name} ({one.count})"
-        add_row(table, name, quantity(one.bytes, "B"), quantity(one.best, "B"))
-    title = Text("\nwhat you leave open and the compiler holds more of, per device", style="bold")
-    return [title, table, *_more(len(found))]
-
-
-def _held(found: Sequence[HeldOnTheWay]) -> list[RenderableType]:
-    if not found:
-        return []
-    table = table_of(("a device's part", "left"), ("of", "left"), ("at", "left"))
-    for one in found[:MOST_ROWS]:
-        add_row(table, one.array, _end_of(one.operation), one.source)
-    title = Text("\narrays gathered whole for want of a way between two layouts", style="bold")
-    return [title, table, *_more(len(found))]
+def _counted(one: Larger | Gain) -> str:
+    """The name of arrays, with their number where there are several."""
+    return one.name if one.count == 1 else f"{one.name} ({one.count})"
 
 
 def _end_of(operation: str) -> str:
-    """The end of the compiler's name of an operation, where the module and the primitive stand."""
+    """The end of the compiler's name of an operation, where the module and the primitive are."""
     return "/".join(operation.split("/")[-PARTS:])
 
 
-def _add_collective(
-    table: Any,
-    kind: str,
-    axes: Sequence[str],
-    what: str,
-    source: str,
-    runs: float,
-    size: float,
-    seconds: float | None,
-) -> None:
-    alone = "" if seconds is None else quantity(seconds, "s")
-    add_row(table, f"{kind} over {','.join(axes)}", what, source, f"{runs:.4g}", quantity(size, "B"), alone)
+def _collectives(what: str, uses: Sequence[CollectiveUse], of_which: str) -> list[Part]:
+    rows = [
+        (
+            f"{use.kind} over {','.join(use.axes)}",
+            use.tensor or _end_of(use.operation),
+            use.source,
+            f"{use.runs:.4g}",
+            quantity(use.bytes, "B"),
+            "" if use.seconds is None else quantity(use.seconds, "s"),
+        )
+        for use in uses
+    ]
+    table = section(f"{what} that {of_which}", "|of|at|>runs|>bytes|>seconds alone", rows, MOST_ROWS)
+    return table or [f"\nno {what.removesuffix('s')} that {of_which}"]
 
 
-def _surprises(found: Sequence[Surprise]) -> list[RenderableType]:
-    if not found:
-        return [Text("\nno collective that the free plan does without")]
-    table = table_of(("", "left"), ("of", "left"), ("at", "left"), *COUNTED)
-    for one in found[:MOST_ROWS]:
-        _add_collective(table, one.kind, one.axes, one.tensor, one.source, one.runs, one.bytes, one.seconds)
-    return [Text("\ncollectives that the free plan does without", style="bold"), table, *_more(len(found))]
-
-
-def _whole(found: Sequence[HeldWhole]) -> list[RenderableType]:
-    if not found:
-        return []
-    columns: list[tuple[str, Justify]] = [("", "left"), ("yours", "left"), ("free", "left"), ("whole along", "left")]
-    table = table_of(*columns, ("per device", "right"), ("split saves", "right"))
-    for one in found[:MOST_ROWS]:
-        free = "" if one.free is None else spec_words(one.free)
-        add_row(
-            table,
+def _whole(arrays: Sequence[HeldWhole]) -> list[Part]:
+    rows = [
+        (
             one.name,
             spec_words(one.spec),
-            free,
+            "" if one.free is None else spec_words(one.free),
             ",".join(one.axes),
             quantity(one.bytes, "B"),
             quantity(one.saved, "B"),
         )
-    return [Text("\nlarge arrays held whole that could be split", style="bold"), table, *_more(len(found))]
+        for one in arrays
+    ]
+    columns = "|yours|free|whole along|>per device|>split saves"
+    return section("large arrays held whole that could be split", columns, rows, MOST_ROWS)
 
 
-def _gains(found: Sequence[Gain]) -> list[RenderableType]:
-    if not found:
-        return [Text("\nno single sharding left to the planner gains anything")]
-    columns: list[tuple[str, Justify]] = [("", "left"), ("yours", "left"), ("better", "left")]
-    table = table_of(*columns, ("saves", "right"), ("at the peak", "right"))
-    for one in found[:MOST_ROWS]:
-        name = one.name if one.count == 1 else f"{one.name} ({one.count})"
-        add_row(
-            table,
-            name,
+def _gains(gains: Sequence[Gain]) -> list[Part]:
+    rows = [
+        (
+            _counted(one),
             spec_words(one.spec),
             spec_words(one.better),
-            _signed(one.seconds, "s"),
-            _signed(one.bytes, "B"),
+            _saved(one.seconds, "s"),
+            _saved(one.bytes, "B"),
         )
-    return [
-        Text("\nwhat leaving one sharding to the planner saves, the others as they are", style="bold"),
-        table,
-        *_more(len(found)),
+        for one in gains
     ]
+    title = "what leaving one sharding to the planner saves, the others as they are"
+    table = section(title, "|yours|better|>saves|>at the peak", rows, MOST_ROWS)
+    return table or ["\nno single sharding left to the planner gains anything"]
 
 
-def _more(count: int) -> list[RenderableType]:
-    return [Text(f"... and {count - MOST_ROWS} more")] if count > MOST_ROWS else []
-
-
-def _signed(saved: float, unit: str) -> str:
+def _saved(amount: float, unit: str) -> str:
     """What is saved; what is lost with a minus."""
-    return quantity(saved, unit) if saved >= 0 else f"-{quantity(-saved, unit)}"
+    return quantity(amount, unit) if amount >= 0 else f"-{quantity(-amount, unit)}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,9 +20,9 @@ from planner.program.graph import type_words
 from planner.program.spec_entries import parts_over
 from planner.program.tracing.jitted import brought
 from planner.program.tracing.traced import Leaf
-from planner.report.collective_seconds import collective_seconds
+from planner.report.collectives import CollectiveUse, by_cost, collective_uses, merged
 from planner.report.rows import bytes_on_device, returned_as_taken
-from planner.studies.audit import Audit, Gain, HeldWhole, Surprise
+from planner.studies.audit import Audit, Gain, HeldWhole
 from planner.studies.compiled_shardings import as_compiled, told_of_compile
 from planner.units import quantity
 from planner.verify.aot import AotReport
@@ -147,30 +146,11 @@ def audited(pins: Mapping[Any, Any], planned: Planned, standing: Standing, *, li
     )
 
 
-def _surprises(own: Decision, free: Decision) -> tuple[Surprise, ...]:
+def _surprises(own: Decision, free: Decision) -> tuple[CollectiveUse, ...]:
     """The collectives on arrays for which the free plan has none of the kind, those that take longest first."""
     known = {(one.kind, one.tensor) for one in free.predicted.collectives}
-    seconds = collective_seconds(own)
-    totals: dict[tuple[str, tuple[str, ...], str, str], list[float]] = defaultdict(lambda: [0.0] * 3)
-    for i, one in enumerate(own.predicted.collectives):
-        if (one.kind, one.tensor) not in known:
-            total = totals[one.kind, one.axes, one.tensor, one.source]
-            total[0] += one.count
-            total[1] += one.count * one.bytes
-            total[2] += 0.0 if seconds is None else seconds[i]
-    found = [
-        Surprise(
-            kind=kind,
-            axes=axes,
-            tensor=tensor,
-            source=source,
-            runs=runs,
-            bytes=size,
-            seconds=None if seconds is None else taken,
-        )
-        for (kind, axes, tensor, source), (runs, size, taken) in totals.items()
-    ]
-    return tuple(sorted(found, key=lambda one: (-(one.seconds or 0.0), -one.bytes, one.tensor, one.kind)))
+    uses = [use for use in collective_uses(own) if (use.kind, use.tensor) not in known]
+    return tuple(sorted(merged(uses, lambda use: (use.kind, use.axes, use.tensor, use.source)), key=by_cost))
 
 
 def _whole(own: Decision, free: Decision) -> tuple[HeldWhole, ...]:

@@ -19,6 +19,7 @@ from planner.pricing.candidates.pins import exactly
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.jaxpr.origins import own_line
 from planner.program.tracing.traced import Leaf, Program
+from planner.report.collectives import CollectiveUse, by_cost, total_seconds
 from planner.report.rows import bytes_on_device
 from planner.units import quantity
 from planner.verify.aot import AotReport, flags_note
@@ -42,23 +43,6 @@ COMPLETED = (
     "what is priced is the best completion of your shardings: what they leave open is placed as well as can be. XLA "
     "completes shardings by its own rules, so the program as you run it may be slower"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compiled:
-    """Collectives of a compiled program: of one kind over some axes at one source line, ("?",) where no axes are known.
-
-    `operation` is the compiler's name of what the largest of them came from. `runs` and `bytes` are per call, and so are
-    `seconds`, on the wires under them, as if nothing hid them.
-    """
-
-    kind: str
-    axes: tuple[str, ...]
-    source: str
-    operation: str
-    runs: float
-    bytes: float
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +95,8 @@ class AsCompiled:
     exposed_seconds: float | None
     peak_bytes: float | None
     argument_bytes: float | None
-    collectives: tuple[Compiled, ...] | None
-    surprises: tuple[Compiled, ...]
+    collectives: tuple[CollectiveUse, ...] | None
+    surprises: tuple[CollectiveUse, ...]
     repeated: tuple[Repeated, ...]
     larger: tuple[Larger, ...]
     held: tuple[HeldOnTheWay, ...]
@@ -120,7 +104,7 @@ class AsCompiled:
     @property
     def communication_seconds(self) -> float | None:
         """The seconds of all collectives, as if nothing hid them."""
-        return None if self.collectives is None else sum(one.seconds for one in self.collectives)
+        return None if self.collectives is None else total_seconds(self.collectives)
 
 
 def compiled_alone(program: Program, best: Plan, options: Options) -> AotReport:
@@ -242,21 +226,21 @@ def _held(report: AotReport, module: Module) -> tuple[HeldOnTheWay, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _by_line(collectives: Sequence[Moved]) -> tuple[Compiled, ...]:
-    """The collectives by kind, axes and source line, those that take longest first."""
+def _by_line(collectives: Sequence[Moved]) -> tuple[CollectiveUse, ...]:
+    """The collectives by kind, axes and source line, those that take longest first, named after their largest operation."""
     groups: dict[tuple[str, tuple[str, ...], str], list[Moved]] = {}
     for one in collectives:
         groups.setdefault((*one.key, one.source), []).append(one)
     found = [
-        Compiled(
+        CollectiveUse(
             kind=kind,
             axes=axes,
             source=source,
-            operation=max(by_name := bytes_by(alike, lambda m: m.op_name), key=by_name.__getitem__),
-            runs=sum(one.runs for one in alike),
-            bytes=sum(one.bytes for one in alike),
-            seconds=sum(one.seconds for one in alike),
+            operation=max(by_name := bytes_by(group, lambda m: m.op_name), key=by_name.__getitem__),
+            runs=sum(one.runs for one in group),
+            bytes=sum(one.bytes for one in group),
+            seconds=sum(one.seconds for one in group),
         )
-        for (kind, axes, source), alike in groups.items()
+        for (kind, axes, source), group in groups.items()
     ]
-    return tuple(sorted(found, key=lambda one: (-one.seconds, -one.bytes, one.source, one.kind, one.axes)))
+    return tuple(sorted(found, key=by_cost))

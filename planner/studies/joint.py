@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from planner.decision import Certificate
 from planner.plans.plan import Plan
 from planner.pricing.candidates.specs import spec_words
-from planner.report.text_table import Justify, add_row, table_of, text_of
+from planner.report.text_table import table_of, text_of
 from planner.units import quantity
 
 UNITS = {"seconds": "s", "joules": "J", "bytes": "B"}
@@ -63,28 +63,20 @@ class Programs(dict[str, Plan]):
         shape = " x ".join(f"{name}={size}" for name, size in first.mesh_shape.items())
         how = f"{len(self.moves)} of them moved between layouts" if self.moves else "in one layout"
         unit, found = UNITS[self.certificate.unit], self.certificate
-        figures: list[tuple[str, Justify]] = [(name, "right") for name in ("calls", "of each", "in all", "peak")]
-        table = table_of(("", "left"), *figures, ("checks", "left"))
+        rows: list[tuple[str, ...]] = []
         for name, plan in self.items():
             value = plan.certificate.value
             all_calls = value if unit == "B" else self.calls[name] * value
             passed = [check for check in plan.checked if check.ok]
             checks = ", ".join(c.what + (" (differs)" if c.differs else "") for c in passed) or "none"
-            add_row(
-                table,
-                name,
-                f"{self.calls[name]:g}",
-                quantity(value, unit),
-                quantity(all_calls, unit),
-                quantity(plan.predicted.peak_bytes, "B"),
-                checks,
-            )
+            figures = (quantity(value, unit), quantity(all_calls, unit), quantity(plan.predicted.peak_bytes, "B"))
+            rows.append((name, f"{self.calls[name]:g}", *figures, checks))
         lines = [
             f"{len(self)} programs for {first.topology} on the mesh {shape}, {self.shared} arrays shared, {how}",
             f"certificate  {found.status}: {quantity(found.value, unit)} for all calls, and no layouts are below "
             f"{quantity(found.lower_bound, unit)} by this cost model",
             "",
-            text_of([table]),
+            text_of([table_of("|>calls|>of each|>in all|>peak|checks", rows)]),
         ]
         longest = sorted(self.moves, key=lambda move: -move.seconds)
         if self.moves:

@@ -12,7 +12,7 @@ from planner.errors import ArgumentError
 from planner.options import Options
 from planner.plans.plan import Plan
 from planner.report.drawing import new_axes
-from planner.report.text_table import Justify, add_row, table_of, text_of
+from planner.report.text_table import count, table_of, text_of
 from planner.studies.saved_folder import file_name, save_folder
 from planner.units import quantity
 
@@ -99,26 +99,24 @@ class Front(Sequence[Plan]):
         unit, costs = UNITS[self.objective], [cost_of(plan.decision, self.objective) for plan in self]
         heading = (
             f"Front of {first.function_name} for {first.topology}: peak memory per device against {self.objective} of a "
-            f"call, {len(self)} plan{'' if len(self) == 1 else 's'}"
+            f"call, {count(len(self), 'plan')}"
         )
-        figures: list[tuple[str, Justify]] = [
-            (name, "right") for name in ("", "peak", "of largest", self.objective, "of least")
-        ]
-        table = table_of(*figures, ("mesh", "left"), ("certificate", "left"), ("checks", "left"))
         most = max(self[-1].predicted.peak_bytes, 1.0)
-        for i, (plan, cost) in enumerate(zip(self, costs, strict=True)):
-            add_row(
-                table,
+        rows = [
+            (
                 str(i),
                 quantity(plan.predicted.peak_bytes, "B"),
                 f"{plan.predicted.peak_bytes / most:.1%}",
                 quantity(cost, unit),
                 f"x {cost / costs[-1]:.3g}" if costs[-1] > 0 else "",
                 " x ".join(f"{name}={size}" for name, size in plan.decision.mesh_shape.items()),
-                _certificate_words(plan),
-                _check_words(plan),
+                _certificate_text(plan),
+                _checks_text(plan),
             )
-        return text_of([heading, table, *(f"- {note}" for note in self.notes)])
+            for i, (plan, cost) in enumerate(zip(self, costs, strict=True))
+        ]
+        columns = f">|>peak|>of largest|>{self.objective}|>of least|mesh|certificate|checks"
+        return text_of([heading, table_of(columns, rows), *(f"- {note}" for note in self.notes)])
 
     def __repr__(self) -> str:
         return f"<Front of {self[0].decision.function_name}: {len(self)} plans>"
@@ -163,14 +161,14 @@ def check_front(points: int, objective: str, options: Options) -> None:
         )
 
 
-def _certificate_words(plan: Plan) -> str:
+def _certificate_text(plan: Plan) -> str:
     """How good a plan is among those of its memory, or by its peak."""
     certificate = plan.certificate
     of = "peak" if certificate.unit == "bytes" else {"seconds": "time", "joules": "energy"}[certificate.unit]
     return f"{of} {certificate.status}"
 
 
-def _check_words(plan: Plan) -> str:
+def _checks_text(plan: Plan) -> str:
     """What became of the checks of a plan."""
     found = {
         verdict: [check.what for check in plan.checked if check.verdict == verdict]

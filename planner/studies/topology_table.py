@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, final
 
 from cost_models import Chip, Topology
 from planner.plans.plan import Plan
 from planner.report.drawing import new_axes
-from planner.report.text_table import Justify, add_row, table_of, text_of
+from planner.report.text_table import table_of, text_of
 from planner.studies.saved_folder import file_name, save_folder
 from planner.units import quantity
 
@@ -23,6 +24,9 @@ ENOUGH = 1.5
 """One device is enough where nothing else is more than so many times as fast."""
 LAUNCH_SECONDS = 10e-6
 """Or where a call takes no longer than launching one does: `jax.jit` of an addition on a CPU, x86-64, jax 0.10.2."""
+BY_SECONDS = attrgetter("seconds")
+IN_SUMMARY = ("devices", "seconds", "device_seconds", "joules", "peak_bytes", "memory_limit", "efficiency")
+"""Fields of `Figures` that the summary has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,15 +54,18 @@ class TopologyRow:
 class Figures:
     """What a plan takes: `seconds` of a call, `device_seconds` and `joules` on all devices that it uses, bytes per device.
 
-    `efficiency`: the device-seconds of the plan on the fewest devices of the same chip, over those of this one.
+    `name` is that of its row. `efficiency`: the device-seconds of the plan on the fewest devices of the same chip, over
+    those of this one.
     """
 
+    name: str
+    chip: Chip
     devices: int
     seconds: float
     device_seconds: float
     joules: float
     peak_bytes: float
-    limit_bytes: float
+    memory_limit: float
     efficiency: float = 1.0
 
 
@@ -81,12 +88,13 @@ class TopologyComparison:
     @property
     def fastest(self) -> Plan:
         """The plan of the least time per call."""
-        return self.plans[_least(self._figures, "seconds")]
+        return self.plans[min(self._figures.values(), key=BY_SECONDS).name]
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What the table comes to, and what to know of it."""
-        return (*_bests(self._figures), *_enough(self.rows, self._figures), *_doubts(self.rows))
+        figures = list(self._figures.values())
+        return (*_bests(figures), *_enough(self.rows, figures), *_doubts(self.rows))
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -95,25 +103,19 @@ class TopologyComparison:
             "function": self.fastest.decision.function_name,
             "objective": self.objective,
             "notes": list(self.notes),
-            "rows": [self._told(row) for row in self.rows],
+            "rows": [self._data(row) for row in self.rows],
         }
 
-    def _told(self, row: TopologyRow) -> dict[str, Any]:
-        told = {"name": row.name, "topology": row.topology.name, "chip": row.topology.chip.name, "alone": row.alone}
+    def _data(self, row: TopologyRow) -> dict[str, Any]:
+        named = {"name": row.name, "topology": row.topology.name, "chip": row.topology.chip.name, "alone": row.alone}
         if row.plan is None:
-            return {**told, "why_none": row.why_none, "least_bytes": row.least_bytes}
-        found, certificate = self._figures[row.name], row.plan.certificate
+            return {**named, "why_none": row.why_none, "least_bytes": row.least_bytes}
+        certificate = row.plan.certificate
         return {
-            **told,
+            **named,
             "mesh": dict(row.plan.decision.mesh_shape),
-            "devices": found.devices,
             "of_devices": row.topology.num_devices,
-            "seconds": found.seconds,
-            "device_seconds": found.device_seconds,
-            "joules": found.joules,
-            "peak_bytes": found.peak_bytes,
-            "memory_limit": found.limit_bytes,
-            "efficiency": found.efficiency,
+            **{name: getattr(self._figures[row.name], name) for name in IN_SUMMARY},
             "limits": dict(row.limits),
             "lower_bound": certificate.lower_bound,
             "unit": certificate.unit,
@@ -123,32 +125,27 @@ class TopologyComparison:
 
     def __str__(self) -> str:
         heading = f"Topologies for {self.fastest.decision.function_name}, by call"
-        figures: list[tuple[str, Justify]] = [
-            (name, "right") for name in ("time", "x devices", "energy", "memory left", "efficiency")
-        ]
-        table = table_of(
-            ("topology", "left"), ("devices", "left"), *figures, ("limited by", "left"), ("certificate", "left")
+        columns = "topology|devices|>time|>x devices|>energy|>memory left|>efficiency|limited by|certificate"
+        return text_of([heading, table_of(columns, map(self._cells, self.rows)), *(f"- {note}" for note in self.notes)])
+
+    def _cells(self, row: TopologyRow) -> tuple[str, ...]:
+        """A row of the printed table."""
+        available = 1 if row.alone else row.topology.num_devices
+        if row.plan is None:
+            return row.name, str(available), "", "", "", "", "", row.why_none
+        figures = self._figures[row.name]
+        left = figures.memory_limit - figures.peak_bytes
+        return (
+            row.name,
+            str(available) if available == figures.devices else f"{figures.devices} of {available}",
+            quantity(figures.seconds, "s"),
+            quantity(figures.device_seconds, "s"),
+            quantity(figures.joules, "J"),
+            f"{quantity(left, 'B')} {left / figures.memory_limit:.0%}",
+            f"{figures.efficiency:.0%}",
+            _bottleneck(row),
+            row.plan.certificate.status,
         )
-        for row in self.rows:
-            there = 1 if row.alone else row.topology.num_devices
-            if row.plan is None:
-                add_row(table, row.name, str(there), "", "", "", "", "", row.why_none, "")
-                continue
-            found = self._figures[row.name]
-            left = found.limit_bytes - found.peak_bytes
-            add_row(
-                table,
-                row.name,
-                str(there) if there == found.devices else f"{found.devices} of {there}",
-                quantity(found.seconds, "s"),
-                quantity(found.device_seconds, "s"),
-                quantity(found.joules, "J"),
-                f"{quantity(left, 'B')} {left / found.limit_bytes:.0%}",
-                f"{found.efficiency:.0%}",
-                _limit_words(row),
-                row.plan.certificate.status,
-            )
-        return text_of([heading, table, *(f"- {note}" for note in self.notes)])
 
     def __repr__(self) -> str:
         return f"<TopologyComparison of {self.fastest.decision.function_name}: {len(self.rows)} rows>"
@@ -159,13 +156,12 @@ class TopologyComparison:
         Raises: ImportError where matplotlib is not installed.
         """
         ax = new_axes("TopologyComparison.plot") if ax is None else ax
-        for chip in dict.fromkeys(row.topology.chip for row in self.rows if row.plan is not None):
-            named = [(name, self._figures[name]) for name in _of_chip(chip, self.rows) if name in self._figures]
-            points = sorted((figures.devices, figures.seconds, name) for name, figures in named)
-            devices, seconds, names = zip(*points, strict=True)
+        for chip in dict.fromkeys(one.chip for one in self._figures.values()):
+            points = sorted((one.devices, one.seconds, one.name) for one in self._figures.values() if one.chip == chip)
+            devices, seconds, _ = zip(*points, strict=True)
             ax.plot(devices, seconds, marker="o", label=chip.name)
-            for at, took, name in zip(devices, seconds, names, strict=True):
-                ax.annotate(name, (at, took))
+            for *at, name in points:
+                ax.annotate(name, at)
         ax.set(xscale="log", yscale="log", xlabel="devices", ylabel="time of a call, seconds")
         ax.set(title=f"{self.fastest.decision.function_name} by topology")
         ax.legend()
@@ -178,8 +174,8 @@ class TopologyComparison:
         """
         files = {name: file_name(i) for i, name in enumerate(self.plans)}
         rows = [{"file": files.get(row["name"]), **row} for row in self.summary["rows"]]
-        told = {"format": FORMAT, "version": VERSION, **self.summary, "rows": rows}
-        save_folder(folder, list(self.plans.values()), SUMMARY, told, "comparison")
+        summary = {"format": FORMAT, "version": VERSION, **self.summary, "rows": rows}
+        save_folder(folder, list(self.plans.values()), SUMMARY, summary, "comparison")
 
 
 # ---------------------------------------------------------------- figures
@@ -187,85 +183,75 @@ class TopologyComparison:
 
 def _figures(rows: Sequence[TopologyRow]) -> dict[str, Figures]:
     """The figures of the plans, by the names of their rows."""
-    found: dict[str, Figures] = {}
+    found: list[Figures] = []
     for row in rows:
         if row.plan is not None:
             predicted, devices = row.plan.predicted, math.prod(row.plan.decision.mesh_shape.values())
-            found[row.name] = Figures(
-                devices=devices,
-                seconds=predicted.seconds,
-                device_seconds=devices * predicted.seconds,
-                joules=devices * predicted.energy_joules,
-                peak_bytes=predicted.peak_bytes,
-                limit_bytes=row.plan.decision.request.memory_limit,
+            found.append(
+                Figures(
+                    name=row.name,
+                    chip=row.topology.chip,
+                    devices=devices,
+                    seconds=predicted.seconds,
+                    device_seconds=devices * predicted.seconds,
+                    joules=devices * predicted.energy_joules,
+                    peak_bytes=predicted.peak_bytes,
+                    memory_limit=row.plan.decision.request.memory_limit,
+                )
             )
-    return {row.name: _rated(row, rows, found) for row in rows if row.name in found}
+    return {one.name: _with_efficiency(one, [other for other in found if other.chip == one.chip]) for one in found}
 
 
-def _rated(row: TopologyRow, rows: Sequence[TopologyRow], found: Mapping[str, Figures]) -> Figures:
-    """The figures of a row with its efficiency."""
-    own, alike = found[row.name], [found[name] for name in _of_chip(row.topology.chip, rows) if name in found]
-    fewest = min(alike, key=lambda figures: (figures.devices, figures.seconds))
-    return replace(own, efficiency=fewest.device_seconds / own.device_seconds) if own.device_seconds > 0 else own
+def _with_efficiency(one: Figures, of_chip: Sequence[Figures]) -> Figures:
+    fewest = min(of_chip, key=lambda figures: (figures.devices, figures.seconds))
+    return replace(one, efficiency=fewest.device_seconds / one.device_seconds) if one.device_seconds > 0 else one
 
 
-def _of_chip(chip: Chip, rows: Sequence[TopologyRow]) -> list[str]:
-    """The names of the rows of a chip."""
-    return [row.name for row in rows if row.topology.chip == chip]
+# ---------------------------------------------------------------- sentences
 
 
-def _least(figures: Mapping[str, Figures], what: str) -> str:
-    """The name of the row of the least of a figure, the first of equal ones."""
-    return min(figures, key=lambda name: getattr(figures[name], what))
-
-
-# ---------------------------------------------------------------- words
-
-
-def _limit_words(row: TopologyRow) -> str:
+def _bottleneck(row: TopologyRow) -> str:
     """What takes the most of the time of a call, and how much of it."""
     what = next(iter(row.limits), None)
     whole = sum(row.limits.values())
     return "nothing" if what is None else f"{what} {row.limits[what] / whole:.0%}"
 
 
-def _bests(figures: Mapping[str, Figures]) -> list[str]:
-    fast, small = _least(figures, "seconds"), _least(figures, "joules")
-    fastest = f"the fastest is {fast}: {quantity(figures[fast].seconds, 's')} per call"
-    if small == fast:
-        return [f"{fastest}, and the least energy, {quantity(figures[fast].joules, 'J')}"]
-    return [f"{fastest}; {small} takes the least energy, {quantity(figures[small].joules, 'J')}"]
+def _bests(figures: Sequence[Figures]) -> list[str]:
+    fast, small = min(figures, key=BY_SECONDS), min(figures, key=attrgetter("joules"))
+    fastest = f"the fastest is {fast.name}: {quantity(fast.seconds, 's')} per call"
+    if small is fast:
+        return [f"{fastest}, and the least energy, {quantity(fast.joules, 'J')}"]
+    return [f"{fastest}; {small.name} takes the least energy, {quantity(small.joules, 'J')}"]
 
 
-def _enough(rows: Sequence[TopologyRow], figures: Mapping[str, Figures]) -> list[str]:
+def _enough(rows: Sequence[TopologyRow], figures: Sequence[Figures]) -> list[str]:
     """Where one device does, or the CPU: where nothing of the same chip, or nothing at all, is much faster."""
     found: list[str] = []
     for chip in dict.fromkeys(row.topology.chip for row in rows):
-        own = {name: figures[name] for name in _of_chip(chip, rows) if name in figures}
-        single = {name: taken for name, taken in own.items() if taken.devices == 1}
-        if single and any(row.topology.num_devices > 1 for row in rows if row.topology.chip == chip):
-            least = _least(single, "seconds")
-            found += _does(f"one device of {chip.name}", single[least], _least(own, "seconds"), own)
-    on_host = {
-        row.name: figures[row.name] for row in rows if row.topology.chip.platform == "cpu" and row.name in figures
-    }
-    if on_host and len(on_host) < len(figures):
-        least = _least(on_host, "seconds")
-        found += _does("the CPU", on_host[least], _least(figures, "seconds"), figures)
+        own = [one for one in figures if one.chip == chip]
+        single = [one for one in own if one.devices == 1]
+        if any(row.topology.num_devices > 1 for row in rows if row.topology.chip == chip):
+            found += _does(f"one device of {chip.name}", single, own)
+    on_host = [one for one in figures if one.chip.platform == "cpu"]
+    if len(on_host) < len(figures):
+        found += _does("the CPU", on_host, figures)
     return found
 
 
-def _does(what: str, taken: Figures, best: str, figures: Mapping[str, Figures]) -> list[str]:
-    """That something is enough, where nothing is much faster than it, or than its launch."""
-    seconds = figures[best].seconds
+def _does(what: str, few: Sequence[Figures], others: Sequence[Figures]) -> list[str]:
+    """That the fastest of a few plans is enough, where none of the others is much faster than it, or than its launch."""
+    if not few:
+        return []
+    taken, best = min(few, key=BY_SECONDS), min(others, key=BY_SECONDS)
     enough = f"{what} is enough: {quantity(taken.seconds, 's')} per call"
-    if taken.seconds <= seconds:
+    if taken.seconds <= best.seconds:
         return [f"{enough}, and nothing else is faster"]
     if taken.seconds <= LAUNCH_SECONDS:
         return [f"{enough}, which is less than launching it takes"]
-    if taken.seconds > ENOUGH * seconds:
+    if taken.seconds > ENOUGH * best.seconds:
         return []
-    return [f"{enough}, and {best} is {taken.seconds / seconds:.3g} times as fast on {figures[best].devices} devices"]
+    return [f"{enough}, and {best.name} is {taken.seconds / best.seconds:.3g} times as fast on {best.devices} devices"]
 
 
 def _doubts(rows: Sequence[TopologyRow]) -> list[str]:

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 import planner
 from planner.errors import ArgumentError
 from planner.plan_file.codec import as_json
-from planner.report.recorded import MOST_TOLD, MOST_UNASKED
+from planner.report.recorded import MOST_LARGEST, MOST_MATCHES
 from tests.small import NEVER, shapes, train_args, train_step
 
 
@@ -35,7 +35,7 @@ def test_an_argument_lies_as_the_plan_says(plan: planner.Plan, loaded: planner.L
     assert (told.spec, told.bytes, told.pinned) == (chosen.spec, chosen.bytes, True)
     assert told.peak_share == chosen.bytes / plan.predicted.peak_bytes
     assert told.logical == plan.logical_axes.names["state/params/w0"]
-    assert [(move.collective, move.bytes) for move in told.moves] == [(m.collective, m.bytes) for m in known.moves]
+    assert [(move.kind, move.bytes) for move in told.moves] == [(m.collective, m.bytes) for m in known.moves]
     assert [move.seconds for move in told.moves] == pytest.approx([m.seconds for m in known.moves], rel=0.05)
     text = str(loaded.explain("state/params/w0"))
     assert "argument, pinned\n  -> P('x'), 65.5 kB on each device" in text
@@ -49,15 +49,15 @@ def test_patterns_results_and_intermediates(plan: planner.Plan, loaded: planner.
     (inside,) = [array for array in loaded.explain(name).arrays if array.name == name]
     assert (inside.kind, inside.spec, inside.bytes, inside.type) == ("intermediate", spec, None, "")
     everything = loaded.explain("*")
-    assert len(everything.arrays) == MOST_TOLD
+    assert len(everything.arrays) == MOST_MATCHES
     assert f"and {everything.left} more" in str(everything)
-    assert everything.left == 20 + len(plan.constraints) - MOST_TOLD
+    assert everything.left == 20 + len(plan.constraints) - MOST_MATCHES
 
 
 def test_unasked_it_tells_the_largest_arguments_no_two_alike(loaded: planner.LoadedPlan) -> None:
     told = loaded.explain().arrays
     assert told[0].name == "x"
-    assert len(told) <= MOST_UNASKED
+    assert len(told) <= MOST_LARGEST
     assert len({(array.type, array.spec) for array in told}) == len(told)
     assert [array.bytes for array in told] == sorted((array.bytes or 0 for array in told), reverse=True)
 
@@ -65,7 +65,7 @@ def test_unasked_it_tells_the_largest_arguments_no_two_alike(loaded: planner.Loa
 def test_it_is_data_too(loaded: planner.LoadedPlan) -> None:
     told = json.loads(json.dumps(as_json(loaded.explain("state/params/w0"))))
     assert told["arrays"][0]["spec"] == [["x"]]
-    assert told["arrays"][0]["moves"][0]["collective"] == "all-gather"
+    assert told["arrays"][0]["moves"][0]["kind"] == "all-gather"
 
 
 def test_prices_that_were_measured_are_in_no_file(loaded: planner.LoadedPlan, tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ def test_what_the_compiler_makes_of_the_shardings_stands_beside_their_best_compl
     (surprise,) = compiled.surprises
     assert (surprise.kind, surprise.axes, surprise.runs) == ("all-reduce", ("model",), 1)
     assert surprise.bytes == 1024 / 4 * 512 * 4
-    assert surprise.source.startswith("plans/test_audit.py:")
+    assert surprise.source.startswith("studies/test_audit.py:")
     assert "dot_general" in surprise.operation
     assert surprise.seconds == compiled.communication_seconds
     assert surprise.seconds > found.own.predicted.communication_seconds
@@ -223,7 +223,7 @@ def test_what_every_device_computes_anew_is_told_by_line() -> None:
     )
     assert found.compiled is not None
     (repeated,) = found.compiled.repeated
-    assert repeated.source.startswith("plans/test_audit.py:")
+    assert repeated.source.startswith("studies/test_audit.py:")
     assert repeated.flops == 2 * 1024 / 4 * 512 * 512 == 2 * repeated.best
     assert "of which every device computes more" in str(found)
 
@@ -239,7 +239,7 @@ def test_lines_are_the_users_own_also_of_modules() -> None:
     )
     assert found.compiled is not None
     (repeated,) = found.compiled.repeated
-    assert repeated.source.startswith("plans/test_audit.py:")
+    assert repeated.source.startswith("studies/test_audit.py:")
     assert repeated.flops == 2 * repeated.best
 
 
@@ -286,7 +286,7 @@ def test_what_is_gathered_whole_on_the_way_is_told() -> None:
     (held,) = found.compiled.held
     assert held.array == "f32[8,6,8]"
     assert "sharding_constraint" in held.operation
-    assert held.source.startswith("plans/test_audit.py:")
+    assert held.source.startswith("studies/test_audit.py:")
     assert "gathered whole" in str(found)
 
 

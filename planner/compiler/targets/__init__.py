@@ -1,1 +1,6 @@
-"""Targets: the compiler of each platform as a literal tuple of passes, and its limits on each chip."""
+"""The compiler of each platform: a literal tuple of passes, and its limits on each chip.
+
+In: a chip.
+Out: its `CompilerModel`.
+Entry: `planner.compiler.targets.table.compiler_of`.
+"""

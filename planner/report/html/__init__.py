@@ -1,6 +1,6 @@
 """The page of a plan.
 
-In: a decision and figures of its program.
-Out: one HTML file that needs no network.
+In: its report.
+Out: one HTML file that needs no network, from the templates of this package.
 Entry: `planner.report.html.render`.
 """

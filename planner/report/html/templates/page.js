@@ -14,21 +14,19 @@ for (const bar of document.querySelectorAll(".switch")) {
 }
 // A stage that is pointed at, tapped or focused shows what travels to and from it, and says so below.
 for (const graph of document.querySelectorAll(".graph")) {
-  const told = JSON.parse(document.getElementById(graph.dataset.told).textContent);
   const detail = graph.parentElement.querySelector(".detail");
   const idle = detail.textContent;
-  const pick = (id) => {
-    graph.classList.toggle("picking", id !== null);
-    for (const row of graph.querySelectorAll(".row")) row.classList.toggle("on", id !== null && row.dataset.id === id);
+  const pick = (picked) => {
+    graph.classList.toggle("picking", picked !== null);
+    const id = picked && picked.dataset.id;
+    for (const row of graph.querySelectorAll(".row")) row.classList.toggle("on", row === picked);
     for (const arc of graph.querySelectorAll("path")) {
-      arc.classList.toggle("on", id !== null && (arc.dataset.s === id || arc.dataset.t === id));
+      arc.classList.toggle("on", picked !== null && (arc.dataset.s === id || arc.dataset.t === id));
     }
-    detail.textContent = id === null ? idle : told[id];
+    detail.textContent = picked ? picked.dataset.description : idle;
   };
   for (const row of graph.querySelectorAll(".row[tabindex]")) {
-    row.addEventListener("mouseenter", () => pick(row.dataset.id));
-    row.addEventListener("focus", () => pick(row.dataset.id));
-    row.addEventListener("click", () => pick(row.dataset.id));
+    for (const event of ["mouseenter", "focus", "click"]) row.addEventListener(event, () => pick(row));
   }
   graph.addEventListener("mouseleave", () => pick(null));
 }

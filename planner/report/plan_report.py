@@ -1,0 +1,193 @@
+"""The report of a plan: all that its text, its JSON and its page show, as one record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from planner.decision import Checked, Decision, Guessed, Replicated, Ruled
+from planner.explain.explain import Alternatives
+from planner.folded import fold_numbers
+from planner.program.form import Form
+from planner.program.spec_entries import parts_over
+from planner.report.collectives import CollectiveUse, by_cost, collective_uses, merged
+from planner.report.program_report import Fold, Line, MemoryOverTime, fold_ops, memory_over_time, seconds_by_place
+from planner.report.rows import TableRow, returned_as_taken, rows_of
+from planner.report.text_table import count
+from planner.units import quantity
+
+WIRES = {"torus": "neighbours' wires", "switch": "switch", "full": "wires between all", "network": "network"}
+"""What the page calls the kinds of links of a machine."""
+OPS = {
+    "replicated": "placed whole for lack of a rule",
+    "guessed": "work guessed as one operation per result element",
+    "by_shardy": "placed by Shardy's rule",
+}
+"""What the planner did with the ops that it knows less of, by field of the decision."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpUse:
+    """Ops of one kind, name and line as one: `place` is their folded name with the line, `runs` their number per call."""
+
+    op: str
+    place: str
+    runs: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanReport:
+    """All that a plan says of itself, and what its program adds where it is there.
+
+    `arguments` are in the order of the program, and so are `results`, without those returned as taken: `returned` are the
+    names of the arguments that these have. `moved` are the collectives by kind and axes, those that take longest first, and
+    `links` the wires under each axis. `ops` are those that the planner knows less of, by what it did with them. `checks`
+    are those of one verdict and detail as one.
+
+    `lines` are seconds by source line, `modules` by module. Without the program `lines` are of communication alone, and
+    `modules`, `memory` and `folds` are empty.
+    """
+
+    decision: Decision
+    arguments: tuple[TableRow, ...]
+    results: tuple[TableRow, ...]
+    returned: tuple[str, ...]
+    moved: tuple[CollectiveUse, ...]
+    links: Mapping[str, str]
+    ops: Mapping[str, tuple[OpUse, ...]]
+    checks: tuple[Checked, ...]
+    lines: tuple[Line, ...]
+    modules: tuple[Line, ...] = ()
+    memory: MemoryOverTime | None = None
+    folds: tuple[Fold, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """Of what function the plan is, and for which topology."""
+        return f"Plan of {self.decision.function_name} for {self.decision.topology}"
+
+    @property
+    def devices(self) -> str:
+        """The devices that the plan uses, of those there are: "8 of 16 devices"."""
+        used = parts_over(self.decision.mesh_shape, self.decision.mesh_shape)
+        available = self.decision.request.topology.num_devices
+        return f"{f'{used} of ' if used < available else ''}{count(available, 'device')}"
+
+    @property
+    def time_parts(self) -> str:
+        """What the seconds of a call are made of."""
+        p = self.decision.predicted
+        return f"computing {quantity(p.compute_seconds, 's')}, communicating {quantity(p.communication_seconds, 's')}"
+
+    @property
+    def memory_parts(self) -> str:
+        """What of the peak are arguments and results."""
+        p = self.decision.predicted
+        aliased = f", of which {quantity(p.alias_bytes, 'B')} reuse donated arguments" if p.alias_bytes else ""
+        return f"arguments {quantity(p.argument_bytes, 'B')}, results {quantity(p.output_bytes, 'B')}{aliased}"
+
+    @property
+    def has_bound(self) -> bool:
+        """Whether the search found a lower bound for every mesh."""
+        c = self.decision.certificate
+        return c.lower_bound > 0 or c.value == 0
+
+    @property
+    def bound(self) -> str:
+        """The lower bound of the search, as a sentence without its first capital."""
+        c = self.decision.certificate
+        if not self.has_bound:
+            return "the search ended before it had a bound for every mesh"
+        among = "" if c.within_bytes is None else f" of at most {quantity(c.within_bytes, 'B')} per device"
+        return f"no plan{among} is below {c.lower_bound:.6g} {c.unit} by this cost model"
+
+    def wires(self, axes: Sequence[str]) -> list[str]:
+        """The kinds of wires under some axes, each once."""
+        return list(dict.fromkeys(self.links[axis] for axis in axes if axis in self.links))
+
+
+def plan_report(decision: Decision, program: Alternatives | None = None) -> PlanReport:
+    """The report of a decision; `program` is the problem of its program, for what the decision does not say itself."""
+    mesh, uses = decision.mesh_shape, collective_uses(decision)
+    taken = returned_as_taken(decision.arguments, decision.in_specs, decision.results, decision.out_specs)
+    computed = [i for i in range(len(decision.results)) if i not in taken]
+    report = PlanReport(
+        decision=decision,
+        arguments=tuple(rows_of(decision.arguments, decision.in_specs, mesh)),
+        results=tuple(
+            rows_of([decision.results[i] for i in computed], [decision.out_specs[i] for i in computed], mesh)
+        ),
+        returned=tuple(decision.arguments[i].name for i in sorted(taken.values())),
+        moved=tuple(sorted(merged(uses, lambda use: (use.kind, use.axes)), key=by_cost)),
+        links=_links(decision),
+        ops={what: _op_uses(getattr(decision, field)) for field, what in OPS.items() if getattr(decision, field)},
+        checks=_by_verdict(decision.checked),
+        lines=_communication_lines(uses),
+    )
+    if program is None:
+        return report
+    graph = program.network
+    return replace(
+        report,
+        lines=seconds_by_place(graph, "by line"),
+        modules=seconds_by_place(graph, "by module"),
+        memory=memory_over_time(program.memory, program.choice),
+        folds=(fold_ops(graph, "by module"), fold_ops(graph, "by line")),
+    )
+
+
+def form_text(form: Form) -> str:
+    """How a program is computed."""
+    passes = f"{form.microbatches} microbatches" if form.microbatches > 1 else ""
+    chosen = [one for one in form.saved if one is not None]
+    saved = f"{sum(map(len, chosen))} values saved for the backward pass as chosen" if chosen else ""
+    return ", ".join(part for part in (passes, saved) if part) or "as written"
+
+
+def _links(decision: Decision) -> dict[str, str]:
+    """For every mesh axis the kinds of the wires that it runs along; an axis without a link is missing."""
+    links = decision.request.topology.links(tuple(decision.mesh_shape.values())) or ()
+    found: dict[str, str] = {}
+    for name, link in zip(decision.mesh_shape, links, strict=False):
+        kinds = dict.fromkeys(WIRES[segment.kind] for segment in link.dims if segment.extent > 1)
+        rings = any(segment.wrap and segment.kind == "torus" for segment in link.dims)
+        if kinds:
+            found[name] = f"{' and '.join(kinds)}{' in rings' if rings else ''}"
+    return found
+
+
+def at_source(name: str, source: str) -> str:
+    """A name with its source line, which the names of unnamed intermediates hold already."""
+    return name if source in name else f"{name} at {source}"
+
+
+def _op_uses(ops: Sequence[Replicated | Ruled | Guessed]) -> tuple[OpUse, ...]:
+    """The ops of one kind, name and line as one, in the order of the first."""
+    folded = fold_numbers([op.name or op.source for op in ops], [(op.op, op.source) for op in ops])
+    return tuple(
+        OpUse(
+            op=ops[members[0]].op,
+            place=at_source(name, ops[members[0]].source),
+            runs=sum(ops[i].trips for i in members),
+        )
+        for name, members in folded
+    )
+
+
+def _by_verdict(checks: Sequence[Checked]) -> tuple[Checked, ...]:
+    """The checks of one verdict and detail as one, under all of their names."""
+    groups: dict[tuple[str, str], list[Checked]] = {}
+    for check in checks:
+        groups.setdefault((check.verdict, check.detail), []).append(check)
+    return tuple(replace(group[0], what=", ".join(check.what for check in group)) for group in groups.values())
+
+
+def _communication_lines(uses: Sequence[CollectiveUse]) -> tuple[Line, ...]:
+    """Seconds of communication by source line, or by the tensor of which none is known."""
+    seconds: dict[str, float] = {}
+    for use in uses:
+        if use.seconds is not None:
+            place = use.source or use.tensor
+            seconds[place] = seconds.get(place, 0.0) + use.seconds
+    lines = [Line(source=place, compute_seconds=0.0, communication_seconds=each) for place, each in seconds.items()]
+    return tuple(sorted(lines, key=Line.order))
