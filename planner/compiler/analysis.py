@@ -21,6 +21,7 @@ from planner.compiler.layout.matmul_output import memory_order
 from planner.compiler.model import CompilerModel
 from planner.compiler.program import CompiledProgram, compiled
 from planner.compiler.schedule.live_ranges import Copied, Holdings, copied, held
+from planner.compiler.schedule.prefetched_weights import WeightsThere, weights_there
 from planner.compiler.simplify.sharding_remover import SeenThrough
 from planner.compiler.targets.cpu import CPU
 from planner.decisions.decision_graph import Flow, Transfer, build_flow
@@ -118,6 +119,11 @@ class Model:
         return savings_of(self.seen.graph, self.grouping, flow, self.compiled.narrow, self.compiler, self.hiding)
 
     @cached_property
+    def weights_there(self) -> tuple[WeightsThere, ...]:
+        """The products whose weights a TPU's compiler can bring to the chip ahead; none where no kernels are known."""
+        return () if self.kernels is None else tuple(weights_there(self.seen.graph))
+
+    @cached_property
     def matmul_flops(self) -> float:
         """The operations of all matmuls of a call, on all devices together."""
         regions = self.graph.regions
@@ -154,16 +160,17 @@ def model_of(
     kept: AbstractSet[int],
     compiler: CompilerModel = CPU,
     hiding: tuple[float, float] = (math.inf, 0.0),
+    inlined: bool = False,
 ) -> Model:
     """The model of a program, whose outputs at some positions are pinned, and some tensors are `kept` as pinned.
 
-    `compiler` is that of the target; `hiding` as of `Model`.
+    `compiler` is that of the target; `hiding` as of `Model`, `inlined` as of `kernels_of`.
     """
     grouping = group_ops(graph)
     flow = build_flow(graph, grouping, pinned_outputs=pinned_outputs, kept=kept)
     seen = SeenThrough(graph, removed=compiler.runs("sharding-remover"))
     program = compiled(seen.graph, grouping, compiler)
-    kernels = kernels_of(program) if compiler.models_kernels else None
+    kernels = kernels_of(program, inlined=inlined) if compiler.models_kernels else None
     bodies = dict.fromkeys(body for body in map(body_of, graph.ops) if body is not None)
     return Model(
         graph=graph,
@@ -174,7 +181,14 @@ def model_of(
         alike=isomorphic(program, kernels),
         kernels=kernels,
         bodies={
-            body: model_of(body.graph, pinned_outputs=set(), kept=set(), compiler=compiler, hiding=hiding)
+            body: model_of(
+                body.graph,
+                pinned_outputs=set(),
+                kept=set(),
+                compiler=compiler,
+                hiding=hiding,
+                inlined=body.axes is not None,
+            )
             for body in bodies
         },
         hiding=hiding,

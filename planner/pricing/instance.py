@@ -21,6 +21,7 @@ from pbqp.vectors import Floats, Indices, distinct_lines
 from planner.compiler.analysis import Model
 from planner.compiler.layout.row_major_lanes import InRows
 from planner.decisions.decision_graph import Transfer
+from planner.pricing.body_memory import BodyMemory
 from planner.pricing.candidates.strategies import Kinds, Strategies
 from planner.pricing.host_feeding import Fed, Feeding
 from planner.pricing.mesh import COLLECTIVES, Mesh
@@ -50,10 +51,10 @@ class Instance:
     """The strategies, costs and memory of a program on one mesh.
 
     Node n may choose among `tables[kind_of[n]]`; nodes of one kind have equal strategies. `works` and `node_values` are
-    what these cost: the value of every strategy of every node, reshards within it included. `temporary_bytes` are held
-    on a device by the bodies of ops that stay one op, beside their operands and results. `pinned` are the tensors,
-    `pinned_outputs` the positions of results whose spec the user gave. `patterns` are the reshards met on meshes of as
-    many axes, `feeding` is how inputs come from hosts, `given` the problem where it is known already.
+    what these cost: the value of every strategy of every node, reshards within it included. `body_memory` is held on a
+    device by the bodies of ops that stay one op. `pinned` are the tensors, `pinned_outputs` the positions of results whose
+    spec the user gave. `patterns` are the reshards met on meshes of as many axes, `feeding` is how inputs come from hosts,
+    `given` the problem where it is known already.
     """
 
     model: Model
@@ -67,7 +68,7 @@ class Instance:
     kind_of: tuple[int, ...]
     works: tuple[Work | None, ...]
     node_values: tuple[Floats, ...]
-    temporary_bytes: Mapping[Body, float] = field(default_factory=dict[Body, float])
+    body_memory: Mapping[Body, BodyMemory] = field(default_factory=dict[Body, BodyMemory])
     feeding: Feeding | None = None
     given: Problem | None = None
     _cache: dict[object, Floats] = field(init=False, default_factory=dict[object, Floats])

@@ -132,6 +132,17 @@ MEMORY_SPACE_ASSIGNMENT = Pass(
     ),
 )
 
+CROSS_PROGRAM_PREFETCH = Pass(
+    name="cross-program-prefetch",
+    phase="memory space",
+    does="Brings weights of products outside of loops to the chip while collectives run.",
+    evidence=Evidence(
+        release="libtpu 0.0.42",
+        seen="decode steps of Llama 3 70B and 8B, layers written out, on v5e:4x4 and v5p:4x4x4",
+        source="xla/service/memory_space_assignment/ (copy-start, slice-start, cross-program prefetch)",
+    ),
+)
+
 REMATERIALIZATION = Pass(
     name="rematerialization",
     phase="rematerialization",
