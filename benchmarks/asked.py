@@ -20,6 +20,7 @@ def least_time(topology: Topology, memory_limit: float, *, platform: str | None 
         cost_model="analytic",
         profile=None,
         while_trips=1.0,
+        inputs="auto",
     )
 
 

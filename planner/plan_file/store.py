@@ -1,6 +1,6 @@
 """Plan files: JSON that is stable to compare, can be edited by hand, and is checked field by field when it is read.
 
-What was decided comes first, what is told of it and changes from run to run last; a row stands on one line. A digest ends
+What was decided comes first, what is predicted and changes from run to run last; a row stands on one line. A digest ends
 the file: an edited plan is taken, and says that its promises are those of the plan before.
 """
 
@@ -18,7 +18,6 @@ from planner.decision import Checked, Decision
 from planner.errors import ArgumentError, PlanFileError
 from planner.files import write_whole
 from planner.plan_file.record import FORMAT, VERSION, decision_of, record_of
-from planner.program.tracing.traced import Program
 
 DIGEST = "digest"
 ROW = 160
@@ -34,20 +33,15 @@ UNSURE = "the file of this plan does not say whether it was changed after it was
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """What a file holds: the decision, the structure of the arguments in words (`tree_from_words`), the saver's JAX.
-
-    `edited`: whether it is not known to be the plan that was saved.
-    """
+    """What a file holds: a decision, and whether it is not known to be the one that was saved."""
 
     decision: Decision
-    in_tree: Any
-    jax_version: str
     edited: bool
 
 
-def save_decision(decision: Decision, path: Path, program: Program) -> None:
+def save_decision(decision: Decision, path: Path) -> None:
     """Writes a decision to `path`, whole or not at all. Raises: ArgumentError where nothing can be written there."""
-    text = written(record_of(decision, program))
+    text = written(record_of(decision))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text.encode())
@@ -122,7 +116,7 @@ def read_saved(text: str, what: str) -> Saved:
     edited = digest != digest_of(record)
     if edited:
         decision = _as_edited(decision, UNSURE if digest is None else EDITED)
-    return Saved(decision=decision, in_tree=record["in_tree"], jax_version=record["jax"], edited=edited)
+    return Saved(decision=decision, edited=edited)
 
 
 def parsed(text: str, what: str) -> Any:

@@ -143,7 +143,7 @@ class Call:
 
         if self.processes.alone:
             return following()
-        return decision_of(self.processes.decided(lambda: record_of(following(), self.sessions.program)))
+        return decision_of(self.processes.decided(lambda: record_of(following())))
 
 
 def _identity(decision: Decision) -> object:

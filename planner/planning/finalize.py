@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
 from cost_models import Measured
 from planner.compiler.targets import NO_WINDOWED_EINSUM
 from planner.decision import Certificate, Decision, Guessed, Replicated, Ruled
 from planner.emit.constraints import place
 from planner.emit.predict import predict
 from planner.explain.whole_inputs import whole_inputs
+from planner.plan_file.treedef import words_of_tree
 from planner.prediction import Predicted
 from planner.pricing.assignment import Chosen
 from planner.pricing.candidates.strategies import SEARCHED_AXES
@@ -71,6 +74,7 @@ def decide(
         mesh_shape=placement.mesh_shape,
         arguments=program.arguments,
         results=program.results,
+        in_tree=words_of_tree(program.in_tree),
         in_specs=placement.in_specs,
         out_specs=placement.out_specs,
         constraints=placement.constraints,
@@ -107,6 +111,7 @@ def decide(
         ),
         donate_argnums=program.donate_argnums,
         static_argnums=program.static_argnums,
+        jax_version=jax.__version__,
         compiler_options=dict(NO_WINDOWED_EINSUM[request.topology.chip.platform]),
         form=program.form,
     )

@@ -57,7 +57,7 @@ class KeptPlans:
 
         def told_to_all() -> list[Any]:
             found = _found(path, ready)
-            return [found.decision and record_of(found.decision, ready.sessions.program), found.why_not]
+            return [found.decision and record_of(found.decision), found.why_not]
 
         if processes.alone:
             found = _found(path, ready)
@@ -68,7 +68,7 @@ class KeptPlans:
             return call.kept(found.decision)
         made = planned()
         told = [found.why_not] if found.why_not else []
-        told += processes.decided(lambda: keep(path, record_of(made.decision, ready.sessions.program)))
+        told += processes.decided(lambda: keep(path, record_of(made.decision)))
         return made.with_notes((*made.notes, *told)) if told else made
 
 

@@ -165,7 +165,7 @@ class LoadedPlan:
     def _another(self, program: Program, why: str = "") -> str:
         return (
             f"{program.function_name} does not trace to the program the plan of {self.decision.function_name} was made for "
-            f"(another function, or another JAX release: saved by {self._saved.jax_version}, here "
+            f"(another function, or another JAX release: saved by {self.decision.jax_version}, here "
             f"{jax.__version__}){why}; plan again"
         )
 
@@ -178,7 +178,8 @@ class LoadedPlan:
                     "write bind(fn, (x,)) for one argument"
                 )
             return tuple(example_args)
-        decision, tree = self.decision, tree_from_words(self._saved.in_tree)
+        decision = self.decision
+        tree = tree_from_words(decision.in_tree)
         keys = {leaf.aval.dtype for leaf in decision.arguments if leaf.aval.dtype.startswith("key<")}
         if tree is None or decision.static_argnums or not keys <= set(KEY_TYPES):
             raise ArgumentError(

@@ -15,7 +15,7 @@ from planner.decision import Certificate, Decision
 from planner.errors import PlanFileError
 from planner.options import Options
 from planner.plan_file.codec import as_json, from_json
-from planner.plan_file.record import GROWN, decision_of, record_of
+from planner.plan_file.record import decision_of, record_of
 from planner.plan_file.store import DIGEST, digest_of, parsed
 from planner.planning.call import Call
 from planner.planning.plan_cache import (
@@ -78,7 +78,7 @@ def planned_or_kept_together(
     path = folder / f"{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:40]}{ENDING}"
     record, when, why_not = processes.decided(lambda: _read(path, calls))
     if record is not None:
-        read, written_at = from_json(ProgramsRecord, record, grown=GROWN), datetime.fromtimestamp(when, UTC)
+        read, written_at = from_json(ProgramsRecord, record), datetime.fromtimestamp(when, UTC)
         return Programs(
             {
                 name: _bound(as_checked_at(decision_of(plan), written_at), calls[name])
@@ -97,7 +97,7 @@ def planned_or_kept_together(
 
 
 def _record_of(made: Programs, calls: Mapping[str, Call]) -> dict[str, Any]:
-    plans = {name: record_of(plan.decision, calls[name].sessions.program) for name, plan in made.items()}
+    plans = {name: record_of(plan.decision) for name, plan in made.items()}
     return as_json(ProgramsRecord(certificate=made.certificate, moves=made.moves, notes=made.notes, plans=plans))
 
 
@@ -106,7 +106,7 @@ def _read(path: Path, calls: Mapping[str, Call]) -> list[Any]:
     try:
         told = parsed(path.read_text(encoding="utf-8"), str(path))
         record = {key: value for key, value in told.items() if key != DIGEST} if isinstance(told, dict) else {}
-        read = from_json(ProgramsRecord, record, grown=GROWN)
+        read = from_json(ProgramsRecord, record)
         decisions = {name: decision_of(plan) for name, plan in read.plans.items()}
         when = path.stat().st_mtime
     except (OSError, ValueError, CostModelError, PlanFileError) as error:
