@@ -99,8 +99,8 @@ def load_saved(path: Path) -> Saved:
 
 def read_saved(text: str, what: str) -> Saved:
     """What the text of a saved plan holds; `what` is what it is called. Raises: PlanFileError."""
-    record = parsed(text, what)
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
+    record, digest = content_of(text, what)
+    if record.get("format") != FORMAT:
         raise PlanFileError(
             f"{what} is not a saved plan (its format is not {FORMAT!r}); give a file written by Plan.save"
         )
@@ -108,7 +108,6 @@ def read_saved(text: str, what: str) -> Saved:
         raise PlanFileError(
             f"{what} has version {record.get('version')!r:.40}, this planner reads {VERSION}; plan again"
         )
-    digest = record.pop(DIGEST, None)
     try:
         decision = decision_of(record)
     except (ValueError, CostModelError) as error:
@@ -119,10 +118,13 @@ def read_saved(text: str, what: str) -> Saved:
     return Saved(decision=decision, edited=edited)
 
 
-def parsed(text: str, what: str) -> Any:
-    """What JSON tells. Raises: PlanFileError where it is none, or has a field twice."""
+def content_of(text: str, what: str) -> tuple[dict[str, Any], Any]:
+    """The fields of a file, none where it holds no object, and its digest, which ends it.
+
+    Raises: PlanFileError where it is not JSON, or has a field twice.
+    """
     try:
-        return json.loads(text, object_pairs_hook=_object)
+        record = json.loads(text, object_pairs_hook=_object)
     except RecursionError as error:
         raise PlanFileError(
             f"{what} holds too many lists within each other; it is damaged, save the plan again"
@@ -131,6 +133,9 @@ def parsed(text: str, what: str) -> Any:
         raise PlanFileError(f"{what} has the field {error} twice in one place; leave one of them out") from error
     except ValueError as error:
         raise PlanFileError(f"{what} is not JSON ({error}); it is damaged, save the plan again") from error
+    if not isinstance(record, dict):
+        return {}, None
+    return record, record.pop(DIGEST, None)
 
 
 def _as_edited(decision: Decision, note: str) -> Decision:

@@ -17,8 +17,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import planner
+from planner import content_store
 from planner.errors import ArgumentError
-from planner.planning import plan_cache as kept_plans
+from planner.planning import plan_cache
 from planner.variants import problem_variants as sessions
 from tests.small import assert_same, mlp, mlp_args, shapes, train_args, train_step
 
@@ -72,7 +73,7 @@ def test_another_question_is_another_plan(tmp_path: Path, monkeypatch: pytest.Mo
     for count, (name, ask) in enumerate(OTHERWISE.items(), start=2):
         ask(tmp_path)
         assert len(list(tmp_path.iterdir())) == count, name
-    monkeypatch.setattr(kept_plans, "releases", lambda: ["jax 99"])
+    monkeypatch.setattr(plan_cache, "releases", lambda: ["jax 99"])
     _plan(tmp_path)
     assert len(list(tmp_path.iterdir())) == len(OTHERWISE) + 2, "another release"
 
@@ -118,7 +119,7 @@ def test_folders_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def full(*_: object) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(kept_plans, "write_whole", full)
+    monkeypatch.setattr(content_store, "write_whole", full)
     assert any("could not be kept" in note and "no space left" in note for note in _plan(tmp_path / "new").notes)
 
 
