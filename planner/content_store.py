@@ -22,8 +22,8 @@ T = TypeVar("T")
 
 def digest_of_all(*values: object, content: bytes = b"") -> str:
     """The key of an entry that follows from these values and this content."""
-    words = json.dumps(values, sort_keys=True, default=lambda v: dict(v) if isinstance(v, Mapping) else repr(v))
-    return hashlib.sha256(content + words.encode()).hexdigest()
+    text = json.dumps(values, sort_keys=True, default=lambda v: dict(v) if isinstance(v, Mapping) else repr(v))
+    return hashlib.sha256(content + text.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -158,7 +158,7 @@ class Decision:
 
     A plan file holds these fields, in this order: what was decided first, then what is predicted and known of it.
     `fingerprint` identifies the traced program the places belong to, in the `form` in which it is computed; `arguments` and
-    `results` are its leaves, and `in_tree` says how the leaves lie in the user's arguments, in the words of
+    `results` are its leaves, and `in_tree` says how the leaves lie in the user's arguments, as the JSON of
     `plan_file.treedef`. `compiler_options` are those of the compiler of the topology's platform with which the prediction
     holds. `named` are those of its `intermediates` that the program names with `checkpoint_name`, `logical` the plan in
     terms of the indices that run through it. `choice` is the strategy chosen for every node of the problem that `request`

@@ -213,10 +213,10 @@ _POSSIBLE: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 def telling(options: Options, stage: str) -> Options:
     """The options for one of several searches, whose progress is told as of this stage."""
-    told = options.progress
+    show = options.progress
 
     def progress(seen: Progress) -> None:
-        if told is not None:
-            told(replace(seen, stage=stage))
+        if show is not None:
+            show(replace(seen, stage=stage))
 
-    return replace(options, progress=told and progress)
+    return replace(options, progress=show and progress)

@@ -50,27 +50,27 @@ def _first_sentences() -> dict[str, str]:
 def _values(kind: Any, name: str) -> dict[str, Any]:
     """How the parser reads the values of a type; nothing for a type whose values text cannot give."""
     kinds: Sequence[Any] = typing.get_args(kind) if typing.get_origin(kind) in (Union, UnionType) else (kind,)
-    words = [word for one in kinds if typing.get_origin(one) is Literal for word in typing.get_args(one)]
+    choices = [word for one in kinds if typing.get_origin(one) is Literal for word in typing.get_args(one)]
     if float in kinds or int in kinds:
         number = float if float in kinds else int
         metavar = "SECONDS" if name.endswith("_s") else "N"
-        return {"type": _word_or(words, number, "a number") if words else number, "metavar": metavar}
+        return {"type": _choice_or(choices, number, "a number") if choices else number, "metavar": metavar}
     if Sequence[str] in kinds:
-        return {"type": _word_or(words, _names, "names"), "metavar": "NAME,..."}
+        return {"type": _choice_or(choices, _names, "names"), "metavar": "NAME,..."}
     if str in kinds:
         return {"metavar": "PATH"}
-    return {"choices": words} if words and bool not in kinds else {}
+    return {"choices": choices} if choices and bool not in kinds else {}
 
 
-def _word_or(words: Sequence[str], read: Callable[[str], Any], wanted: str) -> Callable[[str], Any]:
-    """Reads one of some words, or something else."""
+def _choice_or(choices: Sequence[str], read: Callable[[str], Any], wanted: str) -> Callable[[str], Any]:
+    """Reads one of some choices, or something else."""
 
     def read_either(text: str) -> Any:
         try:
-            return text if text in words else read(text)
+            return text if text in choices else read(text)
         except ValueError:
-            choices = " or ".join((*words, wanted))
-            raise argparse.ArgumentTypeError(f"{text!r} is not possible; write {choices}") from None
+            possible = " or ".join((*choices, wanted))
+            raise argparse.ArgumentTypeError(f"{text!r} is not possible; write {possible}") from None
 
     return read_either
 

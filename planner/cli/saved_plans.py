@@ -122,8 +122,8 @@ def explain(arguments: argparse.Namespace) -> int:
     if program is not None and name is None and not PROGRAM.fullmatch(program):
         program, name = None, program
     if program is None:
-        told_by_file = load(arguments.plan).explain(name)
-        _print(plain(told_by_file) if arguments.json else str(told_by_file), as_data=arguments.json)
+        recorded = load(arguments.plan).explain(name)
+        _print(plain(recorded) if arguments.json else str(recorded), as_data=arguments.json)
         return 0
     bound = bind(arguments.plan, program)
     with status("pricing alternatives"):

@@ -57,10 +57,10 @@ def from_json(
     try:
         return (read or CONVERTER.structure)(value, kind)
     except (cattrs.BaseValidationError, ValueError) as error:
-        words, _, path = cattrs.transform_error(error, "", _error_words)[0].rpartition(" @ ")
+        message, _, path = cattrs.transform_error(error, "", _message_of)[0].rpartition(" @ ")
         first, *others = re.split(r"(?=[.[])", path.lstrip("."))
         where = "".join((names.get(first, first), *others))
-        raise ValueError(f"{shortened(where, MOST_OF_PATH) or 'the file'} {words}") from error
+        raise ValueError(f"{shortened(where, MOST_OF_PATH) or 'the file'} {message}") from error
 
 
 def read_by_fields(kind: type[T], converter: cattrs.Converter, **overrides: Any) -> Hook:
@@ -77,13 +77,13 @@ def shortened(text: str, most: int = MOST_OF_VALUE) -> str:
 def not_a(wanted: str, value: Any) -> ValueError:
     """The error for a value that is not what was wanted."""
     if isinstance(value, (dict, list)):
-        words = f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
+        text = f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
     else:
-        words = shortened(ascii(value))
-    return ValueError(f"is {words}, not {wanted}")
+        text = shortened(ascii(value))
+    return ValueError(f"is {text}, not {wanted}")
 
 
-def _error_words(error: BaseException, _: type | None) -> str:
+def _message_of(error: BaseException, _: type | None) -> str:
     """What follows the path of a field in an error."""
     if isinstance(error, KeyError):
         return "is missing"

@@ -18,7 +18,7 @@ from cost_models import OBJECTIVES, CostModelError, Topology, parse_topology
 from planner.compiler.targets import options_of_plans
 from planner.decision import Decision, Request
 from planner.plan_file.codec import CONVERTER, MOST_INTEGER, as_json, from_json, read_by_fields
-from planner.plan_file.treedef import leaves_in_words
+from planner.plan_file.treedef import leaves_in_json
 from planner.pricing.candidates.specs import entries_of
 from planner.program.graph import Aval
 from planner.program.slots import Slot, SlotKind
@@ -174,7 +174,7 @@ def _check(read: Decision) -> None:
             _check_leaf(leaf, spec, mesh, f"{what}[{i}]")
     if read.in_tree is not None:
         count = sum(not leaf.constant for leaf in read.arguments)
-        _require(leaves_in_words(read.in_tree) == count, "in_tree", f"has not the {count} arrays that there are")
+        _require(leaves_in_json(read.in_tree) == count, "in_tree", f"has not the {count} arrays that there are")
     positions = (*read.donate_argnums, *read.static_argnums)
     _require(len(set(positions)) == len(positions), "donate_argnums", "and static_argnums have one position twice")
     inside = [spec for specs in read.constraints.values() for spec in specs]
@@ -261,6 +261,6 @@ def _check_figures(read: Decision) -> None:
         _require(min(collective.bytes, collective.count) >= 0, "predicted.collectives", "have a figure below 0")
 
 
-def _require(holds: bool, where: str, words: str) -> None:
+def _require(holds: bool, where: str, why: str) -> None:
     if not holds:
-        raise ValueError(f"{where} {words}")
+        raise ValueError(f"{where} {why}")

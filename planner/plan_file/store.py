@@ -142,7 +142,7 @@ def _as_edited(decision: Decision, note: str) -> Decision:
     """A decision whose promises and checks may be another's, which says so."""
     detail = "its file was changed after it was saved, or does not say"
     checked = tuple(Checked(what=check.what, ok=None, detail=detail) for check in decision.checked)
-    notes = tuple(words for words in decision.notes if words not in (EDITED, UNSURE))
+    notes = tuple(note for note in decision.notes if note not in (EDITED, UNSURE))
     return replace(decision, checked=checked, notes=(*notes, note))
 
 

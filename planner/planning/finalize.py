@@ -13,7 +13,7 @@ from planner.decision import Certificate, Decision, Guessed, Replicated, Ruled
 from planner.emit.constraints import place
 from planner.emit.predict import predict
 from planner.explain.whole_inputs import whole_inputs
-from planner.plan_file.treedef import words_of_tree
+from planner.plan_file.treedef import json_of_tree
 from planner.prediction import Predicted
 from planner.pricing.assignment import Chosen
 from planner.pricing.candidates.strategies import SEARCHED_AXES
@@ -74,7 +74,7 @@ def decide(
         mesh_shape=placement.mesh_shape,
         arguments=program.arguments,
         results=program.results,
-        in_tree=words_of_tree(program.in_tree),
+        in_tree=json_of_tree(program.in_tree),
         in_specs=placement.in_specs,
         out_specs=placement.out_specs,
         constraints=placement.constraints,

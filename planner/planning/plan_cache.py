@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import astuple, replace
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from planner.content_store import ContentStore, Found, digest_of_all
 from planner.decision import Decision
@@ -83,32 +83,26 @@ def found_or_made(
 
     Of several processes the leading one reads and writes files, and all read its content.
     """
-    found = _found_by_all(store, key, processes, read)
+    found = store.find(key, read) if processes.alone else _found_by_all(store, key, processes, read)
     if found.value is not None:
         return found.value, []
     made = make()
     failed = processes.decided(lambda: store.keep(key, write(made).encode()))
-    return made, [words for words in (found.why_not, failed) if words]
+    return made, [note for note in (found.why_not, failed) if note]
 
 
 def _found_by_all(
     store: ContentStore, key: str, processes: Processes, read: Callable[[bytes, datetime], T]
 ) -> Found[T]:
-    if processes.alone:
-        return store.find(key, read)
+    """What the leading process finds, read by all. Only that one decides whether an entry serves, so all do the same."""
 
     def checked(content: bytes, written_at: datetime) -> tuple[str, float]:
         read(content, written_at)
         return content.decode(), written_at.timestamp()
 
-    def search() -> Any:
-        found = store.find(key, checked)
-        return found.value, found.why_not
-
-    entry, why_not = processes.decided(search)
-    if entry is None:
-        return Found(why_not=why_not)
-    return Found(value=read(entry[0].encode(), datetime.fromtimestamp(entry[1], UTC)))
+    entry, why_not = processes.decided(lambda: astuple(store.find(key, checked)))
+    value = None if entry is None else read(entry[0].encode(), datetime.fromtimestamp(entry[1], UTC))
+    return Found(value=value, why_not=why_not)
 
 
 def key_of_question(ready: Ready, options: Options) -> str:

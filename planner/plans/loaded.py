@@ -16,7 +16,7 @@ from planner.errors import ArgumentError, MeshError, PlanFileError
 from planner.machine.target import Target, check_devices
 from planner.plan_file.edited import check_places
 from planner.plan_file.store import Saved
-from planner.plan_file.treedef import tree_from_words
+from planner.plan_file.treedef import tree_of_json
 from planner.plans.alternatives import alternatives
 from planner.plans.plan import Plan
 from planner.plans.process_parts import with_wholes
@@ -179,7 +179,7 @@ class LoadedPlan:
                 )
             return tuple(example_args)
         decision = self.decision
-        tree = tree_from_words(decision.in_tree)
+        tree = tree_of_json(decision.in_tree)
         keys = {leaf.aval.dtype for leaf in decision.arguments if leaf.aval.dtype.startswith("key<")}
         if tree is None or decision.static_argnums or not keys <= set(KEY_TYPES):
             raise ArgumentError(
