@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -16,7 +15,7 @@ Improvement = Callable[[float, float], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """A deadline, the time it was `started`, the seed of all randomness, and progress.
+    """A deadline, which starts with the solve, the seed of all randomness, and progress.
 
     Choices that cost at least `cutoff` are of no interest: a method may end with the proof that there is no other.
     Nor is what is better by less than `gap`, a part of the value: a method ends where that is all that can be left.
@@ -26,7 +25,6 @@ class Control:
     """
 
     deadline: Deadline
-    started: float = field(default_factory=time.monotonic)
     seed: int = 0
     progress: Improvement | None = None
     cutoff: float = math.inf
@@ -41,7 +39,7 @@ class Control:
 
     def elapsed(self) -> float:
         """Seconds since the start."""
-        return time.monotonic() - self.started
+        return self.deadline.elapsed
 
     def tell(self, value: float, bound: float) -> None:
         """Reports an improved value or bound."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import time
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +13,7 @@ from jax.sharding import PartitionSpec
 
 from cost_models import CostModel, Objective, Roofline, objective
 from cost_models.hardware import Platform
+from pbqp.deadline import Deadline
 from planner.compiler.analysis import Model, model_of
 from planner.compiler.fusion.instruction_fusion import ON_GPU, ON_TPU, Fusion
 from planner.compiler.targets import flops_that_hide
@@ -237,12 +237,12 @@ class Session:
         below: float = math.inf,
         worth: float = WORTHWHILE,
         hastened: bool = True,
-        since: float | None = None,
+        planning: Deadline | None = None,
     ) -> Found:
         """The plans for these meshes, best first, but for those named in `without`, and for those not `below` a value.
 
         A mesh tried later must be better by a share of `worth`. Of plans of the least peak the best is sought
-        if `hastened`. `since` is when planning began, where that is before this search, of the monotonic clock.
+        if `hastened`. `planning` starts when planning began, where that is before this search.
 
         Raises: PinError, InfeasibleError where the pins fit no mesh, or nothing fits the limit; why is sought if
         `explained`.
@@ -262,6 +262,6 @@ class Session:
             worth=worth,
             workers=usable_cores() if options.workers is None else options.workers,
             hastened=hastened,
-            since=time.monotonic() if since is None else since,
+            planning=planning or Deadline.never(),
         )
         return search(usable, self, asked)

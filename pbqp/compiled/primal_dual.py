@@ -12,7 +12,6 @@ are used, and the outcome depends on the machine's timing as well as on the seed
 from __future__ import annotations
 
 import math
-import time
 from typing import final
 
 import numpy as np
@@ -162,7 +161,7 @@ class _Stage:
         self.rising = Rising(self.dual)
         self._steps = Chain((prepared, tied, self.arrays))
         self._random = np.random.default_rng(control.seed)
-        self._told, self._told_at = math.inf, 0.0
+        self._told, self._told_at = math.inf, -math.inf
 
     def run(self, until: Deadline) -> str:
         """Searches until the gap is closed, the time is up, or nothing moves, and says which ("gap", "time", "stall").
@@ -244,10 +243,11 @@ class _Stage:
         dual, best, rising = self.dual, self.best, self.rising
         cores = Cores(self.arrays, self.control.seed)
         little = 0.5 * max(self.control.gap, RELATIVE_TOLERANCE)
-        began = progress = time.monotonic()
+        began = progress = self.control.elapsed()
         value, bound, descents = math.inf, -math.inf, 0
         open_choices = self.arrays.net.unary.size - self.arrays.net.size.size
-        while (now := time.monotonic()) < until.end:
+        while not until.passed:
+            now = self.control.elapsed()
             found = rising.found()
             if found is not None:
                 primal.restart(found)

@@ -15,7 +15,6 @@ themselves) the whole problem is solved after it, for what is better only: that 
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from functools import partial
 import numpy as np
 
 from pbqp.budget import Budget, Share
+from pbqp.deadline import Deadline
 from pbqp.identity import numbered
 from pbqp.memory_rows import Indices
 from pbqp.methods import solve
@@ -56,7 +56,7 @@ def solve_shared(
     solved = partial(solve, seed=budget.seed, gap=gap, compiled=compiled, table_cache=table_cache)
     if classes is None:
         return solved(problem, time_limit=seconds, cutoff=cutoff)
-    started = time.monotonic()
+    deadline = Deadline.after(seconds)
     if problem.rows:
         classes = classes.divided(max(1, DIVIDED // classes.count))
     small = quotient(problem, classes, table_cache)
@@ -65,12 +65,12 @@ def solve_shared(
     solution = _lifted(problem, small, found)
     if small.lossless or (problem.rows and len(problem.node_costs) > MANY_NODES):
         return solution
-    left = max(seconds - (time.monotonic() - started), 0.1 * seconds)
+    left = deadline.left(0.1 * seconds)
     upper = min(cutoff, solution.value)
     whole = solved(problem, time_limit=left, cutoff=upper)
     if whole.choice is not None or solution.choice is None:
-        return replace(whole, seconds=time.monotonic() - started)
-    return _certified(solution, bound=min(whole.bound, solution.value), seconds=time.monotonic() - started)
+        return replace(whole, seconds=deadline.elapsed)
+    return _certified(solution, bound=min(whole.bound, solution.value), seconds=deadline.elapsed)
 
 
 def _worth_sharing(problem: Problem, share: Share) -> Classes | None:

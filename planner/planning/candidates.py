@@ -8,10 +8,10 @@ doubted is kept while others are tried that may be faster; the fastest by its co
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 
+from pbqp.deadline import Deadline
 from planner.decision import Decision
 from planner.errors import CompileError, InfeasibleError, PinError
 from planner.options import Options
@@ -45,7 +45,14 @@ def attempts(
     Raises: PinError, InfeasibleError where there is none, or none that fits by its compiler; CompileError once all were
     dropped.
     """
-    run = _Run(sessions=sessions, session=sessions.base, meshes=meshes, options=options, notes=tuple(notes))
+    run = _Run(
+        sessions=sessions,
+        session=sessions.base,
+        meshes=meshes,
+        options=options,
+        notes=tuple(notes),
+        deadline=Deadline.after(options.time_limit_s),
+    )
     found: Found | None = run.first()
     while found is not None and len(run.tried) <= FALLBACKS:
         answer = yield run.decision(found)
@@ -85,11 +92,11 @@ class _Run:
     meshes: Sequence[Shape]
     options: Options
     notes: tuple[str, ...]
+    deadline: Deadline
     limit_bytes: float = 0.0
     most_bytes: float = 0.0
     none_fits: InfeasibleError | None = None
     bound: float = 0.0
-    start: float = field(default_factory=time.monotonic)
     tried: list[Decision] = field(default_factory=list[Decision])
     dropped: dict[str, str] = field(default_factory=dict[str, str])
     told: list[str] = field(default_factory=list[str])
@@ -127,7 +134,7 @@ class _Run:
             self.session,
             best,
             bound=self.bound,
-            seconds=time.monotonic() - self.start,
+            seconds=self.deadline.elapsed,
             meshes=len(self.meshes),
             notes=(*self.notes, *found.notes, *(() if self.told else why), *self.told),
         )
@@ -173,7 +180,7 @@ class _Run:
             # No plan promises to take so little: on another mesh the compiler may need what was promised.
             self.limit_bytes = self.most_bytes
             self.dropped[mesh_words(self.tried[-1].mesh_shape)] = self.told[-1]
-        if answer.doubt is not None and time.monotonic() - self.start > self.options.time_limit_s:
+        if answer.doubt is not None and self.deadline.passed:
             return None
         found = self.again(self.meshes)
         fastest = min((seconds for seconds, _ in self.kept), default=None)
@@ -183,12 +190,11 @@ class _Run:
 
     def again(self, candidates: Sequence[Shape]) -> Found | None:
         """The next best plans for these meshes, in the time that is left; None where there are none."""
-        left = max(self.options.time_limit_s - (time.monotonic() - self.start), 1.0)
         try:
             return self.session.search(
                 candidates,
                 limit_bytes=self.limit_bytes,
-                options=replace(self.options, time_limit_s=left),
+                options=replace(self.options, time_limit_s=self.deadline.left(1.0)),
                 without=self.dropped,
                 explained=False,
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -70,7 +69,7 @@ def _refined(
     how: Literal["compile", "measure"],
 ) -> Result | str:
     """The plans tried, best first; or why none could be."""
-    began, session = time.monotonic(), sessions.base
+    hard, session = Deadline.after(options.time_limit_s), sessions.base
     limit = session.request.memory_limit
     why = why_no_compiler(session.target) if how == "compile" else ""
     if how == "measure":
@@ -80,11 +79,7 @@ def _refined(
     best = searched(sessions, meshes, options, judged=lambda: how == "compile")
     session, found = best.session, best.found
     emits = Emits(program=session.program, target=session.target, graph=session.graph)
-    clock = Clock(
-        began=began,
-        soft=Deadline(began + REFINING_SHARE * options.time_limit_s),
-        hard=Deadline(began + options.time_limit_s),
-    )
+    clock = Clock(soft=hard.share(REFINING_SHARE), hard=hard)
     prospects = Prospects(session, options, limit_bytes=limit, meshes=len(meshes))
     with ExitStack() as stack:
         judge: Judge

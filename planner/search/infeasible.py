@@ -9,7 +9,6 @@ left out in turn for as long as what is left cannot be.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -55,7 +54,7 @@ def no_fit(
     """The error for a limit that nothing on these meshes fits: the conflict, the least memory that would do, and why."""
     if not meshes:
         return InfeasibleError("no mesh has any plan: the pins conflict; relax them or fix another mesh")
-    began, budget = time.monotonic(), budget.until(Deadline.after(SECONDS))
+    budget = budget.until(Deadline.after(SECONDS))
     most = max(math.prod(shape.values()) for shape in meshes)
     best: tuple[MemoryModel, Least] | None = None
     # The more evenly a mesh is divided over its axes, the more of its splits fit the program's dims.
@@ -80,7 +79,7 @@ def no_fit(
     memory, found = best
     budget = replace(budget.until(Deadline.after(CONFLICT_SECONDS)), share="auto")
     points = conflict(memory, found, limit_bytes, budget)
-    spent = min(max(time.monotonic() - began, LEAST_OFFER_SECONDS), OFFER_SECONDS)
+    spent = min(max(budget.deadline.elapsed, LEAST_OFFER_SECONDS), OFFER_SECONDS)
     names = tuple(memory.describe(point) for point in points)
     top = int(memory.profile(found.choice).argmax())
     chosen = Chosen(instance=memory.instance, choice=tuple(found.choice))

@@ -21,7 +21,6 @@ waves, and so the plan, are the same for any number of workers.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -85,8 +84,8 @@ class Asked:
     nothing fits says why. Up to so many `workers` search at a time. `unit` is that of the values told to `progress`. Only
     plans of a value `below` what is known already are sought. A mesh tried later must be better by a share of `worth`;
     where that is more than what ties are told by, what is postponed is taken up at once, as its plans spare more of the
-    others than they could spare of it. Of plans of the least peak the best is sought at once if `hastened`. `since` is when
-    planning began, of the monotonic clock.
+    others than they could spare of it. Of plans of the least peak the best is sought at once if `hastened`. `planning`
+    starts when planning began, where that is before this search.
     """
 
     limit_bytes: float
@@ -102,7 +101,7 @@ class Asked:
     worth: float = WORTHWHILE
     workers: int = 1
     hastened: bool = True
-    since: float = field(default_factory=time.monotonic)
+    planning: Deadline = field(default_factory=Deadline.never)
 
     @property
     def at_once(self) -> bool:
@@ -120,7 +119,7 @@ def search(meshes: Sequence[Mapping[str, int]], program: States, asked: Asked) -
     shared = asked.share is not False
     desk = Desk(meshes, program, limit_bytes=asked.limit_bytes, budget=budget, shared=shared)
     run = _MeshSearch(meshes, asked, _Alone(meshes, program), desk)
-    with Workers(desk.do, run.due, asked.workers, since=asked.since) as workers:
+    with Workers(desk.do, run.due, asked.workers, planning=asked.planning) as workers:
         run.search(workers)
     desk.forget()
     if not run.candidates and len(run.over) < len(meshes) and asked.below < math.inf:
@@ -153,7 +152,7 @@ class _MeshSearch:
 
     def __init__(self, meshes: Sequence[Mapping[str, int]], asked: Asked, alone: _Alone, desk: Desk) -> None:
         self.meshes, self.asked, self.alone, self.desk = meshes, asked, alone, desk
-        self.start, self.deadline = time.monotonic(), Deadline.after(asked.time_limit_s)
+        self.deadline = Deadline.after(asked.time_limit_s)
         self.candidates: dict[int, Candidate] = {}
         self.bounds: dict[int, float] = {}
         self.unlimited: dict[int, float] = {}
@@ -176,7 +175,7 @@ class _MeshSearch:
     @property
     def seconds(self) -> float:
         """Since the start."""
-        return time.monotonic() - self.start
+        return self.deadline.elapsed
 
     def found(self, notes: Sequence[str]) -> Found:
         """What the search came to; `notes` are told beside its own."""

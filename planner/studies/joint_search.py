@@ -14,7 +14,6 @@ certificate is of that sum. What is proven is that no layout is better by more, 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -114,9 +113,9 @@ class _Search:
     refused: list[PinError | InfeasibleError] = field(init=False, default_factory=list["PinError | InfeasibleError"])
 
     def __post_init__(self) -> None:
-        self.began = time.monotonic()
-        deadline = Deadline.after(self.options.time_limit_s)
-        self.singles = SinglePlans(calls=self.calls, options=self.options, deadline=deadline)
+        self.deadline = Deadline.after(self.options.time_limit_s)
+        self.trying = self.deadline.share(TRYING_SHARE)
+        self.singles = SinglePlans(calls=self.calls, options=self.options, deadline=self.deadline)
         self.specs = SharedSpecs(calls=self.calls, shared=self.shared)
         self.pinned: Specs = {} if self.own_layouts else self.specs.pinned_by_users()
         self.by_sum = next(iter(self.calls.values())).sessions.request.objective != "memory"
@@ -138,7 +137,7 @@ class _Search:
         lower = math.inf
         for examined, mesh in enumerate(meshes):
             floor = self.total(bounds)
-            late = time.monotonic() - self.began > TRYING_SHARE * self.options.time_limit_s
+            late = self.trying.passed
             if self.best is not None and (late or self.best.value <= floor * (1 + OPTIMAL_GAP)):
                 lower = min(lower, floor)
                 if late:
@@ -155,7 +154,7 @@ class _Search:
             "order": list(self.best.order),
             "bound": lower,
             "meshes": len(meshes),
-            "seconds": time.monotonic() - self.began,
+            "seconds": self.deadline.elapsed,
             "free": {name: decision.certificate.value for name, decision in free.items()},
             "notes": notes,
         }
@@ -180,7 +179,7 @@ class _Search:
             )
             return self.total(here)
         for lead in order:
-            late = time.monotonic() - self.began > TRYING_SHARE * self.options.time_limit_s
+            late = self.trying.passed
             if self.best is not None and (late or self.best.value <= self.total(here) * (1 + OPTIMAL_GAP)):
                 break
             with suppress(InfeasibleError, PinError):

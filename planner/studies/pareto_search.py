@@ -9,7 +9,6 @@ that of `plan` is.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -127,9 +126,9 @@ class _Search:
         session = self.call.session.asking(objective=objective, memory_limit=self.asked.memory_limit)
         stage = "the least memory" if objective == "memory" else f"the least {objective}"
         options = self.options(END_SHARE * self.deadline.left(), stage)
-        proposed, began = self.call.proposed_in_any_form(session, options), time.monotonic()
+        proposed, clock = self.call.proposed_in_any_form(session, options), Deadline.never()
         found = self.point(proposed, next(proposed), reach=0.0, end=True)
-        self.longest = max(self.longest, time.monotonic() - began)
+        self.longest = max(self.longest, clock.elapsed)
         return found
 
     def between(self) -> None:
@@ -214,10 +213,10 @@ class _Checks:
 
     def handed_over(self, point: _Point) -> Plan:
         """The plan of a point, checked. Raises: what `Call.handed_over` raises."""
-        began = time.monotonic()
+        clock = Deadline.never()
         if point.end or self.call.options.check != "auto":
             plan = self.call.handed_over(point.proposed)
-            self.longest = max(self.longest, time.monotonic() - began)
+            self.longest = max(self.longest, clock.elapsed)
             return plan
         if self.until is None:
             self.until = self.deadline.within(self.call.options.affordable_compile_s)
@@ -227,7 +226,7 @@ class _Checks:
         plan = self.call.handed_over(
             point.proposed, not_checked=why, not_run=f"{BETWEEN} is compiled and not run; verify(*args) does it"
         )
-        self.longest = max(self.longest, time.monotonic() - began)
+        self.longest = max(self.longest, clock.elapsed)
         return plan
 
 

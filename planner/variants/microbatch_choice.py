@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from pbqp.deadline import Deadline
 from planner.decision import Decision
 from planner.errors import ArgumentError, InfeasibleError
 from planner.options import Options
@@ -47,7 +47,7 @@ def in_first_form(
     Where that is left to the planner and nothing fits as written, for the least number of microbatches with which a plan
     fits. Raises: what `proposed` raises.
     """
-    start = time.monotonic()
+    deadline = Deadline.after(options.time_limit_s)
     try:
         yield from proposed(asked, options, ())
         return
@@ -61,13 +61,12 @@ def in_first_form(
     counts, tried = part_counts(batch.extent), 0
     more = f"Nor does any plan fit with the batch of {batch.extent} in microbatches"
     while counts:
-        left = options.time_limit_s - (time.monotonic() - start)
-        if tried and left <= 0:
+        if tried and deadline.passed:
             more = (
                 f"Nor does any plan of {tried} microbatches fit by the compiler; more were not tried in the time limit"
             )
             break
-        timed = replace(options, time_limit_s=max(left, 1.0))
+        timed = replace(options, time_limit_s=deadline.left(1.0))
         count = _fitting(sessions, asked, meshes, timed, counts)
         if count is None:
             break
@@ -98,15 +97,14 @@ def in_form_between(
     InfeasibleError where nothing fits in any of the forms.
     """
     counts = [count for count in (1, *part_counts(most)) if count >= fewest] or [most]
-    start = time.monotonic()
+    deadline = Deadline.after(options.time_limit_s)
     count = counts[0] if len(counts) == 1 else _fitting(sessions, asked, meshes, options, counts)
     limit = quantity(asked.request.memory_limit, "B")
     if count is None:
         raise InfeasibleError(f"no plan fits {limit} per device in {fewest} to {most} microbatches")
-    left = max(options.time_limit_s - (time.monotonic() - start), 1.0)
     told = count > 1 and options.microbatches == "auto"
     why = (f"{sessions.words(count)}: the best of what was tried within {limit} per device",) if told else ()
-    yield from proposed(_of(sessions, asked, count), replace(options, time_limit_s=left), why)
+    yield from proposed(_of(sessions, asked, count), replace(options, time_limit_s=deadline.left(1.0)), why)
 
 
 def _of(sessions: Sessions, asked: Session, count: int) -> Session:

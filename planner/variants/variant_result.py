@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+from pbqp.deadline import Deadline
 from planner.errors import InfeasibleError
 from planner.options import GAP, Options
 from planner.pricing.mesh import Shape
@@ -79,7 +79,7 @@ class FormSearch:
     meshes: Sequence[Shape]
     options: Options
     pinned: Mapping[str, Pinned]
-    start: float = field(default_factory=time.monotonic)
+    deadline: Deadline
     short: bool = False
     """Whether memory was too short for a form that was tried."""
     over: bool = False
@@ -88,7 +88,7 @@ class FormSearch:
     @property
     def late(self) -> bool:
         """Whether no time is left."""
-        return time.monotonic() - self.start > self.options.time_limit_s
+        return self.deadline.passed
 
     @property
     def devices(self) -> int:
@@ -104,8 +104,7 @@ class FormSearch:
         asked for, wider than that of a single form; the certificate says at which.
         """
         limit = roomy_limit(session)
-        left = max(self.options.time_limit_s - (time.monotonic() - self.start), 1.0)
-        options = replace(self.options, time_limit_s=left, gap=self._gap(gap))
+        options = replace(self.options, time_limit_s=self.deadline.left(1.0), gap=self._gap(gap))
         try:
             found = session.search(
                 self.meshes,
@@ -115,7 +114,7 @@ class FormSearch:
                 below=below,
                 worth=worth,
                 hastened=False,
-                since=self.start,
+                planning=self.deadline,
             )
         except InfeasibleError:
             self.short = self.over = True

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from pbqp.deadline import Deadline
 from planner.errors import PinError
 from planner.explain.saved_values import naming
 from planner.options import Options
@@ -47,7 +48,8 @@ def searched(
     pinned = pinned_values(how, found) if isinstance(how, Mapping) else {}
     parts = written.program.form.microbatches
     front = Front(found, written.request.topology.chip, pinned, parts=parts) if found else None
-    search = FormSearch(sessions=sessions, meshes=meshes, options=options, pinned=pinned)
+    deadline = Deadline.after(options.time_limit_s)
+    search = FormSearch(sessions=sessions, meshes=meshes, options=options, pinned=pinned, deadline=deadline)
     counts = Counts(search, front)
     if front is None:
         return counts.roomier(_as_asked(written, meshes, options, judged=judged, explained=explained))

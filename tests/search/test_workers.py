@@ -48,7 +48,7 @@ def _answer(task: Task, due: Deadline) -> Report:
 
 
 def _each(do: Callable[[Task, Deadline], Report], most: int = 2, count: int = 6) -> tuple[dict[int, Report], list[str]]:
-    with Workers(do, _due, most, since=time.monotonic()) as workers:
+    with Workers(do, _due, most, planning=Deadline.never()) as workers:
         found = {task.mesh: report for task, report in workers.each(_tasks(count))}
     assert not multiprocessing.active_children()
     assert {mesh: report.bound for mesh, report in found.items()} == {mesh: float(mesh) for mesh in range(count)}
@@ -102,7 +102,7 @@ def test_a_worker_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPat
             time.sleep(600)
         return _answer(task, due)
 
-    with Workers(hanging, lambda: Deadline.after(0.0), 2, since=time.monotonic()) as workers:
+    with Workers(hanging, lambda: Deadline.after(0.0), 2, planning=Deadline.never()) as workers:
         found = {task.mesh for task, _ in workers.each(_tasks(3))}
     assert found == {0, 1, 2}
     assert len(workers.notes) == 2

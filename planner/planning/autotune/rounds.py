@@ -10,7 +10,6 @@ the best plan tried is taken, and where none served, what was planned without.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, final
@@ -44,9 +43,8 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """When it all began; when no more trials are begun; when those that run are given up if none has come to an end."""
+    """When no more trials are begun; when those that run are given up if none has come to an end."""
 
-    began: float
     soft: Deadline
     hard: Deadline
 
@@ -79,7 +77,7 @@ def refine(
         trials=tuple(tried.trial for tried in trying.tried),
         corrections=trying.corrections.told(),
         chosen=None,
-        seconds=time.monotonic() - clock.began,
+        seconds=clock.hard.elapsed,
         ended=ended,
     )
     return Result(

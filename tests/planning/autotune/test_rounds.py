@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -79,8 +78,8 @@ def refined(session: Session, judge: Judge, seconds: float = 60.0, **more: objec
     limit = session.request.memory_limit
     found = session.search(meshes, limit_bytes=limit, options=options)
     prospects = Prospects(session, options, limit_bytes=limit, meshes=len(meshes))
-    now = time.monotonic()
-    clock = Clock(began=now, soft=Deadline.after(seconds), hard=Deadline.after(seconds))
+    deadline = Deadline.after(seconds)
+    clock = Clock(soft=deadline, hard=deadline)
     return refine(
         found.candidates,
         meshes,
