@@ -28,7 +28,7 @@ from planner.pricing.build_instance import Terms, state
 from planner.pricing.candidates.pins import match_pins, pinned_dims
 from planner.pricing.host_feeding import Feeding, feeding_of
 from planner.pricing.instance import Instance
-from planner.pricing.mesh import Mesh, Shape, make_mesh
+from planner.pricing.mesh import Mesh, Shape, ShapeKey, make_mesh
 from planner.pricing.reshard import Patterns
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.tracing.gc_pause import paused
@@ -232,14 +232,14 @@ class Session:
         *,
         limit_bytes: float,
         options: Options,
-        without: Collection[str] = (),
+        without: Collection[ShapeKey] = (),
         explained: bool = True,
         below: float = math.inf,
         worth: float = WORTHWHILE,
         hastened: bool = True,
         planning: Deadline | None = None,
     ) -> Found:
-        """The plans for these meshes, best first, but for those named in `without`, and for those not `below` a value.
+        """The plans for these meshes, best first, but for those in `without`, and for those not `below` a value.
 
         A mesh tried later must be better by a share of `worth`. Of plans of the least peak the best is sought
         if `hastened`. `planning` starts when planning began, where that is before this search.

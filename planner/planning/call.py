@@ -18,6 +18,7 @@ from planner.planning.proposals import proposals
 from planner.plans.alternatives import alternatives
 from planner.plans.plan import Plan
 from planner.pricing.assignment import Chosen
+from planner.pricing.mesh import shape_key
 from planner.problem import Session
 from planner.program.graph import Graph
 from planner.program.tracing.traced import Program
@@ -148,4 +149,4 @@ class Call:
 
 def _identity(decision: Decision) -> object:
     """What tells the proposals for one call apart."""
-    return decision.form, tuple(decision.mesh_shape.items()), decision.choice, bool(decision.constraints)
+    return decision.form, shape_key(decision.mesh_shape), decision.choice, bool(decision.constraints)

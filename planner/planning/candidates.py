@@ -17,7 +17,7 @@ from planner.errors import CompileError, InfeasibleError, PinError
 from planner.options import Options
 from planner.planning.checks import why_not_compiled
 from planner.planning.finalize import decide
-from planner.pricing.mesh import Shape, mesh_words
+from planner.pricing.mesh import Shape, ShapeKey, mesh_words, shape_key
 from planner.problem import Session
 from planner.search.fewer_devices import on_fewer_devices
 from planner.search.mesh_search import Found
@@ -98,7 +98,7 @@ class _Run:
     none_fits: InfeasibleError | None = None
     bound: float = 0.0
     tried: list[Decision] = field(default_factory=list[Decision])
-    dropped: dict[str, str] = field(default_factory=dict[str, str])
+    dropped: dict[ShapeKey, str] = field(default_factory=dict[ShapeKey, str])
     told: list[str] = field(default_factory=list[str])
     kept: list[tuple[float, Decision]] = field(default_factory=list[tuple[float, Decision]])
     short: list[float] = field(default_factory=list[float])
@@ -121,7 +121,7 @@ class _Run:
 
     def decision(self, found: Found) -> Decision:
         """The best plan found, in the program's own terms."""
-        left = [shape for shape in self.meshes if mesh_words(shape) not in self.dropped]
+        left = [shape for shape in self.meshes if shape_key(shape) not in self.dropped]
         best, why = on_fewer_devices(
             found.candidates[0],
             left or self.meshes,
@@ -162,7 +162,7 @@ class _Run:
         verb = "is doubted" if answer.dropped is None else "failed"
         self.told.append(f"the plan on the mesh {shape} {verb}: {answer.dropped or answer.doubt}")
         if answer.memory_share is None:
-            self.dropped[mesh_words(shape)] = self.told[-1]
+            self.dropped[shape_key(shape)] = self.told[-1]
         else:
             self.short.append(decision.predicted.peak_bytes / answer.memory_share)
 
@@ -179,7 +179,7 @@ class _Run:
                 return found
             # No plan promises to take so little: on another mesh the compiler may need what was promised.
             self.limit_bytes = self.most_bytes
-            self.dropped[mesh_words(self.tried[-1].mesh_shape)] = self.told[-1]
+            self.dropped[shape_key(self.tried[-1].mesh_shape)] = self.told[-1]
         if answer.doubt is not None and self.deadline.passed:
             return None
         found = self.again(self.meshes)

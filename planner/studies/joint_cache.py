@@ -28,6 +28,7 @@ from planner.planning.plan_cache import (
     why_not_of,
 )
 from planner.plans.plan import Plan
+from planner.pricing.mesh import shape_key
 from planner.request.shared_arrays import SharedArrays
 from planner.studies.joint import Move, Programs
 from planner.studies.joint_search import plans_of
@@ -119,7 +120,7 @@ def _read(path: Path, calls: Mapping[str, Call]) -> list[Any]:
 
 def _why_not(decisions: Mapping[str, Decision], calls: Mapping[str, Call]) -> str:
     """Why decisions are not those of these calls on one mesh, or nothing."""
-    if list(decisions) != list(calls) or len({tuple(of.mesh_shape.items()) for of in decisions.values()}) != 1:
+    if list(decisions) != list(calls) or len({shape_key(of.mesh_shape) for of in decisions.values()}) != 1:
         return ANOTHER
     for name, decision in decisions.items():
         asked = calls[name].sessions.request

@@ -25,7 +25,7 @@ from planner.errors import InfeasibleError, PinError
 from planner.options import Options
 from planner.planning.call import Call
 from planner.plans.plan import Plan
-from planner.pricing.mesh import Shape, mesh_words
+from planner.pricing.mesh import Shape, mesh_words, shape_key
 from planner.request.shared_arrays import SharedArrays
 from planner.studies.joint import UNITS, Move, Programs
 from planner.studies.shared_specs import SharedSpecs, Specs
@@ -130,8 +130,8 @@ class _Search:
         }
         order = sorted(self.calls, key=lambda name: -self.counts[name] * free[name].certificate.value)
         bounds = {name: decision.certificate.lower_bound for name, decision in free.items()}
-        first = {tuple(free[name].mesh_shape.items()): free[name].mesh_shape for name in order}
-        offered = {tuple(mesh.items()): mesh for mesh in self.calls[order[0]].ready.meshes}
+        first = {shape_key(free[name].mesh_shape): free[name].mesh_shape for name in order}
+        offered = {shape_key(mesh): mesh for mesh in self.calls[order[0]].ready.meshes}
         meshes = list({**first, **offered}.values())
         notes: list[str] = []
         lower = math.inf

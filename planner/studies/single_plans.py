@@ -12,7 +12,7 @@ from planner.decision import Decision
 from planner.options import Options, telling
 from planner.planning.call import Call
 from planner.plans.plan import Plan
-from planner.pricing.mesh import Shape
+from planner.pricing.mesh import Shape, shape_key
 from planner.variants.problem_variants import Sessions
 from planner.variants.verdict import Answer, again
 
@@ -46,7 +46,7 @@ class SinglePlans:
         """The best plan of a program on a mesh, or on any. Raises: InfeasibleError, PinError."""
         offered = self.calls[name].ready.meshes
         mesh = offered[0] if mesh is None and len(offered) == 1 else mesh
-        key = (name, mesh and tuple(mesh.items()), tuple(pins.items()))
+        key = (name, mesh and shape_key(mesh), tuple(pins.items()))
         if key not in self.known:
             call = self.call(name, mesh, pins, max(share * self.deadline.left(), LEAST_SECONDS))
             # What compilers or runs have to say is asked of the plan that is taken, once.
@@ -70,7 +70,7 @@ class SinglePlans:
 
     def handed_over(self, name: str, mesh: Shape, pins: Mapping[str, PartitionSpec]) -> Plan:
         """The checked plan of a program. Raises: what `plan` does."""
-        known = self.known.get((name, tuple(mesh.items()), tuple(pins.items())))
+        known = self.known.get((name, shape_key(mesh), tuple(pins.items())))
         if known is not None and self.options.refine == "never":
             return known.call.handed_over(again(known.decision, known.following))
         call = self.call(name, mesh, pins, max(ONE_SHARE * self.deadline.left(), LEAST_SECONDS))

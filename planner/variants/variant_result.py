@@ -10,7 +10,7 @@ from functools import cached_property
 from pbqp.deadline import Deadline
 from planner.errors import InfeasibleError
 from planner.options import GAP, Options
-from planner.pricing.mesh import Shape
+from planner.pricing.mesh import Shape, shape_key
 from planner.problem import Session
 from planner.program.jaxpr.remat.rewrite_saved import program_steps
 from planner.search.best_on_mesh import WORTHWHILE
@@ -140,10 +140,10 @@ class FormSearch:
         proven = replace(self, meshes=open_meshes).search(searched.session, below=below, worth=FORM_GAP)
         if proven is None:
             return searched
-        again = {tuple(tried.mesh.items()): tried for tried in proven.found.tried}
+        again = {shape_key(tried.mesh): tried for tried in proven.found.tried}
         found = replace(
             proven.found,
-            tried=tuple(again.get(tuple(tried.mesh.items()), tried) for tried in searched.found.tried),
+            tried=tuple(again.get(shape_key(tried.mesh), tried) for tried in searched.found.tried),
             seconds=searched.found.seconds + proven.found.seconds,
         )
         return replace(proven, found=found, notes=searched.notes, slower=searched.slower)

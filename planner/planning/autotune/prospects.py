@@ -25,7 +25,7 @@ from planner.planning.finalize import decide
 from planner.pricing.assignment import Chosen
 from planner.pricing.calibrated import corrected, leaning
 from planner.pricing.instance import Instance
-from planner.pricing.mesh import Shape, mesh_words
+from planner.pricing.mesh import Shape, ShapeKey, shape_key
 from planner.problem import Session
 from planner.program.graph import Graph
 from planner.program.slots import ENTERING
@@ -73,7 +73,7 @@ class Prospects:
     def __init__(self, session: Session, options: Options, *, limit_bytes: float, meshes: int) -> None:
         self._session, self._options = session, options
         self._limit_bytes, self._meshes = limit_bytes, meshes
-        self._plain: dict[str, Instance] = {}
+        self._plain: dict[ShapeKey, Instance] = {}
 
     def of(self, candidate: Candidate, why: str) -> Prospect:
         """The prospect of a plan found; at the prices as they are, whatever those were at which it was found."""
@@ -138,10 +138,10 @@ class Prospects:
 
     def _instance(self, shape: Shape) -> Instance:
         """The problem on a mesh at the prices as they are. Raises: PinError, InfeasibleError."""
-        words = mesh_words(shape)
-        if words not in self._plain:
-            self._plain[words] = self._session.instance(shape)
-        return self._plain[words]
+        key = shape_key(shape)
+        if key not in self._plain:
+            self._plain[key] = self._session.instance(shape)
+        return self._plain[key]
 
     def _leaning(self, instance: Instance, lean: Leaning) -> Problem:
         """The problem of an instance in which the moves of one kind are several times as dear."""

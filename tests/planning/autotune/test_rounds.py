@@ -227,7 +227,7 @@ def test_what_is_made_of_one_argument_is_told_apart(session: Session) -> None:
 
 def test_a_buffer_that_nobody_thought_of_is_room_taken_from_the_limit(session: Session) -> None:
     mesh = session.instance({"x": 8}).mesh
-    known = Corrections(memory={"x=8": (4e9, 9e9, 3e9)})
+    known = Corrections(memory={(("x", 8),): (4e9, 9e9, 3e9)})
     assert known.limit(mesh, 16e9) == pytest.approx(min(4e9 + 12e9 / 3, 16e9 - 6e9))
     assert Corrections().limit(mesh, 16e9) == 16e9
 
