@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,13 +18,12 @@ from planner.decision import Decision
 from planner.errors import ArgumentError, PlanFileError
 from planner.files import write_whole
 from planner.machine.device_profile import measured_model
-from planner.options import Options
 from planner.plan_file.record import decision_of, record_of
 from planner.plan_file.store import load_saved, written
-from planner.planning.call import Call
+from planner.planning.driver import best_plan, bound_kept_plan
 from planner.plans.plan import Plan
 from planner.program.jaxpr.fingerprint import fingerprint
-from planner.request.resolve import Ready, question
+from planner.request.resolve import PlanRequest, question
 from planner.verify.kept_reports import releases
 
 ENDING = ".plan.json"
@@ -47,39 +45,38 @@ class KeptPlans:
     def __init__(self, folder: str) -> None:
         self._folder = folder_of_plans(folder)
 
-    def plan(self, call: Call, planned: Callable[[], Plan]) -> Plan:
-        """The plan that is kept for a call, else that of `planned`, which is then kept; notes say what failed.
+    def plan(self, request: PlanRequest) -> Plan:
+        """The plan that is kept for a request, else its best one, which is then kept; notes say what failed.
 
         Of several processes the leading one reads and writes.
         """
-        ready, processes = call.ready, call.processes
-        path = self._folder / f"{key_of_question(ready, call.options)[:40]}{ENDING}"
+        program, processes = request.variants.program, request.target.processes
+        path = self._folder / f"{key_of_question(request)[:40]}{ENDING}"
 
         def told_to_all() -> list[Any]:
-            found = _found(path, ready)
-            return [found.decision and record_of(found.decision, ready.sessions.program), found.why_not]
+            found = _found(path, request)
+            return [found.decision and record_of(found.decision, program), found.why_not]
 
         if processes.alone:
-            found = _found(path, ready)
+            found = _found(path, request)
         else:
             record, why_not = processes.decided(told_to_all)
             found = Found(decision=record and decision_of(record), why_not=why_not)
         if found.decision is not None:
-            return call.kept(found.decision)
-        made = planned()
+            return bound_kept_plan(request, found.decision)
+        request.check_pins()
+        made = best_plan(request)
         told = [found.why_not] if found.why_not else []
-        told += processes.decided(lambda: keep(path, record_of(made.decision, ready.sessions.program)))
+        told += processes.decided(lambda: keep(path, record_of(made.decision, program)))
         return made.with_notes((*made.notes, *told)) if told else made
 
 
-def planned_or_kept(call: Call) -> Plan:
-    """The best plan for a call, kept where its options say so. Raises: what `Call.handed_over` raises, ArgumentError."""
-
-    def planned() -> Plan:
-        call.make_ready()
-        return call.handed_over(call.proposed_in_any_form(call.session, call.options))
-
-    return planned() if call.options.cache is None else KeptPlans(call.options.cache).plan(call, planned)
+def planned_or_kept(request: PlanRequest) -> Plan:
+    """The best plan for a request, kept where its options say so. Raises: what `best_plan` raises, ArgumentError."""
+    if request.options.cache is not None:
+        return KeptPlans(request.options.cache).plan(request)
+    request.check_pins()
+    return best_plan(request)
 
 
 def folder_of_plans(folder: str) -> Path:
@@ -93,29 +90,29 @@ def folder_of_plans(folder: str) -> Path:
     return Path(folder)
 
 
-def key_of_question(ready: Ready, options: Options) -> str:
+def key_of_question(request: PlanRequest) -> str:
     """A digest of all that a plan follows from."""
-    sessions = ready.sessions
-    target, topology = sessions.target, sessions.request.topology
+    variants, target, options = request.variants, request.target, request.options
+    topology = variants.request.topology
     profile = None
     if options.cost_model == "measured":
         kind = target.devices[0].device_kind if target.devices else topology.chip.name
         profile = measured_model(options.profile, topology, kind).profile
     told = {
-        **question(ready, options),
-        "fingerprint": fingerprint(sessions.program),
-        "results": repr([(leaf.name, leaf.aval) for leaf in sessions.program.results]),
+        **question(request),
+        "fingerprint": fingerprint(variants.program),
+        "results": repr([(leaf.name, leaf.aval) for leaf in variants.program.results]),
         "devices": [(device.device_kind, target.why_not_run) for device in target.devices or ()],
         "target": target.notes,
         "processes": target.processes.members,
-        "has values": ready.has_values,
+        "has values": request.has_values,
         "profile": repr(profile),
         "releases": [importlib.metadata.version("meshwright"), *releases()],
     }
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
-def _found(path: Path, ready: Ready) -> Found:
+def _found(path: Path, request: PlanRequest) -> Found:
     """What a file has for a question."""
     try:
         saved = load_saved(path)
@@ -124,25 +121,25 @@ def _found(path: Path, ready: Ready) -> Found:
         return Found(why_not=not_used(path, str(error)) if path.exists() else "")
     if saved.edited:
         return Found(why_not=not_used(path, "its digest is not that of its content"))
-    why_not = why_not_of(saved.decision, ready)
-    if not why_not and saved.decision.request != ready.sessions.request:
+    why_not = why_not_of(saved.decision, request)
+    if not why_not and saved.decision.request != request.variants.request:
         why_not = ANOTHER
     if why_not:
         return Found(why_not=not_used(path, why_not))
     return Found(decision=as_checked_at(saved.decision, made))
 
 
-def why_not_of(decision: Decision, ready: Ready) -> str:
+def why_not_of(decision: Decision, request: PlanRequest) -> str:
     """Why a decision that was kept is not one of this program and its meshes, or nothing."""
     try:
-        program = ready.sessions.program_in(decision.form)
+        program = request.variants.forms.program(decision.form)
     except ArgumentError as error:
         return str(error)
     same = (
         decision.fingerprint == fingerprint(program)
         and (decision.arguments, decision.results) == (program.arguments, program.results)
         and (decision.donate_argnums, decision.static_argnums) == (program.donate_argnums, program.static_argnums)
-        and any(decision.mesh_shape == mesh for mesh in ready.meshes)
+        and any(decision.mesh_shape == mesh for mesh in request.meshes)
     )
     return "" if same else ANOTHER
 

@@ -17,7 +17,7 @@ from planner.options import Options
 from planner.plan_file.codec import as_json, from_json
 from planner.plan_file.record import GROWN, decision_of, record_of
 from planner.plan_file.store import DIGEST, digest_of, parsed
-from planner.planning.call import Call
+from planner.planning.driver import bound_kept_plan
 from planner.planning.plan_cache import (
     ANOTHER,
     as_checked_at,
@@ -29,10 +29,10 @@ from planner.planning.plan_cache import (
 )
 from planner.plans.plan import Plan
 from planner.pricing.mesh import shape_key
+from planner.request.resolve import PlanRequest
 from planner.request.shared_arrays import SharedArrays
 from planner.studies.joint import Move, Programs
 from planner.studies.joint_search import plans_of
-from planner.variants.problem_variants import Sessions
 
 ENDING = ".plans.json"
 FORMAT = "meshwright plans of several programs"
@@ -51,7 +51,7 @@ class ProgramsRecord:
 
 
 def planned_or_kept_together(
-    calls: Mapping[str, Call],
+    requests: Mapping[str, PlanRequest],
     shared: SharedArrays,
     options: Options,
     *,
@@ -64,25 +64,25 @@ def planned_or_kept_together(
     """
 
     def planned() -> Programs:
-        return plans_of(calls, shared, options, counts=counts, own_layouts=own_layouts)
+        return plans_of(requests, shared, options, counts=counts, own_layouts=own_layouts)
 
     if options.cache is None:
         return planned()
-    folder, processes = folder_of_plans(options.cache), next(iter(calls.values())).processes
+    folder, processes = folder_of_plans(options.cache), next(iter(requests.values())).target.processes
     told = {
-        "programs": [(name, key_of_question(call.ready, options)) for name, call in calls.items()],
+        "programs": [(name, key_of_question(request)) for name, request in requests.items()],
         "calls": list(counts.items()),
         "own layouts": own_layouts,
         "pinned": [(name, list(patterns)) for name, patterns in shared.pinned.items()],
         "shared": [(name, list(numbers.items())) for name, numbers in shared.of.items()],
     }
     path = folder / f"{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:40]}{ENDING}"
-    record, when, why_not = processes.decided(lambda: _read(path, calls))
+    record, when, why_not = processes.decided(lambda: _read(path, requests))
     if record is not None:
         read, written_at = from_json(ProgramsRecord, record, grown=GROWN), datetime.fromtimestamp(when, UTC)
         return Programs(
             {
-                name: _bound(as_checked_at(decision_of(plan), written_at), calls[name])
+                name: _bound(as_checked_at(decision_of(plan), written_at), requests[name])
                 for name, plan in read.plans.items()
             },
             calls=counts,
@@ -92,17 +92,17 @@ def planned_or_kept_together(
             notes=read.notes,
         )
     made = planned()
-    failed = processes.decided(lambda: keep(path, _record_of(made, calls)))
+    failed = processes.decided(lambda: keep(path, _record_of(made, requests)))
     made.notes = (*made.notes, *([why_not] if why_not else []), *failed)
     return made
 
 
-def _record_of(made: Programs, calls: Mapping[str, Call]) -> dict[str, Any]:
-    plans = {name: record_of(plan.decision, calls[name].sessions.program) for name, plan in made.items()}
+def _record_of(made: Programs, requests: Mapping[str, PlanRequest]) -> dict[str, Any]:
+    plans = {name: record_of(plan.decision, requests[name].variants.program) for name, plan in made.items()}
     return as_json(ProgramsRecord(certificate=made.certificate, moves=made.moves, notes=made.notes, plans=plans))
 
 
-def _read(path: Path, calls: Mapping[str, Call]) -> list[Any]:
+def _read(path: Path, requests: Mapping[str, PlanRequest]) -> list[Any]:
     """The record in a file, when it was written, and "", or None, 0 and why it was not used where there is one."""
     try:
         told = parsed(path.read_text(encoding="utf-8"), str(path))
@@ -113,27 +113,27 @@ def _read(path: Path, calls: Mapping[str, Call]) -> list[Any]:
     except (OSError, ValueError, CostModelError, PlanFileError) as error:
         return [None, 0, not_used(path, str(error)) if path.exists() else ""]
     why_not = (
-        _why_not(decisions, calls) if told.get(DIGEST) == digest_of(record) else "its digest is not that of its content"
+        _why_not(decisions, requests)
+        if told.get(DIGEST) == digest_of(record)
+        else "its digest is not that of its content"
     )
     return [None, 0, not_used(path, why_not)] if why_not else [record, when, ""]
 
 
-def _why_not(decisions: Mapping[str, Decision], calls: Mapping[str, Call]) -> str:
-    """Why decisions are not those of these calls on one mesh, or nothing."""
-    if list(decisions) != list(calls) or len({shape_key(of.mesh_shape) for of in decisions.values()}) != 1:
+def _why_not(decisions: Mapping[str, Decision], requests: Mapping[str, PlanRequest]) -> str:
+    """Why decisions are not those of these requests on one mesh, or nothing."""
+    if list(decisions) != list(requests) or len({shape_key(of.mesh_shape) for of in decisions.values()}) != 1:
         return ANOTHER
     for name, decision in decisions.items():
-        asked = calls[name].sessions.request
+        wanted = requests[name].variants.request
         # Beside what was asked, what the programs share is pinned as it lies in all of them.
-        if replace(decision.request, pins=asked.pins) != asked:
+        if replace(decision.request, pins=wanted.pins) != wanted:
             return ANOTHER
-        if why_not := why_not_of(decision, calls[name].ready):
+        if why_not := why_not_of(decision, requests[name]):
             return why_not
     return ""
 
 
-def _bound(decision: Decision, call: Call) -> Plan:
+def _bound(decision: Decision, request: PlanRequest) -> Plan:
     """The plan of a decision whose request pins what its program shares."""
-    sessions = call.sessions
-    pinned = Sessions(program=sessions.program, target=sessions.target, request=decision.request)
-    return Call(replace(call.ready, sessions=pinned), call.options).kept(decision)
+    return bound_kept_plan(replace(request, variants=request.variants.with_request(decision.request)), decision)

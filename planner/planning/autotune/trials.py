@@ -13,7 +13,7 @@ from planner.autotune_log import Trial
 from planner.decision import Decision
 from planner.emit.alternatives import remedied
 from planner.planning.autotune.corrections import Corrections
-from planner.planning.autotune.judges import Judge, Verdict
+from planner.planning.autotune.judges import Judge, TrialVerdict
 from planner.planning.autotune.lessons import Lesson, lesson
 from planner.planning.autotune.prospects import Prospect
 from planner.pricing.mesh import ShapeKey, shape_key
@@ -159,7 +159,7 @@ class Trying:
         if self.corrections.lessons:
             self._hopes.append(tried.seconds / expected)
 
-    def _learn(self, tried: Tried, verdict: Verdict) -> None:
+    def _learn(self, tried: Tried, verdict: TrialVerdict) -> None:
         """Corrects the prices by a trial. Of several ways to emit one plan, the fastest teaches."""
         promise, memory = tried.emitted.prospect.promise, dict(self.corrections.memory)
         needed = verdict.peak_bytes
@@ -181,7 +181,7 @@ class Trying:
         self.corrections = Corrections(lessons=lessons, memory=memory)
 
 
-def _record(emitted: Emitted, expected: float, verdict: Verdict) -> Trial:
+def _record(emitted: Emitted, expected: float, verdict: TrialVerdict) -> Trial:
     decision, prospect = emitted.decision, emitted.prospect
     return Trial(
         round=emitted.round,
