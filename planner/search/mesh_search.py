@@ -157,8 +157,9 @@ class _MeshSearch:
 
     def __init__(self, meshes: Sequence[Shape], problem: ProblemSource, how: SearchOptions) -> None:
         self.meshes, self.how, self.options = meshes, how, how.options
-        self.deadline = Deadline.after(how.options.time_limit_s)
+        # Before the deadline starts: the model of the program may have to be made for it.
         self.alone = _Alone(meshes, problem)
+        self.deadline = Deadline.after(how.options.time_limit_s)
         self.desk = Desk(meshes, problem, how.limit_bytes, solve_options(how.options, self.due()))
         self.objective = problem.request.objective
         self.minimise_memory = self.objective == "memory"
