@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from pbqp.budget import GAP, Share
+from pbqp.options import GAP, Share
 from planner.errors import ArgumentError
 from planner.units import quantity
 
@@ -16,7 +16,8 @@ Microbatches = Literal["auto"] | int
 
 
 Unit = Literal["s", "J", "B"]
-"""Of what a search minimises."""
+UNITS: Mapping[str, Unit] = {"time": "s", "energy": "J", "memory": "B"}
+"""The units of what a search minimises, by objective."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from planner.pricing.candidates.strategies import SEARCHED_AXES
 from planner.pricing.donation import donations
 from planner.pricing.instance import Instance
 from planner.pricing.mesh import Shape
-from planner.problem import Session
+from planner.problem import PlanningProblem
 from planner.program.graph import Graph
 from planner.program.jaxpr.fingerprint import fingerprint
 from planner.program.tracing.gc_pause import paused
@@ -37,7 +37,7 @@ MOST_NAMED = 4
 
 @paused()
 def decide(
-    session: Session,
+    problem: PlanningProblem,
     candidate: Candidate,
     *,
     bound: float,
@@ -46,14 +46,14 @@ def decide(
     notes: Sequence[str],
 ) -> Decision:
     """A candidate in the program's own terms; the rest goes into its certificate and notes."""
-    program, request, instance = session.program, session.request, candidate.instance
-    graph, model = session.graph, session.model
+    program, request, instance = problem.program, problem.request, candidate.instance
+    graph, model = problem.graph, problem.model
     guessed = tuple(
         Guessed(op=op_name(op), name=op.name, source=op.source, trips=trips) for op, trips in guessed_in(graph)
     )
     chosen = Chosen(instance=instance, choice=candidate.choice)
     share = _guessed_share(chosen) if guessed and request.objective != "memory" else None
-    platform = session.target.platform
+    platform = problem.target.platform
     placement = place(
         chosen, sum_whole=platform != "tpu", read_stored=platform == "gpu", leave_passes=platform == "tpu"
     )
@@ -103,9 +103,9 @@ def decide(
             *graph.notes,
             *_guess_note(guessed, share),
             *_told_of_strategies(instance),
-            *_told_of_prices(session),
-            *_told_of_devices(session, placement.mesh_shape),
-            *_told_of_donations(session, chosen, predicted.peak_bytes),
+            *_told_of_prices(problem),
+            *_told_of_devices(problem, placement.mesh_shape),
+            *_told_of_donations(problem, chosen, predicted.peak_bytes),
             *_told_of_inputs(chosen, predicted),
             *notes,
         ),
@@ -117,9 +117,9 @@ def decide(
     )
 
 
-def _told_of_prices(session: Session) -> tuple[str, ...]:
+def _told_of_prices(problem: PlanningProblem) -> tuple[str, ...]:
     """What a plan says of prices that are not those of data sheets: what they were fitted to."""
-    model = session.cost_model
+    model = problem.analysis.cost_model
     if not isinstance(model, Measured):
         return ()
     of = model.profile
@@ -136,15 +136,15 @@ def _told_of_strategies(instance: Instance) -> tuple[str, ...]:
     )
 
 
-def _told_of_devices(session: Session, shape: Shape) -> tuple[str, ...]:
+def _told_of_devices(problem: PlanningProblem, shape: Shape) -> tuple[str, ...]:
     """What a plan says of its devices; on a mesh that the program names itself they lie as they please it."""
-    own = session.program.parallelism
-    return session.target.told(shape) if own is None or own.mesh is None else session.target.notes
+    own = problem.program.parallelism
+    return problem.target.told(shape) if own is None or own.mesh is None else problem.target.notes
 
 
-def _told_of_donations(session: Session, chosen: Chosen, peak_bytes: float) -> tuple[str, ...]:
+def _told_of_donations(problem: PlanningProblem, chosen: Chosen, peak_bytes: float) -> tuple[str, ...]:
     """What a plan says of a state or cache that could be donated, where that may save memory worth speaking of."""
-    found = donations(session.program, chosen)
+    found = donations(problem.program, chosen)
     return tuple(str(one) for one in found if one.fed_back and one.bytes >= WORTH_DONATING * peak_bytes)
 
 

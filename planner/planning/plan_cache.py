@@ -16,13 +16,12 @@ from planner.content_store import ContentStore, Found, digest_of_all
 from planner.decision import Decision
 from planner.machine.device_profile import measured_model
 from planner.machine.processes import Processes
-from planner.options import Options
 from planner.plan_file.record import record_of
 from planner.plan_file.store import read_saved, written
-from planner.planning.call import Call
+from planner.planning.driver import best_plan, bound_kept_plan
 from planner.plans.plan import Plan
 from planner.program.jaxpr.fingerprint import fingerprint
-from planner.request.resolve import Ready, question
+from planner.request.resolve import PlanRequest, question
 from planner.verify.kept_reports import releases
 
 ENDING = ".plan.json"
@@ -32,39 +31,39 @@ EDITED = "its digest is not that of its content"
 T = TypeVar("T")
 
 
-def planned_or_kept(call: Call) -> Plan:
-    """The best plan for a call, kept where its options say so. Raises: what `Call.handed_over` raises, ArgumentError."""
+def planned_or_kept(request: PlanRequest) -> Plan:
+    """The best plan for a request, kept where its options say so. Raises: what `best_plan` raises, ArgumentError."""
 
-    def planned(call: Call) -> Plan:
-        call.make_ready()
-        return call.handed_over(call.proposed_in_any_form(call.session, call.options))
+    def planned(request: PlanRequest) -> Plan:
+        request.check_pins()
+        return best_plan(request)
 
-    return cached(planned, call)
+    return cached(planned, request)
 
 
-def cached(planned: Callable[[Call], Plan], call: Call) -> Plan:
-    """The plan of `planned` for a call, out of the folder `Options.cache` where it is there, else put there.
+def cached(planned: Callable[[PlanRequest], Plan], request: PlanRequest) -> Plan:
+    """The plan of `planned` for a request, out of the folder `Options.cache` where it is there, else put there.
 
     Raises: what `planned` raises; ArgumentError where the folder cannot be made.
     """
-    if call.options.cache is None:
-        return planned(call)
+    if request.options.cache is None:
+        return planned(request)
 
     def read(content: bytes, written_at: datetime) -> Plan:
         saved = read_saved(content.decode(), "it")
         if saved.edited:
             raise ValueError(EDITED)
-        check_answers(saved.decision, call.ready)
-        if saved.decision.request != call.sessions.request:
+        check_answers(saved.decision, request)
+        if saved.decision.request != request.variants.request:
             raise ValueError(ANOTHER)
-        return call.kept(as_checked_at(saved.decision, written_at))
+        return bound_kept_plan(request, as_checked_at(saved.decision, written_at))
 
     plan, notes = found_or_made(
-        ContentStore(call.options.cache, kind="plan", ending=ENDING),
-        key_of_question(call.ready, call.options),
-        call.processes,
+        ContentStore(request.options.cache, kind="plan", ending=ENDING),
+        key_of_question(request),
+        request.target.processes,
         read=read,
-        make=lambda: planned(call),
+        make=lambda: planned(request),
         write=lambda plan: written(record_of(plan.decision)),
     )
     return plan.with_notes((*plan.notes, *notes)) if notes else plan
@@ -105,35 +104,35 @@ def _found_by_all(
     return Found(value=value, why_not=why_not)
 
 
-def key_of_question(ready: Ready, options: Options) -> str:
+def key_of_question(request: PlanRequest) -> str:
     """A digest of all that a plan follows from."""
-    sessions = ready.sessions
-    target, topology = sessions.target, sessions.request.topology
+    variants, target, options = request.variants, request.target, request.options
+    topology = variants.request.topology
     profile = None
     if options.cost_model == "measured":
         kind = target.devices[0].device_kind if target.devices else topology.chip.name
         profile = measured_model(options.profile, topology, kind).profile
     return digest_of_all(
-        question(ready, options),
-        fingerprint(sessions.program),
-        [(leaf.name, leaf.aval) for leaf in sessions.program.results],
+        question(request),
+        fingerprint(variants.program),
+        [(leaf.name, leaf.aval) for leaf in variants.program.results],
         [(device.device_kind, target.why_not_run) for device in target.devices or ()],
         target.notes,
         target.processes.members,
-        ready.has_values,
+        request.has_values,
         profile,
         [importlib.metadata.version("meshwright"), *releases()],
     )
 
 
-def check_answers(decision: Decision, ready: Ready) -> None:
+def check_answers(decision: Decision, request: PlanRequest) -> None:
     """Raises: ValueError, ArgumentError where a decision is not one of this program and its meshes."""
-    program = ready.sessions.program_in(decision.form)
+    program = request.variants.forms.program(decision.form)
     same = (
         decision.fingerprint == fingerprint(program)
         and (decision.arguments, decision.results) == (program.arguments, program.results)
         and (decision.donate_argnums, decision.static_argnums) == (program.donate_argnums, program.static_argnums)
-        and any(decision.mesh_shape == mesh for mesh in ready.meshes)
+        and any(decision.mesh_shape == mesh for mesh in request.meshes)
     )
     if not same:
         raise ValueError(ANOTHER)

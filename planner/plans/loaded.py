@@ -21,7 +21,7 @@ from planner.plans.alternatives import alternatives
 from planner.plans.plan import Plan
 from planner.plans.process_parts import with_wholes
 from planner.pricing.candidates.pins import exactly
-from planner.problem import Session
+from planner.problem import planning_problem
 from planner.program.jaxpr.canonicalize.carried_stacks import with_stacks_carried
 from planner.program.jaxpr.fingerprint import fingerprint
 from planner.program.tracing.trace import trace
@@ -101,7 +101,7 @@ class LoadedPlan:
             decision=decision,
             runner=runner,
             alternatives=lambda: alternatives(
-                Session(program=program, target=target, request=decision.request), decision
+                planning_problem(program=program, target=target, request=decision.request), decision
             ),
         )
 

@@ -15,6 +15,13 @@ from planner.compiler.targets import HIDDEN_GATHERS, all_reduced_bytes
 from planner.errors import MeshError
 
 Shape = Mapping[str, int]
+ShapeKey = tuple[tuple[str, int], ...]
+"""A shape as a value: two meshes are the same where their keys are equal, which the order of their axes is part of."""
+
+
+def shape_key(shape: Shape) -> ShapeKey:
+    """The shape as a value, by which tables know a mesh."""
+    return tuple(shape.items())
 
 
 def mesh_words(shape: Shape) -> str:

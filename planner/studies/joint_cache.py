@@ -13,7 +13,7 @@ from planner.options import Options
 from planner.plan_file.codec import as_json, from_json
 from planner.plan_file.record import decision_of, record_of
 from planner.plan_file.store import content_of, digest_of, written
-from planner.planning.call import Call
+from planner.planning.driver import bound_kept_plan
 from planner.planning.plan_cache import (
     ANOTHER,
     EDITED,
@@ -23,10 +23,11 @@ from planner.planning.plan_cache import (
     key_of_question,
 )
 from planner.plans.plan import Plan
+from planner.pricing.mesh import shape_key
+from planner.request.resolve import PlanRequest
 from planner.request.shared_arrays import SharedArrays
 from planner.studies.joint import Move, Programs
 from planner.studies.joint_search import plans_of
-from planner.variants.problem_variants import Sessions
 
 ENDING = ".plans.json"
 
@@ -44,7 +45,7 @@ class ProgramsRecord:
 
 
 def planned_or_kept_together(
-    calls: Mapping[str, Call],
+    requests: Mapping[str, PlanRequest],
     shared: SharedArrays,
     options: Options,
     *,
@@ -57,7 +58,7 @@ def planned_or_kept_together(
     """
 
     def planned() -> Programs:
-        return plans_of(calls, shared, options, counts=counts, own_layouts=own_layouts)
+        return plans_of(requests, shared, options, counts=counts, own_layouts=own_layouts)
 
     def read(content: bytes, written_at: datetime) -> Programs:
         record, digest = content_of(content.decode(), "it")
@@ -65,9 +66,9 @@ def planned_or_kept_together(
         decisions = {name: decision_of(plan) for name, plan in programs.plans.items()}
         if digest != digest_of(record):
             raise ValueError(EDITED)
-        _check_answers(decisions, calls)
+        _check_answers(decisions, requests)
         return Programs(
-            {name: _bound(as_checked_at(decision, written_at), calls[name]) for name, decision in decisions.items()},
+            {name: _bound(as_checked_at(decision, written_at), requests[name]) for name, decision in decisions.items()},
             calls=counts,
             shared=shared.count,
             moves=programs.moves,
@@ -78,14 +79,14 @@ def planned_or_kept_together(
     if options.cache is None:
         return planned()
     key = digest_of_all(
-        [(name, key_of_question(call.ready, options)) for name, call in calls.items()],
+        [(name, key_of_question(request)) for name, request in requests.items()],
         list(counts.items()),
         own_layouts,
         [(name, list(patterns)) for name, patterns in shared.pinned.items()],
         [(name, list(numbers.items())) for name, numbers in shared.of.items()],
     )
     store = ContentStore(options.cache, kind="plan", ending=ENDING)
-    processes = next(iter(calls.values())).processes
+    processes = next(iter(requests.values())).target.processes
     programs, notes = found_or_made(store, key, processes, read=read, make=planned, write=_text_of)
     programs.notes = (*programs.notes, *notes)
     return programs
@@ -103,20 +104,18 @@ def _text_of(programs: Programs) -> str:
     return written(as_json(record))
 
 
-def _check_answers(decisions: Mapping[str, Decision], calls: Mapping[str, Call]) -> None:
-    """Raises: ValueError, ArgumentError where decisions are not those of these calls on one mesh."""
-    if list(decisions) != list(calls) or len({tuple(of.mesh_shape.items()) for of in decisions.values()}) != 1:
+def _check_answers(decisions: Mapping[str, Decision], requests: Mapping[str, PlanRequest]) -> None:
+    """Raises: ValueError, ArgumentError where decisions are not those of these requests on one mesh."""
+    if list(decisions) != list(requests) or len({shape_key(of.mesh_shape) for of in decisions.values()}) != 1:
         raise ValueError(ANOTHER)
     for name, decision in decisions.items():
-        request = calls[name].sessions.request
-        # Beside what was asked, what the programs share is pinned as it lies in all of them.
+        request = requests[name].variants.request
+        # The plans pin what the programs share as it lies in all of them, beside the user's own pins.
         if replace(decision.request, pins=request.pins) != request:
             raise ValueError(ANOTHER)
-        check_answers(decision, calls[name].ready)
+        check_answers(decision, requests[name])
 
 
-def _bound(decision: Decision, call: Call) -> Plan:
+def _bound(decision: Decision, request: PlanRequest) -> Plan:
     """The plan of a decision whose request pins what its program shares."""
-    sessions = call.sessions
-    pinned = Sessions(program=sessions.program, target=sessions.target, request=decision.request)
-    return Call(replace(call.ready, sessions=pinned), call.options).kept(decision)
+    return bound_kept_plan(replace(request, variants=request.variants.with_request(decision.request)), decision)

@@ -20,7 +20,7 @@ import planner
 from planner import content_store
 from planner.errors import ArgumentError
 from planner.planning import plan_cache
-from planner.variants import problem_variants as sessions
+from planner.variants import problem_variants
 from tests.small import assert_same, mlp, mlp_args, shapes, train_args, train_step
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,7 +39,7 @@ def test_the_second_plan_is_the_first_without_a_search(tmp_path: Path, monkeypat
     options = _options(tmp_path, check="auto")
     first = planner.plan(train_step, train_args(), donate_argnums=0, options=options)
     with monkeypatch.context() as patch:
-        patch.setattr(sessions, "Session", lambda **_: pytest.fail("made ready for a search"))
+        patch.setattr(problem_variants, "planning_problem", lambda **_: pytest.fail("made ready for a search"))
         second = planner.plan(train_step, train_args(), donate_argnums=0, options=options)
     assert replace(second.decision, checked=()) == replace(first.decision, checked=())
     for before, after in zip(first.checked, second.checked, strict=True):

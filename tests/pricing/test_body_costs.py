@@ -16,7 +16,7 @@ from benchmarks.asked import least_time
 from planner.explain.repeated_products import products_by_source
 from planner.machine.target import resolve
 from planner.pricing.assignment import Chosen
-from planner.problem import Session
+from planner.problem import planning_problem
 from planner.program.tracing.trace import trace
 
 NEVER = planner.Options(check="never")
@@ -188,7 +188,9 @@ def test_a_custom_partitioning_works_what_its_body_does() -> None:
 def test_products_by_source_line_have_those_inside_a_shard_map() -> None:
     target = resolve(None, "v5e:4x4")
     program = trace(by_hand(lambda x, w: jnp.tanh(x @ w)), (X, W))
-    instance = Session(program=program, target=target, request=least_time(target.topology, 16e9)).instance({"i": 16})
+    instance = planning_problem(program=program, target=target, request=least_time(target.topology, 16e9)).instance(
+        {"i": 16}
+    )
     chosen = Chosen(instance=instance, choice=(0,) * len(instance.strategies))
     assert sum(products_by_source(chosen).values()) == 2 * 65536 * 4096 * 4096 / 16
 
