@@ -1,11 +1,11 @@
-"""What the planner is asked for where sessions are made by hand: the least time, by data sheets; and such sessions."""
+"""Requests and problems made by hand, without the public API: for the least time, by data sheets."""
 
 from __future__ import annotations
 
 from cost_models import Topology
 from planner.decision import Request
 from planner.machine.target import Target
-from planner.problem import Session
+from planner.problem import PlanningProblem, planning_problem
 from planner.program.tracing.traced import Program
 
 
@@ -20,11 +20,12 @@ def least_time(topology: Topology, memory_limit: float, *, platform: str | None 
         cost_model="analytic",
         profile=None,
         while_trips=1.0,
+        inputs="auto",
     )
 
 
-def made_ready(program: Program, target: Target, request: Request) -> Session:
-    """The session of a program, with the model of it, which is made when it is first asked for."""
-    session = Session(program=program, target=target, request=request)
-    _ = session.model
-    return session
+def modelled_problem(program: Program, target: Target, request: Request) -> PlanningProblem:
+    """The problem of a program, with the model of it, which is made when it is first read."""
+    problem = planning_problem(program=program, target=target, request=request)
+    _ = problem.model
+    return problem

@@ -23,18 +23,18 @@ from networkx.utils import UnionFind
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from benchmarks.asked import least_time, made_ready
+from benchmarks.asked import least_time, modelled_problem
 from benchmarks.planning_time import PROGRAMS
 from benchmarks.stamp import stamp
 from planner.decisions.groups import group_ops
 from planner.explain.decided_graph import decided
 from planner.explain.op_graph import undecided
 from planner.machine.target import resolve
-from planner.options import Options
 from planner.pricing.assignment import Chosen
 from planner.program.graph import Graph
 from planner.program.tracing.trace import trace
 from planner.rules.unify import Forest
+from planner.search.mesh_search import SearchOptions, search
 
 RESULTS = Path(__file__).resolve().parent / "results" / "op_graph_time.json"
 NAMES = ("gpt 1.3B", "llama 8B unrolled", "gpt deep x128", "gpt deep x1024")
@@ -54,10 +54,10 @@ def measure(name: str) -> dict[str, Any]:
     model = PROGRAMS[name](target.count)
     request = least_time(target.topology, 1e15)
     program = trace(model.fn, model.args, donate_argnums=model.donate_argnums)
-    ready, session = seconds_of(lambda: made_ready(program, target, request))
-    of = session.model
+    ready, problem = seconds_of(lambda: modelled_problem(program, target, request))
+    of = problem.model
     plain, before = seconds_of(lambda: undecided(of.compiled, name=name))
-    best = session.search([MESH], limit_bytes=request.memory_limit, options=Options()).candidates[0]
+    best = search([MESH], problem, SearchOptions(limit_bytes=request.memory_limit)).candidates[0]
     chosen = Chosen(instance=best.instance, choice=best.choice)
     full, after = seconds_of(lambda: decided(chosen, platform="tpu", name=name))
     ops = len(of.graph.ops)

@@ -33,7 +33,7 @@ from typing import Any
 import jax
 
 import planner
-from benchmarks.asked import least_time, made_ready
+from benchmarks.asked import least_time, modelled_problem
 from benchmarks.models import MODELS, deep, diffusion, gpt, llama, long_skips, mesh_graph, resnet, sparse, two_tower
 from benchmarks.models.base import Model
 from benchmarks.stamp import stamp
@@ -42,6 +42,7 @@ from planner.machine.target import Target, resolve
 from planner.options import Options
 from planner.planning.finalize import decide
 from planner.program.tracing.trace import trace
+from planner.search.mesh_search import SearchOptions, search
 from planner.search.offered_meshes import offered_meshes
 
 RESULTS = Path(__file__).resolve().parent / "results" / "planning_time.json"
@@ -187,25 +188,25 @@ def measure(
     with timed("trace"):
         program = trace(fn, args, donate_argnums=donate)
     with timed("ready"):
-        session = made_ready(program, target, request)
+        problem = modelled_problem(program, target, request)
     meshes = offered_meshes(program, target, request, None, case.axes)
     options = Options(time_limit_s=TIME_LIMIT_S, workers=case.workers)
     found: dict[str, Any] = {
         "devices": target.count,
-        "equations": len(session.graph.ops),
-        "decisions": len(session.model.flow.nodes),
+        "equations": len(problem.graph.ops),
+        "decisions": len(problem.model.flow.nodes),
         "meshes": len(meshes),
     }
     with timed("search"):
         try:
-            best = session.search(meshes, limit_bytes=request.memory_limit, options=options)
+            best = search(meshes, problem, SearchOptions(limit_bytes=request.memory_limit, options=options))
         except InfeasibleError as error:
             best = None
             found |= {"status": "infeasible", "least_bytes": error.least_bytes}
     if best is not None:
         with timed("emit"):
             decision = decide(
-                session,
+                problem,
                 best.candidates[0],
                 bound=best.bound,
                 seconds=seconds["search"],

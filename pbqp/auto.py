@@ -22,13 +22,13 @@ import numpy as np
 from pbqp.bounds.cutting_planes import best_prices
 from pbqp.bounds.subgradient import Effort, tighten
 from pbqp.compiled import is_compiled, is_large
-from pbqp.control import Control
 from pbqp.exact import elimination
 from pbqp.exact.ilp import IntegerProgram
 from pbqp.heuristics.local_search import LocalSearch
 from pbqp.incumbent import Incumbent
 from pbqp.infeasible import why_infeasible
 from pbqp.network.network import Indices
+from pbqp.options import SolveOptions
 from pbqp.problem import Problem
 from pbqp.row_table import RowTable
 from pbqp.smaller.prepared import Prepared
@@ -59,55 +59,55 @@ ROWS_AT_ONCE = 2
 """How many violated rows, the worst, become active at first; later as many as are active, so few rounds are needed."""
 
 
-def solve_auto(problem: Problem, control: Control) -> Solution:
+def solve_auto(problem: Problem, options: SolveOptions) -> Solution:
     """The best choice found and the best bound proven; where there is no choice, also why, and what would do."""
-    solution = seek(problem, control)
+    solution = seek(problem, options)
     if solution.status != "infeasible" or not problem.rows:
         return solution
-    reasons = why_infeasible(problem, control, seek)
-    return replace(solution, detail={**solution.detail, **reasons}, seconds=control.elapsed())
+    reasons = why_infeasible(problem, options, seek)
+    return replace(solution, detail={**solution.detail, **reasons}, seconds=options.elapsed())
 
 
-def seek(problem: Problem, control: Control) -> Solution:
+def seek(problem: Problem, options: SolveOptions) -> Solution:
     """The best choice found and the best bound proven, by whatever the problem calls for."""
     every = RowTable.of(problem)
-    best = Incumbent(problem, every, control)
+    best = Incumbent(problem, every, options)
     detail: Detail = {}
     large = is_large(problem.node_costs)
-    if every.count and not large and is_compiled(problem.node_costs) and control.left() >= COMPILED_SECONDS:
+    if every.count and not large and is_compiled(problem.node_costs) and options.left() >= COMPILED_SECONDS:
         from pbqp.compiled.primal_dual import search_counted
 
-        detail = search_counted(problem, every, best, control)
+        detail = search_counted(problem, every, best, options)
     if not best.settled and not (every.count and large):
-        share = ROUGH_SHARE if control.gap > 0 else EXACT_SHARE
-        seconds = control.left() * (share if every.count else 1.0)
-        limited = replace(control, deadline=control.deadline.within(seconds))
+        share = ROUGH_SHARE if options.gap > 0 else EXACT_SHARE
+        seconds = options.left() * (share if every.count else 1.0)
+        limited = replace(options, deadline=options.deadline.within(seconds))
         detail = by_stages(problem, every, best, limited)
-    if every.count and not best.settled and control.left() >= COMPILED_SECONDS:
+    if every.count and not best.settled and options.left() >= COMPILED_SECONDS:
         from pbqp.compiled.primal_dual import search_priced
 
-        detail = search_priced(problem, every, best, control)
-    ended = "gap" if best.settled else "time" if control.left() <= 0 else "stall"
+        detail = search_priced(problem, every, best, options)
+    ended = "gap" if best.settled else "time" if options.left() <= 0 else "stall"
     return best.solution("auto", {"ended": ended, **detail})
 
 
-def by_stages(problem: Problem, every: RowTable, best: Incumbent, control: Control) -> Detail:
+def by_stages(problem: Problem, every: RowTable, best: Incumbent, options: SolveOptions) -> Detail:
     """Improves choice and bound of `best` by reductions, messages, local search and programs; what the network became.
 
     `every` are the rows of the problem.
     """
     active: Indices = np.zeros(0, dtype=np.intp)
     while True:
-        prepared = Prepared(problem, every.subset(active), control.table_cache)
-        answer = minimise(prepared, best, control)
-        if best.settled or answer is None or control.left() <= 0:
+        prepared = Prepared(problem, every.subset(active), options.table_cache)
+        answer = minimise(prepared, best, options)
+        if best.settled or answer is None or options.left() <= 0:
             break
         over = best.over(answer)
         if not over.size:
             break
         excess = (every.used(answer) - every.limits)[over] / np.maximum(np.abs(every.limits[over]), 1.0)
         if best.choice is None:
-            _repair(problem, every, best, answer, control)
+            _repair(problem, every, best, answer, options)
         worst = over[np.argsort(-excess, kind="stable")[: max(ROWS_AT_ONCE, active.size)]]
         if np.isin(worst, active).all():
             break
@@ -115,13 +115,13 @@ def by_stages(problem: Problem, every: RowTable, best: Incumbent, control: Contr
     return prepared.detail
 
 
-def minimise(prepared: Prepared, best: Incumbent, control: Control) -> Indices | None:
+def minimise(prepared: Prepared, best: Incumbent, options: SolveOptions) -> Indices | None:
     """The best choice found under the rows of `prepared`, None if none; bounds and feasible choices go to `best`.
 
     The rows of `prepared` are some of those of `best`, so its bounds hold there.
     """
-    local = Incumbent(prepared.problem, prepared.rows, replace(control, progress=None))
-    if not prepared.fit() or not prepared.reduce(compiled=_is_compiled(prepared, control)):
+    local = Incumbent(prepared.problem, prepared.rows, replace(options, progress=None))
+    if not prepared.fit() or not prepared.reduce(compiled=_is_compiled(prepared, options)):
         best.raise_bound(math.inf)
         return None
     answer = _eliminated(prepared, best)
@@ -129,19 +129,19 @@ def minimise(prepared: Prepared, best: Incumbent, control: Control) -> Indices |
         return answer
     if best.choice is not None:
         local.offer(np.asarray(best.choice))
-    bound_and_prune(prepared, local, control)
-    harder = replace(control, compiled=True)
+    bound_and_prune(prepared, local, options)
+    harder = replace(options, compiled=True)
     if (
         not local.settled
         and prepared.possible
-        and not _is_compiled(prepared, control)
+        and not _is_compiled(prepared, options)
         and _is_compiled(prepared, harder)
     ):
         bound_and_prune(prepared, local, harder)
     # Where a gap may stay, large programs take longer than they are worth.
-    if not local.settled and prepared.possible and not (control.gap > 0 and _is_compiled(prepared, control)):
+    if not local.settled and prepared.possible and not (options.gap > 0 and _is_compiled(prepared, options)):
         share = 1.0 if prepared.rows.count == best.rows.count else PARTIAL_SHARE
-        _program(prepared, local, share * control.left(), control.gap)
+        _program(prepared, local, share * options.left(), options.gap)
     best.raise_bound(min(local.bound, local.value))
     if local.choice is None:
         return None
@@ -150,32 +150,32 @@ def minimise(prepared: Prepared, best: Incumbent, control: Control) -> Indices |
     return found
 
 
-def bound_and_prune(prepared: Prepared, local: Incumbent, control: Control) -> None:
+def bound_and_prune(prepared: Prepared, local: Incumbent, options: SolveOptions) -> None:
     """Bounds, prunes and reduces in turn: every round starts from a smaller network, whose bounds are higher.
 
     Ends when the optimum is proven, when a round prunes little, or with half of the time.
     """
     network, rows = prepared.network, prepared.rows
-    until = control.deadline.within(0.5 * control.left())
+    until = options.deadline.within(0.5 * options.left())
     dual: Dual | None = None
     for turn in range(SQUEEZES):
         before = sum(network.unary[node].size - 1 for node in network.live)
         seconds = 0.5 * until.left()
-        priced = best_prices(prepared, local, control, seconds) if rows.count else None
+        priced = best_prices(prepared, local, options, seconds) if rows.count else None
         if priced is not None:
             local.raise_bound(min(priced.bound, local.value))
             if not math.isfinite(priced.bound) or not priced.prices.any():
                 priced = None
-        if _is_compiled(prepared, control):
+        if _is_compiled(prepared, options):
             from pbqp.compiled.squeeze import squeeze
 
-            dual = squeeze(prepared, local, control, seconds, dual, reduced=turn > 0)
+            dual = squeeze(prepared, local, options, seconds, dual, reduced=turn > 0)
         else:
-            bound = tighten(prepared, local, control, Effort(steps=60, seconds=seconds), priced)
+            bound = tighten(prepared, local, options, Effort(steps=60, seconds=seconds), priced)
             local.raise_bound(min(bound, local.value))
         if local.settled:
             return
-        if not prepared.fit() or not prepared.reduce(compiled=_is_compiled(prepared, control)):
+        if not prepared.fit() or not prepared.reduce(compiled=_is_compiled(prepared, options)):
             local.raise_bound(local.value)
             return
         answer = _eliminated(prepared, local)
@@ -186,14 +186,14 @@ def bound_and_prune(prepared: Prepared, local: Incumbent, control: Control) -> N
         after = sum(network.unary[node].size - 1 for node in network.live)
         if until.passed or (turn > 0 and after > ROUND_PAYS * before):
             return
-        if control.gap > 0 and _is_compiled(prepared, control) and turn >= ROUGH_SQUEEZES - 1:
+        if options.gap > 0 and _is_compiled(prepared, options) and turn >= ROUGH_SQUEEZES - 1:
             return
 
 
-def _is_compiled(prepared: Prepared, control: Control) -> bool:
+def _is_compiled(prepared: Prepared, options: SolveOptions) -> bool:
     """Whether messages and moves are compiled: for a large problem without rows of which much is left."""
     network = prepared.network
-    large = control.compiled or is_compiled(prepared.problem.node_costs)
+    large = options.compiled or is_compiled(prepared.problem.node_costs)
     left = sum(network.unary[node].size for node in network.live)
     return large and not prepared.rows.count and left > FEW_CHOICES
 
@@ -216,12 +216,12 @@ def _eliminated(prepared: Prepared, best: Incumbent) -> Indices | None:
     return answer
 
 
-def _repair(problem: Problem, every: RowTable, best: Incumbent, answer: Indices, control: Control) -> None:
+def _repair(problem: Problem, every: RowTable, best: Incumbent, answer: Indices, options: SolveOptions) -> None:
     """Local search under all rows from an answer that some of them forbid, so that there is some choice early on."""
-    prepared = Prepared(problem, every, control.table_cache)
+    prepared = Prepared(problem, every, options.table_cache)
     if prepared.fit() and prepared.reduce(dominance=False, eliminate=False):
         start = {node: int(answer[node]) for node in prepared.network.live}
-        found = LocalSearch(prepared.network, every, start).run(control, 0.1 * control.left(), 0)
+        found = LocalSearch(prepared.network, every, start).run(options, 0.1 * options.left(), 0)
         if found is not None:
             best.offer(prepared.complete(found[1]))
 

@@ -7,8 +7,8 @@ from typing import final
 
 import numpy as np
 
-from pbqp.control import Control
 from pbqp.network.network import Indices
+from pbqp.options import SolveOptions
 from pbqp.problem import Problem
 from pbqp.row_table import RowTable
 from pbqp.solution import Detail, Solution, Status, is_optimal
@@ -21,12 +21,12 @@ class Incumbent:
     Without a choice, `value` is the cutoff: what is sought must cost less.
     """
 
-    def __init__(self, problem: Problem, rows: RowTable, control: Control) -> None:
+    def __init__(self, problem: Problem, rows: RowTable, options: SolveOptions) -> None:
         self.problem = problem
         self.rows = rows
-        self.control = control
+        self.options = options
         self.choice: tuple[int, ...] | None = None
-        self.value = control.cutoff
+        self.value = options.cutoff
         self.bound = -math.inf
         finite = (np.abs(costs[np.isfinite(costs)]).max(initial=0.0) for costs in problem.node_costs)
         self.scale = float(sum(finite))
@@ -39,7 +39,7 @@ class Incumbent:
         value = self.problem.evaluate(plain)
         if value < self.value:
             self.choice, self.value = plain, value
-            self.control.tell(self.value, self.bound)
+            self.options.tell(self.value, self.bound)
         return True
 
     def over(self, choice: Indices) -> Indices:
@@ -56,7 +56,7 @@ class Incumbent:
         """Takes over a bound if it is higher."""
         if bound > self.bound:
             self.bound = bound
-            self.control.tell(self.value, min(self.bound, self.value))
+            self.options.tell(self.value, min(self.bound, self.value))
 
     @property
     def proven(self) -> bool:
@@ -72,7 +72,7 @@ class Incumbent:
 
     def settles(self, value: float, bound: float) -> bool:
         """Whether a bound leaves no more below a value than is of no interest."""
-        enough = math.isfinite(value) and value - bound <= self.control.gap * abs(value)
+        enough = math.isfinite(value) and value - bound <= self.options.gap * abs(value)
         return enough or is_optimal(value, bound, self.scale)
 
     def solution(self, method: str, detail: Detail) -> Solution:
@@ -87,7 +87,7 @@ class Incumbent:
             value=math.inf if self.choice is None else self.value,
             bound=self.bound if self.choice is None else min(self.bound, self.value),
             status=status,
-            seconds=self.control.elapsed(),
+            seconds=self.options.elapsed(),
             method=method,
             detail=detail,
         )

@@ -14,8 +14,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from pbqp.control import Control
 from pbqp.deadline import Deadline
+from pbqp.options import SolveOptions
 from pbqp.problem import Edge, Problem, Row
 from pbqp.row_table import RowTable
 from pbqp.solution import Detail, Solution
@@ -25,17 +25,17 @@ MOST_CONFLICTING = 32
 HALVINGS = 8
 """How often the interval of the least limit is halved at most."""
 
-Solver = Callable[[Problem, Control], Solution]
+Solver = Callable[[Problem, SolveOptions], Solution]
 
 
-def why_infeasible(problem: Problem, control: Control, solver: Solver) -> Detail:
+def why_infeasible(problem: Problem, options: SolveOptions, solver: Solver) -> Detail:
     """`conflict` (names of rows), `reason`, and where memory is the reason `least_limit` and how sure it is, in bytes.
 
     `least_limit` is one limit for all rows that is enough; `least_limit_bound` one that is certainly needed. They are
     equal, and `least_limit_is` says "proven", where the halving came to an end, else it says "found".
     """
     allowed = _bytes_only(problem, ())
-    plain = solver(allowed, _slice(control))
+    plain = solver(allowed, _slice(options))
     if plain.status == "infeasible":
         return {"conflict": (), "reason": "forbidden choices alone leave no choice, whatever the memory"}
     rows = RowTable.of(problem)
@@ -45,19 +45,19 @@ def why_infeasible(problem: Problem, control: Control, solver: Solver) -> Detail
     needed, enough = -math.inf, _largest(problem, plain.choice)
     alone: list[str] = []
     for row in (problem.rows[int(rows.origin[index])] for index in order):
-        least = solver(_bytes_only(problem, (row,)), _slice(control))
+        least = solver(_bytes_only(problem, (row,)), _slice(options))
         needed = max(needed, least.bound)
         enough = min(enough, _largest(problem, least.choice))
         if least.bound > row.limit:
             alone.append(row.name)
-        if control.left() <= 0:
+        if options.left() <= 0:
             break
     for _ in range(HALVINGS):
-        if enough <= needed or control.left() <= 0:
+        if enough <= needed or options.left() <= 0:
             break
         middle = needed + (enough - needed) / 2
         limited = tuple(replace(row, limit=middle) for row in problem.rows)
-        trial = solver(replace(allowed, rows=limited), _slice(control))
+        trial = solver(replace(allowed, rows=limited), _slice(options))
         if trial.choice is not None:
             enough = _largest(problem, trial.choice)
         elif trial.status == "infeasible":
@@ -74,9 +74,9 @@ def why_infeasible(problem: Problem, control: Control, solver: Solver) -> Detail
     }
 
 
-def _slice(control: Control) -> Control:
-    """A control for one of many small problems: a fifth of the time left."""
-    return Control(deadline=Deadline.after(max(0.05, 0.2 * control.left())), seed=control.seed)
+def _slice(options: SolveOptions) -> SolveOptions:
+    """A options for one of many small problems: a fifth of the time left."""
+    return SolveOptions(deadline=Deadline.after(max(0.05, 0.2 * options.left())), seed=options.seed)
 
 
 def _largest(problem: Problem, choice: tuple[int, ...] | None) -> float:

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pbqp.bounds.messages import Messages
-from pbqp.control import Control
 from pbqp.deadline import Deadline
 from pbqp.errors import SolverError
 from pbqp.exact import elimination
 from pbqp.heuristics.local_search import LocalSearch
 from pbqp.network.network import Indices, Network
+from pbqp.options import SolveOptions
 from pbqp.problem import Array, Problem
 from pbqp.smaller.reductions import Eliminated, Reducer, undo
 
@@ -139,9 +139,9 @@ def _search(
     begun = dict(enumerate(start)) if start is not None else None
     for one in looked:
         forced = _only(network, node, np.flatnonzero(of == one))
-        control = Control(deadline=Deadline.after(effort.seconds / len(looked)), seed=effort.seed)
+        options = SolveOptions(deadline=Deadline.after(effort.seconds / len(looked)), seed=effort.seed)
         choice = np.zeros(len(network.labels), np.intp)
-        value, exact = _least(forced, begun, control, choice)
+        value, exact = _least(forced, begun, options, choice)
         found.take(one, value, choice, exact=exact or value <= float(bounds[one]) * (1 + PROVEN))
 
 
@@ -153,7 +153,7 @@ def _only(network: Network, node: int, positions: Indices) -> Network:
 
 
 def _least(
-    network: Network, start: Mapping[int, int] | None, control: Control, choice: npt.NDArray[np.intp]
+    network: Network, start: Mapping[int, int] | None, options: SolveOptions, choice: npt.NDArray[np.intp]
 ) -> tuple[float, bool]:
     """The least cost of a network, and whether it is proven; the choices of its live nodes are written into `choice`."""
     reducer = Reducer(network, keep=(), usage_of=lambda node: np.zeros((0, network.labels[node].size)))
@@ -163,7 +163,7 @@ def _least(
     if elimination.affordable(order):
         value, exact = elimination.eliminate(network, order, choice), True
     else:
-        found = LocalSearch(network, None, start).run(control, control.left(), MARGINAL_KICKS)
+        found = LocalSearch(network, None, start).run(options, options.left(), MARGINAL_KICKS)
         if found is None:
             return math.inf, False
         (value, picks), exact = found, False

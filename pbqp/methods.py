@@ -7,28 +7,25 @@ from collections.abc import Callable, Mapping
 
 from pbqp.auto import solve_auto
 from pbqp.bounds.subgradient import solve_lagrangian
-from pbqp.control import Control, Improvement
 from pbqp.deadline import Deadline
 from pbqp.errors import SolverError
 from pbqp.exact.brute import solve_brute
 from pbqp.exact.exact import solve_elimination, solve_ilp
 from pbqp.heuristics.random_search import solve_random
 from pbqp.network.table_cache import TableCache
+from pbqp.options import Improvement, SolveOptions
 from pbqp.problem import Problem
 from pbqp.solution import Solution
 
-Method = Callable[[Problem, Control], Solution]
+Method = Callable[[Problem, SolveOptions], Solution]
 
 
-def solve_primal_dual(problem: Problem, control: Control) -> Solution:
+def solve_primal_dual(problem: Problem, options: SolveOptions) -> Solution:
     """The best choice found within the time and the bound proven, by prices and block moves."""
     from pbqp.compiled import primal_dual
 
-    return primal_dual.run_primal_dual(problem, control)
+    return primal_dual.run_primal_dual(problem, options)
 
-
-PATIENCE = 6.0
-"""Of a solve that is asked for the optimum: it would rather use its time than leave a gap."""
 
 METHODS: Mapping[str, Method] = {
     "auto": solve_auto,
@@ -68,14 +65,6 @@ def solve(
         raise SolverError(f"there is no method {method!r}: choose one of {', '.join(sorted(METHODS))}.")
     if not time_limit > 0:
         raise SolverError(f"the time limit is {time_limit}: give a positive number of seconds.")
-    control = Control(
-        deadline=Deadline.after(time_limit),
-        seed=seed,
-        progress=progress,
-        cutoff=cutoff,
-        gap=gap,
-        patience=1.0 if gap > 0 else PATIENCE,
-        compiled=compiled,
-        table_cache=table_cache or TableCache(),
-    )
-    return METHODS[method](problem, control)
+    deadline = Deadline.after(time_limit)
+    options = SolveOptions(deadline=deadline, seed=seed, progress=progress, table_cache=table_cache or TableCache())
+    return METHODS[method](problem, options.of_solve(time_limit, cutoff=cutoff, gap=gap, compiled=compiled))

@@ -17,7 +17,6 @@ from planner.explain.op_graph import OpGraph, program_graph
 from planner.machine.target import Target
 from planner.options import Options
 from planner.plan_file.store import load_saved
-from planner.planning.call import Call
 from planner.planning.plan_cache import planned_or_kept
 from planner.plans.loaded import LoadedPlan
 from planner.plans.plan import Plan
@@ -38,13 +37,13 @@ from planner.request.logical_pins import LogicalRules
 from planner.request.pins import Pins
 from planner.request.place import AskedMesh, Like, Place, checked_names, mesh_asked, place_of, shape_asked
 from planner.request.resolve import (
-    Ready,
+    PlanRequest,
     Wanted,
     checked_options,
     checked_positions,
-    made_ready,
-    made_ready_by_all,
     question,
+    resolve_request,
+    resolve_request_by_all,
 )
 from planner.studies.audit import Audit
 from planner.studies.audit_search import asked_of, audited, pins_of
@@ -127,7 +126,7 @@ def plan(
         donate_argnums=donate_argnums,
         static_argnums=static_argnums,
     )
-    return planned_or_kept(Call(made_ready_by_all("planner.plan", fn, example_args, place, options, wanted), options))
+    return planned_or_kept(resolve_request_by_all("planner.plan", fn, example_args, place, options, wanted))
 
 
 def pareto(
@@ -178,10 +177,9 @@ def pareto(
         static_argnums=static_argnums,
     )
     more = {"points": repr(points)}
-    ready = made_ready_by_all("planner.pareto", fn, example_args, place, options, wanted, more=more)
-    call = Call(ready, options)
-    call.make_ready()
-    return front_of(call, points)
+    return front_of(
+        resolve_request_by_all("planner.pareto", fn, example_args, place, options, wanted, more=more), points
+    )
 
 
 def plan_many(
@@ -238,9 +236,9 @@ def plan_many(
 
     wanted = Wanted(objective=objective, memory_limit=memory_limit, like=like, logical_rules=logical_rules)
 
-    def ready_here() -> dict[str, Ready]:
+    def ready_here() -> dict[str, PlanRequest]:
         made = {
-            name: made_ready(
+            name: resolve_request(
                 asked.fn,
                 asked.args,
                 place,
@@ -253,14 +251,13 @@ def plan_many(
         check_common_pins(common, made)
         return made
 
-    def asked_all(ready: Mapping[str, Ready]) -> dict[str, str]:
-        told = {f"{name}: {what}": words for name in ready for what, words in question(ready[name], options).items()}
+    def asked_all(ready: Mapping[str, PlanRequest]) -> dict[str, str]:
+        told = {f"{name}: {what}": words for name in ready for what, words in question(ready[name]).items()}
         return {**told, "calls": repr(counts), "layouts": layouts}
 
     ready = place.target.processes.same(ready_here, asked_all, "planner.plan_many")
-    made = {name: Call(of, options) for name, of in ready.items()}
     shared = shared_by(given, common, ready)
-    return planned_or_kept_together(made, shared, options, counts=counts, own_layouts=layouts == "own")
+    return planned_or_kept_together(ready, shared, options, counts=counts, own_layouts=layouts == "own")
 
 
 def compare_topologies(
@@ -314,9 +311,9 @@ def compare_topologies(
         annotations=options.annotations,
     )
 
-    def ready_for(target: Target, shared: Options) -> Ready:
+    def ready_for(target: Target, shared: Options) -> PlanRequest:
         place = Place(target=target, mesh=shape, axis_names=names)
-        return made_ready(fn, example_args, place, shared, wanted, traced=traced)
+        return resolve_request(fn, example_args, place, shared, wanted, traced=traced)
 
     return compared(ready_for, targets, options, objective=objective)
 
@@ -388,8 +385,9 @@ def audit(
         free = named and those is None
         how = replace(chosen, annotations="free") if free else chosen
         of_program = None if free else traced
-        ready = made_ready_by_all("planner.audit", asked.fn, example_args, place, how, asks, traced=of_program)
-        return planned_or_kept(Call(ready, how))
+        return planned_or_kept(
+            resolve_request_by_all("planner.audit", asked.fn, example_args, place, how, asks, traced=of_program)
+        )
 
     def standing(best: Plan) -> AotReport:
         return compiled_alone(traced, best, options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from jax.sharding import PartitionSpec
 
@@ -131,13 +131,13 @@ class Request:
     platform: str | None
     objective: str
     memory_limit: float
-    pins: Mapping[str, PartitionSpec]
     cost_model: Literal["analytic", "measured"]
     profile: str | None
     while_trips: float | Mapping[str, float]
+    pins: Mapping[str, PartitionSpec]
     annotations: Annotations = "keep"
     host_local: Mapping[str, int] = field(default_factory=dict[str, int])
-    inputs: Literal["auto"] | tuple[str, ...] = "auto"
+    inputs: Literal["auto"] | tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,38 +156,42 @@ class Tried:
 class Decision:
     """A plan without its function: the mesh, the specs of arguments and results, and those laid on places in between.
 
+    A plan file holds these fields, in this order: what was decided first, then what is predicted and known of it.
     `fingerprint` identifies the traced program the places belong to, in the `form` in which it is computed; `arguments` and
-    `results` are its leaves; `named` are those of its `intermediates` that it names with `checkpoint_name`,
-    `logical` the plan in terms of the indices that run through it.
-    `choice` is the strategy chosen for every node of the problem that `request` states on this mesh. `compiler_options`
-    are those of the compiler of the topology's platform with which the prediction holds. `refined` says how it was chosen
-    where compilers or runs had a say, `tried` the meshes of the search in its order.
+    `results` are its leaves, and `in_tree` says how the leaves lie in the user's arguments, as the JSON of
+    `plan_file.treedef`. `compiler_options` are those of the compiler of the topology's platform with which the prediction
+    holds. `named` are those of its `intermediates` that the program names with `checkpoint_name`, `logical` the plan in
+    terms of the indices that run through it. `choice` is the strategy chosen for every node of the problem that `request`
+    states on this mesh. `refined` says how it was chosen where compilers or runs had a say, `tried` the meshes of the
+    search in its order, `jax_version` the release by which it was made.
     """
 
     function_name: str
     fingerprint: str
+    form: Form = AS_WRITTEN
     topology: str
     request: Request
-    choice: tuple[int, ...]
     mesh_shape: Mapping[str, int]
     arguments: tuple[Leaf, ...]
-    results: tuple[Leaf, ...]
     in_specs: tuple[PartitionSpec, ...]
+    results: tuple[Leaf, ...]
     out_specs: tuple[PartitionSpec, ...]
-    constraints: Mapping[Slot, tuple[PartitionSpec, ...]]
-    intermediates: Mapping[str, PartitionSpec]
-    predicted: Predicted
-    certificate: Certificate
-    replicated: tuple[Replicated, ...]
-    by_shardy: tuple[Ruled, ...]
-    guessed: tuple[Guessed, ...]
-    checked: tuple[Checked, ...]
-    notes: tuple[str, ...]
+    in_tree: Any
     donate_argnums: tuple[int, ...]
     static_argnums: tuple[int, ...]
-    compiler_options: Mapping[str, str]
-    refined: Refined | None = None
-    form: Form = AS_WRITTEN
-    tried: tuple[Tried, ...] = ()
+    compiler_options: Mapping[str, str] = field(default_factory=dict[str, str])
+    constraints: Mapping[Slot, tuple[PartitionSpec, ...]]
+    intermediates: Mapping[str, PartitionSpec]
     named: tuple[str, ...] = ()
     logical: LogicalAxes = NO_AXES
+    choice: tuple[int, ...]
+    replicated: tuple[Replicated, ...]
+    by_shardy: tuple[Ruled, ...]
+    guessed: tuple[Guessed, ...] = ()
+    predicted: Predicted
+    certificate: Certificate
+    checked: tuple[Checked, ...]
+    notes: tuple[str, ...]
+    refined: Refined | None = None
+    tried: tuple[Tried, ...] = ()
+    jax_version: str

@@ -65,6 +65,12 @@ class InfeasibleError(PlannerError):
         self.conflict = conflict
         self.offers = offers
 
+    def with_sentence(self, sentence: str) -> InfeasibleError:
+        """The same error with one more sentence."""
+        return InfeasibleError(
+            f"{self}. {sentence}", least_bytes=self.least_bytes, conflict=self.conflict, offers=self.offers
+        )
+
 
 class PlanFileError(PlannerError):
     """A saved plan is unreadable, of a foreign format, or of another function."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, get_args
 
-from pbqp.budget import GAP, Share
+from pbqp.options import GAP, Share
 from planner.errors import ArgumentError
 from planner.units import quantity
 
@@ -16,7 +16,8 @@ Microbatches = Literal["auto"] | int
 
 
 Unit = Literal["s", "J", "B"]
-"""Of what a search minimises."""
+UNITS: Mapping[str, Unit] = {"time": "s", "energy": "J", "memory": "B"}
+"""The units of what a search minimises, by objective."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,71 +50,83 @@ class Progress:
 
 
 Recompute = Literal["auto", "as written", "none", "full"] | Mapping[str, Literal["save", "recompute"]]
-RECOMPUTES = ("auto", "as written", "none", "full")
-"""What is said of values that a backward pass reads of its forward pass."""
-PINNED = ("save", "recompute")
-"""What is said of some of them, by name."""
-
-ANNOTATIONS = ("keep", "free")
+"""Which values that a backward pass reads of its forward pass are saved; a mapping says it of some, by name."""
 Check = Literal["auto", "always", "never"]
-CHECKS = ("auto", "always", "never")
-COST_MODELS = ("analytic", "measured")
 Refine = Literal["never", "compile", "measure"]
-REFINES = ("never", "compile", "measure")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How to plan.
+    """How to plan. The first sentence about a field is also its help on the command line.
 
-    `time_limit_s`: seconds for the whole search; what was found by then is returned with its bound. The first large program
+    `time_limit_s`: seconds for the whole search; the best plan by then is returned, with its bound. The first large program
     on a machine takes ten to twenty seconds more, in which the solver's inner loops are compiled and kept.
-    `check`: "auto" compiles the plan, and runs it beside the single device where the arguments are concrete and that is
-    affordable; for devices that are not here it compiles where their compiler is installed and that is affordable, in a
-    child process; "always" does all of this at any price; "never" trusts the prediction. `Plan.checked` says what was not
+
+    `check`: whether the plan is compiled, and run beside the single device, before it is returned: where that is affordable
+    ("auto"), at any price ("always"), or not at all ("never"). It runs where the arguments are concrete. For devices that
+    are not here it compiles where their compiler is installed, in a child process. `Plan.checked` says what was not
     checked. Where nothing is predicted to fit and a compiler is there, the plan that needs little more is compiled whatever
     its size, as the compiler may compute values again to save memory: what it finds to fit is returned, and says so.
-    `cost_model`: "analytic" (roofline and collective algorithms) or "measured" (a profile of these devices).
+
+    `cost_model`: seconds from data sheets and formulas of collectives ("analytic"), or from a profile of these devices
+    ("measured").
+
     `profile`: the profile's file for "measured"; default where `python -m planner calibrate` writes it, or what comes
     with the package for v4, v5e and v5p. The notes say which it is.
-    `gap`: the part of the value within which the best plan under a memory limit is proven to be the best; where it is less,
+
+    `gap`: the part of the value within which the best plan under a memory limit is proven to be the best. Where it is less,
     the search goes on, while the time lasts, only until it is that. Of a mesh with more than 50,000 strategies, up to five
     times as much may stay.
+
     `recompute`: which values of the forward pass are saved for the backward pass, and which are computed again: "auto"
     chooses, where that gains 2 % or lets a plan fit, and says so; "as written" keeps to the program and its
     `jax.checkpoint`s; "none" saves everything, "full" computes again whatever can be. A mapping from patterns over their
     names (of `checkpoint_name`, else as intermediates are named, as the notes and `explain` print them) to "save" or
     "recompute" says it of some, and leaves the others to "auto"; a later pattern wins.
+
+    `annotations`: "keep" makes the mesh and the placements that the program names itself part of the plan, "free" takes
+    them out, so that the planner may find a better mesh and better specs. Such are `with_sharding_constraint`, logical
+    constraints of Flax under their rules, shardings of inner `jit`s, and `shard_map`s, which "free" opens to what they
+    compute on global arrays. The notes say how many and where, and which `shard_map`s cannot be opened and stay. A `pmap`
+    is free either way, and so is what names a mesh of one device. `audit` prices both.
+
     `seed`: of everything random in the solver and in verification.
-    `annotations`: what becomes of placements that the program names itself: `with_sharding_constraint`, logical constraints
-    of Flax under their rules, shardings of inner `jit`s, `shard_map`s. "keep": its mesh and these placements are part of
-    the plan. "free": they are taken out, and `shard_map`s opened to what they compute on global arrays, so that the planner
-    may find a better mesh and better specs; the notes say how many and where, and which `shard_map`s cannot be opened and
-    stay. A `pmap` is free either way, and so is what names a mesh of one device. `audit` prices both.
-    `max_axes`: most mesh axes searched. `while_trips`: trip count assumed for loops whose counter does not say it, or
-    a mapping from patterns over their source lines (`*/solve.py:12`, as the plan's notes print them) to trip counts.
+
+    `max_axes`: most mesh axes searched.
+
+    `while_trips`: trip count assumed for loops whose counter does not say it. A mapping from patterns over their source
+    lines (`*/solve.py:12`, as the plan's notes print them) gives some of them their own.
+
     `share_layers`: whether layers written out one after the other share their decisions: "auto" where that is proven to
     lose nothing or the program is large, True wherever they repeat, False never. The notes say what it loses at most.
-    `affordable_flops`: "auto" runs the numeric check up to this many operations of one device.
-    `refine`: "compile" compiles the most promising plans for the topology (in child processes, without its devices),
-    corrects the prices of this program by what comes out, solves again, and returns the plan of the fastest schedule that
-    fits; "measure" does the same by running them on the devices at hand; "never" trusts the prices. It takes up to half of
-    `time_limit_s`; `Plan.refined` says what was tried.
-    `cache`: a folder in which plans are kept: the same program, asked the same by the same releases, gets the plan that was
-    made of it, without a search, and `Plan.checked` says when it was checked; those of `plan_many` are kept together. The
-    compiles of `refine` are kept there, too; None keeps nothing.
-    `microbatches`: in how many passes the batch is taken, whose sums are added up: a number, where the program can be
-    computed so with the same results, or "auto": one pass where a plan fits the memory limit then and more do not gain
-    2 %, else as few as fit. What cannot be (a batch norm needs the whole batch) is told with the op.
+
+    `affordable_flops`: operations of one device up to which `check` "auto" runs the numeric one.
+
+    `refine`: whether the most promising plans are compiled for the topology ("compile", which needs none of its devices) or
+    run on the devices at hand ("measure"), and the fastest of those that fit is taken. Compiles run in child processes.
+    Each round corrects the prices of this program by what comes out, and solves again; "never" trusts the prices. It takes
+    up to half of `time_limit_s`; `Plan.refined` says what was tried.
+
+    `cache`: a folder in which plans are kept, and the compiles of `refine`: the same program, asked the same by the same
+    releases, gets the plan that was made of it, without a search. `Plan.checked` says when it was checked. Those of
+    `plan_many` are kept together. None keeps nothing.
+
+    `microbatches`: passes in which the batch is taken, whose sums are added up: a number, or "auto", which takes one where
+    a plan fits the memory limit then and more do not gain 2 %, else as few as fit. The results stay the same; what cannot
+    be (a batch norm needs the whole batch) is told with the op.
+
     `inputs`: which arguments hosts bring anew with every call, such as a batch: names of arguments, or patterns over names
-    (`batch/*`), whose first dim counts examples; () for none. "auto" concludes it where a program keeps a state: one that
-    is neither fed back nor donated is an input where the weights in the state meet its examples one by one. What bringing
-    them takes decides between plans that are about equally fast.
-    `affordable_compile_s`: "auto" compiles for devices that are not here for at most so many seconds; up to `time_limit_s`
+    (`batch/*`). Their first dim counts examples; () is for none. "auto" concludes it where a program keeps a state: one
+    that is neither fed back nor donated is an input where the weights in the state meet its examples one by one. What
+    bringing them takes decides between plans that are about equally fast.
+
+    `affordable_compile_s`: seconds for which `check` "auto" compiles for devices that are not here; up to `time_limit_s`
     where nothing is predicted to fit.
-    `workers`: most processes that search meshes at the same time; None: as many as there are cores that this process may
-    use, and as memory has room for. They are forked (on Linux; elsewhere there are none), and only where a search lasts
+
+    `workers`: most processes that search meshes at the same time; by default as many as there are cores that this process
+    may use, and as memory has room for. They are forked (on Linux; elsewhere there are none), and only where a search lasts
     more than a second. The plan does not depend on how many there are unless the time limit ends the search.
+
     `progress`: called with a `Progress` after every mesh; of several processes, on the one that searches.
 
     Raises: ArgumentError for a value that is none of these.
@@ -140,64 +153,71 @@ class Options:
     progress: Callable[[Progress], object] | None = None
 
     def __post_init__(self) -> None:
-        _require(self.check in CHECKS, "check", self.check, "'auto', 'always' or 'never'")
-        _require(self.cost_model in COST_MODELS, "cost_model", self.cost_model, "'analytic' or 'measured'")
-        _require(_number(self.time_limit_s) and self.time_limit_s > 0, "time_limit_s", self.time_limit_s, "seconds > 0")
-        _require(self.profile is None or isinstance(self.profile, str), "profile", self.profile, "a path, or None")
-        _require(_number(self.gap) and 0 <= self.gap < 1, "gap", self.gap, "a part of the value: 0 <= gap < 1")
-        _require(
-            _is_recompute(self.recompute),
-            "recompute",
-            self.recompute,
-            f"one of {', '.join(map(repr, RECOMPUTES))}, or a mapping from patterns to 'save' or 'recompute'",
-        )
-        _require(self.annotations in ANNOTATIONS, "annotations", self.annotations, "'keep' or 'free'")
-        _require(type(self.seed) is int and self.seed >= 0, "seed", self.seed, "an integer of 0 or more")
-        _require(self.max_axes in (1, 2, 3), "max_axes", self.max_axes, "1, 2 or 3")
-        hints = self.while_trips.values() if isinstance(self.while_trips, Mapping) else (self.while_trips,)
-        positive = all(_number(trips) and trips > 0 for trips in hints)
-        _require(positive, "while_trips", self.while_trips, "a number > 0, or a mapping from patterns to such")
-        sharing = self.share_layers == "auto" or isinstance(self.share_layers, bool)
-        _require(sharing, "share_layers", self.share_layers, "'auto', True or False")
-        affordable = _number(self.affordable_flops) and self.affordable_flops >= 0
-        _require(affordable, "affordable_flops", self.affordable_flops, "a number of 0 or more")
-        _require(self.refine in REFINES, "refine", self.refine, "'never', 'compile' or 'measure'")
-        _require(self.cache is None or isinstance(self.cache, str), "cache", self.cache, "a path, or None")
-        passes = self.microbatches == "auto" or (type(self.microbatches) is int and self.microbatches > 0)
-        _require(passes, "microbatches", self.microbatches, "'auto', or a number of passes from 1 on")
-        positive = _number(self.affordable_compile_s) and self.affordable_compile_s > 0
-        _require(positive, "affordable_compile_s", self.affordable_compile_s, "seconds > 0")
-        several = self.workers is None or (type(self.workers) is int and self.workers > 0)
-        _require(several, "workers", self.workers, "a number of processes from 1 on, or None for what the machine has")
-        named = self.inputs == "auto" or (
-            isinstance(self.inputs, (tuple, list)) and all(isinstance(name, str) for name in self.inputs)
-        )
-        _require(named, "inputs", self.inputs, "'auto', or a tuple of names of arguments")
-        callable_or_none = self.progress is None or callable(self.progress)
-        _require(callable_or_none, "progress", self.progress, "a function of one argument, or None")
-
-
-def _is_recompute(value: object) -> bool:
-    if isinstance(value, Mapping):
-        return bool(value) and all(isinstance(name, str) and how in PINNED for name, how in value.items())
-    return value in RECOMPUTES
-
-
-def telling(options: Options, stage: str) -> Options:
-    """The options for one of several searches, whose progress is told as of this stage."""
-    told = options.progress
-
-    def progress(seen: Progress) -> None:
-        if told is not None:
-            told(replace(seen, stage=stage))
-
-    return replace(options, progress=told and progress)
+        for name, (holds, wanted) in _POSSIBLE.items():
+            value = getattr(self, name)
+            if not holds(value):
+                raise ArgumentError(f"Options({name}={value!r}) is not possible; give {wanted}")
 
 
 def _number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _require(holds: bool, name: str, value: object, wanted: str) -> None:
-    if not holds:
-        raise ArgumentError(f"Options({name}={value!r}) is not possible; give {wanted}")
+def _positive(value: Any) -> bool:
+    return _number(value) and value > 0
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and value > 0
+
+
+def _is_recompute(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return bool(value) and all(isinstance(k, str) and how in ("save", "recompute") for k, how in value.items())
+    return value in ("auto", "as written", "none", "full")
+
+
+def _is_trips(value: object) -> bool:
+    return all(map(_positive, value.values() if isinstance(value, Mapping) else (value,)))
+
+
+def _are_names(value: object) -> bool:
+    return value == "auto" or (isinstance(value, (tuple, list)) and all(isinstance(name, str) for name in value))
+
+
+_POSSIBLE: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "check": (lambda v: v in get_args(Check), "'auto', 'always' or 'never'"),
+    "cost_model": (lambda v: v in ("analytic", "measured"), "'analytic' or 'measured'"),
+    "time_limit_s": (_positive, "seconds > 0"),
+    "profile": (lambda v: v is None or isinstance(v, str), "a path, or None"),
+    "gap": (lambda v: _number(v) and 0 <= v < 1, "a part of the value: 0 <= gap < 1"),
+    "recompute": (
+        _is_recompute,
+        "one of 'auto', 'as written', 'none', 'full', or a mapping from patterns to 'save' or 'recompute'",
+    ),
+    "annotations": (lambda v: v in ("keep", "free"), "'keep' or 'free'"),
+    "seed": (lambda v: type(v) is int and v >= 0, "an integer of 0 or more"),
+    "max_axes": (lambda v: v in (1, 2, 3), "1, 2 or 3"),
+    "while_trips": (_is_trips, "a number > 0, or a mapping from patterns to such"),
+    "share_layers": (lambda v: v == "auto" or isinstance(v, bool), "'auto', True or False"),
+    "affordable_flops": (lambda v: _number(v) and v >= 0, "a number of 0 or more"),
+    "refine": (lambda v: v in get_args(Refine), "'never', 'compile' or 'measure'"),
+    "cache": (lambda v: v is None or isinstance(v, str), "a path, or None"),
+    "microbatches": (lambda v: v == "auto" or _count(v), "'auto', or a number of passes from 1 on"),
+    "affordable_compile_s": (_positive, "seconds > 0"),
+    "workers": (lambda v: v is None or _count(v), "a number of processes from 1 on, or None for what the machine has"),
+    "inputs": (_are_names, "'auto', or a tuple of names of arguments"),
+    "progress": (lambda v: v is None or callable(v), "a function of one argument, or None"),
+}
+"""What every option may be, and the words that say so."""
+
+
+def telling(options: Options, stage: str) -> Options:
+    """The options for one of several searches, whose progress is told as of this stage."""
+    show = options.progress
+
+    def progress(seen: Progress) -> None:
+        if show is not None:
+            show(replace(seen, stage=stage))
+
+    return replace(options, progress=show and progress)

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 from scipy.optimize import linprog
 
-from pbqp.control import Control
 from pbqp.exact import elimination
 from pbqp.heuristics.local_search import LocalSearch
 from pbqp.incumbent import Incumbent
 from pbqp.network.network import Indices, Network
+from pbqp.options import SolveOptions
 from pbqp.problem import Array
 from pbqp.smaller.prepared import Prepared
 from pbqp.smaller.reductions import Reducer, undo
@@ -64,10 +64,10 @@ def minimise_exactly(network: Network, extra: dict[int, Array]) -> dict[int, int
     return {node: int(choice[node]) for node in nodes}
 
 
-def best_prices(prepared: Prepared, best: Incumbent, control: Control, seconds: float) -> Priced:
+def best_prices(prepared: Prepared, best: Incumbent, options: SolveOptions, seconds: float) -> Priced:
     """The best prices found within `seconds`; every choice met on the way is repaired and offered to `best`."""
     network, rows = prepared.network, prepared.rows
-    until = control.deadline.within(seconds)
+    until = options.deadline.within(seconds)
     units = np.maximum(np.abs(rows.limits), 1.0)
     prices = np.zeros(rows.count)
     result = Priced(prices=prices, bound=-math.inf)
@@ -81,19 +81,19 @@ def best_prices(prepared: Prepared, best: Incumbent, control: Control, seconds: 
         cuts.append((cost, over))
         if lower > result.bound:
             result = Priced(prices=prices / units, bound=lower)
-        cuts += [_cut(prepared, found) for found in _repaired(prepared, best, picks, control)]
+        cuts += [_cut(prepared, found) for found in _repaired(prepared, best, picks, options)]
         if not any((over <= 0).all() for _, over in cuts):
             thrifty = minimise_exactly(network, rows.price(np.full(rows.count, THRIFTY_PRICE * abs(cost)) / units))
             if thrifty is None:
                 break
             cuts.append(_cut(prepared, thrifty))
-            found = _repaired(prepared, best, thrifty, control)
+            found = _repaired(prepared, best, thrifty, options)
             cuts += [_cut(prepared, choice) for choice in found]
         if until.passed or not any((over <= 0).all() for _, over in cuts):
             break
         height, prices = _propose(cuts)
         gap = min(height, best.value) - result.bound
-        if gap <= max(control.gap, RELATIVE_TOLERANCE) * abs(result.bound) or gap < 0.02 * (best.value - result.bound):
+        if gap <= max(options.gap, RELATIVE_TOLERANCE) * abs(result.bound) or gap < 0.02 * (best.value - result.bound):
             break
     return result
 
@@ -108,9 +108,11 @@ def _cut(prepared: Prepared, picks: dict[int, int]) -> tuple[float, Array]:
     return prepared.network.value(choice), over
 
 
-def _repaired(prepared: Prepared, best: Incumbent, picks: dict[int, int], control: Control) -> list[dict[int, int]]:
+def _repaired(
+    prepared: Prepared, best: Incumbent, picks: dict[int, int], options: SolveOptions
+) -> list[dict[int, int]]:
     """A choice within the rows near `picks`, if the local search finds one."""
-    found = LocalSearch(prepared.network, prepared.rows, picks).run(control, control.left(), REPAIR_KICKS)
+    found = LocalSearch(prepared.network, prepared.rows, picks).run(options, options.left(), REPAIR_KICKS)
     if found is None:
         return []
     best.offer(prepared.complete(found[1]))

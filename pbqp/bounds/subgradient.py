@@ -18,10 +18,10 @@ import numpy as np
 
 from pbqp.bounds.cutting_planes import Priced
 from pbqp.bounds.messages import Messages
-from pbqp.control import Control
 from pbqp.heuristics.local_search import LocalSearch
 from pbqp.incumbent import Incumbent
 from pbqp.network.network import Indices
+from pbqp.options import SolveOptions
 from pbqp.problem import Array, Problem
 from pbqp.row_table import RowTable
 from pbqp.smaller.prepared import Prepared
@@ -42,7 +42,7 @@ class Effort:
 
 
 def tighten(
-    prepared: Prepared, best: Incumbent, control: Control, effort: Effort, priced: Priced | None = None
+    prepared: Prepared, best: Incumbent, options: SolveOptions, effort: Effort, priced: Priced | None = None
 ) -> float:
     """The best lower bound found; improves `best` and prunes `prepared.network` (never below one choice per node).
 
@@ -52,7 +52,7 @@ def tighten(
     if not network.live:
         best.offer(prepared.complete({}))
         return network.constant
-    until = control.deadline.within(effort.seconds)
+    until = options.deadline.within(effort.seconds)
     messages = Messages(network)
     units = np.maximum(np.abs(rows.limits), 1.0)
     prices = np.zeros(rows.count) if priced is None else priced.prices * units
@@ -72,7 +72,7 @@ def tighten(
         picks = messages.decode()
         left = sum(network.unary[node].size for node in network.live)
         if step % 10 == 3 or (step < 3 and best.choice is None):
-            _search(prepared, best, picks, control, until.left(), effort.kicks)
+            _search(prepared, best, picks, options, until.left(), effort.kicks)
         if math.isfinite(best.value):
             slack = 1e-9 * (abs(best.value) + abs(bound))
             if step % PAIR_STEPS == PAIR_STEPS - 1:
@@ -86,7 +86,7 @@ def tighten(
         if left != sum(network.unary[node].size for node in network.live):
             picks = messages.decode()
         gap = best.value - bound
-        if gap <= max(control.gap, 0.2 * RELATIVE_TOLERANCE) * abs(best.value) or until.passed:
+        if gap <= max(options.gap, 0.2 * RELATIVE_TOLERANCE) * abs(best.value) or until.passed:
             break
         if all(network.unary[node].size == 1 for node in network.live):
             best.offer(prepared.complete({node: int(network.labels[node][0]) for node in network.live}))
@@ -140,25 +140,25 @@ def _spread(prepared: Prepared, labels: dict[int, int]) -> Indices:
 
 
 def _search(
-    prepared: Prepared, best: Incumbent, picks: dict[int, int], control: Control, seconds: float, kicks: int
+    prepared: Prepared, best: Incumbent, picks: dict[int, int], options: SolveOptions, seconds: float, kicks: int
 ) -> None:
     """Local search from decoded picks; offers what it finds."""
     network, rows = prepared.network, prepared.rows
     start = {node: int(network.labels[node][pick]) for node, pick in picks.items()}
     search = LocalSearch(network, rows if rows.count else None, start)
-    found = search.run(control, seconds, kicks)
+    found = search.run(options, seconds, kicks)
     if found is not None:
         best.offer(prepared.complete(found[1]))
 
 
-def solve_lagrangian(problem: Problem, control: Control) -> Solution:
+def solve_lagrangian(problem: Problem, options: SolveOptions) -> Solution:
     """The best choice found and the bound proven by prices, messages and local search alone, all rows at once."""
     rows = RowTable.of(problem)
-    best = Incumbent(problem, rows, control)
+    best = Incumbent(problem, rows, options)
     prepared = Prepared(problem, rows)
     if not prepared.fit() or not prepared.reduce():
         best.raise_bound(math.inf)
         return best.solution("lagrangian", prepared.detail)
-    effort = Effort(steps=100_000, seconds=control.left(), progress=1e-4, kicks=50)
-    best.raise_bound(tighten(prepared, best, control, effort))
+    effort = Effort(steps=100_000, seconds=options.left(), progress=1e-4, kicks=50)
+    best.raise_bound(tighten(prepared, best, options, effort))
     return best.solution("lagrangian", prepared.detail)

@@ -9,7 +9,6 @@ Reference: Balas and Zemel, "An algorithm for large zero-one knapsack problems",
 
 from __future__ import annotations
 
-import time
 from typing import final
 
 import numpy as np
@@ -59,7 +58,7 @@ class Cores:
 
         The `dual` bounds every choice, and knows which rows have a price.
         """
-        began = time.monotonic()
+        clock = Deadline.never()
         if until.left() < LONGER * self._longest:
             return None
         arrays, net, floors = self.arrays, self.arrays.net, dual.floors
@@ -86,7 +85,7 @@ class Cores:
         dear = np.flatnonzero(dual.prices > DEAR * dual.prices.max(initial=0.0))
         known = dear[np.argsort(-dual.prices[dear], kind="stable")[:MOST_KNOWN]]
         ended = program.solve(until.within(min(SECONDS, SHARE * until.left())), value, 0.0, take, known=known)
-        self._longest = max(self._longest, time.monotonic() - began)
+        self._longest = max(self._longest, clock.elapsed)
         pairs = self._pairs * (LARGER if ended else SMALLER)
         self._pairs = int(min(max(pairs, LEAST_PAIRS), MOST_PAIRS))
         fitting = [other for other in found if arrays.over(other).max(initial=0.0) <= 0]

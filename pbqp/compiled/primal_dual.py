@@ -12,7 +12,6 @@ are used, and the outcome depends on the machine's timing as well as on the seed
 from __future__ import annotations
 
 import math
-import time
 from typing import final
 
 import numpy as np
@@ -23,11 +22,11 @@ from pbqp.compiled.cores import Cores
 from pbqp.compiled.kernels import Floats, Ints
 from pbqp.compiled.multiplicative_weights import Dual
 from pbqp.compiled.rising import Rising
-from pbqp.control import Control
 from pbqp.deadline import Deadline
 from pbqp.exact.lazy_rows import LazyRows
 from pbqp.incumbent import Incumbent
 from pbqp.network.network import Indices
+from pbqp.options import SolveOptions
 from pbqp.problem import Problem
 from pbqp.row_table import RowTable
 from pbqp.smaller.folding import Tied
@@ -49,7 +48,7 @@ SHAKES = 12
 DESCENTS = 3
 """Descents of which one starts from a core, one from the best choice shaken, and the others at prices times noise."""
 GOAL = 1e-3
-"""Gap from which on the search is no more patient than that, whatever `Control.patience` says."""
+"""Gap from which on the search is no more patient than that, whatever `SolveOptions.patience` says."""
 FEWER, MANY_FEWER = 0.9, 0.5
 """The search goes on without the choices that are ruled out once this part of them is left, at rest and before it."""
 WORTH = 0.2
@@ -68,44 +67,44 @@ THRIFTY_STEPS = 10
 """Sweeps at each of them."""
 
 
-def run_primal_dual(problem: Problem, control: Control) -> Solution:
+def run_primal_dual(problem: Problem, options: SolveOptions) -> Solution:
     """The best choice found within the time and the bound proven, all rows at once."""
     rows = RowTable.of(problem)
-    best = Incumbent(problem, rows, control)
-    return best.solution("primal_dual", search_priced(problem, rows, best, control))
+    best = Incumbent(problem, rows, options)
+    return best.solution("primal_dual", search_priced(problem, rows, best, options))
 
 
-def search_priced(problem: Problem, rows: RowTable, best: Incumbent, control: Control) -> Detail:
+def search_priced(problem: Problem, rows: RowTable, best: Incumbent, options: SolveOptions) -> Detail:
     """Uses the time left to improve choice and bound of `best`, whose rows are `rows`; what the network became."""
-    prepared = Prepared(problem, rows, control.table_cache)
+    prepared = Prepared(problem, rows, options.table_cache)
     ended = "gap"
     if prepared.fit() and prepared.reduce(dominance=False) and prepared.fit():
-        ended = _improve(prepared, best, control)
+        ended = _improve(prepared, best, options)
     else:
         best.raise_bound(math.inf if best.choice is None else best.value)
     return {**prepared.detail, "ended": ended}
 
 
-def search_counted(problem: Problem, rows: RowTable, best: Incumbent, control: Control) -> Detail:
+def search_counted(problem: Problem, rows: RowTable, best: Incumbent, options: SolveOptions) -> Detail:
     """What the dual and the primal reach one after the other in sweeps and moves that are counted, not timed.
 
     The same on every machine; mostly within a thousandth for programs of some thousands of choices.
     """
-    prepared = Prepared(problem, rows, control.table_cache)
+    prepared = Prepared(problem, rows, options.table_cache)
     if prepared.fit() and prepared.reduce(dominance=False) and prepared.fit() and prepared.network.live:
         tied = Tied(prepared.network.copy(), rows)
         if tied.possible:
-            _Stage(prepared, tied, best, control, None).count(control.deadline.within(HEAD_START * control.left()))
+            _Stage(prepared, tied, best, options, None).count(options.deadline.within(HEAD_START * options.left()))
     return prepared.detail
 
 
-def _improve(prepared: Prepared, best: Incumbent, control: Control) -> str:
+def _improve(prepared: Prepared, best: Incumbent, options: SolveOptions) -> str:
     """Raises the bound and improves the choice of `best`; what ended that: "gap", "stall" or "time".
 
     The rows of `prepared` must be those of `best`. Goes by stages: each has a smaller network, without the choices that the
     bounds of the one before rule out.
     """
-    until = Deadline.after(control.left() * (1 - LAST_SECONDS))
+    until = Deadline.after(options.left() * (1 - LAST_SECONDS))
     prices: Floats | None = None
     share = FIRST_SHARE
     while True:
@@ -115,12 +114,12 @@ def _improve(prepared: Prepared, best: Incumbent, control: Control) -> str:
             return "gap"
         tied = Tied(prepared.network.copy(), prepared.rows)
         if tied.possible:
-            _program(prepared, tied, best, control, until.within(share * until.left()))
+            _program(prepared, tied, best, options, until.within(share * until.left()))
         else:
             best.raise_bound(math.inf if best.choice is None else best.value)
         if best.settled:
             return "gap"
-        stage = _Stage(prepared, tied, best, control, prices)
+        stage = _Stage(prepared, tied, best, options, prices)
         ended = stage.run(until)
         if ended != "smaller":
             return ended
@@ -130,7 +129,7 @@ def _improve(prepared: Prepared, best: Incumbent, control: Control) -> str:
             return "gap"
 
 
-def _program(prepared: Prepared, tied: Tied, best: Incumbent, control: Control, until: Deadline) -> None:
+def _program(prepared: Prepared, tied: Tied, best: Incumbent, options: SolveOptions, until: Deadline) -> None:
     """Closes the gap by the integer program, where it is small for the time there is."""
     pairs = sum(table.size for _, _, table in tied.network.edges())
     if pairs > PAIRS_PER_SECOND * until.left():
@@ -146,7 +145,7 @@ def _program(prepared: Prepared, tied: Tied, best: Incumbent, control: Control, 
         best.raise_bound(bound if best.choice is None else min(bound, best.value))
 
     program = LazyRows(tied.network, prepared.rows, tied.carried, best.value)
-    program.solve(until, best.value, control.gap, found, told)
+    program.solve(until, best.value, options.gap, found, told)
 
 
 @final
@@ -154,15 +153,15 @@ class _Stage:
     """The search on one network: `dual` and `primal` go on from where they are whenever it runs again."""
 
     def __init__(
-        self, prepared: Prepared, tied: Tied, best: Incumbent, control: Control, prices: Floats | None
+        self, prepared: Prepared, tied: Tied, best: Incumbent, options: SolveOptions, prices: Floats | None
     ) -> None:
-        self.prepared, self.tied, self.best, self.control = prepared, tied, best, control
+        self.prepared, self.tied, self.best, self.options = prepared, tied, best, options
         self.arrays = Arrays.of(tied.network, prepared.rows, tied.carried)
         self.dual = Dual(self.arrays, prices)
         self.rising = Rising(self.dual)
         self._steps = Chain((prepared, tied, self.arrays))
-        self._random = np.random.default_rng(control.seed)
-        self._told, self._told_at = math.inf, 0.0
+        self._random = np.random.default_rng(options.seed)
+        self._told, self._told_at = math.inf, -math.inf
 
     def run(self, until: Deadline) -> str:
         """Searches until the gap is closed, the time is up, or nothing moves, and says which ("gap", "time", "stall").
@@ -171,7 +170,7 @@ class _Stage:
         """
         dual, best = self.dual, self.best
         self._swept(Deadline.after(HEAD_START * until.left()), good_enough=True)
-        primal = Primal(self.arrays, dual, self.control.seed)
+        primal = Primal(self.arrays, dual, self.options.seed)
         _enter(primal, dual, dual.prices, until)
         known = None if best.choice is None else self.arrays.picked(best.choice)
         if known is not None:
@@ -191,7 +190,7 @@ class _Stage:
         best, dual = self.best, self.dual
         met = self._swept(until, good_enough=False)
         best.raise_bound(min(dual.bound, best.value))
-        primal = Primal(self.arrays, dual, self.control.seed, timed=False)
+        primal = Primal(self.arrays, dual, self.options.seed, timed=False)
         _enter(primal, dual, dual.prices, until)
         for turn in range(2 + SHAKES):
             if turn == 1 and met is not None:
@@ -242,12 +241,13 @@ class _Stage:
     def _descend(self, primal: Primal, until: Deadline) -> str:
         """Descents of the primal, one after the other; what ended them, as for `run`."""
         dual, best, rising = self.dual, self.best, self.rising
-        cores = Cores(self.arrays, self.control.seed)
-        little = 0.5 * max(self.control.gap, RELATIVE_TOLERANCE)
-        began = progress = time.monotonic()
+        cores = Cores(self.arrays, self.options.seed)
+        little = 0.5 * max(self.options.gap, RELATIVE_TOLERANCE)
+        began = progress = self.options.elapsed()
         value, bound, descents = math.inf, -math.inf, 0
         open_choices = self.arrays.net.unary.size - self.arrays.net.size.size
-        while (now := time.monotonic()) < until.end:
+        while not until.passed:
+            now = self.options.elapsed()
             found = rising.found()
             if found is not None:
                 primal.restart(found)
@@ -270,7 +270,7 @@ class _Stage:
                 if left < (FEWER if rest > 0 else MANY_FEWER) * open_choices:
                     return "smaller"
             goal = primal.value - best.bound <= GOAL * abs(primal.value)
-            if now - began > (1.0 if goal else self.control.patience) * (now - began - rest):
+            if now - began > (1.0 if goal else self.options.patience) * (now - began - rest):
                 return "stall"
             if primal.quiet >= QUIET_ROUNDS:
                 descents += 1

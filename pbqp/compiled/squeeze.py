@@ -14,10 +14,10 @@ from pbqp.compiled.block_moves import Primal
 from pbqp.compiled.kernels import Ints
 from pbqp.compiled.multiplicative_weights import Dual
 from pbqp.compiled.slack_elimination import eliminate, is_likely
-from pbqp.control import Control
 from pbqp.deadline import Deadline
 from pbqp.incumbent import Incumbent
 from pbqp.network.network import Network
+from pbqp.options import SolveOptions
 from pbqp.row_table import NO_ROWS
 from pbqp.smaller.prepared import Prepared
 from pbqp.smaller.smaller import Chain
@@ -35,29 +35,29 @@ SHAKES = 5
 
 
 def squeeze(
-    prepared: Prepared, best: Incumbent, control: Control, seconds: float, before: Dual | None, *, reduced: bool
+    prepared: Prepared, best: Incumbent, options: SolveOptions, seconds: float, before: Dual | None, *, reduced: bool
 ) -> Dual:
     """Raises the bound of `best`, improves its choice, prunes the network of `prepared` (never the last of a node).
 
     It goes on with the messages of the last squeeze, `before`, and returns its own. All nodes are eliminated where it is
     `reduced` by all means: tables are small only then.
     """
-    until = control.deadline.within(seconds)
+    until = options.deadline.within(seconds)
     arrays = Arrays.of(prepared.network, prepared.rows, {})
     dual, steps = Dual(arrays) if before is None else before.carried(arrays), Chain((prepared, arrays))
     for turn in range(MOST_SWEEPS // SWEEPS):
         last = dual.bound
         _swept(dual, best, until)
         if turn == 0 and before is None and not best.settles(best.value, dual.bound):
-            best.offer(steps.lift(_moved(arrays, dual, control, until, shakes=0)))
+            best.offer(steps.lift(_moved(arrays, dual, options, until, shakes=0)))
         best.raise_bound(min(dual.bound, best.value))
         if best.settled or until.passed or dual.bound - last < PAYS * (best.value - dual.bound):
             break
     if best.settled:
         return dual
-    best.offer(steps.lift(_moved(arrays, dual, control, until)))
+    best.offer(steps.lift(_moved(arrays, dual, options, until)))
     if reduced and not best.settled and is_likely(prepared.network):
-        found = eliminate(arrays, dual, best.value - control.gap * abs(best.value))
+        found = eliminate(arrays, dual, best.value - options.gap * abs(best.value))
         if found.pick is not None:
             best.offer(steps.lift(found.pick))
         best.raise_bound(min(found.bound, best.value))
@@ -95,9 +95,9 @@ def _swept(dual: Dual, best: Incumbent, until: Deadline) -> None:
             return
 
 
-def _moved(arrays: Arrays, dual: Dual, control: Control, until: Deadline, *, shakes: int = SHAKES) -> Ints:
+def _moved(arrays: Arrays, dual: Dual, options: SolveOptions, until: Deadline, *, shakes: int = SHAKES) -> Ints:
     """The best choice that block moves reach from the one that the messages lead to."""
-    primal = Primal(arrays, dual, control.seed, timed=False)
+    primal = Primal(arrays, dual, options.seed, timed=False)
     for shaken in range(shakes + 1):
         if shaken:
             primal.shake()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 
-from pbqp.control import Control
 from pbqp.errors import SolverError
+from pbqp.options import SolveOptions
 from pbqp.problem import Problem
 from pbqp.solution import Solution
 
@@ -14,7 +14,7 @@ MAX_CHOICES = 2_000_000
 """Most combinations that are tried."""
 
 
-def solve_brute(problem: Problem, control: Control) -> Solution:
+def solve_brute(problem: Problem, options: SolveOptions) -> Solution:
     """The first of the cheapest choices that violate no row, found by trying all of them, whatever the time limit.
 
     Raises SolverError where there are more than `MAX_CHOICES` combinations.
@@ -36,6 +36,6 @@ def solve_brute(problem: Problem, control: Control) -> Solution:
         value=value,
         bound=value,
         status="infeasible" if best is None else "optimal",
-        seconds=control.elapsed(),
+        seconds=options.elapsed(),
         method="brute",
     )

@@ -6,25 +6,25 @@ import math
 
 import numpy as np
 
-from pbqp.control import Control
 from pbqp.exact import elimination
 from pbqp.exact.ilp import IntegerProgram
 from pbqp.heuristics.local_search import LocalSearch
 from pbqp.incumbent import Incumbent
+from pbqp.options import SolveOptions
 from pbqp.problem import Problem
 from pbqp.row_table import RowTable
 from pbqp.smaller.prepared import Prepared
 from pbqp.solution import Solution
 
 
-def solve_elimination(problem: Problem, control: Control) -> Solution:
+def solve_elimination(problem: Problem, options: SolveOptions) -> Solution:
     """The optimum by reductions and elimination; rows are only checked afterwards.
 
     "unknown" where the elimination is too dear (see `elimination.MAX_ENTRIES`), or where the optimum without rows
     violates a row: then `bound` is that optimum.
     """
     rows = RowTable.of(problem)
-    best = Incumbent(problem, rows, control)
+    best = Incumbent(problem, rows, options)
     prepared = Prepared(problem, rows.subset(np.zeros(0, dtype=np.intp)))
     if not prepared.reduce():
         best.raise_bound(math.inf)
@@ -39,20 +39,20 @@ def solve_elimination(problem: Problem, control: Control) -> Solution:
     return best.solution("elimination", prepared.detail)
 
 
-def solve_ilp(problem: Problem, control: Control) -> Solution:
+def solve_ilp(problem: Problem, options: SolveOptions) -> Solution:
     """The optimum of the program of all nodes and all rows; only forbidden choices are removed beforehand."""
     rows = RowTable.of(problem)
-    best = Incumbent(problem, rows, control)
+    best = Incumbent(problem, rows, options)
     prepared = Prepared(problem, rows)
     if not prepared.fit() or not prepared.reduce(dominance=False, eliminate=False):
         best.raise_bound(math.inf)
         return best.solution("ilp", prepared.detail)
     held = rows if rows.count else None
-    found = LocalSearch(prepared.network, held).run(control, 0.1 * control.left(), 0)
+    found = LocalSearch(prepared.network, held).run(options, 0.1 * options.left(), 0)
     if found is not None:
         best.offer(prepared.complete(found[1]))
     program = IntegerProgram(prepared.network, held, best.value)
-    result = program.solve(control.left(), best.value, control.gap)
+    result = program.solve(options.left(), best.value, options.gap)
     if result.choice is not None:
         best.offer(prepared.complete(result.choice))
     best.raise_bound(min(result.bound, best.value))

@@ -17,10 +17,10 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from pbqp.control import Control
 from pbqp.deadline import Deadline
 from pbqp.heuristics.relief import Blocks, blocks_of
 from pbqp.network.network import Indices, Network
+from pbqp.options import SolveOptions
 from pbqp.problem import Array
 from pbqp.row_table import RowTable
 
@@ -132,10 +132,10 @@ class LocalSearch:
             fitting &= usage - usage[self.pick[node]] <= max(slack, 0.0)
         return fitting
 
-    def descend(self, nodes: list[int], control: Control) -> bool:
+    def descend(self, nodes: list[int], options: SolveOptions) -> bool:
         """Best single moves, node by node, until none helps; True if anything improved."""
         waiting, queued, moved = list(nodes), set(nodes), False
-        while waiting and control.left() > 0:
+        while waiting and options.left() > 0:
             node = waiting.pop()
             queued.discard(node)
             clash, cost, pick = self.clash[node], self.cost[node], self.pick[node]
@@ -183,12 +183,12 @@ class LocalSearch:
             self.move(n, now_n)
         return False
 
-    def repair(self, control: Control) -> bool:
+    def repair(self, options: SolveOptions) -> bool:
         """Moves of least cost per overflow removed, until every row holds; False if no move removes any."""
         if self.rows is None:
             return True
         limits = np.maximum(np.abs(self.rows.limits), 1.0)
-        while control.left() > 0:
+        while options.left() > 0:
             over = self.used - self.rows.limits
             if not (over > 0).any():
                 return True
@@ -219,10 +219,10 @@ class LocalSearch:
         place = int(blocks.holders[helping[first]])
         return int(worse[first]), float(price[first]), blocks.nodes[place], int(helping[first] - blocks.choices[place])
 
-    def run(self, control: Control, seconds: float, kicks: int) -> tuple[float, dict[int, int]] | None:
+    def run(self, options: SolveOptions, seconds: float, kicks: int) -> tuple[float, dict[int, int]] | None:
         """The best feasible value and choice found within `seconds` and `kicks` restarts from kicked choices."""
-        until = control.deadline.within(seconds)
-        random = np.random.default_rng(control.seed)
+        until = options.deadline.within(seconds)
+        random = np.random.default_rng(options.seed)
         best: tuple[float, dict[int, int]] | None = None
         best_picks = dict(self.pick)
         movable = [node for node in self.nodes if self.network.unary[node].size > 1]
@@ -235,9 +235,9 @@ class LocalSearch:
                 touched = [centre, *self.finite[centre]]
                 for node in touched[: 1 + int(random.integers(3))]:
                     self.move(node, int(random.integers(self.network.unary[node].size)))
-            self.repair(control)
-            self.descend(touched, control)
-            self._improve_pairs(touched, control, until)
+            self.repair(options)
+            self.descend(touched, options)
+            self._improve_pairs(touched, options, until)
             value = self.value() if self.overflow() == 0 else math.inf
             if value < (math.inf if best is None else best[0]):
                 best, best_picks = (value, self.choice()), dict(self.pick)
@@ -245,9 +245,9 @@ class LocalSearch:
                 break
         return best
 
-    def _improve_pairs(self, nodes: list[int], control: Control, until: Deadline) -> None:
+    def _improve_pairs(self, nodes: list[int], options: SolveOptions, until: Deadline) -> None:
         waiting = sorted({tuple(sorted((n, m))) for n in nodes for m in self.finite[n]})
         while waiting and not until.passed:
             m, n = waiting.pop()
             if self.improve_pair(m, n):
-                self.descend([m, n, *self.finite[m], *self.finite[n]], control)
+                self.descend([m, n, *self.finite[m], *self.finite[n]], options)

@@ -15,7 +15,6 @@ themselves) the whole problem is solved after it, for what is better only: that 
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
@@ -23,11 +22,12 @@ from functools import partial
 
 import numpy as np
 
-from pbqp.budget import Budget, Share
+from pbqp.auto import solve_auto
+from pbqp.deadline import Deadline
 from pbqp.identity import numbered
 from pbqp.memory_rows import Indices
-from pbqp.methods import solve
 from pbqp.network.table_cache import TableCache
+from pbqp.options import Share, SolveOptions
 from pbqp.problem import Array, Edge, Problem, Row
 from pbqp.smaller.alike_nodes import SHARING_PAYS, Classes, Links, classify
 from pbqp.smaller.smaller import Choice
@@ -44,33 +44,33 @@ FIRST_SHARE = 0.5
 
 
 def solve_shared(
-    problem: Problem, budget: Budget, cutoff: float = math.inf, gap: float = 0.0, *, compiled: bool = False
+    problem: Problem, options: SolveOptions, cutoff: float = math.inf, gap: float = 0.0, *, compiled: bool = False
 ) -> Solution:
     """What `solve` hands back, with the same meaning of value and bound, from one decision for all copies of a layer.
 
     `detail` then says how many `decisions` there are and how many `shared_decisions` were made for them, and
     `lost_at_most`: the part of the value that sharing may have cost.
     """
-    classes = _worth_sharing(problem, budget.share)
-    seconds, table_cache = budget.seconds, budget.table_cache
-    solved = partial(solve, seed=budget.seed, gap=gap, compiled=compiled, table_cache=table_cache)
+    classes = _worth_sharing(problem, options.share)
+    seconds = options.seconds
+    of_solve = partial(options.of_solve, gap=gap, compiled=compiled)
     if classes is None:
-        return solved(problem, time_limit=seconds, cutoff=cutoff)
-    started = time.monotonic()
+        return solve_auto(problem, of_solve(seconds, cutoff=cutoff))
+    deadline = Deadline.after(seconds)
     if problem.rows:
         classes = classes.divided(max(1, DIVIDED // classes.count))
-    small = quotient(problem, classes, table_cache)
+    small = quotient(problem, classes, options.table_cache)
     part = 1.0 if small.lossless else FIRST_SHARE
-    found = solved(small.problem, time_limit=part * seconds, cutoff=cutoff)
+    found = solve_auto(small.problem, of_solve(part * seconds, cutoff=cutoff))
     solution = _lifted(problem, small, found)
     if small.lossless or (problem.rows and len(problem.node_costs) > MANY_NODES):
         return solution
-    left = max(seconds - (time.monotonic() - started), 0.1 * seconds)
+    left = deadline.left(0.1 * seconds)
     upper = min(cutoff, solution.value)
-    whole = solved(problem, time_limit=left, cutoff=upper)
+    whole = solve_auto(problem, of_solve(left, cutoff=upper))
     if whole.choice is not None or solution.choice is None:
-        return replace(whole, seconds=time.monotonic() - started)
-    return _certified(solution, bound=min(whole.bound, solution.value), seconds=time.monotonic() - started)
+        return replace(whole, seconds=deadline.elapsed)
+    return _certified(solution, bound=min(whole.bound, solution.value), seconds=deadline.elapsed)
 
 
 def _worth_sharing(problem: Problem, share: Share) -> Classes | None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from planner.api import audit
-from planner.cli.program_file import keywords_of, load_program
+from planner.cli.planning_options import options_of
+from planner.cli.program_file import keywords_given, keywords_of, load_program
 from planner.cli.progress import status
-from planner.cli.values import parse_bytes, parse_mesh, parse_seconds
-from planner.errors import ArgumentError
-from planner.options import CHECKS, Options
+from planner.cli.values import parse_bytes, parse_mesh
+from planner.options import Check
 
 
 def add_audit(commands: Any) -> None:
@@ -38,19 +37,21 @@ def add_audit(commands: Any) -> None:
     )
     parser.add_argument(
         "--memory",
+        dest="memory_limit",
         type=parse_bytes,
         metavar="SIZE",
         help="limit of the memory of one device, such as 14GB. Default: what it has",
     )
     parser.add_argument(
         "--time-limit",
-        type=parse_seconds,
+        dest="time_limit_s",
+        type=float,
         metavar="SECONDS",
         help="seconds for each of the searches. Default: the file's",
     )
     parser.add_argument(
         "--check",
-        choices=CHECKS,
+        choices=get_args(Check),
         help="whether the program is compiled as it stands, also for devices that are not here, where their compiler is "
         "installed. Default: the file's",
     )
@@ -60,16 +61,8 @@ def add_audit(commands: Any) -> None:
 def run_audit(arguments: argparse.Namespace) -> int:
     """Prints what a program's own shardings cost."""
     planned = load_program(arguments.program, keywords=keywords_of(audit))
-    given = {"topology": arguments.topology, "mesh": arguments.mesh, "memory_limit": arguments.memory}
-    keywords: dict[str, Any] = {
-        **planned.keywords,
-        **{name: value for name, value in given.items() if value is not None},
-    }
-    options = keywords.get("options") or Options()
-    if not isinstance(options, Options):
-        raise ArgumentError(f"{arguments.program} gives options={options!r}; it must be a planner.Options")
-    asked = {"time_limit_s": arguments.time_limit, "check": arguments.check}
-    keywords["options"] = replace(options, **{name: value for name, value in asked.items() if value is not None})
+    keywords = keywords_given(arguments, planned, audit)
+    keywords["options"] = options_of(arguments, planned)
     with status("pricing the shardings"):
         found = audit(planned.fn, planned.args, **keywords)
     print(json.dumps(found.summary, indent=1) if arguments.json else found)

@@ -23,23 +23,22 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import jax
 
 from cost_models import CostModelError, Profile, calibrate, parse_topology, save_profile
-from planner.api import compare_topologies, load, pareto, plan
+from planner.api import compare_topologies, pareto, plan
 from planner.cli import saved_plans
 from planner.cli.audit_command import run_audit
 from planner.cli.outputs import check_file, check_folder_of
 from planner.cli.parser import make_parser
-from planner.cli.program_file import Planned, keywords_of, load_program
+from planner.cli.planning_options import options_of
+from planner.cli.program_file import Planned, keywords_given, keywords_of, load_program
 from planner.cli.progress import show_progress, status
 from planner.errors import ArgumentError, PlannerError
 from planner.machine.device_profile import default_profile
-from planner.options import Options
 from planner.plans.plan import Plan
 from planner.report.text import describe_profile
 from planner.studies import pareto as front
@@ -47,13 +46,10 @@ from planner.studies import topology_table
 from planner.studies.saved_folder import check_folder
 from planner.verify.compiler_clock import compiler_profile
 
+T = TypeVar("T")
+
 SMALL_SLICES = {"v4": "2x2x2", "v5p": "2x2x4", "tpu7x": "2x2x2"}
 """The slices for which a chip's microbenchmarks are compiled; of those not named, 4x4."""
-GIVEN = (
-    *("time_limit_s", "check", "cost_model", "profile", "seed", "max_axes", "workers"),
-    *("while_trips", "refine", "cache", "microbatches", "recompute", "annotations"),
-)
-"""Options that arguments of these names give."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,11 +86,7 @@ def _search(arguments: argparse.Namespace) -> int:
     if output is not None:
         check_folder_of(output)
         check_file(output)
-    planned = load_program(arguments.program)
-    keywords = _keywords(arguments, planned)
-    with show_progress() as progress:
-        keywords["options"] = _options(arguments, planned, progress.update)
-        made = plan(planned.fn, planned.args, **keywords)
+    planned, made = _planned(arguments, plan)
     print(made)
     if output is not None:
         made.save(output)
@@ -117,26 +109,27 @@ def _verified(made: Plan, planned: Planned, heading: str, to: TextIO) -> int:
     return int(any(check.ok is False for check in verification.checks))
 
 
+def _planned(arguments: argparse.Namespace, call: Callable[..., T], **more: Any) -> tuple[Planned, T]:
+    """The program of a file, and what a function of the planner makes of it as the file and the arguments say."""
+    planned = load_program(arguments.program)
+    keywords = keywords_given(arguments, planned, call)
+    for name in [name for name in keywords if name not in keywords_of(call)]:
+        # The topologies of the command line take the place of the file's.
+        if keywords.pop(name) is not None and name != "topology":
+            raise ArgumentError(f"{name} is given, which is for one plan; leave it out, or give one --topology")
+    with show_progress() as progress:
+        keywords["options"] = options_of(arguments, planned, progress.update)
+        return planned, call(planned.fn, planned.args, **keywords, **more)
+
+
 def _compare(arguments: argparse.Namespace, topologies: Sequence[str]) -> int:
     """Plans a program of a file for several topologies, prints the plans in a table and keeps them."""
     output: Path | None = arguments.output
     if output is not None:
         check_folder(output.absolute(), topology_table.SUMMARY, "comparison")
-    planned = load_program(arguments.program)
     arguments.topology = None
-    keywords = _keywords(arguments, planned)
-    keywords.pop("topology", None)
-    known = keywords_of(compare_topologies)
-    for name in [name for name in keywords if name not in known]:
-        if keywords.pop(name) is not None:
-            raise ArgumentError(f"{name} is given, which is for one plan; leave it out, or give one --topology")
-    with show_progress() as progress:
-        keywords["options"] = _options(arguments, planned, progress.update)
-        found = compare_topologies(planned.fn, planned.args, topologies, **keywords)
-    print(json.dumps(found.summary, indent=1) if arguments.json else found)
-    if output is not None:
-        found.save(output)
-        print(f"wrote {len(found.plans)} plans and a summary to {output}", file=sys.stderr)
+    planned, found = _planned(arguments, compare_topologies, topologies=topologies)
+    _hand_over(found, len(found.plans), arguments)
     codes = [_failed(found.plans.values())]
     if arguments.verify:
         to = sys.stderr if arguments.json else sys.stdout
@@ -149,16 +142,19 @@ def _pareto(arguments: argparse.Namespace) -> int:
     output: Path | None = arguments.output
     if output is not None:
         check_folder(output.absolute(), front.SUMMARY, "front")
-    planned = load_program(arguments.program)
-    keywords = _keywords(arguments, planned)
-    with show_progress() as progress:
-        keywords["options"] = _options(arguments, planned, progress.update)
-        found = pareto(planned.fn, planned.args, points=arguments.points, **keywords)
-    print(json.dumps(found.summary, indent=1) if arguments.json else found)
-    if output is not None:
-        found.save(output)
-        print(f"wrote {len(found)} plans and a summary to {output}", file=sys.stderr)
+    _, found = _planned(arguments, pareto)
+    _hand_over(found, len(found), arguments)
     return _failed(found)
+
+
+def _hand_over(
+    found: front.Front | topology_table.TopologyComparison, plans: int, arguments: argparse.Namespace
+) -> None:
+    """Prints a table of plans and writes them, as the arguments say."""
+    print(json.dumps(found.summary, indent=1) if arguments.json else found)
+    if arguments.output is not None:
+        found.save(arguments.output)
+        print(f"wrote {plans} plans and a summary to {arguments.output}", file=sys.stderr)
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
@@ -192,44 +188,6 @@ def _measured(arguments: argparse.Namespace) -> Profile:
         devices = devices[: arguments.devices]
     with status("measuring") as say:
         return calibrate(devices, budget_seconds=arguments.budget, seed=arguments.seed, progress=say)
-
-
-# ---------------------------------------------------------------- what the arguments mean
-
-
-def _keywords(arguments: argparse.Namespace, planned: Planned) -> dict[str, Any]:
-    """The keywords of `planner.plan`: those the file gives, overridden by those of the command line; pins add up."""
-    keywords = dict(planned.keywords)
-    given = {
-        "topology": arguments.topology,
-        "mesh": arguments.mesh,
-        "axis_names": arguments.axis_names,
-        "logical_rules": arguments.logical_rules,
-        "objective": arguments.objective,
-        "memory_limit": arguments.memory,
-        "donate_argnums": arguments.donate,
-        "static_argnums": arguments.static,
-        "like": None if arguments.like is None else load(arguments.like),
-    }
-    keywords.update({name: value for name, value in given.items() if value is not None})
-    if arguments.pin:
-        pins = keywords.get("pins") or {}
-        if not isinstance(pins, Mapping):
-            raise ArgumentError(
-                f"{arguments.program} gives pins={pins!r}; it must be a dict of patterns to PartitionSpecs"
-            )
-        keywords["pins"] = {**pins, **dict(arguments.pin)}
-    return keywords
-
-
-def _options(arguments: argparse.Namespace, planned: Planned, progress: Callable[[Any], None]) -> Options:
-    """The file's options, overridden by those of the command line."""
-    base = planned.keywords.get("options") or Options()
-    if not isinstance(base, Options):
-        raise ArgumentError(f"{arguments.program} gives options={base!r}; it must be a planner.Options")
-
-    given = {name: value for name in GIVEN if (value := getattr(arguments, name, None)) is not None}
-    return replace(base, **given, progress=progress)
 
 
 COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {

@@ -9,12 +9,12 @@ from typing import Any
 
 from cost_models import OBJECTIVES
 from planner.cli.audit_command import add_audit
-from planner.cli.saved_plans_parser import add_saved_plans
+from planner.cli.planning_options import add_options
+from planner.cli.saved_plans import add_saved_plans
 from planner.cli.values import (
     parse_bytes,
     parse_count,
     parse_mesh,
-    parse_microbatches,
     parse_names,
     parse_pin,
     parse_positions,
@@ -22,7 +22,6 @@ from planner.cli.values import (
     parse_seconds,
     parse_seed,
 )
-from planner.options import ANNOTATIONS, RECOMPUTES, REFINES, Options
 from planner.pricing.mesh import AXIS_NAMES
 from planner.studies.pareto import MOST_POINTS
 
@@ -64,6 +63,7 @@ def _add_search(commands: Any) -> None:
         "for one device of each chip.",
     )
     _add_question(search)
+    add_options(search)
     _add_topology(search, action="append", more=". Given many times: plan for each, and compare")
     search.add_argument(
         "--objective",
@@ -71,7 +71,6 @@ def _add_search(commands: Any) -> None:
         help="minimise the seconds (time) or joules (energy) of a call, or the peak bytes of a device (memory). "
         "Default: time",
     )
-    _add_refining(search)
     search.add_argument(
         "--verify",
         action="store_true",
@@ -103,6 +102,7 @@ def _add_pareto(commands: Any) -> None:
         "not run.",
     )
     _add_question(pareto)
+    add_options(pareto, without=("refine", "cache"))
     _add_topology(pareto)
     pareto.add_argument(
         "--points",
@@ -146,12 +146,13 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--memory",
+        dest="memory_limit",
         type=parse_bytes,
         metavar="SIZE",
         help="limit of the memory of one device, in bytes or with a unit: 14GB (1e9 bytes each), 15.75GiB (2**30 bytes "
         "each). Default: what a device of the topology has",
     )
-    parser.add_argument("--pin", type=parse_pin, action="append", metavar="PATTERN=SPEC", help=PIN_HELP)
+    parser.add_argument("--pin", dest="pins", type=parse_pin, action="append", metavar="PATTERN=SPEC", help=PIN_HELP)
     parser.add_argument(
         "--logical-rules",
         type=parse_rules,
@@ -170,17 +171,18 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--donate",
+        dest="donate_argnums",
         type=parse_positions,
         metavar="N,...",
         help="positions (from 0) of the arguments that the program may overwrite, as jax.jit's donate_argnums",
     )
     parser.add_argument(
         "--static",
+        dest="static_argnums",
         type=parse_positions,
         metavar="N,...",
         help="positions (from 0) of the arguments that are constants, as jax.jit's static_argnums",
     )
-    _add_options(parser)
 
 
 def _add_topology(parser: argparse.ArgumentParser, *, action: str = "store", more: str = "") -> None:
@@ -190,85 +192,6 @@ def _add_topology(parser: argparse.ArgumentParser, *, action: str = "store", mor
         metavar="NAME",
         help="chips to plan for, CHIP:SHAPE such as v5e:16x16, v5p:4x4x4, h100:4x8 (nodes x GPUs) or cpu:8; "
         f"none of them need be present. Default: the devices jax finds here{more}",
-    )
-
-
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    defaults = Options()
-    parser.add_argument(
-        "--time-limit",
-        dest="time_limit_s",
-        type=float,
-        metavar="SECONDS",
-        help=f"seconds for the whole search; the best plan by then is kept, with its bound. Default: "
-        f"{defaults.time_limit_s:g}",
-    )
-    parser.add_argument(
-        "--check",
-        choices=("auto", "always", "never"),
-        help="whether the plan is compiled before it is handed over, also for devices that are not here, where their "
-        f"compiler is installed, and run where they are here. Default: {defaults.check}",
-    )
-    parser.add_argument(
-        "--microbatches",
-        type=parse_microbatches,
-        metavar="N",
-        help="passes in which the batch is taken, whose sums are added up; 'auto': as few as fit the memory. Default: "
-        f"{defaults.microbatches}",
-    )
-    parser.add_argument(
-        "--recompute",
-        choices=RECOMPUTES,
-        help="which values of the forward pass are saved for the backward pass: the best ones (auto), those that the "
-        f"program says, all (none is computed again), or as few as can be (full). Default: {defaults.recompute}",
-    )
-    parser.add_argument(
-        "--cost-model",
-        choices=("analytic", "measured"),
-        help="seconds from data sheets (analytic) or from a profile that 'calibrate' wrote (measured). Default: "
-        f"{defaults.cost_model}",
-    )
-    parser.add_argument(
-        "--profile", metavar="PATH", help="the profile of --cost-model measured. Default: where 'calibrate' writes it"
-    )
-    parser.add_argument(
-        "--annotations",
-        choices=ANNOTATIONS,
-        help="keep the mesh and the placements that the program names itself (constraints, shard_maps), or free them: take "
-        f"them out and place everything anew. Default: {defaults.annotations}",
-    )
-    parser.add_argument("--max-axes", type=int, metavar="N", help=f"most mesh axes. Default: {defaults.max_axes}")
-    parser.add_argument(
-        "--while-trips",
-        type=float,
-        metavar="N",
-        help=f"passes assumed of a loop whose length is not static. Default: {defaults.while_trips:g}",
-    )
-    parser.add_argument(
-        "--seed", type=int, metavar="N", help=f"of all that is random in the search. Default: {defaults.seed}"
-    )
-    parser.add_argument(
-        "--workers",
-        type=int,
-        metavar="N",
-        help="processes that search meshes at the same time; the plan does not depend on it. Default: as many as there are "
-        "cores, and as memory has room for",
-    )
-
-
-def _add_refining(search: argparse.ArgumentParser) -> None:
-    search.add_argument(
-        "--refine",
-        choices=REFINES,
-        help="whether the most promising plans are compiled for the topology (none of its devices need be present), or "
-        "run on the devices, and the fastest taken; in up to half of --time-limit. Default: "
-        f"{Options().refine}",
-    )
-    search.add_argument(
-        "--cache",
-        metavar="FOLDER",
-        help="keep plans there, and the compiles of --refine: what was asked for before is taken from there. Default: "
-        "nothing is kept",
     )
 
 

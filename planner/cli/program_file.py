@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import inspect
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from planner.api import plan
+from planner.api import load, plan
 from planner.errors import ArgumentError
 
 
@@ -59,6 +60,25 @@ def load_program(text: str, *, keywords: Sequence[str] = KEYWORDS) -> Planned:
     except (Exception, SystemExit) as error:
         raise ArgumentError(f"{name} of {path_text} failed {_where(error, path)}; it is called with nothing") from error
     return _planned(returned, f"{name} of {path_text}", keywords)
+
+
+def keywords_given(arguments: argparse.Namespace, planned: Planned, fn: Callable[..., Any]) -> dict[str, Any]:
+    """Keywords of a function of the planner but for `options`: the file's, overridden by the command line; pins add up.
+
+    Raises: ArgumentError.
+    """
+    keywords = {name: value for name, value in planned.keywords.items() if name != "options"}
+    for name in dict.fromkeys((*KEYWORDS, *keywords_of(fn))):
+        if name not in ("options", "pins") and (value := getattr(arguments, name, None)) is not None:
+            keywords[name] = load(value) if name == "like" else value
+    if pinned := getattr(arguments, "pins", None):
+        pins = keywords.get("pins") or {}
+        if not isinstance(pins, Mapping):
+            raise ArgumentError(
+                f"{arguments.program} gives pins={pins!r}; it must be a dict of patterns to PartitionSpecs"
+            )
+        keywords["pins"] = {**pins, **dict(pinned)}
+    return keywords
 
 
 def _planned(returned: Any, what: str, known: Sequence[str]) -> Planned:

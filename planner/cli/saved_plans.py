@@ -13,7 +13,7 @@ from planner.api import compare, load
 from planner.cli.outputs import check_file
 from planner.cli.program_file import load_program
 from planner.cli.progress import status
-from planner.plan_file.codec import as_json
+from planner.plan_file.codec import as_json as plain
 from planner.plans.plan import Plan
 from planner.report.plain_data import decision_data, report_data
 from planner.report.plan_report import plan_report
@@ -21,6 +21,91 @@ from planner.report.text import describe
 
 PROGRAM = re.compile(r".*:[A-Za-z_]\w*|:.*|.*:")
 """What is meant for FILE.py:FUNCTION: names of arrays have a colon only before the number of a line."""
+JSON_HELP = "print it as JSON, in bytes and seconds (joules, where energy was minimised)"
+
+
+def add_saved_plans(commands: Any) -> None:
+    """Adds the commands on saved plans."""
+    _add_show(commands)
+    _add_explain(commands)
+    _add_compare(commands)
+    _add_report(commands)
+
+
+def _of_plan(
+    commands: Any, name: str, *, about: str, description: str, first: str = "plan", as_json: str = JSON_HELP
+) -> argparse.ArgumentParser:
+    """The parser of a command whose first argument is a plan's file, and which prints JSON where that is asked for."""
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=about, description=description)
+    parser.add_argument(first, metavar=f"{first.upper()}.json", help="a plan's file, as 'search' writes it")
+    parser.add_argument("--json", action="store_true", help=as_json)
+    return parser
+
+
+def _add_show(commands: Any) -> None:
+    _of_plan(commands, "show", about="print a saved plan", description="Prints a plan that 'search' wrote.")
+
+
+def _add_explain(commands: Any) -> None:
+    explain = _of_plan(
+        commands,
+        "explain",
+        about="print why arrays of a saved plan are placed as they are",
+        description="Prints for some arrays the best few specs that they could have, what the best plan with each costs "
+        "more than this one, and the one reason for it: a collective, computing that is not split, memory. The plan's file "
+        "says what was decided, and not what else could be: without the program it is told how the arrays lie, what that "
+        "takes, and what moves them.",
+    )
+    explain.add_argument(
+        "program",
+        nargs="?",
+        metavar="FILE.py:FUNCTION",
+        help="the program that was planned, as 'search' takes it. Default: what the plan's file says by itself",
+    )
+    explain.add_argument(
+        "name",
+        nargs="?",
+        metavar="NAME",
+        help="an array's name in the printed plan, or a shell-style pattern such as 'params/*/kernel'. Default: the "
+        "largest arguments, of those of one type and spec one",
+    )
+
+
+def _add_compare(commands: Any) -> None:
+    compare = _of_plan(
+        commands,
+        "compare",
+        first="a",
+        about="print where two saved plans differ, and what that costs",
+        description="Prints where plan B differs from plan A: mesh, form, time, memory, energy, specs and collectives. The "
+        "files suffice. Plans of different functions, or for different chips, are compared as far as that means something, "
+        "and the notes say so.",
+    )
+    compare.add_argument("b", metavar="B.json", help="another one's")
+
+
+def _add_report(commands: Any) -> None:
+    report = _of_plan(
+        commands,
+        "report",
+        as_json="print what the page shows as JSON instead, and write nothing",
+        about="write a saved plan as a page of HTML",
+        description="Writes one HTML file that needs no network: where the time goes, memory over the step, what travels "
+        "between devices, every array on the mesh, the op graph, the meshes tried, and what was checked. From the plan's "
+        "file alone, without the program, some of it cannot be there; the page says what.",
+    )
+    report.add_argument(
+        "program",
+        nargs="?",
+        metavar="FILE.py:FUNCTION",
+        help="the program that was planned, as 'search' takes it: for computing by source line, memory and the op graph",
+    )
+    report.add_argument(
+        "-o", "--output", metavar="PATH", help="write the page there. Default: the plan's path with .html"
+    )
+
+
+# ---------------------------------------------------------------- what they do
 
 
 def show(arguments: argparse.Namespace) -> int:
@@ -36,20 +121,20 @@ def explain(arguments: argparse.Namespace) -> int:
     if program is not None and name is None and not PROGRAM.fullmatch(program):
         program, name = None, program
     if program is None:
-        told_by_file = load(arguments.plan).explain(name)
-        _print(as_json(told_by_file) if arguments.json else str(told_by_file), as_data=arguments.json)
+        recorded = load(arguments.plan).explain(name)
+        _print(plain(recorded) if arguments.json else str(recorded), as_data=arguments.json)
         return 0
     bound = bind(arguments.plan, program)
     with status("pricing alternatives"):
         found = bound.explain(name)
-    _print(as_json(found) if arguments.json else str(found), as_data=arguments.json)
+    _print(plain(found) if arguments.json else str(found), as_data=arguments.json)
     return 0
 
 
 def compare_two(arguments: argparse.Namespace) -> int:
     """Prints where two saved plans differ."""
     found = compare(load(arguments.a), load(arguments.b))
-    _print({**as_json(found), "same": found.same} if arguments.json else str(found), as_data=arguments.json)
+    _print({**plain(found), "same": found.same} if arguments.json else str(found), as_data=arguments.json)
     return 0
 
 

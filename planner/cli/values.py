@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from typing import Literal
 
 from jax.sharding import PartitionSpec
 
@@ -38,15 +37,6 @@ def parse_bytes(text: str) -> float:
         known = ", ".join(unit for unit in BYTE_UNITS if unit)
         raise argparse.ArgumentTypeError(f"{text!r} is no size; write a number and a unit of {known}: 14GB") from None
     return value
-
-
-def parse_microbatches(text: str) -> Literal["auto"] | int:
-    """The number of microbatches of "4", or "auto". Raises: argparse.ArgumentTypeError."""
-    if text == "auto":
-        return "auto"
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of microbatches; write auto, or a number from 1 on")
-    return int(text)
 
 
 def parse_seconds(text: str) -> float:

@@ -1,31 +1,36 @@
 """Records as JSON and back, by the types of their fields: nothing is converted, so that what is read means what is written.
 
 A dataclass is an object with the names of its fields, a tuple a list, a PartitionSpec a list of the axes of every dim.
+`cattrs` walks the types; the hooks here make it strict. Fields with defaults may be missing: older files lack them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-import types
+import re
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
+import cattrs
+from cattrs.cols import list_structure_factory
+from cattrs.gen import make_dict_structure_fn, mapping_structure_factory
 from jax.sharding import PartitionSpec
 
 from planner.pricing.candidates.specs import entries_of, from_entries
 
 T = TypeVar("T")
+Hook = Callable[[Any, Any], Any]
+"""Reads a JSON value as a type. Raises: ValueError whose text follows the name of the field."""
 
 MOST_INTEGER = 2**63 - 1
 MOST_NUMBER = 1e100
-"""No figure of a plan is as large, and sums and products of such can be told."""
-UNLIMITED = frozenset(("memory_limit",))
-"""Fields that may be infinite."""
-MOST_TOLD = 40
-"""Letters of a value that are told."""
+"""No figure of a plan is as large; sums and products of smaller ones stay finite."""
+MOST_OF_VALUE = 40
+"""Letters of a value that an error quotes."""
+MOST_OF_PATH = 100
+"""Letters of the path of a field in an error."""
 
 
 def as_json(value: Any) -> Any:
@@ -33,7 +38,7 @@ def as_json(value: Any) -> Any:
     if isinstance(value, PartitionSpec):
         return entries_of(value)
     if dataclasses.is_dataclass(value):
-        return {field.name: as_json(getattr(value, field.name)) for field in _fields(type(value))}
+        return {field.name: as_json(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
     if isinstance(value, Mapping):
         return {key: as_json(held) for key, held in value.items()}
     if isinstance(value, (tuple, list)):
@@ -41,165 +46,127 @@ def as_json(value: Any) -> Any:
     return value
 
 
-def from_json(kind: type[T], value: Any, *, grown: Collection[type] = ()) -> T:
-    """The record of type `kind` that JSON tells. Raises: ValueError that says where it tells something else.
+def from_json(
+    kind: type[T], value: Any, *, read: Hook | None = None, names: Mapping[str, str] = MappingProxyType({})
+) -> T:
+    """The record of type `kind` that JSON tells, as `read` reads it if that is given; `names` are those of its fields in
+    the file, where they differ.
 
-    Of the `grown` types, fields with defaults may be missing: files of earlier planners lack them.
+    Raises: ValueError with the path of the first field that is something else, its value and what it must be.
     """
-    return _read(kind, value, "", grown)
+    try:
+        return (read or CONVERTER.structure)(value, kind)
+    except (cattrs.BaseValidationError, ValueError) as error:
+        message, _, path = cattrs.transform_error(error, "", _message_of)[0].rpartition(" @ ")
+        first, *others = re.split(r"(?=[.[])", path.lstrip("."))
+        where = "".join((names.get(first, first), *others))
+        raise ValueError(f"{shortened(where, MOST_OF_PATH) or 'the file'} {message}") from error
 
 
-def _read(kind: Any, value: Any, where: str, grown: Collection[type]) -> Any:
-    plain = _PLAIN.get(kind)
-    if plain is not None:
-        return plain(value, where)
-    origin, options = _parts(kind)
-    if kind is Any:
-        return value
-    if origin is Literal:
-        return _one_of(options, value, where)
-    if origin in (typing.Union, types.UnionType):
-        return _read(_option(options, value), value, where, grown)
-    if origin is tuple:
-        return _tuple(options, value, where, grown)
-    if origin is not None and issubclass(origin, Mapping):
-        return {
-            _text(key, where): _read(options[1], held, f"{where}.{key}", grown)
-            for key, held in _object(value, where).items()
-        }
-    return _record(kind, value, where, grown)
+def read_by_fields(kind: type[T], converter: cattrs.Converter, **overrides: Any) -> Hook:
+    """Reads an object as a dataclass, without fields that it has not; `overrides` are those of `cattrs.override`."""
+    read = make_dict_structure_fn(kind, converter, _cattrs_forbid_extra_keys=True, **overrides)
+    return _if(lambda value: isinstance(value, dict), "an object", read)
 
 
-@lru_cache(maxsize=256)
-def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
-    """What a type is a kind of, and of what: `tuple`, `(int, ...)`."""
-    return typing.get_origin(kind), typing.get_args(kind)
+def shortened(text: str, most: int = MOST_OF_VALUE) -> str:
+    """The start of a text, for an error."""
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
-def _option(options: Sequence[Any], value: Any) -> Any:
-    """The type among those of a union that looks like the value."""
-    if value is None or isinstance(value, str):
-        wanted: Any = types.NoneType if value is None else str
-        return wanted if wanted in options else next(o for o in options if o is not types.NoneType)
-    for option in options:
-        is_object = dataclasses.is_dataclass(option) or typing.get_origin(option) not in (None, tuple)
-        if option not in (types.NoneType, str) and is_object == isinstance(value, dict):
-            return option
-    return next(o for o in options if o is not types.NoneType)
+def not_a(wanted: str, value: Any) -> ValueError:
+    """The error for a value that is not what was wanted."""
+    if isinstance(value, (dict, list)):
+        text = f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
+    else:
+        text = shortened(ascii(value))
+    return ValueError(f"is {text}, not {wanted}")
 
 
-def _record(kind: Any, value: Any, where: str, grown: Collection[type]) -> Any:
-    told, hints = dict(_object(value, where)), _hints(kind)
-    found: dict[str, Any] = {}
-    for field in _fields(kind):
-        at = f"{where}.{field.name}" if where else field.name
-        if field.name in told:
-            found[field.name] = _read(hints[field.name], told.pop(field.name), at, grown)
-        elif kind not in grown or (field.default is field.default_factory is dataclasses.MISSING):
-            raise ValueError(f"{at} is missing")
-    if told:
-        raise ValueError(f"{where or 'the file'} has a field {_told(next(iter(told)))} that no plan has")
-    return kind(**found)
+def _message_of(error: BaseException, _: type | None) -> str:
+    """What follows the path of a field in an error."""
+    if isinstance(error, KeyError):
+        return "is missing"
+    if isinstance(error, cattrs.ForbiddenExtraKeysError):
+        return f"has a field {shortened(ascii(min(error.extra_fields)))} that no plan has"
+    return str(error)
 
 
-@lru_cache(maxsize=64)
-def _fields(kind: Any) -> tuple[dataclasses.Field[Any], ...]:
-    return tuple(field for field in dataclasses.fields(kind) if field.init)
+def _if(holds: Callable[[Any], bool], wanted: str, read: Hook = lambda value, _: value) -> Hook:
+    """Reads a value only if a condition holds."""
+
+    def checked(value: Any, kind: Any) -> Any:
+        if not holds(value):
+            raise not_a(wanted, value)
+        return read(value, kind)
+
+    return checked
 
 
-@lru_cache(maxsize=64)
-def _hints(kind: Any) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+def _is_text(value: Any) -> bool:
+    """Whether a value is text without halves of surrogate pairs, which no file or screen takes."""
+    return isinstance(value, str) and (value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value))
 
 
-def _tuple(kinds: Sequence[Any], value: Any, where: str, grown: Collection[type]) -> tuple[Any, ...]:
-    values = _list(value, where)
-    if len(kinds) == 2 and kinds[1] is ...:
-        return tuple(_read(kinds[0], held, f"{where}[{i}]", grown) for i, held in enumerate(values))
-    if len(values) != len(kinds):
-        raise _wrong(value, where, f"a list of {len(kinds)}")
-    return tuple(
-        _read(kind, held, f"{where}[{i}]", grown) for i, (kind, held) in enumerate(zip(kinds, values, strict=True))
-    )
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= MOST_NUMBER
 
 
-def _list(value: Any, where: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise _wrong(value, where, "a list")
-    return value
-
-
-def _object(value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise _wrong(value, where, "an object")
-    return value
-
-
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str) or not _can_be_printed(value):
-        raise _wrong(value, where, "text")
-    return value
-
-
-def _can_be_printed(text: str) -> bool:
-    """Whether text is free of halves of surrogate pairs, which no file or screen takes."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in text) if not text.isascii() else True
-
-
-def _bool(value: Any, where: str) -> bool:
-    if not isinstance(value, bool):
-        raise _wrong(value, where, "true or false")
-    return value
-
-
-def _int(value: Any, where: str) -> int:
-    if type(value) is not int or abs(value) > MOST_INTEGER:
-        raise _wrong(value, where, "a whole number")
-    return value
-
-
-def _float(value: Any, where: str) -> float:
-    unlimited = where.rpartition(".")[2] in UNLIMITED and value == math.inf
-    if type(value) not in (int, float) or not (abs(value) <= MOST_NUMBER or unlimited):
-        raise _wrong(value, where, "a number")
-    return value
-
-
-def _spec(value: Any, where: str) -> PartitionSpec:
-    entries = [[_text(axis, where) for axis in _list(axes, where)] for axes in _list(value, where)]
-    spec = from_entries(entries)
-    if entries_of(spec) != entries:
-        raise _wrong(value, where, "a list of the axes of every dim")
+def _spec(value: Any, _: Any) -> PartitionSpec:
+    spec = from_entries(CONVERTER.structure(value, tuple[tuple[str, ...], ...]))
+    if entries_of(spec) != value:
+        raise not_a("a list of the axes of every dim", value)
     return spec
 
 
-def _none(value: Any, where: str) -> None:
-    if value is not None:
-        raise _wrong(value, where, "null")
+def _literal(kind: Any, _: Any) -> Hook:
+    options = typing.get_args(kind)
+    names = f"one of {', '.join(map(repr, options))}"
+    return _if(lambda value: any(type(value) is type(o) and value == o for o in options), names)
 
 
-def _one_of(options: Sequence[Any], value: Any, where: str) -> Any:
-    if not any(type(value) is type(option) and value == option for option in options):
-        raise _wrong(value, where, f"one of {', '.join(map(repr, options))}")
-    return value
+def _tuple(kind: Any, converter: Any) -> Hook:
+    """Reads tuples of any length, or of a fixed one, whose items are of one type."""
+    item, *others = typing.get_args(kind)
+    read_list = list_structure_factory(list[item], converter)
+
+    def read(value: Any, kind: Any) -> tuple[Any, ...]:
+        return tuple(read_list(value, kind))
+
+    if others == [...]:
+        return _if(lambda value: isinstance(value, list), "a list", read)
+    length = 1 + len(others)
+    return _if(lambda value: isinstance(value, list) and len(value) == length, f"a list of {length}", read)
 
 
-_PLAIN: Mapping[Any, Callable[[Any, str], Any]] = {
-    str: _text,
-    bool: _bool,
-    int: _int,
-    float: _float,
-    types.NoneType: _none,
-    PartitionSpec: _spec,
-}
+def _mapping(kind: Any, converter: Any) -> Hook:
+    return _if(lambda value: isinstance(value, dict), "an object", mapping_structure_factory(kind, converter, dict))
 
 
-def _wrong(value: Any, where: str, wanted: str) -> ValueError:
-    return ValueError(f"{where or 'the file'} is {_told(value)}, not {wanted}")
+def _either(json_kind: type, held: Any, plain: Any) -> Hook:
+    """Reads a union of a type that JSON writes as a `json_kind` and another one."""
+    return lambda value, _: CONVERTER.structure(value, held if isinstance(value, json_kind) else plain)
 
 
-def _told(value: Any) -> str:
-    if isinstance(value, (dict, list)):
-        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
-    words = ascii(value)
-    return words if len(words) <= MOST_TOLD else f"{words[:MOST_TOLD]}..."
+def _converter() -> cattrs.Converter:
+    made = cattrs.Converter()
+    made.register_structure_hook(str, _if(_is_text, "text"))
+    made.register_structure_hook(bool, _if(lambda value: isinstance(value, bool), "true or false"))
+    made.register_structure_hook(
+        int, _if(lambda value: type(value) is int and abs(value) <= MOST_INTEGER, "a whole number")
+    )
+    made.register_structure_hook(float, _if(_is_number, "a number"))
+    made.register_structure_hook(PartitionSpec, _spec)
+    # The unions of `Request.while_trips`, of `Request.inputs` and of the paths of places.
+    made.register_structure_hook(float | Mapping[str, float], _either(dict, Mapping[str, float], float))
+    made.register_structure_hook(Literal["auto"] | tuple[str, ...], _either(list, tuple[str, ...], Literal["auto"]))
+    made.register_structure_hook(int | str, _either(str, str, int))
+    made.register_structure_hook_factory(dataclasses.is_dataclass, read_by_fields)
+    made.register_structure_hook_factory(lambda kind: typing.get_origin(kind) is Literal, _literal)
+    made.register_structure_hook_factory(lambda kind: typing.get_origin(kind) is tuple, _tuple)
+    made.register_structure_hook_factory(lambda kind: typing.get_origin(kind) is Mapping, _mapping)
+    return made
+
+
+CONVERTER = _converter()
+"""Reads all that plan files hold; `record` adds how a decision is read."""

@@ -1,38 +1,40 @@
-"""The record of a plan: what its file holds, field by field, and the checks that make a decision of it."""
+"""The record of a plan: the fields of its decision as its file holds them, and the checks that they can be a plan.
+
+The file differs from `Decision` in four places: the topology stands beside the request, the spec of an argument or a result
+in its row, places inside the program are rows, and three fields have shorter names.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
-import jax
+from cattrs import override
 from jax.sharding import PartitionSpec
 
-from cost_models import OBJECTIVES, Chip, CostModelError, Topology, parse_topology
-from planner.autotune_log import Refined
+from cost_models import OBJECTIVES, CostModelError, Topology, parse_topology
 from planner.compiler.emission.options import options_of_plans
-from planner.decision import Certificate, Checked, Decision, Guessed, Replicated, Request, Ruled, Tried
-from planner.logical import NO_AXES, LogicalAxes
-from planner.plan_file.codec import MOST_INTEGER, as_json, from_json
-from planner.plan_file.treedef import leaves_in_words, words_of_tree
-from planner.prediction import Collective, Predicted
+from planner.decision import Decision, Request
+from planner.plan_file.codec import CONVERTER, MOST_INTEGER, as_json, from_json, read_by_fields
+from planner.plan_file.treedef import leaves_in_json
 from planner.pricing.candidates.specs import entries_of
-from planner.program.form import AS_WRITTEN, Form
 from planner.program.graph import Aval
-from planner.program.slots import SlotKind
+from planner.program.slots import Slot, SlotKind
 from planner.program.spec_entries import parts_over
-from planner.program.tracing.traced import Leaf, Program
+from planner.program.tracing.traced import Leaf
 
 FORMAT = "meshwright plan"
 VERSION = 1
 MOST_DEVICES = 2**31
+FILE_NAMES = {"function_name": "function", "mesh_shape": "mesh", "jax_version": "jax"}
+"""Fields of a decision that have another name in its file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeafRecord:
-    """An argument or a result."""
+class LeafRow:
+    """An argument or a result in a file, and its spec. Raises: ValueError for what no array can be."""
 
     name: str
     shape: tuple[int, ...]
@@ -42,10 +44,18 @@ class LeafRecord:
     constant: bool
     spec: PartitionSpec
 
+    def __post_init__(self) -> None:
+        if min(self.shape, default=0) < 0 or math.prod(self.shape) > MOST_INTEGER:
+            raise ValueError("has a shape that cannot be")
+        if not 0 <= self.itemsize <= 16:
+            raise ValueError("has an itemsize that cannot be")
+        if len(self.spec) > len(self.shape):
+            raise ValueError("has a spec longer than its shape")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlaceRecord:
-    """A place in the program, and the specs that are laid there one after the other."""
+class PlaceRow:
+    """A place in the program in a file, and the specs that are laid there one after the other."""
 
     at: SlotKind
     path: tuple[int | str, ...]
@@ -53,110 +63,19 @@ class PlaceRecord:
     specs: tuple[PartitionSpec, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestRecord:
-    """What was planned for, but for the topology."""
-
-    platform: str | None
-    objective: str
-    memory_limit: float
-    cost_model: Literal["analytic", "measured"]
-    profile: str | None
-    while_trips: float | Mapping[str, float]
-    pins: Mapping[str, PartitionSpec]
-    annotations: Literal["keep", "free"] = "keep"
-    host_local: Mapping[str, int] = field(default_factory=dict[str, int])
-    inputs: Literal["auto"] | tuple[str, ...] = ()
-    """Earlier planners knew of none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRecord:
-    """What a plan file holds: first what was decided, then what is told of it. Fields with defaults came later.
-
-    `topology` is its name where that says all, else its figures; `in_tree` the structure of the arguments in words
-    (`tree_words`), or None; `jax` the release by which it was made.
-    """
-
-    format: Literal["meshwright plan"] = FORMAT
-    version: Literal[1] = VERSION
-    function: str
-    fingerprint: str
-    form: Form = AS_WRITTEN
-    topology: str | Topology
-    request: RequestRecord
-    mesh: Mapping[str, int]
-    arguments: tuple[LeafRecord, ...]
-    results: tuple[LeafRecord, ...]
-    in_tree: Any
-    donate_argnums: tuple[int, ...]
-    static_argnums: tuple[int, ...]
-    compiler_options: Mapping[str, str] = field(default_factory=dict[str, str])
-    constraints: tuple[PlaceRecord, ...]
-    intermediates: Mapping[str, PartitionSpec]
-    named: tuple[str, ...] = ()
-    logical: LogicalAxes = NO_AXES
-    choice: tuple[int, ...]
-    replicated: tuple[Replicated, ...]
-    by_shardy: tuple[Ruled, ...]
-    guessed: tuple[Guessed, ...] = ()
-    predicted: Predicted
-    certificate: Certificate
-    checked: tuple[Checked, ...]
-    notes: tuple[str, ...]
-    refined: Refined | None = None
-    tried: tuple[Tried, ...] = ()
-    jax: str
-
-
-GROWN = (
-    *(PlanRecord, RequestRecord, Certificate, Form, Predicted, Collective, Checked),
-    *(Replicated, Ruled, Guessed, Chip),
-)
-"""Records of which files of earlier planners lack fields."""
-_PLAIN_REQUEST = tuple(f.name for f in fields(RequestRecord))
-_SAME = (
-    "fingerprint",
-    "form",
-    "donate_argnums",
-    "static_argnums",
-    "compiler_options",
-    "intermediates",
-    "named",
-    "logical",
-    "choice",
-    "replicated",
-    "by_shardy",
-    "guessed",
-    "predicted",
-    "certificate",
-    "checked",
-    "notes",
-    "refined",
-    "tried",
-)
-"""Fields that a decision has under the same name."""
-
-
-def record_of(decision: Decision, program: Program) -> dict[str, Any]:
+def record_of(decision: Decision) -> dict[str, Any]:
     """A decision as what JSON can tell; `decision_of` reads it back."""
-    topology = decision.request.topology
-    record = PlanRecord(
-        function=decision.function_name,
-        topology=topology.name if _named(topology.name) == topology else topology,
-        request=RequestRecord(**{name: getattr(decision.request, name) for name in _PLAIN_REQUEST}),
-        mesh=decision.mesh_shape,
-        arguments=_leaf_records(decision.arguments, decision.in_specs),
-        results=_leaf_records(decision.results, decision.out_specs),
-        in_tree=words_of_tree(program.in_tree),
-        constraints=tuple(
-            PlaceRecord(at=at, path=path, index=index, specs=specs)
-            for (at, path, index), specs in decision.constraints.items()
-        ),
-        jax=jax.__version__,
-        **{name: getattr(decision, name) for name in _SAME},
-    )
-    return as_json(record)
+    data: dict[str, Any] = as_json(decision)
+    topology = data["request"].pop("topology")
+    if _named(decision.topology) != decision.request.topology:
+        data["topology"] = topology
+    for leaves, specs in (("arguments", "in_specs"), ("results", "out_specs")):
+        data[leaves] = [_row(leaf, spec) for leaf, spec in zip(data[leaves], data.pop(specs), strict=True)]
+    data["constraints"] = [
+        {"at": at, "path": list(path), "index": index, "specs": specs}
+        for (at, path, index), specs in data["constraints"].items()
+    ]
+    return {"format": FORMAT, "version": VERSION, **{FILE_NAMES.get(name, name): data[name] for name in data}}
 
 
 def _named(name: str) -> Topology | None:
@@ -166,19 +85,8 @@ def _named(name: str) -> Topology | None:
         return None  # a topology of the user's own
 
 
-def _leaf_records(leaves: Sequence[Leaf], specs: Sequence[PartitionSpec]) -> tuple[LeafRecord, ...]:
-    return tuple(
-        LeafRecord(
-            name=leaf.name,
-            shape=leaf.aval.shape,
-            dtype=leaf.aval.dtype,
-            itemsize=leaf.aval.itemsize,
-            weak=leaf.weak,
-            constant=leaf.constant,
-            spec=spec,
-        )
-        for leaf, spec in zip(leaves, specs, strict=True)
-    )
+def _row(leaf: dict[str, Any], spec: Any) -> dict[str, Any]:
+    return {"name": leaf["name"], **leaf["aval"], "weak": leaf["weak"], "constant": leaf["constant"], "spec": spec}
 
 
 # ---------------------------------------------------------------- reading
@@ -186,48 +94,92 @@ def _leaf_records(leaves: Sequence[Leaf], specs: Sequence[PartitionSpec]) -> tup
 
 def decision_of(record: Mapping[str, Any]) -> Decision:
     """The decision that a record tells. Raises: ValueError, CostModelError where it tells none, or none that can be."""
-    read = from_json(PlanRecord, record, grown=GROWN)
-    topology = parse_topology(read.topology) if isinstance(read.topology, str) else read.topology
-    _check(read, topology)
-    return Decision(
-        function_name=read.function,
-        topology=topology.name,
-        request=Request(topology=topology, **{name: getattr(read.request, name) for name in _PLAIN_REQUEST}),
-        mesh_shape=read.mesh,
-        arguments=tuple(map(_leaf, read.arguments)),
-        results=tuple(map(_leaf, read.results)),
-        in_specs=tuple(leaf.spec for leaf in read.arguments),
-        out_specs=tuple(leaf.spec for leaf in read.results),
-        constraints={(place.at, place.path, place.index): place.specs for place in read.constraints},
-        **{name: getattr(read, name) for name in _SAME},
+    data = dict(record)
+    if (data.pop("format", None), data.pop("version", None)) != (FORMAT, VERSION):
+        raise ValueError(f"format is not {FORMAT!r} of version {VERSION}")
+    topology = data.get("topology")
+    topology = parse_topology(topology) if isinstance(topology, str) else from_json(Topology, topology)
+    data["topology"] = topology.name
+    if isinstance(data.get("request"), dict):
+        data["request"] = {"topology": topology, **data["request"]}
+    decision = from_json(Decision, data, read=_read_decision, names=FILE_NAMES)
+    _check(decision)
+    return decision
+
+
+def _leaves(rows: Any, _: Any) -> tuple[Leaf, ...]:
+    """The leaves of rows, whose specs `_specs` reads: a decision has them in two fields, its file in one."""
+    return tuple(
+        Leaf(
+            name=row.name,
+            aval=Aval(shape=row.shape, dtype=row.dtype, itemsize=row.itemsize),
+            weak=row.weak,
+            constant=row.constant,
+        )
+        for row in CONVERTER.structure(rows, tuple[LeafRow, ...])
     )
 
 
-def _leaf(leaf: LeafRecord) -> Leaf:
-    aval = Aval(shape=leaf.shape, dtype=leaf.dtype, itemsize=leaf.itemsize)
-    return Leaf(name=leaf.name, aval=aval, weak=leaf.weak, constant=leaf.constant)
+def _specs(rows: Any, _: Any) -> tuple[PartitionSpec, ...]:
+    return tuple(row.spec for row in CONVERTER.structure(rows, tuple[LeafRow, ...]))
 
 
-def _check(read: PlanRecord, topology: Topology) -> None:
-    """Raises: ValueError where fields contradict each other, or tell what cannot be."""
+def _places(rows: Any, _: Any) -> dict[Slot, tuple[PartitionSpec, ...]]:
+    places = CONVERTER.structure(rows, tuple[PlaceRow, ...])
+    found: dict[Slot, tuple[PartitionSpec, ...]] = {(row.at, row.path, row.index): row.specs for row in places}
+    if len(found) < len(places):
+        raise ValueError("have one place twice")
+    return found
+
+
+def _topology(value: Any, _: Any) -> Topology:
+    if not isinstance(value, Topology):
+        raise ValueError("is a field that no plan has")
+    return value
+
+
+def _limit(value: Any, kind: Any) -> float:
+    return value if value == math.inf else CONVERTER.structure(value, kind)
+
+
+_read_request = read_by_fields(
+    Request, CONVERTER, topology=override(struct_hook=_topology), memory_limit=override(struct_hook=_limit)
+)
+_read_decision = read_by_fields(
+    Decision,
+    CONVERTER,
+    **{name: override(rename=its) for name, its in FILE_NAMES.items()},
+    request=override(struct_hook=_read_request),
+    arguments=override(struct_hook=_leaves),
+    in_specs=override(rename="arguments", struct_hook=_specs),
+    results=override(struct_hook=_leaves),
+    out_specs=override(rename="results", struct_hook=_specs),
+    constraints=override(struct_hook=_places),
+)
+
+
+def _check(read: Decision) -> None:
+    """Raises: ValueError where fields contradict each other, or cannot be true of any plan."""
+    topology, mesh = read.request.topology, read.mesh_shape
     _check_topology(topology)
-    _require(all(name and size >= 1 for name, size in read.mesh.items()), "mesh", "has an axis without a size or name")
-    devices = math.prod(read.mesh.values())
+    _require(all(name and size >= 1 for name, size in mesh.items()), "mesh", "has an axis without a size or name")
+    devices = math.prod(mesh.values())
     _require(devices <= topology.num_devices, "mesh", f"has {devices} devices, the topology {topology.num_devices}")
     _check_request(read, topology)
-    for what, leaves in (("arguments", read.arguments), ("results", read.results)):
-        for i, leaf in enumerate(leaves):
-            _check_leaf(leaf, read.mesh, f"{what}[{i}]")
+    for what, leaves, specs in (
+        ("arguments", read.arguments, read.in_specs),
+        ("results", read.results, read.out_specs),
+    ):
+        for i, (leaf, spec) in enumerate(zip(leaves, specs, strict=True)):
+            _check_leaf(leaf, spec, mesh, f"{what}[{i}]")
     if read.in_tree is not None:
         count = sum(not leaf.constant for leaf in read.arguments)
-        _require(leaves_in_words(read.in_tree) == count, "in_tree", f"has not the {count} arrays that there are")
+        _require(leaves_in_json(read.in_tree) == count, "in_tree", f"has not the {count} arrays that there are")
     positions = (*read.donate_argnums, *read.static_argnums)
     _require(len(set(positions)) == len(positions), "donate_argnums", "and static_argnums have one position twice")
-    inside = [spec for place in read.constraints for spec in place.specs]
+    inside = [spec for specs in read.constraints.values() for spec in specs]
     for spec in (*inside, *read.intermediates.values()):
-        _check_spec(spec, read.mesh, "a spec")
-    places = {(place.at, place.path, place.index) for place in read.constraints}
-    _require(len(places) == len(read.constraints), "constraints", "have one place twice")
+        _check_spec(spec, mesh, "a spec")
     _require(min(read.choice, default=0) >= 0, "choice", "has a number below 0")
     _require(read.form.microbatches >= 1, "form.microbatches", "is below 1")
     _check_figures(read)
@@ -250,12 +202,12 @@ def _check_topology(topology: Topology) -> None:
     _require(min(topology.link_latency_s) >= 0, "topology", "has a latency below 0")
 
 
-def _check_request(read: PlanRecord, topology: Topology) -> None:
+def _check_request(read: Decision, topology: Topology) -> None:
     request = read.request
     _require(request.platform in (None, "cpu", "gpu", "tpu"), "request.platform", "is no platform")
     _require(request.objective in (*OBJECTIVES, "memory"), "request.objective", "is no objective")
     _require(request.memory_limit > 0, "request.memory_limit", "is not above 0")
-    ranks = {leaf.name: len(leaf.shape) for leaf in read.arguments}
+    ranks = {leaf.name: len(leaf.aval.shape) for leaf in read.arguments}
     parts = request.host_local.items()
     _require(
         all(0 <= dim < ranks.get(name, 0) for name, dim in parts), "request.host_local", "names a dim that there is not"
@@ -273,17 +225,13 @@ def _check_request(read: PlanRecord, topology: Topology) -> None:
         )
 
 
-def _check_leaf(leaf: LeafRecord, mesh: Mapping[str, int], where: str) -> None:
-    size = math.prod(leaf.shape)
-    _require(min(leaf.shape, default=0) >= 0 and size <= MOST_INTEGER, where, "has a shape that cannot be")
-    _require(0 <= leaf.itemsize <= 16, where, "has an itemsize that cannot be")
-    _check_spec(leaf.spec, mesh, where)
-    _require(len(leaf.spec) <= len(leaf.shape), where, "has a spec longer than its shape")
-    for extent, axes in zip(leaf.shape, entries_of(leaf.spec), strict=False):
+def _check_leaf(leaf: Leaf, spec: PartitionSpec, mesh: Mapping[str, int], where: str) -> None:
+    _check_spec(spec, mesh, where)
+    for extent, axes in zip(leaf.aval.shape, entries_of(spec), strict=False):
         _require(
             extent % parts_over(axes, mesh) == 0,
             where,
-            f"of shape {leaf.shape} is not divisible by its spec {leaf.spec}",
+            f"of shape {leaf.aval.shape} is not divisible by its spec {spec}",
         )
 
 
@@ -294,17 +242,17 @@ def _check_spec(spec: PartitionSpec, mesh: Mapping[str, int], where: str) -> Non
     _require(len(set(axes)) == len(axes), where, "names an axis twice")
 
 
-def _check_figures(read: PlanRecord) -> None:
-    told, certificate, refined = read.predicted, read.certificate, read.refined
-    amounts = [getattr(told, f.name) for f in fields(told) if f.name != "collectives"]
+def _check_figures(read: Decision) -> None:
+    predicted, certificate, refined = read.predicted, read.certificate, read.refined
+    amounts = [getattr(predicted, f.name) for f in fields(predicted) if f.name != "collectives"]
     _require(min(amounts) >= 0, "predicted", "has a figure below 0")
     _require(certificate.lower_bound <= certificate.value, "certificate", "has a bound above its value")
     share = certificate.guessed_share
     _require(share is None or 0 <= share <= 1, "certificate.guessed_share", "is no share")
     if refined is not None and refined.chosen is not None:
         _require(0 <= refined.chosen < len(refined.trials), "refined.chosen", "is none of the trials")
-    for collective in told.collectives:
-        unknown: Iterable[str] = set(collective.axes) - set(read.mesh)
+    for collective in predicted.collectives:
+        unknown: Iterable[str] = set(collective.axes) - set(read.mesh_shape)
         _require(
             not unknown,
             "predicted.collectives",
@@ -313,6 +261,6 @@ def _check_figures(read: PlanRecord) -> None:
         _require(min(collective.bytes, collective.count) >= 0, "predicted.collectives", "have a figure below 0")
 
 
-def _require(holds: bool, where: str, words: str) -> None:
+def _require(holds: bool, where: str, why: str) -> None:
     if not holds:
-        raise ValueError(f"{where} {words}")
+        raise ValueError(f"{where} {why}")

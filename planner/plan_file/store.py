@@ -1,6 +1,6 @@
 """Plan files: JSON that is stable to compare, can be edited by hand, and is checked field by field when it is read.
 
-What was decided comes first, what is told of it and changes from run to run last; a row stands on one line. A digest ends
+What was decided comes first, what is predicted and changes from run to run last; a row stands on one line. A digest ends
 the file: an edited plan is taken, and says that its promises are those of the plan before.
 """
 
@@ -18,7 +18,6 @@ from planner.decision import Checked, Decision
 from planner.errors import ArgumentError, PlanFileError
 from planner.files import write_whole
 from planner.plan_file.record import FORMAT, VERSION, decision_of, record_of
-from planner.program.tracing.traced import Program
 
 DIGEST = "digest"
 ROW = 160
@@ -34,20 +33,15 @@ UNSURE = "the file of this plan does not say whether it was changed after it was
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """What a file holds: the decision, the structure of the arguments in words (`tree_from_words`), the saver's JAX.
-
-    `edited`: whether it is not known to be the plan that was saved.
-    """
+    """What a file holds: a decision, and whether it is not known to be the one that was saved."""
 
     decision: Decision
-    in_tree: Any
-    jax_version: str
     edited: bool
 
 
-def save_decision(decision: Decision, path: Path, program: Program) -> None:
+def save_decision(decision: Decision, path: Path) -> None:
     """Writes a decision to `path`, whole or not at all. Raises: ArgumentError where nothing can be written there."""
-    text = written(record_of(decision, program))
+    text = written(record_of(decision))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text.encode())
@@ -105,8 +99,8 @@ def load_saved(path: Path) -> Saved:
 
 def read_saved(text: str, what: str) -> Saved:
     """What the text of a saved plan holds; `what` is what it is called. Raises: PlanFileError."""
-    record = parsed(text, what)
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
+    record, digest = content_of(text, what)
+    if record.get("format") != FORMAT:
         raise PlanFileError(
             f"{what} is not a saved plan (its format is not {FORMAT!r}); give a file written by Plan.save"
         )
@@ -114,7 +108,6 @@ def read_saved(text: str, what: str) -> Saved:
         raise PlanFileError(
             f"{what} has version {record.get('version')!r:.40}, this planner reads {VERSION}; plan again"
         )
-    digest = record.pop(DIGEST, None)
     try:
         decision = decision_of(record)
     except (ValueError, CostModelError) as error:
@@ -122,13 +115,16 @@ def read_saved(text: str, what: str) -> Saved:
     edited = digest != digest_of(record)
     if edited:
         decision = _as_edited(decision, UNSURE if digest is None else EDITED)
-    return Saved(decision=decision, in_tree=record["in_tree"], jax_version=record["jax"], edited=edited)
+    return Saved(decision=decision, edited=edited)
 
 
-def parsed(text: str, what: str) -> Any:
-    """What JSON tells. Raises: PlanFileError where it is none, or has a field twice."""
+def content_of(text: str, what: str) -> tuple[dict[str, Any], Any]:
+    """The fields of a file, none where it holds no object, and its digest, which ends it.
+
+    Raises: PlanFileError where it is not JSON, or has a field twice.
+    """
     try:
-        return json.loads(text, object_pairs_hook=_object)
+        record = json.loads(text, object_pairs_hook=_object)
     except RecursionError as error:
         raise PlanFileError(
             f"{what} holds too many lists within each other; it is damaged, save the plan again"
@@ -137,13 +133,16 @@ def parsed(text: str, what: str) -> Any:
         raise PlanFileError(f"{what} has the field {error} twice in one place; leave one of them out") from error
     except ValueError as error:
         raise PlanFileError(f"{what} is not JSON ({error}); it is damaged, save the plan again") from error
+    if not isinstance(record, dict):
+        return {}, None
+    return record, record.pop(DIGEST, None)
 
 
 def _as_edited(decision: Decision, note: str) -> Decision:
     """A decision whose promises and checks may be another's, which says so."""
     detail = "its file was changed after it was saved, or does not say"
     checked = tuple(Checked(what=check.what, ok=None, detail=detail) for check in decision.checked)
-    notes = tuple(words for words in decision.notes if words not in (EDITED, UNSURE))
+    notes = tuple(note for note in decision.notes if note not in (EDITED, UNSURE))
     return replace(decision, checked=checked, notes=(*notes, note))
 
 

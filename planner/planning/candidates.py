@@ -1,227 +1,164 @@
-"""Attempts: the plans to try one after the other, until one passes its checks.
+"""Candidates: the plans to check one after the other, each proposed in the light of the verdicts on those before it.
 
-Compilers reject or miscompile what was not foreseen; then the next best mesh is tried, and at last the best plan without
-constraints inside. Of a plan that does not fit by its compiler, one that promises to take less is sought, on any mesh.
-Where nothing is predicted to fit, plans that come near it are proposed if a compiler judges them. A plan that is only
-doubted is kept while others are tried that may be faster; the fastest by its compiler's schedule is proposed again.
+Where nothing fits the memory in the number of microbatches that the program begins with, and that number is left to the
+planner, the candidates go on with the least number of microbatches in which a plan fits.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol, final
 
+import jax
+
+from pbqp.deadline import Deadline
 from planner.decision import Decision
-from planner.errors import CompileError, InfeasibleError, PinError
+from planner.errors import InfeasibleError
 from planner.options import Options
-from planner.planning.checks import why_not_compiled
-from planner.planning.finalize import decide
-from planner.pricing.mesh import Shape, mesh_words
-from planner.problem import Session
-from planner.search.fewer_devices import on_fewer_devices
-from planner.search.mesh_search import Found
+from planner.planning.checks import Verdict
+from planner.planning.mesh_candidates import MeshCandidates
+from planner.planning.tuned_candidates import TunedCandidates
+from planner.problem import PlanningProblem
+from planner.request.resolve import PlanRequest
+from planner.transforms.batch import Refused
 from planner.units import quantity
-from planner.variants.memory_limits import room_note
-from planner.variants.problem_variants import Sessions
-from planner.variants.variant_search import searched
-from planner.variants.verdict import Answer
-
-FALLBACKS = 3
-"""How many next best plans are tried when a check fails."""
-JUDGED = "nothing is predicted to fit: the compiler finds that this plan does, and may compute values again for it"
-"""What a plan above the limit says, which is handed over only if the compiler finds so."""
+from planner.variants.microbatch_choice import fitting_count, problem_in_microbatches
+from planner.variants.microbatch_search import part_counts
 
 
-def attempts(
-    sessions: Sessions,
-    meshes: Sequence[Shape],
-    options: Options,
-    *,
-    notes: Sequence[str],
-) -> Generator[Decision, Answer]:
-    """The decisions to try, best first, each answered (`send`); the last is one of them again, to be handed over.
+class Source(Protocol):
+    """Candidates in one number of microbatches."""
 
-    Raises: PinError, InfeasibleError where there is none, or none that fits by its compiler; CompileError once all were
-    dropped.
+    def propose(self) -> Decision:
+        """The next candidate, or again an earlier one, which is then to be handed over.
+
+        Raises: PinError, InfeasibleError where there is none, or none that fits by its compiler; CompileError once all were
+        rejected.
+        """
+        ...
+
+    def feedback(self, verdict: Verdict) -> None:
+        """Takes note of what became of the last candidate."""
+        ...
+
+
+@final
+class Candidates:
+    """The candidates for a request, with what `problem` minimises, beginning in its form, in the time of `options`.
+
+    `notes` are told by all of them. `within_bytes`: they keep to this limit, which is below that of the request; then their
+    number of microbatches is settled.
     """
-    run = _Run(sessions=sessions, session=sessions.base, meshes=meshes, options=options, notes=tuple(notes))
-    found: Found | None = run.first()
-    while found is not None and len(run.tried) <= FALLBACKS:
-        answer = yield run.decision(found)
-        run.learn(answer)
-        found = None if answer.good or run.hopeless(answer) else run.next_best(answer)
-    if run.kept:
-        yield run.fastest()
-    if run.none_fits is not None or (run.short and len(run.short) == len(run.tried)):
-        raise run.nothing_fits()
-    # Some programs run on one device only, for no reason that could be read in them.
-    alone = run.again([{"x": 1}]) if {"x": 1} in meshes else None
-    if alone is not None:
-        run.learn((yield run.decision(alone)))
-    # What a compiler gets wrong is mostly one constraint: the best plan's borders alone leave the rest to it.
-    if not run.kept and run.tried[0].constraints:
-        run.learn((yield run.without_constraints()))
-    if run.kept:
-        yield run.fastest()
-    raise CompileError(
-        f"every plan that was tried was dropped: {'; '.join(run.told)}. Fix another mesh, or report this program with the "
-        "plan's text"
+
+    def __init__(
+        self,
+        request: PlanRequest,
+        problem: PlanningProblem,
+        options: Options,
+        *,
+        notes: Sequence[str] = (),
+        within_bytes: float | None = None,
+    ) -> None:
+        self._request, self._problem, self._options, self._within_bytes = request, problem, options, within_bytes
+        self._deadline = Deadline.after(options.time_limit_s)
+        self._source = self._source_of(problem, options, notes)
+        self._pending: Decision | None = None
+        # Why the first source has no plan; the numbers of microbatches left to try, and the one that was tried last.
+        self._none_fits: InfeasibleError | None = None
+        self._counts: list[int] = []
+        self._count, self._sentence = 0, ""
+
+    def propose(self) -> Decision:
+        """The candidate to check: the same one until `feedback` is given. See `Source.propose`."""
+        while self._pending is None:
+            try:
+                self._pending = self._as_requested(self._source.propose())
+            except InfeasibleError as error:
+                none_fits, counts = self._counts_left(error)
+                options = replace(self._options, time_limit_s=self._deadline.left(1.0))
+                count = fitting_count(self._request.variants, self._problem, self._request.meshes, options, counts)
+                if count is None:
+                    raise none_fits.with_sentence(self._sentence) from none_fits
+                self._source = self._source_in(count, options, none_fits)
+        return self._pending
+
+    def feedback(self, verdict: Verdict) -> None:
+        """Takes note of what became of the candidate."""
+        self._source.feedback(verdict)
+        self._pending = None
+
+    def _as_requested(self, decision: Decision) -> Decision:
+        """A decision for a lower limit as one for the request, and the best within that limit."""
+        if self._within_bytes is None:
+            return decision
+        limit = self._request.variants.request.memory_limit
+        return replace(
+            decision,
+            request=replace(decision.request, memory_limit=limit),
+            certificate=replace(decision.certificate, within_bytes=self._within_bytes),
+        )
+
+    def _source_of(self, problem: PlanningProblem, options: Options, notes: Sequence[str]) -> Source:
+        request = self._request
+        variants, notes = request.variants.starting(problem), (*request.notes, *notes)
+        if options.refine == "never":
+            return MeshCandidates(variants, request.meshes, options, notes)
+        program = problem.program
+        leaves = jax.tree.leaves([request.args[i] for i in program.dynamic_argnums])
+        return TunedCandidates(variants, request.meshes, options, notes, values=(*leaves, *program.constants))
+
+    def _counts_left(self, error: InfeasibleError) -> tuple[InfeasibleError, list[int]]:
+        """Why no plan fits in the form to begin with, and the numbers of microbatches that are left to try.
+
+        Raises: InfeasibleError where the number of microbatches is settled.
+        """
+        if self._none_fits is None:
+            settled = self._within_bytes is not None or self._options.microbatches != "auto"
+            if settled or error.least_bytes is None:
+                raise error
+            batch = self._request.variants.batch
+            if isinstance(batch, Refused):
+                raise error.with_sentence(f"It cannot run as microbatches: {batch.why}") from error
+            self._none_fits, self._counts = error, part_counts(batch.extent)
+            self._sentence = f"Nor does any plan fit with the batch of {batch.extent} in microbatches"
+        elif self._counts and self._deadline.passed:
+            tried = f"Nor does any plan of {self._count} microbatches fit by the compiler"
+            self._sentence, self._counts = f"{tried}; more were not tried in the time limit", []
+        return self._none_fits, self._counts
+
+    def _source_in(self, count: int, options: Options, none_fits: InfeasibleError) -> Source:
+        """The candidates in so many microbatches, as the whole batch at once does not fit."""
+        variants, limit = self._request.variants, self._problem.request.memory_limit
+        self._count, self._counts = count, [other for other in self._counts if other > count]
+        needed = quantity(none_fits.least_bytes or 0.0, "B")
+        why = (
+            f"{variants.describe(count)}: the whole batch at once needs about {needed} per device, above the limit of "
+            f"{quantity(limit, 'B')}"
+        )
+        return self._source_of(problem_in_microbatches(variants, self._problem, count), options, (why,))
+
+
+def candidates_between(
+    request: PlanRequest, problem: PlanningProblem, options: Options, *, fewest: int, most: int
+) -> Candidates:
+    """The candidates for a lower memory limit than the request has, in the best of so many microbatches.
+
+    Plans of less memory than the limit have the one number, plans of more the other. Raises: InfeasibleError where nothing
+    fits in any of these numbers.
+    """
+    deadline, variants = Deadline.after(options.time_limit_s), request.variants
+    counts = [count for count in (1, *part_counts(most)) if count >= fewest] or [most]
+    count = counts[0] if len(counts) == 1 else fitting_count(variants, problem, request.meshes, options, counts)
+    limit = problem.request.memory_limit
+    if count is None:
+        raise InfeasibleError(f"no plan fits {quantity(limit, 'B')} per device in {fewest} to {most} microbatches")
+    is_choice = count > 1 and options.microbatches == "auto"
+    why = f"{variants.describe(count)}: the best of what was tried within {quantity(limit, 'B')} per device"
+    return Candidates(
+        request,
+        problem_in_microbatches(variants, problem, count),
+        replace(options, time_limit_s=deadline.left(1.0)),
+        notes=(why,) if is_choice else (),
+        within_bytes=limit,
     )
-
-
-@dataclass(kw_only=True)
-class _Run:
-    """What was tried in one call, and what became of it; `session` is that of the form in which the program is planned.
-
-    `limit_bytes` is what the next plan may promise to take, `most_bytes` what any may. `none_fits` says why none is
-    predicted to fit, where a compiler is asked about plans above the limit. `dropped` says by mesh why nothing more is
-    tried there; `told` is what the notes of later plans say; `kept` are the plans that may be handed over, with the
-    seconds of their schedules; `short` the bytes that those would need which do not fit.
-    """
-
-    sessions: Sessions
-    session: Session
-    meshes: Sequence[Shape]
-    options: Options
-    notes: tuple[str, ...]
-    limit_bytes: float = 0.0
-    most_bytes: float = 0.0
-    none_fits: InfeasibleError | None = None
-    bound: float = 0.0
-    start: float = field(default_factory=time.monotonic)
-    tried: list[Decision] = field(default_factory=list[Decision])
-    dropped: dict[str, str] = field(default_factory=dict[str, str])
-    told: list[str] = field(default_factory=list[str])
-    kept: list[tuple[float, Decision]] = field(default_factory=list[tuple[float, Decision]])
-    short: list[float] = field(default_factory=list[float])
-
-    def first(self) -> Found:
-        """The best plans, in the best form. Raises: PinError, InfeasibleError."""
-        target, options = self.session.target, self.options
-        best = searched(
-            self.sessions,
-            self.meshes,
-            options,
-            # The CPU's compiler has no limit to keep to, and its peak is not trustworthy.
-            judged=lambda: target.platform != "cpu" and not why_not_compiled(target, options),
-        )
-        self.session, self.limit_bytes, self.none_fits = best.session, best.limit_bytes, best.none_fits
-        self.notes = (*self.notes, *best.notes)
-        self.most_bytes = max(self.limit_bytes, self.session.request.memory_limit)
-        self.bound = best.found.bound
-        return best.found
-
-    def decision(self, found: Found) -> Decision:
-        """The best plan found, in the program's own terms."""
-        left = [shape for shape in self.meshes if mesh_words(shape) not in self.dropped]
-        best, why = on_fewer_devices(
-            found.candidates[0],
-            left or self.meshes,
-            self.session.instance,
-            limit_bytes=self.limit_bytes,
-            objective=self.session.request.objective,
-            bound=self.bound,
-        )
-        made = decide(
-            self.session,
-            best,
-            bound=self.bound,
-            seconds=time.monotonic() - self.start,
-            meshes=len(self.meshes),
-            notes=(*self.notes, *found.notes, *(() if self.told else why), *self.told),
-        )
-        room = room_note(self.session, self.limit_bytes, made.predicted.peak_bytes)
-        beyond = () if self.none_fits is None else (JUDGED,)
-        made = replace(made, notes=(*made.notes, *room, *beyond), tried=found.tried)
-        self.tried.append(made)
-        return made
-
-    def without_constraints(self) -> Decision:
-        """The best plan of all, with the places of its arguments and results alone."""
-        note = "emitted without constraints inside: the compiler may place that differently from the prediction"
-        bare = replace(self.tried[0], constraints={}, notes=(*self.tried[0].notes, *self.told, note))
-        self.tried.append(bare)
-        return bare
-
-    def learn(self, answer: Answer) -> None:
-        """Takes note of what became of the plan proposed last."""
-        decision = self.tried[-1]
-        if answer.dropped is None:
-            self.kept.append((answer.seconds or 0.0, decision))
-        if answer.good:
-            return
-        shape = dict(decision.mesh_shape)
-        verb = "is doubted" if answer.dropped is None else "failed"
-        self.told.append(f"the plan on the mesh {shape} {verb}: {answer.dropped or answer.doubt}")
-        if answer.memory_share is None:
-            self.dropped[mesh_words(shape)] = self.told[-1]
-        else:
-            self.short.append(decision.predicted.peak_bytes / answer.memory_share)
-
-    def hopeless(self, answer: Answer) -> bool:
-        """Whether nothing else is to be tried: nothing is predicted to fit, and the compiler did not say by how much."""
-        return self.none_fits is not None and answer.memory_share is None
-
-    def next_best(self, answer: Answer) -> Found | None:
-        """The best of the plans left; None where there are none, or none that may be faster than what is kept."""
-        if answer.memory_share is not None:
-            self.limit_bytes = self.session.request.memory_limit * answer.memory_share
-            found = self.again(self.meshes)
-            if found is not None:
-                return found
-            # No plan promises to take so little: on another mesh the compiler may need what was promised.
-            self.limit_bytes = self.most_bytes
-            self.dropped[mesh_words(self.tried[-1].mesh_shape)] = self.told[-1]
-        if answer.doubt is not None and time.monotonic() - self.start > self.options.time_limit_s:
-            return None
-        found = self.again(self.meshes)
-        fastest = min((seconds for seconds, _ in self.kept), default=None)
-        if found is None or (fastest is not None and found.candidates[0].value >= fastest):
-            return None
-        return found
-
-    def again(self, candidates: Sequence[Shape]) -> Found | None:
-        """The next best plans for these meshes, in the time that is left; None where there are none."""
-        left = max(self.options.time_limit_s - (time.monotonic() - self.start), 1.0)
-        try:
-            return self.session.search(
-                candidates,
-                limit_bytes=self.limit_bytes,
-                options=replace(self.options, time_limit_s=left),
-                without=self.dropped,
-                explained=False,
-            )
-        except (InfeasibleError, PinError):
-            return None
-
-    def fastest(self) -> Decision:
-        """The plan to hand over: the fastest by the compiler's schedule, the earliest of several."""
-        seconds, best = min(self.kept, key=lambda pair: pair[0])
-        if len(self.kept) == 1:
-            return replace(best, notes=tuple(dict.fromkeys((*best.notes, *self.told))))
-        others = ", ".join(
-            f"{mesh_words(decision.mesh_shape)} {quantity(other, 's')}"
-            for other, decision in self.kept
-            if decision is not best
-        )
-        taken = quantity(seconds, "s")
-        note = f"the fastest of {len(self.kept)} plans by the compiler's schedule, {taken} (others: {others})"
-        return replace(best, notes=tuple(dict.fromkeys((*best.notes, *self.told, note))))
-
-    def nothing_fits(self) -> InfeasibleError:
-        """The error that says so."""
-        tried = "; ".join(self.told)
-        if self.none_fits is not None:
-            return InfeasibleError(
-                f"{self.none_fits}. Nor does the compiler, which may compute values again, say that a plan fits that is "
-                f"predicted to need little more: {tried}",
-                least_bytes=self.none_fits.least_bytes,
-                conflict=self.none_fits.conflict,
-                offers=self.none_fits.offers,
-            )
-        return InfeasibleError(
-            f"no plan fits {quantity(self.session.request.memory_limit, 'B')} per device by the compiler, of the "
-            f"{len(self.short)} that were tried the least needs {quantity(min(self.short), 'B')}: {tried}. Use more "
-            "devices, or recompute more (jax.checkpoint); Options(check='never') gives the plan as predicted"
-        )

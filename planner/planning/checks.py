@@ -1,16 +1,16 @@
 """Checks of a plan before it is handed over, as `Options.check` asks for them; what was not checked, and why.
 
-They end in an answer to the plan's proposal. A plan that does not compile or computes wrong numbers is dropped, and so is
-one that does not fit by the compiler for a TPU or GPU, or that is predicted not to where no compiler says otherwise. One
-of which a broken promise costs more than a little of a call is doubted: others are tried, and the fastest by the compiler's
-schedule is handed over. Smaller differences are told.
+They end in a verdict. A plan that does not compile or computes wrong numbers is rejected, and so is one that does not fit
+by the compiler for a TPU or GPU, or that is predicted not to fit where no compiler says otherwise. A plan is suspicious
+where a broken promise costs more than a little of a call: others are tried, and the fastest by the compiler's schedule is
+handed over. Smaller differences are told.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import jax
@@ -21,7 +21,6 @@ from planner.machine.target import Target
 from planner.options import Options
 from planner.plans.plan import Plan
 from planner.units import quantity
-from planner.variants.verdict import Answer
 from planner.verify.aot import flags_note
 from planner.verify.compiled import why_no_compiler
 from planner.verify.verification import COMPILE_LIMIT_S, Verification
@@ -33,6 +32,26 @@ AFFORDABLE_OPERATIONS = 10_000
 """Programs of more are not compiled for devices that are not here unless that is asked for: it takes minutes."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the checks say of a candidate. With no field set it is accepted, and handed over.
+
+    `rejected`: why it must not be handed over; of a plan that does not fit, `memory_share` is the part of the memory limit
+    that may be promised so that as much as the compiler needed fits. `suspicious`: why a plan that is predicted to be
+    slower may be faster. `seconds` are those of the compiler's schedule, where it is known.
+    """
+
+    rejected: str | None = None
+    memory_share: float | None = None
+    suspicious: str | None = None
+    seconds: float | None = None
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the plan is handed over as it is."""
+        return self.rejected is None and self.suspicious is None
+
+
 def check(
     made: Plan,
     args: Sequence[Any],
@@ -42,8 +61,8 @@ def check(
     operations: int,
     not_checked: str = "",
     not_run: str = "",
-) -> tuple[Plan, Answer]:
-    """A plan with its checks on record, and the answer to its proposal; the same on all processes of its target.
+) -> tuple[Plan, Verdict]:
+    """A plan with its checks on record, and the verdict; the same on all processes of its target.
 
     `operations` are those of the program, loops' bodies counted once. `not_checked`: why nothing is to be checked, whatever
     the options, and `not_run`: why nothing is to be run for it; "" where it is.
@@ -52,7 +71,7 @@ def check(
     if unchecked:
         if made.decision.refined is not None:
             made = _with_flags(made, target)
-        return made.with_checks([Checked(what=what, ok=None, detail=unchecked) for what in EVERYTHING]), Answer()
+        return made.with_checks([Checked(what=what, ok=None, detail=unchecked) for what in EVERYTHING]), Verdict()
     processes = target.processes
     whys = processes.gathered(lambda: not_run or _why_not_run(made, args, options))
     why = next(filter(None, whys), "")
@@ -70,8 +89,10 @@ def check(
     for one in verification.checks:
         unrun = one.what == "numerics" and why and found[0].ok
         found.append(replace(one, ok=None, detail=why) if unrun else one)
-    answers = processes.gathered(lambda: asdict(_answer(made, found, verification)))
-    worst = max((Answer(**answer) for answer in answers), key=lambda answer: (answer.dropped or "", answer.doubt or ""))
+    answers = processes.gathered(lambda: asdict(_verdict(made, found, verification)))
+    worst = max(
+        (Verdict(**answer) for answer in answers), key=lambda answer: (answer.rejected or "", answer.suspicious or "")
+    )
     return made.with_checks(found, compiled=verification if found[0].ok else None), worst
 
 
@@ -101,23 +122,23 @@ def _beyond(made: Plan) -> bool:
     return made.predicted.peak_bytes > made.decision.request.memory_limit
 
 
-def _answer(made: Plan, checked: Sequence[Checked], verification: Verification) -> Answer:
+def _verdict(made: Plan, checked: Sequence[Checked], verification: Verification) -> Verdict:
     """What is to become of a plan."""
     bad = next((c for c in checked if c.ok is False and c.what in FATAL), None)
     memory, collectives, seconds = verification.memory, verification.collectives, verification.seconds
     if memory.fits is False:
         share = memory.peak[0] / memory.peak[1]
-        return Answer(dropped=f"memory: {memory.reason}", memory_share=share)
+        return Verdict(rejected=f"memory: {memory.reason}", memory_share=share)
     if bad is not None:
-        return Answer(dropped=f"{bad.what}: {bad.detail}")
+        return Verdict(rejected=f"{bad.what}: {bad.detail}")
     if memory.fits is None and _beyond(made):
         predicted = made.predicted.peak_bytes
-        return Answer(
-            dropped=f"memory: predicted are {quantity(predicted, 'B')}, and no compiler says otherwise: {memory.reason}"
+        return Verdict(
+            rejected=f"memory: predicted are {quantity(predicted, 'B')}, and no compiler says otherwise: {memory.reason}"
         )
     if seconds is None or made.decision.request.objective != "time" or collectives.ok is not False:
-        return Answer(seconds=seconds and seconds.scheduled)
-    return Answer(doubt=f"collectives: {collectives.reason}", seconds=seconds.scheduled)
+        return Verdict(seconds=seconds and seconds.scheduled)
+    return Verdict(suspicious=f"collectives: {collectives.reason}", seconds=seconds.scheduled)
 
 
 def _why_not_run(made: Plan, args: Sequence[Any], options: Options) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
 from cost_models import Measured
 from planner.compiler.emission.options import NO_WINDOWED_EINSUM
 from planner.compiler.targets.table import COMPILERS
@@ -12,13 +14,14 @@ from planner.decision import Certificate, Decision, Guessed, Replicated, Ruled
 from planner.emit.constraints import place
 from planner.emit.predict import predict
 from planner.explain.whole_inputs import whole_inputs
+from planner.plan_file.treedef import json_of_tree
 from planner.prediction import Predicted
 from planner.pricing.assignment import Chosen
 from planner.pricing.candidates.strategies import SEARCHED_AXES
 from planner.pricing.donation import donations
 from planner.pricing.instance import Instance
 from planner.pricing.mesh import Shape
-from planner.problem import Session
+from planner.problem import PlanningProblem
 from planner.program.graph import Graph
 from planner.program.jaxpr.fingerprint import fingerprint
 from planner.program.tracing.gc_pause import paused
@@ -38,7 +41,7 @@ MOST_NAMED = 4
 
 @paused()
 def decide(
-    session: Session,
+    problem: PlanningProblem,
     candidate: Candidate,
     *,
     bound: float,
@@ -47,14 +50,14 @@ def decide(
     notes: Sequence[str],
 ) -> Decision:
     """A candidate in the program's own terms; the rest goes into its certificate and notes."""
-    program, request, instance = session.program, session.request, candidate.instance
-    graph, model = session.graph, session.model
+    program, request, instance = problem.program, problem.request, candidate.instance
+    graph, model = problem.graph, problem.model
     guessed = tuple(
         Guessed(op=op_name(op), name=op.name, source=op.source, trips=trips) for op, trips in guessed_in(graph)
     )
     chosen = Chosen(instance=instance, choice=candidate.choice)
     share = _guessed_share(chosen) if guessed and request.objective != "memory" else None
-    placement = place(chosen, COMPILERS[session.target.platform])
+    placement = place(chosen, COMPILERS[problem.target.platform])
     predicted = predict(chosen, request.topology)
     intermediates = {
         t.name: chosen.stored(t.id)
@@ -72,6 +75,7 @@ def decide(
         mesh_shape=placement.mesh_shape,
         arguments=program.arguments,
         results=program.results,
+        in_tree=json_of_tree(program.in_tree),
         in_specs=placement.in_specs,
         out_specs=placement.out_specs,
         constraints=placement.constraints,
@@ -100,23 +104,24 @@ def decide(
             *graph.notes,
             *_guess_note(guessed, share),
             *_told_of_strategies(instance),
-            *_told_of_prices(session),
-            *_told_of_devices(session, placement.mesh_shape),
-            *_told_of_donations(session, chosen, predicted.peak_bytes),
+            *_told_of_prices(problem),
+            *_told_of_devices(problem, placement.mesh_shape),
+            *_told_of_donations(problem, chosen, predicted.peak_bytes),
             *_told_of_inputs(chosen, predicted),
             *_told_of_reading(chosen, predicted),
             *notes,
         ),
         donate_argnums=program.donate_argnums,
         static_argnums=program.static_argnums,
+        jax_version=jax.__version__,
         compiler_options=dict(NO_WINDOWED_EINSUM[request.topology.chip.platform]),
         form=program.form,
     )
 
 
-def _told_of_prices(session: Session) -> tuple[str, ...]:
+def _told_of_prices(problem: PlanningProblem) -> tuple[str, ...]:
     """What a plan says of prices that are not those of data sheets: what they were fitted to."""
-    model = session.cost_model
+    model = problem.analysis.cost_model
     if not isinstance(model, Measured):
         return ()
     of = model.profile
@@ -133,15 +138,15 @@ def _told_of_strategies(instance: Instance) -> tuple[str, ...]:
     )
 
 
-def _told_of_devices(session: Session, shape: Shape) -> tuple[str, ...]:
+def _told_of_devices(problem: PlanningProblem, shape: Shape) -> tuple[str, ...]:
     """What a plan says of its devices; on a mesh that the program names itself they lie as they please it."""
-    own = session.program.parallelism
-    return session.target.told(shape) if own is None or own.mesh is None else session.target.notes
+    own = problem.program.parallelism
+    return problem.target.told(shape) if own is None or own.mesh is None else problem.target.notes
 
 
-def _told_of_donations(session: Session, chosen: Chosen, peak_bytes: float) -> tuple[str, ...]:
+def _told_of_donations(problem: PlanningProblem, chosen: Chosen, peak_bytes: float) -> tuple[str, ...]:
     """What a plan says of a state or cache that could be donated, where that may save memory worth speaking of."""
-    found = donations(session.program, chosen)
+    found = donations(problem.program, chosen)
     return tuple(str(one) for one in found if one.fed_back and one.bytes >= WORTH_DONATING * peak_bytes)
 
 

@@ -1,150 +1,141 @@
 """Plans that are kept: a folder in which `plan` finds again what it decided for the same program and the same question.
 
 An entry is a plan file, named by a digest of all that the plan follows from: the program, what was asked of it, and the
-releases of this package, of JAX and of its compilers. It is written whole or not at all, and read as any plan file is.
+releases of this package, of JAX and of its compilers. It is read as any plan file is.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
-import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import astuple, replace
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, final
+from typing import TypeVar
 
+from planner.content_store import ContentStore, Found, digest_of_all
 from planner.decision import Decision
-from planner.errors import ArgumentError, PlanFileError
-from planner.files import write_whole
 from planner.machine.device_profile import measured_model
-from planner.options import Options
-from planner.plan_file.record import decision_of, record_of
-from planner.plan_file.store import load_saved, written
-from planner.planning.call import Call
+from planner.machine.processes import Processes
+from planner.plan_file.record import record_of
+from planner.plan_file.store import read_saved, written
+from planner.planning.driver import best_plan, bound_kept_plan
 from planner.plans.plan import Plan
 from planner.program.jaxpr.fingerprint import fingerprint
-from planner.request.resolve import Ready, question
+from planner.request.resolve import PlanRequest, question
 from planner.verify.kept_reports import releases
 
 ENDING = ".plan.json"
 ANOTHER = "it is of another program or another question"
+EDITED = "its digest is not that of its content"
+
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """What a folder has for a question: a decision, or none, and why where there is something."""
+def planned_or_kept(request: PlanRequest) -> Plan:
+    """The best plan for a request, kept where its options say so. Raises: what `best_plan` raises, ArgumentError."""
 
-    decision: Decision | None = None
-    why_not: str = ""
+    def planned(request: PlanRequest) -> Plan:
+        request.check_pins()
+        return best_plan(request)
 
-
-@final
-class KeptPlans:
-    """Plans by question in a folder. Raises: ArgumentError where it cannot be made."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder_of_plans(folder)
-
-    def plan(self, call: Call, planned: Callable[[], Plan]) -> Plan:
-        """The plan that is kept for a call, else that of `planned`, which is then kept; notes say what failed.
-
-        Of several processes the leading one reads and writes.
-        """
-        ready, processes = call.ready, call.processes
-        path = self._folder / f"{key_of_question(ready, call.options)[:40]}{ENDING}"
-
-        def told_to_all() -> list[Any]:
-            found = _found(path, ready)
-            return [found.decision and record_of(found.decision, ready.sessions.program), found.why_not]
-
-        if processes.alone:
-            found = _found(path, ready)
-        else:
-            record, why_not = processes.decided(told_to_all)
-            found = Found(decision=record and decision_of(record), why_not=why_not)
-        if found.decision is not None:
-            return call.kept(found.decision)
-        made = planned()
-        told = [found.why_not] if found.why_not else []
-        told += processes.decided(lambda: keep(path, record_of(made.decision, ready.sessions.program)))
-        return made.with_notes((*made.notes, *told)) if told else made
+    return cached(planned, request)
 
 
-def planned_or_kept(call: Call) -> Plan:
-    """The best plan for a call, kept where its options say so. Raises: what `Call.handed_over` raises, ArgumentError."""
+def cached(planned: Callable[[PlanRequest], Plan], request: PlanRequest) -> Plan:
+    """The plan of `planned` for a request, out of the folder `Options.cache` where it is there, else put there.
 
-    def planned() -> Plan:
-        call.make_ready()
-        return call.handed_over(call.proposed_in_any_form(call.session, call.options))
+    Raises: what `planned` raises; ArgumentError where the folder cannot be made.
+    """
+    if request.options.cache is None:
+        return planned(request)
 
-    return planned() if call.options.cache is None else KeptPlans(call.options.cache).plan(call, planned)
+    def read(content: bytes, written_at: datetime) -> Plan:
+        saved = read_saved(content.decode(), "it")
+        if saved.edited:
+            raise ValueError(EDITED)
+        check_answers(saved.decision, request)
+        if saved.decision.request != request.variants.request:
+            raise ValueError(ANOTHER)
+        return bound_kept_plan(request, as_checked_at(saved.decision, written_at))
+
+    plan, notes = found_or_made(
+        ContentStore(request.options.cache, kind="plan", ending=ENDING),
+        key_of_question(request),
+        request.target.processes,
+        read=read,
+        make=lambda: planned(request),
+        write=lambda plan: written(record_of(plan.decision)),
+    )
+    return plan.with_notes((*plan.notes, *notes)) if notes else plan
 
 
-def folder_of_plans(folder: str) -> Path:
-    """The folder, made where there is none. Raises: ArgumentError where it cannot be made."""
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:
-        raise ArgumentError(
-            f"plans cannot be kept in {folder}: {error}; give Options(cache=...) a folder that can be written, or None"
-        ) from error
-    return Path(folder)
+def found_or_made(
+    store: ContentStore,
+    key: str,
+    processes: Processes,
+    *,
+    read: Callable[[bytes, datetime], T],
+    make: Callable[[], T],
+    write: Callable[[T], str],
+) -> tuple[T, list[str]]:
+    """What a store has for a key, or what `make` gives, which is then kept; and notes on what could not be used or kept.
+
+    Of several processes the leading one reads and writes files, and all read its content.
+    """
+    found = store.find(key, read) if processes.alone else _found_by_all(store, key, processes, read)
+    if found.value is not None:
+        return found.value, []
+    made = make()
+    failed = processes.decided(lambda: store.keep(key, write(made).encode()))
+    return made, [note for note in (found.why_not, failed) if note]
 
 
-def key_of_question(ready: Ready, options: Options) -> str:
+def _found_by_all(
+    store: ContentStore, key: str, processes: Processes, read: Callable[[bytes, datetime], T]
+) -> Found[T]:
+    """What the leading process finds, read by all. Only that one decides whether an entry serves, so all do the same."""
+
+    def checked(content: bytes, written_at: datetime) -> tuple[str, float]:
+        read(content, written_at)
+        return content.decode(), written_at.timestamp()
+
+    entry, why_not = processes.decided(lambda: astuple(store.find(key, checked)))
+    value = None if entry is None else read(entry[0].encode(), datetime.fromtimestamp(entry[1], UTC))
+    return Found(value=value, why_not=why_not)
+
+
+def key_of_question(request: PlanRequest) -> str:
     """A digest of all that a plan follows from."""
-    sessions = ready.sessions
-    target, topology = sessions.target, sessions.request.topology
+    variants, target, options = request.variants, request.target, request.options
+    topology = variants.request.topology
     profile = None
     if options.cost_model == "measured":
         kind = target.devices[0].device_kind if target.devices else topology.chip.name
         profile = measured_model(options.profile, topology, kind).profile
-    told = {
-        **question(ready, options),
-        "fingerprint": fingerprint(sessions.program),
-        "results": repr([(leaf.name, leaf.aval) for leaf in sessions.program.results]),
-        "devices": [(device.device_kind, target.why_not_run) for device in target.devices or ()],
-        "target": target.notes,
-        "processes": target.processes.members,
-        "has values": ready.has_values,
-        "profile": repr(profile),
-        "releases": [importlib.metadata.version("meshwright"), *releases()],
-    }
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    return digest_of_all(
+        question(request),
+        fingerprint(variants.program),
+        [(leaf.name, leaf.aval) for leaf in variants.program.results],
+        [(device.device_kind, target.why_not_run) for device in target.devices or ()],
+        target.notes,
+        target.processes.members,
+        request.has_values,
+        profile,
+        [importlib.metadata.version("meshwright"), *releases()],
+    )
 
 
-def _found(path: Path, ready: Ready) -> Found:
-    """What a file has for a question."""
-    try:
-        saved = load_saved(path)
-        made = datetime.fromtimestamp(path.stat().st_mtime, UTC)
-    except (OSError, PlanFileError) as error:
-        return Found(why_not=not_used(path, str(error)) if path.exists() else "")
-    if saved.edited:
-        return Found(why_not=not_used(path, "its digest is not that of its content"))
-    why_not = why_not_of(saved.decision, ready)
-    if not why_not and saved.decision.request != ready.sessions.request:
-        why_not = ANOTHER
-    if why_not:
-        return Found(why_not=not_used(path, why_not))
-    return Found(decision=as_checked_at(saved.decision, made))
-
-
-def why_not_of(decision: Decision, ready: Ready) -> str:
-    """Why a decision that was kept is not one of this program and its meshes, or nothing."""
-    try:
-        program = ready.sessions.program_in(decision.form)
-    except ArgumentError as error:
-        return str(error)
+def check_answers(decision: Decision, request: PlanRequest) -> None:
+    """Raises: ValueError, ArgumentError where a decision is not one of this program and its meshes."""
+    program = request.variants.forms.program(decision.form)
     same = (
         decision.fingerprint == fingerprint(program)
         and (decision.arguments, decision.results) == (program.arguments, program.results)
         and (decision.donate_argnums, decision.static_argnums) == (program.donate_argnums, program.static_argnums)
-        and any(decision.mesh_shape == mesh for mesh in ready.meshes)
+        and any(decision.mesh_shape == mesh for mesh in request.meshes)
     )
-    return "" if same else ANOTHER
+    if not same:
+        raise ValueError(ANOTHER)
 
 
 def as_checked_at(decision: Decision, made: datetime) -> Decision:
@@ -154,17 +145,3 @@ def as_checked_at(decision: Decision, made: datetime) -> Decision:
         check if check.ok is None else replace(check, detail=f"{check.detail} ({when})") for check in decision.checked
     )
     return replace(decision, checked=checked)
-
-
-def not_used(path: Path, why: str) -> str:
-    """What is told of a file that is no use."""
-    return f"the plan kept in {path} was not used: {why}"
-
-
-def keep(path: Path, record: dict[str, Any]) -> list[str]:
-    """Writes a record, and says why where that failed."""
-    try:
-        write_whole(path, written(record).encode())
-    except OSError as error:
-        return [f"the plan could not be kept in {path.parent}: {error}"]
-    return []

@@ -11,23 +11,23 @@ from planner.errors import ArgumentError
 from planner.explain.explain import Alternatives
 from planner.explain.saved_values import SavedValues
 from planner.pricing.assignment import Chosen
-from planner.problem import Session
+from planner.problem import PlanningProblem
 from planner.program.jaxpr.remat.rewrite_saved import crossings
 from planner.program.tracing.traced import Program
 from planner.transforms.apply import formed
 from planner.transforms.remat_choice import Front
 
 
-def alternatives(session: Session, decision: Decision) -> Alternatives:
+def alternatives(problem: PlanningProblem, decision: Decision) -> Alternatives:
     """The problem that a decision solves, stated again, with what was chosen.
 
     Raises: ArgumentError where this planner states another problem for the program than the one that made the plan.
     """
-    instance, choice = session.instance(decision.mesh_shape), decision.choice
+    instance, choice = problem.instance(decision.mesh_shape), decision.choice
     counts = [len(strategies) for strategies in instance.strategies]
     fits = len(choice) == len(counts) and all(pick < count for pick, count in zip(choice, counts, strict=True))
     chosen = Chosen(instance=instance, choice=choice)
-    if not fits or tuple(map(chosen.stored, session.graph.inputs)) != decision.in_specs:
+    if not fits or tuple(map(chosen.stored, problem.graph.inputs)) != decision.in_specs:
         raise ArgumentError(
             f"the plan of {decision.function_name} was made by another release of this planner, and cannot be "
             "explained by this one; plan again"
@@ -35,12 +35,12 @@ def alternatives(session: Session, decision: Decision) -> Alternatives:
     return Alternatives(
         instance=instance,
         choice=choice,
-        minimised=session.request.objective,
-        limit_bytes=session.request.memory_limit,
+        minimised=problem.request.objective,
+        limit_bytes=problem.request.memory_limit,
         function_name=decision.function_name,
-        platform=session.request.topology.chip.platform,
+        platform=problem.request.topology.chip.platform,
         saved=SavedValues(
-            make=lambda: _front(session.program, session.request.topology.chip),
+            make=lambda: _front(problem.program, problem.request.topology.chip),
             saved=decision.form.saved,
             devices=math.prod(decision.mesh_shape.values()),
         ),

@@ -16,12 +16,12 @@ from planner.errors import ArgumentError, MeshError, PlanFileError
 from planner.machine.target import Target, check_devices
 from planner.plan_file.edited import check_places
 from planner.plan_file.store import Saved
-from planner.plan_file.treedef import tree_from_words
+from planner.plan_file.treedef import tree_of_json
 from planner.plans.alternatives import alternatives
 from planner.plans.plan import Plan
 from planner.plans.process_parts import with_wholes
 from planner.pricing.candidates.pins import exactly
-from planner.problem import Session
+from planner.problem import planning_problem
 from planner.program.jaxpr.canonicalize.carried_stacks import with_stacks_carried
 from planner.program.jaxpr.fingerprint import fingerprint
 from planner.program.tracing.trace import trace
@@ -101,7 +101,7 @@ class LoadedPlan:
             decision=decision,
             runner=runner,
             alternatives=lambda: alternatives(
-                Session(program=program, target=target, request=decision.request), decision
+                planning_problem(program=program, target=target, request=decision.request), decision
             ),
         )
 
@@ -165,7 +165,7 @@ class LoadedPlan:
     def _another(self, program: Program, why: str = "") -> str:
         return (
             f"{program.function_name} does not trace to the program the plan of {self.decision.function_name} was made for "
-            f"(another function, or another JAX release: saved by {self._saved.jax_version}, here "
+            f"(another function, or another JAX release: saved by {self.decision.jax_version}, here "
             f"{jax.__version__}){why}; plan again"
         )
 
@@ -178,7 +178,8 @@ class LoadedPlan:
                     "write bind(fn, (x,)) for one argument"
                 )
             return tuple(example_args)
-        decision, tree = self.decision, tree_from_words(self._saved.in_tree)
+        decision = self.decision
+        tree = tree_of_json(decision.in_tree)
         keys = {leaf.aval.dtype for leaf in decision.arguments if leaf.aval.dtype.startswith("key<")}
         if tree is None or decision.static_argnums or not keys <= set(KEY_TYPES):
             raise ArgumentError(

@@ -296,7 +296,7 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """Writes the plan to a JSON file that `planner.load` reads."""
-        save_decision(self._decision, Path(path), self._runner.program)
+        save_decision(self._decision, Path(path))
 
     def report(self, path: str | Path) -> None:
         """Writes a page of the plan as one HTML file that needs no network: time, memory, collectives, arrays, op graph.

@@ -18,6 +18,13 @@ from planner.compiler.targets.table import compiler_of
 from planner.errors import MeshError
 
 Shape = Mapping[str, int]
+ShapeKey = tuple[tuple[str, int], ...]
+"""A shape as a value: two meshes are the same where their keys are equal, which the order of their axes is part of."""
+
+
+def shape_key(shape: Shape) -> ShapeKey:
+    """The shape as a value, by which tables know a mesh."""
+    return tuple(shape.items())
 
 
 def mesh_words(shape: Shape) -> str:

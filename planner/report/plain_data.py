@@ -27,6 +27,8 @@ LEFT_OUT = (
     "out_specs",
     "request",
     "compiler_options",
+    "in_tree",
+    "jax_version",
 )
 """Fields of a decision that say nothing to others, or have another name here."""
 

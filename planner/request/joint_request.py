@@ -10,7 +10,7 @@ from planner.errors import ArgumentError, PinError
 from planner.pricing.candidates.pins import close_names
 from planner.request.layouts import arrays_of
 from planner.request.pins import Pins, named_pins, names_meant, with_common
-from planner.request.resolve import Ready
+from planner.request.resolve import PlanRequest
 from planner.request.shared_arrays import SharedArrays, shared_arrays
 
 OWN = ("donate_argnums", "static_argnums", "pins", "memory_limit", "host_local")
@@ -90,9 +90,9 @@ def _with_pins(programs: dict[str, AskedProgram], pins: Any) -> tuple[dict[str, 
     return found, common
 
 
-def check_common_pins(common: Mapping[str, Any], ready: Mapping[str, Ready]) -> None:
+def check_common_pins(common: Mapping[str, Any], ready: Mapping[str, PlanRequest]) -> None:
     """Nothing. Raises: PinError for a pin for all programs that is of an argument or result of none."""
-    programs = [made.sessions.program for made in ready.values()]
+    programs = [made.variants.program for made in ready.values()]
     for key in common:
         if not any(names_meant(key, program) for program in programs):
             names = [leaf.name for program in programs for leaf in arrays_of(program)]
@@ -131,10 +131,10 @@ def all_pins(programs: Mapping[str, AskedProgram], common: Mapping[str, Any]) ->
 
 
 def shared_by(
-    programs: Mapping[str, AskedProgram], common: Mapping[str, Any], ready: Mapping[str, Ready]
+    programs: Mapping[str, AskedProgram], common: Mapping[str, Any], ready: Mapping[str, PlanRequest]
 ) -> SharedArrays:
     """The arrays that several of the programs have, but for those that are left free by a pin of None."""
-    traced = {name: made.sessions.program for name, made in ready.items()}
+    traced = {name: made.variants.program for name, made in ready.items()}
     named = {
         name: named_pins(with_common(programs[name].pins, common, program), program) for name, program in traced.items()
     }

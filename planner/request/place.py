@@ -14,7 +14,7 @@ from planner.errors import ArgumentError, MeshError, PinError
 from planner.machine.target import Target, check_devices, checked_topology, resolve
 from planner.plans.loaded import LoadedPlan
 from planner.plans.plan import Plan
-from planner.pricing.mesh import AXIS_NAMES, Shape, mesh_words
+from planner.pricing.mesh import AXIS_NAMES, Shape, mesh_words, shape_key
 from planner.request.pins import is_pin
 
 AskedMesh = Mapping[str, int] | Mesh | AbstractMesh
@@ -155,7 +155,7 @@ def _as_other(
 
 def _alike(one: AskedMesh, other: AskedMesh) -> bool:
     """Whether two meshes have the same axes, and the same devices in the same order where both have devices."""
-    if tuple((_shape(one) or {}).items()) != tuple((_shape(other) or {}).items()):
+    if shape_key(_shape(one) or {}) != shape_key(_shape(other) or {}):
         return False
     if not (isinstance(one, Mesh) and isinstance(other, Mesh)):
         return True

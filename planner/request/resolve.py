@@ -1,4 +1,4 @@
-"""What a user asks `plan` for, made ready: checked, traced, made a session, with the meshes to search."""
+"""The request that a call of `plan` makes: checked, traced, with the meshes to search."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from planner.machine.target import Target
 from planner.options import Options
 from planner.plans.process_parts import HostLocal, with_wholes
 from planner.pricing.candidates.pins import check_pins, close_names, matcher
+from planner.pricing.mesh import Shape
+from planner.problem import PlanningProblem
 from planner.program.jaxpr.canonicalize.carried_stacks import with_stacks_carried
 from planner.program.jaxpr.fingerprint import fingerprint
 from planner.program.tracing.trace import trace
@@ -24,23 +26,47 @@ from planner.request.logical_pins import LogicalRules
 from planner.request.pins import Pins
 from planner.request.place import Like, Place
 from planner.search.offered_meshes import offered_meshes
-from planner.variants.microbatch_choice import told_of_form
-from planner.variants.problem_variants import Sessions
+from planner.variants.microbatch_choice import first_form, note_on_form
+from planner.variants.problem_variants import ProblemVariants, problem_variants
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
-    """A program and what is asked for it, the meshes to search, and notes on them.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlanRequest:
+    """What a user asks `plan` for, checked and traced: the program, its problems, the meshes to search, and the options.
 
-    `has_values`: whether the arguments are arrays, on which a plan can be run, and not shapes. `args` are the example
-    arguments, whole where processes bring parts of them.
+    `variants` hold the program, the target, and the request proper (objective, memory limit, pins). `notes` are told by
+    every plan. `has_values`: whether the arguments are arrays, on which a plan can be run, and not shapes. `args` are the
+    example arguments, whole where processes bring parts of them.
     """
 
-    sessions: Sessions
-    meshes: Sequence[Mapping[str, int]]
+    variants: ProblemVariants
+    meshes: Sequence[Shape]
     notes: tuple[str, ...]
     has_values: bool
     args: tuple[Any, ...]
+    options: Options
+
+    @property
+    def target(self) -> Target:
+        """Where the program will run."""
+        return self.variants.target
+
+    @property
+    def problem(self) -> PlanningProblem:
+        """The problem in the form that the user asks for: as the program is written where that is left to the planner.
+
+        Raises: PinError.
+        """
+        return self.variants.of(first_form(self.options))
+
+    def check_pins(self) -> None:
+        """Nothing; called on all processes. Raises: PinError for a pin that matches nothing in the program."""
+
+        def stated() -> None:
+            _ = self.problem
+
+        # It must fail on all, also on those that do not search.
+        self.target.processes.gathered(stated)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +93,7 @@ class Wanted:
         return checked_positions("static_argnums", self.static_argnums)
 
 
-def made_ready(
+def resolve_request(
     fn: Callable[..., Any],
     example_args: Sequence[Any],
     place: Place,
@@ -76,8 +102,8 @@ def made_ready(
     *,
     traced: Program | None = None,
     among_others: Mapping[str, Any] | None = None,
-) -> Ready:
-    """What is asked of `plan`, at a place.
+) -> PlanRequest:
+    """The request of a call of `plan`, at a place.
 
     `traced` is the function traced for these arguments, where that was done for another place. `among_others`: pins common
     to several programs that are planned together; then others may have what this one has not of these, or of `like`.
@@ -117,22 +143,23 @@ def made_ready(
         inputs=_inputs(program, options.inputs),
     )
     check_own_mesh(program, target)
-    sessions = Sessions(program=program, target=target, request=request)
-    told = told_of_form(sessions, options)
+    variants = problem_variants(program=program, target=target, request=request)
+    told = note_on_form(variants, options)
     meshes, notes = target.shared_by_all(
         offered_meshes(program, target, request, place.mesh, options.max_axes, place.axis_names)
     )
     shapes_only = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(list(example_args)))
-    return Ready(
-        sessions=sessions,
+    return PlanRequest(
+        variants=variants,
         meshes=meshes,
         notes=(*told_of_layout, *notes, *told),
         has_values=not shapes_only,
         args=wholes.args,
+        options=options,
     )
 
 
-def made_ready_by_all(
+def resolve_request_by_all(
     call: str,
     fn: Callable[..., Any],
     example_args: Sequence[Any],
@@ -142,22 +169,21 @@ def made_ready_by_all(
     *,
     traced: Program | None = None,
     more: Mapping[str, str] | None = None,
-) -> Ready:
+) -> PlanRequest:
     """The same where several processes make one call together: they must ask the same, and `more` beside it.
 
-    Raises: as `made_ready`, here or on another process; ProcessError.
+    Raises: as `resolve_request`, here or on another process; ProcessError.
     """
     return place.target.processes.same(
-        lambda: made_ready(fn, example_args, place, options, wanted, traced=traced),
-        lambda ready: {**question(ready, options), **(more or {})},
+        lambda: resolve_request(fn, example_args, place, options, wanted, traced=traced),
+        lambda request: {**question(request), **(more or {})},
         call,
     )
 
 
-def question(ready: Ready, options: Options) -> dict[str, str]:
-    """What is asked for, in words: all processes that plan together must ask the same."""
-    sessions = ready.sessions
-    program, request, target = sessions.program, sessions.request, sessions.target
+def question(of: PlanRequest) -> dict[str, str]:
+    """The request as text: all processes that plan together must make the same."""
+    program, request, target, options = of.variants.program, of.variants.request, of.target, of.options
     devices = target.devices or () if target.mesh is None else target.mesh.devices.flat
     told: dict[str, object] = {
         "the JAX release": jax.__version__,
@@ -165,7 +191,7 @@ def question(ready: Ready, options: Options) -> dict[str, str]:
         "the program": f"{program.function_name} {fingerprint(program)[:12]}",
         "the type of the arguments": [(leaf.name, leaf.aval) for leaf in program.arguments],
         **{field.name: getattr(request, field.name) for field in fields(request)},
-        "mesh": [dict(mesh) for mesh in ready.meshes],
+        "mesh": [dict(mesh) for mesh in of.meshes],
         "donate_argnums": program.donate_argnums,
         "static_argnums": program.static_argnums,
         **{f"Options.{field.name}": getattr(options, field.name) for field in fields(options)},

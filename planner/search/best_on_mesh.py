@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from pbqp.budget import Budget
 from pbqp.compiled import is_compiled, is_large
 from pbqp.network.table_cache import TableCache
+from pbqp.options import SolveOptions
 from pbqp.smaller.quotient import solve_shared, words
 from pbqp.smaller.smaller import Chain, floor_of
 from pbqp.solution import Solution
@@ -125,16 +125,16 @@ class Postponed:
         """A lower bound of every plan on the mesh."""
         return self.posed.free.bound
 
-    def limited(self, budget: Budget, *, cutoff: float) -> Outcome:
+    def limited(self, solving: SolveOptions, *, cutoff: float) -> Outcome:
         """The best plan within the limit that costs less than `cutoff` and that prices lead to; `open` if a gap is left."""
-        found = self.search.by_prices(replace(budget, table_cache=self.table_cache), cutoff=cutoff)
+        found = self.search.by_prices(replace(solving, table_cache=self.table_cache), cutoff=cutoff)
         return replace(self.posed.within(found), open=None if found.finished else self)
 
-    def closed(self, budget: Budget, *, cutoff: float) -> Outcome:
+    def closed(self, solving: SolveOptions, *, cutoff: float) -> Outcome:
         """The best plan within the limit that costs less than `cutoff`, of one that `limited` left open."""
         if is_large(self.posed.whole.node_values):
-            budget = budget.within(LARGE_SECONDS)
-        return self.posed.within(self.search.by_rows(replace(budget, table_cache=self.table_cache), cutoff=cutoff))
+            solving = solving.within(LARGE_SECONDS)
+        return self.posed.within(self.search.by_rows(replace(solving, table_cache=self.table_cache), cutoff=cutoff))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -169,37 +169,37 @@ class Looked:
         )
 
 
-def look(stated: Instance | SharedInstance, budget: Budget, *, best: float) -> Looked:
+def look(stated: Instance | SharedInstance, solving: SolveOptions, *, best: float) -> Looked:
     """What of a mesh's problem may cost less than `best`, from one decision per node or one per class of nodes."""
     floor = floor_of(stated.node_values)
     looked = Looked(stated=stated, narrowed=stated, steps=Chain(()), bound=min(floor, best), cutoff=math.inf)
-    return looked if floor >= best else looked.below(_cutoff(looked, budget, best))
+    return looked if floor >= best else looked.below(_cutoff(looked, solving, best))
 
 
-def _cutoff(looked: Looked, budget: Budget, best: float) -> float:
+def _cutoff(looked: Looked, solving: SolveOptions, best: float) -> float:
     """What plans must be below of where one of a value `best` is known."""
-    return best * (1 - max(budget.large_gap if looked.large else 0.0, WORTHWHILE))
+    return best * (1 - max(solving.large_gap if looked.large else 0.0, WORTHWHILE))
 
 
 def free_plan(
-    stated: Instance | SharedInstance | Looked, limit_bytes: float, budget: Budget, *, best: float
+    stated: Instance | SharedInstance | Looked, limit_bytes: float, solving: SolveOptions, *, best: float
 ) -> Outcome | Postponed:
     """The best plan of a mesh that costs less than `best`, of all that is stated or that was looked at already."""
-    looked = stated if isinstance(stated, Looked) else look(stated, budget, best=best)
-    gap, cutoff = budget.large_gap if looked.large else 0.0, _cutoff(looked, budget, best)
+    looked = stated if isinstance(stated, Looked) else look(stated, solving, best=best)
+    gap, cutoff = solving.large_gap if looked.large else 0.0, _cutoff(looked, solving, best)
     looked = looked.below(cutoff)
     if looked.bound >= min(best, cutoff):
         return Outcome(candidate=None, bound=looked.bound)
     made, steps = looked.narrowed, looked.steps
-    seconds = budget.seconds
+    seconds = solving.seconds
     if isinstance(looked.stated, SharedInstance):
         # Nodes share already. Memory tells them apart, so from here on every node has all of its strategies.
         found = solve_shared(
-            made.problem, replace(budget, share=False), cutoff, compiled=is_compiled(looked.stated.node_values)
+            made.problem, replace(solving, share=False), cutoff, compiled=is_compiled(looked.stated.node_values)
         )
         free, steps = _of_all_nodes(found, looked.stated, steps), Chain(())
     else:
-        free = solve_shared(made.problem, budget, cutoff, gap, compiled=is_compiled(looked.stated.node_values))
+        free = solve_shared(made.problem, solving, cutoff, gap, compiled=is_compiled(looked.stated.node_values))
     if free.choice is None:
         left = cutoff * (1 - gap)
         mesh = dict(looked.stated.mesh.shape)
@@ -208,11 +208,11 @@ def free_plan(
     whole = looked.stated.whole()
     memory = MemoryModel(instance=made.whole() if steps.steps else whole)
     posed = Posed(whole=whole, memory=memory, free=free, steps=steps)
-    postponed = Postponed(posed=posed, limit_bytes=limit_bytes, table_cache=budget.table_cache)
+    postponed = Postponed(posed=posed, limit_bytes=limit_bytes, table_cache=solving.table_cache)
     if float(memory.profile(free.choice).max()) > limit_bytes * OVER:
         return postponed
     found = posed.plan(free.choice, free.value, free.bound, limited=False)
-    left = budget.gap * (LARGE_LEFT if looked.large else 1.0)
+    left = solving.gap * (LARGE_LEFT if looked.large else 1.0)
     return replace(found, open=postponed) if free.value - free.bound > left * abs(free.value) else found
 
 
@@ -229,7 +229,7 @@ def _of_all_nodes(found: Solution, shared: SharedInstance, steps: Chain) -> Solu
     )
 
 
-def least_plan(instance: Instance, limit_bytes: float, budget: Budget, *, best: float) -> Outcome:
+def least_plan(instance: Instance, limit_bytes: float, solving: SolveOptions, *, best: float) -> Outcome:
     """The plan of a mesh of the smallest peak memory if that is below `best` bytes."""
     memory = MemoryModel(instance=instance)
     floor = memory.floor_bytes()
@@ -238,7 +238,7 @@ def least_plan(instance: Instance, limit_bytes: float, budget: Budget, *, best: 
     start = [int(sizes.argmin()) for sizes in memory.average_bytes()]
     # What could be better by less than the gap of a least peak is not sought.
     good = min(best * (1 - GAP), limit_bytes)
-    least = least_memory(memory, start, Aim(good_bytes=good), budget)
+    least = least_memory(memory, start, Aim(good_bytes=good), solving)
     if least.peak_bytes > min(best * (1 - WORTHWHILE), limit_bytes):
         return Outcome(candidate=None, bound=least.bound, fits=least.peak_bytes <= limit_bytes)
     found = Candidate(
@@ -251,23 +251,23 @@ def least_plan(instance: Instance, limit_bytes: float, budget: Budget, *, best: 
     return Outcome(candidate=found, bound=least.bound, least=least)
 
 
-def best_of_peak(candidate: Candidate, least: Least, budget: Budget) -> Candidate:
+def best_of_peak(candidate: Candidate, least: Least, solving: SolveOptions) -> Candidate:
     """The best plan found in time of those that need no more than the least memory, as `least_plan` found it."""
     memory = MemoryModel(instance=candidate.instance)
-    free = solve_shared(candidate.instance.problem, budget.within(FREE_SHARE * budget.seconds))
+    free = solve_shared(candidate.instance.problem, solving.within(FREE_SHARE * solving.seconds))
     peak = least.peak_bytes
     if free.choice is None or peak <= 0:  # as of arrays without elements, which no plan can move
         return candidate
     while True:
         search = LimitSearch(memory, free, peak)
-        search.by_prices(budget, cutoff=math.inf, least=least)
+        search.by_prices(solving, cutoff=math.inf, least=least)
         lowest = min(search.met, key=lambda plan: float(plan.profile.max()))
         if float(lowest.profile.max()) >= peak * (1 - WORTHWHILE):
             break
         # Prices have met a plan of still less memory.
         peak = float(lowest.profile.max())
         least = replace(least, choice=lowest.choice, peak_bytes=peak)
-    found = search.by_rows(budget, cutoff=math.inf)
+    found = search.by_rows(solving, cutoff=math.inf)
     choice = least.choice if found.choice is None else found.choice
     shared = words(free, gap=1 - least.bound / max(peak, 1.0), limited=True)
     return replace(candidate, choice=choice, value=peak, peak_bytes=peak, shared=shared)

@@ -9,15 +9,14 @@ left out in turn for as long as what is left cannot be.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from pbqp.budget import Budget
 from pbqp.deadline import Deadline
 from pbqp.methods import solve
+from pbqp.options import SolveOptions
 from pbqp.problem import Problem
 from pbqp.smaller.quotient import solve_shared
 from pbqp.solution import Solution
@@ -27,7 +26,7 @@ from planner.pricing.donation import donations
 from planner.pricing.memory import MemoryModel
 from planner.search.least_memory import Aim, Least, charged, least_memory
 from planner.search.more_devices import more_devices
-from planner.search.problem_source import States
+from planner.search.problem_source import ProblemSource
 from planner.units import quantity
 
 SECONDS = 4.0
@@ -48,29 +47,30 @@ NAMED = 3
 
 def no_fit(
     meshes: Sequence[Mapping[str, int]],
-    program: States,
+    problem: ProblemSource,
     limit_bytes: float,
-    budget: Budget,
+    solving: SolveOptions,
 ) -> InfeasibleError:
     """The error for a limit that nothing on these meshes fits: the conflict, the least memory that would do, and why."""
     if not meshes:
         return InfeasibleError("no mesh has any plan: the pins conflict; relax them or fix another mesh")
-    began, budget = time.monotonic(), budget.until(Deadline.after(SECONDS))
+    clock = Deadline.after(SECONDS)
+    solving = solving.until(clock)
     most = max(math.prod(shape.values()) for shape in meshes)
     best: tuple[MemoryModel, Least] | None = None
     # The more evenly a mesh is divided over its axes, the more of its splits fit the program's dims.
     for shape in sorted(meshes, key=lambda shape: max(shape.values())):
-        if math.prod(shape.values()) < most or (best is not None and budget.deadline.passed):
+        if math.prod(shape.values()) < most or (best is not None and solving.deadline.passed):
             continue
-        memory = MemoryModel(instance=program.instance(shape))
+        memory = MemoryModel(instance=problem.instance(shape))
         least = math.inf if best is None else best[1].peak_bytes
         if memory.floor_bytes() >= least:
             continue
-        half = 0.5 * budget.deadline.left()
-        free = solve_shared(memory.instance.problem, budget.within(half).afresh())
+        half = 0.5 * solving.deadline.left()
+        free = solve_shared(memory.instance.problem, solving.within(half).afresh())
         if free.choice is not None:
-            start = _lighter(memory, free, budget.until(Deadline.after(half)))
-            found = least_memory(memory, start, Aim(good_bytes=least), budget)
+            start = _lighter(memory, free, solving.until(Deadline.after(half)))
+            found = least_memory(memory, start, Aim(good_bytes=least), solving)
             best = (memory, found) if found.peak_bytes < least else best
     if best is None:
         return InfeasibleError(
@@ -78,13 +78,14 @@ def no_fit(
             "raise memory_limit, use more devices, or relax the pins"
         )
     memory, found = best
-    budget = replace(budget.until(Deadline.after(CONFLICT_SECONDS)), share="auto")
-    points = conflict(memory, found, limit_bytes, budget)
-    spent = min(max(time.monotonic() - began, LEAST_OFFER_SECONDS), OFFER_SECONDS)
+    solving = replace(solving.until(Deadline.after(CONFLICT_SECONDS)), share="auto")
+    points = conflict(memory, found, limit_bytes, solving)
+    spent = min(max(clock.elapsed, LEAST_OFFER_SECONDS), OFFER_SECONDS)
     names = tuple(memory.describe(point) for point in points)
     top = int(memory.profile(found.choice).argmax())
     chosen = Chosen(instance=memory.instance, choice=tuple(found.choice))
-    offers = _offers(program, chosen, memory, found, limit_bytes, budget.until(Deadline.after(spent)))
+    more = more_devices(problem, memory, limit_bytes, solving.until(Deadline.after(spent)))
+    offers = (*((more,) if more is not None else ()), *_donations(problem, chosen, found))
     largest = ", ".join(f"{name} takes {quantity(size, 'B')}" for name, size in memory.alive(top, found.choice)[:NAMED])
     return InfeasibleError(
         f"no plan fits {quantity(limit_bytes, 'B')} per device{_conflict_words(names)}; the least memory that would do is "
@@ -97,24 +98,22 @@ def no_fit(
     )
 
 
-def _offers(
-    program: States, chosen: Chosen, memory: MemoryModel, least: Least, limit_bytes: float, budget: Budget
-) -> tuple[Offer, ...]:
-    """What could be done, each with its bytes: what is new here is offered here."""
-    found = [more_devices(program, memory, limit_bytes, budget)]
-    for donation in donations(program.program, chosen):
-        found.append(Offer(words=str(donation), saves_bytes=min(donation.bytes, least.peak_bytes)))
-    return tuple(offer for offer in found if offer is not None)
+def _donations(problem: ProblemSource, chosen: Chosen, least: Least) -> tuple[Offer, ...]:
+    """What donating arguments would save, each with its bytes."""
+    return tuple(
+        Offer(words=str(donation), saves_bytes=min(donation.bytes, least.peak_bytes))
+        for donation in donations(problem.program, chosen)
+    )
 
 
-def _lighter(memory: MemoryModel, free: Solution, budget: Budget) -> Sequence[int]:
+def _lighter(memory: MemoryModel, free: Solution, solving: SolveOptions) -> Sequence[int]:
     """The best plan where the free plan's fullest point is dear, or the free plan where that needs no less memory."""
     choice = free.choice or ()
     profile = memory.profile(choice)
     top = int(profile.argmax())
     dear = {top: DEAR_BYTES * abs(free.value) / float(profile[top])}
     priced = memory.priced(memory.instance.problem, dear)
-    found = solve_shared(priced, budget.afresh()).choice
+    found = solve_shared(priced, solving.afresh()).choice
     return choice if found is None or memory.profile(found).max() > profile[top] else found
 
 
@@ -126,29 +125,29 @@ def _conflict_words(names: Sequence[str]) -> str:
     return f": no plan is within it at all of these: {'; '.join(names)}"
 
 
-def conflict(memory: MemoryModel, least: Least, limit_bytes: float, budget: Budget) -> tuple[int, ...]:
+def conflict(memory: MemoryModel, least: Least, limit_bytes: float, solving: SolveOptions) -> tuple[int, ...]:
     """Points of the schedule that cannot all be within the limit, none of which can be left out, as far as is proven.
 
     Nothing where no conflict is proven in time.
     """
     points = sorted(least.weights, key=lambda point: (-least.weights[point], point))[:MOST_POINTS]
     for point in points:
-        if _impossible(memory, (point,), limit_bytes, budget):
+        if _impossible(memory, (point,), limit_bytes, solving):
             return (point,)
-    if len(points) < 2 or not _impossible(memory, points, limit_bytes, budget):
+    if len(points) < 2 or not _impossible(memory, points, limit_bytes, solving):
         return ()
     for point in reversed(points.copy()):
         rest = [other for other in points if other != point]
-        if len(rest) > 1 and _impossible(memory, rest, limit_bytes, budget):
+        if len(rest) > 1 and _impossible(memory, rest, limit_bytes, solving):
             points = rest
     return tuple(sorted(points))
 
 
-def _impossible(memory: MemoryModel, points: Sequence[int], limit_bytes: float, budget: Budget) -> bool:
+def _impossible(memory: MemoryModel, points: Sequence[int], limit_bytes: float, solving: SolveOptions) -> bool:
     """Whether it is proven in time that these points cannot all be within the limit."""
-    if budget.deadline.passed:
+    if solving.deadline.passed:
         return False
-    budget = budget.within(ROWS_SECONDS).afresh()
+    solving = solving.within(ROWS_SECONDS).afresh()
     bare = Problem(
         name="memory",
         node_costs=tuple(np.zeros(len(strategies)) for strategies in memory.instance.strategies),
@@ -156,7 +155,7 @@ def _impossible(memory: MemoryModel, points: Sequence[int], limit_bytes: float, 
         node_names=tuple(node.name for node in memory.instance.model.flow.nodes),
     )
     limited = memory.limited(bare, points, limit_bytes)
-    even = solve_shared(charged(limited, [1 / len(points)] * len(points)), budget)
+    even = solve_shared(charged(limited, [1 / len(points)] * len(points)), solving)
     if even.bound > limit_bytes:
         return True
-    return len(points) > 1 and solve(limited, time_limit=ROWS_SECONDS, seed=budget.seed).status == "infeasible"
+    return len(points) > 1 and solve(limited, time_limit=ROWS_SECONDS, seed=solving.seed).status == "infeasible"

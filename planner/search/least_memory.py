@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import linprog
 
-from pbqp.budget import Budget
+from pbqp.options import SolveOptions
 from pbqp.problem import Problem
 from pbqp.smaller.quotient import solve_shared
 from pbqp.vectors import Floats
@@ -75,7 +75,7 @@ class Aim:
     weights: Mapping[int, float] = field(default_factory=dict[int, float])
 
 
-def least_memory(memory: MemoryModel, start: Sequence[int], aim: Aim, budget: Budget) -> Least:
+def least_memory(memory: MemoryModel, start: Sequence[int], aim: Aim, solving: SolveOptions) -> Least:
     """The plan of about the smallest peak memory, from the choice `start`.
 
     It ends at a gap of 1 %, as far as it is aimed at, or where no weights prove more.
@@ -104,7 +104,7 @@ def least_memory(memory: MemoryModel, start: Sequence[int], aim: Aim, budget: Bu
         if profile[top] < peak:
             best, peak = tuple(choice[:count]), float(profile[top])
         enough = bound >= aim.good_bytes or peak <= aim.enough_bytes
-        if peak - bound <= GAP * peak or enough or budget.deadline.passed:
+        if peak - bound <= GAP * peak or enough or solving.deadline.passed:
             break
         tried = _shares(gains)
         if turn % 2:
@@ -113,7 +113,7 @@ def least_memory(memory: MemoryModel, start: Sequence[int], aim: Aim, budget: Bu
                 break
             tried = duals or tried
         prices = {point: (1 - EVERYWHERE) * share for point, share in tried.items()}
-        solution = solve_shared(memory.priced(bare, prices), budget.afresh(), gap=SOLVED * GAP)
+        solution = solve_shared(memory.priced(bare, prices), solving.afresh(), gap=SOLVED * GAP)
         if solution.choice is None:
             break
         if solution.bound > bound or not weights:

@@ -21,25 +21,27 @@ waves, and so the plan, are the same for any number of workers.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 
-from pbqp.budget import Budget
 from pbqp.deadline import Deadline
+from pbqp.options import SolveOptions
 from pbqp.smaller.smaller import floor_of
 from planner.decision import Tried
 from planner.errors import InfeasibleError
-from planner.options import GAP, Progress, Share, Unit
+from planner.machine.cores import usable_cores
+from planner.options import UNITS, Options, Progress
 from planner.pricing.instance import Instance
 from planner.pricing.memory import whole_bytes
+from planner.pricing.mesh import Shape, ShapeKey
 from planner.rules.op_work import has_work_of_shapes
 from planner.search.best_on_mesh import WORTHWHILE, Candidate, best_of_peak
 from planner.search.infeasible import no_fit
 from planner.search.mesh_steps import Desk, Report, Step, Task
-from planner.search.problem_source import States
+from planner.search.offered_meshes import fitting_meshes
+from planner.search.problem_source import ProblemSource
 from planner.search.shared_layers import SharedInstance
 from planner.search.workers import Workers
 from planner.units import quantity
@@ -48,9 +50,9 @@ MESH_SHARE = 0.4
 """Part of the time left that one mesh may take: another may be better."""
 MESH_SECONDS = 1.0
 """What a mesh gets even where no time is left."""
-HASTENING = 0.5
+TIE_BREAK_SHARE = 0.5
 """Time for the best of the plans of least memory, as a part of what finding the least memory took."""
-HASTENING_SECONDS = 2.0
+TIE_BREAK_SECONDS = 2.0
 """And at least so much."""
 SMALL_AXES = 2
 """Meshes of up to so many axes have small problems."""
@@ -59,11 +61,12 @@ WAVE_GROWTH = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class SearchResult:
     """All feasible plans by value, the bound over all meshes, what was not finished, and the meshes in their order.
 
-    `short` says whether plans that would be better are over the limit, `unlimited` is a bound of any plan without one. Of
-    many plans of the least peak the first is any, where that is asked for; `faster` seeks the best of them then.
+    `memory_bound`: plans that would be better are over the limit; `unlimited` is a bound of any plan without a limit. Where
+    the least peak is sought and ties were left, the first plan is any of those of the least peak; `tie_broken` then gives
+    the result with the best of them.
     """
 
     candidates: tuple[Candidate, ...]
@@ -71,76 +74,77 @@ class Found:
     seconds: float
     notes: tuple[str, ...]
     tried: tuple[Tried, ...] = ()
-    short: bool = False
+    memory_bound: bool = False
     unlimited: float = 0.0
-    faster: Callable[[], Found] | None = None
+    tie_broken: Callable[[], SearchResult] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What is asked of a search: bytes per device, whether their peak is what is minimised, how long it may take.
+class SearchOptions:
+    """How meshes are searched for one problem: the user's `options`, and what is known before the search.
 
-    `gap` is what may be left between the best plan within the limit and the bound, as a part of the value, `seed` that of
-    heuristics; `share` says whether layers share their decisions (see `quotient`), `explained` whether the error that
-    nothing fits says why. Up to so many `workers` search at a time. `unit` is that of the values told to `progress`. Only
-    plans of a value `below` what is known already are sought. A mesh tried later must be better by a share of `worth`;
-    where that is more than what ties are told by, what is postponed is taken up at once, as its plans spare more of the
-    others than they could spare of it. Of plans of the least peak the best is sought at once if `hastened`. `since` is when
-    planning began, of the monotonic clock.
+    `limit_bytes`: most bytes per device. `without`: meshes that are left out. `explained`: the error that nothing fits says
+    why. `below`: only plans of a smaller value are sought. `worth`: the share by which a mesh tried later must be better;
+    where it is more than what ties are told by, a postponed mesh is taken up at once, as its plans spare more of the others
+    than they could spare of it. `tie_break_by_time`: among plans of the least peak the best is sought at once. `planning`
+    starts when planning began, where that is before this search.
     """
 
     limit_bytes: float
-    time_limit_s: float
-    minimise_memory: bool = False
-    gap: float = GAP
-    seed: int = 0
-    share: Share = "auto"
-    progress: Callable[[Progress], object] | None = None
-    unit: Unit = "s"
+    options: Options = field(default_factory=Options)
+    without: Collection[ShapeKey] = ()
     explained: bool = True
     below: float = math.inf
     worth: float = WORTHWHILE
-    workers: int = 1
-    hastened: bool = True
-    since: float = field(default_factory=time.monotonic)
+    tie_break_by_time: bool = True
+    planning: Deadline = field(default_factory=Deadline.never)
 
     @property
     def at_once(self) -> bool:
-        """Whether what is postponed is taken up at once."""
+        """Whether postponed meshes are taken up at once."""
         return self.worth > WORTHWHILE
 
 
-def search(meshes: Sequence[Mapping[str, int]], program: States, asked: Asked) -> Found:
-    """The plans for these meshes, best first; none where none is below what is asked for.
+def search(meshes: Sequence[Shape], problem: ProblemSource, how: SearchOptions) -> SearchResult:
+    """The plans for these meshes, best first; none where none is below `how.below`.
 
-    Raises: InfeasibleError when no mesh has a plan within the limit; where that is asked for it names what needs the most
-    and the least memory that would do.
+    Raises: PinError, InfeasibleError where the pins fit no mesh, or no mesh has a plan within the limit; where it is to be
+    explained, the error names what needs the most and the least memory that would do.
     """
-    budget = Budget(deadline=Deadline.after(asked.time_limit_s), gap=asked.gap, seed=asked.seed, share=asked.share)
-    shared = asked.share is not False
-    desk = Desk(meshes, program, limit_bytes=asked.limit_bytes, budget=budget, shared=shared)
-    run = _MeshSearch(meshes, asked, _Alone(meshes, program), desk)
-    with Workers(desk.do, run.due, asked.workers, since=asked.since) as workers:
-        run.search(workers)
-    desk.forget()
-    if not run.candidates and len(run.over) < len(meshes) and asked.below < math.inf:
-        return run.found(workers.notes)
-    if not run.candidates and not asked.explained:
-        raise InfeasibleError(f"no plan fits {quantity(asked.limit_bytes, 'B')} per device")
-    if not run.candidates:
-        raise no_fit([meshes[tried] for tried in sorted(run.over)], program, asked.limit_bytes, run.budget())
-    if not asked.minimise_memory:
-        return run.found(workers.notes)
-    seconds = run.seconds
+    meshes = fitting_meshes(meshes, without=how.without, stated=problem.instance if problem.pinned else None)
+    run = _MeshSearch(meshes, problem, how)
+    most = usable_cores() if how.options.workers is None else how.options.workers
+    with Workers(run.desk.do, run.due, most, planning=how.planning) as workers:
+        for wave in run.waves():
+            for task, report in workers.each(wave):
+                run.settle(task, report)
+    run.desk.forget()
+    if not run.candidates and (len(run.over) == len(meshes) or how.below == math.inf):
+        if not how.explained:
+            raise InfeasibleError(f"no plan fits {quantity(how.limit_bytes, 'B')} per device")
+        raise no_fit(
+            [meshes[tried] for tried in sorted(run.over)],
+            problem,
+            how.limit_bytes,
+            solve_options(how.options, run.due()),
+        )
+    if not run.candidates or not run.minimise_memory:
+        return run.result(workers.notes)
+    seconds = run.deadline.elapsed
 
-    def faster() -> Found:
-        run.hasten(seconds)
-        return run.found(workers.notes)
+    def tie_broken() -> SearchResult:
+        run.break_tie(seconds)
+        return run.result(workers.notes)
 
-    return faster() if asked.hastened else replace(run.found(workers.notes), faster=faster)
+    return tie_broken() if how.tie_break_by_time else replace(run.result(workers.notes), tie_broken=tie_broken)
 
 
-def _kind(shape: Mapping[str, int], *, looked: bool) -> tuple[int, bool]:
+def solve_options(options: Options, deadline: Deadline) -> SolveOptions:
+    """How the problem of one mesh is solved, as the user's options have it."""
+    return SolveOptions(deadline=deadline, gap=options.gap, seed=options.seed, share=options.share_layers)
+
+
+def _kind(shape: Shape, *, looked: bool) -> tuple[int, bool]:
     """What meshes have in common that are compared before what they postponed is taken up.
 
     Where all are `looked` at first, large problems too are small.
@@ -151,9 +155,14 @@ def _kind(shape: Mapping[str, int], *, looked: bool) -> tuple[int, bool]:
 class _MeshSearch:
     """What a search knows so far, by the positions of the meshes."""
 
-    def __init__(self, meshes: Sequence[Mapping[str, int]], asked: Asked, alone: _Alone, desk: Desk) -> None:
-        self.meshes, self.asked, self.alone, self.desk = meshes, asked, alone, desk
-        self.start, self.deadline = time.monotonic(), Deadline.after(asked.time_limit_s)
+    def __init__(self, meshes: Sequence[Shape], problem: ProblemSource, how: SearchOptions) -> None:
+        self.meshes, self.how, self.options = meshes, how, how.options
+        # Before the deadline starts: the model of the program may have to be made for it.
+        self.alone = _Alone(meshes, problem)
+        self.deadline = Deadline.after(how.options.time_limit_s)
+        self.desk = Desk(meshes, problem, how.limit_bytes, solve_options(how.options, self.due()))
+        self.objective = problem.request.objective
+        self.minimise_memory = self.objective == "memory"
         self.candidates: dict[int, Candidate] = {}
         self.bounds: dict[int, float] = {}
         self.unlimited: dict[int, float] = {}
@@ -161,35 +170,30 @@ class _MeshSearch:
         self.over: set[int] = set()
         self.reports: dict[int, Report] = {}
         self.tasks: dict[int, Task] = {}
-        self.stopped = self.short = False
+        self.stopped = self.memory_bound = False
 
     @property
     def best(self) -> float:
         """The least value of a plan, or what plans are to be below of."""
-        return min((found.value for found in self.candidates.values()), default=self.asked.below)
+        return min((found.value for found in self.candidates.values()), default=self.how.below)
 
     @property
     def first(self) -> int:
         """The first mesh whose plan is about as good as the best."""
         return min(i for i, found in self.candidates.items() if found.value <= self.best * (1 + WORTHWHILE))
 
-    @property
-    def seconds(self) -> float:
-        """Since the start."""
-        return time.monotonic() - self.start
-
-    def found(self, notes: Sequence[str]) -> Found:
+    def result(self, notes: Sequence[str]) -> SearchResult:
         """What the search came to; `notes` are told beside its own."""
         first = self.first if self.candidates else None
         order = sorted(self.candidates, key=lambda tried: (tried != first, self.candidates[tried].value, tried))
         words = [] if first is None else [self.candidates[first].shared]
-        return Found(
+        return SearchResult(
             candidates=tuple(self.candidates[tried] for tried in order),
             bound=min(self.bounds.values()),
-            seconds=self.seconds,
+            seconds=self.deadline.elapsed,
             notes=(*self.notes, *notes, *filter(None, words)),
             tried=self.tried() if self.candidates else (),
-            short=self.short,
+            memory_bound=self.memory_bound,
             unlimited=min(self.unlimited.values(), default=0.0),
         )
 
@@ -202,47 +206,43 @@ class _MeshSearch:
             for tried, shape in enumerate(self.meshes)
         )
 
-    def budget(self) -> Budget:
-        """What one mesh may take."""
-        return Budget(deadline=self.due(), gap=self.asked.gap, seed=self.asked.seed, share=self.asked.share)
-
     def due(self) -> Deadline:
         """By when a step of a mesh should end that begins now."""
         part = 1.0 if len(self.meshes) == 1 else MESH_SHARE
         return Deadline.after(max(part * self.deadline.left(), MESH_SECONDS))
 
-    def search(self, workers: Workers) -> None:
-        """Searches all meshes, kind after kind."""
+    def waves(self) -> Iterator[list[Task]]:
+        """The steps to take, kind of meshes after kind; those of a wave may be taken at the same time.
+
+        A wave must be settled before the next is taken: its reports decide which meshes are still worth a step.
+        """
         self._tell(0)
-        looked = self.asked.at_once and math.isfinite(self.asked.below)
+        looked = self.how.at_once and math.isfinite(self.how.below)
         for _, of_kind in groupby(range(len(self.meshes)), key=lambda tried: _kind(self.meshes[tried], looked=looked)):
-            self._first(list(of_kind), workers)
-            self._waves("limited", workers)
-        self._waves("closed", workers)
+            kind = list(of_kind)
+            waiting: list[int] = []
+            for tried in kind:
+                shape = self.meshes[tried]
+                floor = self.alone.floor(shape, minimise_memory=self.minimise_memory, best=self._cutoff(tried))
+                self.unlimited[tried] = floor
+                if self.alone.bytes / math.prod(shape.values()) > self.how.limit_bytes:
+                    self.memory_bound = self.memory_bound or floor < self._cutoff(tried)
+                    self._take(tried, Report(bound=math.inf, fits=False))
+                else:
+                    self.bounds[tried] = floor
+                    waiting.append(tried)
+            if self.minimise_memory:
+                yield from self._waves("least", waiting)
+            else:
+                if math.isfinite(self._cutoff(kind[0])) and len(waiting) > 1:
+                    yield from self._waves("look", waiting, all_at_once=True)
+                yield from self._waves("free", waiting)
+            yield from self._waves("limited")
+        yield from self._waves("closed")
         self._tell(len(self.meshes) - 1, tried=len(self.meshes))
 
-    def _first(self, of_kind: Sequence[int], workers: Workers) -> None:
-        """The best plans of the meshes of a kind, or what would be if they fitted."""
-        waiting: list[int] = []
-        for tried in of_kind:
-            shape = self.meshes[tried]
-            floor = self.alone.floor(shape, minimise_memory=self.asked.minimise_memory, best=self._cutoff(tried))
-            self.unlimited[tried] = floor
-            if self.alone.bytes / math.prod(shape.values()) > self.asked.limit_bytes:
-                self.short = self.short or floor < self._cutoff(tried)
-                self._settle(tried, Report(bound=math.inf, fits=False))
-            else:
-                self.bounds[tried] = floor
-                waiting.append(tried)
-        if self.asked.minimise_memory:
-            self._waves("least", workers, waiting)
-            return
-        if math.isfinite(self._cutoff(of_kind[0])) and len(waiting) > 1:
-            self._waves("look", workers, waiting, all_at_once=True)
-        self._waves("free", workers, waiting)
-
-    def _waves(self, step: Step, workers: Workers, first: Sequence[int] = (), *, all_at_once: bool = False) -> None:
-        """Takes a step of the meshes that are at it, and of those for which it is the first, in waves.
+    def _waves(self, step: Step, first: Sequence[int] = (), *, all_at_once: bool = False) -> Iterator[list[Task]]:
+        """A step of the meshes that have come to it, and of those for which it is the `first`, in waves.
 
         Lowest bound first: a better plan there leaves less to be sought in the others.
         """
@@ -256,12 +256,15 @@ class _MeshSearch:
                 return
             wave = sorted(waiting, key=lambda tried: (self.bounds[tried], tried))[:size]
             done.update(wave)
-            for task, report in workers.each([self._task(tried, step) for tried in wave]):
-                self.short = self.short or not report.fits or report.following == "limited"
-                self._settle(task.mesh, report)
+            yield [self._task(tried, step) for tried in wave]
             size *= WAVE_GROWTH
-            if self.asked.at_once and step == "free":
-                self._waves("limited", workers)
+            if self.how.at_once and step == "free":
+                yield from self._waves("limited")
+
+    def settle(self, task: Task, report: Report) -> None:
+        """Takes over the report of a step."""
+        self.memory_bound = self.memory_bound or not report.fits or report.following == "limited"
+        self._take(task.mesh, report)
 
     def _late(self, waiting: Sequence[int], new: Collection[int]) -> bool:
         """Whether no time is left for what waits; what is told where that is so of meshes not begun."""
@@ -270,7 +273,7 @@ class _MeshSearch:
             return False
         if not new:
             return bool(self.candidates)
-        limit, count = self.asked.time_limit_s, len(self.meshes)
+        limit, count = self.options.time_limit_s, len(self.meshes)
         note = f"the time limit of {limit:g} s ended the search after {begun} of {count} meshes"
         self.notes += [note] if not self.stopped else []
         self.stopped = True
@@ -278,8 +281,8 @@ class _MeshSearch:
 
     def _cutoff(self, tried: int) -> float:
         """What a plan of a mesh is to be clearly below of: of plans about as good the one of the first mesh is taken."""
-        if self.candidates and self.asked.at_once:
-            return self.best * (1 - self.asked.worth)
+        if self.candidates and self.how.at_once:
+            return self.best * (1 - self.how.worth)
         return self.best * (1 + 2 * WORTHWHILE if self.candidates and tried < self.first else 1)
 
     def _task(self, tried: int, step: Step) -> Task:
@@ -291,8 +294,8 @@ class _MeshSearch:
         self.tasks[tried] = task
         return task
 
-    def _settle(self, tried: int, report: Report) -> None:
-        """Takes over what came of a step."""
+    def _take(self, tried: int, report: Report) -> None:
+        """Takes over what is known of a mesh."""
         self.reports[tried] = report
         self.bounds[tried] = report.bound
         task = self.tasks.get(tried)
@@ -313,26 +316,27 @@ class _MeshSearch:
             self.over.add(tried)
         self._tell(tried)
 
-    def hasten(self, seconds: float) -> None:
+    def break_tie(self, seconds: float) -> None:
         """Puts the best plan of the least peak, which took so long to find, in the place of any such plan."""
         first, least = self.first, self.reports[self.first].least
-        budget = self.budget().within(max(HASTENING * seconds, HASTENING_SECONDS))
+        most = max(TIE_BREAK_SHARE * seconds, TIE_BREAK_SECONDS)
+        solving = solve_options(self.options, self.due().within(most))
         if least is not None:
-            self.candidates[first] = best_of_peak(self.candidates[first], least, budget)
+            self.candidates[first] = best_of_peak(self.candidates[first], least, solving)
 
     def _tell(self, mesh: int, tried: int | None = None) -> None:
         """Tells how far the search is: that it is at a mesh, and how many were `tried`."""
         ended = sum(report.following is None for report in self.reports.values())
-        if self.asked.progress is not None:
-            self.asked.progress(
+        if self.options.progress is not None:
+            self.options.progress(
                 Progress(
                     tried=ended if tried is None else tried,
                     total=len(self.meshes),
                     mesh=self.meshes[mesh],
                     incumbent=self.best,
                     bound=min(self.bounds.values(), default=0.0),
-                    seconds=self.seconds,
-                    unit=self.asked.unit,
+                    seconds=self.deadline.elapsed,
+                    unit=UNITS[self.objective],
                 )
             )
 
@@ -344,13 +348,14 @@ class _Alone:
     computed anew for those where that may tell more.
     """
 
-    def __init__(self, meshes: Sequence[Mapping[str, int]], program: States) -> None:
-        self.program, self.shape = program, dict.fromkeys(meshes[0], 1)
+    def __init__(self, meshes: Sequence[Shape], problem: ProblemSource) -> None:
+        self.problem = problem
         self.most = max(math.prod(shape.values()) for shape in meshes)
         self.values: dict[int, float] = {}
         self.bytes, self.divisible = 0.0, True
         if len(meshes) > 1:
-            stated = program.alone(self.shape, self.most)
+            self.mesh = problem.mesh(dict.fromkeys(meshes[0], 1))
+            stated = problem.state(replace(self.mesh, stands_for=self.most))
             instance = stated.instance if isinstance(stated, SharedInstance) else stated
             model = stated.members.whole if isinstance(stated, SharedInstance) else stated.model
             self.bytes = whole_bytes(model) * (1 - WORTHWHILE)
@@ -359,7 +364,7 @@ class _Alone:
             self.of_shapes = has_work_of_shapes(model.graph)
             self.values[self.most] = 0.0 if self.of_shapes else _least_value(stated)
 
-    def floor(self, shape: Mapping[str, int], *, minimise_memory: bool, best: float) -> float:
+    def floor(self, shape: Shape, *, minimise_memory: bool, best: float) -> float:
         """A lower bound of what is minimised on a mesh, to be compared with the `best` plan so far."""
         if not self.values:
             # There is one mesh only, and so nothing to be saved.
@@ -370,7 +375,7 @@ class _Alone:
         found = self._shared(self.values[self.most], count)
         if found < best < math.inf and count < self.most and not self.of_shapes:
             if count not in self.values:
-                self.values[count] = _least_value(self.program.alone(self.shape, count))
+                self.values[count] = _least_value(self.problem.state(replace(self.mesh, stands_for=count)))
             found = self._shared(self.values[count], count)
         return found
 

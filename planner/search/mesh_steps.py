@@ -7,16 +7,17 @@ done; elsewhere they are done again. A report is what the search needs to know, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, final
 
-from pbqp.budget import Budget
 from pbqp.deadline import Deadline
+from pbqp.options import SolveOptions
 from planner.pricing.instance import Instance
+from planner.pricing.mesh import Shape
 from planner.search.best_on_mesh import Candidate, Looked, Outcome, Postponed, free_plan, least_plan, look
 from planner.search.least_memory import Least
-from planner.search.problem_source import States
+from planner.search.problem_source import ProblemSource
 
 Step = Literal["look", "free", "limited", "closed", "least"]
 """What is below a cutoff; the best plan without a limit; the best within it; the same to the end; that of least memory."""
@@ -68,23 +69,35 @@ class Desk:
 
     def __init__(
         self,
-        meshes: Sequence[Mapping[str, int]],
-        program: States,
-        *,
+        meshes: Sequence[Shape],
+        problem: ProblemSource,
         limit_bytes: float,
-        budget: Budget,
-        shared: bool,
+        solving: SolveOptions,
     ) -> None:
-        self._meshes, self._program, self._limit_bytes, self._shared = meshes, program, limit_bytes, shared
-        self._budget = budget
+        self._meshes, self._problem, self._limit_bytes, self._solving = meshes, problem, limit_bytes, solving
         self._going_on: dict[int, Looked | Postponed] = {}
         self._with_plan: dict[int, Candidate] = {}
 
     def do(self, task: Task, due: Deadline) -> Report:
         """Takes the step in time, after those before it where they were done elsewhere."""
         for earlier in () if task.mesh in self._going_on else task.before:
-            self._done(earlier, due)
-        return self._done(task, due)
+            self.do(earlier, due)
+        known, shape = self._going_on.pop(task.mesh, None), self._meshes[task.mesh]
+        # Solves of one mesh alone have tables in common.
+        solving = self._solving.until(due).afresh()
+        if isinstance(known, Postponed):
+            go_on = known.closed if task.step == "closed" else known.limited
+            return self._report(task, go_on(solving, cutoff=task.cutoff))
+        if task.step == "least":
+            instance = self._problem.instance(shape)
+            return self._report(task, least_plan(instance, self._limit_bytes, solving, best=task.cutoff))
+        if known is None:
+            stated = self._problem.state(self._problem.mesh(shape))
+            known = look(stated.whole() if solving.share is False else stated, solving, best=task.cutoff)
+        if task.step == "look":
+            nothing = Outcome(candidate=None, bound=known.bound)
+            return self._report(task, known if known.bound < known.cutoff else nothing)
+        return self._report(task, free_plan(known, self._limit_bytes, solving, best=task.cutoff))
 
     def forget(self) -> None:
         """Drops what is needed to go on only."""
@@ -93,12 +106,10 @@ class Desk:
     def instance(self, mesh: int) -> Instance:
         """The problem of a mesh, with all strategies."""
         known = self._with_plan.get(mesh)
-        return self._program.instance(self._meshes[mesh]) if known is None else known.instance
+        return self._problem.instance(self._meshes[mesh]) if known is None else known.instance
 
-    def _done(self, task: Task, due: Deadline) -> Report:
-        # Solves of one mesh alone have tables in common.
-        budget = self._budget.until(due).afresh()
-        found = self._outcome(task, budget)
+    def _report(self, task: Task, found: Outcome | Postponed | Looked) -> Report:
+        """The report of what a step found; what the next one needs is kept."""
         if isinstance(found, Looked):
             self._going_on[task.mesh] = found
             return Report(bound=found.bound, following="free")
@@ -117,21 +128,6 @@ class Desk:
             following=None if found.open is None else "closed",
             least=found.least,
         )
-
-    def _outcome(self, task: Task, budget: Budget) -> Outcome | Postponed | Looked:
-        known, shape = self._going_on.pop(task.mesh, None), self._meshes[task.mesh]
-        if isinstance(known, Postponed):
-            searched = known.closed if task.step == "closed" else known.limited
-            return searched(budget, cutoff=task.cutoff)
-        if task.step == "least":
-            return least_plan(self._program.instance(shape), self._limit_bytes, budget, best=task.cutoff)
-        if known is None:
-            shared = self._program.shared(shape) if self._shared else None
-            stated = self._program.instance(shape) if shared is None else shared
-            known = look(stated, budget, best=task.cutoff)
-        if task.step == "look":
-            return known if known.bound < known.cutoff else Outcome(candidate=None, bound=known.bound)
-        return free_plan(known, self._limit_bytes, budget, best=task.cutoff)
 
 
 def _plan(candidate: Candidate) -> Plan:

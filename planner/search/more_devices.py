@@ -11,11 +11,11 @@ import math
 from collections.abc import Mapping
 from contextlib import suppress
 
-from pbqp.budget import Budget
+from pbqp.options import SolveOptions
 from planner.errors import InfeasibleError, MeshError, Offer, PinError
 from planner.pricing.memory import MemoryModel, whole_bytes
 from planner.search.least_memory import Aim, least_memory
-from planner.search.problem_source import States
+from planner.search.problem_source import ProblemSource
 from planner.units import quantity
 
 MOST_TIMES = 64
@@ -24,13 +24,15 @@ MESHES = 2
 """Meshes tried for one number of devices."""
 
 
-def more_devices(program: States, memory: MemoryModel, limit_bytes: float, budget: Budget) -> Offer | None:
+def more_devices(
+    problem: ProblemSource, memory: MemoryModel, limit_bytes: float, solving: SolveOptions
+) -> Offer | None:
     """The offer of the fewest devices, of powers of two times those there are, on which a plan was found to fit.
 
     `memory` is that of the best mesh there is. Where time ends before, or they are very many: of the fewest that could do.
     None where the program fixes its devices, or no number tried does.
     """
-    if program.program.effects.ordered or program.program.parallelism is not None:
+    if problem.program.effects.ordered or problem.program.parallelism is not None:
         return None
     instance = memory.instance
     shape, devices = instance.mesh.shape, instance.mesh.num_devices
@@ -38,12 +40,12 @@ def more_devices(program: States, memory: MemoryModel, limit_bytes: float, budge
     if fewest > MOST_TIMES * devices:
         return Offer(words=f"use at least {fewest} devices")
     for times in (1 << i for i in range(1, MOST_TIMES.bit_length())):
-        if budget.deadline.passed:
+        if solving.deadline.passed:
             many = f"at least {fewest}" if fewest > devices else "more"
             return Offer(words=f"use {many} devices")
         if times * devices < fewest:
             continue
-        found = _fitting(program, shape, times, limit_bytes, budget)
+        found = _fitting(problem, shape, times, limit_bytes, solving)
         if found is not None:
             mesh, peak = found
             words = (
@@ -54,17 +56,17 @@ def more_devices(program: States, memory: MemoryModel, limit_bytes: float, budge
 
 
 def _fitting(
-    program: States, shape: Mapping[str, int], times: int, limit_bytes: float, budget: Budget
+    problem: ProblemSource, shape: Mapping[str, int], times: int, limit_bytes: float, solving: SolveOptions
 ) -> tuple[Mapping[str, int], float] | None:
     """A mesh of so many times as many devices on which a plan fits, and its peak; None where none was found."""
     longer = [{**shape, axis: times * size} for axis, size in shape.items()]
     for mesh in sorted(longer, key=lambda mesh: max(mesh.values()))[:MESHES]:
         with suppress(InfeasibleError, MeshError, PinError):
-            memory = MemoryModel(instance=program.on_more(times, mesh))
+            memory = MemoryModel(instance=problem.on_more_devices(times).instance(mesh))
             if memory.floor_bytes() <= limit_bytes:
                 start = [int(sizes.argmin()) for sizes in memory.average_bytes()]
                 aim = Aim(good_bytes=limit_bytes, enough_bytes=limit_bytes)
-                peak = least_memory(memory, start, aim, budget).peak_bytes
+                peak = least_memory(memory, start, aim, solving).peak_bytes
                 if peak <= limit_bytes:
                     return mesh, peak
     return None

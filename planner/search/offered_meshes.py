@@ -10,7 +10,7 @@ from planner.errors import InfeasibleError, MeshError, PinError
 from planner.machine.processes import words_of
 from planner.machine.target import Target
 from planner.pricing.candidates.pins import axes_named
-from planner.pricing.mesh import AXIS_NAMES, Shape, check_mesh, factorizations, mesh_words
+from planner.pricing.mesh import AXIS_NAMES, Shape, ShapeKey, check_mesh, factorizations, shape_key
 from planner.program.tracing.traced import Program
 
 
@@ -80,7 +80,7 @@ def _demanded_mesh(program: Program, target: Target, mesh: Shape | None, names: 
 
 
 def fitting_meshes(
-    meshes: Sequence[Shape], *, without: Collection[str], stated: Callable[[Shape], object] | None
+    meshes: Sequence[Shape], *, without: Collection[ShapeKey], stated: Callable[[Shape], object] | None
 ) -> list[Shape]:
     """The meshes on which a problem can be `stated` (None: it can on all), but for those named in `without`.
 
@@ -89,7 +89,7 @@ def fitting_meshes(
     usable: list[Shape] = []
     refused: list[PinError | InfeasibleError] = []
     for shape in meshes:
-        if mesh_words(shape) in without:
+        if shape_key(shape) in without:
             continue
         try:
             if stated is not None:

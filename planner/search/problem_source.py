@@ -1,38 +1,49 @@
-"""What a search asks of a session."""
+"""What a search needs of a planning problem."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Protocol
 
+from planner.decision import Request
 from planner.pricing.instance import Instance
+from planner.pricing.mesh import Mesh, Shape
 from planner.program.tracing.traced import Program
 from planner.search.shared_layers import SharedInstance
 
 
-class States(Protocol):
-    """A program, and its problem on every mesh."""
+class ProblemSource(Protocol):
+    """A program and what is asked for it, from which its problem on every mesh is stated."""
 
     @property
     def program(self) -> Program:
         """The program."""
         ...
 
-    def instance(self, shape: Mapping[str, int]) -> Instance:
-        """The problem on one mesh."""
+    @property
+    def request(self) -> Request:
+        """What is minimised, and within what memory."""
         ...
 
-    def shared(self, shape: Mapping[str, int]) -> SharedInstance | None:
-        """The problem with one decision for all copies of a layer; None where that would lose something."""
+    @property
+    def pinned(self) -> bool:
+        """Whether pins may leave a mesh without a problem."""
         ...
 
-    def on_more(self, times: int, shape: Mapping[str, int]) -> Instance:
-        """The problem on a mesh of so many times as many devices.
+    def mesh(self, shape: Shape) -> Mesh:
+        """A mesh with the prices of its collectives. Raises: MeshError."""
+        ...
 
-        Raises: MeshError, PinError, InfeasibleError.
+    def state(self, mesh: Mesh) -> Instance | SharedInstance:
+        """The problem on a mesh, with one decision for all copies of a layer where that loses nothing.
+
+        Raises: PinError, InfeasibleError.
         """
         ...
 
-    def alone(self, shape: Mapping[str, int], devices: int) -> Instance | SharedInstance:
-        """The problem on one device, at no more than what its parts take on so many devices together."""
+    def instance(self, shape: Shape) -> Instance:
+        """The problem on one mesh, with every decision. Raises: MeshError, PinError, InfeasibleError."""
+        ...
+
+    def on_more_devices(self, times: int) -> ProblemSource:
+        """The same program for so many times as many devices."""
         ...

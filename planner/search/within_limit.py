@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 from scipy.optimize import linprog
 
-from pbqp.budget import Budget
 from pbqp.compiled import is_compiled, is_large
+from pbqp.options import SolveOptions
 from pbqp.smaller.quotient import solve_shared
 from pbqp.solution import Solution
 from pbqp.vectors import Floats
@@ -107,22 +107,22 @@ class LimitSearch:
         self.bound = free.bound
         self.meet(free.choice or ())
 
-    def by_prices(self, budget: Budget, *, cutoff: float, least: Least | None = None) -> Within:
+    def by_prices(self, solving: SolveOptions, *, cutoff: float, least: Least | None = None) -> Within:
         """The best plan that prices lead to of those below the cutoff.
 
         `least` is a plan of least memory that is within the limit, where one is known.
         """
-        self.budget, self.cutoff = budget, cutoff
+        self.solving, self.cutoff = solving, cutoff
         if least is None:
             # What one point of the schedule needs in every plan tells mostly that nothing fits, at little cost.
-            first = least_memory(self.memory, self.met[0].choice, Aim(good_bytes=self.limit, rounds=1), budget)
+            first = least_memory(self.memory, self.met[0].choice, Aim(good_bytes=self.limit, rounds=1), solving)
             if first.bound > self.limit * OVER:
                 return Within(choice=None, value=math.inf, bound=math.inf, fits=False)
             prices = self.approach()
             if self.best is None and not self.finished:
                 lowest = min(self.met, key=lambda plan: float(plan.profile.max())).choice
                 aim = Aim(good_bytes=self.limit, enough_bytes=self.limit, weights=prices)
-                least = least_memory(self.memory, lowest, aim, budget)
+                least = least_memory(self.memory, lowest, aim, solving)
                 if least.peak_bytes > self.limit:
                     bound = math.inf if least.bound > self.limit else self.bound
                     return Within(choice=None, value=math.inf, bound=bound, fits=False)
@@ -137,9 +137,9 @@ class LimitSearch:
             self.price(known)
         return self.found()
 
-    def by_rows(self, budget: Budget, *, cutoff: float) -> Within:
+    def by_rows(self, solving: SolveOptions, *, cutoff: float) -> Within:
         """The best plan below the cutoff after `by_prices`, if that left more than the gap."""
-        self.budget, self.cutoff = budget, cutoff
+        self.solving, self.cutoff = solving, cutoff
         if not self.finished:
             self.rows()
         return self.found()
@@ -172,7 +172,7 @@ class LimitSearch:
     @property
     def finished(self) -> bool:
         """Whether nothing is left that could be better by more than the gap."""
-        left = self.budget.gap * (LARGE_LEFT if is_large(self.problem.node_costs) else 1.0)
+        left = self.solving.gap * (LARGE_LEFT if is_large(self.problem.node_costs) else 1.0)
         return math.isfinite(self.upper) and self.upper - self.bound <= left * abs(self.upper)
 
     def approach(self) -> Mapping[int, float]:
@@ -184,7 +184,7 @@ class LimitSearch:
         step = FIRST_PRICE * abs(self.met[0].value) / self.limit
         for turn in range(FIRST_ROUNDS):
             dear = self.bound > LOST * max(abs(plan.value) for plan in self.met)
-            if self.best is not None or dear or self.budget.deadline.passed:
+            if self.best is not None or dear or self.solving.deadline.passed:
                 break
             over = self.met[-1].profile - self.limit
             # Few points at first: layers whose points have prices of their own are no longer alike.
@@ -215,14 +215,14 @@ class LimitSearch:
     def at(self, prices: Mapping[int, float]) -> bool:
         """Meets the best plan at these prices; whether there is one below the cutoff, and time."""
         values = {point: price for point, price in prices.items() if price > 0}
-        if self.budget.deadline.passed or not values:
+        if self.solving.deadline.passed or not values:
             return False
         rent = self.limit * math.fsum(values.values())
         priced = self.memory.priced(self.problem, values)
-        budget = self.budget.within(PRICE_SECONDS)
+        solving = self.solving.within(PRICE_SECONDS)
         large = is_large(priced.node_costs)
-        gap = budget.large_gap if large else PRICE_LEFT * budget.gap
-        solution = solve_shared(priced, budget, self.upper + rent, gap, compiled=is_compiled(priced.node_costs))
+        gap = solving.large_gap if large else PRICE_LEFT * solving.gap
+        solution = solve_shared(priced, solving, self.upper + rent, gap, compiled=is_compiled(priced.node_costs))
         self.raise_bound(min(solution.bound - rent, self.upper))
         if solution.choice is None:
             return False
@@ -233,13 +233,13 @@ class LimitSearch:
         """Limits points of the schedule by rows, until a solution violates none; see the module."""
         use = np.max([plan.profile for plan in self.met], axis=0)
         points, limit = peaks(use, ROW_POINTS), self.limit
-        budget = self.budget.within(ROW_SECONDS)
+        solving = self.solving.within(ROW_SECONDS)
         compiled = is_compiled(self.problem.node_costs)
         for _ in range(ROW_ROUNDS):
-            if budget.deadline.passed:
+            if solving.deadline.passed:
                 break
             limited = self.memory.limited(self.problem, points, limit)
-            solution = solve_shared(limited, budget, self.upper, budget.gap, compiled=compiled)
+            solution = solve_shared(limited, solving, self.upper, solving.gap, compiled=compiled)
             if limit == self.limit:
                 self.raise_bound(min(solution.bound, self.upper))
             if solution.choice is None:

@@ -14,7 +14,6 @@ import gc
 import multiprocessing
 import signal
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -50,7 +49,7 @@ class _Worker:
     @property
     def late(self) -> bool:
         """Whether its step should have ended long ago."""
-        return self.due is not None and time.monotonic() > self.due.end + GRACE_SECONDS
+        return self.due is not None and self.due.overdue > GRACE_SECONDS
 
     def how_it_ended(self) -> str:
         """In words, after it was ended."""
@@ -68,15 +67,15 @@ class _Worker:
 class Workers:
     """Takes steps by `do`, here or in up to `most` processes; what users should know of these is in `notes`.
 
-    `due` says by when a step should end that begins now; `since` is when planning began, of the monotonic clock.
+    `due` says by when a step should end that begins now; `planning` starts when planning began.
 
     A context: on the way out, an exception's too, all processes are ended.
     """
 
-    def __init__(self, do: Do, due: Callable[[], Deadline], most: int, *, since: float) -> None:
+    def __init__(self, do: Do, due: Callable[[], Deadline], most: int, *, planning: Deadline) -> None:
         self.notes: list[str] = []
         self._do, self._due, self._most = do, due, most
-        self._since = since
+        self._planning = planning
         self._workers: list[_Worker] = []
         self._forked = most < 2 or not sys.platform.startswith("linux")
         self._owner: dict[int, _Worker] = {}
@@ -97,7 +96,7 @@ class Workers:
         """
         waiting = list(tasks)
         while waiting or any(worker.task for worker in self._workers):
-            late = time.monotonic() >= self._since + FORKED_AFTER_SECONDS
+            late = self._planning.elapsed >= FORKED_AFTER_SECONDS
             if not self._forked and late and len(waiting) > 1:
                 self._fork()
             if not self._workers:

@@ -1,48 +1,43 @@
-"""Plans of several programs that are kept: one file for all of them, in the folder and by the rules of `kept_plans`."""
+"""Plans of several programs that are kept: one file for all of them, in the folder and by the rules of `plan_cache`."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from pathlib import Path
+from datetime import datetime
 from typing import Any, Literal
 
-from cost_models import CostModelError
+from planner.content_store import ContentStore, digest_of_all
 from planner.decision import Certificate, Decision
-from planner.errors import PlanFileError
 from planner.options import Options
 from planner.plan_file.codec import as_json, from_json
-from planner.plan_file.record import GROWN, decision_of, record_of
-from planner.plan_file.store import DIGEST, digest_of, parsed
-from planner.planning.call import Call
+from planner.plan_file.record import decision_of, record_of
+from planner.plan_file.store import content_of, digest_of, written
+from planner.planning.driver import bound_kept_plan
 from planner.planning.plan_cache import (
     ANOTHER,
+    EDITED,
     as_checked_at,
-    folder_of_plans,
-    keep,
+    check_answers,
+    found_or_made,
     key_of_question,
-    not_used,
-    why_not_of,
 )
 from planner.plans.plan import Plan
+from planner.pricing.mesh import shape_key
+from planner.request.resolve import PlanRequest
 from planner.request.shared_arrays import SharedArrays
 from planner.studies.joint import Move, Programs
 from planner.studies.joint_search import plans_of
-from planner.variants.problem_variants import Sessions
 
 ENDING = ".plans.json"
-FORMAT = "meshwright plans of several programs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramsRecord:
-    """What a file holds: what is told of all plans, and the record of every plan by the name of its program."""
+    """What a file holds: what is known of all plans together, and the record of every plan by the name of its program."""
 
-    format: Literal["meshwright plans of several programs"] = FORMAT
-    version: Literal[1] = 1
+    format: Literal["meshwright plans of several programs"]
+    version: Literal[1]
     certificate: Certificate
     moves: tuple[Move, ...]
     notes: tuple[str, ...]
@@ -50,7 +45,7 @@ class ProgramsRecord:
 
 
 def planned_or_kept_together(
-    calls: Mapping[str, Call],
+    requests: Mapping[str, PlanRequest],
     shared: SharedArrays,
     options: Options,
     *,
@@ -63,76 +58,64 @@ def planned_or_kept_together(
     """
 
     def planned() -> Programs:
-        return plans_of(calls, shared, options, counts=counts, own_layouts=own_layouts)
+        return plans_of(requests, shared, options, counts=counts, own_layouts=own_layouts)
+
+    def read(content: bytes, written_at: datetime) -> Programs:
+        record, digest = content_of(content.decode(), "it")
+        programs = from_json(ProgramsRecord, record)
+        decisions = {name: decision_of(plan) for name, plan in programs.plans.items()}
+        if digest != digest_of(record):
+            raise ValueError(EDITED)
+        _check_answers(decisions, requests)
+        return Programs(
+            {name: _bound(as_checked_at(decision, written_at), requests[name]) for name, decision in decisions.items()},
+            calls=counts,
+            shared=shared.count,
+            moves=programs.moves,
+            certificate=programs.certificate,
+            notes=programs.notes,
+        )
 
     if options.cache is None:
         return planned()
-    folder, processes = folder_of_plans(options.cache), next(iter(calls.values())).processes
-    told = {
-        "programs": [(name, key_of_question(call.ready, options)) for name, call in calls.items()],
-        "calls": list(counts.items()),
-        "own layouts": own_layouts,
-        "pinned": [(name, list(patterns)) for name, patterns in shared.pinned.items()],
-        "shared": [(name, list(numbers.items())) for name, numbers in shared.of.items()],
-    }
-    path = folder / f"{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:40]}{ENDING}"
-    record, when, why_not = processes.decided(lambda: _read(path, calls))
-    if record is not None:
-        read, written_at = from_json(ProgramsRecord, record, grown=GROWN), datetime.fromtimestamp(when, UTC)
-        return Programs(
-            {
-                name: _bound(as_checked_at(decision_of(plan), written_at), calls[name])
-                for name, plan in read.plans.items()
-            },
-            calls=counts,
-            shared=shared.count,
-            moves=read.moves,
-            certificate=read.certificate,
-            notes=read.notes,
-        )
-    made = planned()
-    failed = processes.decided(lambda: keep(path, _record_of(made, calls)))
-    made.notes = (*made.notes, *([why_not] if why_not else []), *failed)
-    return made
-
-
-def _record_of(made: Programs, calls: Mapping[str, Call]) -> dict[str, Any]:
-    plans = {name: record_of(plan.decision, calls[name].sessions.program) for name, plan in made.items()}
-    return as_json(ProgramsRecord(certificate=made.certificate, moves=made.moves, notes=made.notes, plans=plans))
-
-
-def _read(path: Path, calls: Mapping[str, Call]) -> list[Any]:
-    """The record in a file, when it was written, and "", or None, 0 and why it was not used where there is one."""
-    try:
-        told = parsed(path.read_text(encoding="utf-8"), str(path))
-        record = {key: value for key, value in told.items() if key != DIGEST} if isinstance(told, dict) else {}
-        read = from_json(ProgramsRecord, record, grown=GROWN)
-        decisions = {name: decision_of(plan) for name, plan in read.plans.items()}
-        when = path.stat().st_mtime
-    except (OSError, ValueError, CostModelError, PlanFileError) as error:
-        return [None, 0, not_used(path, str(error)) if path.exists() else ""]
-    why_not = (
-        _why_not(decisions, calls) if told.get(DIGEST) == digest_of(record) else "its digest is not that of its content"
+    key = digest_of_all(
+        [(name, key_of_question(request)) for name, request in requests.items()],
+        list(counts.items()),
+        own_layouts,
+        [(name, list(patterns)) for name, patterns in shared.pinned.items()],
+        [(name, list(numbers.items())) for name, numbers in shared.of.items()],
     )
-    return [None, 0, not_used(path, why_not)] if why_not else [record, when, ""]
+    store = ContentStore(options.cache, kind="plan", ending=ENDING)
+    processes = next(iter(requests.values())).target.processes
+    programs, notes = found_or_made(store, key, processes, read=read, make=planned, write=_text_of)
+    programs.notes = (*programs.notes, *notes)
+    return programs
 
 
-def _why_not(decisions: Mapping[str, Decision], calls: Mapping[str, Call]) -> str:
-    """Why decisions are not those of these calls on one mesh, or nothing."""
-    if list(decisions) != list(calls) or len({tuple(of.mesh_shape.items()) for of in decisions.values()}) != 1:
-        return ANOTHER
+def _text_of(programs: Programs) -> str:
+    record = ProgramsRecord(
+        format="meshwright plans of several programs",
+        version=1,
+        certificate=programs.certificate,
+        moves=programs.moves,
+        notes=programs.notes,
+        plans={name: record_of(plan.decision) for name, plan in programs.items()},
+    )
+    return written(as_json(record))
+
+
+def _check_answers(decisions: Mapping[str, Decision], requests: Mapping[str, PlanRequest]) -> None:
+    """Raises: ValueError, ArgumentError where decisions are not those of these requests on one mesh."""
+    if list(decisions) != list(requests) or len({shape_key(of.mesh_shape) for of in decisions.values()}) != 1:
+        raise ValueError(ANOTHER)
     for name, decision in decisions.items():
-        asked = calls[name].sessions.request
-        # Beside what was asked, what the programs share is pinned as it lies in all of them.
-        if replace(decision.request, pins=asked.pins) != asked:
-            return ANOTHER
-        if why_not := why_not_of(decision, calls[name].ready):
-            return why_not
-    return ""
+        request = requests[name].variants.request
+        # The plans pin what the programs share as it lies in all of them, beside the user's own pins.
+        if replace(decision.request, pins=request.pins) != request:
+            raise ValueError(ANOTHER)
+        check_answers(decision, requests[name])
 
 
-def _bound(decision: Decision, call: Call) -> Plan:
+def _bound(decision: Decision, request: PlanRequest) -> Plan:
     """The plan of a decision whose request pins what its program shares."""
-    sessions = call.sessions
-    pinned = Sessions(program=sessions.program, target=sessions.target, request=decision.request)
-    return Call(replace(call.ready, sessions=pinned), call.options).kept(decision)
+    return bound_kept_plan(replace(request, variants=request.variants.with_request(decision.request)), decision)

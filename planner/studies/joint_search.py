@@ -14,7 +14,6 @@ certificate is of that sum. What is proven is that no layout is better by more, 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,9 +23,9 @@ from pbqp.deadline import Deadline
 from planner.decision import OPTIMAL_GAP, Certificate, Decision
 from planner.errors import InfeasibleError, PinError
 from planner.options import Options
-from planner.planning.call import Call
 from planner.plans.plan import Plan
-from planner.pricing.mesh import Shape, mesh_words
+from planner.pricing.mesh import Shape, mesh_words, shape_key
+from planner.request.resolve import PlanRequest
 from planner.request.shared_arrays import SharedArrays
 from planner.studies.joint import UNITS, Move, Programs
 from planner.studies.shared_specs import SharedSpecs, Specs
@@ -42,7 +41,7 @@ WORTH_TELLING = 0.01
 
 
 def plans_of(
-    calls: Mapping[str, Call],
+    requests: Mapping[str, PlanRequest],
     shared: SharedArrays,
     options: Options,
     *,
@@ -50,15 +49,15 @@ def plans_of(
     own_layouts: bool,
 ) -> Programs:
     """The plans of programs that are called so often each, on one mesh. Raises: what `plan` does, for one of them."""
-    search = _Search(calls, shared, options, counts=counts, own_layouts=own_layouts)
-    processes = next(iter(calls.values())).processes
+    search = _Search(requests, shared, options, counts=counts, own_layouts=own_layouts)
+    processes = next(iter(requests.values())).target.processes
     # Only the leading process searches: it tells the others the mesh and the order.
     told = processes.decided(search.run)
     plans: dict[str, Plan] = {}
     specs = dict(search.pinned)
     for name in told["order"]:
         pins = {} if own_layouts else search.specs.pins(name, specs)
-        plans[name] = search.singles.handed_over(name, told["mesh"], pins)
+        plans[name] = search.singles.checked(name, told["mesh"], pins)
         search.specs.fix(name, plans[name].decision, specs)
     decisions = {name: plan.decision for name, plan in plans.items()}
     moves = search.specs.moves(told["order"], decisions) if own_layouts else ()
@@ -74,7 +73,7 @@ def plans_of(
     )
     words = _told_of_sharing(shared, own_layouts)
     return Programs(
-        {name: plans[name].with_notes((*plans[name].notes, *words[name])) for name in calls},
+        {name: plans[name].with_notes((*plans[name].notes, *words[name])) for name in requests},
         calls=dict(counts),
         shared=shared.count,
         moves=moves,
@@ -105,7 +104,7 @@ class _Layout:
 class _Search:
     """What is found so far."""
 
-    calls: Mapping[str, Call]
+    requests: Mapping[str, PlanRequest]
     shared: SharedArrays
     options: Options
     counts: Mapping[str, float] = field(kw_only=True)
@@ -114,31 +113,31 @@ class _Search:
     refused: list[PinError | InfeasibleError] = field(init=False, default_factory=list["PinError | InfeasibleError"])
 
     def __post_init__(self) -> None:
-        self.began = time.monotonic()
-        deadline = Deadline.after(self.options.time_limit_s)
-        self.singles = SinglePlans(calls=self.calls, options=self.options, deadline=deadline)
-        self.specs = SharedSpecs(calls=self.calls, shared=self.shared)
+        self.deadline = Deadline.after(self.options.time_limit_s)
+        self.trying = self.deadline.share(TRYING_SHARE)
+        self.singles = SinglePlans(requests=self.requests, options=self.options, deadline=self.deadline)
+        self.specs = SharedSpecs(requests=self.requests, shared=self.shared)
         self.pinned: Specs = {} if self.own_layouts else self.specs.pinned_by_users()
-        self.by_sum = next(iter(self.calls.values())).sessions.request.objective != "memory"
+        self.by_sum = next(iter(self.requests.values())).variants.request.objective != "memory"
 
     def run(self) -> dict[str, Any]:
         """What all processes must know of what is best. Raises: InfeasibleError, PinError where nothing fits."""
         free = {
-            name: self.singles.tried(
-                name, None, self.specs.pins(name, self.pinned), FREE_SHARE / (len(self.calls) - i)
-            ).decision
-            for i, name in enumerate(self.calls)
+            name: self.singles.best(
+                name, None, self.specs.pins(name, self.pinned), FREE_SHARE / (len(self.requests) - i)
+            )
+            for i, name in enumerate(self.requests)
         }
-        order = sorted(self.calls, key=lambda name: -self.counts[name] * free[name].certificate.value)
+        order = sorted(self.requests, key=lambda name: -self.counts[name] * free[name].certificate.value)
         bounds = {name: decision.certificate.lower_bound for name, decision in free.items()}
-        first = {tuple(free[name].mesh_shape.items()): free[name].mesh_shape for name in order}
-        offered = {tuple(mesh.items()): mesh for mesh in self.calls[order[0]].ready.meshes}
+        first = {shape_key(free[name].mesh_shape): free[name].mesh_shape for name in order}
+        offered = {shape_key(mesh): mesh for mesh in self.requests[order[0]].meshes}
         meshes = list({**first, **offered}.values())
         notes: list[str] = []
         lower = math.inf
         for examined, mesh in enumerate(meshes):
             floor = self.total(bounds)
-            late = time.monotonic() - self.began > TRYING_SHARE * self.options.time_limit_s
+            late = self.trying.passed
             if self.best is not None and (late or self.best.value <= floor * (1 + OPTIMAL_GAP)):
                 lower = min(lower, floor)
                 if late:
@@ -148,14 +147,14 @@ class _Search:
             lower = min(lower, self.examine(mesh, order, bounds))
         if self.best is None:
             raise self.refused[0]
-        if not self.own_layouts and len(self.calls) > 1:
+        if not self.own_layouts and len(self.requests) > 1:
             notes.append(f"what they share lies as is best for {self.best.order[0]}")
         return {
             "mesh": dict(self.best.mesh),
             "order": list(self.best.order),
             "bound": lower,
             "meshes": len(meshes),
-            "seconds": time.monotonic() - self.began,
+            "seconds": self.deadline.elapsed,
             "free": {name: decision.certificate.value for name, decision in free.items()},
             "notes": notes,
         }
@@ -168,7 +167,7 @@ class _Search:
             if self.best is not None and self.total(here) >= self.best.value:
                 return self.total(here)
             try:
-                decisions[name] = self.singles.tried(name, mesh, self.specs.pins(name, self.pinned)).decision
+                decisions[name] = self.singles.best(name, mesh, self.specs.pins(name, self.pinned))
             except (InfeasibleError, PinError) as error:
                 self.refused.append(error)
                 return math.inf
@@ -180,7 +179,7 @@ class _Search:
             )
             return self.total(here)
         for lead in order:
-            late = time.monotonic() - self.began > TRYING_SHARE * self.options.time_limit_s
+            late = self.trying.passed
             if self.best is not None and (late or self.best.value <= self.total(here) * (1 + OPTIMAL_GAP)):
                 break
             with suppress(InfeasibleError, PinError):
@@ -203,7 +202,7 @@ class _Search:
         for name in order:
             if self.best is not None and self.total(values) >= self.best.value:
                 return
-            decision = self.singles.tried(name, mesh, self.specs.pins(name, specs)).decision
+            decision = self.singles.best(name, mesh, self.specs.pins(name, specs))
             values[name] = decision.certificate.value
             self.specs.fix(name, decision, specs)
         self.take(_Layout(mesh=mesh, order=order, value=self.total(values)))

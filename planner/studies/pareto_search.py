@@ -9,22 +9,21 @@ that of `plan` is.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, TypeVar
 
 from pbqp.deadline import Deadline
-from planner.decision import Decision
 from planner.errors import CompileError, InfeasibleError
 from planner.options import Options, telling
-from planner.planning.call import Call
+from planner.planning.candidates import Candidates, candidates_between
+from planner.planning.driver import best_plan
 from planner.plans.plan import Plan
+from planner.request.resolve import PlanRequest
 from planner.studies.pareto import Front, cost_of
 from planner.units import quantity
-from planner.variants.verdict import Answer, again
 
 END_SHARE = 0.4
 """Part of the time left that the search for one end may take."""
@@ -45,25 +44,27 @@ T = TypeVar("T")
 BETWEEN = "a plan between the ends of a front"
 
 
-def front_of(call: Call, count: int) -> Front:
-    """The front of what is asked for, of at most so many plans. Raises: what `Call.handed_over` does, for the best end."""
-    search = _Search(call, count)
-    told = call.processes.decided(search.run)
-    # Only the process that searched has proposals; how many there are, all must know.
-    points = search.points or [_Point.elsewhere(end) for end in told["ends"]]
-    checks = _Checks(call, search.deadline)
+def front_of(request: PlanRequest, count: int) -> Front:
+    """The front of a request, of at most so many plans. Raises: what `best_plan` does, for the best end."""
+    processes = request.target.processes
+    request.check_pins()
+    search = _Search(request, count)
+    told = processes.decided(search.run)
+    # Only the process that searched has candidates; how many points there are, all must know.
+    points = search.points or [_Point(candidates=search.untried(), end=end) for end in told["ends"]]
+    checks = _Checks(request, search.deadline)
     plans: list[Plan] = []
     notes: list[str] = list(told["notes"])
     order = sorted(range(len(points)), key=lambda i: (not points[i].end, -i))
     for i in order:
         # The best end is that of `plan`, and fails as that does; the others are told of.
         try:
-            plans.append(checks.handed_over(points[i]))
+            plans.append(checks.checked(points[i]))
         except (CompileError, InfeasibleError) as error:
             if i == order[0]:
                 raise
             notes.append(f"a plan was left out: {error}")
-    objective = call.session.request.objective
+    objective = request.variants.request.objective
 
     def figures(plan: Plan) -> tuple[float, float]:
         return plan.predicted.peak_bytes, cost_of(plan.decision, objective)
@@ -74,9 +75,9 @@ def front_of(call: Call, count: int) -> Front:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Point:
-    """The proposals for one plan, the first of them known; nothing better is known up to the limit `reach`."""
+    """The candidates for one plan, the first of them proposed; nothing better is known up to the limit `reach`."""
 
-    proposed: Generator[Decision, Answer]
+    candidates: Candidates
     peak: float = 0.0
     cost: float = 0.0
     reach: float = 0.0
@@ -88,29 +89,24 @@ class _Point:
         """The peak and the cost."""
         return self.peak, self.cost
 
-    @staticmethod
-    def elsewhere(end: bool) -> _Point:
-        """One whose proposals another process has."""
-        return _Point(proposed=_nothing(), end=end)
-
 
 class _Search:
     """What is found so far: points, the least peak first, and notes."""
 
-    def __init__(self, call: Call, count: int) -> None:
-        self.call, self.count = call, count
-        self.asked = call.session.request
-        self.deadline = Deadline.after(call.options.time_limit_s)
+    def __init__(self, request: PlanRequest, count: int) -> None:
+        self.request, self.count = request, count
+        self.wanted = request.variants.request
+        self.deadline = Deadline.after(request.options.time_limit_s)
         self.longest = 0.0
         self.points: list[_Point] = []
         self.notes: list[str] = []
 
     def run(self) -> dict[str, Any]:
         """What other processes must know, once all is found. Raises: InfeasibleError, PinError."""
-        best = self.end(self.asked.objective)
+        best = self.end(self.wanted.objective)
         least = self.least(best)
         self.points = _undominated([least, best], lambda point: point.figures) if least is not None else [best]
-        if best.peak <= self.asked.memory_limit:
+        if best.peak <= self.wanted.memory_limit:
             self.between()
         return {"ends": [point.end for point in self.points], "notes": self.notes}
 
@@ -124,12 +120,12 @@ class _Search:
 
     def end(self, objective: str) -> _Point:
         """One end. Raises: InfeasibleError, PinError."""
-        session = self.call.session.asking(objective=objective, memory_limit=self.asked.memory_limit)
+        problem = self.request.problem.with_objective(objective, self.wanted.memory_limit)
         stage = "the least memory" if objective == "memory" else f"the least {objective}"
         options = self.options(END_SHARE * self.deadline.left(), stage)
-        proposed, began = self.call.proposed_in_any_form(session, options), time.monotonic()
-        found = self.point(proposed, next(proposed), reach=0.0, end=True)
-        self.longest = max(self.longest, time.monotonic() - began)
+        clock = Deadline.never()
+        found = self.point(Candidates(self.request, problem, options), reach=0.0, end=True)
+        self.longest = max(self.longest, clock.elapsed)
         return found
 
     def between(self) -> None:
@@ -139,7 +135,7 @@ class _Search:
             if room is None:
                 break
             if self.deadline.passed:
-                limit_s = self.call.options.time_limit_s
+                limit_s = self.request.options.time_limit_s
                 found = f"{len(self.points)} of {self.count} plans, after {tries} limits of memory between the ends"
                 self.notes.append(f"the time limit of {limit_s:g} s ended the search with {found}")
                 return
@@ -152,7 +148,7 @@ class _Search:
             else:
                 self.points = _undominated([*self.points, found], lambda point: point.figures)
         if len(self.points) == 1:
-            self.notes.append(f"one plan has both the least memory and the least {self.asked.objective}")
+            self.notes.append(f"one plan has both the least memory and the least {self.wanted.objective}")
         elif len(self.points) < self.count:
             found = f"{len(self.points)} plans instead of {self.count}"
             self.notes.append(
@@ -175,26 +171,28 @@ class _Search:
 
     def at(self, limit: float, lower: _Point, upper: _Point) -> _Point | None:
         """The point for a limit of memory between two; None where none is found in time."""
-        session = self.call.session.asking(objective=self.asked.objective, memory_limit=limit)
+        problem = self.request.problem.with_objective(self.wanted.objective, limit)
         left = self.deadline.left() / max(self.count - len(self.points), 1)
         left = min(left, max(BETWEEN_TIMES * self.longest, BETWEEN_SECONDS))
-        options = self.options(left, f"at most {quantity(limit, 'B')}")
         # Above this limit nothing is to be sought, whatever a compiler says.
+        options = replace(self.options(left, f"at most {quantity(limit, 'B')}"), check="never")
         fewest, most = sorted((lower.microbatches, upper.microbatches))
-        proposed = self.call.proposed_between(session, replace(options, check="never"), fewest=fewest, most=most)
         with suppress(InfeasibleError):
-            proposed = _of_all(proposed, self.asked.memory_limit, limit)
-            return self.point(proposed, next(proposed), reach=limit)
+            candidates = candidates_between(self.request, problem, options, fewest=fewest, most=most)
+            return self.point(candidates, reach=limit)
         return None
 
-    def point(
-        self, proposed: Generator[Decision, Answer], first: Decision, *, reach: float, end: bool = False
-    ) -> _Point:
-        """The point of these proposals, the first of which was taken."""
+    def untried(self) -> Candidates:
+        """The candidates of a point on a process that proposes none."""
+        return Candidates(self.request, self.request.problem, self.request.options)
+
+    def point(self, candidates: Candidates, *, reach: float, end: bool = False) -> _Point:
+        """The point of the first of these candidates. Raises: InfeasibleError, PinError."""
+        first = candidates.propose()
         return _Point(
-            proposed=again(first, proposed),
+            candidates=candidates,
             peak=first.predicted.peak_bytes,
-            cost=cost_of(first, self.asked.objective),
+            cost=cost_of(first, self.wanted.objective),
             reach=reach,
             end=end,
             microbatches=first.form.microbatches,
@@ -202,49 +200,32 @@ class _Search:
 
     def options(self, seconds: float, stage: str) -> Options:
         """The user's, for one search of the front."""
-        return replace(telling(self.call.options, stage), time_limit_s=max(seconds, LEAST_SECONDS))
+        return replace(telling(self.request.options, stage), time_limit_s=max(seconds, LEAST_SECONDS))
 
 
 class _Checks:
     """The checks of the plans of a front: those between its ends are compiled while that is affordable, and not run."""
 
-    def __init__(self, call: Call, deadline: Deadline) -> None:
-        self.call, self.deadline, self.longest = call, deadline, 0.0
+    def __init__(self, request: PlanRequest, deadline: Deadline) -> None:
+        self.request, self.deadline, self.longest = request, deadline, 0.0
         self.until: Deadline | None = None
 
-    def handed_over(self, point: _Point) -> Plan:
-        """The plan of a point, checked. Raises: what `Call.handed_over` raises."""
-        began = time.monotonic()
-        if point.end or self.call.options.check != "auto":
-            plan = self.call.handed_over(point.proposed)
-            self.longest = max(self.longest, time.monotonic() - began)
+    def checked(self, point: _Point) -> Plan:
+        """The plan of a point, checked. Raises: what `best_plan` raises."""
+        clock = Deadline.never()
+        if point.end or self.request.options.check != "auto":
+            plan = best_plan(self.request, point.candidates)
+            self.longest = max(self.longest, clock.elapsed)
             return plan
         if self.until is None:
-            self.until = self.deadline.within(self.call.options.affordable_compile_s)
+            self.until = self.deadline.within(self.request.options.affordable_compile_s)
         left = self.until.left()
-        late = bool(self.call.processes.decided(lambda: self.longest >= left))
+        late = bool(self.request.target.processes.decided(lambda: self.longest >= left))
         why = f"{BETWEEN}, of which only as many are compiled as time allows; verify() does it" if late else ""
-        plan = self.call.handed_over(
-            point.proposed, not_checked=why, not_run=f"{BETWEEN} is compiled and not run; verify(*args) does it"
-        )
-        self.longest = max(self.longest, time.monotonic() - began)
+        not_run = f"{BETWEEN} is compiled and not run; verify(*args) does it"
+        plan = best_plan(self.request, point.candidates, not_checked=why, not_run=not_run)
+        self.longest = max(self.longest, clock.elapsed)
         return plan
-
-
-def _of_all(
-    proposed: Generator[Decision, Answer], memory_limit: float, within_bytes: float
-) -> Generator[Decision, Answer]:
-    """The proposals for a lower limit as some for what was asked for, and best within that limit."""
-    decision = next(proposed)
-    while True:
-        request = replace(decision.request, memory_limit=memory_limit)
-        certificate = replace(decision.certificate, within_bytes=within_bytes)
-        decision = proposed.send((yield replace(decision, request=request, certificate=certificate)))
-
-
-def _nothing() -> Generator[Decision, Answer]:
-    """No proposals."""
-    yield from ()
 
 
 def _from(point: _Point) -> float:

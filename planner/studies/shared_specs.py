@@ -9,11 +9,11 @@ from jax.sharding import PartitionSpec
 
 from planner.decision import Decision
 from planner.errors import PinError
-from planner.planning.call import Call
 from planner.pricing.candidates.pins import exactly, matcher, pinned_dims
 from planner.pricing.mesh import Shape
 from planner.pricing.reshard import reshard_steps
 from planner.request.layouts import leaves_of
+from planner.request.resolve import PlanRequest
 from planner.request.shared_arrays import SharedArrays
 from planner.studies.joint import Move
 
@@ -23,9 +23,9 @@ Specs = Mapping[int, PartitionSpec]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedSpecs:
-    """What is said of the specs of the arrays that these calls share."""
+    """What is said of the specs of the arrays that these requests share."""
 
-    calls: Mapping[str, Call]
+    requests: Mapping[str, PlanRequest]
     shared: SharedArrays
 
     def pinned_by_users(self) -> dict[int, PartitionSpec]:
@@ -49,7 +49,7 @@ class SharedSpecs:
         for program, numbers in self.shared.of.items():
             given = self.shared.pinned.get(program, ())
             pins = [
-                (matcher(key), spec, key in given) for key, spec in self.calls[program].sessions.request.pins.items()
+                (matcher(key), spec, key in given) for key, spec in self.requests[program].variants.request.pins.items()
             ]
             for position, number in numbers.items():
                 name = self.shared.leaves[program][position].name
@@ -96,7 +96,7 @@ class SharedSpecs:
     ) -> Move:
         """What it takes to bring an array from one spec to another."""
         aval = self.shared.leaves[program][position].aval
-        mesh = self.calls[program].session.mesh(shape)
+        mesh = self.requests[program].problem.mesh(shape)
         source, target = (mesh.locations(pinned_dims(name, spec, aval.shape, shape)) for spec in pair)
         partial = (False,) * len(mesh.sizes)
         steps = reshard_steps(mesh, source, partial, target, shape=aval.shape, whole_bytes=aval.bytes)

@@ -15,18 +15,18 @@ from cost_models import Topology
 from planner.errors import ArgumentError, CompileError, InfeasibleError, MeshError, PlannerError
 from planner.machine.target import Target, resolve
 from planner.options import Options, telling
-from planner.planning.call import Call
+from planner.planning.driver import chosen
 from planner.planning.plan_cache import planned_or_kept
 from planner.plans.plan import Plan
-from planner.request.resolve import Ready
+from planner.request.resolve import PlanRequest
 from planner.studies.bottleneck import limits_of
 from planner.studies.topology_table import TopologyComparison, TopologyRow
 from planner.units import quantity
 
 ONE = {"x": 1}
 """The mesh of one device."""
-MakeReady = Callable[[Target, Options], Ready]
-"""What is asked for, made ready for a target."""
+Resolve = Callable[[Target, Options], PlanRequest]
+"""Makes the request for a target."""
 
 
 def targets_of(topologies: Sequence[str | Topology]) -> list[Target]:
@@ -44,7 +44,7 @@ def targets_of(topologies: Sequence[str | Topology]) -> list[Target]:
 
 
 def compared(
-    make_ready: MakeReady, targets: Sequence[Target], options: Options, *, objective: str
+    resolve_for: Resolve, targets: Sequence[Target], options: Options, *, objective: str
 ) -> TopologyComparison:
     """The plans for these targets, a row for each, also where none fits.
 
@@ -52,7 +52,7 @@ def compared(
     """
     share = options.time_limit_s / (len(targets) + 1)
     checked = replace(options, affordable_compile_s=options.affordable_compile_s / len(targets), time_limit_s=share)
-    search = _Search(make_ready)
+    search = _Search(resolve_for)
     rows = [search.row(target, telling(checked, target.topology.name)) for target in targets]
     chips = {row.topology.chip for row in rows} - {row.topology.chip for row in rows if _uses_one(row)}
     single = {row.topology.chip: row.topology for row in reversed(rows) if row.topology.chip in chips}
@@ -65,11 +65,11 @@ def compared(
 
 
 class _Search:
-    """Rows of one function; the calls made so far, by topology, and what went wrong."""
+    """Rows of one function; the requests made so far, by topology, and what went wrong."""
 
-    def __init__(self, make_ready: MakeReady) -> None:
-        self.make_ready = make_ready
-        self.calls: dict[str, Call] = {}
+    def __init__(self, resolve_for: Resolve) -> None:
+        self.resolve_for = resolve_for
+        self.requests: dict[str, PlanRequest] = {}
         self.errors: list[PlannerError] = []
 
     def row(self, target: Target, options: Options) -> TopologyRow:
@@ -77,17 +77,17 @@ class _Search:
         name = target.topology.name
 
         def planned() -> Plan:
-            self.calls[name] = Call(self.make_ready(target, options), options)
-            return planned_or_kept(self.calls[name])
+            self.requests[name] = self.resolve_for(target, options)
+            return planned_or_kept(self.requests[name])
 
         return self._made(target.topology, planned, alone=False)
 
     def alone(self, topology: Topology, options: Options) -> list[TopologyRow]:
         """That of one device of a topology; none where its meshes are not the planner's to choose."""
-        call = self.calls.get(topology.name)
-        if call is None or ONE not in call.ready.meshes:
+        request = self.requests.get(topology.name)
+        if request is None or ONE not in request.meshes:
             return []
-        single = Call(replace(call.ready, meshes=[ONE]), telling(options, f"one of {topology.name}"))
+        single = replace(request, meshes=[ONE], options=telling(options, f"one of {topology.name}"))
         return [self._made(topology, lambda: _fitting(single), alone=True)]
 
     def _made(self, topology: Topology, planned: Callable[[], Plan], *, alone: bool) -> TopologyRow:
@@ -99,8 +99,7 @@ class _Search:
             return TopologyRow(
                 topology=topology, alone=alone, plan=None, limits={}, why_none=_why(error, least), least_bytes=least
             )
-        chosen = self.calls[topology.name].chosen(plan.decision)
-        limits = limits_of(chosen, plan.predicted, topology)
+        limits = limits_of(chosen(self.requests[topology.name], plan.decision), plan.predicted, topology)
         return TopologyRow(topology=topology, alone=alone, plan=plan, limits=limits)
 
     def nothing(self, rows: Sequence[TopologyRow]) -> PlannerError:
@@ -112,9 +111,9 @@ class _Search:
         )
 
 
-def _fitting(single: Call) -> Plan:
+def _fitting(single: PlanRequest) -> Plan:
     """The plan on one device. Raises: InfeasibleError, at once where not even the arguments fit."""
-    program, limit = single.sessions.program, single.sessions.request.memory_limit
+    program, limit = single.variants.program, single.variants.request.memory_limit
     arguments = sum(leaf.aval.bytes for leaf in program.arguments)
     if arguments > limit:
         raise InfeasibleError(f"the arguments alone take {quantity(arguments, 'B')}", least_bytes=arguments)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,8 +18,8 @@ from pbqp.smaller.smaller import floor_of
 from planner.errors import InfeasibleError, PinError
 from planner.pricing.instance import Instance
 from planner.pricing.mesh import Shape
-from planner.problem import Session
-from planner.variants.variant_result import Searched
+from planner.problem import PlanningProblem
+from planner.variants.variant_result import VariantResult
 
 MUCH = 0.15
 """The part of what fewer parts take at the least for which more are taken."""
@@ -35,13 +36,13 @@ class Floors:
     """What plans take at the least by the number of microbatches, were all of it split evenly over so many `devices`.
 
     `axes` are those that pins may name; `spared` are the seconds of one chip that another choice of what is saved may take
-    less than the session's program.
+    less than the problem's program.
     """
 
-    def __init__(self, session: Session, axes: Shape, devices: int, spared: float) -> None:
-        self._session, self._shape, self._devices = session, dict.fromkeys(axes, 1), devices
-        self._spared = spared if session.request.objective == "time" else 0.0
-        self._share = 1.0 if session.request.objective == "energy" else 1.0 / devices
+    def __init__(self, problem: PlanningProblem, axes: Shape, devices: int, spared: float) -> None:
+        self._problem, self._shape, self._devices = problem, dict.fromkeys(axes, 1), devices
+        self._spared = spared if problem.request.objective == "time" else 0.0
+        self._share = 1.0 if problem.request.objective == "energy" else 1.0 / devices
         self._known: dict[int, float] = {}
 
     def of(self, parts: int) -> float:
@@ -49,7 +50,8 @@ class Floors:
         if parts not in self._known:
             self._known[parts] = 0.0
             with suppress(PinError, InfeasibleError):  # of pins that do not fit these axes
-                alone = self._session.alone(self._shape, self._devices * parts)
+                one = self._problem.mesh(self._shape)
+                alone = self._problem.state(replace(one, stands_for=self._devices * parts))
                 self._known[parts] = ((1 - SLACK) * floor_of(alone.node_values) - self._spared) * self._share
         return self._known[parts]
 
@@ -65,13 +67,14 @@ class Floors:
         return bisect_left(range(last), True, lo=first, key=lambda at: self.of(counts[at]) <= enough)
 
 
-def gain_on_chips(best: Searched, times: int) -> float:
+def gain_on_chips(best: VariantResult, times: int) -> float:
     """What would be gained of a plan if its chips had so many times the room for arrays."""
-    plan = best.found.candidates[0]
+    plan = best.result.candidates[0]
     mesh = plan.instance.mesh
     if not mesh.on_chip_bytes or times <= 1:
         return 0.0
-    roomier = best.session.with_room_on_chips(mesh.shape, times)
+    larger = best.problem.mesh(mesh.shape)
+    roomier = best.problem.state(replace(larger, on_chip_bytes=times * larger.on_chip_bytes)).whole()
     return _of_kernels(plan.instance, plan.choice) - _of_kernels(roomier, plan.choice)
 
 

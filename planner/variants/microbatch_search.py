@@ -10,20 +10,22 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 
 from planner.errors import ArgumentError, PinError
-from planner.problem import UNITS
+from planner.options import UNITS
+from planner.problem import PlanningProblem
 from planner.program.jaxpr.remat.rewrite_saved import crossings
 from planner.transforms.batch import Refused
 from planner.transforms.remat_choice import Front
 from planner.units import quantity
 from planner.variants.lower_bounds import Floors, gain_on_chips
 from planner.variants.memory_limits import roomy_limit, takes_all
-from planner.variants.variant_result import FORM_GAP, GAIN, FormSearch, Searched, value_of
+from planner.variants.variant_result import FORM_GAP, GAIN, VariantResult, VariantSearch, value_of
 
 ROUGH = 0.05
 """What may be left between the best plan in a number of microbatches and the bound, where others are known: there are
@@ -50,43 +52,43 @@ class Counts:
     `front` are the choices of what the whole batch at once saves, None where there is no choice.
     """
 
-    def __init__(self, search: FormSearch, front: Front | None) -> None:
+    def __init__(self, search: VariantSearch, front: Front | None) -> None:
         self._search, self._front = search, front
         self._missed: list[tuple[int, float]] = []
 
     @cached_property
     def _floors(self) -> Floors:
         """What plans take at the least, read off the form that is searched first."""
-        search, front, base = self._search, self._front, self._search.sessions.base
+        search, front, base = self._search, self._front, self._search.variants.base
         axes, devices, spared = search.meshes[0], search.devices, 0.0
         if front is not None and search.hopes_for(front):
             spared = front.written.seconds - front.fastest.seconds
             with suppress(PinError):  # of a value that this form does not have
                 if search.may_fit(front.fastest):
                     form = replace(base.program.form, saved=front.fastest.saved)
-                    return Floors(search.sessions.of(form), axes, devices, spared=0.0)
+                    return Floors(search.variants.of(form), axes, devices, spared=0.0)
         return Floors(base, axes, devices, spared)
 
     @property
     def _left_open(self) -> bool:
         """Whether the number of microbatches is left to the planner."""
         search = self._search
-        return search.sessions.base.program.form.microbatches == 1 and search.options.microbatches == "auto"
+        return search.variants.base.program.form.microbatches == 1 and search.options.microbatches == "auto"
 
     @cached_property
     def _counts(self) -> list[int]:
         """The numbers of microbatches that may be chosen."""
-        batch = self._search.sessions.batch if self._left_open else None
+        batch = self._search.variants.batch if self._left_open else None
         return [] if batch is None or isinstance(batch, Refused) else part_counts(batch.extent)
 
     # ------------------------------------------------------------ which numbers are tried
 
-    def of_a_leap(self) -> Searched | None:
+    def of_a_leap(self) -> VariantResult | None:
         """The best plans in as many microbatches as let much more stay on the chips, better than any of the whole batch.
 
         None where none is.
         """
-        if not self._left_open or not self._search.sessions.request.topology.chip.on_chip_bytes:
+        if not self._left_open or not self._search.variants.request.topology.chip.on_chip_bytes:
             return None
         whole = self._floors.of(1)
         if self._floors.of(MOST_FOR_CHIPS) > (1 - LEAP) * whole or not self._counts:
@@ -97,9 +99,9 @@ class Counts:
         found = self._best_count(first, None, misses=1, below=whole)
         if found is None:
             return None
-        return _told_why(found, f"takes less than {quantity(whole, UNITS[found.session.request.objective])}")
+        return _told_why(found, f"takes less than {quantity(whole, UNITS[found.problem.request.objective])}")
 
-    def gaining_most_on(self, whole: Searched | None) -> Searched | None:
+    def gaining_most_on(self, whole: VariantResult | None) -> VariantResult | None:
         """The best plans in microbatches where memory or the room on chips is short; those given where they gain less."""
         if whole is not None and not self._search.short and not whole.is_kept_back:
             return self._on_chips(whole)
@@ -108,13 +110,13 @@ class Counts:
         first = self._floors.least_parts(self._counts, self._fitting, self._last)
         more = self._best_count(first, whole, misses=MISSES)
         if more is not None and whole is None:
-            return _told_why(more, f"fits {quantity(roomy_limit(self._search.sessions.base), 'B')} per device")
+            return _told_why(more, f"fits {quantity(roomy_limit(self._search.variants.base), 'B')} per device")
         return more or whole
 
-    def roomier(self, whole: Searched) -> Searched:
+    def roomier(self, whole: VariantResult) -> VariantResult:
         """The plan of parts of the batch that leaves room, if any does, where the whole batch takes all of the memory."""
-        full = whole.none_fits is None and takes_all(whole.session, whole.limit_bytes)
-        if not full or whole.session.request.objective == "memory":
+        full = whole.none_fits is None and takes_all(whole.problem, whole.limit_bytes)
+        if not full or whole.problem.request.objective == "memory":
             return whole
         return self._in_least_microbatches() or whole
 
@@ -131,7 +133,7 @@ class Counts:
         few = sum(count <= MOST_FOR_CHIPS for count in self._counts) - 1
         return min(max(few, self._fitting + STRIDE), len(self._counts) - 1)
 
-    def _on_chips(self, best: Searched) -> Searched:
+    def _on_chips(self, best: VariantResult) -> VariantResult:
         """The best plans in microbatches of which enough more stays on the chips; those given where they gain less."""
         enough = WORTH_A_LOOK * value_of(best)
         if gain_on_chips(best, MOST_FOR_CHIPS) < enough or not self._counts:
@@ -143,8 +145,8 @@ class Counts:
     # ------------------------------------------------------------ the best of these numbers
 
     def _best_count(
-        self, first: int, best: Searched | None, *, misses: int, below: float = math.inf
-    ) -> Searched | None:
+        self, first: int, best: VariantResult | None, *, misses: int, below: float = math.inf
+    ) -> VariantResult | None:
         """The plans in the number of microbatches that gains most on those given, if any gains enough and is `below`.
 
         More than the first are tried as long as that gains or so many `misses` are not met, in large steps where more could
@@ -152,7 +154,8 @@ class Counts:
         """
         counts, more, found, missed, at, tried = self._counts, None, first, 0, first, set[int]()
         while at < len(counts):
-            other = self._gaining(counts[at], more or best, below)
+            cutoff = self._cutoff(counts[at], more or best, below)
+            other = self._of_microbatches(counts[at], below=cutoff, rough=(more or best) is not None)
             tried.add(at)
             if other is not None:
                 more, found = other, at
@@ -163,10 +166,11 @@ class Counts:
             at += STRIDE if more is None or more.slower > 0 else 1
         for at in (found - 1, found + 1):
             if at in range(len(counts)) and at not in tried and (more or misses > 1) and not self._search.late:
-                more = self._gaining(counts[at], more or best, below) or more
+                cutoff = self._cutoff(counts[at], more or best, below)
+                more = self._of_microbatches(counts[at], below=cutoff, rough=(more or best) is not None) or more
         return None if more is None else self._search.proven(more)
 
-    def _in_least_microbatches(self) -> Searched | None:
+    def _in_least_microbatches(self) -> VariantResult | None:
         """The better of the plans in the two least numbers of microbatches with which any fits and leaves room.
 
         What takes all of the memory in one pass does not fit by the compiler, as a rule.
@@ -175,31 +179,21 @@ class Counts:
         for count in self._counts:
             if self._search.late:
                 break
-            before, other = best, None
-            with suppress(ArgumentError, PinError):  # of an op that is not known by parts
-                other = self._of_microbatches(count, below=value_of(before), rough=True)
-            best = other or before
+            before = best
+            best = self._of_microbatches(count, below=value_of(before), rough=True) or before
             if before is not None:
                 break
         if best is None:
             return None
         return _told_why(self._search.proven(best), "leaves room in the memory, without which it may not fit")
 
-    def _gaining(self, count: int, best: Searched | None, below: float) -> Searched | None:
-        """The best plans in so many microbatches that are `below`, better than those in more, or gain enough on others."""
+    def _cutoff(self, count: int, best: VariantResult | None, below: float) -> float:
+        """What plans in so many microbatches must be below: by enough where others have fewer; 0 where none may be."""
         gain = GAIN if best is not None and best.parts < count else 0.0
         below = min(below, value_of(best) * (1 - gain))
-        if best is not None and not self._may_gain(count, best, below):
-            self._search.over = False
-            return None
-        found = None
-        with suppress(ArgumentError, PinError):  # of an op that is not known by parts
-            found = self._of_microbatches(count, below=below, rough=best is not None)
-            if found is None and not self._search.over:
-                self._missed.append((count, below))
-        return found
+        return below if best is None or self._may_gain(count, best, below) else 0.0
 
-    def _may_gain(self, count: int, best: Searched, below: float) -> bool:
+    def _may_gain(self, count: int, best: VariantResult, below: float) -> bool:
         """Whether plans in so many microbatches may be below a value.
 
         More parts than those of the best plan gain what the memory costs it, what saving more would spare, and what more
@@ -215,33 +209,48 @@ class Counts:
             return False
         if count < best.parts or math.isinf(below):
             return True
-        floor = best.found.unlimited - best.slower
+        floor = best.result.unlimited - best.slower
         return floor < below or floor - gain_on_chips(best, count // best.parts) < below
 
-    def _of_microbatches(self, count: int, *, below: float, rough: bool) -> Searched | None:
-        """The best plans below a value in so many microbatches, with what saves the most of what fits, or as written.
+    def _of_microbatches(self, count: int, *, below: float, rough: bool) -> VariantResult | None:
+        """The best plans below a value in so many microbatches; None where there are none, or the program has no such form.
 
         Where none is and memory is not why, none that computes more again is either.
         """
-        search, sessions = self._search, self._search.sessions
-        worth, gap = (GAIN, ROUGH) if rough else (FORM_GAP, FORM_GAP)
-        form = replace(sessions.base.program.form, microbatches=count)
-        program = sessions.program_in(form)
-        told, crossed = sessions.words(count), () if search.options.recompute == "as written" else crossings(program)
-        chip = sessions.request.topology.chip
-        front = Front(crossed, chip, search.pinned, parts=count) if crossed else None
-        for choice in () if front is None else islice(filter(search.may_fit, front.offered()), MOST_CHOICES):
-            session = sessions.of(replace(form, saved=choice.saved))
-            found = search.search(session, below=below, worth=worth, gap=gap)
-            if front is not None and found is not None:
-                return replace(found, notes=(told, search.told(front, choice)), slower=search.slower(front, choice))
-            if not search.over:
-                return None
-        if front is not None and not front.keeps_pins:
+        search = self._search
+        if below <= 0:
+            search.over = False
             return None
-        found = search.search(sessions.of(form), below=below, worth=worth, gap=gap)
-        slower = 0.0 if front is None else search.slower(front, front.written)
-        return None if found is None else replace(found, notes=(told,), slower=slower)
+        worth, gap = (GAIN, ROUGH) if rough else (FORM_GAP, FORM_GAP)
+        with suppress(ArgumentError, PinError):  # of an op that is not known by parts
+            for problem, notes, slower in self._problems_in(count):
+                found = search.search(problem, below=below, worth=worth, gap=gap)
+                if found is not None:
+                    return replace(found, notes=notes, slower=slower)
+                if not search.over:
+                    break
+            if not search.over:
+                self._missed.append((count, below))
+        return None
+
+    def _problems_in(self, count: int) -> Iterator[tuple[PlanningProblem, tuple[str, ...], float]]:
+        """The problems in so many microbatches, with notes and seconds beyond the fastest choice.
+
+        First with what saves the most of what fits, then as written. Raises: ArgumentError, PinError.
+        """
+        search, variants = self._search, self._search.variants
+        form = replace(variants.base.program.form, microbatches=count)
+        program = variants.forms.program(form)
+        told, crossed = variants.describe(count), () if search.options.recompute == "as written" else crossings(program)
+        if not crossed:
+            yield variants.of(form), (told,), 0.0
+            return
+        front = Front(crossed, variants.request.topology.chip, search.pinned, parts=count)
+        for choice in islice(filter(search.may_fit, front.offered()), MOST_CHOICES):
+            problem = variants.of(replace(form, saved=choice.saved))
+            yield problem, (told, search.told(front, choice)), search.slower(front, choice)
+        if front.keeps_pins:
+            yield variants.of(form), (told,), search.slower(front, front.written)
 
 
 def part_counts(extent: int) -> list[int]:
@@ -251,7 +260,7 @@ def part_counts(extent: int) -> list[int]:
     return sorted({divisors[bisect_left(divisors, power)] for power in powers})
 
 
-def _told_why(best: Searched, missing: str) -> Searched:
+def _told_why(best: VariantResult, missing: str) -> VariantResult:
     """Plans in microbatches that say what no plan of the whole batch does."""
     first, *others = best.notes
     return replace(best, notes=(f"{first}: no plan of the whole batch at once {missing}", *others))

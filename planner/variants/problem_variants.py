@@ -1,14 +1,13 @@
-"""The sessions of one program: as it is written, and in every other form that is asked for."""
+"""The problems of one program: as it is written, and in every other form."""
 
 from __future__ import annotations
 
-import copy
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import final
 
 from planner.decision import Request
 from planner.machine.target import Target
-from planner.problem import Session
+from planner.problem import PlanningProblem, planning_problem
 from planner.program.batch_parts import Batch
 from planner.program.form import Form
 from planner.program.tracing.gc_pause import paused
@@ -17,59 +16,79 @@ from planner.transforms.apply import in_microbatches, with_values_saved
 from planner.transforms.batch import Refused, batch_of
 
 
-@final
-class Sessions:
-    """A session for each form of a program, on a target and for a request, made when it is first asked for.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ProgramForms:
+    """A program as it is `written`, and in other forms; `in_parts` are those made so far, by number of microbatches."""
 
-    `made` are those that there are, for whatever is asked of them, `in_parts` the programs by their number of microbatches;
-    `beginning` is the form to begin with.
-    """
-
-    def __init__(self, *, program: Program, target: Target, request: Request) -> None:
-        self.program, self.target, self.request = program, target, request
-        self.made: dict[Form, Session] = {}
-        self.in_parts: dict[int, Program] = {1: program}
-        self.beginning = program.form
-
-    @property
-    def written(self) -> Session:
-        """That of the program as it is. Raises: PinError."""
-        return self.of(self.program.form)
-
-    @property
-    def base(self) -> Session:
-        """That of the form to begin with. Raises: PinError."""
-        return self.of(self.beginning)
+    written: Program
+    in_parts: dict[int, Program] = field(default_factory=dict[int, Program])
 
     @cached_property
     @paused()
     def batch(self) -> Batch | Refused:
         """How the program may be computed batch part by batch part, or why it cannot be."""
-        return batch_of(self.program)
+        return batch_of(self.written)
 
-    def words(self, count: int) -> str:
+    @paused()
+    def program(self, form: Form) -> Program:
+        """The program in a form. Raises: ArgumentError where it cannot be computed so."""
+        count = form.microbatches
+        if count == 1:
+            return with_values_saved(self.written, form)
+        if count not in self.in_parts:
+            self.in_parts[count] = in_microbatches(self.written, count, self.batch)
+        return with_values_saved(self.in_parts[count], form)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ProblemVariants:
+    """The problem of a program in each form, for a target and a request, made when it is first needed.
+
+    `base_form` is the form to begin with. `made` are the problems there are, for any objective and memory limit.
+    """
+
+    forms: ProgramForms
+    target: Target
+    request: Request
+    base_form: Form
+    made: dict[Form, PlanningProblem] = field(default_factory=dict[Form, PlanningProblem])
+
+    @property
+    def program(self) -> Program:
+        """The program as it is written."""
+        return self.forms.written
+
+    @property
+    def batch(self) -> Batch | Refused:
+        """See `ProgramForms.batch`."""
+        return self.forms.batch
+
+    @property
+    def base(self) -> PlanningProblem:
+        """The problem of the form to begin with. Raises: ArgumentError, PinError."""
+        return self.of(self.base_form)
+
+    def of(self, form: Form) -> PlanningProblem:
+        """The problem in a form. Raises: ArgumentError where the program cannot be computed so, PinError."""
+        if form not in self.made:
+            program = self.forms.program(form)
+            self.made[form] = planning_problem(program=program, target=self.target, request=self.request)
+        return self.made[form].with_objective(self.request.objective, self.request.memory_limit)
+
+    def starting(self, problem: PlanningProblem) -> ProblemVariants:
+        """The same problems, for what one of them minimises, and beginning with its form."""
+        return replace(self, request=problem.request, base_form=problem.program.form)
+
+    def with_request(self, request: Request) -> ProblemVariants:
+        """The same program for a request that may have other pins."""
+        return replace(self, request=request, made={})
+
+    def describe(self, count: int) -> str:
         """What a plan says of so many microbatches."""
         size = "" if isinstance(self.batch, Refused) else f" of {self.batch.extent // count} examples"
         return f"runs as {count} microbatches{size}, whose sums are added up"
 
-    @paused()
-    def program_in(self, form: Form) -> Program:
-        """The program in a form. Raises: ArgumentError where it cannot be computed so."""
-        count = form.microbatches
-        if count not in self.in_parts:
-            self.in_parts[count] = in_microbatches(self.program, count, self.batch)
-        return with_values_saved(self.in_parts[count], form)
 
-    def of(self, form: Form) -> Session:
-        """The session of the program in a form. Raises: ArgumentError where it cannot be computed so, PinError."""
-        found = self.made.get(form)
-        if found is None:
-            found = Session(program=self.program_in(form), target=self.target, request=self.request)
-            self.made[form] = found
-        return found.asking(objective=self.request.objective, memory_limit=self.request.memory_limit)
-
-    def starting(self, session: Session) -> Sessions:
-        """The same sessions, for what another asks, beginning with its form."""
-        found = copy.copy(self)
-        found.request, found.beginning = session.request, session.program.form
-        return found
+def problem_variants(*, program: Program, target: Target, request: Request) -> ProblemVariants:
+    """The problems of a program, beginning with the form in which it is written."""
+    return ProblemVariants(forms=ProgramForms(written=program), target=target, request=request, base_form=program.form)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+from pbqp.deadline import Deadline
 from planner.errors import InfeasibleError
 from planner.options import GAP, Options
-from planner.pricing.mesh import Shape
-from planner.problem import Session
+from planner.pricing.mesh import Shape, shape_key
+from planner.problem import PlanningProblem
 from planner.program.jaxpr.remat.rewrite_saved import program_steps
 from planner.search.best_on_mesh import WORTHWHILE
-from planner.search.mesh_search import Found
+from planner.search.mesh_search import SearchOptions, SearchResult, search
 from planner.transforms.remat_choice import Choice, Front, Pinned, program_seconds, words
 from planner.variants.memory_limits import roomy_limit
-from planner.variants.problem_variants import Sessions
+from planner.variants.problem_variants import ProblemVariants
 
 GAIN = 0.02
 """What another form must gain to be taken in the place of the program as written."""
@@ -31,16 +31,16 @@ TIGHT = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Searched:
-    """The session of a program in the form that is best, the best plans of it, and what is to be told of the form.
+class VariantResult:
+    """The problem of a program in the form that is best, the best plans of it, and what is to be told of the form.
 
     `limit_bytes` is what the plans keep to; `none_fits` says why none is predicted to fit, where a compiler judges.
     `slower` is what the form takes, by the prices of `forms.recompute`, beyond the fastest choice of what is saved; `rough`
     plans may be further from the best of their form than others.
     """
 
-    session: Session
-    found: Found
+    problem: PlanningProblem
+    result: SearchResult
     limit_bytes: float
     none_fits: InfeasibleError | None = None
     notes: tuple[str, ...] = ()
@@ -50,36 +50,36 @@ class Searched:
     @property
     def parts(self) -> int:
         """The number of microbatches."""
-        return self.session.program.form.microbatches
+        return self.problem.program.form.microbatches
 
     @property
     def is_tight(self) -> bool:
         """Whether what is saved may be what keeps plans from being faster."""
-        return self.found.candidates[0].peak_bytes >= TIGHT * self.limit_bytes
+        return self.result.candidates[0].peak_bytes >= TIGHT * self.limit_bytes
 
     @property
     def is_kept_back(self) -> bool:
         """Whether it is: where without a limit hardly any plan would be better, it is not."""
-        return self.is_tight and value_of(self) * (1 - GAIN) > self.found.unlimited
+        return self.is_tight and value_of(self) * (1 - GAIN) > self.result.unlimited
 
 
-def value_of(searched: Searched | None) -> float:
+def value_of(searched: VariantResult | None) -> float:
     """The value of the best plan; inf where there is none."""
-    return math.inf if searched is None else searched.found.candidates[0].value
+    return math.inf if searched is None else searched.result.candidates[0].value
 
 
 @dataclass(kw_only=True)
-class FormSearch:
+class VariantSearch:
     """Searches forms of a program one after the other, each in the time that is left.
 
     `pinned` says by name what a user wants of values.
     """
 
-    sessions: Sessions
+    variants: ProblemVariants
     meshes: Sequence[Shape]
     options: Options
     pinned: Mapping[str, Pinned]
-    start: float = field(default_factory=time.monotonic)
+    deadline: Deadline
     short: bool = False
     """Whether memory was too short for a form that was tried."""
     over: bool = False
@@ -88,7 +88,7 @@ class FormSearch:
     @property
     def late(self) -> bool:
         """Whether no time is left."""
-        return time.monotonic() - self.start > self.options.time_limit_s
+        return self.deadline.passed
 
     @property
     def devices(self) -> int:
@@ -96,58 +96,62 @@ class FormSearch:
         return max(math.prod(mesh.values()) for mesh in self.meshes)
 
     def search(
-        self, session: Session, *, below: float, worth: float = WORTHWHILE, gap: float = FORM_GAP
-    ) -> Searched | None:
+        self, problem: PlanningProblem, *, below: float, worth: float = WORTHWHILE, gap: float = FORM_GAP
+    ) -> VariantResult | None:
         """The best plans of a program in one form, None where there is none below a value within the limit.
 
         A mesh tried later must be better by a share of `worth`. Under a limit the search ends at a `gap`, where no other is
         asked for, wider than that of a single form; the certificate says at which.
         """
-        limit = roomy_limit(session)
-        left = max(self.options.time_limit_s - (time.monotonic() - self.start), 1.0)
-        options = replace(self.options, time_limit_s=left, gap=self._gap(gap))
+        limit = roomy_limit(problem)
+        options = replace(self.options, time_limit_s=self.deadline.left(1.0), gap=self._gap(gap))
         try:
-            found = session.search(
+            found = search(
                 self.meshes,
-                limit_bytes=limit,
-                options=options,
-                explained=False,
-                below=below,
-                worth=worth,
-                hastened=False,
-                since=self.start,
+                problem,
+                SearchOptions(
+                    limit_bytes=limit,
+                    options=options,
+                    explained=False,
+                    below=below,
+                    worth=worth,
+                    tie_break_by_time=False,
+                    planning=self.deadline,
+                ),
             )
         except InfeasibleError:
             self.short = self.over = True
             return None
-        self.over = found.short
+        self.over = found.memory_bound
         rough = max(worth, gap) > FORM_GAP
-        return Searched(session=session, found=found, limit_bytes=limit, rough=rough) if found.candidates else None
+        return (
+            VariantResult(problem=problem, result=found, limit_bytes=limit, rough=rough) if found.candidates else None
+        )
 
-    def proven(self, searched: Searched) -> Searched:
+    def proven(self, searched: VariantResult) -> VariantResult:
         """Which form is best is told by rough plans: of that form the best plan, and proven.
 
         Meshes whose bounds are above the rough plan's value are not searched again.
         """
         value = value_of(searched)
-        if not searched.rough or searched.found.bound >= value * (1 - self._gap(FORM_GAP)):
+        if not searched.rough or searched.result.bound >= value * (1 - self._gap(FORM_GAP)):
             return searched
         below = value * (1 + 2 * WORTHWHILE)
         open_meshes = [
             mesh
-            for mesh, tried in zip(self.meshes, searched.found.tried, strict=True)
+            for mesh, tried in zip(self.meshes, searched.result.tried, strict=True)
             if tried.bound is not None and tried.bound < below
         ]
-        proven = replace(self, meshes=open_meshes).search(searched.session, below=below, worth=FORM_GAP)
+        proven = replace(self, meshes=open_meshes).search(searched.problem, below=below, worth=FORM_GAP)
         if proven is None:
             return searched
-        again = {tuple(tried.mesh.items()): tried for tried in proven.found.tried}
+        again = {shape_key(tried.mesh): tried for tried in proven.result.tried}
         found = replace(
-            proven.found,
-            tried=tuple(again.get(tuple(tried.mesh.items()), tried) for tried in searched.found.tried),
-            seconds=searched.found.seconds + proven.found.seconds,
+            proven.result,
+            tried=tuple(again.get(shape_key(tried.mesh), tried) for tried in searched.result.tried),
+            seconds=searched.result.seconds + proven.result.seconds,
         )
-        return replace(proven, found=found, notes=searched.notes, slower=searched.slower)
+        return replace(proven, result=found, notes=searched.notes, slower=searched.slower)
 
     def _gap(self, gap: float) -> float:
         """What may be left between the best plan of a form and the bound: this, where no other is asked for."""
@@ -155,7 +159,7 @@ class FormSearch:
 
     def may_fit(self, choice: Choice, parts: int = 1) -> bool:
         """Whether the arguments and what is saved, of one of these parts of the batch, fit, were all of it split evenly."""
-        written = self.sessions.base
+        written = self.variants.base
         arguments = sum(leaf.aval.bytes for leaf in written.program.arguments)
         return (arguments + choice.bytes / parts) / self.devices <= roomy_limit(written)
 
@@ -165,7 +169,7 @@ class FormSearch:
 
     @cached_property
     def _written_seconds(self) -> float:
-        written = self.sessions.base
+        written = self.variants.base
         return program_seconds(program_steps(written.program), written.request.topology.chip)
 
     def slower(self, front: Front, choice: Choice) -> float:

@@ -14,53 +14,61 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from planner.errors import PinError
+from pbqp.deadline import Deadline
+from planner.errors import InfeasibleError, PinError
 from planner.explain.saved_values import naming
 from planner.options import Options
 from planner.pricing.candidates.pins import close_names
 from planner.pricing.mesh import Shape
-from planner.problem import Session
+from planner.problem import PlanningProblem
 from planner.program.jaxpr.remat.residuals import Crossing
 from planner.program.jaxpr.remat.rewrite_saved import crossings
 from planner.transforms.remat_choice import ALIKE, Choice, Front, Pinned
-from planner.variants.memory_limits import search_judged
+from planner.variants.memory_limits import search_beyond, search_with_room
 from planner.variants.microbatch_search import Counts
-from planner.variants.problem_variants import Sessions
-from planner.variants.variant_result import GAIN, FormSearch, Searched, value_of
+from planner.variants.problem_variants import ProblemVariants
+from planner.variants.variant_result import GAIN, VariantResult, VariantSearch, value_of
 
 
-def searched(
-    sessions: Sessions,
+def best_variant(
+    variants: ProblemVariants,
     meshes: Sequence[Shape],
     options: Options,
     *,
     judged: Callable[[], bool],
     explained: bool = True,
-) -> Searched:
+) -> VariantResult:
     """The best plans of a program, in the form that is asked for, or the best one.
 
     Raises: PinError, also where a pattern names no value that a backward pass reads; InfeasibleError, which says why if
     `explained`.
     """
-    written, how = sessions.base, options.recompute
+    written, how = variants.base, options.recompute
     found = () if how == "as written" else crossings(written.program)
     pinned = pinned_values(how, found) if isinstance(how, Mapping) else {}
     parts = written.program.form.microbatches
     front = Front(found, written.request.topology.chip, pinned, parts=parts) if found else None
-    search = FormSearch(sessions=sessions, meshes=meshes, options=options, pinned=pinned)
+    deadline = Deadline.after(options.time_limit_s)
+    search = VariantSearch(variants=variants, meshes=meshes, options=options, pinned=pinned, deadline=deadline)
     counts = Counts(search, front)
     if front is None:
         return counts.roomier(_as_asked(written, meshes, options, judged=judged, explained=explained))
     if how == "auto" or isinstance(how, Mapping):
-        best = _Comparison(search=search, front=front, counts=counts).hastened()
+        compared = _Comparison(search=search, front=front)
+        if written.request.objective == "memory":
+            best = compared.whole()
+        else:
+            best = counts.of_a_leap() or counts.gaining_most_on(compared.whole())
+        if best is not None and best.result.tie_broken is not None:
+            return replace(best, result=best.result.tie_broken())
         if best is not None:
             return best
         if front.keeps_pins:
             return counts.roomier(_as_asked(written, meshes, options, judged=judged, explained=explained, room=False))
     choice = front.everything if how == "none" else front.nothing
-    session = sessions.of(replace(written.program.form, saved=choice.saved))
+    problem = variants.of(replace(written.program.form, saved=choice.saved))
     told = (search.told(front, choice),)
-    return _as_asked(session, meshes, options, judged=judged, explained=explained, notes=told)
+    return _as_asked(problem, meshes, options, judged=judged, explained=explained, notes=told)
 
 
 def pinned_values(pins: Mapping[str, Pinned], found: Sequence[Crossing]) -> dict[str, Pinned]:
@@ -80,7 +88,7 @@ def pinned_values(pins: Mapping[str, Pinned], found: Sequence[Crossing]) -> dict
 
 
 def _as_asked(
-    session: Session,
+    problem: PlanningProblem,
     meshes: Sequence[Shape],
     options: Options,
     *,
@@ -88,36 +96,33 @@ def _as_asked(
     explained: bool,
     notes: tuple[str, ...] = (),
     room: bool = True,
-) -> Searched:
-    """The best plans of a program in one form; without `room` it is known that none leaves any in the memory."""
-    found, limit, none_fits = search_judged(session, meshes, options, judged=judged, explained=explained, room=room)
-    return Searched(session=session, found=found, limit_bytes=limit, none_fits=none_fits, notes=notes)
+) -> VariantResult:
+    """The best plans of a program in one form; without `room` it is known that none leaves any in the memory.
+
+    Where none is predicted to fit and a compiler has the last word (`judged`), plans that are predicted to need little
+    more. Raises: PinError, InfeasibleError, which says why if `explained`.
+    """
+    none_fits: InfeasibleError | None = None
+    try:
+        found, limit = search_with_room(problem, meshes, options, explained=explained, room=room)
+    except InfeasibleError as error:
+        if not judged():
+            raise
+        none_fits = error
+        found, limit = search_beyond(problem, meshes, options, error)
+    return VariantResult(problem=problem, result=found, limit_bytes=limit, none_fits=none_fits, notes=notes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Comparison:
-    """Plans of a program in several forms."""
+    """Plans of the whole batch at once, in several forms."""
 
-    search: FormSearch
+    search: VariantSearch
     front: Front
-    counts: Counts
 
-    def hastened(self) -> Searched | None:
-        """The best plans in the best form; None where none fits in any. Of those of the least peak it is the best."""
-        best = self.best()
-        if best is None or best.found.faster is None:
-            return best
-        return replace(best, found=best.found.faster())
-
-    def best(self) -> Searched | None:
-        """The same, but any plan of the least peak."""
-        if self.search.sessions.request.objective == "memory":
-            return self._whole()
-        return self.counts.of_a_leap() or self.counts.gaining_most_on(self._whole())
-
-    def _whole(self) -> Searched | None:
+    def whole(self) -> VariantResult | None:
         """The best plans of the whole batch at once."""
-        front, search, written = self.front, self.search, self.search.sessions.base
+        front, search, written = self.front, self.search, self.search.variants.base
         if not front.keeps_pins:
             return self._of_forms(front.offered(), None, self._unbarred())
         if written.request.objective == "memory":
@@ -133,7 +138,7 @@ class _Comparison:
         less = (choice for choice in front.offered() if choice.bytes < ALIKE * front.written.bytes)
         return self._of_forms(less, as_written)
 
-    def _unbarred(self) -> Searched | None:
+    def _unbarred(self) -> VariantResult | None:
         """The best plans with all saved of layers written out, so that nothing is in the compiler's way, if they fit."""
         choice, short = self.front.unbarred, self.search.short
         if choice is None or not self.search.may_fit(choice):
@@ -143,19 +148,19 @@ class _Comparison:
         self.search.short = short
         return found
 
-    def _of(self, choice: Choice, below: float) -> Searched | None:
+    def _of(self, choice: Choice, below: float) -> VariantResult | None:
         """The best plans with a choice of what is saved of a value below this."""
         search, found = self.search, None
         with suppress(PinError):  # of a value that this form does not have
-            form = replace(search.sessions.base.program.form, saved=choice.saved)
-            found = search.search(search.sessions.of(form), below=below)
+            form = replace(search.variants.base.program.form, saved=choice.saved)
+            found = search.search(search.variants.of(form), below=below)
         if found is None:
             return None
         return replace(found, notes=(search.told(self.front, choice),), slower=search.slower(self.front, choice))
 
     def _of_forms(
-        self, offered: Iterable[Choice], as_written: Searched | None, best: Searched | None = None
-    ) -> Searched | None:
+        self, offered: Iterable[Choice], as_written: VariantResult | None, best: VariantResult | None = None
+    ) -> VariantResult | None:
         """The best plans with one of these choices, or the `best` so far, those as written where no other gains enough."""
         search = self.search
         for choice in offered:
@@ -167,14 +172,14 @@ class _Comparison:
                 break
             if found is not None:
                 best = found
-                if search.sessions.request.objective != "memory" and not best.is_kept_back:
+                if search.variants.request.objective != "memory" and not best.is_kept_back:
                     break
         return best or as_written
 
-    def _written_is_slower(self, best: Searched) -> bool:
+    def _written_is_slower(self, best: VariantResult) -> bool:
         """Whether the operations that only the program as written repeats keep it from being as good as these plans."""
-        front, request = self.front, self.search.sessions.request
-        again = front.written.flops - front.settled(best.session.program.form.saved).flops
+        front, request = self.front, self.search.variants.request
+        again = front.written.flops - front.settled(best.problem.program.form.saved).flops
         chip = request.topology.chip
         more = again / self.search.devices / max([chip.vector_flops_per_s, *chip.peak_flops_per_s.values()])
-        return request.objective == "time" and best.found.unlimited + more > value_of(best) * (1 + GAIN)
+        return request.objective == "time" and best.result.unlimited + more > value_of(best) * (1 + GAIN)

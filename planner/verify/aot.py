@@ -28,7 +28,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -37,6 +36,7 @@ from typing import Any, Literal
 
 import jax
 
+from pbqp.deadline import Deadline
 from planner.compiler.emission.options import REMEDIES, remedy_of
 from planner.errors import ArgumentError, CompileError
 from planner.machine import aot_child
@@ -300,9 +300,9 @@ def _run_once(request: AotRequest, stopped: Callable[[], bool]) -> AotReport:
                 }
             )
         )
-        started = time.monotonic()
+        clock = Deadline.never()
         code = _run_child(request, directory, dump, stopped)
-        return _read_report(request, directory, dump, code, time.monotonic() - started)
+        return _read_report(request, directory, dump, code, clock.elapsed)
 
 
 def _run_child(request: AotRequest, directory: Path, dump: Path, stopped: Callable[[], bool]) -> int | None:
@@ -316,9 +316,9 @@ def _run_child(request: AotRequest, directory: Path, dump: Path, stopped: Callab
             stderr=stderr,
             env=child_environment(os.environ, request.inherited, platform=request.platform, topology=request.topology),
         )
-        deadline = time.monotonic() + request.timeout_s
+        deadline = Deadline.after(request.timeout_s)
         try:
-            while time.monotonic() < deadline and not stopped():
+            while not deadline.passed and not stopped():
                 try:
                     return process.wait(_POLL_SECONDS)
                 except subprocess.TimeoutExpired:

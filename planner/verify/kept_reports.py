@@ -7,26 +7,22 @@ the compiler's options, and by the releases of JAX and of the compilers.
 from __future__ import annotations
 
 import gzip
-import hashlib
 import importlib.metadata
 import json
 import signal
-import tempfile
 import zlib
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import fields
+from dataclasses import asdict, fields, replace
 from math import prod
 from pathlib import Path
 from typing import Any, final
 
+from planner.content_store import ContentStore, digest_of_all
 from planner.errors import ArgumentError
-from planner.files import write_whole
 from planner.verify.aot import AotReport, AotRequest, run_request
 from planner.verify.hlo.collectives import read_collectives
 from planner.verify.hlo.memory import CompiledMemory
 
-VERSION = 2
+VERSION = 3
 COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
 """The packages whose releases decide what a compile becomes."""
 LASTING = ("ok", "oom", "error", "crash")
@@ -37,18 +33,9 @@ ENDED = (signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
 
 def key_of(request: AotRequest) -> str:
     """What a request is known by: a digest of all that decides what becomes of it; how long it may take does not."""
-    told = {
-        field.name: getattr(request, field.name)
-        for field in fields(request)
-        if field.name not in ("program", "timeout_s")
-    }
-    words = json.dumps([VERSION, releases(), told], sort_keys=True, default=_plain)
-    return hashlib.sha256(request.program + words.encode()).hexdigest()
-
-
-def _plain(value: object) -> object:
-    """A value as JSON can tell it."""
-    return dict(value) if isinstance(value, Mapping) else repr(value)
+    asks = {field.name: getattr(request, field.name) for field in fields(request)}
+    del asks["program"], asks["timeout_s"]
+    return digest_of_all(VERSION, releases(), asks, content=request.program)
 
 
 def releases() -> list[str]:
@@ -64,31 +51,20 @@ def releases() -> list[str]:
 
 @final
 class KeptReports:
-    """Reports by request; `folder` keeps them beyond this process. Raises: ArgumentError where it cannot be written to."""
+    """Reports by request; `folder` keeps them beyond this process. Raises: ArgumentError where it cannot be made."""
 
     def __init__(self, folder: str | Path | None = None) -> None:
-        self._folder = None if folder is None else Path(folder)
+        self._store = None if folder is None else ContentStore(folder, kind="compile", ending=".json.gz")
         self._known: dict[str, bytes] = {}
-        if self._folder is not None:
-            try:
-                self._folder.mkdir(parents=True, exist_ok=True)
-                with tempfile.TemporaryFile(dir=self._folder):
-                    pass
-            except OSError as error:
-                raise ArgumentError(
-                    f"compiles cannot be kept in {self._folder}: {error}; give Options(cache=...) a folder that can be "
-                    "written, or None"
-                ) from error
 
     def find(self, request: AotRequest) -> AotReport | None:
         """The report on an equal request, or None. A file that cannot be read is as good as none."""
-        key = key_of(request)
-        if key not in self._known and self._folder is not None:
-            try:
-                self._known[key] = (self._folder / _file_of(key)).read_bytes()
-            except OSError:
-                return None
-        return _report(self._known[key], prod(request.mesh_shape.values())) if key in self._known else None
+        key, num_devices = key_of(request), prod(request.mesh_shape.values())
+        if key in self._known:
+            return _report(self._known[key], num_devices)
+        if self._store is None:
+            return None
+        return self._store.find(key, lambda content, _: _report(content, num_devices)).value
 
     def compiled(self, request: AotRequest) -> AotReport:
         """The report on an equal request, or that of compiling it now, which is kept."""
@@ -99,43 +75,30 @@ class KeptReports:
         return report
 
     def keep(self, request: AotRequest, report: AotReport) -> None:
-        """Keeps a report if it would come out the same again. A folder that has become full keeps no more."""
+        """Keeps a report if it would come out the same again; for this process alone where the folder has no room."""
         if report.status not in LASTING or report.signal in ENDED:
             return
         key = key_of(request)
         self._known[key] = _packed(report)
-        if self._folder is not None:
-            # Where there is no room, it is kept for this process alone.
-            with suppress(OSError):
-                write_whole(self._folder / _file_of(key), self._known[key])
-
-
-def _file_of(key: str) -> str:
-    return f"{key[:40]}.json.gz"
-
-
-_PLAIN = ("status", "message", "seconds", "signal", "needed_bytes", "rematerialized", "remedy", "hlo")
+        if self._store is not None:
+            self._store.keep(key, self._known[key])
 
 
 def _packed(report: AotReport) -> bytes:
-    record = {name: getattr(report, name) for name in _PLAIN}
-    memory = report.memory
-    record["memory"] = None if memory is None else {f.name: getattr(memory, f.name) for f in fields(memory)}
+    record = asdict(replace(report, collectives=()))
+    del record["collectives"]  # they are read from the HLO
     return gzip.compress(json.dumps(record).encode(), compresslevel=1)
 
 
-def _report(packed: bytes, num_devices: int) -> AotReport | None:
-    """What was packed; None where it is damaged."""
+def _report(packed: bytes, num_devices: int) -> AotReport:
+    """What was packed. Raises: ValueError where it is damaged."""
     try:
         record: dict[str, Any] = json.loads(gzip.decompress(packed))
         memory: dict[str, Any] | None = record["memory"]
         hlo: str = record["hlo"]
-        told: dict[str, Any] = {
-            **record,
-            "rematerialized": tuple(record["rematerialized"]),
-            "memory": None if memory is None else CompiledMemory(**memory),
-            "collectives": read_collectives(hlo, num_devices=num_devices) if hlo else (),
-        }
-        return AotReport(**told)
-    except (EOFError, OSError, ValueError, KeyError, TypeError, ArgumentError, zlib.error):
-        return None
+        record["rematerialized"] = tuple(record["rematerialized"])
+        record["memory"] = None if memory is None else CompiledMemory(**memory)
+        record["collectives"] = read_collectives(hlo, num_devices=num_devices) if hlo else ()
+        return AotReport(**record)
+    except (EOFError, OSError, KeyError, TypeError, ArgumentError, zlib.error) as error:
+        raise ValueError(f"it is damaged ({error})") from error

@@ -1,6 +1,7 @@
 """The command line: values in text, programs out of files, the commands themselves, and errors in a sentence."""
 
 import argparse
+import dataclasses
 import json
 import re
 import subprocess
@@ -344,6 +345,39 @@ def test_help_names_every_unit(capsys):
         "peak per device",
     ):
         assert expected in words
+
+
+def test_every_option_of_the_library_that_text_can_give_is_an_option_of_the_command_line(program, monkeypatch, capsys):
+    asked = []
+
+    def noted(fn, args, *, donate_argnums, options):
+        asked.append(options)
+        return SimpleNamespace(checked=())
+
+    monkeypatch.setattr("planner.cli.main.plan", noted)
+    given = (
+        "--gap 0.1 --inputs batch/*,labels --microbatches 4 --affordable-compile 5 --affordable-flops 1e9 --workers 2"
+    )
+    main(["search", f"{program}:small", *given.split()])
+    expected = planner.Options(
+        gap=0.1,
+        inputs=("batch/*", "labels"),
+        microbatches=4,
+        affordable_compile_s=5.0,
+        affordable_flops=1e9,
+        workers=2,
+        progress=asked[0].progress,
+    )
+    assert asked == [expected]
+    main(["search", f"{program}:small", "--inputs", "auto", "--microbatches", "auto"])
+    assert (asked[1].inputs, asked[1].microbatches) == ("auto", "auto")
+    with pytest.raises(SystemExit):
+        main(["search", "--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    left_out = {"share_layers", "progress"}
+    for field in dataclasses.fields(planner.Options):
+        flag = f"--{field.name.removesuffix('_s').replace('_', '-')}"
+        assert (f"{flag} " in words) == (field.name not in left_out), flag
 
 
 @pytest.mark.slow

@@ -18,22 +18,22 @@ from planner.pricing.instance import Instance
 from planner.pricing.op_cost import group_work
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.tracing.trace import trace
-from tests.sessions import small_session
+from tests.problems import small_problem
 
 
 @pytest.mark.parametrize("topology", ["v5e:2x4", "h100:8"])
 @pytest.mark.parametrize("name", ["gpt", "gpt_unrolled", "llama", "resnet", "lstm", "moe"])
 def test_what_alike_groups_share_is_what_each_would_get(name: str, topology: str) -> None:
-    session = small_session(name, topology)
-    model = session.model
-    shared = session.instance({"x": 4, "y": 2})
+    problem = small_problem(name, topology)
+    model = problem.model
+    shared = problem.instance({"x": 4, "y": 2})
     for node in model.flow.nodes:
         if node.group is None:
             continue
         strategies = strategies_of(model, shared.mesh, node.group)
         assert np.array_equal(strategies.assignment, shared.strategies[node.id].assignment)
         group = model.grouping.groups[node.group]
-        alone = group_work(replace(model, _passes={}), group, strategies, session.cost_model, shared.mesh)
+        alone = group_work(replace(model, _passes={}), group, strategies, problem.analysis.cost_model, shared.mesh)
         work = shared.works[node.id]
         assert work is not None
         for field in ("seconds", "flops", "traffic_bytes", "exchange", "exchange_seconds"):
@@ -59,12 +59,12 @@ def test_weights_that_a_loop_takes_in_are_alike_wherever_they_stand_in_it() -> N
 
 
 def test_layers_written_out_share_their_groups() -> None:
-    model = small_session("gpt_unrolled").model
+    model = small_problem("gpt_unrolled").model
     kinds = isomorphic(model.compiled)
     assert len(set(kinds)) < 0.6 * len(kinds)
 
 
 def test_edges_between_alike_nodes_share_one_table() -> None:
-    instance: Instance = small_session("gpt_unrolled").instance({"x": 4, "y": 2})
+    instance: Instance = small_problem("gpt_unrolled").instance({"x": 4, "y": 2})
     edges = instance.problem.edges
     assert len({id(edge.costs) for edge in edges}) < 0.5 * len(edges)

@@ -27,7 +27,7 @@ from planner.decisions.groups import Grouping, group_ops
 from planner.errors import PlannerError
 from planner.machine.target import resolve
 from planner.plans.alternatives import alternatives
-from planner.problem import Session
+from planner.problem import planning_problem
 from planner.program.graph import Graph, Op
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.slots import BOUNDARY
@@ -231,9 +231,9 @@ def _parts(mesh: Sequence[int], extents: Sequence[int]) -> int:
 def placement(plan: planner.Plan, program: Any, ops: Sequence[Op]) -> Placed:
     """How the plan places these ops: the best of them counts."""
     target = resolve(jax.devices(), plan.decision.request.topology)
-    session = Session(program=program, target=target, request=plan.decision.request)
-    found = alternatives(session, plan.decision)
-    grouping = session.model.grouping
+    problem = planning_problem(program=program, target=target, request=plan.decision.request)
+    found = alternatives(problem, plan.decision)
+    grouping = problem.model.grouping
     by_shardy = set(getattr(grouping, "by_shardy", ()))
     for op in ops:
         group, dims = grouping.group_of[op.id], grouping.placements[op.id]

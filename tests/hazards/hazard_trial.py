@@ -30,7 +30,7 @@ from planner.plans.alternatives import alternatives
 from planner.plans.plan import Plan
 from planner.pricing.assignment import Chosen
 from planner.pricing.instance import Instance
-from planner.problem import Session
+from planner.problem import planning_problem
 from planner.program.tracing.trace import trace
 from planner.search.mesh_search import Candidate
 from tests.hazards.hazard_cases import Case
@@ -74,12 +74,12 @@ class Bench:
         topology = dear(8)
         self.target = Target(topology=topology, devices=tuple(jax.devices()[:8]))
         self.request = least_time(topology, 1e12, platform="cpu")
-        self.session = Session(program=self.program, target=self.target, request=self.request)
+        self.problem = planning_problem(program=self.program, target=self.target, request=self.request)
 
     @cached_property
     def instance(self) -> Instance:
         """The planner's problem for the case."""
-        return self.session.instance(self.mesh)
+        return self.problem.instance(self.mesh)
 
     @contextmanager
     def _unguarded(self) -> Iterator[None]:
@@ -133,7 +133,7 @@ class Bench:
         for node, pick in choices:
             choice = self.following(node, pick)
             candidate = Candidate(state=lambda: self.instance, choice=choice, value=0.0, bound=0.0, peak_bytes=0.0)
-            decision = decide(self.session, candidate, bound=0.0, seconds=0.0, meshes=1, notes=())
+            decision = decide(self.problem, candidate, bound=0.0, seconds=0.0, meshes=1, notes=())
             placed = place(Chosen(instance=self.instance, choice=choice), sum_whole=False)
             direct = replace(decision, constraints=placed.constraints)
             for one in (decision, direct):
@@ -144,9 +144,9 @@ class Bench:
                         decision=one,
                         target=self.target,
                         static_args={},
-                        graph=self.session.graph,
+                        graph=self.problem.graph,
                     )
-                    plan = Plan(decision=one, runner=runner, alternatives=partial(alternatives, self.session, one))
+                    plan = Plan(decision=one, runner=runner, alternatives=partial(alternatives, self.problem, one))
                     found[key] = Trial(op=self.instance.model.flow.nodes[node].name, specs=_words(one), plan=plan)
         return list(found.values())
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
 import planner
-from pbqp.budget import Budget
 from pbqp.deadline import Deadline
 from pbqp.methods import solve
 from pbqp.network.table_cache import TableCache
+from pbqp.options import GAP, SolveOptions
 from pbqp.problem import Array, Edge, Problem, Row
 from pbqp.smaller.quotient import SMALLEST, classes_of, quotient, solve_shared
 from planner.errors import ArgumentError
@@ -27,7 +27,8 @@ from planner.pricing.assignment import Chosen
 from planner.pricing.build_instance import Terms, state
 from planner.pricing.memory import MemoryModel
 from planner.search.best_on_mesh import Outcome, free_plan
-from tests.sessions import ALIKE, small_session
+from planner.search.shared_layers import SharedInstance
+from tests.problems import ALIKE, small_problem
 from tests.small import shapes
 
 
@@ -129,8 +130,8 @@ def test_shared_solves_keep_the_promises_of_solve(share: bool, data: st.DataObje
         assert found.status == "optimal"
 
 
-def _budget(seconds: float, share: Share) -> Budget:
-    return Budget(deadline=Deadline.after(seconds), share=share)
+def _budget(seconds: float, share: Share) -> SolveOptions:
+    return SolveOptions(deadline=Deadline.after(seconds), gap=GAP, share=share)
 
 
 def _enough(problem: Problem) -> Problem:
@@ -214,10 +215,10 @@ def test_the_shared_problem_does_not_grow_with_the_layers() -> None:
     ],
 )
 def test_a_problem_stated_from_one_member_of_each_class_is_the_whole_one(name: str, shape: dict[str, int]) -> None:
-    session = small_session(name, ALIKE)
-    shared = session.shared(shape)
-    assert shared is not None
-    whole = session.instance(shape).problem
+    planning = small_problem(name, ALIKE)
+    shared = planning.state(planning.mesh(shape))
+    assert isinstance(shared, SharedInstance)
+    whole = planning.instance(shape).problem
     optimum = solve(whole, time_limit=60.0)
     found = solve(shared.problem, time_limit=60.0)
     assert found.choice is not None
@@ -232,20 +233,19 @@ def test_a_problem_stated_from_one_member_of_each_class_is_the_whole_one(name: s
 
 
 def test_the_whole_instance_made_of_members_is_the_one_stated_at_once() -> None:
-    session = small_session("bert", ALIKE)
+    planning = small_problem("bert", ALIKE)
     shape = {"x": 4, "y": 2}
-    shared = session.shared(shape)
-    assert shared is not None
+    shared = planning.state(planning.mesh(shape))
+    assert isinstance(shared, SharedInstance)
     made, fields = shared.whole(), shared.instance
     terms = Terms(
         mesh=fields.mesh,
-        cost_model=session.cost_model,
+        cost_model=planning.analysis.cost_model,
         objective=fields.objective,
         hbm_bytes_per_s=fields.hbm_bytes_per_s,
-        tiled=fields.tiled,
         feeding=fields.feeding,
     )
-    alone = state(session.model, terms)
+    alone = state(planning.model, terms)
     for mine, theirs in zip(made.problem.node_costs, alone.problem.node_costs, strict=True):
         assert np.array_equal(mine, theirs)
     for edge, other in zip(made.problem.edges, alone.problem.edges, strict=True):

@@ -23,7 +23,7 @@ from pbqp.smaller.quotient import classes_of, quotient
 from pbqp.smaller.smaller import Chain, floor_of
 from planner.search.narrow import narrow
 from planner.search.shared_layers import SharedInstance
-from tests.sessions import ALIKE, small_session
+from tests.problems import ALIKE, small_problem
 
 
 def _random(seed: int, *, rows: bool = False, nodes: int = 8, forbidden: float = 0.1) -> Problem:
@@ -131,9 +131,9 @@ def test_what_is_left_below_a_cutoff_costs_the_same_and_nothing_below_it_is_lost
 
 
 def test_a_chain_leads_back_step_by_step_and_is_worth_its_weakest_bound() -> None:
-    session = small_session("bert", ALIKE)
-    shared = session.shared({"x": 4, "y": 2})
-    assert shared is not None
+    planning = small_problem("bert", ALIKE)
+    shared = planning.state(planning.mesh({"x": 4, "y": 2}))
+    assert isinstance(shared, SharedInstance)
     optimum = solve(shared.problem, time_limit=60.0)
     narrowed = narrow(shared, 1.001 * optimum.value)
     assert isinstance(narrowed.stated, SharedInstance)

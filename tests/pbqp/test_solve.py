@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -15,13 +14,13 @@ from hypothesis import strategies as st
 from pbqp import auto
 from pbqp.bounds.cutting_planes import best_prices
 from pbqp.bounds.messages import Messages
-from pbqp.control import Control
 from pbqp.deadline import Deadline
 from pbqp.errors import SolverError
 from pbqp.incumbent import Incumbent
 from pbqp.marginals import Effort, marginals, min_marginals
 from pbqp.methods import METHODS, solve
 from pbqp.network.network import Network
+from pbqp.options import SolveOptions
 from pbqp.problem import Edge, Problem, Row
 from pbqp.row_table import RowTable
 from pbqp.smaller.prepared import Prepared
@@ -191,11 +190,10 @@ def test_marginals_of_classes_come_with_a_choice_that_costs_so_much(problem: Pro
 def test_prices_prove_bounds(problem: Problem) -> None:
     optimum = solve(problem, method="brute").value
     rows = RowTable.of(problem)
-    control = Control(deadline=Deadline.after(10.0))
-    control = replace(control, started=time.perf_counter())
+    options = SolveOptions(deadline=Deadline.after(10.0))
     prepared = Prepared(problem, rows)
     if rows.count and prepared.fit() and prepared.reduce():
-        priced = best_prices(prepared, Incumbent(problem, rows, control), control, 1.0)
+        priced = best_prices(prepared, Incumbent(problem, rows, options), options, 1.0)
         assert (priced.prices >= 0).all()
         assert priced.bound <= optimum + 1e-9 * abs(optimum) if math.isfinite(optimum) else True
 

@@ -13,7 +13,6 @@ from pbqp.compiled.block_moves import Primal
 from pbqp.compiled.branching import Tree
 from pbqp.compiled.cores import Cores
 from pbqp.compiled.multiplicative_weights import Dual
-from pbqp.control import Control
 from pbqp.deadline import Deadline
 from pbqp.errors import SolverError
 from pbqp.exact.lazy_rows import LazyRows
@@ -21,6 +20,7 @@ from pbqp.incumbent import Incumbent
 from pbqp.memory_rows import Row, Schedule
 from pbqp.methods import solve
 from pbqp.network.network import Network
+from pbqp.options import SolveOptions
 from pbqp.problem import Edge, Problem
 from pbqp.row_table import RowTable
 from pbqp.smaller.folding import Tied
@@ -268,7 +268,7 @@ def test_a_program_that_adds_rows_as_they_are_violated_ends_at_the_optimum(seed:
         return
     tied = Tied(prepared.network.copy(), rows)
     assert tied.possible
-    incumbent = Incumbent(problem, rows, Control(deadline=Deadline.after(10)))
+    incumbent = Incumbent(problem, rows, SolveOptions(deadline=Deadline.after(10)))
 
     def found(choice: dict[int, int]) -> None:
         whole = np.zeros(len(problem.node_costs), dtype=np.intp)
@@ -339,9 +339,9 @@ def test_counted_sweeps_and_moves_bound_and_find_the_same_every_time(seed: int) 
     optimum = min(map(problem.evaluate, within))
     met: list[tuple[float, float]] = []
     for seconds in (30.0, 300.0):
-        control = Control(deadline=Deadline.after(seconds), gap=1e-9)
-        best = Incumbent(problem, RowTable.of(problem), control)
-        primal_dual.search_counted(problem, RowTable.of(problem), best, control)
+        options = SolveOptions(deadline=Deadline.after(seconds), gap=1e-9)
+        best = Incumbent(problem, RowTable.of(problem), options)
+        primal_dual.search_counted(problem, RowTable.of(problem), best, options)
         met.append((best.value, best.bound))
     assert met[0] == met[1]
     assert met[0][1] <= optimum * (1 + 1e-9) <= met[0][0] * (1 + 2e-9)

@@ -8,11 +8,11 @@ import math
 import numpy as np
 import pytest
 
-from pbqp.control import Control
 from pbqp.deadline import Deadline
 from pbqp.heuristics.local_search import LocalSearch
 from pbqp.methods import solve
 from pbqp.network.network import Network
+from pbqp.options import SolveOptions
 from pbqp.problem import Array, Edge, Problem, Row
 from pbqp.smaller.reductions import Reducer
 
@@ -135,8 +135,8 @@ def test_local_search_keeps_its_sums_right() -> None:
     network = Network.of(problem)
     assert Reducer(network).run(dominance=False, eliminate=False)
     search = LocalSearch(network, None)
-    control = Control(deadline=Deadline.after(5.0))
-    found = search.run(control, 1.0, 20)
+    options = SolveOptions(deadline=Deadline.after(5.0))
+    found = search.run(options, 1.0, 20)
     assert found is not None
     value, choice = found
     assert math.isclose(problem.evaluate([choice[node] for node in range(len(choice))]), value, rel_tol=1e-9)

@@ -19,8 +19,7 @@ import pytest
 import planner
 from planner.decision import Decision
 from planner.errors import PlanFileError
-from planner.plan_file.codec import as_json, from_json
-from planner.plan_file.record import GROWN, PlanRecord
+from planner.plan_file.record import decision_of, record_of
 from planner.plan_file.store import EDITED, UNSURE, read_saved
 from tests.small import NEVER, train_args, train_step
 
@@ -142,7 +141,7 @@ def _check(text: str, original: Decision, path: Path) -> bool:
     assert str(loaded).encode()
     record = json.loads(path.read_text(encoding="utf-8"))
     record.pop("digest", None)
-    told = as_json(from_json(PlanRecord, record, grown=GROWN))
+    told = record_of(decision_of(record))
     record = _completed(record, told)
     assert json.dumps(told, sort_keys=True) == json.dumps(record, sort_keys=True), "it is read as what it says"
     if not {EDITED, UNSURE} & set(decision.notes):

@@ -18,7 +18,7 @@ from planner.emit import alternatives as variants
 from planner.emit.runner import Runner
 from planner.errors import InfeasibleError
 from planner.planning import checks
-from planner.planning.candidates import JUDGED
+from planner.planning.mesh_candidates import JUDGED
 from planner.verify import compiled, scheduled, verification
 from planner.verify.aot import AotReport, lower_request
 from planner.verify.hlo.collectives import CompiledCollective

@@ -17,9 +17,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import planner
+from planner import content_store
 from planner.errors import ArgumentError
-from planner.planning import plan_cache as kept_plans
-from planner.variants import problem_variants as sessions
+from planner.planning import plan_cache
+from planner.variants import problem_variants
 from tests.small import assert_same, mlp, mlp_args, shapes, train_args, train_step
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +39,7 @@ def test_the_second_plan_is_the_first_without_a_search(tmp_path: Path, monkeypat
     options = _options(tmp_path, check="auto")
     first = planner.plan(train_step, train_args(), donate_argnums=0, options=options)
     with monkeypatch.context() as patch:
-        patch.setattr(sessions, "Session", lambda **_: pytest.fail("made ready for a search"))
+        patch.setattr(problem_variants, "planning_problem", lambda **_: pytest.fail("made ready for a search"))
         second = planner.plan(train_step, train_args(), donate_argnums=0, options=options)
     assert replace(second.decision, checked=()) == replace(first.decision, checked=())
     for before, after in zip(first.checked, second.checked, strict=True):
@@ -72,7 +73,7 @@ def test_another_question_is_another_plan(tmp_path: Path, monkeypatch: pytest.Mo
     for count, (name, ask) in enumerate(OTHERWISE.items(), start=2):
         ask(tmp_path)
         assert len(list(tmp_path.iterdir())) == count, name
-    monkeypatch.setattr(kept_plans, "releases", lambda: ["jax 99"])
+    monkeypatch.setattr(plan_cache, "releases", lambda: ["jax 99"])
     _plan(tmp_path)
     assert len(list(tmp_path.iterdir())) == len(OTHERWISE) + 2, "another release"
 
@@ -118,7 +119,7 @@ def test_folders_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def full(*_: object) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(kept_plans, "write_whole", full)
+    monkeypatch.setattr(content_store, "write_whole", full)
     assert any("could not be kept" in note and "no space left" in note for note in _plan(tmp_path / "new").notes)
 
 

@@ -21,7 +21,7 @@ from planner.explain.repeated_products import products_by_source
 from planner.machine.target import resolve
 from planner.pricing.assignment import Chosen
 from planner.pricing.body_memory import BodyMemory
-from planner.problem import Session
+from planner.problem import PlanningProblem, planning_problem
 from planner.program.graph import Body
 from planner.program.tracing.trace import trace
 
@@ -32,10 +32,10 @@ def mesh_of(**axes: int) -> AbstractMesh:
     return AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
 
 
-def session_of(fn: Any) -> Session:
-    """The session of a program of `X` and `W`."""
+def problem_of(fn: Any) -> PlanningProblem:
+    """The planning problem of a program of `X` and `W`."""
     target = resolve(None, "v5e:4x4")
-    return Session(program=trace(fn, (X, W)), target=target, request=least_time(target.topology, 16e9))
+    return planning_problem(program=trace(fn, (X, W)), target=target, request=least_time(target.topology, 16e9))
 
 
 def of(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
@@ -168,7 +168,7 @@ FREED = {
 @pytest.mark.parametrize("name", FREED)
 def test_operands_are_freed_inside_where_nothing_else_needs_their_memory(name: str) -> None:
     fn, positions = FREED[name]
-    model = session_of(fn).model
+    model = problem_of(fn).model
     *_, last = model.graph.of_kinds(("shard_map",))
     found = freed_inside(model.compiled)
     assert sorted(position for op, position in found if op == last.id) == positions
@@ -183,7 +183,7 @@ def test_operands_are_freed_inside_where_nothing_else_needs_their_memory(name: s
 
 def test_a_fetched_copy_of_such_an_operand_is_free_as_early() -> None:
     columns = by_hand(lambda y, w: y.T @ y[:, :1], in_specs=(P(None, "i"), P()))
-    model = session_of(lambda x, w: columns(by_hand(first)(x, w), w)).model
+    model = problem_of(lambda x, w: columns(by_hand(first)(x, w), w)).model
     *_, last = model.graph.of_kinds(("shard_map",))
     spans = {
         transfer.tensor: int(stop)
@@ -194,8 +194,8 @@ def test_a_fetched_copy_of_such_an_operand_is_free_as_early() -> None:
 
 
 def test_a_body_holds_what_is_freed_until_it_has_read_it_unless_it_stays_on_the_chip() -> None:
-    session = session_of(lambda x, w: x)
-    mesh, body = session.mesh({"i": 16}), Body(graph=session.graph, axes={"i": 16})
+    problem = problem_of(lambda x, w: x)
+    mesh, body = problem.mesh({"i": 16}), Body(graph=problem.graph, axes={"i": 16})
     memory = BodyMemory(beside=np.asarray([0.0, 5.0, 8.0, 6.0, 0.0]), returned=2.0, operands={0: (4.0, 2), 1: (7.0, 3)})
     assert memory.bytes(Inside(body), mesh) == 6.0
     assert memory.bytes(Inside(body, ((0, math.inf),)), mesh) == 7.0
@@ -297,7 +297,7 @@ def test_a_custom_partitioning_works_what_its_body_does() -> None:
 
 
 def test_products_by_source_line_have_those_inside_a_shard_map() -> None:
-    instance = session_of(by_hand(lambda x, w: jnp.tanh(x @ w))).instance({"i": 16})
+    instance = problem_of(by_hand(lambda x, w: jnp.tanh(x @ w))).instance({"i": 16})
     chosen = Chosen(instance=instance, choice=(0,) * len(instance.strategies))
     assert sum(products_by_source(chosen).values()) == 2 * 65536 * 4096 * 4096 / 16
 

@@ -8,7 +8,7 @@ import pytest
 from planner.compiler.schedule.live_ranges import Beside
 from planner.pricing.copy_classes import Classes, needed
 from planner.pricing.memory import MemoryModel
-from tests.sessions import small_session
+from tests.problems import small_problem
 
 
 def _classes(*rows: tuple[float, tuple[int, int]]) -> Classes:
@@ -40,7 +40,7 @@ def test_more_stands_another_part_where_the_source_stays_and_a_part_before_a_loo
 @pytest.mark.parametrize("name", ["moe", "lstm"])
 def test_rows_charge_for_a_copy_where_the_profile_does(name: str) -> None:
     """The choices that the node of a copy leaves, for a source and a target, have the bytes of that copy, at the least."""
-    memory = MemoryModel(instance=small_session(name).instance({"x": 4, "y": 2}))
+    memory = MemoryModel(instance=small_problem(name).instance({"x": 4, "y": 2}))
     rng = np.random.default_rng(0)
     for copy in memory.copies[:200]:
         choice = [int(rng.integers(len(strategies))) for strategies in memory.instance.strategies]

@@ -20,7 +20,6 @@ from planner.errors import ArgumentError
 from planner.plan_file.record import decision_of, record_of
 from planner.pricing.host_feeding import COUNTED, Feeding, feeding_of
 from planner.program.graph import Aval
-from planner.program.tracing.trace import trace
 
 X = Input(tensor=0, examples=0)
 AVAL = Aval(shape=(64, 32), dtype="float32", itemsize=4)
@@ -155,7 +154,7 @@ def test_an_explanation_names_what_must_be_brought(fed: planner.Plan) -> None:
 
 def test_files_of_planners_that_knew_no_inputs_are_read_and_are_plans_without_any(fed: planner.Plan) -> None:
     decision: Decision = fed.decision
-    record = record_of(decision, trace(image_step, IMAGES, donate_argnums=(0,)))
+    record = record_of(decision)
     assert decision_of(record).predicted == decision.predicted
     for name in ("feed_seconds", "fed_bytes", "host_bytes"):
         del record["predicted"][name]

@@ -18,7 +18,7 @@ from cost_models import parse_topology
 from planner.errors import MeshError
 from planner.machine.target import resolve
 from planner.pricing.candidates.strategies import MAX_OF_MANY_AXES
-from planner.problem import Session
+from planner.problem import PlanningProblem, planning_problem
 from planner.program.tracing.trace import trace
 from planner.testing import assert_same_as_single_device
 from tests.small import shapes, train_args, train_step
@@ -41,9 +41,9 @@ def product(mesh: Any, spec: P) -> Any:
     return fn
 
 
-def session_of(fn: Any, args: Any, topology: str) -> Session:
+def problem_of(fn: Any, args: Any, topology: str) -> PlanningProblem:
     target = resolve(None, topology)
-    return Session(program=trace(fn, args), target=target, request=least_time(target.topology, 16e9))
+    return planning_problem(program=trace(fn, args), target=target, request=least_time(target.topology, 16e9))
 
 
 @pytest.mark.parametrize("extra", [2, 11])
@@ -71,7 +71,7 @@ def test_a_mesh_of_nothing_but_axes_of_size_1_is_one_device() -> None:
 
 def test_planning_knows_the_large_axes_alone() -> None:
     shape = {"one": 1, "data": 8, "two": 1, "model": 2, "three": 1}
-    instance = session_of(lambda w, x: x @ w, (W, X), "v5e:4x4").instance(shape)
+    instance = problem_of(lambda w, x: x @ w, (W, X), "v5e:4x4").instance(shape)
     assert instance.mesh.shape == shape
     assert instance.mesh.names == ("data", "model")
     assert {strategies.assignment.shape[1] for strategies in instance.strategies} == {2}
@@ -122,8 +122,8 @@ def test_six_axes_are_planned_no_worse_than_the_three_that_they_make() -> None:
 
 
 def test_what_six_axes_take_is_bounded() -> None:
-    session = session_of(train_step, shapes(train_args(width=1024, batch=4096)), "v5p:4x4x4")
-    instance = session.instance(SIX)
+    problem = problem_of(train_step, shapes(train_args(width=1024, batch=4096)), "v5p:4x4x4")
+    instance = problem.instance(SIX)
     assert instance.problem.node_costs
     assert max(map(len, instance.strategies)) <= MAX_OF_MANY_AXES
     assert sum(met.table.nbytes for met in instance.patterns.met.values()) < 64e6

@@ -8,7 +8,7 @@ import pytest
 from pbqp.problem import Problem
 from planner.pricing.memory import LEFT_OUT, MemoryModel, whole_bytes
 from planner.program.tracing.gc_pause import paused
-from tests.sessions import small_session
+from tests.problems import small_problem
 
 
 def _choices(memory: MemoryModel, count: int) -> list[list[int]]:
@@ -19,7 +19,7 @@ def _choices(memory: MemoryModel, count: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("name", ["deep", "lstm"])
 def test_the_profile_is_the_sum_of_what_is_alive(name: str) -> None:
-    memory = MemoryModel(instance=small_session(name).instance({"x": 4, "y": 2}))
+    memory = MemoryModel(instance=small_problem(name).instance({"x": 4, "y": 2}))
     for choice in _choices(memory, 3):
         expected = np.zeros(memory.steps)
         for charge in memory.charges:
@@ -31,7 +31,7 @@ def test_the_profile_is_the_sum_of_what_is_alive(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["deep", "lstm"])
 def test_charges_are_the_bytes_of_tensors_in_their_nodes_strategies(name: str) -> None:
-    instance = small_session(name).instance({"x": 4, "y": 2})
+    instance = small_problem(name).instance({"x": 4, "y": 2})
     homes, tensors = instance.model.flow.home, instance.model.graph.tensors
     for charge in MemoryModel(instance=instance).charges:
         home = homes[charge.tensor]
@@ -51,7 +51,7 @@ def _bare(memory: MemoryModel) -> Problem:
 @pytest.mark.parametrize("name", ["deep", "lstm", "moe"])
 def test_prices_charge_for_every_byte_of_the_profile(name: str) -> None:
     """Fetched copies, however small, are bytes too: thousands of them were some per cent of the memory."""
-    memory = MemoryModel(instance=small_session(name).instance({"x": 4, "y": 2}))
+    memory = MemoryModel(instance=small_problem(name).instance({"x": 4, "y": 2}))
     points = [0, memory.steps // 3, memory.steps // 2, memory.steps - 1]
     prices = {point: 1.0 + at for at, point in enumerate(points)}
     priced = memory.priced(_bare(memory), prices)
@@ -64,7 +64,7 @@ def test_prices_charge_for_every_byte_of_the_profile(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["deep", "moe"])
 def test_rows_leave_out_no_more_than_a_small_part_of_the_limit(name: str) -> None:
-    memory = MemoryModel(instance=small_session(name).instance({"x": 4, "y": 2}))
+    memory = MemoryModel(instance=small_problem(name).instance({"x": 4, "y": 2}))
     count = len(memory.instance.strategies)
     points = [memory.steps // 3, memory.steps // 2]
     for choice in _choices(memory, 3):
@@ -85,7 +85,7 @@ def test_rows_leave_out_no_more_than_a_small_part_of_the_limit(name: str) -> Non
 
 
 def test_no_plan_on_n_devices_needs_less_than_an_nth_of_the_whole() -> None:
-    memory = MemoryModel(instance=small_session("deep").instance({"x": 4, "y": 2}))
+    memory = MemoryModel(instance=small_problem("deep").instance({"x": 4, "y": 2}))
     least = whole_bytes(memory.instance.model) / 8
     assert all(memory.profile(choice).max() >= least * (1 - 1e-9) for choice in _choices(memory, 3))
 
@@ -106,7 +106,7 @@ def test_a_paused_collector_goes_on_as_it_was() -> None:
 @pytest.mark.parametrize(("topology", "whole"), [("v5e:4x4", True), ("cpu:16", False)])
 def test_a_sum_over_all_devices_that_the_compiler_does_not_scatter_stands_whole(topology: str, whole: bool) -> None:
     """Its parts are read from the sum: it stands beside them where they are split over all devices, and only there."""
-    instance = small_session("deep", topology).instance({"x": 16})
+    instance = small_problem("deep", topology).instance({"x": 16})
     kept: list[float] = []
     for copy in MemoryModel(instance=instance).copies:
         if not copy.transfer.reduced:

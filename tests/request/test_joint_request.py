@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import planner
 from planner.errors import ArgumentError, MeshError, PinError
-from planner.variants import problem_variants as sessions
+from planner.variants import problem_variants
 from tests.small import NEVER, assert_same, train_args, train_step
 from tests.studies.test_joint import SHAPE, WIDE, evaluate, programs
 
@@ -144,7 +144,7 @@ def test_the_second_time_nothing_is_searched(tmp_path: Path, monkeypatch: pytest
     first = kept(tmp_path, layouts=layouts)
     assert len(list(tmp_path.iterdir())) == 1
     with monkeypatch.context() as patch:
-        patch.setattr(sessions, "Session", lambda **_: pytest.fail("made ready for a search"))
+        patch.setattr(problem_variants, "planning_problem", lambda **_: pytest.fail("made ready for a search"))
         second = kept(tmp_path, layouts=layouts)
     assert str(second) == str(first)
     assert (second.moves, second.certificate, second.shared) == (first.moves, first.certificate, first.shared)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,10 +13,12 @@ from benchmarks.asked import least_time
 from cost_models import parse_topology
 from pbqp.smaller.smaller import floor_of
 from planner.machine.target import resolve
+from planner.pricing.instance import Instance
 from planner.pricing.mesh import factorizations
-from planner.problem import Session
+from planner.problem import PlanningProblem, planning_problem
 from planner.program.tracing.trace import trace
-from tests.sessions import small_session
+from planner.search.shared_layers import SharedInstance
+from tests.problems import small_problem
 
 ROWS, WIDTH = 65536, 2048
 """An array of 268 MB: its part takes less than half of the memory on a chip where 8 share it, and more where 2 do."""
@@ -27,22 +30,25 @@ def chain(x: Any, w: Any) -> Any:
     return x
 
 
-def session(topology: str = "v5e:2x4") -> Session:
+def problem(topology: str = "v5e:2x4") -> PlanningProblem:
     target = resolve(None, topology)
     args = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.bfloat16), jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.bfloat16)
     request = least_time(target.topology, 16e9)
-    return Session(program=trace(chain, args), target=target, request=request)
+    return planning_problem(program=trace(chain, args), target=target, request=request)
 
 
-def traffic(found: Session, devices: int) -> float:
+def alone(found: PlanningProblem, devices: int) -> Instance | SharedInstance:
+    """The problem on one device that stands for so many."""
+    return found.state(replace(found.mesh({"x": 1}), stands_for=devices))
+
+
+def traffic(found: PlanningProblem, devices: int) -> float:
     """The bytes that one device moves which stands for so many, at the least."""
-    return sum(
-        float(work.traffic_bytes.min()) for work in found.alone({"x": 1}, devices).whole().works if work is not None
-    )
+    return sum(float(work.traffic_bytes.min()) for work in alone(found, devices).whole().works if work is not None)
 
 
 def test_fewer_devices_have_less_room_for_their_parts() -> None:
-    found = session()
+    found = problem()
     on_one, on_two, on_eight = (traffic(found, devices) for devices in (1, 2, 8))
     assert on_eight < 0.5 * on_two
     assert on_two == on_one
@@ -50,8 +56,8 @@ def test_fewer_devices_have_less_room_for_their_parts() -> None:
 
 @pytest.mark.parametrize("name", ["gpt", "moe", "decode"])
 def test_no_mesh_computes_in_less_than_its_share(name: str) -> None:
-    found = small_session(name)
+    found = small_problem(name)
     for shape in factorizations(parse_topology("v5e:2x4"), max_axes=2):
         devices = found.instance(shape).mesh.num_devices
-        alone = floor_of(found.alone({"x": 1}, devices).node_values) / devices
-        assert alone * (1 - 1e-6) <= floor_of(found.instance(shape).node_values)
+        least = floor_of(alone(found, devices).node_values) / devices
+        assert least * (1 - 1e-6) <= floor_of(found.instance(shape).node_values)

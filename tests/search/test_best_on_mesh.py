@@ -6,24 +6,25 @@ import math
 
 import pytest
 
-from pbqp.budget import Budget
 from pbqp.deadline import Deadline
+from pbqp.options import GAP, SolveOptions
 from planner.pricing.memory import MemoryModel
 from planner.search.best_on_mesh import Outcome, Postponed, free_plan
+from planner.search.shared_layers import SharedInstance
 from planner.search.within_limit import OVER
-from tests.sessions import ALIKE, small_session
+from tests.problems import ALIKE, small_problem
 
 SHAPE = {"x": 4, "y": 2}
 
 
-def _budget() -> Budget:
-    return Budget(deadline=Deadline.after(120.0))
+def _budget() -> SolveOptions:
+    return SolveOptions(deadline=Deadline.after(120.0), gap=GAP)
 
 
 def test_a_plan_is_the_same_whether_nodes_or_classes_decide() -> None:
-    session = small_session("bert", ALIKE)
-    shared, instance = session.shared(SHAPE), session.instance(SHAPE)
-    assert shared is not None
+    problem = small_problem("bert", ALIKE)
+    shared, instance = problem.state(problem.mesh(SHAPE)), problem.instance(SHAPE)
+    assert isinstance(shared, SharedInstance)
     values: list[float] = []
     for stated in (instance, shared):
         found = free_plan(stated, math.inf, _budget(), best=1.001 * values[0] if values else math.inf)
@@ -37,7 +38,7 @@ def test_a_plan_is_the_same_whether_nodes_or_classes_decide() -> None:
 
 @pytest.mark.parametrize("part", [0.999, 1.001])
 def test_a_known_plan_leaves_only_what_is_better(part: float) -> None:
-    instance = small_session("mlp").instance(SHAPE)
+    instance = small_problem("mlp").instance(SHAPE)
     free = free_plan(instance, math.inf, _budget(), best=math.inf)
     assert isinstance(free, Outcome)
     assert free.candidate is not None
@@ -52,7 +53,7 @@ def test_a_known_plan_leaves_only_what_is_better(part: float) -> None:
 @pytest.mark.sample
 @pytest.mark.parametrize("narrowed", [False, True])
 def test_a_mesh_whose_plan_is_over_the_limit_is_put_off_and_then_keeps_it(narrowed: bool) -> None:
-    instance = small_session("mlp").instance(SHAPE)
+    instance = small_problem("mlp").instance(SHAPE)
     free = free_plan(instance, math.inf, _budget(), best=math.inf)
     assert isinstance(free, Outcome)
     assert free.candidate is not None

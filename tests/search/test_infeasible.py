@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import planner
-from pbqp.budget import Budget
 from pbqp.deadline import Deadline
+from pbqp.options import GAP, SolveOptions
 from pbqp.problem import Problem, Row
 from planner.errors import InfeasibleError
 from planner.search.infeasible import conflict
@@ -55,7 +55,7 @@ def found(usages: dict[int, list[list[float]]], limit: float) -> tuple[int, ...]
     memory: Any = Points({time: [np.asarray(u, float) for u in of] for time, of in usages.items()})
     weights = dict.fromkeys(usages, 1 / len(usages))
     least = Least(choice=(0,), peak_bytes=1.0, bound=1.0, weights=weights)
-    return conflict(memory, least, limit, Budget(deadline=Deadline(float("inf"))))
+    return conflict(memory, least, limit, SolveOptions(deadline=Deadline.never(), gap=GAP))
 
 
 def test_a_point_that_is_above_the_limit_in_every_plan_conflicts_alone() -> None:

@@ -7,7 +7,7 @@ from pbqp.methods import solve
 from pbqp.problem import Edge, Problem
 from pbqp.smaller.narrow import swept
 from planner.search.narrow import narrow
-from tests.sessions import small_session
+from tests.problems import small_problem
 
 
 def _random(seed: int) -> Problem:
@@ -40,7 +40,7 @@ def test_every_plan_below_the_cutoff_survives(seed: int, compiled: bool) -> None
 
 @pytest.mark.parametrize("name", ["mlp", "lstm"])
 def test_a_narrowed_instance_has_the_same_optimum(name: str) -> None:
-    instance = small_session(name).instance({"x": 4, "y": 2})
+    instance = small_problem(name).instance({"x": 4, "y": 2})
     best = solve(instance.problem, time_limit=30.0)
     assert best.choice is not None
     narrowed = narrow(instance, best.value * 1.01)
@@ -52,14 +52,14 @@ def test_a_narrowed_instance_has_the_same_optimum(name: str) -> None:
 
 
 def test_nothing_below_the_optimum_is_found_out_or_left_to_the_solver() -> None:
-    instance = small_session("mlp").instance({"x": 4, "y": 2})
+    instance = small_problem("mlp").instance({"x": 4, "y": 2})
     best = solve(instance.problem, time_limit=30.0)
     narrowed = narrow(instance, best.value * 0.9)
     assert narrowed.floor >= best.value * 0.9 or solve(narrowed.stated.problem).value >= best.value * (1 - 1e-9)
 
 
 def test_compiled_messages_narrow_as_well() -> None:
-    instance = small_session("lstm").instance({"x": 4, "y": 2})
+    instance = small_problem("lstm").instance({"x": 4, "y": 2})
     best = solve(instance.problem, time_limit=30.0)
     kept, bound = swept(instance.problem, best.value * 1.001, compiled=True)
     assert sum(map(len, kept)) < 0.5 * sum(map(len, instance.strategies))

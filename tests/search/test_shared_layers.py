@@ -14,22 +14,23 @@ from pbqp.methods import solve
 from planner.machine.target import resolve
 from planner.pricing.assignment import Chosen
 from planner.pricing.build_instance import state
-from planner.problem import Session
+from planner.problem import PlanningProblem, planning_problem, terms_of
 from planner.program.tracing.trace import trace
+from planner.search.shared_layers import SharedInstance
 
 
-def deep_session(layers: int, topology: str, pins: Mapping[str, P] | None = None) -> Session:
+def deep_problem(layers: int, topology: str, pins: Mapping[str, P] | None = None) -> PlanningProblem:
     """That of a deep program, its layers written out."""
     model = deep.deep(replace(deep.REAL, layers=layers), batch=64, size="real")
     target = resolve(None, topology)
     request = least_time(target.topology, float(target.topology.chip.hbm_bytes))
     program = trace(model.fn, model.args, donate_argnums=model.donate_argnums)
-    return Session(program=program, target=target, request=replace(request, pins=pins or {}))
+    return planning_problem(program=program, target=target, request=replace(request, pins=pins or {}))
 
 
-def classes(session: Session) -> int:
+def classes(planning: PlanningProblem) -> int:
     """How many decisions are made."""
-    found = session.members
+    found = planning.analysis.members
     assert found is not None
     return found.classes.count
 
@@ -37,7 +38,7 @@ def classes(session: Session) -> int:
 @pytest.mark.parametrize("topology", ["v5e:4x4", "v5p:4x4x4"])
 def test_more_layers_have_as_many_decisions(topology: str) -> None:
     # What a layer adds to the residual stream reaches the matmuls of all behind it.
-    assert classes(deep_session(12, topology)) == classes(deep_session(16, topology))
+    assert classes(deep_problem(12, topology)) == classes(deep_problem(16, topology))
 
 
 @pytest.mark.parametrize(
@@ -49,20 +50,20 @@ def test_more_layers_have_as_many_decisions(topology: str) -> None:
     ],
 )
 def test_what_is_pinned_alike_shares_its_decisions(pins: Mapping[str, P], more: bool) -> None:
-    session, free = deep_session(8, "v5e:4x4", pins), deep_session(8, "v5e:4x4")
-    outputs = (
-        len(session.output_pins) and 2
-    )  # a result that is pinned is a decision: one of the last layer, one of others
-    assert (classes(session) > classes(free) + outputs) == more
-    shared = session.shared({"x": 4, "y": 4})
-    assert shared is not None
+    planning, free = deep_problem(8, "v5e:4x4", pins), deep_problem(8, "v5e:4x4")
+    analysis = planning.analysis
+    # A result that is pinned is a decision: one of the last layer, one of others.
+    outputs = len(analysis.output_pins) and 2
+    assert (classes(planning) > classes(free) + outputs) == more
+    shared = planning.state(planning.mesh({"x": 4, "y": 4}))
+    assert isinstance(shared, SharedInstance)
     found = solve(shared.problem)
-    alone = solve(state(session.model, session._terms({"x": 4, "y": 4})).problem, time_limit=60.0)
+    alone = solve(state(planning.model, terms_of(planning, planning.mesh({"x": 4, "y": 4}))).problem, time_limit=60.0)
     assert found.status == alone.status == "optimal"
     assert found.value == pytest.approx(alone.value, rel=1e-9)
     choice = shared.lift(found.choice or ()).tolist()
     whole = shared.whole()
     assert whole.problem.evaluate(choice) == pytest.approx(alone.value, rel=1e-9)
     chosen = Chosen(instance=whole, choice=tuple(choice))
-    assert {chosen.stored(tensor) for tensor in session.tensor_pins} == set(session.tensor_pins.values())
-    assert {chosen.returned(position) for position in session.output_pins} == set(session.output_pins.values())
+    assert {chosen.stored(tensor) for tensor in analysis.tensor_pins} == set(analysis.tensor_pins.values())
+    assert {chosen.returned(position) for position in analysis.output_pins} == set(analysis.output_pins.values())

@@ -16,12 +16,13 @@ import pytest
 from pbqp.deadline import Deadline
 from pbqp.errors import SolverError
 from planner.machine import cores
-from planner.problem import Session
+from planner.options import Options
+from planner.problem import PlanningProblem
 from planner.search import workers as pool
-from planner.search.mesh_search import Asked, Found, search
+from planner.search.mesh_search import SearchOptions, SearchResult, search
 from planner.search.mesh_steps import Desk, Report, Task
 from planner.search.workers import Workers
-from tests.sessions import ALIKE, small_session
+from tests.problems import ALIKE, small_problem
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked on Linux only")
 
@@ -48,7 +49,7 @@ def _answer(task: Task, due: Deadline) -> Report:
 
 
 def _each(do: Callable[[Task, Deadline], Report], most: int = 2, count: int = 6) -> tuple[dict[int, Report], list[str]]:
-    with Workers(do, _due, most, since=time.monotonic()) as workers:
+    with Workers(do, _due, most, planning=Deadline.never()) as workers:
         found = {task.mesh: report for task, report in workers.each(_tasks(count))}
     assert not multiprocessing.active_children()
     assert {mesh: report.bound for mesh, report in found.items()} == {mesh: float(mesh) for mesh in range(count)}
@@ -102,7 +103,7 @@ def test_a_worker_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPat
             time.sleep(600)
         return _answer(task, due)
 
-    with Workers(hanging, lambda: Deadline.after(0.0), 2, since=time.monotonic()) as workers:
+    with Workers(hanging, lambda: Deadline.after(0.0), 2, planning=Deadline.never()) as workers:
         found = {task.mesh for task, _ in workers.each(_tasks(3))}
     assert found == {0, 1, 2}
     assert len(workers.notes) == 2
@@ -139,8 +140,8 @@ def test_a_control_group_of_less_time_has_fewer_cores(monkeypatch: pytest.Monkey
 
 
 def test_the_plan_is_the_same_for_any_number_of_workers() -> None:
-    session = small_session("bert", ALIKE)
-    found = [_searched(session, math.inf, workers) for workers in (1, 2, 4)]
+    problem = small_problem("bert", ALIKE)
+    found = [_searched(problem, math.inf, workers) for workers in (1, 2, 4)]
     for other in found[1:]:
         assert [plan.choice for plan in other.candidates] == [plan.choice for plan in found[0].candidates]
         assert (other.bound, other.tried) == (found[0].bound, found[0].tried)
@@ -149,9 +150,9 @@ def test_the_plan_is_the_same_for_any_number_of_workers() -> None:
 
 
 def test_a_search_goes_on_from_steps_that_a_killed_worker_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = small_session("mlp")
-    limit = 0.9 * _searched(session, math.inf, 1, THREE).candidates[0].peak_bytes
-    alone, do = _searched(session, limit, 1, THREE), Desk.do
+    problem = small_problem("mlp")
+    limit = 0.9 * _searched(problem, math.inf, 1, THREE).candidates[0].peak_bytes
+    alone, do = _searched(problem, limit, 1, THREE), Desk.do
 
     def killed(self: Desk, task: Task, due: Deadline) -> Report:
         if task.step == "limited" and os.getpid() != HERE:
@@ -159,11 +160,15 @@ def test_a_search_goes_on_from_steps_that_a_killed_worker_took(monkeypatch: pyte
         return do(self, task, due)
 
     monkeypatch.setattr(Desk, "do", killed)
-    found = _searched(session, limit, 2, THREE)
+    found = _searched(problem, limit, 2, THREE)
     assert found.candidates[0].value == pytest.approx(alone.candidates[0].value)
     assert found.bound == pytest.approx(alone.bound)
     assert any("ended by SIGKILL" in note for note in found.notes)
 
 
-def _searched(session: Session, limit: float, workers: int, meshes: Sequence[Mapping[str, int]] = MESHES) -> Found:
-    return search(meshes, session, Asked(limit_bytes=limit, time_limit_s=300.0, workers=workers))
+def _searched(
+    problem: PlanningProblem, limit: float, workers: int, meshes: Sequence[Mapping[str, int]] = MESHES
+) -> SearchResult:
+    return search(
+        meshes, problem, SearchOptions(limit_bytes=limit, options=Options(time_limit_s=300.0, workers=workers))
+    )

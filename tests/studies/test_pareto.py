@@ -13,10 +13,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import planner
-from planner import problem as session
+from planner import problem
 from planner.errors import ArgumentError, CompileError, InfeasibleError
-from planner.planning.call import Call
-from planner.request import resolve as made_ready
+from planner.request import resolve
+from planner.studies import pareto_search
 from tests.small import NEVER, assert_same, shapes, train_args, train_step
 
 ARGS = train_args(width=128, batch=512)
@@ -170,11 +170,11 @@ def test_where_nothing_is_to_trade_there_is_one_plan() -> None:
 
 def test_a_program_is_made_ready_once(monkeypatch: pytest.MonkeyPatch) -> None:
     traced: list[object] = []
-    make = made_ready.made_ready
-    monkeypatch.setattr(made_ready, "made_ready", lambda *a, **k: (traced.append(a), make(*a, **k))[1])
+    make = resolve.resolve_request
+    monkeypatch.setattr(resolve, "resolve_request", lambda *a, **k: (traced.append(a), make(*a, **k))[1])
     models: list[object] = []
-    model_of = session.model_of
-    monkeypatch.setattr(session, "model_of", lambda *a, **k: (models.append(a), model_of(*a, **k))[1])
+    model_of = problem.model_of
+    monkeypatch.setattr(problem, "model_of", lambda *a, **k: (models.append(a), model_of(*a, **k))[1])
     planner.pareto(train_step, shapes(ARGS), points=4, options=NEVER, **ASKED)
     assert len(traced) == 1
     # One of the program, one of its classes of layers.
@@ -190,14 +190,14 @@ def test_a_search_ended_by_the_clock_is_told() -> None:
 
 
 def test_a_plan_between_that_fails_is_left_out_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    handed_over = Call.handed_over
+    best_plan = pareto_search.best_plan
 
-    def failing(self: Call, proposed: Any, *, not_checked: str = "", not_run: str = "") -> planner.Plan:
+    def failing(request: Any, candidates: Any, *, not_checked: str = "", not_run: str = "") -> planner.Plan:
         if not_run:
             raise CompileError("the compiler died")
-        return handed_over(self, proposed)
+        return best_plan(request, candidates)
 
-    monkeypatch.setattr(Call, "handed_over", failing)
+    monkeypatch.setattr(pareto_search, "best_plan", failing)
     options = planner.Options(affordable_flops=0.0)
     front = planner.pareto(train_step, shapes(ARGS), points=3, options=options, **ASKED)
     assert len(front) == 2

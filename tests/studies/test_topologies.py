@@ -13,7 +13,8 @@ import pytest
 
 import planner
 from planner.errors import ArgumentError, CompileError, InfeasibleError, MeshError
-from planner.planning.call import Call
+from planner.planning import plan_cache
+from planner.request.resolve import PlanRequest
 from planner.studies.topology_table import ENOUGH
 from tests.small import NEVER, shapes, train_args, train_step
 
@@ -107,14 +108,14 @@ def test_where_nothing_fits_there_is_a_row_with_the_reason() -> None:
 
 
 def test_what_does_not_compile_is_a_row_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    handed_over = Call.handed_over
+    best_plan = plan_cache.best_plan
 
-    def failing(self: Call, *args: Any, **more: Any) -> planner.Plan:
-        if self.session.request.topology.name == "v5e:2x2":
+    def failing(request: PlanRequest) -> planner.Plan:
+        if request.target.topology.name == "v5e:2x2":
             raise CompileError("the compiler died; report it")
-        return handed_over(self, *args, **more)
+        return best_plan(request)
 
-    monkeypatch.setattr(Call, "handed_over", failing)
+    monkeypatch.setattr(plan_cache, "best_plan", failing)
     found = planner.compare_topologies(train_step, ARGS, ["v5e:2x2", "v5e:2x1"], options=NEVER)
     assert found.rows[0].why_none == "the compiler died"
     with pytest.raises(CompileError):

@@ -13,10 +13,10 @@ import planner
 from benchmarks.asked import least_time
 from planner.machine.target import resolve
 from planner.options import Options
-from planner.problem import Session
+from planner.problem import PlanningProblem, planning_problem
 from planner.program.tracing.trace import trace
 from planner.variants.lower_bounds import Floors
-from planner.variants.variant_result import FormSearch, Searched
+from planner.variants.variant_result import VariantResult, VariantSearch
 
 UNCHECKED = Options(check="never")
 
@@ -56,13 +56,13 @@ def test_parts_of_which_more_stays_on_the_chips_are_taken_though_memory_is_not_s
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of microbatches of the forms that are searched, one after the other."""
     found: list[int] = []
-    search = FormSearch.search
+    search = VariantSearch.search
 
-    def noted(self: FormSearch, session: Session, **asked: Any) -> Searched | None:
-        found.append(session.program.form.microbatches)
-        return search(self, session, **asked)
+    def noted(self: VariantSearch, problem: PlanningProblem, **asked: Any) -> VariantResult | None:
+        found.append(problem.program.form.microbatches)
+        return search(self, problem, **asked)
 
-    monkeypatch.setattr(FormSearch, "search", noted)
+    monkeypatch.setattr(VariantSearch, "search", noted)
     return found
 
 
@@ -93,8 +93,8 @@ def test_where_neither_memory_nor_the_room_on_the_chips_is_short_no_parts_are_tr
 def test_no_plan_takes_less_than_the_floor_of_its_parts() -> None:
     fn, args = _attention(batch=64)
     target = resolve(None, "v5e:2x2")
-    session = Session(program=trace(fn, args), target=target, request=least_time(target.topology, 16e9))
-    floors = Floors(session, {"x": 1}, 4, 0.0)
+    problem = planning_problem(program=trace(fn, args), target=target, request=least_time(target.topology, 16e9))
+    floors = Floors(problem, {"x": 1}, 4, 0.0)
     values = [floors.of(parts) for parts in (1, 2, 4, 8, 16, 32)]
     assert values == sorted(values, reverse=True)
     assert floors.least_parts([2, 4, 8, 16, 32], 0, 4) == 3

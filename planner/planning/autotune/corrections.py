@@ -15,27 +15,30 @@ from dataclasses import dataclass, field
 from planner.autotune_log import Correction
 from planner.planning.autotune.lessons import Key, Lesson, Promise
 from planner.pricing.calibrated import Prices
-from planner.pricing.mesh import COLLECTIVES, Mesh, mesh_words
+from planner.pricing.mesh import COLLECTIVES, Mesh, ShapeKey, shape_key
 
 MOST = 16.0
 """No price is corrected by more than this factor, up or down: beyond it something else is the matter."""
 TELLING = 0.02
 """Corrections of less are not told."""
 
+Memory = tuple[float, float, float]
+"""Bytes of arguments, of temporaries found, and of temporaries predicted."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Corrections:
     """What is known of one program's prices, `lessons` by mesh, and of its memory.
 
-    `memory` has, by mesh, (arguments, temporaries found, temporaries predicted) of the last plan tried there, in bytes.
+    `memory` is that of the last plan tried on each mesh.
     """
 
-    lessons: Mapping[str, Sequence[Lesson]] = field(default_factory=dict[str, Sequence[Lesson]])
-    memory: Mapping[str, tuple[float, float, float]] = field(default_factory=dict[str, tuple[float, float, float]])
+    lessons: Mapping[ShapeKey, Sequence[Lesson]] = field(default_factory=dict[ShapeKey, Sequence[Lesson]])
+    memory: Mapping[ShapeKey, Memory] = field(default_factory=dict[ShapeKey, Memory])
 
     def prices(self, mesh: Mesh) -> Prices:
         """The prices of a mesh."""
-        mine = self.lessons.get(mesh_words(mesh.shape), ())
+        mine = self.lessons.get(shape_key(mesh.shape), ())
         everything = [lesson for lessons in self.lessons.values() for lesson in lessons]
         own, whole = _by_key(mine), (1 << len(mesh.sizes)) - 1
         by_reach = _pooled(everything)
@@ -70,7 +73,7 @@ class Corrections:
 
     def limit(self, mesh: Mesh, limit_bytes: float) -> float:
         """The limit for predicted bytes under which a plan on a mesh is found to stay within `limit_bytes`."""
-        known = self.memory.get(mesh_words(mesh.shape))
+        known = self.memory.get(shape_key(mesh.shape))
         if known is None:
             return limit_bytes / _ratio((given + found, given + said) for given, found, said in self.memory.values())
         arguments, found, predicted = known
@@ -87,7 +90,7 @@ class Corrections:
             rows += [
                 _row(mesh, kind, mesh.axes(mask), [pair]) for (kind, mask), pair in sorted(_by_key(lessons).items())
             ]
-            known = self.memory.get(mesh_words(mesh.shape))
+            known = self.memory.get(shape_key(mesh.shape))
             if known is not None:
                 rows.append(_row(mesh, "memory", (), [known[1:]]))
         return tuple(row for row in rows if abs(row.factor - 1) > TELLING)

@@ -27,7 +27,7 @@ MOST_MESSAGE = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Verdict:
+class TrialVerdict:
     """What became of a trial; `outcome` is None unless its status is "ok". `peak_bytes` of an "oom" are those needed.
 
     `remedy`: it came out so with the options of this entry of `compiler.emission.options.REMEDIES`, without which it fails.
@@ -58,7 +58,7 @@ class Judge(Protocol):
         """Begins a trial."""
         ...
 
-    def take(self, seconds: float) -> Verdict | None:
+    def take(self, seconds: float) -> TrialVerdict | None:
         """The next verdict, or None if it does not come within `seconds`."""
         ...
 
@@ -83,7 +83,7 @@ class CompilerJudge:
     def __init__(self, emits: Emits, pool: CompilePool, deadline: Deadline) -> None:
         self._emits = replace(emits, target=replace(emits.target, devices=None))
         self._pool, self._deadline = pool, deadline
-        self._asked: deque[tuple[Decision, Verdict | None]] = deque()
+        self._asked: deque[tuple[Decision, TrialVerdict | None]] = deque()
 
     @property
     def room(self) -> int:
@@ -107,12 +107,12 @@ class CompilerJudge:
                 timeout_s=self._deadline.left(1.0),
             )
         except PlannerError as error:
-            self._asked.append((decision, Verdict(status="error", message=str(error)[:MOST_MESSAGE])))
+            self._asked.append((decision, TrialVerdict(status="error", message=str(error)[:MOST_MESSAGE])))
             return
         self._asked.append((decision, None))
         self._pool.submit(request)
 
-    def take(self, seconds: float) -> Verdict | None:
+    def take(self, seconds: float) -> TrialVerdict | None:
         """See `Judge`."""
         if not self._asked:
             return None
@@ -126,21 +126,21 @@ class CompilerJudge:
         return known
 
 
-def _compiled(decision: Decision, report: AotReport) -> Verdict:
+def _compiled(decision: Decision, report: AotReport) -> TrialVerdict:
     """The verdict on a decision by the report of its compile."""
     message = report.message[:MOST_MESSAGE]
     if not report.ok:
-        return Verdict(status=report.status, message=message, peak_bytes=report.needed_bytes)
+        return TrialVerdict(status=report.status, message=message, peak_bytes=report.needed_bytes)
     topology, mesh = decision.request.topology, decision.mesh_shape
     peak = None if report.memory is None else float(report.memory.peak_bytes)
     if peak is not None and peak > decision.request.memory_limit:
         message = f"its peak is {peak:.4g} bytes, above the memory limit"
-        return Verdict(status="oom", message=message, peak_bytes=peak)
+        return TrialVerdict(status="oom", message=message, peak_bytes=peak)
     try:
         estimate = scheduled_seconds(report, topology, mesh)
     except PlannerError as error:
-        return Verdict(status="error", message=str(error)[:MOST_MESSAGE], peak_bytes=peak)
-    return Verdict(
+        return TrialVerdict(status="error", message=str(error)[:MOST_MESSAGE], peak_bytes=peak)
+    return TrialVerdict(
         status="ok",
         message=message,
         outcome=Outcome(

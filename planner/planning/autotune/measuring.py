@@ -25,7 +25,7 @@ from planner.errors import PlannerError
 from planner.machine.global_arrays import host, is_key
 from planner.machine.target import Target
 from planner.options import Options
-from planner.planning.autotune.judges import MOST_MESSAGE, Emits, Verdict, moved
+from planner.planning.autotune.judges import MOST_MESSAGE, Emits, TrialVerdict, moved
 from planner.planning.autotune.lessons import Outcome
 from planner.program.tracing.traced import Program
 from planner.verify.hlo.collectives import read_collectives
@@ -60,11 +60,11 @@ class MeasuringJudge:
         """See `Judge`."""
         self._asked.append(decision)
 
-    def take(self, seconds: float) -> Verdict | None:
+    def take(self, seconds: float) -> TrialVerdict | None:
         """See `Judge`. Runs cannot be broken off, so it may take longer."""
         return self._run(self._asked.popleft()) if self._asked else None
 
-    def _run(self, decision: Decision) -> Verdict:
+    def _run(self, decision: Decision) -> TrialVerdict:
         """What comes of a plan; where it fails and there is a remedy, of the plan with that."""
         found = self._run_once(decision)
         error = (
@@ -74,7 +74,7 @@ class MeasuringJudge:
         )
         return replace(self._run_once(remedied(decision, error)), remedy=error) if error else found
 
-    def _run_once(self, decision: Decision) -> Verdict:
+    def _run_once(self, decision: Decision) -> TrialVerdict:
         runner = self._emits.runner(decision)
         try:
             seconds = self._median(runner)
@@ -84,8 +84,8 @@ class MeasuringJudge:
         except (jax.errors.JaxRuntimeError, PlannerError, ValueError) as error:
             text = f"{type(error).__name__}: {error}"
             status: Status = "oom" if "RESOURCE_EXHAUSTED" in text else "error"
-            return Verdict(status=status, message=text[:MOST_MESSAGE])
-        return Verdict(
+            return TrialVerdict(status=status, message=text[:MOST_MESSAGE])
+        return TrialVerdict(
             status="ok",
             outcome=Outcome(seconds=seconds, exposed=None, communicating=None, collectives=None),
             peak_bytes=peak,

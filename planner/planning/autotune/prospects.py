@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, final
 
-from pbqp.budget import Budget
 from pbqp.deadline import Deadline
 from pbqp.problem import Problem
 from planner.decision import Decision
@@ -25,13 +24,13 @@ from planner.planning.finalize import decide
 from planner.pricing.assignment import Chosen
 from planner.pricing.calibrated import corrected, leaning
 from planner.pricing.instance import Instance
-from planner.pricing.mesh import Shape, mesh_words
-from planner.problem import Session
+from planner.pricing.mesh import Shape, ShapeKey, shape_key
+from planner.problem import PlanningProblem
 from planner.program.graph import Graph
 from planner.program.slots import ENTERING
 from planner.rules.primitives import traits
 from planner.search.best_on_mesh import Candidate, Postponed, free_plan
-from planner.search.mesh_search import Found
+from planner.search.mesh_search import SearchResult, solve_options
 from planner.search.shared_layers import SharedInstance
 
 Leaning = Literal["", "arguments stay", "computed values stay"]
@@ -68,18 +67,18 @@ def _rounded(value: float) -> str:
 
 @final
 class Prospects:
-    """Finds prospects of a session, of plans within `limit_bytes` that its compiler, as far as is known, lets fit."""
+    """Finds prospects of a problem, of plans within `limit_bytes` that its compiler, as far as is known, lets fit."""
 
-    def __init__(self, session: Session, options: Options, *, limit_bytes: float, meshes: int) -> None:
-        self._session, self._options = session, options
+    def __init__(self, problem: PlanningProblem, options: Options, *, limit_bytes: float, meshes: int) -> None:
+        self._problem, self._options = problem, options
         self._limit_bytes, self._meshes = limit_bytes, meshes
-        self._plain: dict[str, Instance] = {}
+        self._plain: dict[ShapeKey, Instance] = {}
 
     def of(self, candidate: Candidate, why: str) -> Prospect:
         """The prospect of a plan found; at the prices as they are, whatever those were at which it was found."""
         plain = self._instance(candidate.instance.mesh.shape)
         promised = replace(candidate, state=lambda: plain)
-        decision = decide(self._session, promised, bound=0.0, seconds=0.0, meshes=self._meshes, notes=())
+        decision = decide(self._problem, promised, bound=0.0, seconds=0.0, meshes=self._meshes, notes=())
         chosen = Chosen(instance=plain, choice=tuple(map(int, candidate.choice)))
         return Prospect(decision=decision, promise=promise_of(chosen, decision.predicted), why=why)
 
@@ -92,35 +91,31 @@ class Prospects:
         """
         try:
             instance = self._instance(shape)
-            shared = None if lean else self._session.shared(shape)
+            alike = not lean and self._problem.analysis.members is not None
+            shared = self._problem.state(instance.mesh) if alike else None
         except (PinError, InfeasibleError):
             return None
         prices = corrections.prices(instance.mesh)
         stated: Instance | SharedInstance
-        if shared is not None:
+        if isinstance(shared, SharedInstance):
             stated = replace(shared, instance=corrected(shared.instance, prices))
         else:
             stated = corrected(instance, prices)
             if lean:
                 stated = replace(stated, given=self._leaning(stated, lean))
         limit = corrections.limit(instance.mesh, self._limit_bytes)
-        budget = Budget(
-            deadline=deadline.within(LEANING_SECONDS if lean else MESH_SECONDS),
-            gap=self._options.gap,
-            seed=self._options.seed,
-            share=self._options.share_layers,
-        )
+        solving = solve_options(self._options, deadline.within(LEANING_SECONDS if lean else MESH_SECONDS))
         cutoff = math.inf if lean else below
-        found = free_plan(stated, limit, budget, best=cutoff)
+        found = free_plan(stated, limit, solving, best=cutoff)
         if isinstance(found, Postponed):
-            found = found.limited(budget, cutoff=cutoff)
+            found = found.limited(solving, cutoff=cutoff)
             if found.open is not None:
-                found = found.open.closed(budget, cutoff=cutoff)
+                found = found.open.closed(solving, cutoff=cutoff)
         if found.candidate is None:
             return None
         return self.of(found.candidate, lean or "best of its mesh")
 
-    def certified(self, decision: Decision, found: Found) -> Decision:
+    def certified(self, decision: Decision, found: SearchResult) -> Decision:
         """A decision with its value at the prices as they are, beside the bound of a search at those prices."""
         value = self._instance(decision.mesh_shape).problem.evaluate(decision.choice)
         certificate = replace(
@@ -134,14 +129,14 @@ class Prospects:
     @property
     def leans(self) -> bool:
         """Whether leaning plans are sought: not where that would take too long."""
-        return len(self._session.model.flow.nodes) <= MOST_NODES
+        return len(self._problem.model.flow.nodes) <= MOST_NODES
 
     def _instance(self, shape: Shape) -> Instance:
         """The problem on a mesh at the prices as they are. Raises: PinError, InfeasibleError."""
-        words = mesh_words(shape)
-        if words not in self._plain:
-            self._plain[words] = self._session.instance(shape)
-        return self._plain[words]
+        key = shape_key(shape)
+        if key not in self._plain:
+            self._plain[key] = self._problem.instance(shape)
+        return self._plain[key]
 
     def _leaning(self, instance: Instance, lean: Leaning) -> Problem:
         """The problem of an instance in which the moves of one kind are several times as dear."""
@@ -155,7 +150,7 @@ class Prospects:
 
     @cached_property
     def _from_arguments(self) -> frozenset[int]:
-        return from_arguments(self._session.graph)
+        return from_arguments(self._problem.graph)
 
 
 def from_arguments(graph: Graph) -> frozenset[int]:

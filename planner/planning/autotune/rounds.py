@@ -10,7 +10,6 @@ the best plan tried is taken, and where none served, what was planned without.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, final
@@ -25,6 +24,8 @@ from planner.planning.autotune.trials import Tried, Trying, Variants
 from planner.pricing.mesh import Shape
 from planner.search.best_on_mesh import Candidate
 
+REFINING_SHARE = 0.5
+"""Part of the time after which no more trials are begun, if there is a plan by then."""
 MOST_ROUNDS = 6
 """Rounds at most; mostly two or three bring something new."""
 LEANING_MESHES = 3
@@ -42,21 +43,12 @@ class Result:
     refined: Refined
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Clock:
-    """When it all began; when no more trials are begun; when those that run are given up if none has come to an end."""
-
-    began: float
-    soft: Deadline
-    hard: Deadline
-
-
 def refine(
     candidates: Sequence[Candidate],
     meshes: Sequence[Shape],
     prospects: Prospects,
     judge: Judge,
-    clock: Clock,
+    deadline: Deadline,
     *,
     how: Literal["compile", "measure"],
     limit_bytes: float,
@@ -64,7 +56,7 @@ def refine(
 ) -> Result:
     """The best of the plans tried, from `candidates` on, the best by the prices as they are first."""
     trying = Trying(judge, emissions, limit_bytes=limit_bytes)
-    run = _Refining(candidates, meshes, prospects, trying, clock)
+    run = _Refining(candidates, meshes, prospects, trying, deadline)
     try:
         ended = run.rounds()
     except KeyboardInterrupt:
@@ -79,7 +71,7 @@ def refine(
         trials=tuple(tried.trial for tried in trying.tried),
         corrections=trying.corrections.told(),
         chosen=None,
-        seconds=time.monotonic() - clock.began,
+        seconds=deadline.elapsed,
         ended=ended,
     )
     return Result(
@@ -99,9 +91,11 @@ class _Refining:
         meshes: Sequence[Shape],
         prospects: Prospects,
         trying: Trying,
-        clock: Clock,
+        deadline: Deadline,
     ) -> None:
-        self._candidates, self._prospects, self._trying, self._clock = candidates, prospects, trying, clock
+        self._candidates, self._prospects, self._trying = candidates, prospects, trying
+        # When no more trials are begun; when those that run are given up if none has come to an end.
+        self._soft, self._hard = deadline.share(REFINING_SHARE), deadline
         # Those of most devices first: mostly they are faster, and those of fewer are ruled out by them at once.
         self._meshes = sorted(meshes, key=lambda shape: (-math.prod(shape.values()), len(shape)))
         self.round = 0
@@ -126,7 +120,12 @@ class _Refining:
 
     @property
     def _over(self) -> bool:
-        return (self._clock.hard if math.isinf(self._trying.best) else self._clock.soft).passed
+        return self._until.passed
+
+    @property
+    def _until(self) -> Deadline:
+        """The end: the later one as long as there is no plan."""
+        return self._hard if math.isinf(self._trying.best) else self._soft
 
     def _step(self, *, wait: bool) -> bool:
         """Begins trials and learns from one that has come to an end; False where there is none, or no time is left."""
@@ -135,8 +134,7 @@ class _Refining:
         self._trying.fill()
         if not self._trying.judge.pending:
             return False
-        until = self._clock.hard if math.isinf(self._trying.best) else self._clock.soft
-        return self._trying.take(until.left() if wait else 0.0)
+        return self._trying.take(self._until.left() if wait else 0.0)
 
     def _look_around(self) -> int:
         """Seeks prospects on all meshes, while trials run; how many are new."""
@@ -154,7 +152,7 @@ class _Refining:
             if self._over:
                 return new
             prospect = self._prospects.best(
-                shape, corrections, below=best * (FIRST_REACH if first else 1.0), deadline=self._clock.soft
+                shape, corrections, below=best * (FIRST_REACH if first else 1.0), deadline=self._soft
             )
             if prospect is not None:
                 expected[i] = corrections.expected(prospect.promise)
@@ -166,7 +164,7 @@ class _Refining:
                 if self._over:
                     return new
                 prospect = self._prospects.best(
-                    self._meshes[i], corrections, below=math.inf, deadline=self._clock.soft, lean=lean
+                    self._meshes[i], corrections, below=math.inf, deadline=self._soft, lean=lean
                 )
                 if prospect is not None:
                     new += self._trying.add(prospect, self.round)

@@ -13,10 +13,10 @@ from planner.autotune_log import Trial
 from planner.decision import Decision
 from planner.emit.alternatives import remedied
 from planner.planning.autotune.corrections import Corrections
-from planner.planning.autotune.judges import Judge, Verdict
+from planner.planning.autotune.judges import Judge, TrialVerdict
 from planner.planning.autotune.lessons import Lesson, lesson
 from planner.planning.autotune.prospects import Prospect
-from planner.pricing.mesh import mesh_words
+from planner.pricing.mesh import ShapeKey, shape_key
 
 FIRST_HOPE = 0.85
 """What a trial may come to of what is expected of it, before any has shown how far that is off."""
@@ -71,7 +71,7 @@ class Trying:
         self._waiting: list[Emitted] = []
         self._running: deque[tuple[Emitted, float]] = deque()
         self._seen: set[tuple[object, ...]] = set()
-        self._failed: set[tuple[str, tuple[object, ...]]] = set()
+        self._failed: set[tuple[ShapeKey, tuple[object, ...]]] = set()
         self._hopes: deque[float] = deque(maxlen=REMEMBERED)
         self._ways: defaultdict[int, list[float]] = defaultdict(list)
         self._lessons: dict[int, tuple[float, Lesson]] = {}
@@ -91,7 +91,7 @@ class Trying:
         """Takes a prospect into the queue; whether it is a new one."""
         if (
             prospect.signature in self._seen
-            or (mesh_words(prospect.promise.mesh.shape), prospect.signature) in self._failed
+            or (shape_key(prospect.promise.mesh.shape), prospect.signature) in self._failed
         ):
             return False
         self._seen.add(prospect.signature)
@@ -144,7 +144,7 @@ class Trying:
         if verdict.status in FAILURES and emitted.way == 0:
             # The compiler may do with an equal plan on another mesh.
             self._seen.discard(emitted.prospect.signature)
-            self._failed.add((mesh_words(emitted.prospect.promise.mesh.shape), emitted.prospect.signature))
+            self._failed.add((shape_key(emitted.prospect.promise.mesh.shape), emitted.prospect.signature))
         if emitted.way == 0 and tried.seconds <= CLOSE * before:
             ways = enumerate(self._variants(emitted.decision), 1)
             self._waiting += [replace(emitted, decision=d, way=way, like=tried.seconds) for way, d in ways]
@@ -159,7 +159,7 @@ class Trying:
         if self.corrections.lessons:
             self._hopes.append(tried.seconds / expected)
 
-    def _learn(self, tried: Tried, verdict: Verdict) -> None:
+    def _learn(self, tried: Tried, verdict: TrialVerdict) -> None:
         """Corrects the prices by a trial. Of several ways to emit one plan, the fastest teaches."""
         promise, memory = tried.emitted.prospect.promise, dict(self.corrections.memory)
         needed = verdict.peak_bytes
@@ -167,7 +167,7 @@ class Trying:
             needed = NEEDS_AT_LEAST * max(promise.peak_bytes, self._limit_bytes)
         if needed is not None and promise.peak_bytes > promise.argument_bytes:
             arguments = promise.argument_bytes
-            memory[mesh_words(promise.mesh.shape)] = (
+            memory[shape_key(promise.mesh.shape)] = (
                 arguments,
                 max(needed - arguments, 0.0),
                 promise.peak_bytes - arguments,
@@ -175,13 +175,13 @@ class Trying:
         known = self._lessons.get(id(tried.emitted.prospect))
         if verdict.outcome is not None and (known is None or verdict.outcome.seconds < known[0]):
             self._lessons[id(tried.emitted.prospect)] = (verdict.outcome.seconds, lesson(promise, verdict.outcome))
-        lessons: dict[str, list[Lesson]] = {}
+        lessons: dict[ShapeKey, list[Lesson]] = {}
         for _, learnt in self._lessons.values():
-            lessons.setdefault(mesh_words(learnt.mesh.shape), []).append(learnt)
+            lessons.setdefault(shape_key(learnt.mesh.shape), []).append(learnt)
         self.corrections = Corrections(lessons=lessons, memory=memory)
 
 
-def _record(emitted: Emitted, expected: float, verdict: Verdict) -> Trial:
+def _record(emitted: Emitted, expected: float, verdict: TrialVerdict) -> Trial:
     decision, prospect = emitted.decision, emitted.prospect
     return Trial(
         round=emitted.round,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -19,17 +18,18 @@ from planner.decision import Decision
 from planner.errors import ArgumentError
 from planner.options import Options
 from planner.planning.autotune.corrections import Corrections
-from planner.planning.autotune.judges import Verdict
+from planner.planning.autotune.judges import TrialVerdict
 from planner.planning.autotune.lessons import Outcome
 from planner.planning.autotune.prospects import Prospects, from_arguments
-from planner.planning.autotune.rounds import Clock, Result, refine
+from planner.planning.autotune.rounds import Result, refine
 from planner.pricing.calibrated import Prices, corrected
-from planner.problem import Session
+from planner.problem import PlanningProblem
+from planner.search.mesh_search import SearchOptions, search
 from planner.search.offered_meshes import offered_meshes
-from tests.sessions import small_session
+from tests.problems import small_problem
 from tests.small import NEVER, mlp, mlp_args, shapes, train_args, train_step
 
-Says = Callable[[Decision], Verdict | None]
+Says = Callable[[Decision], TrialVerdict | None]
 
 
 class Judge:
@@ -52,55 +52,53 @@ class Judge:
         self.asked.append(decision)
         self.waiting.append(decision)
 
-    def take(self, seconds: float) -> Verdict | None:
+    def take(self, seconds: float) -> TrialVerdict | None:
         answer = self.says(self.waiting[0]) if self.waiting else None
         if answer is not None:
             self.waiting.popleft()
         return answer
 
 
-def ran(seconds: float) -> Verdict:
+def ran(seconds: float) -> TrialVerdict:
     outcome = Outcome(seconds=seconds, exposed=None, communicating=None, collectives=None)
-    return Verdict(status="ok", outcome=outcome, peak_bytes=1e6)
+    return TrialVerdict(status="ok", outcome=outcome, peak_bytes=1e6)
 
 
 def shape_of(decision: Decision) -> tuple[int, ...]:
     return tuple(decision.mesh_shape.values())
 
 
-@pytest.fixture(scope="module", name="session")
-def session_fixture() -> Session:
-    return small_session("mlp")
+@pytest.fixture(scope="module", name="problem")
+def problem_fixture() -> PlanningProblem:
+    return small_problem("mlp")
 
 
-def refined(session: Session, judge: Judge, seconds: float = 60.0, **more: object) -> Result:
+def refined(problem: PlanningProblem, judge: Judge, seconds: float = 60.0, **more: object) -> Result:
     options = Options()
-    meshes = offered_meshes(session.program, session.target, session.request, None, 2)
-    limit = session.request.memory_limit
-    found = session.search(meshes, limit_bytes=limit, options=options)
-    prospects = Prospects(session, options, limit_bytes=limit, meshes=len(meshes))
-    now = time.monotonic()
-    clock = Clock(began=now, soft=Deadline.after(seconds), hard=Deadline.after(seconds))
+    meshes = offered_meshes(problem.program, problem.target, problem.request, None, 2)
+    limit = problem.request.memory_limit
+    found = search(meshes, problem, SearchOptions(limit_bytes=limit, options=options))
+    prospects = Prospects(problem, options, limit_bytes=limit, meshes=len(meshes))
     return refine(
         found.candidates,
         meshes,
         prospects,
         judge,
-        clock,
+        Deadline.after(seconds),
         how="compile",
         limit_bytes=limit,
         **{"emissions": lambda decision: (), **more},  # pyright: ignore[reportArgumentType]
     )
 
 
-def test_the_fastest_plan_tried_is_taken(session: Session) -> None:
+def test_the_fastest_plan_tried_is_taken(problem: PlanningProblem) -> None:
     """Whatever is predicted: here the judge prefers the mesh that it is told to."""
 
-    def says(decision: Decision) -> Verdict:
+    def says(decision: Decision) -> TrialVerdict:
         return ran(decision.predicted.seconds * (1.0 if shape_of(decision) == (4, 2) else 30.0))
 
     judge = Judge(says)
-    result = refined(session, judge)
+    result = refined(problem, judge)
     assert shape_of(result.decisions[0]) == (4, 2)
     record = result.decisions[0].refined
     assert record is not None
@@ -116,8 +114,8 @@ def test_what_was_found_corrects_what_is_expected() -> None:
 
     Collectives of a kind that was never tried are expected to be as predicted.
     """
-    session = small_session("resnet")
-    result = refined(session, Judge(lambda decision: ran(5.0 * decision.predicted.seconds), room=1))
+    problem = small_problem("resnet")
+    result = refined(problem, Judge(lambda decision: ran(5.0 * decision.predicted.seconds), room=1))
     later = [trial for trial in result.refined.trials[1:] if trial.emission == "as planned"]
     assert later
     for trial in later:
@@ -126,27 +124,27 @@ def test_what_was_found_corrects_what_is_expected() -> None:
     assert any(c.what == "computing" and c.factor == pytest.approx(5.0) for c in result.refined.corrections)
 
 
-def test_equal_programs_are_tried_once(session: Session) -> None:
+def test_equal_programs_are_tried_once(problem: PlanningProblem) -> None:
     judge = Judge(lambda decision: ran(1.0))
-    refined(session, judge)
+    refined(problem, judge)
     seen = [(decision.mesh_shape, decision.in_specs, decision.choice) for decision in judge.asked]
     assert len(seen) == len({repr(one) for one in seen})
 
 
-def test_other_emissions_of_good_plans_are_tried(session: Session) -> None:
-    def fast(decision: Decision) -> Verdict:
+def test_other_emissions_of_good_plans_are_tried(problem: PlanningProblem) -> None:
+    def fast(decision: Decision) -> TrialVerdict:
         return ran(decision.predicted.seconds * (0.5 if "quick" in decision.compiler_options else 1.0))
 
     def emissions(decision: Decision) -> tuple[Decision, ...]:
         return (replace(decision, compiler_options={"quick": "1"}),)
 
-    result = refined(session, Judge(fast), emissions=emissions)
+    result = refined(problem, Judge(fast), emissions=emissions)
     assert result.decisions[0].compiler_options == {"quick": "1"}
 
 
-def test_a_plan_that_took_a_remedy_carries_it(session: Session) -> None:
+def test_a_plan_that_took_a_remedy_carries_it(problem: PlanningProblem) -> None:
     ((error, remedy),) = REMEDIES.items()
-    result = refined(session, Judge(lambda decision: replace(ran(decision.predicted.seconds), remedy=error)))
+    result = refined(problem, Judge(lambda decision: replace(ran(decision.predicted.seconds), remedy=error)))
     best = result.decisions[0]
     assert remedy.options.items() <= best.compiler_options.items()
     assert any(error in note for note in best.notes)
@@ -154,56 +152,56 @@ def test_a_plan_that_took_a_remedy_carries_it(session: Session) -> None:
 
 
 @pytest.mark.parametrize("status", ["oom", "error", "crash", "timeout"])
-def test_failures_are_on_record_and_nothing_is_chosen(session: Session, status: str) -> None:
-    def fails(decision: Decision) -> Verdict:
-        return Verdict(status=status, message="so it is")  # pyright: ignore[reportArgumentType]
+def test_failures_are_on_record_and_nothing_is_chosen(problem: PlanningProblem, status: str) -> None:
+    def fails(decision: Decision) -> TrialVerdict:
+        return TrialVerdict(status=status, message="so it is")  # pyright: ignore[reportArgumentType]
 
-    result = refined(session, Judge(fails))
+    result = refined(problem, Judge(fails))
     assert not result.decisions
     assert result.refined.trials
     assert {trial.status for trial in result.refined.trials} == {status}
     assert result.refined.chosen is None
 
 
-def test_one_failure_does_not_end_it(session: Session) -> None:
-    def says(decision: Decision) -> Verdict:
+def test_one_failure_does_not_end_it(problem: PlanningProblem) -> None:
+    def says(decision: Decision) -> TrialVerdict:
         first = shape_of(decision) == (8,)
-        return Verdict(status="crash", message="died") if first else ran(decision.predicted.seconds)
+        return TrialVerdict(status="crash", message="died") if first else ran(decision.predicted.seconds)
 
-    result = refined(session, Judge(says))
+    result = refined(problem, Judge(says))
     assert result.decisions
     assert shape_of(result.decisions[0]) != (8,)
 
 
-def test_an_interruption_keeps_the_best_so_far(session: Session) -> None:
+def test_an_interruption_keeps_the_best_so_far(problem: PlanningProblem) -> None:
     answers = iter([ran(1.0)])
 
-    def says(decision: Decision) -> Verdict:
+    def says(decision: Decision) -> TrialVerdict:
         answer = next(answers, None)
         if answer is None:
             raise KeyboardInterrupt
         return answer
 
-    result = refined(session, Judge(says))
+    result = refined(problem, Judge(says))
     assert len(result.decisions) == 1
     assert "interrupted" in result.refined.ended
 
 
-def test_time_that_is_over_is_told(session: Session) -> None:
-    result = refined(session, Judge(lambda decision: None), seconds=0.5)
+def test_time_that_is_over_is_told(problem: PlanningProblem) -> None:
+    result = refined(problem, Judge(lambda decision: None), seconds=0.5)
     assert not result.decisions
     assert result.refined.ended == "the time was over"
 
 
-def test_a_judge_that_is_not_there_is_told(session: Session) -> None:
-    judge = Judge(lambda decision: Verdict(status="unavailable", message="no compiler"), room=1)
-    assert refined(session, judge).refined.ended == "no compiler"
+def test_a_judge_that_is_not_there_is_told(problem: PlanningProblem) -> None:
+    judge = Judge(lambda decision: TrialVerdict(status="unavailable", message="no compiler"), room=1)
+    assert refined(problem, judge).refined.ended == "no compiler"
     assert len(judge.asked) == 1
 
 
-def test_corrected_prices_are_those_found(session: Session) -> None:
+def test_corrected_prices_are_those_found(problem: PlanningProblem) -> None:
     """Factors of 1 change nothing; others scale the value of what they are for."""
-    instance = session.instance({"x": 4, "y": 2})
+    instance = problem.instance({"x": 4, "y": 2})
     same = corrected(instance, Prices())
     twice = corrected(instance, Prices(computing=2.0))
     choice = [0] * len(instance.strategies)
@@ -217,8 +215,8 @@ def test_corrected_prices_are_those_found(session: Session) -> None:
     assert dear.seconds_per_byte["all-reduce"][3] == instance.mesh.seconds_per_byte["all-reduce"][3]
 
 
-def test_what_is_made_of_one_argument_is_told_apart(session: Session) -> None:
-    graph = session.graph
+def test_what_is_made_of_one_argument_is_told_apart(problem: PlanningProblem) -> None:
+    graph = problem.graph
     found = from_arguments(graph)
     assert set(graph.inputs) <= found
     dots = [tensor for op in graph.by_kind["dot_general"] for tensor in op.results]
@@ -226,22 +224,22 @@ def test_what_is_made_of_one_argument_is_told_apart(session: Session) -> None:
     assert not found & set(dots)
 
 
-def test_a_buffer_that_nobody_thought_of_is_room_taken_from_the_limit(session: Session) -> None:
-    mesh = session.instance({"x": 8}).mesh
-    known = Corrections(memory={"x=8": (4e9, 9e9, 3e9)})
+def test_a_buffer_that_nobody_thought_of_is_room_taken_from_the_limit(problem: PlanningProblem) -> None:
+    mesh = problem.instance({"x": 8}).mesh
+    known = Corrections(memory={(("x", 8),): (4e9, 9e9, 3e9)})
     assert known.limit(mesh, 16e9) == pytest.approx(min(4e9 + 12e9 / 3, 16e9 - 6e9))
     assert Corrections().limit(mesh, 16e9) == 16e9
 
 
-def test_other_emissions_that_gain_nothing_are_given_up(session: Session) -> None:
+def test_other_emissions_that_gain_nothing_are_given_up(problem: PlanningProblem) -> None:
     def emissions(decision: Decision) -> tuple[Decision, ...]:
         return (replace(decision, compiler_options={"slow": "1"}),)
 
-    def says(decision: Decision) -> Verdict:
+    def says(decision: Decision) -> TrialVerdict:
         return ran(decision.predicted.seconds * (2.0 if "slow" in decision.compiler_options else 1.0))
 
     judge = Judge(says, room=1)
-    refined(session, judge, emissions=emissions)
+    refined(problem, judge, emissions=emissions)
     assert sum("slow" in decision.compiler_options for decision in judge.asked) == 1
 
 

@@ -1,20 +1,20 @@
-"""Sessions of the benchmark programs at their small size, for tests of what lies between trace and plan."""
+"""Planning problems of the benchmark programs at their small size, for tests of what lies between trace and plan."""
 
 from __future__ import annotations
 
 from benchmarks.asked import least_time
 from benchmarks.models import MODELS
 from planner.machine.target import resolve
-from planner.problem import Session
+from planner.problem import PlanningProblem, planning_problem
 from planner.program.tracing.trace import trace
 
 ALIKE = "cpu:8"
 """A topology on which the two layers of a small model are alike: on a TPU the last meets its gradient on the chip."""
 
 
-def small_session(name: str, topology: str = "v5e:2x4") -> Session:
-    """The session of one program, minimising time."""
+def small_problem(name: str, topology: str = "v5e:2x4") -> PlanningProblem:
+    """The problem of one program, minimising time."""
     model = MODELS[name]("small")
     target = resolve(None, topology)
     request = least_time(target.topology, 16e9)
-    return Session(program=trace(model.fn, model.args), target=target, request=request)
+    return planning_problem(program=trace(model.fn, model.args), target=target, request=request)

@@ -1,0 +1,83 @@
+"""Options of the command line that are fields of `planner.Options`: names, values, help and defaults come from there."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import typing
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import fields, replace
+from types import UnionType
+from typing import Any, Literal, Union
+
+from planner.cli.program_file import Planned
+from planner.errors import ArgumentError
+from planner.options import Options, Progress
+
+FIELDS = fields(Options)
+FLAGS: Mapping[str, str] = {field.name: f"--{field.name.removesuffix('_s').replace('_', '-')}" for field in FIELDS}
+"""The flag of every field."""
+
+
+def add_options(parser: argparse.ArgumentParser, *, without: Collection[str] = ()) -> None:
+    """Adds the fields of `Options` that text can give; their help is the first sentence about them in its docstring."""
+    kinds, texts = typing.get_type_hints(Options), _first_sentences()
+    for field in FIELDS:
+        if field.name not in without and (values := _values(kinds[field.name], field.name)):
+            default = "" if field.default is None else f" Default: {_text(field.default)}"
+            text = f"{texts[field.name]}{default}".replace("%", "%%")
+            parser.add_argument(FLAGS[field.name], dest=field.name, help=text, **values)
+
+
+def options_of(
+    arguments: argparse.Namespace, planned: Planned, progress: Callable[[Progress], object] | None = None
+) -> Options:
+    """The options of a program's file, overridden by those of the command line. Raises: ArgumentError."""
+    base = planned.keywords.get("options") or Options()
+    if not isinstance(base, Options):
+        raise ArgumentError(f"{arguments.program} gives options={base!r}; it must be a planner.Options")
+    given = {name: value for name in FLAGS if (value := getattr(arguments, name, None)) is not None}
+    return replace(base, **given, progress=progress or base.progress)
+
+
+def _first_sentences() -> dict[str, str]:
+    """What the docstring of `Options` says first of every field, with flags for the names of fields."""
+    found = re.findall(r"^`(\w+)`: (.+?\.)(?=\s)", inspect.getdoc(Options) or "", re.MULTILINE | re.DOTALL)
+    return {name: re.sub(r"`(.+?)`", lambda m: FLAGS.get(m[1], m[1]), " ".join(text.split())) for name, text in found}
+
+
+def _values(kind: Any, name: str) -> dict[str, Any]:
+    """How the parser reads the values of a type; nothing for a type whose values text cannot give."""
+    kinds: Sequence[Any] = typing.get_args(kind) if typing.get_origin(kind) in (Union, UnionType) else (kind,)
+    choices = [word for one in kinds if typing.get_origin(one) is Literal for word in typing.get_args(one)]
+    if float in kinds or int in kinds:
+        number = float if float in kinds else int
+        metavar = "SECONDS" if name.endswith("_s") else "N"
+        return {"type": _choice_or(choices, number, "a number") if choices else number, "metavar": metavar}
+    if Sequence[str] in kinds:
+        return {"type": _choice_or(choices, _names, "names"), "metavar": "NAME,..."}
+    if str in kinds:
+        return {"metavar": "PATH"}
+    return {"choices": choices} if choices and bool not in kinds else {}
+
+
+def _choice_or(choices: Sequence[str], read: Callable[[str], Any], wanted: str) -> Callable[[str], Any]:
+    """Reads one of some choices, or something else."""
+
+    def read_either(text: str) -> Any:
+        try:
+            return text if text in choices else read(text)
+        except ValueError:
+            possible = " or ".join((*choices, wanted))
+            raise argparse.ArgumentTypeError(f"{text!r} is not possible; write {possible}") from None
+
+    return read_either
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,100 @@
+"""The driver: takes a candidate, checks it, tells the verdict, until a plan is handed over; and binds plans."""
+
+from __future__ import annotations
+
+from planner.decision import Decision
+from planner.emit.runner import Runner
+from planner.plan_file.record import decision_of, record_of
+from planner.planning.candidates import Candidates
+from planner.planning.checks import check
+from planner.plans.alternatives import alternatives
+from planner.plans.plan import Plan
+from planner.pricing.assignment import Chosen
+from planner.pricing.mesh import shape_key
+from planner.problem import PlanningProblem
+from planner.program.graph import Graph
+from planner.program.tracing.traced import Program
+from planner.request.resolve import PlanRequest
+
+
+def best_plan(
+    request: PlanRequest, candidates: Candidates | None = None, *, not_checked: str = "", not_run: str = ""
+) -> Plan:
+    """The first plan that passes its checks, or else the best of those that are only suspicious.
+
+    Of several processes the leading one proposes; all check, and get the same plan. `candidates`: those to try; None for
+    all that the request allows. `not_checked`, `not_run`: why nothing is to be checked, or no plan to be run for a check.
+
+    Raises: PinError, InfeasibleError where nothing fits, CompileError where every plan was rejected.
+    """
+    processes = request.target.processes
+    candidates = candidates or Candidates(request, request.problem, request.options)
+    plans: dict[object, Plan] = {}
+    while True:
+        if processes.alone:
+            candidate = candidates.propose()
+        else:
+            record = processes.decided(lambda: record_of(candidates.propose()))
+            candidate = decision_of(record)
+        key = _key(candidate)
+        if key in plans:
+            # It was proposed before, and is the best of those that passed or are suspicious: it is handed over.
+            return plans[key].with_notes(tuple(dict.fromkeys((*candidate.notes, *plans[key].notes))))
+        plan, verdict = check(
+            bound_plan(request, candidate),
+            request.args,
+            request.options,
+            request.target,
+            operations=len(request.variants.of(candidate.form).graph.ops),
+            not_checked=not_checked,
+            not_run=not_run,
+        )
+        if verdict.accepted and not plans:
+            return plan
+        if verdict.rejected is None:
+            plans[key] = plan
+        if processes.leads:
+            candidates.feedback(verdict)
+
+
+def _key(decision: Decision) -> object:
+    """What tells the candidates of one request apart."""
+    return decision.form, shape_key(decision.mesh_shape), decision.choice, bool(decision.constraints)
+
+
+def bound_plan(request: PlanRequest, decision: Decision) -> Plan:
+    """A decision bound to the function and the devices."""
+    problem = problem_of(request, decision)
+    return _bound(request, decision, problem.program, problem.graph)
+
+
+def bound_kept_plan(request: PlanRequest, decision: Decision) -> Plan:
+    """A decision that was kept, bound without stating its problem, which only `explain` needs."""
+    return _bound(request, decision, request.variants.forms.program(decision.form), None)
+
+
+def _bound(request: PlanRequest, decision: Decision, program: Program, graph: Graph | None) -> Plan:
+    runner = Runner(
+        program=program,
+        decision=decision,
+        target=request.target,
+        static_args={i: request.args[i] for i in program.static_argnums},
+        graph=graph,
+    )
+    return Plan(
+        decision=decision,
+        runner=runner,
+        alternatives=lambda: alternatives(problem_of(request, decision), decision),
+        seed=request.options.seed,
+    )
+
+
+def problem_of(request: PlanRequest, decision: Decision) -> PlanningProblem:
+    """The problem that a decision solves. Raises: PinError."""
+    answered = decision.request
+    return request.variants.of(decision.form).with_objective(answered.objective, answered.memory_limit)
+
+
+def chosen(request: PlanRequest, decision: Decision) -> Chosen:
+    """What a decision chose, with the problem of its mesh."""
+    return Chosen(instance=problem_of(request, decision).instance(decision.mesh_shape), choice=decision.choice)
