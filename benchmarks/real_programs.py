@@ -1,8 +1,8 @@
 """Are public programs planned as they are, and as well as their codebases place them themselves?
 
-    python -m benchmarks.real_programs [--only NAME,NAME] [--plans keep,free,own,numerics] [--again] [--out FILE.json]
-    python -m benchmarks.real_programs --summary [--out FILE.json]
-    python -m benchmarks.real_programs --markdown [--out FILE.json]
+    python -m benchmarks.real_programs [--only NAME,NAME] [--plans keep,free,own,numerics] [--again] [--kept DIR]
+    python -m benchmarks.real_programs --summary
+    python -m benchmarks.real_programs --markdown
 
 The programs are those of `benchmarks/real`, one module per codebase; what is not installed is named and left out. Nothing
 of a program is changed: it is traced in the contexts that its codebase enters, and planned with its annotations kept and
@@ -21,8 +21,9 @@ scipy, and this project on PYTHONPATH; run the script in each of them. Rows in t
     the others         that of maxtext and, all --no-deps, brax==0.14.2 mujoco==3.3.7 mujoco-mjx==3.3.7 trimesh glfw
                        pyopengl ml_collections jaxopt dm-tree; dinosaur-dycore==1.2.1 pint flexcache flexparser platformdirs
                        xarray tree_math scikit-learn joblib threadpoolctl narwhals dask partd locket xarray-tensorstore zarr
-                       donfig numcodecs msgspec; diffusers==0.35.2
+                       donfig numcodecs msgspec; diffusers==0.35.2; google-tunix==0.1.7 google-metrax clu wrapt perfetto
 
+Rows go into the file `--out`. With `--kept` only what is lowered otherwise than before is compiled.
 Processor seconds of planning are those of this process and its workers, less those that JAX takes to trace the program.
 """
 
@@ -41,24 +42,23 @@ from typing import Any
 import jax
 
 import planner
+from benchmarks.compiled_row import Row, compiled_row
 from benchmarks.real.base import Build, RealProgram, shapes
 from benchmarks.real.kernels import counted_kernels
 from benchmarks.stamp import stamp
 from cost_models import parse_topology
 from planner.errors import CompileError
 from planner.program.tracing.trace import trace
-from planner.verify.aot import aot_compile
-from planner.verify.step_time import step_time
+from planner.verify.aot import lower_request
+from planner.verify.kept_reports import KeptReports
 
 RESULTS = Path(__file__).resolve().parent / "results" / "real_programs.json"
-CODEBASES = ("maxtext", "jax_llm_examples", "brax_ppo", "dinosaur", "diffusers_unet")
+CODEBASES = ("maxtext", "jax_llm_examples", "brax_ppo", "dinosaur", "diffusers_unet", "tunix_sft")
 """Modules of `benchmarks.real`, each with its `PROGRAMS` and the `PACKAGES` that they import."""
 MODES = ("keep", "free")
 COMPILE_LIMIT_S = 600.0
 DEVICES = 8
 """Virtual CPU devices on which small sizes run."""
-
-Row = dict[str, Any]
 
 
 def programs() -> Iterator[tuple[str, Build, tuple[str, ...]]]:
@@ -76,29 +76,18 @@ def processor_seconds() -> float:
     return spent.user + spent.system + spent.children_user + spent.children_system
 
 
-def compiled(jitted: Any, args: Sequence[Any], topology_name: str, mesh: Mapping[str, int]) -> Row:
+def compiled(jitted: Any, args: Sequence[Any], topology_name: str, mesh: Mapping[str, int], kept: KeptReports) -> Row:
     """What the topology's compiler makes of a jitted program: fit, seconds of the schedule, peak bytes per device."""
-    topology = parse_topology(topology_name)
     try:
         with counted_kernels():
-            report = aot_compile(jitted, args, mesh_shape=mesh, topology=topology_name, timeout_s=COMPILE_LIMIT_S)
+            request = lower_request(jitted, args, mesh_shape=mesh, topology=topology_name, timeout_s=COMPILE_LIMIT_S)
+        report = kept.compiled(request)
     except CompileError as error:
         return {"status": "error", "message": str(error)[:500]}
-    row: Row = {"status": report.status, "compile_seconds": round(report.seconds, 1)}
-    if report.memory is None:
-        return row | {"message": report.message[:300], "peak_bytes": report.needed_bytes}
-    if report.memory.peak_bytes > topology.chip.hbm_bytes:
-        row["status"] = "oom"
-    estimate = step_time(report.hlo, topology, mesh)
-    return row | {
-        "seconds": estimate.seconds,
-        "exposed_seconds": estimate.exposed_collective_seconds,
-        "peak_bytes": report.memory.peak_bytes,
-        "unknown_loops": estimate.unknown_loops,
-    }
+    return compiled_row(report, parse_topology(topology_name), mesh)
 
 
-def planned(program: RealProgram, mode: str) -> Row:
+def planned(program: RealProgram, mode: str, kept: KeptReports) -> Row:
     """The plan of a program, predicted and compiled."""
     with program.context():
         started = processor_seconds()
@@ -129,7 +118,7 @@ def planned(program: RealProgram, mode: str) -> Row:
             "replicated": sorted({op.op for op in plan.replicated}),
             "notes": list(plan.notes),
         }
-    return row | compiled(plan.jit, shapes(program.args), program.topology, mesh)
+    return row | compiled(plan.jit, shapes(program.args), program.topology, mesh, kept)
 
 
 def checked(program: RealProgram, mode: str) -> Row:
@@ -153,22 +142,25 @@ def checked(program: RealProgram, mode: str) -> Row:
 
 @dataclass(slots=True)
 class Table:
-    """The rows in the file of results."""
+    """The rows in the file of results, and the compiles that are kept."""
 
     out: Path
     rows: list[Row]
     again: bool
+    kept: KeptReports
 
     def has(self, program: str, plan: str) -> bool:
         """Whether a row is there and is not to be made again."""
         return not self.again and any((row["program"], row["plan"]) == (program, plan) for row in self.rows)
 
     def keep(self, row: Row) -> None:
-        """Puts a row in the place of an older one and prints it."""
+        """Puts a row in the place of an older one, with the commit that made it, and prints it."""
+        told = stamp()
+        row = row | {"commit": told["commit"][:9]}
         old = [r for r in self.rows if (r["program"], r["plan"]) == (row["program"], row["plan"])]
         self.rows = [r for r in self.rows if r not in old] + [row]
         lines = ",\n".join(json.dumps(r) for r in self.rows)
-        self.out.write_text(f'{{"stamp": {json.dumps(stamp())},\n"rows": [\n{lines}\n]}}\n')
+        self.out.write_text(f'{{"stamp": {json.dumps(told)},\n"rows": [\n{lines}\n]}}\n')
         print(line(row), flush=True)
 
 
@@ -258,10 +250,11 @@ def main() -> None:
     parser.add_argument("--summary", action="store_true", help="only say what the file holds")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--markdown", action="store_true", help="the same as a table of Markdown")
+    parser.add_argument("--kept", type=Path, help="folder of finished compiles, read and written")
     given = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", DEVICES)
     rows = json.loads(given.out.read_text())["rows"] if given.out.exists() else []
-    table, plans = Table(given.out, rows, given.again), given.plans.split(",")
+    table, plans = Table(given.out, rows, given.again, KeptReports(given.kept)), given.plans.split(",")
     for name, build, absent in () if given.summary or given.markdown else programs():
         if not name.startswith(tuple(given.only.split(","))):
             continue
@@ -286,11 +279,11 @@ def measure_real(name: str, program: RealProgram, table: Table, modes: Sequence[
     """The rows of a program at its real size: its plans, and its own placements where they are missing."""
     of = {"program": name, "topology": program.topology}
     for mode in modes:
-        table.keep(of | {"plan": mode, "how": program.notes} | planned(program, mode))
+        table.keep(of | {"plan": mode, "how": program.notes} | planned(program, mode, table.kept))
     for placed in program.own() if own else ():
         plan = f"own {placed.name}"
         if not table.has(name, plan):
-            row = compiled(placed, placed.args, program.topology, placed.mesh)
+            row = compiled(placed, placed.args, program.topology, placed.mesh, table.kept)
             table.keep(of | {"plan": plan, "mesh": dict(placed.mesh)} | row)
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from planner.compiler.emission.passes import CONSTRAIN_ANCHORS_ONLY
+from planner.compiler.model import CompilerModel
+from planner.compiler.targets.cpu import CPU
 from planner.emit.by_hand import ADDING, How, by_hand, chosen_split, laid_split
 from planner.emit.constraints import place
 from planner.emit.halo_exchange import exchanges
@@ -44,11 +48,12 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], set[How 
     "matmul": (jnp.dot, ((8, 16), (16, 8)), {None}),
 }
 """A program, the shapes of its arguments, and what its op may be emitted as where it is split."""
+FEWER_CONSTRAINTS = replace(CPU, passes=(*CPU.passes, CONSTRAIN_ANCHORS_ONLY))
 
 
-@pytest.mark.parametrize("leave_passes", [False, True])
+@pytest.mark.parametrize("compiler", [CPU, FEWER_CONSTRAINTS], ids=["all ops", "anchors only"])
 @pytest.mark.parametrize("name", CASES)
-def test_a_choice_and_its_constraints_agree_on_what_is_emitted_by_hand(name: str, leave_passes: bool) -> None:
+def test_a_choice_and_its_constraints_agree_on_what_is_emitted_by_hand(name: str, compiler: CompilerModel) -> None:
     function, shapes, expected = CASES[name]
     types = ("f32",) * len(shapes)
     bench = Bench(Case(name=name, function=function, shapes=shapes, types=types, ends=(3,) * len(shapes)), MESH)
@@ -57,8 +62,8 @@ def test_a_choice_and_its_constraints_agree_on_what_is_emitted_by_hand(name: str
     seen: set[How | None] = set()
     for node, pick in bench.choices():
         chosen = Chosen(instance=instance, choice=tuple(bench.following(node, pick)))
-        constraints = place(chosen, sum_whole=True, leave_passes=leave_passes).constraints
-        written = {**exchanges(graph, constraints, mesh), **local_calls(graph, constraints, mesh, "cpu")}
+        constraints = place(chosen, compiler).constraints
+        written = {**exchanges(graph, constraints, mesh), **local_calls(graph, constraints, mesh, CPU)}
         for op in graph.ops:
             predicted = by_hand(graph, op, chosen_split(chosen, op))
             laid = by_hand(graph, op, laid_split(graph, op, constraints, mesh.size))

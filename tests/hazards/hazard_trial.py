@@ -22,6 +22,7 @@ from benchmarks.asked import least_time
 from cost_models import Topology
 from pbqp.methods import solve
 from pbqp.problem import Problem
+from planner.compiler.targets.cpu import CPU
 from planner.emit.constraints import place
 from planner.emit.runner import Runner
 from planner.machine.target import Target
@@ -89,7 +90,7 @@ class Bench:
             return
         with (
             patch("planner.emit.runner.exchanges", lambda graph, constraints, mesh: {}),
-            patch("planner.emit.runner.local_calls", lambda graph, constraints, mesh, platform: {}),
+            patch("planner.emit.runner.local_calls", lambda graph, constraints, mesh, compiler: {}),
         ):
             yield
 
@@ -134,7 +135,7 @@ class Bench:
             choice = self.following(node, pick)
             candidate = Candidate(state=lambda: self.instance, choice=choice, value=0.0, bound=0.0, peak_bytes=0.0)
             decision = decide(self.problem, candidate, bound=0.0, seconds=0.0, meshes=1, notes=())
-            placed = place(Chosen(instance=self.instance, choice=choice), sum_whole=False)
+            placed = place(Chosen(instance=self.instance, choice=choice), CPU.without("sum-before-slice"))
             direct = replace(decision, constraints=placed.constraints)
             for one in (decision, direct):
                 key = (one.in_specs, one.out_specs, tuple(sorted(map(str, one.constraints.items()))))

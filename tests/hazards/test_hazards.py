@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import pytest
 
+from planner.compiler.targets.cpu import CPU
 from planner.emit.constraints import place
 from planner.emit.halo_exchange import exchanges
 from planner.emit.local_ops import local_calls
@@ -90,13 +91,11 @@ def test_known_hazards_are_not_left_to_the_compiler(name: str) -> None:
 
     hits = [pick for node, pick in bench.choices() if node == group and specs(pick) == wanted]
     for pick in hits:
-        constraints = place(
-            Chosen(instance=bench.instance, choice=bench.following(group, pick)), sum_whole=True
-        ).constraints
+        constraints = place(Chosen(instance=bench.instance, choice=bench.following(group, pick)), CPU).constraints
         mesh = bench.target.jax_mesh(known.mesh)
         assert op.path in {
             **exchanges(model.graph, constraints, mesh),
-            **local_calls(model.graph, constraints, mesh, "cpu"),
+            **local_calls(model.graph, constraints, mesh, CPU),
         }
     assert bool(hits) == (hazard.remedy == "by hand")
 
