@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -45,9 +44,9 @@ def depths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def _plan(**keywords: Any) -> planner.Plan:
+def _plan(options: planner.Options = HERE, memory_limit: float | None = None) -> planner.Plan:
     model = MODELS["mlp"]("small")
-    return planner.plan(model.fn, model.args, topology="v5e:2x2", **{"options": HERE, **keywords})
+    return planner.plan(model.fn, model.args, topology="v5e:2x2", memory_limit=memory_limit, options=options)
 
 
 def test_meshes_are_searched_near_the_call(depths: list[int]) -> None:
