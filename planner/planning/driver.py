@@ -28,6 +28,7 @@ def best_plan(
     Raises: PinError, InfeasibleError where nothing fits, CompileError where every plan was rejected.
     """
     processes = request.target.processes
+    request.check_pins()
     candidates = candidates or Candidates(request, request.problem, request.options)
     plans: dict[object, Plan] = {}
     while True:

@@ -32,22 +32,12 @@ T = TypeVar("T")
 
 
 def planned_or_kept(request: PlanRequest) -> Plan:
-    """The best plan for a request, kept where its options say so. Raises: what `best_plan` raises, ArgumentError."""
+    """The best plan for a request, out of the folder `Options.cache` where it is there, else put there.
 
-    def planned(request: PlanRequest) -> Plan:
-        request.check_pins()
-        return best_plan(request)
-
-    return cached(planned, request)
-
-
-def cached(planned: Callable[[PlanRequest], Plan], request: PlanRequest) -> Plan:
-    """The plan of `planned` for a request, out of the folder `Options.cache` where it is there, else put there.
-
-    Raises: what `planned` raises; ArgumentError where the folder cannot be made.
+    Raises: what `best_plan` raises; ArgumentError where the folder cannot be made.
     """
     if request.options.cache is None:
-        return planned(request)
+        return best_plan(request)
 
     def read(content: bytes, written_at: datetime) -> Plan:
         saved = read_saved(content.decode(), "it")
@@ -63,7 +53,7 @@ def cached(planned: Callable[[PlanRequest], Plan], request: PlanRequest) -> Plan
         key_of_question(request),
         request.target.processes,
         read=read,
-        make=lambda: planned(request),
+        make=lambda: best_plan(request),
         write=lambda plan: written(record_of(plan.decision)),
     )
     return plan.with_notes((*plan.notes, *notes)) if notes else plan

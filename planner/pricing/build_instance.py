@@ -10,7 +10,7 @@ from planner.compiler.analysis import PLACED_BY_USER, Model
 from planner.decisions.decision_graph import Node
 from planner.decisions.logical_dims import LogicalDims
 from planner.errors import InfeasibleError
-from planner.pricing.body_costs import BodyCost, BodyCosts, body_cost, body_work, border_bytes
+from planner.pricing.bodies.body_costs import BodyCost, BodyCosts, body_cost, body_work, border_bytes
 from planner.pricing.candidates.strategies import (
     SEARCHED_AXES,
     Demand,

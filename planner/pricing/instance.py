@@ -21,7 +21,7 @@ from pbqp.vectors import Floats, Indices, distinct_lines
 from planner.compiler.analysis import Model
 from planner.compiler.layout.row_major_lanes import InRows
 from planner.decisions.decision_graph import Transfer
-from planner.pricing.body_memory import BodyMemory
+from planner.pricing.bodies.body_memory import BodyMemory
 from planner.pricing.candidates.strategies import Kinds, Strategies
 from planner.pricing.host_feeding import Fed, Feeding
 from planner.pricing.mesh import COLLECTIVES, Mesh

@@ -181,8 +181,8 @@ def test_marginals_of_classes_come_with_a_choice_that_costs_so_much(problem: Pro
         if np.isfinite(found.values[of]):
             choice = found.choice(of)
             assert classes[choice[node]] == of
-            assert close(problem.evaluate(choice), found.values[of])
-            assert found.values[of] >= least - 1e-9 * abs(least)
+            assert found.values[of] == pytest.approx(problem.evaluate(choice), rel=1e-9, abs=1e-9)
+            assert found.values[of] >= least - 1e-9 * (1.0 + abs(least))
 
 
 @settings(max_examples=40)

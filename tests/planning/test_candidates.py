@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import planner
-from planner.compiler import targets
+from planner.compiler.emission import options as compiler_options
 from planner.compiler.emission.options import REMEDIES
 from planner.emit import alternatives as variants
 from planner.emit.runner import Runner
@@ -223,8 +223,8 @@ def test_a_plan_without_the_options_that_it_takes_is_told(scripted: Callable[...
 def test_a_plan_for_devices_that_are_here_is_helped_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a compiler that does without fast math only what it is told to."""
     options = {"xla_cpu_enable_fast_math": "False"}
-    known = {"slow math": targets.Remedy(platform="cpu", options=options, evidence="this test")}
-    for module in (targets, variants, verification):
+    known = {"slow math": compiler_options.Remedy(platform="cpu", options=options, evidence="this test")}
+    for module in (compiler_options, variants, verification):
         monkeypatch.setattr(module, "REMEDIES", known)
     whole = Runner.executable.func  # pyright: ignore
 

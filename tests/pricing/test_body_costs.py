@@ -20,7 +20,7 @@ from planner.compiler.schedule.live_ranges import Inside, freed_inside
 from planner.explain.repeated_products import products_by_source
 from planner.machine.target import resolve
 from planner.pricing.assignment import Chosen
-from planner.pricing.body_memory import BodyMemory
+from planner.pricing.bodies.body_memory import BodyMemory
 from planner.problem import PlanningProblem, planning_problem
 from planner.program.graph import Body
 from planner.program.tracing.trace import trace
@@ -84,14 +84,15 @@ def test_a_gradient_summed_by_hand_costs_what_the_planners_costs() -> None:
         check_vma=False,
     )
     pins = {"x": P("i"), "w": P(), "out": P()}
-    plain, own = planned(step, (W, X), mesh={"i": 16}, pins=pins), planned(mine, (W, X))
+    wide = of(8192, 8192), of(262144, 8192)  # more than what stays on a chip
+    plain, own = planned(step, wide, mesh={"i": 16}, pins=pins), planned(mine, wide)
     assert own.predicted.flops == pytest.approx(plain.predicted.flops)
     assert own.predicted.seconds == pytest.approx(plain.predicted.seconds, rel=0.01)
     assert own.predicted.peak_bytes == pytest.approx(plain.predicted.peak_bytes, rel=0.01)
     # What is promised to be optimal is what is predicted, collectives of the program's own included.
     assert own.certificate.value == pytest.approx(own.predicted.seconds, rel=1e-3)
     (total,) = own.predicted.collectives
-    assert (total.kind, total.bytes, total.axes) == ("all-reduce", 4096 * 4096 * 4, ("i",))
+    assert (total.kind, total.bytes, total.axes) == ("all-reduce", 8192 * 8192 * 4, ("i",))
 
 
 def test_what_is_held_inside_a_shard_map_counts_in_the_peak_and_against_the_limit() -> None:

@@ -174,7 +174,7 @@ def test_intermediates_are_named_by_checkpoint_name_and_source() -> None:
     graph = graph_of(lambda x: jnp.sin(checkpoint_name(x @ x, "hidden")), X)
     names = [t.name for t in graph.tensors if t.kind == "intermediate"]
     assert "hidden" in names
-    assert all("program/test_trace.py:" in op.source for op in graph.ops)
+    assert all("tracing/test_trace.py:" in op.source for op in graph.ops)
     lines = {op.source for op in graph.ops}
     assert len(lines) == 1
 

@@ -24,7 +24,7 @@ from planner.compiler.analysis import Model
 from planner.compiler.fusion.bytes_accessed import array_of
 from planner.decisions.groups import Group
 from planner.pricing.assignment import Chosen
-from planner.pricing.body_memory import BodyMemory
+from planner.pricing.bodies.body_memory import BodyMemory
 from planner.pricing.candidates.strategies import Strategies
 from planner.pricing.instance import Instance
 from planner.pricing.memory import MemoryModel
