@@ -52,6 +52,8 @@ ON_CHIP: Mapping[Home, float] = {
 }
 """The largest share of the memory on the chip that an array takes there, as seen in schedules of v5e, v5p and v6e."""
 
+SURELY_ON_CHIP = 1 / 2
+"""The share of it that is counted on where memory is promised: there it is worse to promise too little."""
 WORKING_SET = 0.6
 """The share of it that all arrays of a body take there at once (see `working_sets`).
 
@@ -145,8 +147,8 @@ def in_memory(array: Array, strategies: Strategies, mesh: Mesh) -> npt.NDArray[n
 
 
 def stays_on_chip(local_bytes: Floats, at_once: float, mesh: Mesh) -> npt.NDArray[np.bool_]:
-    """Whether an array stays on a chip with all that stands beside it: `at_once` bytes for each of its own."""
-    return local_bytes <= WORKING_SET * mesh.on_chip_bytes / at_once
+    """Whether an array surely stays on a chip with all that is there at once: `at_once` bytes for each of its own."""
+    return local_bytes <= SURELY_ON_CHIP * mesh.on_chip_bytes / at_once
 
 
 def _room(array: Array, mesh: Mesh) -> float:
