@@ -33,7 +33,7 @@ from benchmarks.zoo_programs import missing
 from planner.errors import PlannerError
 
 ROOT = Path(__file__).resolve().parent.parent
-TOPOLOGIES = ("cpu:8", "v5e:4x4", "v5p:4x4x4")
+TOPOLOGIES = ("cpu:8", "v5e:4x4", "v5p:4x4x4", "h100:8", "h100:4x8")
 TIME_LIMIT_S = 600.0
 """Far more than a search takes here: a search that the clock ends may find another plan the next time."""
 Program = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]
