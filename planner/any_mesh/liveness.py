@@ -49,6 +49,7 @@ class Liveness:
     before loops. `turning[op]`: how often its operand is gone over on devices that hold several elements along a dim of it.
     `when[op]`: before which op it runs, of those that run later than their place. `in_rows`: the tensors that lie in rows
     on a TPU, and how. `working_sets`: what stands beside a tensor.
+    `needed_until[tensor]`: the time until which something reads it, or what is computed from it in passing.
     """
 
     passes: tuple[bool, ...]
@@ -64,6 +65,7 @@ class Liveness:
     hoisted: tuple[Hoisted, ...]
     in_rows: Mapping[int, InRows]
     working_sets: WorkingSets
+    needed_until: tuple[int, ...]
 
     @cached_property
     def narrowed(self) -> dict[int, float]:
@@ -148,6 +150,7 @@ def analyse(graph: Graph, grouping: Grouping, fusion: Fusion = UNKNOWN) -> Liven
         hoisted=tuple(hoisted),
         in_rows=in_row_order(graph, passes) if fusion.computes_operands else {},
         working_sets=WorkingSets(graph, buffers, spans),
+        needed_until=tuple(last),
     )
 
 

@@ -8,13 +8,15 @@ that bytes are worked out per form and not per item.
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from planner.any_mesh.flow import Flow, Transfer
+from planner.any_mesh.buffer import Buffer
+from planner.any_mesh.flow import Flow, Read, Transfer
 from planner.any_mesh.groups import Grouping
 from planner.any_mesh.liveness import Liveness, region_spans
 from planner.any_mesh.row_order import InRows
@@ -23,6 +25,7 @@ from planner.program.gc_pause import paused
 from planner.program.graph import Aval, Body, Graph
 from planner.program.slots import ENTERING, TAKEN_IN
 from planner.rules.op_work import body_of
+from planner.rules.primitives import traits
 from planner.rules.rule import Dims
 from planner.vectors import Indices
 
@@ -32,14 +35,25 @@ Beside = Literal["more", "elsewhere", "apart"]
 part, as of what a loop takes in, which is sliced before the loop."""
 
 
+class Inside(NamedTuple):
+    """The body of an op that stays one op, as it holds memory at one place of a program.
+
+    `freed` are the positions of operands that nothing reads behind the op, each with the bytes that stand at once for each
+    of its own (see `working_sets`): they are held no longer than the body reads them.
+    """
+
+    body: Body
+    freed: tuple[tuple[int, float], ...] = ()
+
+
 class TensorForm(NamedTuple):
     """Type of a tensor, the factors of its dims, and in how many of its bytes it stands.
 
     `reduced` are the factors whose splitting leaves partial sums in it, where a compiler that sums over all devices at
     once keeps the whole; None for what is no such sum. With `several`, a dim, it stands only where a device holds several
-    elements along it. `in_rows`: how it lies in rows (see `row_order`). With `body` it is no tensor, but what the body of
-    an op that stays one op holds beside its operands and results. `at_once`: the bytes that stand at once for each of its
-    own, by which it may stand on the chip (see `working_sets`).
+    elements along it. `in_rows`: how it lies in rows (see `row_order`). With `inside` it is no tensor, but what the body
+    of an op that stays one op holds beside its results and the operands held around it. `at_once`: the bytes that stand at
+    once for each of its own, by which it may stand on the chip (see `working_sets`).
     """
 
     aval: Aval
@@ -48,7 +62,7 @@ class TensorForm(NamedTuple):
     reduced: Reduced | None = None
     several: int | None = None
     in_rows: InRows | None = None
-    body: Body | None = None
+    inside: Inside | None = None
     at_once: float = math.inf
 
 
@@ -63,7 +77,7 @@ class Item(NamedTuple):
     share: Share = WHOLE
     reduced: Reduced | None = None
     several: int | None = None
-    body: Body | None = None
+    inside: Inside | None = None
     at_once: float = math.inf
 
 
@@ -85,12 +99,12 @@ class Holdings:
         numbers: dict[tuple[object, ...], int] = {}
         of_type: list[TensorForm] = []
         rows: list[tuple[int, int, int, int, int]] = []
-        for tensor, node, dims, start, stop, share, reduced, several, body, at_once in items:
+        for tensor, node, dims, start, stop, share, reduced, several, inside, at_once in items:
             lies, aval = in_rows.get(tensor), graph.tensors[tensor].aval
-            key = avals[tensor], dims, share, reduced, several, lies, body, at_once
+            key = avals[tensor], dims, share, reduced, several, lies, inside, at_once
             number = numbers.setdefault(key, len(numbers))
             if number == len(of_type):
-                of_type.append(TensorForm(aval, dims, share, reduced, several, lies, body, at_once))
+                of_type.append(TensorForm(aval, dims, share, reduced, several, lies, inside, at_once))
             rows.append((tensor, node, number, start, stop))
         tensors, nodes, form, starts, stops = np.asarray(rows, np.intp).reshape(-1, 5).T
         return Holdings(tensors=tensors, nodes=nodes, form=form, starts=starts, stops=stops, forms=tuple(of_type))
@@ -116,25 +130,82 @@ def held(graph: Graph, grouping: Grouping, flow: Flow, liveness: Liveness) -> Ho
 
     There is one more point in time than ops.
     """
-    items = [*_held(graph, flow, liveness), *_held_inside(graph, grouping, liveness)]
+    freed = freed_inside(graph, liveness)
+    items = [*_held(graph, flow, liveness, freed), *_held_inside(graph, grouping, liveness, freed)]
     return Holdings.of(graph, items, liveness.in_rows)
 
 
-def _held_inside(graph: Graph, grouping: Grouping, liveness: Liveness) -> Iterator[Item]:
-    """What the bodies of ops that stay one op hold beside their operands and results, which stand for them by name."""
+def freed_inside(graph: Graph, liveness: Liveness) -> dict[Read, int]:
+    """The operands that are free once the body of their op has read them, each with the tensor in whose memory it is.
+
+    A compiler inlines the body of a `shard_map` before it allocates memory (XLA's call inliner, on all platforms), so that
+    what nothing reads behind the op is free from its last reader inside on. What is an argument of the program stays, and
+    what is in the memory of one. Of a body of whole arrays it is not known how its parts lie: its operands stay, too, as
+    do those that stand at several positions.
+    """
+    buffers = defaultdict[int, list[Buffer]](list)
+    for buffer in liveness.buffers:
+        buffers[buffer.tensor].append(buffer)
+    found: dict[Read, int] = {}
+    for op in graph.ops:
+        body, stop = body_of(op), liveness.when.get(op.id, op.id) + 1
+        if body is None or body.axes is None:
+            continue
+        stored = [_named(graph, tensor) for tensor in op.operands]
+        counts = Counter(stored)
+        for position, tensor in enumerate(stored):
+            own = [(buffer.stop, buffer.share, buffer.several) for buffer in buffers[tensor]]
+            alone = counts[tensor] == 1 and own == [(stop, WHOLE, None)]
+            if alone and not _is_read_behind(graph, liveness, tensor, stop):
+                found[op.id, position] = tensor
+    return found
+
+
+def _is_read_behind(graph: Graph, liveness: Liveness, tensor: int, time: int) -> bool:
+    """Whether an op that runs at a time or later reads a tensor, or what is computed from it in passing.
+
+    The pass that runs next may do so and write over it, which ends its memory as early.
+    """
+    met, left = {tensor}, [tensor]
+    while left:
+        read = left.pop()
+        if read in graph.returned:
+            return True
+        for reader, _ in graph.consumers[read]:
+            if liveness.when.get(reader, reader) >= time:
+                return True
+            op = graph.ops[reader]
+            above = {t for t in op.results if traits(op.kind).renames or not liveness.materialised[t]} - met
+            met |= above
+            left += above
+    return False
+
+
+def _named(graph: Graph, tensor: int) -> int:
+    """The tensor that a tensor is another name of."""
+    while (producer := graph.tensors[tensor].producer) is not None and traits(graph.ops[producer].kind).renames:
+        (tensor, *_) = graph.ops[producer].operands
+    return tensor
+
+
+def _held_inside(graph: Graph, grouping: Grouping, liveness: Liveness, freed: Mapping[Read, int]) -> Iterator[Item]:
+    """What the bodies of ops that stay one op hold; results, else operands, stand for them by name."""
+    at_once = liveness.working_sets.per_byte
     for op in graph.ops:
         body, named = body_of(op), next(iter((*op.results, *op.operands)), None)
         if body is not None and named is not None:
             start = liveness.when.get(op.id, op.id)
-            yield Item(named, grouping.group_of[op.id], (), start, start + 1, body=body)
+            own = [(position, freed.get((op.id, position))) for position in range(len(op.operands))]
+            inside = Inside(body, tuple((position, at_once(tensor)) for position, tensor in own if tensor is not None))
+            yield Item(named, grouping.group_of[op.id], (), start, start + 1, inside=inside)
 
 
-def _held(graph: Graph, flow: Flow, liveness: Liveness) -> Iterable[Item]:
+def _held(graph: Graph, flow: Flow, liveness: Liveness, freed: Mapping[Read, int]) -> Iterable[Item]:
     for tensor in graph.tensors:
         home = flow.home[tensor.id]
         if tensor.producer is None and home is not None and tensor.aval.bytes:
             yield Item(tensor.id, home[0], home[1], 0, liveness.steps + 1)
-    summed: set[int] = set()
+    summed, inside = set[int](), set(freed.values())
     for transfer in flow.transfers:
         made = graph.tensors[transfer.tensor]
         if transfer.reduced and made.producer is not None:
@@ -145,7 +216,9 @@ def _held(graph: Graph, flow: Flow, liveness: Liveness) -> Iterable[Item]:
         home = flow.home[buffer.tensor]
         if home is not None:
             start, at_once = buffer.start + (buffer.tensor in summed), liveness.working_sets.per_byte(buffer.tensor)
-            held = Item(buffer.tensor, home[0], home[1], start, buffer.stop, buffer.share)
+            # While the op runs that frees it, its body holds it.
+            stop = buffer.stop - (buffer.tensor in inside)
+            held = Item(buffer.tensor, home[0], home[1], start, stop, buffer.share)
             yield held._replace(several=buffer.several, at_once=at_once)
 
 
@@ -168,6 +241,7 @@ def _copies(
     for read, node in flow.fetched:
         reads.setdefault(node, []).append(read)
     ops, spans = graph.ops, region_spans(graph)
+    freed = freed_inside(graph, liveness)
     read_by = {read: transfer.target for transfer in flow.transfers for read in transfer.reads}
     updates = set[tuple[int, int | None]]() if liveness.fusion.computes_operands else _updates(graph, flow)
     for transfer in moving:
@@ -181,8 +255,9 @@ def _copies(
         start = min(times)
         stop = max(
             [
-                spans[ops[op].region][1] if ops[op].kind in ENTERING else time + 1
-                for (op, _), time in zip(served, times, strict=True)
+                # An op holds itself what it frees.
+                spans[ops[op].region][1] if ops[op].kind in ENTERING else time + ((op, position) not in freed)
+                for (op, position), time in zip(served, times, strict=True)
             ]
         )
         share = liveness.narrow.share(transfer.tensor, served)

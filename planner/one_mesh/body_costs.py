@@ -12,6 +12,7 @@ import numpy as np
 
 from planner.any_mesh.groups import Group
 from planner.any_mesh.program_model import Model
+from planner.one_mesh.body_memory import BodyMemory
 from planner.one_mesh.chosen import Chosen
 from planner.one_mesh.costs import Work
 from planner.one_mesh.instance import Instance
@@ -26,29 +27,41 @@ from planner.rules.collectives import collectives_of
 class BodyCost:
     """What one run of a body takes on one device, but for its collectives.
 
-    `guessed_bytes` is the part of the memory traffic that is of ops whose work is guessed; `temporary_bytes` is held at the
-    fullest point beside what the body takes and returns.
+    `guessed_bytes` is the part of the memory traffic that is of ops whose work is guessed; `memory` is held meanwhile.
     """
 
     seconds: float
     flops: float
     traffic_bytes: float
     guessed_bytes: float
-    temporary_bytes: float
+    memory: BodyMemory
 
 
 def body_cost(alone: Instance) -> BodyCost:
     """The cost of a body, from its problem on a mesh of one device, of which every node has one strategy."""
     chosen = Chosen(instance=alone, choice=(0,) * len(alone.model.flow.nodes))
-    held, graph = MemoryModel(instance=alone).profile(chosen.choice), alone.model.graph
-    made = sum(chosen.stored_bytes(tensor) for tensor in graph.returned if graph.tensors[tensor].producer is not None)
     return BodyCost(
         seconds=chosen.total("seconds"),
         flops=chosen.total("flops"),
         traffic_bytes=chosen.total("traffic_bytes"),
         guessed_bytes=chosen.total("guessed_bytes"),
-        # At the end nothing is held but what was taken.
-        temporary_bytes=max(float(held.max() - held[-1]) - made, 0.0),
+        memory=_memory(chosen),
+    )
+
+
+def _memory(chosen: Chosen) -> BodyMemory:
+    """What a body holds, all of whose operands its own schedule holds from its start to its end."""
+    model = chosen.instance.model
+    held, graph = MemoryModel(instance=chosen.instance).profile(chosen.choice), model.graph
+    made = [tensor for tensor in graph.returned if graph.tensors[tensor].producer is not None]
+    return BodyMemory(
+        # At the end nothing is held but the operands.
+        beside=held - held[-1],
+        returned=sum(map(chosen.stored_bytes, made)),
+        operands={
+            position: (chosen.stored_bytes(tensor), model.liveness.needed_until[tensor])
+            for position, tensor in enumerate(graph.inputs)
+        },
     )
 
 

@@ -19,6 +19,7 @@ from planner.any_mesh.flow import Transfer
 from planner.any_mesh.program_model import Model
 from planner.any_mesh.row_order import InRows
 from planner.identity import numbered
+from planner.one_mesh.body_memory import BodyMemory
 from planner.one_mesh.costs import Work
 from planner.one_mesh.feeding import Fed, Feeding
 from planner.one_mesh.mesh import COLLECTIVES, Mesh
@@ -50,8 +51,8 @@ class Instance:
     """The strategies, costs and memory of a program on one mesh.
 
     Node n may choose among `tables[kind_of[n]]`; nodes of one kind have equal strategies. `works` and `node_values` are
-    what these cost: the value of every strategy of every node, reshards within it included. `temporary_bytes` are held on a
-    device by the bodies of ops that stay one op, beside their operands and results. `tiled`: arrays are stored in
+    what these cost: the value of every strategy of every node, reshards within it included. `body_memory` is held on a
+    device by the bodies of ops that stay one op. `tiled`: arrays are stored in
     tiles, as on TPUs (see `tpu_tiles`). `pinned` are the tensors, `pinned_outputs` the positions of results whose spec the
     user gave. `patterns` are the reshards met on meshes of as many axes, `feeding` is how inputs come from hosts, `given`
     the problem where it is known already.
@@ -69,7 +70,7 @@ class Instance:
     kind_of: tuple[int, ...]
     works: tuple[Work | None, ...]
     node_values: tuple[Floats, ...]
-    temporary_bytes: Mapping[Body, float] = field(default_factory=dict[Body, float])
+    body_memory: Mapping[Body, BodyMemory] = field(default_factory=dict[Body, BodyMemory])
     feeding: Feeding | None = None
     given: Problem | None = None
     _cache: dict[object, Floats] = field(init=False, default_factory=dict[object, Floats])

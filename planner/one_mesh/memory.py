@@ -250,9 +250,9 @@ class MemoryModel:
     def alive(self, time: int, choice: Sequence[int]) -> list[tuple[str, float]]:
         """What is alive at a point of the schedule: (name, bytes per device), largest first."""
         tensors, held = self.instance.model.graph.tensors, self.instance.model.held
-        inside = ["" if held.forms[form].body is None else "what is computed inside for " for form in held.form]
+        inside = ["" if form.inside is None else "what is read and computed inside for " for form in held.forms]
         found = [
-            (inside[i] + tensors[charge.tensor].name, float(charge.bytes[choice[charge.node]]))
+            (inside[held.form[i]] + tensors[charge.tensor].name, float(charge.bytes[choice[charge.node]]))
             for i, charge in enumerate(self.charges)
             if charge.start <= time < charge.stop
         ]
@@ -357,7 +357,7 @@ def whole_bytes(model: Model, *, tiled: bool) -> float:
     No plan on n devices needs less than an n-th of it on each.
     """
     held, steps = model.held, model.liveness.steps + 1
-    known = [form.several is None and form.body is None for form in held.forms]
+    known = [form.several is None and form.inside is None for form in held.forms]
     each = [_share(form, tiled) * form.aval.bytes * counts for form, counts in zip(held.forms, known, strict=True)]
     sizes = np.asarray(each or [0.0])[held.form]
     change = np.zeros(steps + 1)
@@ -368,11 +368,12 @@ def whole_bytes(model: Model, *, tiled: bool) -> float:
 
 def _bytes(instance: Instance, node: int, form: TensorForm) -> Floats:
     """Bytes of a tensor of a form under each strategy of a node."""
-    if form.body is not None:
-        # What the body of an op holds beside its operands and results: on each of its devices, or of whole arrays.
+    if form.inside is not None:
+        # What the body of an op holds: on each of its devices, or of whole arrays.
+        body = form.inside.body
         group, strategies = instance.model.grouping.groups[node], instance.strategies[node]
-        parts = strategies.shards(frozenset(range(len(group.sizes)))) if form.body.axes is None else 1.0
-        return np.full(len(strategies), instance.temporary_bytes[form.body]) / parts
+        parts = strategies.shards(frozenset(range(len(group.sizes)))) if body.axes is None else 1.0
+        return np.full(len(strategies), instance.body_memory[body].bytes(form.inside, instance.mesh)) / parts
     sizes = instance.resident_bytes(form.aval, node, form.dims, in_rows=form.in_rows)
     if form.reduced is not None:
         return _summed_bytes(instance, node, sizes, form.reduced)

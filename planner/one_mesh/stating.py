@@ -89,7 +89,7 @@ def state(model: Model, terms: Terms) -> Instance:
         kind_of=tuple(kind_of),
         works=works,
         node_values=(),
-        temporary_bytes={body: cost.temporary_bytes for body, cost in bodies.items()},
+        body_memory={body: cost.memory for body, cost in bodies.items()},
     )
     return replace(instance, node_values=tuple(instance.stated_values()))
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import planner
 from benchmarks.asked import least_time
+from planner.any_mesh.memory_spans import Inside, freed_inside
 from planner.explain.repeated_products import products_by_source
 from planner.machine.target import resolve
+from planner.one_mesh.body_memory import BodyMemory
 from planner.one_mesh.chosen import Chosen
+from planner.program.graph import Body
 from planner.program.trace import trace
 from planner.session import Session
 
@@ -24,6 +30,12 @@ NEVER = planner.Options(check="never")
 
 def mesh_of(**axes: int) -> AbstractMesh:
     return AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
+
+
+def session_of(fn: Any) -> Session:
+    """The session of a program of `X` and `W`."""
+    target = resolve(None, "v5e:4x4")
+    return Session(program=trace(fn, (X, W)), target=target, request=least_time(target.topology, 16e9))
 
 
 def of(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
@@ -90,6 +102,105 @@ def test_what_is_held_inside_a_shard_map_counts_in_the_peak_and_against_the_limi
     assert mine.predicted.peak_bytes > hidden
     with pytest.raises(planner.errors.InfeasibleError, match="computed inside"):
         planned(by_hand(wide), shapes, memory_limit=hidden / 2)
+
+
+def deep(y: Any, w: Any) -> Any:
+    """Products one after the other, the first of which is the last to read `y`."""
+    for _ in range(3):
+        y = jnp.tanh(y @ w)
+    return y @ w[:, :128]
+
+
+def first(x: Any, w: Any) -> Any:
+    return jnp.sin(x @ w)
+
+
+def test_an_operand_that_nothing_reads_behind_the_op_is_free_once_its_body_has_read_it() -> None:
+    args = of(16 * 65536, 4096), W
+    plain = planned(lambda x, w: deep(first(x, w), w), args, mesh={"i": 16}, pins=PINS).predicted
+    mine = planned(lambda x, w: by_hand(deep)(by_hand(first)(x, w), w), args).predicted
+    assert mine.peak_bytes == pytest.approx(plain.peak_bytes, rel=0.01)
+
+
+def _again(x: Any, w: Any) -> Any:
+    y = by_hand(first)(x, w)
+    return by_hand(deep)(y, w) @ w[:128], y @ w
+
+
+def _returned(x: Any, w: Any) -> Any:
+    y = by_hand(first)(x, w)
+    return by_hand(deep)(y, w), y
+
+
+def _in_passing(x: Any, w: Any) -> Any:
+    y = by_hand(first)(x, w)
+    return by_hand(deep)(y, w), jnp.tanh(y)
+
+
+def _at_two_positions(x: Any, w: Any) -> Any:
+    y = by_hand(first)(x, w)
+    both = by_hand(lambda a, b, w: deep(a, w) + deep(b, w), in_specs=(P("i"), P("i"), P()))
+    return both(y, y, w)
+
+
+def _in_a_loop(x: Any, w: Any) -> Any:
+    before = by_hand(first)(x, w)
+    added = by_hand(lambda y, v, w: jnp.tanh(y @ w) + v, in_specs=(P("i"), P("i"), P()))
+
+    def body(c: Any, _: None) -> tuple[Any, None]:
+        return added(by_hand(first)(c, w), before, w), None
+
+    return jax.lax.scan(body, x, None, length=4)[0]
+
+
+FREED = {
+    "of the op alone": (lambda x, w: by_hand(deep)(by_hand(first)(x, w), w), [0]),
+    "by another name": (lambda x, w: by_hand(deep)(checkpoint_name(by_hand(first)(x, w), "y"), w), [0]),
+    "made in a trip, and made before the loop": (_in_a_loop, [0]),
+    "an argument": (lambda x, w: by_hand(deep)(x, w), []),
+    "read again": (_again, []),
+    "returned": (_returned, []),
+    "read in passing by the next op": (_in_passing, []),
+    "at two positions": (_at_two_positions, []),
+}
+
+
+@pytest.mark.parametrize("name", FREED)
+def test_operands_are_freed_inside_where_nothing_else_needs_their_memory(name: str) -> None:
+    fn, positions = FREED[name]
+    model = session_of(fn).model
+    *_, last = model.graph.of_kinds(("shard_map",))
+    found = freed_inside(model.seen.graph, model.liveness)
+    assert sorted(position for op, position in found if op == last.id) == positions
+    (inside,) = [
+        model.held.forms[form].inside
+        for form, start in zip(model.held.form, model.held.starts, strict=True)
+        if start == last.id and model.held.forms[form].inside is not None
+    ]
+    assert inside is not None
+    assert [position for position, _ in inside.freed] == positions
+
+
+def test_a_fetched_copy_of_such_an_operand_is_free_as_early() -> None:
+    columns = by_hand(lambda y, w: y.T @ y[:, :1], in_specs=(P(None, "i"), P()))
+    model = session_of(lambda x, w: columns(by_hand(first)(x, w), w)).model
+    *_, last = model.graph.of_kinds(("shard_map",))
+    spans = {
+        transfer.tensor: int(stop)
+        for transfer, stop in zip(model.copied.transfers, model.copied.targets.stops, strict=True)
+        if (last.id, 0) in transfer.reads or (last.id, 1) in transfer.reads
+    }
+    assert spans[last.operands[0]] == last.id
+
+
+def test_a_body_holds_what_is_freed_until_it_has_read_it_unless_it_stays_on_the_chip() -> None:
+    session = session_of(lambda x, w: x)
+    mesh, body = session.mesh({"i": 16}), Body(graph=session.graph, axes={"i": 16})
+    memory = BodyMemory(beside=np.asarray([0.0, 5.0, 8.0, 6.0, 0.0]), returned=2.0, operands={0: (4.0, 2), 1: (7.0, 3)})
+    assert memory.bytes(Inside(body), mesh) == 6.0
+    assert memory.bytes(Inside(body, ((0, math.inf),)), mesh) == 7.0
+    assert memory.bytes(Inside(body, ((0, math.inf), (1, math.inf))), mesh) == 14.0
+    assert memory.bytes(Inside(body, ((0, math.inf), (1, 1.0))), mesh) == 7.0
 
 
 def test_a_program_that_is_a_shard_map_and_does_not_fit_is_told_so() -> None:
@@ -186,9 +297,7 @@ def test_a_custom_partitioning_works_what_its_body_does() -> None:
 
 
 def test_products_by_source_line_have_those_inside_a_shard_map() -> None:
-    target = resolve(None, "v5e:4x4")
-    program = trace(by_hand(lambda x, w: jnp.tanh(x @ w)), (X, W))
-    instance = Session(program=program, target=target, request=least_time(target.topology, 16e9)).instance({"i": 16})
+    instance = session_of(by_hand(lambda x, w: jnp.tanh(x @ w))).instance({"i": 16})
     chosen = Chosen(instance=instance, choice=(0,) * len(instance.strategies))
     assert sum(products_by_source(chosen).values()) == 2 * 65536 * 4096 * 4096 / 16
 
