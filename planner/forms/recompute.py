@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import milp
 from scipy.sparse import coo_array, csr_array, vstack
+from scipy.sparse.csgraph import connected_components
 
 import cost_models
 from cost_models.hardware import Chip, Platform
@@ -112,6 +113,15 @@ class Front:
         self._flops: Floats = np.array(
             [parts * crossing.length * math.fsum(map(step_flops, value.steps)) for crossing, value in self._values]
         )
+        self._runs: NDArray[np.int64] = np.array(
+            [
+                first + value.run
+                for first, crossing in zip(self._first.tolist(), crossings, strict=False)
+                for value in crossing.values
+            ],
+            np.int64,
+        )
+        """For each value the first that the same run of an equation makes: what is computed again is paid once for all."""
         self._saving: Floats = parts * 2 * self._bytes / chip.hbm_bytes_per_s
 
     @cached_property
@@ -154,7 +164,7 @@ class Front:
         """
         heavy = np.array(
             [
-                crossing.length == 1 or not all(_is_view(step) for step in value.steps)
+                value.forward if crossing.length == 1 else not all(_is_view(step) for step in value.steps)
                 for crossing, value in self._values
             ]
         )
@@ -210,7 +220,8 @@ class Front:
     def repeating(self, places: Sequence[tuple[int, int]]) -> tuple[float, float, float]:
         """What some values take: bytes saved on all devices, seconds and operations of one chip to compute them again."""
         at = [int(self._first[crossing]) + i for crossing, i in places]
-        return float(self._bytes[at].sum()), float(self._again[at].sum()), float(self._flops[at].sum())
+        runs = np.unique(self._runs[at])
+        return float(self._bytes[at].sum()), float(self._again[runs].sum()), float(self._flops[runs].sum())
 
     @property
     def keeps_pins(self) -> bool:
@@ -263,40 +274,49 @@ class Front:
 
     def _cut(self, *, again: Floats | None = None, saving: Floats | None = None, budget: float = math.inf) -> Choice:
         """The choice of least seconds, at these prices if given, within so many bytes."""
-        of, count = self._kinds, int(self._kinds.max()) + 1
-        again_of = np.asarray(np.bincount(of, weights=self._again if again is None else again), np.float64)
+        of, count, (runs, of_run) = self._kinds, int(self._kinds.max()) + 1, self._run_kinds
+        first = np.unique(self._runs)
+        paid = (self._again if again is None else again)[first]
+        alone = of_run[of[first]] < 0
+        again_of = np.bincount(of[first][alone], weights=paid[alone], minlength=count).astype(np.float64)
+        runs_of = np.bincount(of_run[of[first]][~alone], weights=paid[~alone], minlength=runs).astype(np.float64)
         saving_of = np.asarray(np.bincount(of, weights=self._saving if saving is None else saving), np.float64)
         bytes_of = np.asarray(np.bincount(of, weights=self._bytes), np.float64)
-        # A kind is computed again (the first `count` variables), or there at all (the others): less one, it is saved.
-        costs, size = np.concatenate([again_of - saving_of, saving_of]), np.concatenate([-bytes_of, bytes_of])
+        # A kind is computed again (the first `count` variables), or there at all (the next): less one, it is saved. Then
+        # come the runs that make several kinds: made if one of these is computed again.
+        costs = np.concatenate([again_of - saving_of, saving_of, runs_of])
+        size = np.concatenate([-bytes_of, bytes_of, np.zeros(runs)])
         needed, repeatable = np.zeros(count), np.ones(count)
         np.maximum.at(needed, of, [float(value.needed) for _, value in self._values])
         np.minimum.at(repeatable, of, [float(value.repeatable) for _, value in self._values])
         repeatable[[kind for kind, pin in self._pins.items() if pin == "save"]] = 0.0
-        lower, upper = np.concatenate([np.zeros(count), needed]), np.concatenate([repeatable, np.ones(count)])
+        lower = np.concatenate([np.zeros(count), needed, np.zeros(runs)])
+        upper = np.concatenate([repeatable, np.ones(count + runs)])
         rows, most = self._implications, np.zeros(self._implications.shape[0])
         if math.isfinite(budget):
             rows, most = vstack([rows, csr_array(size[None, :] / budget)]), np.append(most, 1.0)
         scale = max(float(np.abs(costs).max()), 1e-300)
-        costs[count:] += EVEN * scale
+        costs[count : 2 * count] += EVEN * scale
         found: Any = milp(
             costs / scale,
             constraints=(rows, np.full_like(most, -np.inf), most),
             bounds=(lower, upper),
-            integrality=np.full(2 * count, float(math.isfinite(budget))),
+            integrality=np.full(2 * count + runs, float(math.isfinite(budget))),
             options={"time_limit": SOLVE_SECONDS},
         )
         if found.x is None and math.isinf(budget):
             raise ArgumentError(f"no choice of what is saved keeps to {dict(self.pinned)}; leave some of it out")
         if found.x is None:
             return self.nothing
-        repeated, there = (found.x[:count] > 0.5)[of], (found.x[count:] > 0.5)[of]
+        repeated, there = (found.x[:count] > 0.5)[of], (found.x[count : 2 * count] > 0.5)[of]
         return self._choice(there & ~repeated, repeated)
 
     @cached_property
     def _implications(self) -> Any:
         """Rows x_i - x_j <= 0, over the variables of `_cut`: what must hold if something does."""
         of, count, pairs = self._kinds, int(self._kinds.max()) + 1, dict[tuple[int, int], None]()
+        runs, of_run = self._run_kinds
+        pairs |= {(kind, 2 * count + int(of_run[kind])): None for kind in np.flatnonzero(of_run >= 0).tolist()}
         for first, crossing, can in zip(self._first.tolist(), self.crossings, self._savable, strict=False):
             for value, own, is_savable in zip(crossing.values, of[first:], can, strict=False):
                 pairs[own, count + own] = None
@@ -306,16 +326,28 @@ class Front:
         numbers, ends = np.arange(len(pairs)), np.array(list(pairs)).T
         signs = np.concatenate([np.ones(len(pairs)), -np.ones(len(pairs))])
         places = (np.concatenate([numbers, numbers]), ends.reshape(-1))
-        return csr_array(coo_array((signs, places), shape=(len(pairs), 2 * count)))
+        return csr_array(coo_array((signs, places), shape=(len(pairs), 2 * count + runs)))
+
+    @cached_property
+    def _run_kinds(self) -> tuple[int, NDArray[np.int64]]:
+        """How many runs make values of several kinds, and by kind the number of its run, -1 where it makes one."""
+        of, count = self._kinds, int(self._kinds.max()) + 1
+        edges = coo_array((np.ones(len(of)), (of, of[self._runs])), shape=(count, count))
+        joined = np.asarray(connected_components(edges, directed=False)[1])
+        several = np.flatnonzero(np.bincount(joined) > 1)
+        numbers = np.full(int(joined.max()) + 1, -1, np.int64)
+        numbers[several] = np.arange(len(several))
+        return len(several), numbers[joined]
 
     def _choice(self, saved: np.ndarray, repeated: np.ndarray) -> Choice:
         bounds = list(pairwise(self._first.tolist()))
+        runs = np.unique(self._runs[repeated])
         return Choice(
             saved=tuple(tuple(np.flatnonzero(saved[first:last]).tolist()) for first, last in bounds),
             repeated=tuple(tuple(np.flatnonzero(repeated[first:last]).tolist()) for first, last in bounds),
             bytes=float(self._bytes[saved].sum()),
-            flops=float(self._flops[repeated].sum()),
-            seconds=float(self._saving[saved].sum() + self._again[repeated].sum()),
+            flops=float(self._flops[runs].sum()),
+            seconds=float(self._saving[saved].sum() + self._again[runs].sum()),
         )
 
 
@@ -328,7 +360,7 @@ def savable(crossing: Crossing) -> list[bool]:
     found: list[bool] = []
     for value in crossing.values:
         passed = all(_is_fused(step) for step in value.steps)
-        found.append(value.forward or (crossing.moves and passed and all(found[i] for i in value.operands)))
+        found.append(value.forward or (passed and all(found[i] for i in value.operands)))
     return found
 
 

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
+from planner.forms.recompute import savable
 from planner.program.jaxpr.crossings import Crossing
 
 
 def saves(crossing: Crossing, wanted: Sequence[int]) -> tuple[int, ...]:
     """A choice that saves what is wanted, and what cannot be computed again."""
     always = {i for i, value in enumerate(crossing.values) if not value.repeatable}
-    return tuple(sorted(always | {i for i in wanted if crossing.values[i].forward}))
+    can = savable(crossing)
+    return tuple(sorted(always | {i for i in wanted if can[i]}))
 
 
 def drawn_choice(data: st.DataObject, crossing: Crossing) -> tuple[int, ...] | None:

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+from tests.forms import kernels
+
 Step = Callable[..., Any]
 LAYERS, WIDTH, BATCH = 3, 8, 4
 
@@ -167,21 +169,8 @@ def written_out_masked() -> Step:
 
 
 WRITTEN_OUT = (written_out, written_out_checkpointed, written_out_masked)
-PROGRAMS: Mapping[str, Callable[[], Step]] = {
-    made.__name__: made
-    for made in (
-        plain,
-        checkpointed,
-        with_policy,
-        by_name,
-        dropped,
-        nested,
-        accumulated,
-        two_loops,
-        carried,
-        *WRITTEN_OUT,
-    )
-}
+_MADE = (plain, checkpointed, with_policy, by_name, dropped, nested, accumulated, two_loops, carried, *WRITTEN_OUT)
+PROGRAMS: Mapping[str, Callable[[], Step]] = {made.__name__: made for made in _MADE} | kernels.PROGRAMS
 
 
 def arguments() -> tuple[Any, jax.Array]:

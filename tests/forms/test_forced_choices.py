@@ -35,8 +35,9 @@ Made = tuple[Callable[..., Any], tuple[Any, ...]]
 MESH = {"x": 4, "y": 2}
 COUNTS = (1, 2, 4)
 """Numbers of microbatches."""
-QUICK = ("mlp", "llama", "loss_scaling", "dropped", "checked")
-"""A sample of the programs: without loops, with scanned layers, of float16, with dropout, with constants in loops."""
+QUICK = ("mlp", "llama", "loss_scaling", "dropped", "checked", "flash", "pallas_written_out")
+"""A sample of the programs: without loops, with scanned layers, of float16, with dropout, with constants in loops, with
+kernels in layers scanned and written out."""
 
 
 def _model(name: str) -> Callable[[], Made]:

@@ -98,3 +98,15 @@ def test_what_stands_behind_the_last_layer_is_there_when_the_backward_pass_begin
     assert "attention" in names
     assert not [name for name in names if "language.py" in name]
     assert Front((crossing,), CHIP).everything.flops < 0.1 * Front((crossing,), CHIP).nothing.flops
+
+
+def test_a_kernel_is_paid_once_for_all_that_it_makes() -> None:
+    found = crossings(trace(PROGRAMS["pallas"](), arguments()))
+    front = Front(found, CHIP)
+    made = [(0, i) for i, value in enumerate(found[0].values) if value.steps and value.steps[0].kind == "pallas_call"]
+    assert len(made) == 2
+    assert front.repeating(made)[1:] == front.repeating(made[:1])[1:]
+    least = front.nothing
+    assert {i for _, i in made} <= set(least.repeated[0])
+    one_by_one = sum(front.repeating([(0, i)])[2] for i in least.repeated[0])
+    assert least.flops == pytest.approx(one_by_one - front.repeating(made[:1])[2])

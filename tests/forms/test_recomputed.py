@@ -12,8 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cost_models import parse_topology
 from planner.errors import ArgumentError
 from planner.forms.formed import formed
+from planner.forms.recompute import Front
 from planner.program.form import Form
 from planner.program.jaxpr.recomputed import crossings
 from planner.program.trace import trace
@@ -21,6 +23,8 @@ from planner.program.traced import Program
 from tests.forms.choices import drawn_choice
 from tests.forms.loops import LAYERS, PROGRAMS, arguments
 from tests.zoo import zoo_science
+
+CHIP = parse_topology("v5e:4x4").chip
 
 
 @cache
@@ -93,3 +97,26 @@ def test_values_of_another_program_are_refused() -> None:
 def test_loops_that_hold_constants_cross_nothing() -> None:
     """As those have that `checkify` writes."""
     assert crossings(trace(*zoo_science.PROGRAMS["checked"]())) == ()
+
+
+@pytest.mark.parametrize("name", ["flash", "pallas", "inner_loop", "branches", "looped"])
+@pytest.mark.parametrize("layers", ["", "_written_out"])
+def test_what_stands_behind_a_kernel_can_be_saved(name: str, layers: str) -> None:
+    """Where all is saved nothing heavy is computed again, also what the forward pass does not read."""
+    program, expected = _expected(name + layers)
+    found = crossings(program)
+    everything = Front(found, CHIP).everything
+    for crossing, repeated in zip(found, everything.repeated, strict=True):
+        again = {step.kind for i in repeated for step in crossing.values[i].steps if crossing.values[i].forward}
+        assert again.isdisjoint({"dot_general", "pallas_call", "tanh", "exp", "reduce_max"})
+    other = formed(program, Form(saved=everything.saved))
+    for here, there in zip(expected, _results(other), strict=True):
+        np.testing.assert_allclose(here, there, rtol=2e-5, atol=1e-5)
+    kernels = str(other.jaxpr).count("pallas_call[")
+    assert kernels == (0 if name != "pallas" else LAYERS if layers else 1)
+
+
+def test_a_loop_that_reads_what_another_has_carried_to_its_end() -> None:
+    """The first loop cannot be handed it."""
+    (crossing,) = crossings(trace(PROGRAMS["read_later"](), arguments()))
+    assert [value.name for value in crossing.values] == ["carry"]

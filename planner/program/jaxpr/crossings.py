@@ -38,8 +38,9 @@ class Value:
     """A value that a backward loop reads of its forward loop, or that such a value is computed of.
 
     `aval` is that of one pass; `operands` are the values that it is computed of, as positions in the crossing, but for what
-    is there anyway; `steps` compute it. `needed`: the backward pass reads it as such. `forward`: the forward loop
-    makes it. `repeatable`: it may be computed again. `saved`, `repeated`: how the program is written.
+    is there anyway; `steps` compute it, together with the other values of the crossing that have its `run`. `needed`: the
+    backward pass reads it as such. `forward`: the forward loop makes it. `repeatable`: it may be computed again. `saved`,
+    `repeated`: how the program is written.
     """
 
     name: str
@@ -51,18 +52,18 @@ class Value:
     repeatable: bool
     saved: bool
     repeated: bool
+    run: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
     """The values that cross from a forward to a backward pass, in an order in which they can be computed.
 
-    The passes run `length` times; `moves`: what only the backward pass computes of them, the forward pass can compute too.
+    The passes run `length` times. What only the backward pass computes of them, the forward pass can compute too.
     """
 
     values: tuple[Value, ...]
     length: int
-    moves: bool
 
 
 NEVER_REPEATED = frozenset(
@@ -104,11 +105,6 @@ class Between:
         """How often the passes run."""
         return 1
 
-    @property
-    def moves(self) -> bool:
-        """Whether what only the backward pass computes of forward values can be computed in the forward pass instead."""
-        return False
-
     def operands_of(self, number: int) -> list[int]:
         """The numbers that the equation of a value reads, but for what is there anyway."""
         found = self.made.get(number)
@@ -145,6 +141,7 @@ def crossing_of(pair: Between) -> Crossing:
     order = pair.order()
     position = {number: i for i, number in enumerate(order)}
     values: list[Value] = []
+    runs: dict[int, int] = {}
     for number in order:
         found = pair.made.get(number)
         if found is None:
@@ -170,9 +167,10 @@ def crossing_of(pair: Between) -> Crossing:
                 and (not drawn or number in pair.repeated),
                 saved=saved,
                 repeated=repeated,
+                run=len(values) if eqn is None else runs.setdefault(id(eqn), len(values)),
             )
         )
-    return Crossing(values=tuple(values), length=pair.length, moves=pair.moves)
+    return Crossing(values=tuple(values), length=pair.length)
 
 
 def _name(eqn: Any) -> str:

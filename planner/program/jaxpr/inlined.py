@@ -7,22 +7,62 @@ from typing import Any
 
 import jax.extend.core as jex_core
 
-from planner.program.jaxpr.bodies import REMATS, body_of, fresh_var, holds_constants, opened, structure_of
+from planner.program.jaxpr.bodies import (
+    REMATS,
+    body_of,
+    fresh_var,
+    holds_constants,
+    opened,
+    structure_of,
+    with_bodies,
+)
 
-CALLS = frozenset(("jit", "pjit", "call", "closed_call", "core_call", "eval_jaxpr"))
-"""Calls that say nothing but their name."""
+CALLS = frozenset(
+    (
+        "jit",
+        "pjit",
+        "call",
+        "closed_call",
+        "core_call",
+        "eval_jaxpr",
+        "custom_jvp_call",
+        "custom_vjp_call",
+        "custom_vjp_call_jaxpr",
+    )
+)
+"""Calls that say nothing but their name, or how they are differentiated, which a program with a backward pass has used."""
 
 
 def inlined(jaxpr: Any, *, remats: bool = False) -> Any:
     """A body (open or closed) with the equations of its calls in their place, and of its outermost `remats` if asked.
 
-    Bodies of loops and branches stay as they are, and so do calls that name placements, or that hold constants.
+    Every result of its equations is a variable, also those that nothing reads. Bodies of loops and branches stay as they
+    are, and so do calls that name placements, or that hold constants.
     """
     body = opened(jaxpr)
     renamed: dict[Any, Any] = {}
-    eqns = list(_inlined(body.eqns, renamed, remats))
+    eqns = [_all_named(eqn) for eqn in _inlined(body.eqns, renamed, remats)]
     new = body.replace(eqns=eqns, outvars=[_named(renamed, atom) for atom in body.outvars])
     return new if jaxpr is body else jaxpr.replace(jaxpr=new)
+
+
+def unread_dropped(jaxpr: Any) -> Any:
+    """A program, bodies included, in which results that nothing reads are no variables, which `inlined` makes them."""
+    body = opened(jaxpr)
+    read = {atom for eqn in body.eqns for atom in eqn.invars if not isinstance(atom, jex_core.Literal)}
+    read.update(atom for atom in body.outvars if not isinstance(atom, jex_core.Literal))
+    eqns: list[Any] = []
+    for eqn in body.eqns:
+        structure = structure_of(eqn)
+        new = eqn if structure is None else with_bodies(eqn, structure, lambda inner, _: unread_dropped(inner))
+        if not all(var in read or isinstance(var, jex_core.DropVar) for var in eqn.outvars):
+            outvars = [var if var in read else jex_core.DropVar(var.aval) for var in eqn.outvars]
+            new = new.replace(outvars=outvars)
+        eqns.append(new)
+    if all(new is old for new, old in zip(eqns, body.eqns, strict=True)):
+        return jaxpr
+    new_body = body.replace(eqns=eqns)
+    return new_body if jaxpr is body else jaxpr.replace(jaxpr=new_body)
 
 
 def _inlined(eqns: Iterable[Any], renamed: dict[Any, Any], remats: bool) -> Iterator[Any]:
@@ -39,6 +79,13 @@ def _inlined(eqns: Iterable[Any], renamed: dict[Any, Any], remats: bool) -> Iter
         # What a rematerialised body computes again within itself stays so.
         yield from _inlined(_outside(steps, eqn), names, remats and eqn.primitive.name not in REMATS)
         renamed.update(zip(eqn.outvars, [_named(names, atom) for atom in body.outvars], strict=True))
+
+
+def _all_named(eqn: Any) -> Any:
+    """An equation all of whose results are variables: what nothing reads here may be read elsewhere."""
+    if not any(isinstance(var, jex_core.DropVar) for var in eqn.outvars):
+        return eqn
+    return eqn.replace(outvars=[fresh_var(v) if isinstance(v, jex_core.DropVar) else v for v in eqn.outvars])
 
 
 def _body_of_call(eqn: Any, remats: bool) -> Any:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.extend.core as jex_core
 
 from planner.program.arguments import aval_of
-from planner.program.jaxpr.bodies import Structure, body_of, holds_constants, opened, structure_of
+from planner.program.jaxpr.bodies import Structure, body_of, fresh_var, holds_constants, opened, structure_of
 from planner.program.jaxpr.crossings import Between, Made
 from planner.program.jaxpr.inlined import inlined
 from planner.program.jaxpr.value_numbers import Numbers, ValueNumbers
+from planner.program.jaxpr.widened import widened
 
 
 @dataclass
@@ -27,6 +28,8 @@ class Loop:
     outer: list[int]
     """The numbers of its operands."""
     made: list[int]
+    beside: list[tuple[Any, Any, bool]] = field(default_factory=list[tuple[Any, Any, bool]])
+    """What it takes since it was widened: a variable of the body, the operand outside, and whether it is sliced."""
 
     @property
     def consts(self) -> int:
@@ -48,6 +51,32 @@ class Loop:
         """The number of passes."""
         return self.eqn.params["length"]
 
+    def widen(self, other: Loop, outside: Mapping[int, tuple[Any, bool]]) -> None:
+        """Takes the equations of another loop in the place of equal ones that return less.
+
+        What these read beside can be had from `outside`, by number with what it is there and whether it is sliced.
+        """
+        offered = {number: inside(*found) for number, found in outside.items()}
+        given = [*self.body.invars, *(var for var, _, _ in self.beside)]
+        eqns = widened(self.body.eqns, self.numbers, other.body.eqns, other.numbers, given, offered)
+        self.body = self.body.replace(eqns=[eqn for some in eqns for eqn in some])
+        self.beside += [(var, *outside[number]) for number, var in offered.items() if self.numbers.get(var) == number]
+
+
+class _Taken(NamedTuple):
+    """What a loop takes: where among its operands, its number inside, what it is outside and where that is made."""
+
+    position: int
+    number: int
+    operand: Any
+    sliced: bool
+    made_at: int
+
+
+def inside(operand: Any, sliced: bool) -> Any:
+    """A variable for what a loop takes."""
+    return jex_core.Var(operand.aval.update(shape=operand.aval.shape[1:])) if sliced else fresh_var(operand)
+
 
 @dataclass(kw_only=True)
 class Pair(Between):
@@ -63,14 +92,15 @@ class Pair(Between):
         """The number of passes."""
         return self.forward.length
 
-    @property
-    def moves(self) -> bool:
-        """What the backward loop computes of values of the forward loop, that can compute as well."""
-        return True
-
-    def find(self, defined: Mapping[int, int]) -> None:
-        """Finds what crosses; `defined` says by number where the body around has made it, arguments at -1."""
+    def find(self, defined: Mapping[Any, int], first: Mapping[int, Any]) -> None:
+        """Finds what crosses; `defined` says where the body around makes a variable, `first` is the first of a number."""
         forward, backward = self.forward, self.backward
+        # What a loop carries is its own, though it be equal to what the other makes.
+        own = {backward.numbers[var] for var in backward.body.invars[backward.consts : backward.first_slice]}
+        taken = [found for found in self._taken(defined, first) if found.number not in own]
+        outside = {of.number: (of.operand, of.sliced) for of in taken if of.made_at < forward.position}
+        forward.widen(backward, outside)
+        self.free |= {forward.numbers[var]: (operand, sliced) for var, operand, sliced in forward.beside}
         for position, var in enumerate(forward.body.invars):
             if forward.consts <= position < forward.first_slice:
                 self.carried[forward.numbers[var]] = var
@@ -82,25 +112,22 @@ class Pair(Between):
             for var in eqn.outvars:
                 if forward.numbers[var] not in self.free:
                     self.made.setdefault(forward.numbers[var], Made(eqn, forward.numbers, True))
-        early = set(self.made) | set(self.free) | set(self.carried)
-        own_stacks = set(map(id, forward.eqn.outvars))
-        for position, (var, number) in enumerate(zip(backward.body.invars, backward.outer, strict=True)):
-            mine = backward.numbers[var]
-            if backward.consts <= position < backward.first_slice:
-                continue
-            operand = backward.eqn.invars[position]
+        early = (set(self.made) | set(self.free) | set(self.carried)) - own
+        own_stacks = set(map(id, forward.eqn.outvars[forward.carries :]))
+        for position, number, operand, sliced, made_at in taken:
             if id(operand) in own_stacks:
-                self.stacked.setdefault(mine, position)
-            elif mine not in early and defined.get(number, -1) < forward.position:
-                self.free[mine] = operand, position >= backward.first_slice
-            early |= {mine} if mine in self.free or id(operand) in own_stacks else set[int]()
+                self.stacked.setdefault(number, position)
+                early.add(number)
+            elif number not in early and made_at < forward.position:
+                self.free[number] = operand, sliced
+                early.add(number)
         for eqn in backward.body.eqns:
             read = [self.values.read(atom, backward.numbers) for atom in eqn.invars]
             made = [backward.numbers[var] for var in eqn.outvars]
             is_early = all(
                 isinstance(atom, jex_core.Literal) or n in early for atom, n in zip(eqn.invars, read, strict=True)
             )
-            if is_early and not eqn.effects:
+            if is_early and not eqn.effects and own.isdisjoint(made):
                 early.update(made)
                 for number in made:
                     if number in self.free and self.free[number][0] not in backward.eqn.invars:
@@ -116,6 +143,19 @@ class Pair(Between):
         self._need(backward.body.outvars, early)
         self.kept = set(self.stacked)
 
+    def _taken(self, defined: Mapping[Any, int], first: Mapping[int, Any]) -> Iterator[_Taken]:
+        """What the backward loop takes beside its carry; of equal values the first, where it is made late."""
+        loop = self.backward
+        for position, (var, number) in enumerate(zip(loop.body.invars, loop.outer, strict=True)):
+            if loop.consts <= position < loop.first_slice:
+                continue
+            operand = loop.eqn.invars[position]
+            made_at = -1 if isinstance(operand, jex_core.Literal) else defined.get(operand, -1)
+            if made_at > self.forward.position and number in first:
+                operand = first[number]
+                made_at = defined.get(operand, -1)
+            yield _Taken(position, loop.numbers[var], operand, position >= loop.first_slice, made_at)
+
     def _need(self, atoms: Sequence[Any], early: set[int]) -> None:
         for atom in atoms:
             if not isinstance(atom, jex_core.Literal):
@@ -130,7 +170,10 @@ def pairs_in(body: Any, numbers: Numbers, values: ValueNumbers, depth: int) -> I
     Loops that hold constants are in none.
     """
     loops: dict[Any, Loop] = {}
-    defined = dict.fromkeys(numbers.values(), -1)
+    defined: dict[Any, int] = {}
+    first: dict[int, Any] = {}
+    for var, number in numbers.items():
+        first.setdefault(number, var)
     for position, eqn in enumerate(body.eqns):
         structure = structure_of(eqn)
         scanned = structure is not None and structure.kind == "scan" and not eqn.effects
@@ -144,18 +187,18 @@ def pairs_in(body: Any, numbers: Numbers, values: ValueNumbers, depth: int) -> I
             forward = _forward_of(loop, loops)
             if forward is not None:
                 pair = Pair(forward=forward, backward=loop, values=values)
-                pair.find(defined)
+                pair.find(defined, first)
                 if pair.needed:
                     yield pair
         for var in eqn.outvars:
-            defined.setdefault(numbers[var], position)
+            defined[var] = position
+            first.setdefault(numbers[var], var)
 
 
 def _loop(eqn: Any, structure: Structure, position: int, numbers: Numbers, values: ValueNumbers, depth: int) -> Loop:
     body = inlined(opened(body_of(eqn, ("jaxpr", None))), remats=True)
     outer = [values.read(atom, numbers) for atom in eqn.invars]
-    inner = values.entering(structure, body, outer, depth)
-    values.walk(body.eqns, inner, depth)
+    inner = values.within(eqn, structure, body, outer, depth)
     made = values.leaving(structure, body, inner, depth)
     return Loop(eqn=eqn, structure=structure, position=position, body=body, numbers=inner, outer=outer, made=made)
 

@@ -15,11 +15,11 @@ from jax import lax
 from jax.interpreters import partial_eval
 
 from planner.program.gc_pause import paused
-from planner.program.jaxpr.bodies import body_of, closed, fresh_var, opened, structure_of
+from planner.program.jaxpr.bodies import body_of, closed, consts_of, fresh_var, opened, structure_of
 from planner.program.jaxpr.calls import equations_by
 from planner.program.jaxpr.crossings import Between, Crossing, Step, crossing_of, steps_of
-from planner.program.jaxpr.inlined import inlined
-from planner.program.jaxpr.loop_pairs import Loop, Pair, pairs_in
+from planner.program.jaxpr.inlined import inlined, unread_dropped
+from planner.program.jaxpr.loop_pairs import Loop, Pair, inside, pairs_in
 from planner.program.jaxpr.value_numbers import Numbers, ValueNumbers
 from planner.program.jaxpr.written_out import WrittenOut, recomputed_within, written_out_in
 from planner.program.traced import Program
@@ -31,7 +31,7 @@ Saved = Mapping[int, Sequence[int]]
 @paused()
 def crossings(program: Program) -> tuple[Crossing, ...]:
     """What crosses between the loops of a program, in the order in which `with_saved` counts."""
-    return tuple(crossing_of(found) for scope in _Scopes().of(program.jaxpr) for found in scope.crossings)
+    return tuple(crossing_of(found) for scope in _scopes_of(program).of(program.jaxpr) for found in scope.crossings)
 
 
 def program_steps(program: Program) -> Iterator[Step]:
@@ -46,12 +46,13 @@ def with_saved(program: Program, saved: Saved) -> Program:
     Raises: NoSuchValues.
     """
     jaxpr = inlined(program.jaxpr)
-    scopes = _Scopes()
+    scopes = _scopes_of(program)
     new = scopes.rewritten(opened(jaxpr), saved)
     absent = [position for position in saved if position >= scopes.count]
     if absent:
         raise NoSuchValues(absent[0])
     pruned, _ = partial_eval.dce_jaxpr(new, [True] * len(new.outvars), instantiate=True)
+    pruned = unread_dropped(pruned)
     return replace(program, jaxpr=jaxpr.replace(jaxpr=pruned) if jaxpr is not opened(jaxpr) else pruned)
 
 
@@ -79,6 +80,8 @@ class _Scope:
 class _Scopes:
     """The bodies of a program with pairs of loops, outermost first; loops of a pair are not looked into."""
 
+    held: Mapping[Any, Any] = field(default_factory=dict[Any, Any])
+    """By variable the arrays that the program holds."""
     values: ValueNumbers = field(default_factory=ValueNumbers)
     count: int = 0
 
@@ -91,7 +94,10 @@ class _Scopes:
 
     def _scope(self, body: Any, known: Sequence[int]) -> _Scope:
         """What crosses in a body, whose other operands are equal to nothing that is known."""
-        numbers: Numbers = {var: self.values.new() for var in (*body.constvars, *body.invars)}
+        numbers: Numbers = {
+            var: self.values.constant(self.held[var]) if var in self.held else self.values.new()
+            for var in (*body.constvars, *body.invars)
+        }
         numbers.update(zip(body.invars, known, strict=False))
         pairs = list(pairs_in(body, numbers, self.values, 0))
         written_out = None if pairs else written_out_in(body, numbers, self.values)
@@ -138,17 +144,25 @@ class _Scopes:
 
     def _with_loops(self, body: Any, scope: _Scope, saved: Saved) -> Any:
         """A body with the chosen values saved in the bodies of the scope's loops that are of no pair."""
-        new: dict[Any, Any] = {}
+        new: dict[Any, tuple[Any, Any]] = {}
         for loop in _others(scope):
             inner, known = body_of(loop, ("jaxpr", None)), self._same_in_every_pass(scope, loop)
-            new[loop.outvars[0]] = inner.replace(jaxpr=self.rewritten(opened(inner), saved, known))
-        eqns = [
-            eqn.replace(params={**eqn.params, "jaxpr": new[eqn.outvars[0]]})
-            if eqn.outvars and eqn.outvars[0] in new
-            else eqn
-            for eqn in body.eqns
-        ]
+            new[loop.outvars[0]] = inner, inner.replace(jaxpr=self.rewritten(opened(inner), saved, known))
+        eqns: list[Any] = []
+        for eqn in body.eqns:
+            old, rewritten = new.get(eqn.outvars[0], (None, None)) if eqn.outvars else (None, None)
+            # One that was widened has another body by now.
+            same = old is not None and eqn.params.get("jaxpr") is old
+            eqns.append(eqn.replace(params={**eqn.params, "jaxpr": rewritten}) if same else eqn)
         return body.replace(eqns=eqns)
+
+
+def _scopes_of(program: Program) -> _Scopes:
+    body = opened(program.jaxpr)
+    held = dict(zip(body.constvars, consts_of(program.jaxpr), strict=False))
+    first = len(body.invars) - len(program.constants)
+    held.update(zip(body.invars[first:], program.constants, strict=True))
+    return _Scopes(held=held)
 
 
 def _others(scope: _Scope) -> list[Any]:
@@ -160,7 +174,8 @@ def _others(scope: _Scope) -> list[Any]:
         if position not in paired
         and (structure := structure_of(eqn)) is not None
         and structure.kind == "scan"
-        and not (eqn.effects or all(isinstance(var, jex_core.DropVar) for var in eqn.outvars[:1]))
+        and eqn.outvars
+        and not eqn.effects
     ]
 
 
@@ -204,7 +219,7 @@ class _Body:
                 continue
             if wanted in self.pair.free:
                 operand, sliced = self.pair.free[wanted]
-                self.take(wanted, operand, _inside(operand, sliced), sliced=sliced)
+                self.take(wanted, operand, inside(operand, sliced), sliced=sliced)
                 continue
             eqn, numbers, _ = self.pair.made[wanted]
             read = [None if isinstance(atom, jex_core.Literal) else numbers[atom] for atom in eqn.invars]
@@ -213,29 +228,21 @@ class _Body:
                 waiting += left
                 continue
             operands = [atom if n is None else self.names[n] for atom, n in zip(eqn.invars, read, strict=True)]
-            outvars = [var if isinstance(var, jex_core.DropVar) else fresh_var(var) for var in eqn.outvars]
+            outvars = list(map(fresh_var, eqn.outvars))
             for old, new in zip(eqn.outvars, outvars, strict=True):
                 self.names.setdefault(numbers[old], new)
             self.eqns.append(eqn.replace(invars=operands, outvars=outvars))
         return self.names[number]
 
 
-def _inside(operand: Any, sliced: bool) -> Any:
-    """A variable for what a loop takes."""
-    if not sliced:
-        return fresh_var(operand)
-    return jex_core.Var(operand.aval.update(shape=operand.aval.shape[1:]))
-
-
 def _with_stacks(loop: Loop, of_pairs: Sequence[tuple[Pair, frozenset[int]]], stacks: dict[int, Any]) -> list[Any]:
     """A forward loop that stacks what is saved; `stacks` learns of what it makes."""
     names: dict[int, Any] = {}
-    for var in loop.body.invars:
+    for var in (*loop.body.invars, *(var for var, _, _ in loop.beside)):
         names.setdefault(loop.numbers[var], var)
     for eqn in loop.body.eqns:
         for var in eqn.outvars:
-            if not isinstance(var, jex_core.DropVar):
-                names.setdefault(loop.numbers[var], var)
+            names.setdefault(loop.numbers[var], var)
     body = _Body(pair=of_pairs[0][0], names=names, eqns=list(loop.body.eqns))
     added: list[tuple[Any, Any]] = []
     for pair, numbers in of_pairs:
@@ -245,10 +252,13 @@ def _with_stacks(loop: Loop, of_pairs: Sequence[tuple[Pair, frozenset[int]]], st
                 var = body.have(number)
                 stacks[number] = jex_core.Var(var.aval.update(shape=(loop.length, *var.aval.shape)))
                 added.append((var, stacks[number]))
+    beside = {
+        told: [(var, operand) for var, operand, sliced in loop.beside if sliced is told] for told in (False, True)
+    }
     return _scan(
         loop,
-        consts=[*zip(loop.body.invars, loop.eqn.invars, strict=True)][: loop.consts] + body.consts,
-        slices=[*zip(loop.body.invars, loop.eqn.invars, strict=True)][loop.first_slice :] + body.slices,
+        consts=[*zip(loop.body.invars, loop.eqn.invars, strict=True)][: loop.consts] + body.consts + beside[False],
+        slices=[*zip(loop.body.invars, loop.eqn.invars, strict=True)][loop.first_slice :] + body.slices + beside[True],
         eqns=body.eqns,
         outvars=[*loop.body.outvars, *(var for var, _ in added)],
         results=[*loop.eqn.outvars, *(stack for _, stack in added)],
@@ -265,13 +275,13 @@ def _reading(pair: Pair, saved: frozenset[int], stacks: Mapping[int, Any]) -> li
             continue
         body.take(number, operand, var, sliced=position >= loop.first_slice)
     for number in sorted(saved):
-        body.take(number, stacks[number], _inside(stacks[number], True), sliced=True)
+        body.take(number, stacks[number], inside(stacks[number], True), sliced=True)
     again = pair.again(body.names)
     for eqn in (*loop.body.eqns, *pair.forward.body.eqns):
         # What is computed again stands first, in the order of the program, as in a checkpoint.
         numbers = loop.numbers if eqn.outvars and eqn.outvars[0] in loop.numbers else pair.forward.numbers
         for var in eqn.outvars:
-            if not isinstance(var, jex_core.DropVar) and numbers[var] in again:
+            if numbers[var] in again:
                 body.have(numbers[var])
     late = {var for eqn in pair.late for var in eqn.outvars}
     late |= set(loop.body.invars[loop.consts : loop.first_slice])

@@ -1,13 +1,14 @@
 """Value numbers: values of a program that are equal because they are computed alike from equal ones have one number.
 
-A value of a loop's body stands for those of all its passes: the slice of a stack that the body takes has the number of what
-another loop of the same length has put into that stack at that place. So what a backward loop computes again is known to be
-what its forward loop has computed.
+What a loop carries is known by where it begins and how a pass makes it of what the pass before has left, kernels by their
+parameters (see `canonical_params`), branches result by result. A value of a loop's body stands for those of all its passes:
+the slice of a stack that the body takes has the number of what another loop of the same length has put into that stack at
+that place. So what a backward pass computes again is known to be what the forward pass has computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,18 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 
-from planner.program.jaxpr.bodies import Structure, body_of, holds_constants, opened, structure_of
+from planner.program.jaxpr.bodies import (
+    Structure,
+    body_of,
+    consts_of,
+    holds_constants,
+    manual_axes,
+    opened,
+    structure_of,
+)
+from planner.program.jaxpr.canonical_params import CanonicalParams
+from planner.program.jaxpr.carry_groups import carry_groups
+from planner.program.jaxpr.inlined import inlined
 
 Numbers = dict[Any, int]
 """By variable its value number."""
@@ -29,6 +41,15 @@ class ValueNumbers:
     count: int = 0
     sliced: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     """By depth of a loop and number of a stack: the number of its slice, where a loop has made the stack."""
+    params: CanonicalParams = field(default_factory=CanonicalParams)
+    constants: dict[int, tuple[Any, int]] = field(default_factory=dict[int, tuple[Any, int]])
+    """By identity an array that a program holds, and its number."""
+    wholes: dict[int, tuple[int, int, Any]] = field(default_factory=dict[int, tuple[int, int, Any]])
+    """By number what a `shard_map` returns: on which devices it is put together, of parts of which number, and how."""
+    reshaped: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict[int, tuple[int, tuple[int, ...]]])
+    """By number what a reshape makes: of which array without reshapes, and the shape of that."""
+    expanded: dict[int, tuple[Any, Any]] = field(default_factory=dict[int, tuple[Any, Any]])
+    """By identity the body of a loop, and the same with its calls opened."""
 
     def new(self) -> int:
         """The number of a value that equals no other."""
@@ -60,51 +81,124 @@ class ValueNumbers:
         structure = structure_of(eqn)
         if _keeps_all_bits(eqn):
             made = operands
-        elif eqn.effects:
+        elif eqn.primitive.name == "reshape" and eqn.params["dimensions"] is None:
+            made = [self._of_reshape(eqn, operands[0])]
+        elif any(type(effect).__name__ != "NamedAxisEffect" for effect in eqn.effects):
             made = [self.new() for _ in eqn.outvars]
-        elif structure is not None and structure.kind == "scan":
-            made = self._of_scan(eqn, structure, operands, depth)
-        elif structure is not None and structure.kind == "inline" and structure.takes is None:
-            made = self._of_call(eqn, body_of(eqn, structure.bodies[0]), operands, depth)
-        else:
+        elif eqn.primitive.name == "shard_map":
+            made = self._of_shard_map(eqn, operands, depth)
+        elif structure is None:
             made = self._of_leaf(eqn, operands)
+        else:
+            made = self._of_bodies(eqn, structure, operands, depth)
         numbers.update(zip(eqn.outvars, made, strict=True))
 
     def _of_leaf(self, eqn: Any, operands: list[int]) -> list[int]:
-        key = (eqn.primitive.name, tuple(operands), tuple(sorted(eqn.params.items(), key=lambda item: item[0])))
         try:
-            return [self.of((key, position)) for position in range(len(eqn.outvars))]
+            key = self.of((eqn.primitive.name, tuple(operands), self.params.of(eqn.params)))
         except TypeError:  # a param that cannot be hashed
             return [self.new() for _ in eqn.outvars]
+        return [key] if len(eqn.outvars) == 1 else [self.of((key, position)) for position in range(len(eqn.outvars))]
 
-    def _of_call(self, eqn: Any, called: Any, operands: list[int], depth: int) -> list[int]:
-        if holds_constants(called):
-            return self._of_leaf(eqn, operands)
-        body = opened(called)
+    def _of_reshape(self, eqn: Any, operand: int) -> int:
+        """The number of a reshape: that of what was reshaped first, where it gets its shape back."""
+        first, shape = self.reshaped.get(operand, (operand, eqn.invars[0].aval.shape))
+        if eqn.outvars[0].aval.shape == shape:
+            return first
+        made = self.of(("reshape", first, eqn.outvars[0].aval.shape, eqn.params.get("sharding")))
+        self.reshaped[made] = first, shape
+        return made
+
+    def _of_bodies(self, eqn: Any, structure: Structure, operands: list[int], depth: int) -> list[int]:
+        """Results of an equation whose bodies are part of the graph."""
+        bodies = [body_of(eqn, place) for place in structure.bodies]
+        match structure.kind:
+            case "inline":
+                taken = operands if structure.takes is None else [operands[i] for i in structure.takes]
+                return self._of_body(bodies[0], taken, depth)
+            case "scan":
+                if holds_constants(bodies[0]):
+                    return self._of_leaf(eqn, operands)
+                body = self._with_calls_opened(opened(bodies[0]))
+                inner = self.within(eqn, structure, body, operands, depth + 1)
+                return self.leaving(structure, body, inner, depth + 1)
+            case "while":
+                return self._of_while(structure, bodies, operands, depth + 1)
+            case "cond":
+                made = [self._of_body(body, operands[1:], depth) for body in bodies]
+                return [self.of(("cond", operands[0], either)) for either in zip(*made, strict=True)]
+
+    def _of_body(self, jaxpr: Any, operands: Sequence[int], depth: int) -> list[int]:
+        body = opened(jaxpr)
         inner = dict(zip(body.invars, operands, strict=True))
+        inner.update((var, self.new()) for var in body.constvars)
+        inner.update((var, self.constant(value)) for var, value in zip(body.constvars, consts_of(jaxpr), strict=False))
         self.walk(body.eqns, inner, depth)
         return [self.read(atom, inner) for atom in body.outvars]
 
-    def _of_scan(self, eqn: Any, structure: Structure, operands: list[int], depth: int) -> list[int]:
-        """Results of a loop: a stack is known by what its slices are, what is carried is like nothing else."""
-        if holds_constants(body_of(eqn, ("jaxpr", None))):
-            return self._of_leaf(eqn, operands)
-        body = opened(body_of(eqn, ("jaxpr", None)))
-        inner = self.entering(structure, body, operands, depth + 1)
-        self.walk(body.eqns, inner, depth + 1)
-        return self.leaving(structure, body, inner, depth + 1)
+    def constant(self, value: Any) -> int:
+        """The number of an array that a program holds: that of all equal ones; large ones are equal if the same."""
+        if id(value) not in self.constants:
+            self.constants[id(value)] = value, self.of(("constant", _content(value)))
+        return self.constants[id(value)][1]
 
-    def entering(self, structure: Structure, body: Any, operands: list[int], depth: int) -> Numbers:
-        """The numbers of what the body of a loop takes; `depth` is that of the body."""
+    def _with_calls_opened(self, body: Any) -> Any:
+        """The body of a loop in which what depends on which carry can be told, result by result."""
+        known = self.expanded.get(id(body))
+        if known is None:
+            known = self.expanded[id(body)] = body, inlined(body, remats=True)
+        return known[1]
+
+    def _of_shard_map(self, eqn: Any, operands: list[int], depth: int) -> list[int]:
+        """Results of a body that runs on every device on its parts of the operands."""
+        params = eqn.params
+        on = self.of(("devices", params["mesh"], manual_axes(eqn)))
+        parts = [self._part(on, *taken) for taken in zip(operands, params["in_specs"], strict=True)]
+        made: list[int] = []
+        for part in zip(self._of_body(params["jaxpr"], parts, depth), params["out_specs"], strict=True):
+            made.append(self.of(("whole", on, *part)))
+            self.wholes[made[-1]] = on, *part
+        return made
+
+    def _part(self, on: int, whole: int, spec: Any) -> int:
+        """The number of a device's part of an array: what was put together of such parts is taken apart into them."""
+        put = self.wholes.get(whole)
+        return put[1] if put is not None and (put[0], put[2]) == (on, spec) else self.of(("part", on, whole, spec))
+
+    def _of_while(self, structure: Structure, bodies: Sequence[Any], operands: list[int], depth: int) -> list[int]:
+        """Results of a loop without a length: what is carried, all of which depends on how long it runs."""
+        condition, body = bodies
+        first, last = structure.cond_consts, structure.cond_consts + structure.num_consts
+        begun = operands[last:]
+        carried = [self._placeholder(depth, position) for position in range(len(begun))]
+        left = self._of_body(body, [*operands[first:last], *carried], depth)
+        goes_on = self._of_body(condition, [*operands[:first], *carried], depth)
+        key = self.of(("while", tuple(begun), tuple(left), *goes_on))
+        return [self.of((key, position)) for position in range(len(begun))]
+
+    def _placeholder(self, depth: int, position: int) -> int:
+        """The number that stands for what a loop carries while it is not known."""
+        return self.of(("placeholder", depth, position))
+
+    def within(self, eqn: Any, structure: Structure, body: Any, operands: Sequence[int], depth: int) -> Numbers:
+        """The numbers of all values in the body of a scan, whose depth this is."""
         consts, carry = structure.num_consts, structure.num_carry
-        numbers: Numbers = {}
-        for position, (var, number) in enumerate(zip(body.invars, operands, strict=True)):
-            if position < consts:
-                numbers[var] = number
-            elif position < consts + carry:
-                numbers[var] = self.new()
-            else:
-                numbers[var] = self.slice_of(number, depth)
+        numbers: Numbers = dict(zip(body.invars[:consts], operands, strict=False))
+        for var, number in zip(body.invars[consts + carry :], operands[consts + carry :], strict=True):
+            numbers[var] = self.slice_of(number, depth)
+        carried, begun = body.invars[consts : consts + carry], operands[consts : consts + carry]
+        run = eqn.params["length"], eqn.params["reverse"]
+        before, groups = carry_groups(body, carried)
+        self.walk(before, numbers, depth)
+        for group in groups:
+            # What a pass makes of a group, as terms over placeholders, says together with its beginnings what it is.
+            own = [carried[position] for position in group.carries]
+            numbers.update((var, self._placeholder(depth, position)) for position, var in enumerate(own))
+            self.walk(group.eqns, numbers, depth)
+            left = tuple([self.read(body.outvars[position], numbers) for position in group.carries])
+            key = self.of(("carried", *run, tuple([begun[position] for position in group.carries]), left))
+            numbers.update((var, self.of((key, position))) for position, var in enumerate(own))
+            self.walk(group.eqns, numbers, depth)
         return numbers
 
     def slice_of(self, stack: int, depth: int) -> int:
@@ -112,18 +206,26 @@ class ValueNumbers:
         return self.sliced.get((depth, stack)) or self.of(("slice", depth, stack))
 
     def leaving(self, structure: Structure, body: Any, inner: Numbers, depth: int) -> list[int]:
-        """The numbers of what a loop returns."""
-        carry, length = structure.num_carry, structure.length
-        made: list[int] = []
-        for position, atom in enumerate(body.outvars):
-            if position < carry:
-                made.append(self.new())
-                continue
+        """The numbers of what a scan returns."""
+        first, length = structure.num_consts, structure.length
+        made = [self.of(("after", inner[var])) for var in body.invars[first : first + structure.num_carry]]
+        for atom in body.outvars[structure.num_carry :]:
             number = self.read(atom, inner)
             stack = self.of(("stack", depth, length, number))
             self.sliced[depth, stack] = number
             made.append(stack)
         return made
+
+
+SMALL_BYTES = 2**20
+"""Arrays of up to so many bytes are compared by what they hold."""
+
+
+def _content(value: Any) -> Hashable:
+    dtype = getattr(value, "dtype", None)
+    if isinstance(dtype, np.dtype) and value.nbytes <= SMALL_BYTES:
+        return value.shape, dtype, np.asarray(value).tobytes()
+    return id(value)
 
 
 def _keeps_all_bits(eqn: Any) -> bool:

@@ -11,7 +11,7 @@ saved.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,11 +25,10 @@ from planner.program.jaxpr.calls import equations_by
 from planner.program.jaxpr.crossings import Between, Made
 from planner.program.jaxpr.inlined import inlined
 from planner.program.jaxpr.value_numbers import Numbers, ValueNumbers
+from planner.program.jaxpr.widened import HEAVY, widened
 
 TRANSPOSED = "transpose("
 """What JAX writes into the names of what it has transposed."""
-HEAVY = ("dot_general", "conv", "gather", "scatter", "ragged", "fft", "sort", "random", "rng", "custom", "ffi")
-"""How the names of primitives begin that make something of the data."""
 SMALL = 0.01
 """Values of less than this part of the bytes of the largest are no matter."""
 FEWEST_BORDERS = 2
@@ -48,6 +47,8 @@ class WrittenOut(Between):
     body: Any
     numbers: Numbers
     steps: list[tuple[Any, bool]] = field(default_factory=list[tuple[Any, bool]])
+    recomputed: list[Any] = field(default_factory=list[Any])
+    """What the checkpoints compute of forward values alone."""
     names: dict[int, Any] = field(default_factory=dict[int, Any])
     late_vars: set[Any] = field(default_factory=set[Any])
     returned: dict[Any, Any] = field(default_factory=dict[Any, Any])
@@ -64,6 +65,7 @@ class WrittenOut(Between):
                 self._checkpoint(eqn, borders)
             else:
                 self._equation(eqn, transposed=TRANSPOSED in str(eqn.source_info.name_stack))
+        self._widen()
         self.fixed = borders - set(self.free) or set(self._borders())
         for number, var in list(self._at_the_turn()):
             self.free[number] = var, False
@@ -88,6 +90,24 @@ class WrittenOut(Between):
                 if number not in self.free:
                     self.made.setdefault(number, Made(eqn, self.numbers, True))
 
+    def _widen(self) -> None:
+        """Takes the equations of checkpoints in the place of equal ones of the forward pass that return less."""
+        early = [eqn for eqn, is_late in self.steps if not is_late]
+        given = (*self.body.constvars, *self.body.invars)
+        taking = dict(
+            zip(map(id, early), widened(early, self.numbers, self.recomputed, self.numbers, given), strict=True)
+        )
+        steps: list[tuple[Any, bool]] = []
+        for eqn, is_late in self.steps:
+            instead = [eqn] if is_late else taking[id(eqn)]
+            steps += [(one, is_late) for one in instead]
+            for one in (one for one in instead if one is not eqn):
+                for number, var in ((self.numbers[var], var) for var in one.outvars):
+                    self.names.setdefault(number, var)
+                    if number not in self.free:
+                        self.made[number] = Made(one, self.numbers, True)
+        self.steps = steps
+
     def _late(self, eqn: Any) -> None:
         self.late.append(eqn)
         self.steps.append((eqn, True))
@@ -106,6 +126,7 @@ class WrittenOut(Between):
             if step.effects or any(not isinstance(a, jex_core.Literal) and a in self.late_vars for a in step.invars):
                 self._late(step)
                 continue
+            self.recomputed.append(step)
             for var in step.outvars:
                 if not isinstance(var, jex_core.DropVar) and (number := self.numbers[var]) not in self.free:
                     self.made.setdefault(number, Made(step, self.numbers, False))
@@ -202,28 +223,61 @@ def written_out_in(body: Any, numbers: Numbers, values: ValueNumbers) -> Written
 def recomputed_within(crossing: WrittenOut, saved: frozenset[int]) -> Any:
     """The body in which just these values are saved, and what else the backward pass needs is computed again."""
     again = _Again(crossing, saved)
-    for eqn, is_late in crossing.steps:
+    moved = _moved(crossing, saved)
+    for position, (eqn, is_late) in enumerate(crossing.steps):
         if is_late:
             again.late(eqn)
         else:
             again.eqns.append(eqn)
+        for number in moved.get(position, ()):
+            again.move(number)
     outvars = [again.returned(atom) for atom in crossing.body.outvars]
     return crossing.body.replace(eqns=again.eqns, outvars=outvars)
 
 
+def _moved(crossing: WrittenOut, saved: frozenset[int]) -> dict[int, list[int]]:
+    """By position of a step the saved values that only checkpoints compute as written, and the forward pass behind it."""
+    order = crossing.in_order([number for number in saved if number not in crossing.names], crossing.names)
+    if not order:
+        return {}
+    made: dict[int, int] = {}
+    for position, (eqn, is_late) in enumerate(crossing.steps):
+        if not is_late:
+            made |= {crossing.numbers[var]: position for var in eqn.outvars}
+    found: dict[int, list[int]] = {}
+    for number in order:
+        made[number] = max((made.get(operand, 0) for operand in crossing.operands_of(number)), default=0)
+        found.setdefault(made[number], []).append(number)
+    return found
+
+
 @dataclass
 class _Again:
-    """A body in the making: `names` are the variables of what the backward pass has, `barred` those behind a barrier."""
+    """A body in the making: `names` are the variables of what the backward pass has, `barred` those behind a barrier.
+
+    `moved` are the variables of what the forward pass computes that only checkpoints do as the program is written.
+    """
 
     crossing: WrittenOut
     saved: frozenset[int]
     names: dict[int, Any] = field(default_factory=dict[int, Any])
     barred: dict[int, Any] = field(default_factory=dict[int, Any])
+    moved: dict[int, Any] = field(default_factory=dict[int, Any])
     eqns: list[Any] = field(default_factory=list[Any])
 
     def __post_init__(self) -> None:
         made = self.crossing.names
-        self.names = {number: made[number] for number in (*self.saved, *self.crossing.free)}
+        self.names = {number: made[number] for number in (*self.saved, *self.crossing.free) if number in made}
+
+    def move(self, number: int) -> None:
+        """Computes a value in the forward pass that only checkpoints compute as the program is written."""
+        made, names = self.crossing.made[number], ChainMap(self.moved, self.crossing.names)
+        operands = [names[made.numbers[atom]] if _is_var(atom) else atom for atom in made.eqn.invars]
+        outvars = list(map(fresh_var, made.eqn.outvars))
+        self.eqns.append(made.eqn.replace(invars=operands, outvars=outvars))
+        self.moved |= zip((made.numbers[var] for var in made.eqn.outvars), outvars, strict=True)
+        if number in self.saved:
+            self.names[number] = self.moved[number]
 
     def returned(self, atom: Any) -> Any:
         """The variable of a result: that of the forward pass where it is there."""
