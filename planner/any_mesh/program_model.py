@@ -150,16 +150,17 @@ def model_of(
     kept: AbstractSet[int],
     fusion: Fusion | None = None,
     hiding: tuple[float, float] = (math.inf, 0.0),
+    inlined: bool = False,
 ) -> Model:
     """The model of a program, whose outputs at some positions are pinned, and some tensors are `kept` as pinned.
 
-    `fusion`: how the target's compiler fuses, where that is known; `hiding` as of `Model`.
+    `fusion`: how the target's compiler fuses, where that is known; `hiding` as of `Model`, `inlined` as of `kernels_of`.
     """
     grouping = group_ops(graph)
     flow = build_flow(graph, grouping, pinned_outputs=pinned_outputs, kept=kept)
     seen = SeenThrough(graph)
     liveness = analyse(seen.graph, grouping, fusion or UNKNOWN)
-    kernels = kernels_of(seen.graph, grouping, liveness) if fusion is not None else None
+    kernels = kernels_of(seen.graph, grouping, liveness, inlined=inlined) if fusion is not None else None
     bodies = dict.fromkeys(body for body in map(body_of, graph.ops) if body is not None)
     return Model(
         graph=graph,
@@ -170,7 +171,14 @@ def model_of(
         alike=alike(seen.graph, grouping, liveness, kernels),
         kernels=kernels,
         bodies={
-            body: model_of(body.graph, pinned_outputs=set(), kept=set(), fusion=fusion, hiding=hiding)
+            body: model_of(
+                body.graph,
+                pinned_outputs=set(),
+                kept=set(),
+                fusion=fusion,
+                hiding=hiding,
+                inlined=body.axes is not None,
+            )
             for body in bodies
         },
         hiding=hiding,

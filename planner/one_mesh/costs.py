@@ -46,6 +46,8 @@ ON_CHIP: Mapping[Home, float] = {
     "passes": 1 / 8,
     "slice": 3 / 16,
     "loop": 1 / 32,
+    "border": 1 / 2,
+    "border product": 1 / 2,
     "memory": 0.0,
 }
 """The largest share of the memory on the chip that an array takes there, as seen in schedules of v5e, v5p and v6e."""
@@ -107,11 +109,14 @@ def group_work(program: Model, group: Group, strategies: Strategies, model: Cost
     return _heavy(program, op, strategies, model, mesh)
 
 
-def kernel_traffic(program: Model, group: Group, strategies: Strategies, mesh: Mesh) -> dict[int, Floats] | None:
+def kernel_traffic(
+    program: Model, group: Group, strategies: Strategies, mesh: Mesh, *, at_most: float = math.inf
+) -> dict[int, Floats] | None:
     """The bytes that each op of a group moves to and from memory under every strategy, trips included.
 
     None where nothing is known of kernels. What stays on the chip is not moved; by a device that stands for several,
-    nothing is that could be split so among them that its parts stay on their chips.
+    nothing is that could be split so among them that its parts stay on their chips. Nor do arrays count of which a device
+    holds more bytes than `at_most`.
     """
     if program.kernels is None:
         return None
@@ -128,7 +133,7 @@ def kernel_traffic(program: Model, group: Group, strategies: Strategies, mesh: M
         for of in (array, inside):
             if of not in sizes:
                 sizes[of] = _moved_of(of, strategies)
-        size = np.where(sizes[inside] <= room, 0.0, sizes[array]) if room else sizes[array]
+        size = np.where((sizes[inside] <= room) | (sizes[inside] > at_most), 0.0, sizes[array])
         moved[op] = moved.get(op, 0.0) + times * size
     return moved
 
@@ -140,7 +145,9 @@ def stays_on_chip(local_bytes: Floats, at_once: float, mesh: Mesh) -> npt.NDArra
 
 def _room(array: Array, mesh: Mesh) -> float:
     """The bytes of the largest part of an array that stays on a chip."""
-    if array.home in ("product", "late product") and not mesh.products_on_chip:
+    if array.home in ("product", "late product", "border product") and not mesh.products_on_chip:
+        return 0.0
+    if array.home in ("border", "border product") and not mesh.border_on_chip:
         return 0.0
     return max(ON_CHIP[array.home], WORKING_SET / array.at_once) * mesh.on_chip_bytes
 
