@@ -23,6 +23,7 @@ from planner.any_mesh.liveness import Liveness, analyse
 from planner.any_mesh.memory_order import memory_order
 from planner.any_mesh.memory_spans import Copied, Holdings, copied, held
 from planner.any_mesh.seen_through import SeenThrough
+from planner.any_mesh.weights_there import WeightsThere, weights_there
 from planner.program.graph import Body, Graph
 from planner.rules.op_work import body_of, op_flops
 from planner.rules.primitives import traits
@@ -112,6 +113,11 @@ class Model:
             return self.given_eased
         liveness, flow = self.liveness, self.seen.flow(self.flow)
         return eased(self.seen.graph, self.grouping, flow, liveness.narrow, liveness.fusion, self.hiding)
+
+    @cached_property
+    def weights_there(self) -> tuple[WeightsThere, ...]:
+        """The products whose weights a TPU's compiler can bring to the chip ahead; none where no kernels are known."""
+        return () if self.kernels is None else tuple(weights_there(self.seen.graph))
 
     @cached_property
     def matmul_flops(self) -> float:
