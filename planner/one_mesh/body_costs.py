@@ -13,21 +13,24 @@ memory.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
 from cost_models import Objective
 from planner.any_mesh.groups import Group
+from planner.any_mesh.kernel_traffic import array_of
 from planner.any_mesh.program_model import Model
 from planner.one_mesh.chosen import Chosen
-from planner.one_mesh.costs import ON_CHIP, Work, kernel_traffic
+from planner.one_mesh.costs import ON_CHIP, Work, in_memory, local_bytes_of
 from planner.one_mesh.instance import Instance
 from planner.one_mesh.memory import MemoryModel
 from planner.one_mesh.mesh import Mesh
 from planner.one_mesh.strategies import Strategies
 from planner.program.graph import Body, Op
 from planner.rules.collectives import beside_permutes, collectives_of
+from planner.rules.primitives import traits
 from planner.vectors import Floats
 
 
@@ -49,10 +52,14 @@ class BodyCost:
 
 
 class BodyCosts(NamedTuple):
-    """The costs of a body where all that it takes and returns is in memory, and where of that on the chip is what fits."""
+    """The costs of a body where all that it takes and returns is in memory, and where of that on the chip is what fits.
+
+    `border` are the bytes that it reads of each array that it takes and writes of each that it returns, in these orders.
+    """
 
     in_memory: BodyCost
     on_chip: BodyCost
+    border: tuple[float, ...]
 
 
 def body_cost(alone: Instance) -> BodyCost:
@@ -94,7 +101,7 @@ def body_work(
     trips = model.graph.regions[op.region].trips
     group = model.grouping.groups[model.grouping.group_of[op.id]]
     runs = trips * runs_on_device(group, body, strategies, mesh)
-    share = _in_memory(model, group, costs, runs, strategies, mesh)
+    share = _in_memory(model, group, costs, strategies, mesh)
 
     def counted(attribute: str) -> Floats:
         low, high = getattr(costs.on_chip, attribute), getattr(costs.in_memory, attribute)
@@ -124,21 +131,39 @@ def body_work(
     )
 
 
-def _in_memory(
-    model: Model, group: Group, costs: BodyCosts, runs: Floats, strategies: Strategies, mesh: Mesh
-) -> Floats:
-    """The share of what a body moves of what it takes and returns, and that may be on the chip, that comes from memory.
+def border_bytes(body: Model) -> tuple[float, ...]:
+    """The bytes that a body moves of each array that it takes, and of each that it returns, were all of them in memory."""
+    graph, found = body.graph, dict[int, float]()
+    of_group = {} if body.kernels is None else body.kernels.of_group
+    for kernel in (kernel for kernels in of_group.values() for kernel in kernels):
+        op = graph.ops[kernel.op]
+        for access in chain(*kernel.operands, *kernel.results, kernel.others):
+            if access.home in ("border", "border product"):
+                own = graph.tensors[access.tensor].aval.bytes
+                picked = traits(op.kind).picks and access.tensor == op.operands[0]
+                moved = sum(aval.bytes for aval in graph.avals(op.results)) if picked else access.times * own
+                found[access.tensor] = found.get(access.tensor, 0.0) + graph.regions[op.region].trips * moved
+    return tuple(found.get(tensor, 0.0) for tensor in (*graph.inputs, *graph.outputs))
 
-    All where it is not known which kernels the compiler makes, nothing by a device that stands for several: its floor.
+
+def _in_memory(model: Model, group: Group, costs: BodyCosts, strategies: Strategies, mesh: Mesh) -> Floats:
+    """The share of what a body moves of small arrays that it takes and returns, that comes from memory or goes there.
+
+    All of it where it is not known which kernels the compiler makes; nothing by a device that stands for several.
     """
-    most = (costs.in_memory.traffic_bytes - costs.on_chip.traffic_bytes) * runs
+    kernels = () if model.kernels is None else model.kernels.of_group.get(group.id, ())
     if mesh.stands_for > 1:
         return np.zeros(len(strategies))
-    moved = kernel_traffic(model, group, strategies, mesh, at_most=ON_CHIP["border"] * mesh.on_chip_bytes)
-    if moved is None:
+    accesses = [access for kernel in kernels for access in (*kernel.operands, *kernel.results)]
+    if len(accesses) != len(costs.border):
         return np.ones(len(strategies))
-    total = sum(moved.values(), np.zeros(len(strategies)))
-    return np.divide(np.minimum(total, most), most, out=np.zeros(len(strategies)), where=most > 0)
+    total = moved = np.zeros(len(strategies))
+    on_chip = ON_CHIP["border"] * mesh.on_chip_bytes
+    for own, border in zip(accesses, costs.border, strict=True):
+        for array in map(array_of, own):
+            small = border * (local_bytes_of(array, strategies) <= on_chip)
+            total, moved = total + small, moved + small * in_memory(array, strategies, mesh)
+    return np.divide(moved, total, out=np.zeros(len(strategies)), where=total > 0)
 
 
 def runs_by_axes(body: Body, mesh: Mesh) -> bool:

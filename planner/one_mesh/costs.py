@@ -109,14 +109,11 @@ def group_work(program: Model, group: Group, strategies: Strategies, model: Cost
     return _heavy(program, op, strategies, model, mesh)
 
 
-def kernel_traffic(
-    program: Model, group: Group, strategies: Strategies, mesh: Mesh, *, at_most: float = math.inf
-) -> dict[int, Floats] | None:
+def kernel_traffic(program: Model, group: Group, strategies: Strategies, mesh: Mesh) -> dict[int, Floats] | None:
     """The bytes that each op of a group moves to and from memory under every strategy, trips included.
 
     None where nothing is known of kernels. What stays on the chip is not moved; by a device that stands for several,
-    nothing is that could be split so among them that its parts stay on their chips. Nor do arrays count of which a device
-    holds more bytes than `at_most`.
+    nothing is that could be split so among them that its parts stay on their chips.
     """
     if program.kernels is None:
         return None
@@ -132,10 +129,15 @@ def kernel_traffic(
             room = 0.0
         for of in (array, inside):
             if of not in sizes:
-                sizes[of] = _moved_of(of, strategies)
-        size = np.where((sizes[inside] <= room) | (sizes[inside] > at_most), 0.0, sizes[array])
+                sizes[of] = local_bytes_of(of, strategies)
+        size = np.where(sizes[inside] <= room, 0.0, sizes[array]) if room else sizes[array]
         moved[op] = moved.get(op, 0.0) + times * size
     return moved
+
+
+def in_memory(array: Array, strategies: Strategies, mesh: Mesh) -> npt.NDArray[np.bool_]:
+    """Whether an array is in memory, and not on the chip, under every strategy."""
+    return local_bytes_of(array, strategies) > _room(array, mesh)
 
 
 def stays_on_chip(local_bytes: Floats, at_once: float, mesh: Mesh) -> npt.NDArray[np.bool_]:
@@ -152,7 +154,8 @@ def _room(array: Array, mesh: Mesh) -> float:
     return max(ON_CHIP[array.home], WORKING_SET / array.at_once) * mesh.on_chip_bytes
 
 
-def _moved_of(array: Array, strategies: Strategies) -> Floats:
+def local_bytes_of(array: Array, strategies: Strategies) -> Floats:
+    """The bytes of an array that one device moves under every strategy, those of padded tiles included."""
     located = strategies.locations(array.dims)
     if array.rows is not None:
         return copied_for_rows(located, strategies.axis_sizes, array.shape, array.rows)

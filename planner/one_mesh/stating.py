@@ -10,7 +10,7 @@ from planner.any_mesh.flow import Node
 from planner.any_mesh.logical_dims import LogicalDims
 from planner.any_mesh.program_model import PLACED_BY_USER, Model
 from planner.errors import InfeasibleError
-from planner.one_mesh.body_costs import BodyCost, BodyCosts, body_cost, body_work
+from planner.one_mesh.body_costs import BodyCost, BodyCosts, body_cost, body_work, border_bytes
 from planner.one_mesh.costs import Work, group_work
 from planner.one_mesh.feeding import Feeding
 from planner.one_mesh.instance import Instance
@@ -160,7 +160,11 @@ def _bodies(model: Model, terms: Terms) -> dict[Body, BodyCosts]:
         return body_cost(state(inner, on_one))
 
     return {
-        body: BodyCosts(costs(inner, border_on_chip=False), costs(inner, border_on_chip=True))
+        body: BodyCosts(
+            in_memory=costs(inner, border_on_chip=False),
+            on_chip=costs(inner, border_on_chip=True),
+            border=border_bytes(inner),
+        )
         for body, inner in model.bodies.items()
     }
 
