@@ -95,8 +95,8 @@ def test_layers_written_out_read_their_weights_while_sums_run_and_the_plan_says_
     assert predicted.compute_seconds < 0.7 * reading
     assert predicted.seconds < 0.95 * plan.certificate.value
     assert any("ahead of their use" in note for note in plan.notes)
-    figures = [*graph.nodes(data="seconds"), *((0, of) for *_, of in graph.edges(data="seconds"))]
-    assert math.fsum(seconds for _, seconds in figures) == pytest.approx(predicted.seconds, rel=1e-9)
+    figures = [of["seconds"] for *_, of in (*graph.nodes(data=True), *graph.edges(data=True))]
+    assert math.fsum(figures) == pytest.approx(predicted.seconds, rel=1e-9)
 
 
 def test_a_loop_reads_the_slices_of_its_stacks_where_they_stand() -> None:
