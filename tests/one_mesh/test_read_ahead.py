@@ -106,9 +106,3 @@ def test_a_loop_reads_the_slices_of_its_stacks_where_they_stand() -> None:
     )
     assert plan.predicted.seconds == pytest.approx(plan.certificate.value, rel=2e-3)
     assert not any("ahead of their use" in note for note in plan.notes)
-
-
-def test_weights_that_are_gathered_first_are_not_there() -> None:
-    plan = planned(lambda x, weights: x @ weights, WEIGHTS[0], {"weights": ("i", None), "x": ("i",), "out": ("i",)})
-    assert "all-gather" in {one.kind for one in plan.predicted.collectives}
-    assert plan.predicted.seconds == pytest.approx(plan.certificate.value, rel=2e-3)
