@@ -88,10 +88,10 @@ def _of_kernel(graph: Graph, grouping: Grouping, liveness: Liveness, kernel: Ker
     row = traits(op.kind)
     parts = kernel.operands and (row.picks or row.updates is not None)
     if parts and row.picks:
-        table = next((_array(access) for access in kernel.operands[0]), None)
+        table = next((array_of(access) for access in kernel.operands[0]), None)
         yield _whole(graph, grouping, liveness, op, op.results[0], inside=table)
     elif parts and row.updates is not None:
-        target = next((_array(access) for access in kernel.results[0]), None)
+        target = next((array_of(access) for access in kernel.results[0]), None)
         times = 1.0 if row.overwrites else 2.0
         yield _whole(graph, grouping, liveness, op, op.operands[row.updates], times, inside=target)
     passes = op_passes(graph, op) if kernel.operands and tiled else 1.0
@@ -103,7 +103,8 @@ def _of_kernel(graph: Graph, grouping: Grouping, liveness: Liveness, kernel: Ker
     yield from (_moved(op, access) for access in kernel.others)
 
 
-def _array(access: Access) -> Array:
+def array_of(access: Access) -> Array:
+    """The array that a kernel reads or writes."""
     return Array(
         *(access.shape, access.itemsize, access.dims, access.home, access.turned),
         rows=access.rows,
@@ -114,7 +115,7 @@ def _array(access: Access) -> Array:
 
 def _moved(op: Op, access: Access, passes: float = 1.0) -> Movement:
     """What an op moves; what goes over memory several times has more in flight."""
-    array = _array(access)
+    array = array_of(access)
     if passes != 1.0 and access.home in ("chip", "product"):
         array = array._replace(home="passes")
     return Movement(op.id, array, passes * access.times, array)

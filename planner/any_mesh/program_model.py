@@ -23,6 +23,7 @@ from planner.any_mesh.liveness import Liveness, analyse
 from planner.any_mesh.memory_order import memory_order
 from planner.any_mesh.memory_spans import Copied, Holdings, copied, held
 from planner.any_mesh.seen_through import SeenThrough
+from planner.any_mesh.weights_there import WeightsThere, weights_there
 from planner.program.graph import Body, Graph
 from planner.rules.op_work import body_of, op_flops
 from planner.rules.primitives import traits
@@ -114,6 +115,11 @@ class Model:
         return eased(self.seen.graph, self.grouping, flow, liveness.narrow, liveness.fusion, self.hiding)
 
     @cached_property
+    def weights_there(self) -> tuple[WeightsThere, ...]:
+        """The products whose weights a TPU's compiler can bring to the chip ahead; none where no kernels are known."""
+        return () if self.kernels is None else tuple(weights_there(self.seen.graph))
+
+    @cached_property
     def matmul_flops(self) -> float:
         """The operations of all matmuls of a call, on all devices together."""
         regions = self.graph.regions
@@ -150,16 +156,17 @@ def model_of(
     kept: AbstractSet[int],
     fusion: Fusion | None = None,
     hiding: tuple[float, float] = (math.inf, 0.0),
+    inlined: bool = False,
 ) -> Model:
     """The model of a program, whose outputs at some positions are pinned, and some tensors are `kept` as pinned.
 
-    `fusion`: how the target's compiler fuses, where that is known; `hiding` as of `Model`.
+    `fusion`: how the target's compiler fuses, where that is known; `hiding` as of `Model`, `inlined` as of `kernels_of`.
     """
     grouping = group_ops(graph)
     flow = build_flow(graph, grouping, pinned_outputs=pinned_outputs, kept=kept)
     seen = SeenThrough(graph)
     liveness = analyse(seen.graph, grouping, fusion or UNKNOWN)
-    kernels = kernels_of(seen.graph, grouping, liveness) if fusion is not None else None
+    kernels = kernels_of(seen.graph, grouping, liveness, inlined=inlined) if fusion is not None else None
     bodies = dict.fromkeys(body for body in map(body_of, graph.ops) if body is not None)
     return Model(
         graph=graph,
@@ -170,7 +177,14 @@ def model_of(
         alike=alike(seen.graph, grouping, liveness, kernels),
         kernels=kernels,
         bodies={
-            body: model_of(body.graph, pinned_outputs=set(), kept=set(), fusion=fusion, hiding=hiding)
+            body: model_of(
+                body.graph,
+                pinned_outputs=set(),
+                kept=set(),
+                fusion=fusion,
+                hiding=hiding,
+                inlined=body.axes is not None,
+            )
             for body in bodies
         },
         hiding=hiding,

@@ -3,7 +3,8 @@
 A TPU's compiler gives the memory on the chip to what gains most by the byte, which are the small arrays of loops: where all
 arrays of a body up to some size fit there at once, they stay there for as long as they live, whoever reads them and when
 (memory space assignment of XLA's TPU compiler, read off schedules of libtpu 0.0.42). Slices of a stack stay if the stack
-does. Arguments and results of the program lie in main memory; what a loop takes in of them is brought to the chip once.
+does. Arguments and results of the program lie in main memory, arguments that are updated in place, such as a cache, after
+that too; what a loop takes in of them is brought to the chip once.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from planner.any_mesh.buffer import Buffer
 from planner.program.graph import Graph
 from planner.program.slots import LEAVING, TAKEN_IN
+from planner.rules.primitives import traits
 from planner.vectors import Floats
 
 
@@ -42,13 +44,22 @@ class WorkingSets:
         """The bytes that stand at once for each byte of a tensor in the body that it is of."""
         graph = self._graph
         producer, size = graph.tensors[tensor].producer, graph.tensors[tensor].aval.bytes
-        if producer is None or tensor in graph.returned or not size:
+        if self._updated(tensor) in graph.taken or tensor in graph.returned or producer is None or not size:
             return math.inf
         op = graph.ops[producer]
         if op.kind == "loop_slice":
             return self.per_byte(op.operands[0]) * graph.tensors[op.operands[0]].aval.bytes / size
         region = graph.regions[op.region].parent if op.kind in LEAVING else op.region
         return self._standing(region or 0, size) / size
+
+    def _updated(self, tensor: int) -> int:
+        """What a tensor was before it was updated in place."""
+        while (producer := self._graph.tensors[tensor].producer) is not None:
+            op = self._graph.ops[producer]
+            if traits(op.kind).updates is None:
+                break
+            tensor = op.operands[0]
+        return tensor
 
     def per_byte_stacked(self, tensor: int) -> float:
         """The same of what the trips of a loop put on a stack, where they do."""

@@ -22,7 +22,7 @@ import numpy as np
 from planner.any_mesh.flow import Transfer
 from planner.any_mesh.fused_pass import FactorSet, Part, pass_parts
 from planner.any_mesh.groups import Group, Placement
-from planner.emit.predict import run_seconds, runs_of
+from planner.emit.predict import runs_of
 from planner.explain.op_graph import Attributes, OpGraph, network_of
 from planner.one_mesh.chosen import Chosen
 from planner.one_mesh.costs import fetches, kernel_traffic
@@ -83,11 +83,19 @@ class _Decided:
     def of_op(self, op: Op) -> Attributes:
         """The figures of an op, and the specs of what it reads and makes."""
         flops, moved, seconds = self.shares.get(op.id, (0.0, 0.0, 0.0))
-        seconds += math.fsum(run_seconds(self.instance, own) for own in self.runs.by_programs.get(op.id, ()))
+        seconds += self._by_program(op) - self.chosen.read_ahead.get(op.id, 0.0)
         for tensor in op.results:
             if not self.model.graph.consumers[tensor] and tensor not in self.model.graph.returned:
                 seconds += self._charge(self.summed.get(tensor)).seconds
         return {"flops": flops, "bytes": moved, "strategy": self._strategy(op), "seconds": seconds}
+
+    def _by_program(self, op: Op) -> float:
+        """The seconds of the collectives that an op runs itself: less than one after the other where some run at once."""
+        group = self.model.grouping.group_of[op.id]
+        work = self.instance.works[group]
+        return (
+            float(work.exchange_seconds[self.chosen.choice[group]]) if op.body is not None and work is not None else 0.0
+        )
 
     def of_tensor(self, tensor: int) -> Attributes:
         """The spec that an argument or constant is stored in."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import itemgetter
 from typing import NamedTuple
 
 from jax.sharding import PartitionSpec
 
 from planner.any_mesh.flow import Transfer
+from planner.any_mesh.weights_there import WeightsThere
 from planner.one_mesh.instance import Instance
 from planner.one_mesh.loop_sums import Axes, summed_behind
+from planner.one_mesh.read_ahead import Moving, Multiplying, read_ahead
 from planner.one_mesh.reshard import SUMMING, Step, reshard_steps
 from planner.one_mesh.specs import spec_of
 from planner.program.graph import Op
@@ -148,7 +151,44 @@ class Chosen:
     def seconds(self) -> tuple[float, float]:
         """(seconds of computing, seconds of communication) per device and call."""
         moved = sum(self.trips(t) * sum(self.step_seconds(t, steps)) for t, steps in self.moves)
-        return self.total("seconds"), moved + self.total("exchange_seconds")
+        return self.total("seconds") - sum(self.read_ahead.values()), moved + self.total("exchange_seconds")
+
+    @cached_property
+    def read_ahead(self) -> Mapping[int, float]:
+        """By op the seconds that products are spared whose weights are on the chip when they run (see `read_ahead`)."""
+        mesh, products = self.instance.mesh, self.instance.model.weights_there
+        if not mesh.tpu or not products or not self.moves:
+            return {}
+        moved = {transfer.tensor for transfer, steps in self.moves if any(step.kind for step in steps)}
+        events = [*self._collectives(), *(self._product(one, moved) for one in products)]
+        return read_ahead(
+            [event for _, event in sorted(events, key=itemgetter(0))],
+            on_chip_bytes=mesh.on_chip_bytes,
+            hbm_bytes_per_s=self.instance.hbm_bytes_per_s,
+        )
+
+    def _collectives(self) -> Iterator[tuple[float, Moving]]:
+        """What moves outside of loops: behind the op that makes it, or before the first to read it."""
+        model = self.instance.model
+        served: dict[int, list[int]] = {}
+        for (op, _), node in model.flow.fetched:
+            served.setdefault(node, []).append(op)
+        for transfer, steps in self.moves:
+            if model.graph.regions[transfer.region].parent is None:
+                made = model.graph.tensors[transfer.tensor].producer
+                readers = [*(op for op, _ in transfer.reads), *served.get(transfer.target, ())]
+                behind = transfer.reduced or not readers
+                at = (-1 if made is None else made) + 0.5 if behind else min(readers) - 0.5
+                yield at, Moving(sum(self.step_seconds(transfer, steps)))
+
+    def _product(self, of: WeightsThere, moved: Collection[int]) -> tuple[float, Multiplying]:
+        """A product and its weights, but for those that are brought to their place by collectives."""
+        instance, node = self.instance, self.instance.model.grouping.group_of[of.op]
+        work, pick = instance.works[node], self.choice[node]
+        seconds, flops = (0.0, 0.0) if work is None else (float(work.seconds[pick]), float(work.flops[pick]))
+        held = 0.0 if of.through & set(moved) else sum(map(self.stored_bytes, of.arguments))
+        ready = max(flops / instance.mesh.matmul_flops_per_s, seconds - held / instance.hbm_bytes_per_s)
+        return of.op, Multiplying(of.op, held, seconds, min(ready, seconds))
 
     def step_seconds(self, transfer: Transfer, steps: Sequence[Step]) -> list[float]:
         """What each step of a transfer adds to a run of its body: less than it takes where a compiler spares some of it."""

@@ -46,12 +46,18 @@ ON_CHIP: Mapping[Home, float] = {
     "passes": 1 / 8,
     "slice": 3 / 16,
     "loop": 1 / 32,
+    "border": 1 / 2,
+    "border product": 1 / 2,
     "memory": 0.0,
 }
 """The largest share of the memory on the chip that an array takes there, as seen in schedules of v5e, v5p and v6e."""
 
-WORKING_SET = 1 / 2
-"""The share of it that all arrays of a body take there at once (see `working_sets`)."""
+WORKING_SET = 0.6
+"""The share of it that all arrays of a body take there at once (see `working_sets`).
+
+In schedules by libtpu 0.0.42 up to 0.74 of it are taken (see `read_ahead.ROOM_ON_CHIP`), gaps between arrays not counted;
+in a loop of a model of the weather (v5e) arrays that take 0.6 at once stay there.
+"""
 
 NOT_HIDDEN = 1 / 20
 """The share of the vector unit's work on operands and results of matmuls that counts: the units work side by side, and of
@@ -127,10 +133,15 @@ def kernel_traffic(program: Model, group: Group, strategies: Strategies, mesh: M
             room = 0.0
         for of in (array, inside):
             if of not in sizes:
-                sizes[of] = _moved_of(of, strategies)
+                sizes[of] = local_bytes_of(of, strategies)
         size = np.where(sizes[inside] <= room, 0.0, sizes[array]) if room else sizes[array]
         moved[op] = moved.get(op, 0.0) + times * size
     return moved
+
+
+def in_memory(array: Array, strategies: Strategies, mesh: Mesh) -> npt.NDArray[np.bool_]:
+    """Whether an array is in memory, and not on the chip, under every strategy."""
+    return local_bytes_of(array, strategies) > _room(array, mesh)
 
 
 def stays_on_chip(local_bytes: Floats, at_once: float, mesh: Mesh) -> npt.NDArray[np.bool_]:
@@ -140,12 +151,15 @@ def stays_on_chip(local_bytes: Floats, at_once: float, mesh: Mesh) -> npt.NDArra
 
 def _room(array: Array, mesh: Mesh) -> float:
     """The bytes of the largest part of an array that stays on a chip."""
-    if array.home in ("product", "late product") and not mesh.products_on_chip:
+    if array.home in ("product", "late product", "border product") and not mesh.products_on_chip:
+        return 0.0
+    if array.home in ("border", "border product") and not mesh.border_on_chip:
         return 0.0
     return max(ON_CHIP[array.home], WORKING_SET / array.at_once) * mesh.on_chip_bytes
 
 
-def _moved_of(array: Array, strategies: Strategies) -> Floats:
+def local_bytes_of(array: Array, strategies: Strategies) -> Floats:
+    """The bytes of an array that one device moves under every strategy, those of padded tiles included."""
     located = strategies.locations(array.dims)
     if array.rows is not None:
         return copied_for_rows(located, strategies.axis_sizes, array.shape, array.rows)

@@ -44,7 +44,7 @@ class Mesh:
     (`cost_models.compilers.scatters`), else "".
     `hidden_gathers` is the share of gathers that matmuls hide, which take at least the flops of a device over
     `matmul_flops_per_s`. A mesh of one device may stand for several, at no more than what the parts of a program take
-    on all of these: `stands_for`.
+    on all of these: `stands_for`. `border_on_chip`: what the body of an op takes and returns stands on the chip, if small.
     """
 
     shape: Mapping[str, int]
@@ -57,6 +57,7 @@ class Mesh:
     all_reduced: Mapping[str, npt.NDArray[np.float64]]
     on_chip_bytes: float = 0.0
     products_on_chip: bool = True
+    border_on_chip: bool = False
     kernel_seconds: float = 0.0
     stands_for: int = 1
     tpu: str = ""
@@ -68,7 +69,7 @@ class Mesh:
         """The product of the axis sizes."""
         return int(np.prod(self.sizes, dtype=np.int64))
 
-    def alone(self) -> Mesh:
+    def alone(self, *, border_on_chip: bool) -> Mesh:
         """The mesh of one of the devices, which moves nothing."""
         tables = (self.fixed, self.per_byte, self.fixed_seconds, self.seconds_per_byte, self.all_reduced)
         fixed, per_byte, fixed_seconds, seconds_per_byte, all_reduced = (
@@ -85,6 +86,7 @@ class Mesh:
             seconds_per_byte=seconds_per_byte,
             all_reduced=all_reduced,
             stands_for=1,
+            border_on_chip=border_on_chip,
         )
 
     def mask_sizes(self) -> npt.NDArray[np.int64]:

@@ -10,7 +10,7 @@ from planner.any_mesh.flow import Node
 from planner.any_mesh.logical_dims import LogicalDims
 from planner.any_mesh.program_model import PLACED_BY_USER, Model
 from planner.errors import InfeasibleError
-from planner.one_mesh.body_costs import BodyCost, body_cost, body_work
+from planner.one_mesh.body_costs import BodyCost, BodyCosts, body_cost, body_work, border_bytes
 from planner.one_mesh.costs import Work, group_work
 from planner.one_mesh.feeding import Feeding
 from planner.one_mesh.instance import Instance
@@ -89,7 +89,7 @@ def state(model: Model, terms: Terms) -> Instance:
         kind_of=tuple(kind_of),
         works=works,
         node_values=(),
-        body_memory={body: cost.memory for body, cost in bodies.items()},
+        body_memory={body: costs.in_memory.memory for body, costs in bodies.items()},
     )
     return replace(instance, node_values=tuple(instance.stated_values()))
 
@@ -146,20 +146,31 @@ def _used(model: Model, mesh: Mesh, demands: Mapping[int, Sequence[Demand]]) -> 
     return of
 
 
-def _bodies(model: Model, terms: Terms) -> dict[Body, BodyCost]:
-    """What the bodies of ops that stay one op take: each as a program stated on a mesh of one device."""
-    on_one = Terms(
-        mesh=terms.mesh.alone(),
-        cost_model=terms.cost_model,
-        objective=terms.objective,
-        hbm_bytes_per_s=terms.hbm_bytes_per_s,
-        tiled=terms.tiled,
-    )
-    return {body: body_cost(state(inner, on_one)) for body, inner in model.bodies.items()}
+def _bodies(model: Model, terms: Terms) -> dict[Body, BodyCosts]:
+    """What the bodies of ops that stay one op take: each as a program stated on a mesh of one device, twice."""
+
+    def costs(inner: Model, *, border_on_chip: bool) -> BodyCost:
+        on_one = Terms(
+            mesh=terms.mesh.alone(border_on_chip=border_on_chip),
+            cost_model=terms.cost_model,
+            objective=terms.objective,
+            hbm_bytes_per_s=terms.hbm_bytes_per_s,
+            tiled=terms.tiled,
+        )
+        return body_cost(state(inner, on_one))
+
+    return {
+        body: BodyCosts(
+            in_memory=costs(inner, border_on_chip=False),
+            on_chip=costs(inner, border_on_chip=True),
+            border=border_bytes(inner),
+        )
+        for body, inner in model.bodies.items()
+    }
 
 
 def _works(
-    model: Model, terms: Terms, kinds: Kinds, kind_of: list[int], bodies: Mapping[Body, BodyCost]
+    model: Model, terms: Terms, kinds: Kinds, kind_of: list[int], bodies: Mapping[Body, BodyCosts]
 ) -> tuple[Work | None, ...]:
     """The work of every node's strategies; None for tensors of their own."""
     known: dict[tuple[int, int], Work] = {}
@@ -176,7 +187,7 @@ def _works(
             known[key] = (
                 group_work(model, group, strategies, terms.cost_model, terms.mesh)
                 if body is None
-                else body_work(model, op, body, bodies[body], strategies, terms.mesh)
+                else body_work(model, op, body, bodies[body], strategies, terms.mesh, terms.objective)
             )
         works.append(known[key])
     return tuple(works)

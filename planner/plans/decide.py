@@ -35,6 +35,9 @@ from planner.search.best_on_mesh import Candidate
 from planner.session import Session
 from planner.units import quantity
 
+WORTH_TELLING = 0.01
+"""The share of a call that reading must take that passes beside something else, to be told."""
+
 WORTH_DONATING = 0.01
 """Part of the peak that the results of an argument must take for a note to say that it could be donated."""
 MOST_NAMED = 4
@@ -112,6 +115,7 @@ def decide(
             *_told_of_devices(session, placement.mesh_shape),
             *_told_of_donations(session, chosen, predicted.peak_bytes),
             *_told_of_inputs(chosen, predicted),
+            *_told_of_reading(chosen, predicted),
             *notes,
         ),
         donate_argnums=program.donate_argnums,
@@ -196,6 +200,17 @@ def _told_of_inputs(chosen: Chosen, predicted: Predicted) -> tuple[str, ...]:
             f"{quantity(predicted.seconds, 's')} of a call: devices will wait for them, however early they are fetched"
         )
     return tuple(told)
+
+
+def _told_of_reading(chosen: Chosen, predicted: Predicted) -> tuple[str, ...]:
+    """What a plan says of weights that are read while collectives run, of which the search does not know."""
+    spared = sum(chosen.read_ahead.values())
+    if spared < WORTH_TELLING * predicted.seconds:
+        return ()
+    return (
+        f"{quantity(spared, 's')} per call of reading weights pass beside collectives and products, as the compiler brings "
+        "weights to the chip ahead of their use; the certificate is of seconds without that, as in every plan searched",
+    )
 
 
 def _told(graph: Graph, op_id: int) -> dict[str, Any]:

@@ -73,3 +73,33 @@ def test_weights_that_a_loop_reads_narrow_are_narrowed_once() -> None:
 
     model = _model(fn, jax.ShapeDtypeStruct((256, 256), jnp.bfloat16), stack)
     assert _moved(model, "loop_slice") == 1.5 * 8 * 256 * 256 * 4
+
+
+def _homes(model: Model, shape: tuple[int, ...]) -> set[str]:
+    """Where products read arrays of a shape."""
+    found = [moved for group in model.grouping.groups for moved in model.moved(group)]
+    return {of.array.home for of in found if of.array.shape == shape and model.graph.ops[of.op].kind == "dot_general"}
+
+
+@pytest.mark.parametrize(("times", "home"), [(15, "loop"), (16, "chip")])
+def test_what_many_products_of_a_trip_read_of_what_a_loop_takes_in_stays_on_the_chip(times: int, home: str) -> None:
+    def trip(x: jax.Array, matrix: jax.Array) -> jax.Array:
+        for _ in range(times):
+            x = jnp.tanh(x @ matrix)
+        return x
+
+    matrix = jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16)
+    rows = jax.ShapeDtypeStruct((512, 1024), jnp.bfloat16)
+    loop = _model(lambda x, m: jax.lax.scan(lambda x, _: (trip(x, m), None), x, None, length=4)[0], rows, matrix)
+    assert _homes(loop, (1024, 1024)) == {home}
+
+
+def test_a_cache_stays_in_memory_when_it_is_updated_in_place() -> None:
+    def fn(cache: jax.Array, rows: jax.Array, where: jax.Array) -> tuple[jax.Array, jax.Array]:
+        cache = jax.lax.dynamic_update_slice(cache, rows, (where, 0))
+        read = rows @ cache.T
+        return jax.lax.dynamic_update_slice(cache, rows, (where + 64, 0)), read
+
+    model = _model(fn, TABLE, ROWS, WHERE, donate=(0,))
+    updated = model.graph.of_kinds(("dynamic_update_slice",))[0].results[0]
+    assert model.liveness.working_sets.per_byte(updated) == float("inf")

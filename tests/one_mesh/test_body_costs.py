@@ -309,3 +309,50 @@ def test_a_kernel_like_a_function_with_a_body_has_its_work() -> None:
     plan = planned(kernel, (of(4096, 4096),), mesh={"i": 1})
     assert plan.predicted.flops >= 2 * 2 * 4096**3
     assert not plan.guessed
+
+
+RING = [(n, (n + 1) % 16) for n in range(16)]
+BACK = [(target, source) for source, target in RING]
+
+
+def test_permutes_either_way_take_the_time_of_one() -> None:
+    def either(x: Any, w: Any) -> Any:
+        return jax.lax.ppermute(x, "i", RING) + jax.lax.ppermute(x, "i", BACK)
+
+    def one_way(x: Any, w: Any) -> Any:
+        return jax.lax.ppermute(x, "i", RING)
+
+    args = of(65536, 1024), W
+    both, one = (planned(by_hand(fn), args).predicted for fn in (either, one_way))
+    assert both.communication_seconds == pytest.approx(one.communication_seconds)
+    assert len(both.collectives) == 2 * len(one.collectives)
+    # The same plan for less energy: what is sent both ways takes twice that of one.
+    joules = [planned(by_hand(fn), args, objective="energy").certificate.value for fn in (either, one_way)]
+    assert joules[0] > 1.5 * joules[1]
+
+
+def test_a_product_runs_while_what_it_does_not_need_is_sent() -> None:
+    def beside(x: Any, w: Any) -> Any:
+        return jax.lax.ppermute(x, "i", RING) + x @ w
+
+    def behind(x: Any, w: Any) -> Any:
+        return jax.lax.ppermute(x, "i", RING) @ w + x
+
+    args = of(65536, 4096), W
+    apart, together = (planned(by_hand(fn), args).predicted for fn in (behind, beside))
+    assert together.communication_seconds < 0.7 * apart.communication_seconds
+
+
+def test_small_arrays_between_shard_maps_stay_on_the_chip() -> None:
+    """In a loop, as what the bodies compute would if it were written without them."""
+    mesh, small = mesh_of(i=16), of(16 * 256, 1024)
+    step = by_hand(lambda x, w: jnp.tanh(x) * 2, mesh)
+
+    def steps(x: Any, w: Any) -> Any:
+        for _ in range(4):
+            x = step(x, w)
+        return x
+
+    one = planned(step, (small, W)).predicted.traffic_bytes
+    assert planned(steps, (small, W)).predicted.traffic_bytes == pytest.approx(one, rel=0.1)
+    assert one == pytest.approx(2 * 256 * 1024 * 4, rel=0.1)

@@ -101,7 +101,7 @@ def promise_of(chosen: Chosen, predicted: Predicted) -> Promise:
             at[split] = at.get(split, 0) + 1
     return Promise(
         mesh=mesh,
-        computing=chosen.total("seconds") + chosen.total("exchange_seconds"),
+        computing=chosen.seconds[0] + chosen.total("exchange_seconds"),
         collectives=dict(seconds),
         lines=frozenset(lines),
         splits=splits,
