@@ -30,15 +30,15 @@ from pathlib import Path
 from typing import Any
 
 import planner
+from benchmarks.compiled_row import by_kind, compiled_row
 from benchmarks.models.base import Model
 from benchmarks.stamp import stamp
 from benchmarks.suite import PROGRAMS
-from cost_models import Topology, parse_topology
+from cost_models import parse_topology
 from planner.errors import InfeasibleError, PlannerError
 from planner.predicted import Predicted
-from planner.verify.aot import AotReport, lower_request
+from planner.verify.aot import lower_request
 from planner.verify.kept_reports import KeptReports
-from planner.verify.step_time import step_time
 
 RESULTS = Path(__file__).resolve().parent / "results" / "fidelity.json"
 TOPOLOGIES = ("v5e:4x4", "v5e:16x16", "v5p:4x4x4")
@@ -47,23 +47,12 @@ COMPILE_LIMIT_S = 300.0
 UNLIMITED = 1e15
 """Bytes."""
 
-Bytes = Mapping[str, float]
-
 
 def fixed_meshes(devices: int) -> list[dict[str, int]]:
     """Meshes of one and two axes over all devices: every split for few devices, else those of few and of many rows."""
     splits = [n for n in range(2, devices) if devices % n == 0]
     kept = splits if len(splits) <= 4 else [splits[0], splits[1], splits[len(splits) // 2], splits[-2], splits[-1]]
     return [{"x": devices}, *({"x": n, "y": devices // n} for n in kept)]
-
-
-def by_kind(collectives: Sequence[tuple[str, tuple[str, ...], float]]) -> dict[str, float]:
-    """Bytes by "kind axes"."""
-    found: dict[str, float] = {}
-    for kind, axes, moved in collectives:
-        key = f"{kind} {','.join(axes)}"
-        found[key] = found.get(key, 0.0) + moved
-    return found
 
 
 def promised(predicted: Predicted) -> dict[str, Any]:
@@ -74,25 +63,6 @@ def promised(predicted: Predicted) -> dict[str, Any]:
         "communication_seconds": predicted.communication_seconds,
         "peak_bytes": predicted.peak_bytes,
         "collectives": by_kind([(c.kind, c.axes, c.bytes * c.count) for c in predicted.collectives]),
-    }
-
-
-def compiled(report: AotReport, topology: Topology, mesh: Mapping[str, int]) -> dict[str, Any]:
-    """What became of it."""
-    row: dict[str, Any] = {"status": report.status, "compile_seconds": report.seconds}
-    if report.memory is None:
-        return row | {"message": report.message[:300], "peak_bytes": report.needed_bytes}
-    estimate = step_time(report.hlo, topology, mesh)
-    return row | {
-        "seconds": estimate.seconds,
-        "compute_seconds": estimate.compute_seconds,
-        "exposed_seconds": estimate.exposed_collective_seconds,
-        "collective_seconds": estimate.collective_seconds,
-        "unknown_loops": estimate.unknown_loops,
-        "peak_bytes": report.memory.peak_bytes,
-        "collectives": by_kind(
-            [(c.kind, c.axes(mesh) or ("?",), c.bytes * (c.trip_count or 1)) for c in report.collectives]
-        ),
     }
 
 
@@ -125,7 +95,7 @@ def measure(model: Model, topology: str, mesh: Mapping[str, int] | None, kept: K
         "mesh": dict(shape),
         "plan_seconds": planned - started,
         "predicted": promised(plan.predicted),
-        "compiled": compiled(report, parse_topology(topology), shape),
+        "compiled": compiled_row(report, parse_topology(topology), shape),
     }
 
 

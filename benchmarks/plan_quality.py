@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import planner
+from benchmarks.compiled_row import Row, compiled_row
 from benchmarks.hand_plans import HandPlan, Kind, jitted, meshes_of, pins
 from benchmarks.models.base import Model
 from benchmarks.stamp import stamp
@@ -35,7 +36,6 @@ from cost_models import Topology, parse_topology
 from planner.errors import CompileError, PlannerError
 from planner.options import Refine
 from planner.verify.aot import aot_compile
-from planner.verify.step_time import step_time
 
 RESULTS = Path(__file__).resolve().parent / "results" / "plan_quality.json"
 TIE = 0.05
@@ -48,8 +48,6 @@ UNCHECKED = planner.Options(check="never")
 """Plans are compiled here, not by the planner."""
 OURS = ("ours", "refined")
 """Our plans: by prices alone, and with the compiler asked."""
-
-Row = dict[str, Any]
 
 
 def compiled(
@@ -67,23 +65,7 @@ def compiled(
         )
     except CompileError as error:
         return {"status": "error", "message": str(error)[:300]}
-    row: Row = {"status": report.status, "compile_seconds": round(report.seconds, 1)}
-    if report.memory is None:
-        return row | {"message": report.message[:300], "peak_bytes": report.needed_bytes}
-    if report.memory.peak_bytes > topology.chip.hbm_bytes:
-        row["status"] = "oom"
-    estimate = step_time(report.hlo, topology, mesh)
-    totals: dict[str, float] = {}
-    for c in report.collectives:
-        key = f"{c.kind} {','.join(c.axes(mesh) or ('?',))}"
-        totals[key] = totals.get(key, 0.0) + c.bytes * (c.trip_count or 1)
-    return row | {
-        "seconds": estimate.seconds,
-        "exposed_seconds": estimate.exposed_collective_seconds,
-        "collective_seconds": estimate.collective_seconds,
-        "peak_bytes": report.memory.peak_bytes,
-        "collectives": totals,
-    }
+    return compiled_row(report, topology, mesh)
 
 
 def ours(

@@ -41,6 +41,7 @@ from typing import Any
 import jax
 
 import planner
+from benchmarks.compiled_row import Row, compiled_row
 from benchmarks.real.base import Build, RealProgram, shapes
 from benchmarks.real.kernels import counted_kernels
 from benchmarks.stamp import stamp
@@ -48,7 +49,6 @@ from cost_models import parse_topology
 from planner.errors import CompileError
 from planner.program.trace import trace
 from planner.verify.aot import aot_compile
-from planner.verify.step_time import step_time
 
 RESULTS = Path(__file__).resolve().parent / "results" / "real_programs.json"
 CODEBASES = ("maxtext", "jax_llm_examples", "brax_ppo", "dinosaur", "diffusers_unet")
@@ -57,8 +57,6 @@ MODES = ("keep", "free")
 COMPILE_LIMIT_S = 600.0
 DEVICES = 8
 """Virtual CPU devices on which small sizes run."""
-
-Row = dict[str, Any]
 
 
 def programs() -> Iterator[tuple[str, Build, tuple[str, ...]]]:
@@ -78,24 +76,12 @@ def processor_seconds() -> float:
 
 def compiled(jitted: Any, args: Sequence[Any], topology_name: str, mesh: Mapping[str, int]) -> Row:
     """What the topology's compiler makes of a jitted program: fit, seconds of the schedule, peak bytes per device."""
-    topology = parse_topology(topology_name)
     try:
         with counted_kernels():
             report = aot_compile(jitted, args, mesh_shape=mesh, topology=topology_name, timeout_s=COMPILE_LIMIT_S)
     except CompileError as error:
         return {"status": "error", "message": str(error)[:500]}
-    row: Row = {"status": report.status, "compile_seconds": round(report.seconds, 1)}
-    if report.memory is None:
-        return row | {"message": report.message[:300], "peak_bytes": report.needed_bytes}
-    if report.memory.peak_bytes > topology.chip.hbm_bytes:
-        row["status"] = "oom"
-    estimate = step_time(report.hlo, topology, mesh)
-    return row | {
-        "seconds": estimate.seconds,
-        "exposed_seconds": estimate.exposed_collective_seconds,
-        "peak_bytes": report.memory.peak_bytes,
-        "unknown_loops": estimate.unknown_loops,
-    }
+    return compiled_row(report, parse_topology(topology_name), mesh)
 
 
 def planned(program: RealProgram, mode: str) -> Row:
