@@ -21,7 +21,7 @@ scipy, and this project on PYTHONPATH; run the script in each of them. Rows in t
     the others         that of maxtext and, all --no-deps, brax==0.14.2 mujoco==3.3.7 mujoco-mjx==3.3.7 trimesh glfw
                        pyopengl ml_collections jaxopt dm-tree; dinosaur-dycore==1.2.1 pint flexcache flexparser platformdirs
                        xarray tree_math scikit-learn joblib threadpoolctl narwhals dask partd locket xarray-tensorstore zarr
-                       donfig numcodecs msgspec; diffusers==0.35.2
+                       donfig numcodecs msgspec; diffusers==0.35.2; google-tunix==0.1.7 google-metrax clu wrapt perfetto
 
 Processor seconds of planning are those of this process and its workers, less those that JAX takes to trace the program.
 """
@@ -51,7 +51,7 @@ from planner.program.trace import trace
 from planner.verify.aot import aot_compile
 
 RESULTS = Path(__file__).resolve().parent / "results" / "real_programs.json"
-CODEBASES = ("maxtext", "jax_llm_examples", "brax_ppo", "dinosaur", "diffusers_unet")
+CODEBASES = ("maxtext", "jax_llm_examples", "brax_ppo", "dinosaur", "diffusers_unet", "tunix_sft")
 """Modules of `benchmarks.real`, each with its `PROGRAMS` and the `PACKAGES` that they import."""
 MODES = ("keep", "free")
 COMPILE_LIMIT_S = 600.0
