@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from planner.solver.exact import ilp
 from planner.solver.exact.ilp import IntegerProgram
 from planner.solver.network.network import Network
 from planner.solver.problem import Array, Edge, Problem
@@ -32,3 +33,14 @@ def test_a_network_of_which_no_choice_is_possible_costs_infinitely_much(upper: f
     result = IntegerProgram(_network(np.full((2, 2), math.inf)), None, upper).solve(10.0, upper)
     assert result.choice is None
     assert result.bound == math.inf
+
+
+def test_the_size_is_known_before_matrices_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*given: object) -> None:
+        raise RuntimeError("matrices were made of a program that is only counted")
+
+    monkeypatch.setattr(ilp, "_sparse", refused)
+    program = IntegerProgram(_network(np.array([[0.0, math.inf], [1.0, 9.0]])), None, 5.0)
+    assert program.size == 2 + 2 + 3, "two choices a node, and the pairs that are not forbidden"
+    with pytest.raises(RuntimeError, match="matrices"):
+        program.solve(1.0)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, final
 
 import numpy as np
@@ -61,13 +62,25 @@ class IlpResult:
     ended: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Stated:
+    """The program as matrices: `costs` of the variables, which are `possible`, `equalities`, their `sides`, memory rows."""
+
+    costs: Array
+    possible: Array
+    equalities: sparse.csr_array
+    sides: Array
+    rows: Lines | None
+
+
 @final
 class IntegerProgram:
-    """The linear program of a network; `solve` runs HiGHS on it."""
+    """The linear program of a network; `solve` runs HiGHS on it. Its `size` is known before its matrices are made."""
 
     def __init__(self, network: Network, rows: RowTable | None, upper: float) -> None:
-        self.network = network
-        unary, edges = normalise(network)
+        self.network, self._rows = network, rows
+        self._unary, edges = normalise(network)
+        unary = self._unary
         self.base = network.constant + sum(float(costs.min()) for costs in unary.values())
         largest = max(
             [float(np.ptp(costs[np.isfinite(costs)])) for costs in unary.values() if np.isfinite(costs).any()]
@@ -78,25 +91,28 @@ class IntegerProgram:
         self.room = room * (1 + 1e-9) if 0 < room < math.inf else largest
         self.scale = UNITS / self.room if self.room > 0 else 1.0
         self.offsets: dict[int, int] = {}
-        costs: list[Array] = []
-        count = 0
+        self.binaries = 0
         for node, values in unary.items():
-            self.offsets[node] = count
-            count += values.size
-            costs.append(values - values.min() if math.isfinite(values.min()) else values)
-        self.binaries = count
+            self.offsets[node] = self.binaries
+            self.binaries += values.size
+        most = self.room if room < math.inf else math.inf
+        self._edges = [(edge, (edge.costs <= most) & np.isfinite(edge.costs)) for edge in edges]
+        self.size = self.binaries + sum(int(np.count_nonzero(allowed)) for _, allowed in self._edges)
+        """Number of variables."""
+
+    @cached_property
+    def _stated(self) -> _Stated:
+        costs: list[Array] = []
         triplets: list[tuple[Any, Any, Any]] = []
         sides: list[Array] = []
-        lines = 0
-        for node, values in unary.items():
-            triplets.append(
-                (np.full(values.size, lines), self.offsets[node] + np.arange(values.size), np.ones(values.size))
-            )
+        lines, count = 0, self.binaries
+        for node, values in self._unary.items():
+            costs.append(values - values.min() if math.isfinite(values.min()) else values)
+            columns = self.offsets[node] + np.arange(values.size)
+            triplets.append((np.full(values.size, lines), columns, np.ones(values.size)))
             sides.append(np.ones(1))
             lines += 1
-        for edge in edges:
-            allowed = edge.costs <= (self.room if room < math.inf else math.inf)
-            allowed &= np.isfinite(edge.costs)
+        for edge, allowed in self._edges:
             left, right = np.nonzero(allowed)
             columns = count + np.arange(left.size)
             costs.append(edge.costs[left, right])
@@ -108,16 +124,15 @@ class IntegerProgram:
                 sides.append(np.zeros(height))
                 lines += height
         together = np.concatenate(costs) if costs else np.zeros(0)
-        self.possible = np.isfinite(together)
-        self.costs = np.where(self.possible, together, 0.0) * self.scale
-        self.equalities = _sparse(triplets, (lines, count))
-        self.sides = np.concatenate(sides) if sides else np.zeros(0)
-        self.rows = _row_constraint(rows, network, self.offsets, count) if rows is not None and rows.count else None
-
-    @property
-    def size(self) -> int:
-        """Number of variables."""
-        return int(self.costs.size)
+        possible = np.isfinite(together)
+        rows = self._rows
+        return _Stated(
+            costs=np.where(possible, together, 0.0) * self.scale,
+            possible=possible,
+            equalities=_sparse(triplets, (lines, count)),
+            sides=np.concatenate(sides) if sides else np.zeros(0),
+            rows=_row_constraint(rows, self.network, self.offsets, count) if rows is not None and rows.count else None,
+        )
 
     def solve(self, time_limit: float, upper: float = math.inf, gap: float = 0.0) -> IlpResult:
         """The best choice within `time_limit` seconds; `gap`, a part of `upper`, is small enough.
@@ -134,12 +149,13 @@ class IntegerProgram:
 
     def _attempt(self, time_limit: float, upper: float, gap: float, margin: float) -> tuple[IlpResult, bool]:
         """The result with row limits lowered by `margin` (in parts of their room), and whether it keeps all rows."""
-        lines = None if self.rows is None else (self.rows[0], self.rows[1] - margin)
+        rows = self._stated.rows
+        lines = None if rows is None else (rows[0], rows[1] - margin)
         answer = self.run(time_limit, lines, upper, gap)
         if answer.values is None:
             return IlpResult(choice=None, bound=answer.bound, ended=answer.ended), True
         picked = self.whole(answer.values)
-        fits = self.rows is None or bool((self.rows[0] @ picked <= self.rows[1] + 1e-12).all())
+        fits = rows is None or bool((rows[0] @ picked <= rows[1] + 1e-12).all())
         return IlpResult(choice=self.choice_of(picked), bound=answer.bound, ended=answer.ended), fits
 
     def run(
@@ -155,19 +171,20 @@ class IntegerProgram:
 
         `gap` is as in `solve`.
         """
+        stated = self._stated
         if self.size == 0:
-            return Answer(values=self.costs, bound=self.base, ended=True)
+            return Answer(values=stated.costs, bound=self.base, ended=True)
         if not math.isfinite(self.base):
             return Answer(values=None, bound=math.inf, ended=True)
         enough = max(gap, 0.2 * RELATIVE_TOLERANCE)
         enough = enough * abs(upper) / self.room if self.room > 0 and math.isfinite(upper) else 0.0
-        constraints: list[Any] = [LinearConstraint(self.equalities, _any(self.sides), _any(self.sides))]
+        constraints: list[Any] = [LinearConstraint(stated.equalities, _any(stated.sides), _any(stated.sides))]
         if lines is not None:
             constraints.append(LinearConstraint(lines[0], -np.inf, _any(lines[1])))
         answer: Any = milp(
-            self.costs,
+            stated.costs,
             integrality=(np.arange(self.size) < self.binaries) & (not relaxed),
-            bounds=Bounds(0.0, _any(self.possible.astype(np.float64))),
+            bounds=Bounds(0.0, _any(stated.possible.astype(np.float64))),
             constraints=constraints,
             options={"time_limit": max(time_limit, 0.01), "mip_rel_gap": min(max(enough, 1e-9), 0.5)},
         )
