@@ -1,8 +1,8 @@
 """Are public programs planned as they are, and as well as their codebases place them themselves?
 
-    python -m benchmarks.real_programs [--only NAME,NAME] [--plans keep,free,own,numerics] [--again] [--out FILE.json]
-    python -m benchmarks.real_programs --summary [--out FILE.json]
-    python -m benchmarks.real_programs --markdown [--out FILE.json]
+    python -m benchmarks.real_programs [--only NAME,NAME] [--plans keep,free,own,numerics] [--again] [--kept DIR]
+    python -m benchmarks.real_programs --summary
+    python -m benchmarks.real_programs --markdown
 
 The programs are those of `benchmarks/real`, one module per codebase; what is not installed is named and left out. Nothing
 of a program is changed: it is traced in the contexts that its codebase enters, and planned with its annotations kept and
@@ -23,6 +23,7 @@ scipy, and this project on PYTHONPATH; run the script in each of them. Rows in t
                        xarray tree_math scikit-learn joblib threadpoolctl narwhals dask partd locket xarray-tensorstore zarr
                        donfig numcodecs msgspec; diffusers==0.35.2; google-tunix==0.1.7 google-metrax clu wrapt perfetto
 
+Rows go into the file `--out`. With `--kept` only what is lowered otherwise than before is compiled.
 Processor seconds of planning are those of this process and its workers, less those that JAX takes to trace the program.
 """
 
@@ -48,7 +49,8 @@ from benchmarks.stamp import stamp
 from cost_models import parse_topology
 from planner.errors import CompileError
 from planner.program.trace import trace
-from planner.verify.aot import aot_compile
+from planner.verify.aot import lower_request
+from planner.verify.kept_reports import KeptReports
 
 RESULTS = Path(__file__).resolve().parent / "results" / "real_programs.json"
 CODEBASES = ("maxtext", "jax_llm_examples", "brax_ppo", "dinosaur", "diffusers_unet", "tunix_sft")
@@ -74,17 +76,18 @@ def processor_seconds() -> float:
     return spent.user + spent.system + spent.children_user + spent.children_system
 
 
-def compiled(jitted: Any, args: Sequence[Any], topology_name: str, mesh: Mapping[str, int]) -> Row:
+def compiled(jitted: Any, args: Sequence[Any], topology_name: str, mesh: Mapping[str, int], kept: KeptReports) -> Row:
     """What the topology's compiler makes of a jitted program: fit, seconds of the schedule, peak bytes per device."""
     try:
         with counted_kernels():
-            report = aot_compile(jitted, args, mesh_shape=mesh, topology=topology_name, timeout_s=COMPILE_LIMIT_S)
+            request = lower_request(jitted, args, mesh_shape=mesh, topology=topology_name, timeout_s=COMPILE_LIMIT_S)
+        report = kept.compiled(request)
     except CompileError as error:
         return {"status": "error", "message": str(error)[:500]}
     return compiled_row(report, parse_topology(topology_name), mesh)
 
 
-def planned(program: RealProgram, mode: str) -> Row:
+def planned(program: RealProgram, mode: str, kept: KeptReports) -> Row:
     """The plan of a program, predicted and compiled."""
     with program.context():
         started = processor_seconds()
@@ -115,7 +118,7 @@ def planned(program: RealProgram, mode: str) -> Row:
             "replicated": sorted({op.op for op in plan.replicated}),
             "notes": list(plan.notes),
         }
-    return row | compiled(plan.jit, shapes(program.args), program.topology, mesh)
+    return row | compiled(plan.jit, shapes(program.args), program.topology, mesh, kept)
 
 
 def checked(program: RealProgram, mode: str) -> Row:
@@ -139,22 +142,25 @@ def checked(program: RealProgram, mode: str) -> Row:
 
 @dataclass(slots=True)
 class Table:
-    """The rows in the file of results."""
+    """The rows in the file of results, and the compiles that are kept."""
 
     out: Path
     rows: list[Row]
     again: bool
+    kept: KeptReports
 
     def has(self, program: str, plan: str) -> bool:
         """Whether a row is there and is not to be made again."""
         return not self.again and any((row["program"], row["plan"]) == (program, plan) for row in self.rows)
 
     def keep(self, row: Row) -> None:
-        """Puts a row in the place of an older one and prints it."""
+        """Puts a row in the place of an older one, with the commit that made it, and prints it."""
+        told = stamp()
+        row = row | {"commit": told["commit"][:9]}
         old = [r for r in self.rows if (r["program"], r["plan"]) == (row["program"], row["plan"])]
         self.rows = [r for r in self.rows if r not in old] + [row]
         lines = ",\n".join(json.dumps(r) for r in self.rows)
-        self.out.write_text(f'{{"stamp": {json.dumps(stamp())},\n"rows": [\n{lines}\n]}}\n')
+        self.out.write_text(f'{{"stamp": {json.dumps(told)},\n"rows": [\n{lines}\n]}}\n')
         print(line(row), flush=True)
 
 
@@ -244,10 +250,11 @@ def main() -> None:
     parser.add_argument("--summary", action="store_true", help="only say what the file holds")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--markdown", action="store_true", help="the same as a table of Markdown")
+    parser.add_argument("--kept", type=Path, help="folder of finished compiles, read and written")
     given = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", DEVICES)
     rows = json.loads(given.out.read_text())["rows"] if given.out.exists() else []
-    table, plans = Table(given.out, rows, given.again), given.plans.split(",")
+    table, plans = Table(given.out, rows, given.again, KeptReports(given.kept)), given.plans.split(",")
     for name, build, absent in () if given.summary or given.markdown else programs():
         if not name.startswith(tuple(given.only.split(","))):
             continue
@@ -272,11 +279,11 @@ def measure_real(name: str, program: RealProgram, table: Table, modes: Sequence[
     """The rows of a program at its real size: its plans, and its own placements where they are missing."""
     of = {"program": name, "topology": program.topology}
     for mode in modes:
-        table.keep(of | {"plan": mode, "how": program.notes} | planned(program, mode))
+        table.keep(of | {"plan": mode, "how": program.notes} | planned(program, mode, table.kept))
     for placed in program.own() if own else ():
         plan = f"own {placed.name}"
         if not table.has(name, plan):
-            row = compiled(placed, placed.args, program.topology, placed.mesh)
+            row = compiled(placed, placed.args, program.topology, placed.mesh, table.kept)
             table.keep(of | {"plan": plan, "mesh": dict(placed.mesh)} | row)
 
 
