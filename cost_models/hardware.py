@@ -109,6 +109,11 @@ class Chip:
         """The share of the matrix unit's peak that large matmuls of a dtype reach."""
         return self.efficiencies.get(dtype, self.matrix_efficiency)
 
+    @property
+    def on_host(self) -> bool:
+        """Whether it is a virtual device of a CPU."""
+        return self.platform == "cpu"
+
     def peak(self, dtype: str, engine: Engine = "matrix") -> float:
         """The peak rate in FLOP/s of a unit for a dtype.
 

@@ -50,6 +50,11 @@ class Target:
         return self.devices[0].platform if self.devices else self.topology.chip.platform
 
     @property
+    def on_host(self) -> bool:
+        """Whether the devices are virtual ones of a CPU, which share its cores."""
+        return self.platform == "cpu"
+
+    @property
     def carries_stacks(self) -> bool:
         """Whether loops are to update donated stacks in their carry, which the topology decides, not the devices."""
         return compiler_of(self.topology.chip).runs("stacks-in-carry")

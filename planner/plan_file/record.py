@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, get_args
 
 from cattrs import override
 from jax.sharding import PartitionSpec
 
 from cost_models import OBJECTIVES, CostModelError, Topology, parse_topology
+from cost_models.hardware import Platform
 from planner.compiler.emission.options import options_of_plans
 from planner.decision import Decision, Request
 from planner.plan_file.codec import CONVERTER, MOST_INTEGER, as_json, from_json, read_by_fields
@@ -204,7 +205,7 @@ def _check_topology(topology: Topology) -> None:
 
 def _check_request(read: Decision, topology: Topology) -> None:
     request = read.request
-    _require(request.platform in (None, "cpu", "gpu", "tpu"), "request.platform", "is no platform")
+    _require(request.platform in (None, *get_args(Platform)), "request.platform", "is no platform")
     _require(request.objective in (*OBJECTIVES, "memory"), "request.objective", "is no objective")
     _require(request.memory_limit > 0, "request.memory_limit", "is not above 0")
     ranks = {leaf.name: len(leaf.aval.shape) for leaf in read.arguments}

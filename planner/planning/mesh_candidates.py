@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Literal, final
 
 from pbqp.deadline import Deadline
+from planner.compiler.targets.table import COMPILERS
 from planner.decision import Decision
 from planner.errors import CompileError, InfeasibleError, PinError
 from planner.options import Options
@@ -69,7 +70,7 @@ class MeshCandidates:
                 self._meshes,
                 options,
                 # The CPU's compiler has no limit to keep to, and its peak is not trustworthy.
-                judged=lambda: target.platform != "cpu" and not why_not_compiled(target, options),
+                judged=lambda: COMPILERS[target.platform].reports_peak and not why_not_compiled(target, options),
             )
             self._problem, self._limit_bytes, self._none_fits = best.problem, best.limit_bytes, best.none_fits
             self._notes = (*self._notes, *best.notes)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from jax.sharding import PartitionSpec
 
+from planner.compiler.targets.table import COMPILERS
 from planner.decision import Decision
 from planner.emit.alternatives import remedy_words
 from planner.explain.repeated_products import products_by_source
@@ -140,7 +141,7 @@ def as_compiled(best: Plan, report: AotReport) -> AsCompiled | None:
     return AsCompiled(
         seconds=None if schedule is None else schedule.seconds,
         exposed_seconds=None if schedule is None else schedule.exposed_collective_seconds,
-        peak_bytes=None if platform == "cpu" else peak,
+        peak_bytes=peak if COMPILERS[platform].reports_peak else None,
         argument_bytes=None if memory is None else float(memory.argument_bytes),
         collectives=None if unread else _by_line(found),
         surprises=_by_line(surplus(found, promised)),

@@ -233,7 +233,7 @@ def _enough(rows: Sequence[TopologyRow], figures: Sequence[Figures]) -> list[str
         single = [one for one in own if one.devices == 1]
         if any(row.topology.num_devices > 1 for row in rows if row.topology.chip == chip):
             found += _does(f"one device of {chip.name}", single, own)
-    on_host = [one for one in figures if one.chip.platform == "cpu"]
+    on_host = [one for one in figures if one.chip.on_host]
     if len(on_host) < len(figures):
         found += _does("the CPU", on_host, figures)
     return found
@@ -262,7 +262,7 @@ def _doubts(rows: Sequence[TopologyRow]) -> list[str]:
         if failed:
             found.append(f"{row.name}: FAILED its check of {', '.join(failed)}")
     analytic = any(row.plan is not None and row.plan.decision.request.cost_model == "analytic" for row in rows)
-    if analytic and any(row.topology.chip.platform == "cpu" for row in rows):
+    if analytic and any(row.topology.chip.on_host for row in rows):
         found.append(
             "the figures of cpu:N are of virtual devices that share one small host; measure yours by "
             "`meshwright calibrate`, for cost_model='measured'"

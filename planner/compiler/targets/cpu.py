@@ -34,4 +34,5 @@ CPU = CompilerModel(
         emission.SUM_BEFORE_SLICE,
     ),
     models_kernels=False,
+    reports_peak=False,
 )

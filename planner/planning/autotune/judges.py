@@ -12,12 +12,12 @@ from planner.autotune_log import Moved, Status
 from planner.decision import Decision
 from planner.emit.runner import Runner
 from planner.errors import PlannerError
-from planner.machine.compile_target import why_not_compiled
 from planner.machine.target import Target
 from planner.planning.autotune.lessons import Outcome
 from planner.program.graph import Graph
 from planner.program.tracing.traced import Program
-from planner.verify.aot import AotReport, lower_request, unavailable_reason
+from planner.verify import compiled
+from planner.verify.aot import AotReport, lower_request
 from planner.verify.compile_pool import CompilePool
 from planner.verify.hlo.collectives import CompiledCollective
 from planner.verify.scheduled import scheduled_seconds, why_not_judged
@@ -168,6 +168,5 @@ def moved(decision: Decision, found: Sequence[CompiledCollective]) -> tuple[Move
 
 def why_no_compiler(target: Target) -> str:
     """Why no compiler can judge plans for a target, or ""."""
-    platform, name = target.topology.chip.platform, target.topology.name
-    known = why_not_judged(target.topology) or why_not_compiled(name)
-    return known or unavailable_reason("cuda" if platform == "gpu" else platform)
+    topology = target.topology
+    return why_not_judged(topology) or compiled.why_no_compiler(topology.chip.platform, topology.name)

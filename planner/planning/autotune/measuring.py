@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding
 from pbqp.deadline import Deadline
 from planner.autotune_log import Status
 from planner.compiler.emission.options import remedy_of
+from planner.compiler.targets.table import COMPILERS
 from planner.decision import Decision
 from planner.emit.alternatives import remedied
 from planner.emit.runner import Runner
@@ -80,7 +81,8 @@ class MeasuringJudge:
             seconds = self._median(runner)
             compiled = runner.executable
             collectives = read_collectives(compiled.as_text(), num_devices=runner.mesh.size)
-            peak = None if self._emits.target.platform == "cpu" else float(memory_of(compiled).peak_bytes)
+            known = COMPILERS[self._emits.target.platform].reports_peak
+            peak = float(memory_of(compiled).peak_bytes) if known else None
         except (jax.errors.JaxRuntimeError, PlannerError, ValueError) as error:
             text = f"{type(error).__name__}: {error}"
             status: Status = "oom" if "RESOURCE_EXHAUSTED" in text else "error"
@@ -133,7 +135,7 @@ def why_not_measured(program: Program, target: Target, flops: float, options: Op
         return "the devices are of several processes, which do not try plans together"
     if program.effects.io:
         return "the program has side effects, which every run would repeat"
-    if target.platform == "cpu" and flops > options.affordable_flops:
+    if target.on_host and flops > options.affordable_flops:
         return (
             f"a run takes about {flops:.2g} operations of virtual devices, more than Options(affordable_flops="
             f"{options.affordable_flops:.2g})"
