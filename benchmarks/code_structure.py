@@ -147,7 +147,8 @@ def measures(every: list[Module], graph: nx.DiGraph) -> dict[str, Any]:
     clocks = [m for m, n in nodes if isinstance(n, ast.Attribute) and ast.unparse(n) == "time.monotonic"]
     return {
         "lines of planner/": sum(module.lines for module in planner),
-        "lines of cost_models/": sum(module.lines for module in every) - sum(module.lines for module in planner),
+        "lines of pbqp/": sum(module.lines for module in every if module.path.startswith("pbqp/")),
+        "lines of cost_models/": sum(module.lines for module in every if module.path.startswith("cost_models/")),
         "lines of the family of plans": sum(m.lines for m in planner if m.path.split("/")[1] in PLANS_FAMILY),
         "modules of planner/": len(planner),
         "folders with more than 16 modules": sorted(f for f, (number, _) in folders(every).items() if number > CROWDED),
