@@ -20,11 +20,11 @@ from planner.compiler.isomorphic_groups import isomorphic
 from planner.compiler.layout.matmul_output import memory_order
 from planner.compiler.model import CompilerModel
 from planner.compiler.program import CompiledProgram, compiled
-from planner.compiler.schedule.live_ranges import Copied, Holdings, copied, held
+from planner.compiler.schedule.live_ranges import Copied, Holdings, copied, freed_inside, held
 from planner.compiler.schedule.prefetched_weights import WeightsThere, weights_there
 from planner.compiler.simplify.sharding_remover import SeenThrough
 from planner.compiler.targets.cpu import CPU
-from planner.decisions.decision_graph import Flow, Transfer, build_flow
+from planner.decisions.decision_graph import Flow, Read, Transfer, build_flow
 from planner.decisions.groups import Group, Grouping, group_ops
 from planner.program.graph import Body, Graph
 from planner.rules.op_work import body_of, op_flops
@@ -132,15 +132,20 @@ class Model:
         )
 
     @cached_property
+    def freed(self) -> Mapping[Read, int]:
+        """The operands that bodies free, which `held` and `copied` both leave to them."""
+        return freed_inside(self.compiled)
+
+    @cached_property
     def held(self) -> Holdings:
         """What is in memory, and when."""
-        return held(self.compiled, self.seen.flow(self.flow))
+        return held(self.compiled, self.seen.flow(self.flow), self.freed)
 
     @cached_property
     def copied(self) -> Copied:
         """What transfers may keep beside it."""
         flow = self.seen.flow(self.flow)
-        return copied(self.compiled, flow, [flow.transfers[t.id] for t in self.moving])
+        return copied(self.compiled, flow, self.freed, [flow.transfers[t.id] for t in self.moving])
 
     @cached_property
     def moving(self) -> tuple[Transfer, ...]:

@@ -84,7 +84,7 @@ class _Decided:
     def of_op(self, op: Op) -> Attributes:
         """The figures of an op, and the specs of what it reads and makes."""
         flops, moved, seconds = self.shares.get(op.id, (0.0, 0.0, 0.0))
-        seconds += self._by_program(op) - self.chosen.read_ahead.get(op.id, 0.0)
+        seconds += self._by_program(op) - self.chosen.prefetched_seconds.get(op.id, 0.0)
         for tensor in op.results:
             if not self.model.graph.consumers[tensor] and tensor not in self.model.graph.returned:
                 seconds += self._charge(self.summed.get(tensor)).seconds

@@ -163,7 +163,7 @@ def _told_of_inputs(chosen: Chosen, predicted: Predicted) -> tuple[str, ...]:
 
 def _told_of_reading(chosen: Chosen, predicted: Predicted) -> tuple[str, ...]:
     """What a plan says of weights that are read while collectives run, of which the search does not know."""
-    spared = sum(chosen.read_ahead.values())
+    spared = sum(chosen.prefetched_seconds.values())
     if spared < WORTH_TELLING * predicted.seconds:
         return ()
     return (

@@ -15,7 +15,7 @@ from planner.decisions.decision_graph import Transfer
 from planner.pricing.candidates.specs import spec_of
 from planner.pricing.instance import Instance
 from planner.pricing.loop_all_reduce import Axes, summed_behind
-from planner.pricing.prefetch import Moving, Multiplying, read_ahead
+from planner.pricing.prefetch import Moving, Multiplying, prefetched_seconds
 from planner.pricing.reshard import SUMMING, Step, reshard_steps
 from planner.program.graph import Op
 from planner.program.spec_entries import axes_of_spec
@@ -151,17 +151,17 @@ class Chosen:
     def seconds(self) -> tuple[float, float]:
         """(seconds of computing, seconds of communication) per device and call."""
         moved = sum(self.trips(t) * sum(self.step_seconds(t, steps)) for t, steps in self.moves)
-        return self.total("seconds") - sum(self.read_ahead.values()), moved + self.total("exchange_seconds")
+        return self.total("seconds") - sum(self.prefetched_seconds.values()), moved + self.total("exchange_seconds")
 
     @cached_property
-    def read_ahead(self) -> Mapping[int, float]:
-        """By op the seconds that products are spared whose weights are on the chip when they run (see `read_ahead`)."""
+    def prefetched_seconds(self) -> Mapping[int, float]:
+        """By op the seconds that products are spared whose weights are on the chip when they run (see `prefetch`)."""
         mesh, products = self.instance.mesh, self.instance.model.weights_there
         if not mesh.compiler.runs("cross-program-prefetch") or not products or not self.moves:
             return {}
         moved = {transfer.tensor for transfer, steps in self.moves if any(step.kind for step in steps)}
         events = [*self._collectives(), *(self._product(one, moved) for one in products)]
-        return read_ahead(
+        return prefetched_seconds(
             [event for _, event in sorted(events, key=itemgetter(0))],
             on_chip_bytes=mesh.on_chip_bytes,
             hbm_bytes_per_s=self.instance.hbm_bytes_per_s,

@@ -57,7 +57,7 @@ SURELY_ON_CHIP = 1 / 2
 WORKING_SET = 0.6
 """The share of it that all arrays of a body take there at once (see `working_sets`).
 
-In schedules by libtpu 0.0.42 up to 0.74 of it are taken (see `read_ahead.ROOM_ON_CHIP`), gaps between arrays not counted;
+In schedules by libtpu 0.0.42 up to 0.74 of it are taken (see `prefetch.ROOM_ON_CHIP`), gaps between arrays not counted;
 in a loop of a model of the weather (v5e) arrays that take 0.6 at once stay there.
 """
 

@@ -73,7 +73,7 @@ class _Chip:
         return share
 
 
-def read_ahead(
+def prefetched_seconds(
     events: Sequence[Moving | Multiplying], *, on_chip_bytes: float, hbm_bytes_per_s: float
 ) -> dict[int, float]:
     """The seconds of every product that are spared, by op, of a step in its order on one device."""

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import planner
-from planner.pricing.prefetch import ROOM_ON_CHIP, Moving, Multiplying, read_ahead
+from planner.pricing.prefetch import ROOM_ON_CHIP, Moving, Multiplying, prefetched_seconds
 
 NEVER = planner.Options(check="never")
 ON_CHIP = 100.0 / ROOM_ON_CHIP
@@ -19,7 +19,7 @@ ON_CHIP = 100.0 / ROOM_ON_CHIP
 
 def spared(*events: Moving | Multiplying) -> dict[int, float]:
     """At a byte per second."""
-    return read_ahead(events, on_chip_bytes=ON_CHIP, hbm_bytes_per_s=1.0)
+    return prefetched_seconds(events, on_chip_bytes=ON_CHIP, hbm_bytes_per_s=1.0)
 
 
 def product(op: int, bytes: float, ready: float = 0.0) -> Multiplying:

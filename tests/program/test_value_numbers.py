@@ -40,7 +40,7 @@ def test_loops_that_carry_alike() -> None:
 
 
 @pytest.mark.parametrize("other", [{"start": 1.0}, {"factor": 2.0}, {"reverse": True}])
-def test_loops_that_begin_go_or_run_otherwise(other: dict[str, Any]) -> None:
+def test_loops_of_another_start_step_or_length(other: dict[str, Any]) -> None:
     assert not same(lambda x: (summed(x), summed(x, **other)))
 
 

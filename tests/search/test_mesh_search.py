@@ -52,7 +52,7 @@ def test_of_many_plans_of_the_least_peak_the_fastest_is_sought_when_it_is_asked_
 
 
 @pytest.mark.parametrize(("part", "short"), [(1.0, False), (LESS, True)])
-def test_it_is_told_whether_memory_keeps_plans_from_being_better(
+def test_a_result_says_whether_memory_keeps_plans_from_being_better(
     problem: PlanningProblem, part: float, short: bool
 ) -> None:
     free = _found(problem, math.inf, 0.0).candidates[0]

@@ -101,7 +101,7 @@ def test_loops_that_hold_constants_cross_nothing() -> None:
 
 @pytest.mark.parametrize("name", ["flash", "pallas", "inner_loop", "branches", "looped"])
 @pytest.mark.parametrize("layers", ["", "_written_out"])
-def test_what_stands_behind_a_kernel_can_be_saved(name: str, layers: str) -> None:
+def test_values_after_a_kernel_can_be_saved(name: str, layers: str) -> None:
     """Where all is saved nothing heavy is computed again, also what the forward pass does not read."""
     program, expected = _expected(name + layers)
     found = crossings(program)

@@ -123,12 +123,11 @@ class Copied:
 
 
 @paused()
-def held(program: CompiledProgram, flow: Flow) -> Holdings:
+def held(program: CompiledProgram, flow: Flow, freed: Mapping[Read, int]) -> Holdings:
     """Arguments and constants, partial results being summed, buffers, and what bodies of ops hold while these run.
 
     There is one more point in time than ops.
     """
-    freed = freed_inside(program)
     items = [*_held(program, flow, freed), *_held_inside(program, freed)]
     return Holdings.of(program.graph, items, program.row_major)
 
@@ -222,10 +221,10 @@ def _held(program: CompiledProgram, flow: Flow, freed: Mapping[Read, int]) -> It
 
 
 @paused()
-def copied(program: CompiledProgram, flow: Flow, moving: Sequence[Transfer]) -> Copied:
+def copied(program: CompiledProgram, flow: Flow, freed: Mapping[Read, int], moving: Sequence[Transfer]) -> Copied:
     """The copies that these transfers make, held while those run that read them, and the whole sums of parts."""
     graph, rows = program.graph, program.row_major
-    found = [*_copies(program, flow, moving), *_sums(program, flow, moving)]
+    found = [*_copies(program, flow, freed, moving), *_sums(program, flow, moving)]
     return Copied(
         transfers=tuple(transfer for transfer, _, _, _ in found),
         beside=tuple(beside for _, _, _, beside in found),
@@ -235,12 +234,12 @@ def copied(program: CompiledProgram, flow: Flow, moving: Sequence[Transfer]) -> 
 
 
 def _copies(
-    program: CompiledProgram, flow: Flow, moving: Sequence[Transfer]
+    program: CompiledProgram, flow: Flow, freed: Mapping[Read, int], moving: Sequence[Transfer]
 ) -> Iterator[tuple[Transfer, Item, Item, Beside]]:
     reads: dict[int, list[tuple[int, int]]] = {}
     for read, node in flow.fetched:
         reads.setdefault(node, []).append(read)
-    graph, spans, freed = program.graph, program.spans, freed_inside(program)
+    graph, spans = program.graph, program.spans
     ops = graph.ops
     read_by = {read: transfer.target for transfer in flow.transfers for read in transfer.reads}
     updates = _updates(graph, flow) if program.compiler.runs("read-as-stored") else set[tuple[int, int | None]]()

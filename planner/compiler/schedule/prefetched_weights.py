@@ -3,7 +3,7 @@
 XLA's memory space assignment copies arrays from memory to the chip ahead of their use. Schedules by libtpu 0.0.42 of
 decoding steps of a public and of own programs (v5e, v5p) show of which weights: of those that are there when the program
 begins, as its arguments, or are computed of these element by element on the way to a product, in the code outside of loops.
-A loop's slices of a stack are read where they stand. `one_mesh.read_ahead` says how much of their reading that hides.
+A loop's slices of a stack are read where they stand. `pricing.prefetch` says how much of their reading that hides.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ def test_an_interruption_keeps_the_best_so_far(problem: PlanningProblem) -> None
     assert "interrupted" in result.refined.ended
 
 
-def test_time_that_is_over_is_told(problem: PlanningProblem) -> None:
+def test_a_timeout_is_noted(problem: PlanningProblem) -> None:
     result = refined(problem, Judge(lambda decision: None), seconds=0.5)
     assert not result.decisions
     assert result.refined.ended == "the time was over"
@@ -215,7 +215,7 @@ def test_corrected_prices_are_those_found(problem: PlanningProblem) -> None:
     assert dear.seconds_per_byte["all-reduce"][3] == instance.mesh.seconds_per_byte["all-reduce"][3]
 
 
-def test_what_is_made_of_one_argument_is_told_apart(problem: PlanningProblem) -> None:
+def test_products_of_one_argument_are_distinguished(problem: PlanningProblem) -> None:
     graph = problem.graph
     found = from_arguments(graph)
     assert set(graph.inputs) <= found
