@@ -44,6 +44,17 @@ _GPU_KERNEL_S = 1e-6
 """The launch of a kernel in XLA's own model of GPUs (kKernelLaunchOverhead, xla/service/gpu/model/
 gpu_performance_model_base.h)."""
 
+ATTENTION_EFFICIENCY = 0.45
+"""Fitted to published train steps, with the `matrix_efficiency` of every chip that has some, by `benchmarks.published`."""
+
+COMPUTE_SPREAD, COMMUNICATION_SPREAD = 0.09, 0.3
+"""By which share seconds of computing, of a chip of which train steps are published, and of communication may be off: with
+these the measured seconds lie within the interval in nine of ten published train steps (`benchmarks.published`)."""
+
+TPU_HBM_EFFICIENCY = 0.85
+"""Copies of arrays on v6e and TPU7x, 0.83 to 0.87: microbenchmarks that Google publishes
+(github.com/AI-Hypercomputer/accelerator-microbenchmarks)."""
+
 MEASURED_EXTENTS, MEASURED_BATCH = (256, 4096), 4
 """Extents of the products of matrices, and how many at once, that were measured for the rate and latency of GPUs: others
 are multiplied at the rate of the nearest (openxla/xla, xla/service/gpu/model/matmul_interpolator.cc)."""
@@ -71,8 +82,12 @@ class Chip:
     `peak_flops_per_s`: rate of the matrix unit by dtype, "float8" for all float8 kinds. `vector_flops_per_s`: float32
     rate of the vector unit. `matrix_efficiency`: share of the peak that large matmuls reach; `matrix_latency_s`: what a
     matmul takes beside its work (see `Roofline`); `kernel_latency_s`: the least time of any kernel;
-    `efficiencies` are those of dtypes that reach another. `hbm_bytes`:
-    what the runtime grants to one device. `on_chip_bytes`: the memory on the chip that its compiler gives to arrays, 0
+    `efficiencies` are those of dtypes that reach another. `attention_efficiency`: share of the rates of matmuls and memory
+    that kernels reach which compute exponentials between their products. `matrix_lanes`: rows and columns of the tile of
+    weights that a TPU's matrix unit is filled up to. `hbm_bytes`: what the runtime grants to one device;
+    `hbm_efficiency`: share of `hbm_bytes_per_s` that is reached; `all_reduce_efficiency`: share of what the wires allow
+    that all-reduces reach. `compute_spread`: share by which computing may take more or less than these figures say.
+    `on_chip_bytes`: the memory on the chip that its compiler gives to arrays, 0
     where it gives none. `cores`: of one device; the results of matmuls that several share do not stay on the chip.
     `link_bytes_per_s`: per direction, and per axis of a torus or per device of a switch.
     `core_link_bytes_per_s`: between the two devices of one chip, 0 where a chip is one device. `node_size`: devices
@@ -92,6 +107,11 @@ class Chip:
     matrix_latency_s: float = 0.0
     kernel_latency_s: float = 0.0
     efficiencies: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
+    attention_efficiency: float = 1.0
+    matrix_lanes: int = 128
+    hbm_efficiency: float = 1.0
+    all_reduce_efficiency: float = 1.0
+    compute_spread: float = 0.3
     on_chip_bytes: float = 0.0
     cores: int = 1
     core_link_bytes_per_s: float = 0.0
@@ -108,6 +128,11 @@ class Chip:
     def efficiency(self, dtype: str) -> float:
         """The share of the matrix unit's peak that large matmuls of a dtype reach."""
         return self.efficiencies.get(dtype, self.matrix_efficiency)
+
+    @property
+    def memory_bytes_per_s(self) -> float:
+        """The bytes per second that are read from and written to memory."""
+        return self.hbm_efficiency * self.hbm_bytes_per_s
 
     @property
     def on_host(self) -> bool:
@@ -139,7 +164,10 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             platform="tpu",
             peak_flops_per_s={"bfloat16": 137.5e12, "float32": 137.5e12, "int8": 137.5e12},
             vector_flops_per_s=2.15e12,
-            matrix_efficiency=1.0,
+            matrix_efficiency=0.8,
+            attention_efficiency=ATTENTION_EFFICIENCY,
+            compute_spread=COMPUTE_SPREAD,
+            hbm_efficiency=TPU_HBM_EFFICIENCY,
             hbm_bytes=int(15.25 * GIB),
             on_chip_bytes=32 * 2**20,
             hbm_bytes_per_s=600e9,
@@ -168,7 +196,10 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             platform="tpu",
             peak_flops_per_s={"bfloat16": 197e12, "float32": 197e12, "int8": 394e12},
             vector_flops_per_s=6.1e12,
-            matrix_efficiency=1.0,
+            matrix_efficiency=0.89,
+            attention_efficiency=ATTENTION_EFFICIENCY,
+            compute_spread=COMPUTE_SPREAD,
+            hbm_efficiency=TPU_HBM_EFFICIENCY,
             hbm_bytes=int(15.75 * GIB),
             on_chip_bytes=128 * 2**20,
             hbm_bytes_per_s=819e9,
@@ -194,7 +225,10 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             platform="tpu",
             peak_flops_per_s={"bfloat16": 459e12, "float32": 459e12, "int8": 918e12},
             vector_flops_per_s=14.3e12,
-            matrix_efficiency=1.0,
+            matrix_efficiency=0.95,
+            attention_efficiency=ATTENTION_EFFICIENCY,
+            compute_spread=COMPUTE_SPREAD,
+            hbm_efficiency=TPU_HBM_EFFICIENCY,
             hbm_bytes=int(95.74 * GIB),
             on_chip_bytes=64 * 2**20,
             cores=2,
@@ -222,7 +256,12 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             platform="tpu",
             peak_flops_per_s={"bfloat16": 918e12, "float32": 918e12, "float8": 918e12, "int8": 1836e12},
             vector_flops_per_s=7.2e12,
-            matrix_efficiency=1.0,
+            matrix_efficiency=0.72,
+            attention_efficiency=ATTENTION_EFFICIENCY,
+            compute_spread=COMPUTE_SPREAD,
+            matrix_lanes=256,
+            hbm_efficiency=TPU_HBM_EFFICIENCY,
+            all_reduce_efficiency=0.63,
             hbm_bytes=int(31.25 * GIB),
             on_chip_bytes=128 * 2**20,
             hbm_bytes_per_s=1640e9,
@@ -248,7 +287,11 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             platform="tpu",
             peak_flops_per_s={"bfloat16": 1153.5e12, "float32": 1153.5e12, "float8": 2307e12},
             vector_flops_per_s=7.8e12,
-            matrix_efficiency=1.0,
+            matrix_efficiency=0.76,
+            attention_efficiency=ATTENTION_EFFICIENCY,
+            compute_spread=COMPUTE_SPREAD,
+            matrix_lanes=256,
+            hbm_efficiency=TPU_HBM_EFFICIENCY,
             hbm_bytes=int(94.75 * GIB),
             on_chip_bytes=64 * 2**20,
             hbm_bytes_per_s=3690e9,
@@ -282,7 +325,9 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
                 "int8": 624e12,
             },
             vector_flops_per_s=19.5e12,
-            matrix_efficiency=0.8,
+            matrix_efficiency=0.64,
+            attention_efficiency=ATTENTION_EFFICIENCY,
+            compute_spread=COMPUTE_SPREAD,
             matrix_latency_s=5.5e-6,
             hbm_bytes=85_100_068_864,
             hbm_bytes_per_s=2039e9,
@@ -316,7 +361,9 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
                 "int8": 1979e12,
             },
             vector_flops_per_s=67e12,
-            matrix_efficiency=0.78,
+            matrix_efficiency=0.7,
+            attention_efficiency=ATTENTION_EFFICIENCY,
+            compute_spread=COMPUTE_SPREAD,
             matrix_latency_s=5.5e-6,
             hbm_bytes=84_942_979_072,
             hbm_bytes_per_s=3350e9,
@@ -353,7 +400,9 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
                 "int8": 1979e12,
             },
             vector_flops_per_s=67e12,
-            matrix_efficiency=0.78,
+            matrix_efficiency=0.71,
+            attention_efficiency=ATTENTION_EFFICIENCY,
+            compute_spread=COMPUTE_SPREAD,
             matrix_latency_s=5.5e-6,
             hbm_bytes=151_397_597_184,
             hbm_bytes_per_s=4800e9,

@@ -35,15 +35,15 @@ class Roofline:
     ) -> Floats:
         """The seconds of one op on one device, for each of several strategies; see `CostModel`."""
         chip = self.topology.chip
-        rate = chip.peak(dtype, engine)
-        if engine == "vector":
-            return np.maximum(flops / rate, bytes / chip.hbm_bytes_per_s)
-        busy = pieces * chip.matrix_latency_s + flops / (rate * chip.efficiency(dtype))
-        return np.maximum(busy, bytes / chip.hbm_bytes_per_s)
+        busy = flops / chip.peak(dtype, engine)
+        if engine == "matrix":
+            busy = pieces * chip.matrix_latency_s + busy / chip.efficiency(dtype)
+        return self.topology.slowdown * np.maximum(busy, bytes / chip.memory_bytes_per_s)
 
     def collective_affine(self, kind: str, links: tuple[Link, ...]) -> tuple[float, float]:
         """The latency in seconds and the seconds per byte of a collective; see `CostModel`."""
         chip = self.topology.chip
         if gpu_collectives.is_measured(chip, links):
             return gpu_collectives.affine(chip.name, chip.hbm_bytes_per_s, kind, links)
-        return collectives.affine(kind, links)
+        latency_s, per_byte = collectives.affine(kind, links)
+        return latency_s, per_byte / (chip.all_reduce_efficiency if kind == "all-reduce" else 1.0)

@@ -37,6 +37,9 @@ _HOST_CHIPS = (2, 2)
 _ONE_HOST: dict[str, tuple[int, ...]] = {"v5e": (2, 4), "v6e": (2, 4)}
 """Slices of more chips that are one machine all the same: ct5lp-hightpu-8t, ct6e-standard-8t
 (https://docs.cloud.google.com/tpu/docs/v5e, .../v6e)."""
+PER_DOUBLING = 0.026
+"""What a step takes more for each doubling of the slices, beside what they exchange: fitted to published train steps on 1
+to 32 slices of v5e and 1 to 2 of v4 and v5p, by `benchmarks.published`."""
 _LARGEST: dict[str, tuple[int, ...]] = {
     "v4": (12, 16, 16),
     "v5e": (16, 16),
@@ -75,6 +78,11 @@ class Topology:
     def nodes(self) -> int:
         """How many nodes or slices a network joins; 1 where there is none."""
         return self.shape[0] if self.kind[0] == "network" else 1
+
+    @property
+    def slowdown(self) -> float:
+        """How much longer computing takes on several slices of a torus, which wait for the slowest of them."""
+        return 1 + PER_DOUBLING * math.log2(self.nodes) if "torus" in self.kind else 1.0
 
     @property
     def hosts(self) -> npt.NDArray[np.int64]:

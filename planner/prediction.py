@@ -33,7 +33,10 @@ class Collective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """All per device and call. `seconds` is their sum of computing and communication, without overlap.
+    """All per device and call. `seconds` is the sum of computing and of the communication that is exposed.
+
+    `hidden_seconds` of communication run beside computing. `seconds_range` is what a machine may take, from the spread of
+    published runs around predictions; None where a plan of an earlier release does not say it.
 
     `feed_seconds` are beside them: what it takes to bring the inputs from hosts, which a pipeline that prefetches hides
     behind the call before. `fed_bytes` of inputs go to a device; the busiest host loads `host_bytes` for its devices.
@@ -53,6 +56,8 @@ class Predicted:
     feed_seconds: float = 0.0
     fed_bytes: float = 0.0
     host_bytes: float = 0.0
+    hidden_seconds: float = 0.0
+    seconds_range: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -201,7 +201,7 @@ def terms_of(problem: PlanningProblem, mesh: Mesh) -> Terms:
         mesh=mesh,
         cost_model=analysis.cost_model,
         objective=_score(problem.request),
-        hbm_bytes_per_s=topology.chip.hbm_bytes_per_s,
+        hbm_bytes_per_s=topology.chip.memory_bytes_per_s,
         pins={t: pinned(graph.tensors[t].name, t, spec) for t, spec in analysis.tensor_pins.items()},
         output_pins={
             position: pinned(graph.output_names[position], graph.outputs[position], spec)

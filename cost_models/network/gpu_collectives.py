@@ -72,7 +72,7 @@ NODE: Mapping[str, tuple[str, Fits]] = MappingProxyType(
 """By chip: the chip that was measured, and its fits; per byte they are in proportion to the link of that chip."""
 
 _H100_RING = Ring(
-    efficiency=0.5 / 1.025,
+    efficiency=0.8 / 1.025,
     launch_s=45e-6,
     round_trip_s=31e-6,
     chunk_s=6e-6,

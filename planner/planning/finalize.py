@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from cost_models import Measured
-from planner.compiler.emission.options import NO_WINDOWED_EINSUM
+from planner.compiler.emission.options import PLAN_OPTIONS
 from planner.compiler.targets.table import COMPILERS
 from planner.decision import Certificate, Decision, Guessed, Replicated, Ruled
 from planner.emit.constraints import place
@@ -114,7 +114,7 @@ def decide(
         donate_argnums=program.donate_argnums,
         static_argnums=program.static_argnums,
         jax_version=jax.__version__,
-        compiler_options=dict(NO_WINDOWED_EINSUM[request.topology.chip.platform]),
+        compiler_options=dict(PLAN_OPTIONS[request.topology.chip.platform]),
         form=program.form,
     )
 

@@ -192,6 +192,15 @@ class Chosen:
 
     def step_seconds(self, transfer: Transfer, steps: Sequence[Step]) -> list[float]:
         """What each step of a transfer adds to a run of its body: less than it takes where a compiler spares some of it."""
+        return self._exposed(transfer, steps)[0]
+
+    @property
+    def hidden_seconds(self) -> float:
+        """The seconds of communication per device and call that run beside computing."""
+        return sum(self.trips(t) * self._exposed(t, steps)[1] for t, steps in self.moves)
+
+    def _exposed(self, transfer: Transfer, steps: Sequence[Step]) -> tuple[list[float], float]:
+        """What each step of a transfer adds to a run of its body, and what of them all is hidden."""
         mesh, (shares, hidden) = self.instance.mesh, self.instance.savings(transfer)
         found: list[float] = []
         for step in steps:
@@ -204,8 +213,9 @@ class Chosen:
             found.append(float(of_fixed * fixed + of_bytes * per_byte * step.bytes))
         kinds = SUMMING if transfer.reduced else ("all-gather",)
         moves = sum(seconds for step, seconds in zip(steps, found, strict=True) if step.kind in kinds)
-        shown = 1 - min(mesh.compiler.hidden_gathers * moves, hidden) / moves if moves else 1.0
-        return [shown * s if step.kind in kinds else s for step, s in zip(steps, found, strict=True)]
+        beside = min(mesh.compiler.hidden_gathers * moves, hidden)
+        shown = 1 - beside / moves if moves else 1.0
+        return [shown * s if step.kind in kinds else s for step, s in zip(steps, found, strict=True)], beside
 
     def fed(self, tensor: int) -> FedOnce:
         """What feeding an input takes as it is stored."""

@@ -70,6 +70,8 @@ class Mesh:
     chip: str = ""
     compiler: CompilerModel = CPU
     matmul_flops_per_s: float = math.inf
+    attention_efficiency: float = 1.0
+    matrix_lanes: int = 128
 
     @property
     def num_devices(self) -> int:
@@ -166,6 +168,8 @@ def make_mesh(shape: Mapping[str, int], topology: Topology, model: CostModel, ob
         chip=topology.chip.name,
         compiler=compiler,
         matmul_flops_per_s=topology.chip.peak("bfloat16", "matrix") * topology.chip.efficiency("bfloat16"),
+        attention_efficiency=topology.chip.attention_efficiency,
+        matrix_lanes=topology.chip.matrix_lanes,
     )
 
 

@@ -23,7 +23,6 @@ from planner.compiler.fusion.bytes_accessed import Array
 from planner.compiler.fusion.kernels import Home
 from planner.compiler.fusion.loop_fusion import FusedPass
 from planner.compiler.fusion.ragged_dot import times_computed
-from planner.compiler.layout.tiles import MATRIX_LANES
 from planner.compiler.program import CompiledProgram
 from planner.compiler.simplify.convert_mover import is_by_vector
 from planner.decisions.groups import Group, Grouping
@@ -326,14 +325,17 @@ def _heavy(program: Model, op: Op, strategies: Strategies, model: CostModel, mes
     trips = graph.regions[op.region].trips
     traffic = _traffic(program, op, strategies, mesh)
     by_vector = compiler.runs("dot-strength-reduction") and is_by_vector(graph, op)
+    engine = "vector" if by_vector else op_engine(op)
     padded = compiler.runs("tiling") and not by_vector
-    multiplied = flops * _filled(graph, grouping, op, strategies) if padded else flops
+    multiplied = flops * _filled(graph, grouping, op, strategies, mesh.matrix_lanes) if padded else flops
     pieces = _pieces(graph, grouping, op, strategies, flops) if compiler.runs("gemm-tiling") else 1.0
     dtype = op_dtype(graph, op)
-    engine = "vector" if by_vector else op_engine(op)
     seconds = model.compute_seconds(
         kind=op.kind, engine=engine, dtype=dtype, flops=multiplied, bytes=traffic, pieces=pieces
     )
+    kernel = kernel_of(op)
+    if kernel is not None and kernel.work.attends and engine == "matrix":
+        seconds = seconds / mesh.attention_efficiency
     if program.launches(grouping.groups[grouping.group_of[op.id]]):
         seconds = np.maximum(seconds, mesh.kernel_seconds)
     exchange, exchange_seconds = np.zeros(len(strategies)), np.zeros(len(strategies))
@@ -385,13 +387,13 @@ def _traffic(program: Model, op: Op, strategies: Strategies, mesh: Mesh) -> Floa
     return zero + moved_bytes(program.compiled, op, operands, results)
 
 
-def _filled(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies) -> Floats:
+def _filled(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies, lanes: int) -> Floats:
     """By how much more a matrix unit multiplies than the parts of an op ask for, tiles filled up with zeros."""
     multiplied = _product(graph, grouping, op, strategies)
     if multiplied is None:
         return np.ones(len(strategies))
-    contracted, rows, columns = multiplied
-    share = _up(contracted) / contracted * np.minimum(_up(columns) / columns, _up(rows) / rows)
+    contracted, rows, columns = (np.ceil(extent / lanes) * lanes / extent for extent in multiplied)
+    share = contracted * np.minimum(columns, rows)
     return np.broadcast_to(share, len(strategies))
 
 
@@ -419,11 +421,6 @@ def _product(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies) -
         for t, dims in zip(op.operands, grouping.placements[op.id].operands, strict=True)
     ]
     return tuple(np.maximum(extent, 1.0) for extent in product(held, op.params))
-
-
-def _up(extents: Floats) -> Floats:
-    """Extents filled up to whole tiles."""
-    return np.ceil(extents / MATRIX_LANES) * MATRIX_LANES
 
 
 def _fused(

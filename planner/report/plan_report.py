@@ -77,7 +77,15 @@ class PlanReport:
     def time_parts(self) -> str:
         """What the seconds of a call are made of."""
         p = self.decision.predicted
-        return f"computing {quantity(p.compute_seconds, 's')}, communicating {quantity(p.communication_seconds, 's')}"
+        hidden = f" and {quantity(p.hidden_seconds, 's')} more beside computing" if p.hidden_seconds else ""
+        moved = quantity(p.communication_seconds, "s")
+        return f"computing {quantity(p.compute_seconds, 's')}, communicating {moved}{hidden}"
+
+    @property
+    def interval(self) -> str:
+        """The seconds that a machine may take, " (74 ms to 92 ms)"; nothing where the plan does not say them."""
+        p = self.decision.predicted
+        return "" if p.seconds_range is None else f" ({' to '.join(quantity(s, 's') for s in p.seconds_range)})"
 
     @property
     def memory_parts(self) -> str:

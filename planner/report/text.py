@@ -54,7 +54,7 @@ def _summary(report: PlanReport) -> list[tuple[str, str]]:
     limit = decision.request.memory_limit
     rows = [
         ("mesh", f"{mesh}: {report.devices}"),
-        ("time", f"{quantity(p.seconds, 's')} per call: {report.time_parts}"),
+        ("time", f"{quantity(p.seconds, 's')} per call{report.interval}: {report.time_parts}"),
         (
             "work",
             f"{quantity(p.flops, 'FLOP')}, {quantity(p.traffic_bytes, 'B')} read and written, "

@@ -34,7 +34,7 @@ def limits_of(chosen: Chosen, predicted: Predicted, topology: Topology) -> dict[
     for work, pick in zip(chosen.instance.works, chosen.choice, strict=True):
         if work is not None:
             seconds, moved = float(work.seconds[pick]), float(work.traffic_bytes[pick])
-            what = MEMORY if 2 * moved > seconds * topology.chip.hbm_bytes_per_s else COMPUTING
+            what = MEMORY if 2 * moved > seconds * topology.chip.memory_bytes_per_s else COMPUTING
             found[what] = found.get(what, 0.0) + seconds
     found |= _by_wires(chosen, predicted.communication_seconds, topology)
     return {what: found[what] for what in sorted(found, key=lambda what: -found[what]) if found[what] > 0}

@@ -69,11 +69,12 @@ def step_seconds(step: Step, chip: Chip) -> float:
     made = sum(aval.bytes for aval in step.results)
     row = PRIMITIVES.get(step.kind)
     if row is not None and row.fused:
-        return step.runs * FUSED_PASS[chip.platform] * made / chip.hbm_bytes_per_s
+        return step.runs * FUSED_PASS[chip.platform] * made / chip.memory_bytes_per_s
     flops = step_flops(step) / step.runs
-    rate = chip.peak(step.operands[0].dtype if step.operands else "float32", cost_models.engine(step.kind))
+    dtype, engine = step.operands[0].dtype if step.operands else "float32", cost_models.engine(step.kind)
+    rate = chip.peak(dtype, engine) * (chip.efficiency(dtype) if engine == "matrix" else 1.0)
     moved = made + sum(aval.bytes for aval in step.operands)
-    return step.runs * max(flops / rate, moved / chip.hbm_bytes_per_s)
+    return step.runs * max(flops / rate, moved / chip.memory_bytes_per_s)
 
 
 def step_flops(step: Step) -> float:
@@ -122,7 +123,7 @@ class Front:
             np.int64,
         )
         """For each value the first that the same run of an equation makes: what is computed again is paid once for all."""
-        self._saving: Floats = parts * 2 * self._bytes / chip.hbm_bytes_per_s
+        self._saving: Floats = parts * 2 * self._bytes / chip.memory_bytes_per_s
 
     @cached_property
     def _kinds(self) -> NDArray[np.int64]:

@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping
 
 from cost_models import Topology
-from planner.compiler.layout.tiles import MATRIX_LANES
 from planner.verify.collective_prices import collective_prices
 from planner.verify.hlo.gpu_schedule import estimate_gpu_seconds
 from planner.verify.hlo.schedule import Rates, estimate_seconds
@@ -36,12 +35,13 @@ def step_time(
         scheduled_hlo_text,
         num_devices=num_devices,
         rates=Rates(
-            flops_per_s=chip.peak("bfloat16", "matrix"),
-            hbm_bytes_per_s=chip.hbm_bytes_per_s,
+            flops_per_s=chip.peak("bfloat16", "matrix") * chip.efficiency("bfloat16") / topology.slowdown,
+            hbm_bytes_per_s=chip.memory_bytes_per_s / topology.slowdown,
             link_bytes_per_s=prices.slowest_bytes_per_s,
             clock_hz=clock_hz,
             kernel_seconds=chip.kernel_latency_s,
-            lanes=MATRIX_LANES if chip.platform == "tpu" else 1,
+            lanes=chip.matrix_lanes if chip.platform == "tpu" else 1,
+            attention_efficiency=chip.attention_efficiency,
         ),
         collective_seconds=prices.compiled,
     )

@@ -11,7 +11,6 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from planner.compiler.layout.tiles import MATRIX_LANES
 from planner.errors import ArgumentError
 from planner.verify.hlo import schedule, work
 from planner.verify.hlo.collectives import read_collectives
@@ -556,7 +555,7 @@ ENTRY %main (w: f32[8,64,64], i: s32[], x: f32[64,64]) -> f32[64,64] {
     fused = entry.by_name["f"]
     assert work.hbm_bytes_of(fused, entry, module) == 3 * 4 * 64 * 64 + 4
     assert work.flops_of(fused, entry, module) == 2 * 64**3
-    assert work.flops_of(fused, entry, module, lanes=MATRIX_LANES) == 2 * 64 * 128**2
+    assert work.flops_of(fused, entry, module, lanes=128) == 2 * 64 * 128**2
 
 
 def test_a_kernel_takes_the_operations_that_it_says() -> None:
@@ -617,7 +616,7 @@ ENTRY %main (x: bf16[8,28,28,128], dy: bf16[8,28,28,128]) -> bf16[3,3,128,128] {
     met = sum(27 if tap != 1 else 28 for tap in range(3))  # rows of the image that a row of the kernel meets
     raw = 2 * 8 * 128 * 128 * met**2
     assert work.flops_of(entry.by_name["dw"], entry, module) == raw
-    padded = work.flops_of(entry.by_name["dw"], entry, module, lanes=MATRIX_LANES)
+    padded = work.flops_of(entry.by_name["dw"], entry, module, lanes=128)
     assert raw < padded < 1.02 * raw
 
 

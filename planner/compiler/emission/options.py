@@ -19,6 +19,29 @@ https://doi.org/10.1145/3567955.3567959). libtpu 0.0.42 and 0.0.50; the GPU's th
 CPU has none.
 """
 
+ASYNC_COLLECTIVES: Mapping[Platform, Mapping[str, str]] = MappingProxyType(
+    {
+        "tpu": {
+            "xla_enable_async_all_gather": "true",
+            "xla_enable_async_all_reduce": "true",
+            "xla_tpu_enable_async_collective_fusion_fuse_all_gather": "true",
+            "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": "true",
+        },
+        "gpu": {},
+        "cpu": {},
+    }
+)
+"""Compiler options under which gathers and sums run beside matmuls where they can; MaxText and others run with them.
+
+Of the schedules by libtpu 0.0.42 of a Llama 3 8B on v5p:4x4x4 they take 6 % (sums of gradients are hidden), of a GPT 1.3B
+and a Mixtral there 5 %, of a Llama on v5e:4x4 1 %, for no memory. Prices do not count on it. libtpu 0.0.52 has them too.
+"""
+
+PLAN_OPTIONS: Mapping[Platform, Mapping[str, str]] = MappingProxyType(
+    {platform: {**NO_WINDOWED_EINSUM[platform], **ASYNC_COLLECTIVES[platform]} for platform in NO_WINDOWED_EINSUM}
+)
+"""The compiler options that every plan for a platform has."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
@@ -54,7 +77,7 @@ def remedy_of(platform: str, message: str, options: Mapping[str, str]) -> str:
 
 def options_of_plans(platform: Platform) -> Mapping[str, str]:
     """All compiler options that plans for a platform may carry."""
-    options = dict(NO_WINDOWED_EINSUM[platform])
+    options = dict(PLAN_OPTIONS[platform])
     for remedy in REMEDIES.values():
         if remedy.platform == platform:
             options |= remedy.options

@@ -19,6 +19,9 @@ Said = float | Callable[..., float]
 Amount = float | Callable[[Sequence[tuple[int, ...]]], float]
 """A number is that of the whole arrays, which parts share evenly; a function takes the shapes of the operands of a part."""
 
+EXPONENTIALS = frozenset(("exp", "exp2", "logistic"))
+"""Primitives of which attention makes the weights of its scores."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelWork:
@@ -26,7 +29,8 @@ class KernelWork:
 
     None where nothing says: then it counts one operation per result element, and every operand and result once.
     `guessed` says whether the flops are not known, or those of a part of it are not; `dtype` is that of the products that
-    take most of them, None for that of the first operand.
+    take most of them, None for that of the first operand. `attends`: it computes exponentials between its products, as
+    attention does, or nobody knows that it does not.
     """
 
     name: str
@@ -35,6 +39,7 @@ class KernelWork:
     engine: Engine
     guessed: bool
     dtype: str | None = None
+    attends: bool = True
 
     @property
     def depends_on_shapes(self) -> bool:

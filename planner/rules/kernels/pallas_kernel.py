@@ -11,7 +11,7 @@ from cost_models.hardware import Engine
 from planner.program.graph import Aval
 from planner.program.jaxpr.pallas.pallas_calls import READ_FORMS, PallasCall, pallas_call_of
 from planner.rules.factors import Factors
-from planner.rules.kernels.kernel_work import KernelWork
+from planner.rules.kernels.kernel_work import EXPONENTIALS, KernelWork
 from planner.rules.rule import Dim, Rule
 
 
@@ -77,4 +77,5 @@ def call_work(call: PallasCall) -> KernelWork:
         engine="matrix" if flops["matrix"] > flops["vector"] else "vector",
         guessed=guessed,
         dtype=dtype,
+        attends=call.reading is None or any(step.kind in EXPONENTIALS for step in call.reading.counted),
     )

@@ -19,8 +19,8 @@ from planner.program.tracing.arguments import name_of
 from planner.program.tracing.trace import trace
 from planner.rules.choose import op_rule
 from planner.rules.composite import CompositeStep, compose
-from planner.rules.kernels.kernel_parts import COMBINE, Parts, as_sdy_rule
-from planner.rules.kernels.kernel_work import KernelWork, Said, amount, checked
+from planner.rules.kernels.kernel_parts import COMBINE, Parts, as_sdy_rule, kernel_of
+from planner.rules.kernels.kernel_work import EXPONENTIALS, KernelWork, Said, amount, checked
 from planner.rules.op_work import engine_of, flops_of, guessed_in
 from planner.rules.primitives import slides_of, traits
 from planner.rules.rule import Dim, Kind, Rule, parse_rule
@@ -94,10 +94,9 @@ def rule_for(
         structs = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in map(jax.typeof, leaves)]
         if written is not None:
             found = _sized(written, str(rule), *shapes)
-            work = KernelWork(name=name, flops=None, bytes=None, engine="vector", guessed=True)
-            if said_flops is None:
-                own = _work_like(build_graph(trace(flat, structs)), name)
-                work = work if own.guessed else own
+            own = _work_like(build_graph(trace(flat, structs)), name)
+            unknown = KernelWork(name=name, flops=None, bytes=None, engine="vector", guessed=True)
+            work = unknown if own.guessed else own
         else:
             graph = _graph_like(like, tree, structs, results)
             found, work = _rule_like(graph, len(leaves)), _work_like(graph, name)
@@ -213,7 +212,13 @@ def _work_like(graph: Graph, name: str) -> KernelWork:
         bytes=None,
         engine=engine_of(graph),
         guessed=any(guessed_in(graph)),
+        attends=any(op.kind in EXPONENTIALS or _attends(op) for op in graph.ops),
     )
+
+
+def _attends(op: Op) -> bool:
+    kernel = kernel_of(op)
+    return kernel is not None and kernel.work.attends
 
 
 def _rule_like(graph: Graph, arguments: int) -> Rule:

@@ -168,7 +168,7 @@ class _Walker(ScheduleWalk):
         flops, moved = kernel.flops, hbm_bytes_of(instruction, computation, self.module)
         dtype = kernel.dtype
         peak = self.chip.peak(dtype)
-        least = max(flops / peak, moved / self.chip.hbm_bytes_per_s, self.chip.kernel_latency_s)
+        least = max(flops / peak, moved / self.chip.memory_bytes_per_s, self.chip.kernel_latency_s)
         notes = noted_seconds(instruction)
         if product is not None and "sol" in notes:
             return max(product.put_right(notes["sol"]), least), True

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from planner.verify.hlo.collectives import CompiledCollective, describe_collectives
 from planner.verify.hlo.schedule_walk import FREE, ScheduleEstimate, ScheduleWalk, Totals, start_of
 from planner.verify.hlo.text import Computation, Instruction, bytes_of, kind_of
-from planner.verify.hlo.work import flops_of, hbm_bytes_of
+from planner.verify.hlo.work import attends, flops_of, hbm_bytes_of
 
 _WRAPPERS = ("fusion", "async-start", "call-start")
 
@@ -38,7 +38,8 @@ class Rates:
     `clock_hz` None means: do not use the compiler's cycles. `link_bytes_per_s` is one direction of one mesh axis;
     `hop_seconds` defaults to the per-hop latency of TPU links (https://jax-ml.github.io/scaling-book/sharding, "1us");
     `kernel_seconds` is the least time of any kernel; `lanes` is the extent to which matrix units fill up the dims of
-    their weights, `MATRIX_LANES` on a TPU.
+    their weights; `attention_efficiency` is the share of these rates that kernels
+    with exponentials reach.
     """
 
     flops_per_s: float
@@ -48,6 +49,7 @@ class Rates:
     hop_seconds: float = 1e-6
     kernel_seconds: float = 0.0
     lanes: int = 1
+    attention_efficiency: float = 1.0
 
 
 def estimate_seconds(
@@ -186,9 +188,10 @@ class _Walker(ScheduleWalk):
         if cycles and self.rates.clock_hz:
             seconds = int(cycles[1]) / self.rates.clock_hz
             return Totals(clock=seconds, noted=seconds, memory=min(memory, seconds))
+        reached = self.rates.attention_efficiency if attends(instruction) else 1.0
         seconds = max(
-            flops_of(instruction, computation, self.module, lanes=self.rates.lanes) / self.rates.flops_per_s,
-            memory,
+            flops_of(instruction, computation, self.module, lanes=self.rates.lanes) / self.rates.flops_per_s / reached,
+            memory / reached,
             self.rates.kernel_seconds if instruction.opcode == "fusion" else 0.0,
         )
         return Totals(clock=seconds, memory=memory)

@@ -1,7 +1,7 @@
 """The work of one instruction of a compiled program: operations of the matrix unit, and bytes of memory traffic.
 
 Both count what a TPU's tiles pad: its layouts say so themselves (`{1,0:T(8,128)(2,1)}`), and matrix products are done in
-tiles of `MATRIX_LANES` by `MATRIX_LANES` weights. Programs for other platforms have layouts without tiles and `lanes=1`.
+tiles of `lanes` by `lanes` weights. Programs for other platforms have layouts without tiles and `lanes=1`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ _ARRAY = re.compile(r"\b([a-z][a-z0-9]*)\[([0-9,<= ]*)\](?:\{([0-9,]*)(?::([^{}]
 _ON_CHIP = re.compile(r"S\([1-9]\)")
 _TILE = re.compile(r"T\(([0-9,*]+)\)")
 _ESTIMATE = re.compile(r'"cost_estimate":\{"flops":"(\d+)"')
+_TRANSCENDENTALS = re.compile(r'"cost_estimate":\{[^}]*"transcendentals":"[1-9]')
 _READS_A_PART = ("dynamic-slice", "slice", "gather")
 _SAME_VALUES = ("bitcast", "copy", "reshape", "transpose", "convert")
 
@@ -30,7 +31,7 @@ def flops_of(instruction: Instruction, computation: Computation, module: Module,
     """Floating-point operations of the matrix products in an op, those inside a fusion included.
 
     Of a Pallas kernel they are what it says of itself: its cost estimate stands in the text.
-    `lanes` is the extent to which a matrix unit fills up the dims of its weights: `MATRIX_LANES` on a TPU.
+    `lanes` is the extent to which a matrix unit fills up the dims of its weights, 1 where there are no tiles.
     """
     if instruction.opcode == "fusion":
         callee = module.computations[instruction.called[0]]
@@ -54,6 +55,11 @@ def flops_of(instruction: Instruction, computation: Computation, module: Module,
         image, kernel = (computation.by_name[name].shape for name in instruction.operands[:2])
         return convolution_flops(instruction.attributes, image, kernel, instruction.shape, lanes=lanes)
     return 0.0
+
+
+def attends(instruction: Instruction) -> bool:
+    """Whether it is a kernel that says of itself that it computes transcendental functions, as attention does."""
+    return instruction.opcode == "custom-call" and _TRANSCENDENTALS.search(instruction.attributes) is not None
 
 
 def _filled(contracted: float, rows: float, columns: float, lanes: int) -> float:
