@@ -17,14 +17,11 @@ from cost_models.topology import Topology
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
-    """Seconds from data sheets alone: max(flops / rate, bytes / bandwidth) per op (Williams, Waterman & Patterson 2009,
+    """Seconds from a table of chips: max(flops / rate, bytes / bandwidth) per op (Williams, Waterman & Patterson 2009,
     https://doi.org/10.1145/1498765.1498785).
 
     The matrix unit's rate is the chip's peak for the dtype times its `matrix_efficiency`, after its `matrix_latency_s` for
-    each of the largest products that were measured (`pieces`): GPUs fill and drain many cores, and reach 60 to 80 % of the
-    data sheet. A TPU's is 1: what tiles leave unfilled is counted as work instead, and predictions shall agree with
-    schedules priced by the data sheet (the compiler's own cycles are at 70-90 % of it for large matmuls, alike for all
-    plans).
+    each of the largest products that were measured (`pieces`). What a TPU's tiles leave unfilled is counted as work.
     """
 
     topology: Topology

@@ -13,7 +13,7 @@ in each node, B the bytes of the collective (as in `collectives`) and p the rate
     all-to-all                   rtt + B (1 - g/n) / p
     collective-permute           rtt + B / p
 
-each after the launch. That is XLA's own model of H100 clusters, as are its constants in `RING`.
+each after the launch. That is XLA's own model of H100 clusters.
 
 Sources: openxla/xla, xla/service/gpu/model/default_collective_perf_table.txtpb (measurements; keys sm_90 and sm_100_B200,
 as of jaxlib 0.10.2) and sol_gpu_cost_model.cc (ring).
@@ -94,7 +94,9 @@ RING: Mapping[str, Ring] = MappingProxyType(
         ),
     }
 )
-"""By chip; XLA's `nic_speed_gbps` over the rate of a port, less 2.5 % for headers, `nccl_op_launch_time` and so on."""
+"""By chip; the constants of XLA's model, but for the share of a port's rate that H100s and their like reach. XLA counts on
+half of it (`nic_speed_gbps`); published train steps on 2 to 16 nodes of H100s take what 0.8 of it gives
+(`benchmarks.published`), less 2.5 % for headers."""
 
 
 def is_measured(chip: Chip, links: tuple[Link, ...]) -> bool:

@@ -245,8 +245,9 @@ def _check_spec(spec: PartitionSpec, mesh: Mapping[str, int], where: str) -> Non
 
 def _check_figures(read: Decision) -> None:
     predicted, certificate, refined = read.predicted, read.certificate, read.refined
-    amounts = [getattr(predicted, f.name) for f in fields(predicted) if f.name != "collectives"]
-    _require(min(amounts) >= 0, "predicted", "has a figure below 0")
+    apart = ("collectives", "seconds_range")
+    amounts = [getattr(predicted, f.name) for f in fields(predicted) if f.name not in apart]
+    _require(min(*amounts, *(predicted.seconds_range or ())) >= 0, "predicted", "has a figure below 0")
     _require(certificate.lower_bound <= certificate.value, "certificate", "has a bound above its value")
     share = certificate.guessed_share
     _require(share is None or 0 <= share <= 1, "certificate.guessed_share", "is no share")

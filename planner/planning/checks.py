@@ -2,8 +2,8 @@
 
 They end in a verdict. A plan that does not compile or computes wrong numbers is rejected, and so is one that does not fit
 by the compiler for a TPU or GPU, or that is predicted not to fit where no compiler says otherwise. A plan is suspicious
-where a broken promise costs more than a little of a call: others are tried, and the fastest by the compiler's schedule is
-handed over. Smaller differences are told.
+where a broken promise costs more than a little of a call, or its schedule takes more than the promised interval: others
+are tried, and the fastest by the compiler's schedule is handed over. Smaller differences are told.
 """
 
 from __future__ import annotations
@@ -136,9 +136,21 @@ def _verdict(made: Plan, checked: Sequence[Checked], verification: Verification)
         return Verdict(
             rejected=f"memory: predicted are {quantity(predicted, 'B')}, and no compiler says otherwise: {memory.reason}"
         )
-    if seconds is None or made.decision.request.objective != "time" or collectives.ok is not False:
+    if seconds is None or made.decision.request.objective != "time":
         return Verdict(seconds=seconds and seconds.scheduled)
-    return Verdict(suspicious=f"collectives: {collectives.reason}", seconds=seconds.scheduled)
+    suspicious = f"collectives: {collectives.reason}" if collectives.ok is False else _slower(made, seconds.scheduled)
+    return Verdict(suspicious=suspicious, seconds=seconds.scheduled)
+
+
+def _slower(made: Plan, scheduled: float) -> str | None:
+    """That a plan takes more by its schedule than was promised at most: near its limit a compiler computes values again."""
+    promised = made.predicted.seconds_range
+    if promised is None or scheduled <= promised[1]:
+        return None
+    return (
+        f"seconds: the compiler's schedule takes {quantity(scheduled, 's')}, promised were {quantity(promised[0], 's')} to "
+        f"{quantity(promised[1], 's')}"
+    )
 
 
 def _why_not_run(made: Plan, args: Sequence[Any], options: Options) -> str:

@@ -177,7 +177,7 @@ def test_a_group_of_one_is_free_and_an_unknown_kind_an_error() -> None:
 
 def test_data_parallelism_hides_above_flops_over_bandwidth_tokens() -> None:
     """Backward of a D x F layer: 4 b D F flops against the all-reduce of 2 D F bytes; v6e: 918e12 / 186e9 = 4,935."""
-    chip = dataclasses.replace(CHIPS["v6e"], matrix_efficiency=1.0)
+    chip = dataclasses.replace(CHIPS["v6e"], matrix_efficiency=1.0, all_reduce_efficiency=1.0)
     model = Roofline(topology=dataclasses.replace(parse_topology("v6e:16x16"), chip=chip))
     (link, _) = axes("v6e:16x16", (16, 16))
     d, f = 8192, 32768

@@ -15,7 +15,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import planner
-from planner.compiler.emission.options import NO_WINDOWED_EINSUM
+from planner.compiler.emission.options import ASYNC_COLLECTIVES, PLAN_OPTIONS
 from planner.emit.alternatives import variants
 from planner.emit.jitted import Jitted, jitted
 from planner.errors import ArgumentError
@@ -61,8 +61,8 @@ def for_tpu() -> planner.Plan:
     return planner.plan(mlp, shapes(mlp_args()), topology="v5e:2x4", options=NEVER)
 
 
-def test_a_plan_for_tpus_turns_windowed_einsum_off(for_tpu: planner.Plan, tmp_path: Path) -> None:
-    off = NO_WINDOWED_EINSUM["tpu"]
+def test_a_plan_for_tpus_turns_windowed_einsum_off_and_async_collectives_on(for_tpu: planner.Plan, tmp_path: Path) -> None:
+    off = PLAN_OPTIONS["tpu"]
     assert for_tpu.decision.compiler_options == off
     assert "xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000" in str(for_tpu)
     made = lower_request(
@@ -86,7 +86,7 @@ def test_other_compilers_are_not_given_the_options(for_tpu: planner.Plan, tmp_pa
 
 def test_windowed_einsum_is_a_variant(for_tpu: planner.Plan) -> None:
     (windows,) = variants(for_tpu.decision)
-    assert windows == replace(for_tpu.decision, compiler_options={})
+    assert windows == replace(for_tpu.decision, compiler_options=dict(ASYNC_COLLECTIVES["tpu"]))
     assert variants(windows) == ()
     assert variants(planner.plan(mlp, mlp_args(), mesh={"x": 8}, options=NEVER).decision) == ()
 

@@ -1,16 +1,16 @@
 """The time of one step, estimated from a scheduled GPU program: a judge that compares plans, not a simulator.
 
-Kernels run one after the other, as they are scheduled. Collectives run beside them, one after the other, each from its
-start to its done; what has not passed by the done is exposed. A loop takes its body's time times its trip count.
+Kernels run one after the other, as they are scheduled. Collectives take the price that is given, and run beside them, one
+after the other, each from its start to its done; what has not passed by the done is exposed. A loop takes its body's time
+times its trip count.
 
 What a kernel takes is what XLA's compiler notes of it (`reification_cost` in the backend's configuration, compiled with
 `xla_gpu_collect_cost_model_stats`), each by the model of its own that is sound:
 
-    matrix products     "sol", interpolated from measurements (default_matmul_perf_table.txtpb), put right as below
+    matrix products     "sol", interpolated from measurements (default_matmul_perf_table.txtpb), put right as below, at the
+                        share of the peak that the table of chips has
     other Triton fusions    "indexing-cost-model"
     loop and input fusions  "sol", there the fusion's own performance model
-    collectives         "sol" (measured within a node, a ring between nodes); where it has none, or the 5,000 us by which
-                        the scheduler says that it knows nothing, the price that is given
 
 and a roofline where nothing is noted: convolutions, copies, sorts, everything of chips that XLA has no measurements of;
 and for updates in place, whose models count the whole buffer. No kernel takes less than its roofline, or than its
@@ -34,8 +34,8 @@ from planner.verify.hlo.schedule_walk import FREE, ScheduleEstimate, ScheduleWal
 from planner.verify.hlo.text import Computation, Instruction, Module, arrays_of, element_bits, kind_of
 from planner.verify.hlo.work import convolution_flops, flops_of, hbm_bytes_of
 
-_KNOWS_NOTHING_US = 5000.0
-"""kHighLatency of XLA's latency hiding scheduler."""
+_TABLE_EFFICIENCY = {"h100": 0.78, "h200": 0.78, "b200": 0.64}
+"""By chip the share of its peak that large products in bfloat16 reach in the compiler's table of measurements."""
 _MEASURED_PRODUCTS = frozenset(
     {
         ("bf16", "bf16", "bf16"),
@@ -127,7 +127,7 @@ class _Walker(ScheduleWalk):
             opcode = instruction.opcode
             collective = self._collective(instruction, computation)
             if collective is not None:
-                seconds = self._collective_seconds(instruction, collective)
+                seconds = self.price(collective)
                 totals.collective += seconds
                 free = finish[instruction.name] = max(totals.clock, free) + seconds
                 if not opcode.endswith("-start"):
@@ -156,11 +156,6 @@ class _Walker(ScheduleWalk):
                     return describe_collectives(inner, callee, self.module, self.num_devices)
         return None
 
-    def _collective_seconds(self, instruction: Instruction, collective: CompiledCollective) -> float:
-        noted = noted_seconds(instruction).get("sol", 0.0)
-        known = noted and abs(noted * 1e6 - _KNOWS_NOTHING_US) > 1e-6
-        return noted if known else self.price(collective)
-
     def _kernel(self, instruction: Instruction, computation: Computation) -> tuple[float, bool]:
         """What a kernel takes, and whether the compiler noted it."""
         kernel = _Kernel(instruction, computation, self.module)
@@ -171,7 +166,9 @@ class _Walker(ScheduleWalk):
         least = max(flops / peak, moved / self.chip.memory_bytes_per_s, self.chip.kernel_latency_s)
         notes = noted_seconds(instruction)
         if product is not None and "sol" in notes:
-            return max(product.put_right(notes["sol"]), least), True
+            reached = _TABLE_EFFICIENCY.get(self.chip.name, self.chip.matrix_efficiency)
+            slower = reached / self.chip.matrix_efficiency
+            return max(slower * product.put_right(notes["sol"]), least), True
         if flops:
             matrix = self.chip.matrix_latency_s + flops / (peak * self.chip.efficiency(dtype))
             return max(matrix, least), False
