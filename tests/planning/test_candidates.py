@@ -109,7 +109,7 @@ def word(plan: planner.Plan, what: str) -> bool | None:
 
 
 def test_a_plan_is_compiled_for_devices_that_are_not_here(scripted: Callable[..., Compiler]) -> None:
-    compiler = scripted(report(seconds=1.0))
+    compiler = scripted(report(seconds=1e-9))
     plan = planned()
     assert len(compiler.seen) == 1
     assert compiler.seen[0][1]["timeout_s"] == planner.Options().affordable_compile_s
@@ -155,13 +155,23 @@ def test_where_nothing_fits_by_the_compiler_that_is_said(scripted: Callable[...,
 
 
 def test_a_doubted_plan_gives_way_to_a_faster_one(scripted: Callable[..., Compiler]) -> None:
-    compiler = scripted(report(gathered=1e13, seconds=100.0), report(seconds=1.0))
+    compiler = scripted(report(gathered=1e13, seconds=100.0), report(seconds=1e-9))
     plan = planned()
     assert len(compiler.seen) == 2
     assert plan.decision.mesh_shape == compiler.seen[1][0] != compiler.seen[0][0]
     assert any("is doubted: collectives" in note for note in plan.notes)
-    assert any("the fastest of 2 plans by the compiler's schedule, 1 s" in note for note in plan.notes)
+    assert any("the fastest of 2 plans by the compiler's schedule, 0.001 us" in note for note in plan.notes)
     assert plan.checked[0].ok is True
+
+
+def test_a_plan_whose_schedule_takes_more_than_promised_gives_way_to_a_faster_one(
+    scripted: Callable[..., Compiler],
+) -> None:
+    compiler = scripted(report(seconds=100.0), report(seconds=1e-9))
+    plan = planned()
+    assert len(compiler.seen) == 2
+    assert plan.decision.mesh_shape == compiler.seen[1][0] != compiler.seen[0][0]
+    assert any("is doubted: seconds: the compiler's schedule takes 100 s, promised were" in note for note in plan.notes)
 
 
 def test_a_doubted_plan_stays_where_the_others_are_no_better(scripted: Callable[..., Compiler]) -> None:
