@@ -132,13 +132,13 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
         hand_written = [row for row in by_hand if row["policy"] == "as written"]
         hand = by_hand[0] if by_hand else None
         yield (
-            f"| {program} | {topology} | {_told(mine)} | {_told(written)} | {_told(next(iter(hand_written), None))} "
-            f"| {_told(hand)} | {_ratio(mine, written)} | {_ratio(mine, hand)} | {_peaks(mine)} "
+            f"| {program} | {topology} | {_cell(mine)} | {_cell(written)} | {_cell(next(iter(hand_written), None))} "
+            f"| {_cell(hand)} | {_ratio(mine, written)} | {_ratio(mine, hand)} | {_peaks(mine)} "
             f"| {_promised(mine)}, {_promised(written)} | {_planned(mine)}, {_planned(written)} |"
         )
 
 
-def _told(row: Row | None) -> str:
+def _cell(row: Row | None) -> str:
     """A plan's mesh or name, and its milliseconds, or why it has none."""
     if row is None:
         return "-"

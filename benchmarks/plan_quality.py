@@ -212,10 +212,10 @@ def line(row: Mapping[str, Any]) -> str:
     if row["status"] != "ok":
         peak = f"{row['peak_bytes'] / 1e9:.1f} GB " if row.get("peak_bytes") else ""
         return f"{head}{row['status']}: {peak}{row.get('message', '')[:90]!r}"
-    told = f"{1e3 * row['predicted']['seconds']:.1f} predicted" if "predicted" in row else ""
+    predicted = f"{1e3 * row['predicted']['seconds']:.1f} predicted" if "predicted" in row else ""
     return (
         f"{head}{1e3 * row['seconds']:>10.2f} ms, exposed {1e3 * row['exposed_seconds']:.2f} of "
-        f"{1e3 * row['collective_seconds']:.2f}; {row['peak_bytes'] / 1e9:.2f} GB {told}"
+        f"{1e3 * row['collective_seconds']:.2f}; {row['peak_bytes'] / 1e9:.2f} GB {predicted}"
     )
 
 

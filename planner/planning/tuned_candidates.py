@@ -108,5 +108,5 @@ def _tuned(variants: ProblemVariants, meshes: Sequence[Shape], options: Options,
         else:
             judge = MeasuringJudge(emits, values, deadline.share(REFINING_SHARE))
         result = refine(found.candidates, meshes, prospects, judge, deadline, how=how, limit_bytes=limit)
-    told = [prospects.certified(decision, found) for decision in result.decisions[: FALLBACKS + 1]]
-    return replace(result, decisions=tuple(replace(one, notes=(*one.notes, *best.notes)) for one in told))
+    certified = [prospects.certified(decision, found) for decision in result.decisions[: FALLBACKS + 1]]
+    return replace(result, decisions=tuple(replace(one, notes=(*one.notes, *best.notes)) for one in certified))

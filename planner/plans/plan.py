@@ -259,7 +259,7 @@ class Plan:
         return self._state_problem()
 
     @property
-    def behind(self) -> Alternatives:
+    def alternatives(self) -> Alternatives:
         """The problem that the plan solves, with what was chosen; stated when it is first asked for. Raises: as `graph`."""
         return self._alternatives
 

@@ -30,14 +30,14 @@ def with_wholes(
     fn: Callable[..., Any], args: Sequence[Any], host_local: HostLocal, target: Target, *, static: Sequence[int]
 ) -> WithWholes:
     """The arguments with wholes in the place of this process's parts. Raises: ArgumentError, MeshError."""
-    asked = _asked(host_local)
-    if not asked or not isinstance(args, (tuple, list)):
+    by_pattern = _dims_by_pattern(host_local)
+    if not by_pattern or not isinstance(args, (tuple, list)):
         return WithWholes(args=tuple(args) if isinstance(args, (tuple, list)) else (), dims={})
     names = parameter_names(fn, len(args))
     known: list[str] = []
     dims: dict[str, int] = {}
     used: set[str] = set()
-    matches = [(pattern, matcher(pattern), dim) for pattern, dim in asked.items()]
+    matches = [(pattern, matcher(pattern), dim) for pattern, dim in by_pattern.items()]
     wholes: list[Any] = []
     for i, value in enumerate(args):
         if i in static or i - len(args) in static:
@@ -60,7 +60,7 @@ def with_wholes(
             made.append(leaf)
         same = all(one is other for one, (_, other) in zip(made, leaves, strict=True))
         wholes.append(value if same else jax.tree.unflatten(tree, made))
-    for pattern in asked:
+    for pattern in by_pattern:
         if pattern not in used:
             raise ArgumentError(
                 f"host_local names {pattern!r}, and no argument is called so; names look like "
@@ -69,7 +69,7 @@ def with_wholes(
     return WithWholes(args=tuple(wholes), dims=dims)
 
 
-def _asked(host_local: HostLocal) -> dict[str, int]:
+def _dims_by_pattern(host_local: HostLocal) -> dict[str, int]:
     """The dims by pattern. Raises: ArgumentError."""
     given = host_local if isinstance(host_local, Mapping) else None
     if given is None and isinstance(host_local, (tuple, list)):

@@ -144,8 +144,8 @@ class Front(Sequence[Plan]):
         A front that was saved there is replaced. Raises: ArgumentError where the folder holds anything else.
         """
         points = [{"file": file_name(i), **point} for i, point in enumerate(self.summary["plans"])]
-        told = {"format": FORMAT, "version": VERSION, **self.summary, "plans": points}
-        save_folder(folder, self, SUMMARY, told, "front")
+        record = {"format": FORMAT, "version": VERSION, **self.summary, "plans": points}
+        save_folder(folder, self, SUMMARY, record, "front")
 
 
 def check_front(points: int, objective: str, options: Options) -> None:

@@ -105,9 +105,9 @@ class _Search:
     def nothing(self, rows: Sequence[TopologyRow]) -> PlannerError:
         """The error that there is no plan at all: what went wrong first, where it is not memory."""
         other = next((error for error in self.errors if not isinstance(error, InfeasibleError)), None)
-        told = "; ".join(f"{row.name}: {row.why_none}" for row in rows)
+        reasons = "; ".join(f"{row.name}: {row.why_none}" for row in rows)
         return other or InfeasibleError(
-            f"no plan fits any of the topologies: {told}. Give larger ones, or make the program take less memory"
+            f"no plan fits any of the topologies: {reasons}. Give larger ones, or make the program take less memory"
         )
 
 

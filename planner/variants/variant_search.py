@@ -52,7 +52,7 @@ def best_variant(
     search = VariantSearch(variants=variants, meshes=meshes, options=options, pinned=pinned, deadline=deadline)
     counts = Counts(search, front)
     if front is None:
-        return counts.roomier(_as_asked(written, meshes, options, judged=judged, explained=explained))
+        return counts.roomier(_as_requested(written, meshes, options, judged=judged, explained=explained))
     if how == "auto" or isinstance(how, Mapping):
         compared = _Comparison(search=search, front=front)
         if written.request.objective == "memory":
@@ -64,11 +64,13 @@ def best_variant(
         if best is not None:
             return best
         if front.keeps_pins:
-            return counts.roomier(_as_asked(written, meshes, options, judged=judged, explained=explained, room=False))
+            return counts.roomier(
+                _as_requested(written, meshes, options, judged=judged, explained=explained, room=False)
+            )
     choice = front.everything if how == "none" else front.nothing
     problem = variants.of(replace(written.program.form, saved=choice.saved))
-    told = (search.told(front, choice),)
-    return _as_asked(problem, meshes, options, judged=judged, explained=explained, notes=told)
+    notes = (search.remat_note(front, choice),)
+    return _as_requested(problem, meshes, options, judged=judged, explained=explained, notes=notes)
 
 
 def pinned_values(pins: Mapping[str, Pinned], found: Sequence[Crossing]) -> dict[str, Pinned]:
@@ -87,7 +89,7 @@ def pinned_values(pins: Mapping[str, Pinned], found: Sequence[Crossing]) -> dict
     return pinned
 
 
-def _as_asked(
+def _as_requested(
     problem: PlanningProblem,
     meshes: Sequence[Shape],
     options: Options,
@@ -156,7 +158,7 @@ class _Comparison:
             found = search.search(search.variants.of(form), below=below)
         if found is None:
             return None
-        return replace(found, notes=(search.told(self.front, choice),), slower=search.slower(self.front, choice))
+        return replace(found, notes=(search.remat_note(self.front, choice),), slower=search.slower(self.front, choice))
 
     def _of_forms(
         self, offered: Iterable[Choice], as_written: VariantResult | None, best: VariantResult | None = None

@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import planner
-from benchmarks.asked import least_time
+from benchmarks.problems import least_time
 from cost_models import parse_topology
 from planner.errors import MeshError
 from planner.machine.target import resolve

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import planner
-from benchmarks.asked import least_time
+from benchmarks.problems import least_time
 from planner.machine.target import resolve
 from planner.options import Options
 from planner.problem import PlanningProblem, planning_problem
