@@ -27,7 +27,7 @@ from benchmarks.models.checkpoints import POLICIES, Policy, with_policy
 from benchmarks.plan_quality import UNCHECKED, Case, Row, compiled, ours, score
 from benchmarks.suite import PROGRAMS
 from cost_models import Topology, parse_topology
-from planner.options import Recompute
+from planner.options import Remat
 
 RESULTS = Path(__file__).resolve().parent / "results" / "memory_choices.json"
 CASES = (
@@ -43,7 +43,7 @@ CASES = (
     ("vit large", "v5p:4x4x4"),
     ("unet remat", "v5e:4x4"),
 )
-OURS: dict[str, Recompute] = {"ours": "auto", "ours as written": "as written"}
+OURS: dict[str, Remat] = {"ours": "auto", "ours as written": "as written"}
 """Our plans, by what is asked for."""
 HANDS = 3
 """Hand plans, best first, that are tried with every policy."""
@@ -113,7 +113,7 @@ def our_row(case: Case, name: str) -> Row:
     found = case.find(name)
     if found is not None:
         return found
-    row = ours(case.model, case.topology, PROGRAMS[case.program], options=replace(UNCHECKED, recompute=OURS[name]))
+    row = ours(case.model, case.topology, PROGRAMS[case.program], options=replace(UNCHECKED, remat=OURS[name]))
     return case.keep({"plan": name, **row})
 
 

@@ -32,7 +32,7 @@ def main() -> None:
         model.args,
         topology=arguments.topology,
         donate_argnums=model.donate_argnums,
-        options=planner.Options(check="never", recompute="as written", microbatches=1, progress=print),
+        options=planner.Options(check="never", remat="as written", microbatches=1, progress=print),
     )
     plan.report(arguments.output)
     print(plan)

@@ -20,7 +20,7 @@ from planner.plan_file.store import load_saved
 from planner.planning.plan_cache import planned_or_kept
 from planner.plans.loaded import LoadedPlan
 from planner.plans.plan import Plan
-from planner.plans.process_parts import HostLocal
+from planner.plans.process_parts import ProcessLocal
 from planner.program.tracing.trace import trace
 from planner.report.compare import compare_decisions
 from planner.report.comparison import Comparison
@@ -70,7 +70,7 @@ def plan(
     pins: Pins | None = None,
     logical_rules: LogicalRules | None = None,
     like: Like | None = None,
-    host_local: HostLocal = (),
+    process_local: ProcessLocal = (),
     donate_argnums: Sequence[int] | int = (),
     static_argnums: Sequence[int] | int = (),
     options: Options | None = None,
@@ -99,9 +99,10 @@ def plan(
         `pins`. Default: such names are no pins.
     like: a plan, or a loaded one: this one has its mesh, and lays out as it does what both have, arguments or results,
         found by structure, names and types. The notes say what that is. `pins` go before it.
-    host_local: names of arguments, such as ("batch",), or patterns over names, of which every process brings its own part,
-        here and in calls: what it holds of a batch along dim 0, or along the dim that a mapping from names says. The layout
-        is one by which its devices hold just that part; the whole are the parts together. On one process it says nothing.
+    process_local: names of arguments, such as ("batch",), or patterns over names, of which every process brings its own
+        part, here and in calls: what it holds of a batch along dim 0, or along the dim that a mapping from names says. The
+        layout is one by which its devices hold just that part; the whole are the parts together. On one process it says
+        nothing.
     donate_argnums, static_argnums: as in `jax.jit`.
     options: time limit, checks, cost model, seed; see `Options`.
 
@@ -122,7 +123,7 @@ def plan(
         pins=pins,
         like=like,
         logical_rules=logical_rules,
-        host_local=host_local,
+        process_local=process_local,
         donate_argnums=donate_argnums,
         static_argnums=static_argnums,
     )
@@ -143,7 +144,7 @@ def pareto(
     pins: Pins | None = None,
     logical_rules: LogicalRules | None = None,
     like: Like | None = None,
-    host_local: HostLocal = (),
+    process_local: ProcessLocal = (),
     donate_argnums: Sequence[int] | int = (),
     static_argnums: Sequence[int] | int = (),
     options: Options | None = None,
@@ -156,7 +157,7 @@ def pareto(
     objective: what is weighed against memory: "time" (seconds of a call) or "energy" (joules).
     options: as in `plan`, for the whole front: `time_limit_s` is for all its searches, and what they did not finish is
         told. The two ends are checked as a plan is; those between are with check="auto" compiled while that takes less than
-        `affordable_compile_s` in all, and not run. `refine` is for single plans.
+        `affordable_compile_s` in all, and not run. `autotune` is for single plans.
     All others as in `plan`, also where devices are of several processes.
 
     Raises
@@ -172,7 +173,7 @@ def pareto(
         pins=pins,
         like=like,
         logical_rules=logical_rules,
-        host_local=host_local,
+        process_local=process_local,
         donate_argnums=donate_argnums,
         static_argnums=static_argnums,
     )
@@ -206,7 +207,7 @@ def plan_many(
     Parameters
     ----------
     programs: name to (fn, example_args), or (fn, example_args, keywords) with `donate_argnums`, `static_argnums`, `pins`,
-        `host_local` and `memory_limit` of its own, as in `plan`. A pin of one holds for all that have the array; None
+        `process_local` and `memory_limit` of its own, as in `plan`. A pin of one holds for all that have the array; None
         keeps an array apart.
     calls: name to how often the program is called beside the others, default 1 each. What is minimised is the sum over all
         calls, or of `objective="memory"` the greatest peak.
@@ -355,7 +356,7 @@ def audit(
     As `plan`; ArgumentError also where nothing is sharded, or PartitionSpecs come without their mesh.
     """
     options = checked_options(options)
-    chosen = replace(options, check="never", refine="never", recompute="as written", microbatches=1)
+    chosen = replace(options, check="never", autotune="never", remat="as written", microbatches=1)
     request = audit_request(fn, len(example_args), in_shardings, out_shardings)
     wanted = Wanted(
         objective=objective,

@@ -55,7 +55,7 @@ class Runner:
         self.program, self.target = program, target
         self._decision, self._static_args, self._graph = decision, dict(static_args), graph
         self._has_run = self._in_place = False
-        members, dims = len(target.processes.members), decision.request.host_local
+        members, dims = len(target.processes.members), decision.request.process_local
         self._parts = {
             position: Part(dim=dims[leaf.name], count=members)
             for position, leaf in enumerate(decision.arguments)

@@ -68,7 +68,7 @@ class LoadedPlan:
         def prepared() -> tuple[tuple[Any, ...], Program]:
             args = self._arguments(example_args)
             if example_args is not None:
-                static, parts = decision.static_argnums, decision.request.host_local
+                static, parts = decision.static_argnums, decision.request.process_local
                 exact = {exactly(name): dim for name, dim in parts.items()}
                 args = with_wholes(fn, args, exact, target, static=static).args
             target.shared_by_all([decision.mesh_shape])

@@ -160,7 +160,7 @@ class Plan:
 
     @property
     def refined(self) -> Refined | None:
-        """How compiles or runs chose the plan, as `Options(refine=...)` asks for; None where they had no say."""
+        """How compiles or runs chose the plan, as `Options(autotune=...)` asks for; None where they had no say."""
         return self._decision.refined
 
     # ------------------------------------------------------------ running

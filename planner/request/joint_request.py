@@ -13,7 +13,7 @@ from planner.request.pins import Pins, named_pins, names_meant, with_common
 from planner.request.resolve import PlanRequest
 from planner.request.shared_arrays import SharedArrays, shared_arrays
 
-OWN = ("donate_argnums", "static_argnums", "pins", "memory_limit", "host_local")
+OWN = ("donate_argnums", "static_argnums", "pins", "memory_limit", "process_local")
 """Keywords of `plan` that a program may have of its own."""
 LAYOUTS = ("one", "own")
 Given = tuple[Callable[..., Any], Sequence[Any]] | tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]

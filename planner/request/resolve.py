@@ -13,7 +13,7 @@ from planner.decision import Request
 from planner.errors import ArgumentError
 from planner.machine.target import Target
 from planner.options import Options
-from planner.plans.process_parts import HostLocal, with_wholes
+from planner.plans.process_parts import ProcessLocal, with_wholes
 from planner.pricing.candidates.pins import check_pins, close_names, matcher
 from planner.pricing.mesh import Shape
 from planner.problem import PlanningProblem
@@ -78,7 +78,7 @@ class Wanted:
     pins: Pins | None = None
     like: Like | None = None
     logical_rules: LogicalRules | None = None
-    host_local: HostLocal = ()
+    process_local: ProcessLocal = ()
     donate_argnums: Sequence[int] | int = ()
     static_argnums: Sequence[int] | int = ()
 
@@ -111,12 +111,13 @@ def resolve_request(
     Raises: ArgumentError, TraceError, MeshError, PinError.
     """
     target, objective = place.target, wanted.objective
-    if options.refine != "never" and objective != "time":
+    if options.autotune != "never" and objective != "time":
         raise ArgumentError(
-            f"Options(refine={options.refine!r}) compares seconds, but objective is {objective!r}; leave one of them out"
+            f"Options(autotune={options.autotune!r}) compares seconds, but objective is {objective!r}; leave one of "
+            "them out"
         )
     static = wanted.static
-    wholes = with_wholes(fn, example_args, wanted.host_local, target, static=static)
+    wholes = with_wholes(fn, example_args, wanted.process_local, target, static=static)
     objective, memory_limit = _objective(objective), _limit(wanted.memory_limit, target)
     args = wholes.args if wholes.dims else example_args
     program = traced or trace(
@@ -139,7 +140,7 @@ def resolve_request(
         profile=options.profile,
         while_trips=options.while_trips,
         annotations=program.annotations,
-        host_local=wholes.dims,
+        process_local=wholes.dims,
         inputs=_inputs(program, options.inputs),
     )
     check_own_mesh(program, target)

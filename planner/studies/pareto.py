@@ -154,9 +154,9 @@ def check_front(points: int, objective: str, options: Options) -> None:
         raise ArgumentError(f"points is {points!r}; give a whole number of plans from 2 to {MOST_POINTS}")
     if objective not in UNITS:
         raise ArgumentError(f"objective is {objective!r}; a front is of memory against {' or '.join(map(repr, UNITS))}")
-    if options.refine != "never":
+    if options.autotune != "never":
         raise ArgumentError(
-            f"Options(refine={options.refine!r}) is for single plans; leave it out here, and refine the plan that you "
+            f"Options(autotune={options.autotune!r}) is for single plans; leave it out here, and refine the plan that you "
             "choose by planner.plan(..., memory_limit=its peak)"
         )
 

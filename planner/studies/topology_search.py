@@ -56,7 +56,7 @@ def compared(
     rows = [search.row(target, telling(checked, target.topology.name)) for target in targets]
     chips = {row.topology.chip for row in rows} - {row.topology.chip for row in rows if _uses_one(row)}
     single = {row.topology.chip: row.topology for row in reversed(rows) if row.topology.chip in chips}
-    quick = replace(options, check="never", refine="never", cache=None, time_limit_s=share / max(len(single), 1))
+    quick = replace(options, check="never", autotune="never", cache=None, time_limit_s=share / max(len(single), 1))
     for topology in reversed(single.values()):
         rows += search.alone(topology, quick)
     if all(row.plan is None for row in rows):

@@ -241,7 +241,7 @@ class Counts:
         search, variants = self._search, self._search.variants
         form = replace(variants.base.program.form, microbatches=count)
         program = variants.forms.program(form)
-        note, crossed = variants.describe(count), () if search.options.recompute == "as written" else crossings(program)
+        note, crossed = variants.describe(count), () if search.options.remat == "as written" else crossings(program)
         if not crossed:
             yield variants.of(form), (note,), 0.0
             return

@@ -1,10 +1,10 @@
 """The best form: which values of the forward pass are saved, chosen by planning the program in several forms.
 
-`forms.recompute` offers choices from the fastest to the one that saves the least, priced without regard to placement. Each
-is planned, the fastest first, and only for plans better than the best so far, until one is none: what saves less computes
-more again, and what fits sooner is placed better. The program as written is kept unless another form gains enough. In how
-many microbatches the batch is taken is chosen with that (`best_count`): first, where much stays on the chips in some number
-of them; else where memory is short.
+`transforms.remat_choice` offers choices from the fastest to the one that saves the least, priced without regard to
+placement. Each is planned, the fastest first, and only for plans better than the best so far, until one is none: what saves
+less computes more again, and what fits sooner is placed better. The program as written is kept unless another form gains
+enough. In how many microbatches the batch is taken is chosen with that (`best_count`): first, where much stays on the chips
+in some number of them; else where memory is short.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def best_variant(
     Raises: PinError, also where a pattern names no value that a backward pass reads; InfeasibleError, which says why if
     `explained`.
     """
-    written, how = variants.base, options.recompute
+    written, how = variants.base, options.remat
     found = () if how == "as written" else crossings(written.program)
     pinned = pinned_values(how, found) if isinstance(how, Mapping) else {}
     parts = written.program.form.microbatches
@@ -82,7 +82,7 @@ def pinned_values(pins: Mapping[str, Pinned], found: Sequence[Crossing]) -> dict
         if not matching:
             close = close_names(pattern, names) if names else "nothing: the program has no backward pass that reads any"
             raise PinError(
-                f"no value that the backward pass reads is named {pattern!r}, as Options(recompute=...) has it; names look "
+                f"no value that the backward pass reads is named {pattern!r}, as Options(remat=...) has it; names look "
                 f"like {close}"
             )
         pinned |= dict.fromkeys(matching, how)

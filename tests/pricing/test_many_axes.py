@@ -23,7 +23,7 @@ from planner.program.tracing.trace import trace
 from planner.testing import assert_same_as_single_device
 from tests.small import shapes, train_args, train_step
 
-QUICK = planner.Options(check="never", recompute="as written", microbatches=1)
+QUICK = planner.Options(check="never", remat="as written", microbatches=1)
 W, X = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16), jax.ShapeDtypeStruct((65536, 4096), jnp.bfloat16)
 SIX = dict.fromkeys("abcdef", 2)
 
