@@ -69,7 +69,7 @@ def priced(row: Mapping[str, Any]) -> dict[str, Any]:
         "range": [low, high],
         "flops": predicted.flops,
         "hidden": predicted.hidden_seconds,
-        "parts": asdict(parts_of(plan.behind.chosen)),
+        "parts": asdict(parts_of(plan.alternatives.chosen)),
     }
 
 

@@ -101,7 +101,7 @@ def planned(row: Row) -> planner.Plan:
         pins=pins_of(row),
         memory_limit=UNLIMITED,
         donate_argnums=(1,) if decodes else (0,),
-        options=planner.Options(check="never", recompute="as written", microbatches=1),
+        options=planner.Options(check="never", remat="as written", microbatches=1),
     )
 
 

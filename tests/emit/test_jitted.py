@@ -61,7 +61,9 @@ def for_tpu() -> planner.Plan:
     return planner.plan(mlp, shapes(mlp_args()), topology="v5e:2x4", options=NEVER)
 
 
-def test_a_plan_for_tpus_turns_windowed_einsum_off_and_async_collectives_on(for_tpu: planner.Plan, tmp_path: Path) -> None:
+def test_a_plan_for_tpus_turns_windowed_einsum_off_and_async_collectives_on(
+    for_tpu: planner.Plan, tmp_path: Path
+) -> None:
     off = PLAN_OPTIONS["tpu"]
     assert for_tpu.decision.compiler_options == off
     assert "xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000" in str(for_tpu)
