@@ -1,4 +1,8 @@
-"""Does a plan keep its promises? Collectives, peak memory and seconds, predicted beside those of the real compiler.
+"""Is a program compiled as its plan promised? Collectives, peak and seconds, predicted beside those of the real compiler.
+
+Of three judges this is the second: the compiler's schedule, priced with the same rates as the plan. What machines take say
+published runs alone (`benchmarks.published`); the compiler's own estimate of cycles is a third (`cost_model="measured"`
+with the profiles that come with the package).
 
     python -m benchmarks.fidelity [--only NAME,NAME] [--topology T,T] [--plans ours,meshes] [--out FILE.json] [--kept DIR]
     python -m benchmarks.fidelity --summary [--out FILE.json]

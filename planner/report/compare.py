@@ -10,7 +10,7 @@ from planner.program.graph import type_text
 from planner.program.spec_entries import parts_over
 from planner.program.tracing.traced import Leaf
 from planner.report.collectives import CollectiveUse, collective_uses, merged
-from planner.report.comparison import FIGURE_NAMES, ArrayChange, CollectiveChange, Comparison, Figure
+from planner.report.comparison import FIGURE_NAMES, ArrayChange, CollectiveChange, Comparison, Figure, alike
 from planner.report.plan_report import form_text
 from planner.report.rows import rows_of, split_into
 
@@ -59,7 +59,17 @@ def _notes(a: Decision, b: Decision, *, same_mesh: bool) -> tuple[str, ...]:
             "the meshes differ: specs are the same here where they cut every dim into as many parts, and collectives are "
             "told apart by the devices that take part"
         )
+    if not alike(a.predicted.seconds, b.predicted.seconds) and _overlap(a, b):
+        found.append(
+            "a tie: the intervals of their seconds overlap, so that either may be the faster one on a machine; "
+            "Options(autotune=...) asks a compiler or the devices"
+        )
     return tuple(found)
+
+
+def _overlap(a: Decision, b: Decision) -> bool:
+    first, second = a.predicted.seconds_range, b.predicted.seconds_range
+    return first is not None and second is not None and first[0] <= second[1] and second[0] <= first[1]
 
 
 def _same_place(a: tuple[Decision, PartitionSpec], b: tuple[Decision, PartitionSpec]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 import planner
 from planner.errors import ArgumentError, PlanFileError
 from planner.report.collectives import collective_uses
+from planner.report.compare import compare_decisions
 from tests.small import NEVER, mlp, mlp_args, shapes, train_args, train_step
 
 MESH = {"data": 4, "model": 2}
@@ -63,6 +65,15 @@ def test_what_differs_is_told_from_files_as_from_plans(
     text = str(found)
     assert "state/params/w0" in text
     assert str(mine) in text.replace("PartitionSpec", "P") or "P(" in text
+
+
+def test_plans_whose_intervals_overlap_are_a_tie(free: planner.Plan) -> None:
+    near, far = (
+        replace(free.decision, predicted=replace(free.predicted, seconds=2.0, seconds_range=interval))
+        for interval in ((free.predicted.seconds, 2.0), (1.9, 2.1))
+    )
+    assert any("a tie" in note for note in compare_decisions(free.decision, near).notes)
+    assert not any("a tie" in note for note in compare_decisions(free.decision, far).notes)
 
 
 def test_every_difference_turns_around_with_the_plans(free: planner.Plan, pinned: planner.Plan) -> None:
