@@ -18,7 +18,16 @@ Part = str | Table
 def text_of(parts: Iterable[Part]) -> str:
     """The parts as printed on a screen of `WIDTH` columns without colours."""
     buffer = io.StringIO()
-    console = Console(file=buffer, width=WIDTH, no_color=True, highlight=False, markup=False, force_terminal=False)
+    # In a notebook rich displays what it prints, and writes nothing.
+    console = Console(
+        file=buffer,
+        width=WIDTH,
+        no_color=True,
+        highlight=False,
+        markup=False,
+        force_terminal=False,
+        force_jupyter=False,
+    )
     for part in parts:
         # A plain string would have its ":name:" replaced by emoji.
         console.print(Text(part) if isinstance(part, str) else part)
