@@ -165,6 +165,7 @@ class Alternatives:
             unseen=int((~found.seen).sum()),
             moves=self.moves(place.tensor),
             unit=self.unit,
+            memory=self.materialization(place.tensor),
         )
         told = [a for of in explained.alike[: MOST_ALTERNATIVES + 1] if not of[0].chosen for a in of]
         baseline = self._baseline(found, mine)
@@ -249,6 +250,16 @@ class Alternatives:
             if edge["tensor"] == name and edge["collective"]
         ]
         return tuple(sorted(found, key=lambda move: -move.seconds))
+
+    def materialization(self, tensor: int) -> str:
+        """Whether an intermediate value is materialized, by which pass, and the releases that was read off; "" of others."""
+        model = self.instance.model
+        program, seen = model.compiled, model.seen.of(tensor)
+        found = program.materializing_pass(seen)
+        if found is None or model.graph.tensors[seen].kind != "intermediate":
+            return ""
+        word = "materialized" if program.materialized[seen] else "not materialized"
+        return f"{word}: {found.name} ({', '.join(model.compiler.releases_of(found))})"
 
     @cached_property
     def _nodes(self) -> list[str]:
