@@ -252,7 +252,7 @@ class Alternatives:
         return tuple(sorted(found, key=lambda move: -move.seconds))
 
     def materialization(self, tensor: int) -> str:
-        """Whether an intermediate value is materialized, by which pass, and the releases that was read off; "" of others."""
+        """Whether an intermediate value is materialized, by which pass, read off which releases; "" of other tensors."""
         model = self.instance.model
         program, seen = model.compiled, model.seen.of(tensor)
         found = program.materializing_pass(seen)

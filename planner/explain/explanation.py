@@ -63,8 +63,8 @@ class TensorExplanation:
     """A tensor's spec among its alternatives, best first; `pinned` where the user left no alternative.
 
     `unseen` further specs were not looked at, as bounds say that they cost more. `memory` says of an intermediate value
-    whether it is materialized, by which pass of the compiler, and from which release that pass was read. `moves` are the collectives that bring it
-    to its readers in the chosen plan, those that take longest first. Values are in `unit`.
+    whether it is materialized, by which pass of the compiler, and from which release that pass was read. `moves` are the
+    collectives that bring it to its readers in the chosen plan, those that take longest first. Values are in `unit`.
     """
 
     name: str
