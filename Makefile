@@ -20,7 +20,7 @@ NO_BENCHMARKS := $(addprefix benchmarks/,__init__.py asked.py stamp.py suite.py 
 BENCHMARKS := $(filter-out $(NO_BENCHMARKS),$(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check fix format-check lint types imports docs test samples test-all conformance fuzz hazards bench \
+.PHONY: help setup demo check fix format-check lint types imports docs test samples test-all conformance fuzz hazards probes bench \
   release clean
 
 help: ## print the targets
@@ -79,6 +79,9 @@ fuzz: $(STAMP) ## generated programs (COUNT=5000) and plan files, many more than
 
 hazards: $(STAMP) ## every split the planner offers of every op, compiled and run: is any computed wrongly? (hours)
 	$(BIN)/python -m tests.hazards.hazard_hunt --workers $(JOBS) --log build/hazards.jsonl --output benchmarks/results/hazards.json
+
+probes: $(STAMP) ## one tiny program per pass of the compiler model, compiled: which behaviours of the compilers have changed?
+	$(BIN)/python -m tests.compiler.probes.run --out benchmarks/results/probes.json
 
 bench: $(STAMP) ## the benchmarks: tables on the screen, JSON in benchmarks/results
 	for script in $(BENCHMARKS); do PYTHONPATH=. $(BIN)/python $$script || exit 1; done
