@@ -20,7 +20,7 @@ NO_BENCHMARKS := $(addprefix benchmarks/,__init__.py asked.py stamp.py suite.py 
 BENCHMARKS := $(filter-out $(NO_BENCHMARKS),$(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check fix format-check lint types imports docs test samples test-all conformance fuzz hazards probes bench \
+.PHONY: help setup demo check fix format-check lint types imports docs test samples test-all conformance fuzz hazards probes golden bench \
   release clean
 
 help: ## print the targets
@@ -82,6 +82,9 @@ hazards: $(STAMP) ## every split the planner offers of every op, compiled and ru
 
 probes: $(STAMP) ## one tiny program per pass of the compiler model, compiled: which behaviours of the compilers have changed?
 	$(BIN)/python -m tests.compiler.probes.run --out benchmarks/results/probes.json
+
+golden: $(STAMP) ## write the golden plans that the fast tests compare; review the change before you commit it
+	PYTHONPATH=. $(BIN)/python -m benchmarks.same_plans golden
 
 bench: $(STAMP) ## the benchmarks: tables on the screen, JSON in benchmarks/results
 	for script in $(BENCHMARKS); do PYTHONPATH=. $(BIN)/python $$script || exit 1; done
