@@ -89,6 +89,8 @@ def compiled(graph: Graph, grouping: Grouping, compiler: CompilerModel) -> Compi
         fused=[False] * len(graph.ops),
         materialized=[True] * len(graph.tensors),
         narrow=NarrowReads(graph, moved=compiler.runs("convert-mover")),
+        # Until live ranges are known everything is needed to the end.
+        last_use=[len(graph.ops)] * len(graph.tensors),
         spans=region_spans(graph),
     )
     for one in compiler.passes:

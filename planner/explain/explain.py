@@ -32,6 +32,7 @@ from planner.pricing.candidates.specs import spec_of
 from planner.pricing.instance import Instance
 from planner.pricing.memory import MemoryModel
 from planner.pricing.reshard import local_bytes
+from planner.problem import PlanningProblem
 from planner.program.graph import Aval
 from planner.rules.rule import Dims
 
@@ -68,10 +69,12 @@ class _Place:
 class Alternatives:
     """The problem behind a plan and what was chosen, kept for several explanations.
 
+    `problem_of_program` is the problem for any mesh, `instance` that on the plan's.
     `minimised` is its objective, `limit_bytes` its memory limit per device, `platform` that of the chips it is for; `saved`
     are the values that a backward pass reads.
     """
 
+    problem_of_program: PlanningProblem
     instance: Instance
     choice: Sequence[int]
     minimised: str
