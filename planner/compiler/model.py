@@ -57,7 +57,6 @@ PassName = Literal[
     "copy-insertion",
     "buffer-assignment",
     "sibling-operands",
-    "sibling-operands-16-bit",
     "widened-siblings",
     "masked-groups",
     "memory-space-assignment",
