@@ -93,7 +93,7 @@ def measure(model: Model, topology: str, mesh: Mapping[str, int], kept: KeptRepo
     without: dict[str, dict[str, float]] = {}
     for one in compiler_of(chips.chip).passes:
         if one.phase != "emission":
-            instance = plan.behind.problem_of_program.without(one.name).instance(mesh)
+            instance = plan.alternatives.problem_of_program.without(one.name).instance(mesh)
             found = promised(predict(Chosen(instance=instance, choice=plan.decision.choice), chips))
             gains = {name: value - whole[name] for name, value in errors(found, compiled).items()}
             if any(abs(gain) >= LEAST for gain in gains.values()):

@@ -52,20 +52,20 @@ def rows(phase: str) -> Iterator[str]:
         platforms = ", ".join(platform.upper() for platform, compiler in COMPILERS.items() if compiler.runs(one.name))
         source = f"; `{one.evidence.source}`" if one.evidence.source else ""
         seen = f"{one.evidence.release}: {one.evidence.seen}{source}"
-        yield f"| {name} | {platforms} | {one.does} | {seen} | {probe_words(one.name, outcomes)} |"
+        yield f"| {name} | {platforms} | {one.does} | {seen} | {probe_text(one.name, outcomes)} |"
 
 
-def probe_words(name: PassName, outcomes: Sequence[Mapping[str, str]]) -> str:
+def probe_text(name: PassName, outcomes: Sequence[Mapping[str, str]]) -> str:
     """What the probes of a pass show and what became of them by platform, or why there are none."""
     if name in UNPROBED:
         return f"none: {UNPROBED[name]}"
     own = [probe for probe in PROBES if probe.of == name]
     became = {(row["pass"], row["target"]): row["outcome"].partition(":")[0] for row in outcomes}
-    words: dict[str, list[str]] = {}
+    text: dict[str, list[str]] = {}
     for probe in own:
-        words.setdefault(became.get((name, probe.topology), "not run"), []).append(probe.platform.upper())
-    told = "; ".join(f"{', '.join(platforms)} {outcome}" for outcome, platforms in words.items())
-    return f"{'; or '.join(dict.fromkeys(probe.shows for probe in own))} ({told})"
+        text.setdefault(became.get((name, probe.topology), "not run"), []).append(probe.platform.upper())
+    notes = "; ".join(f"{', '.join(platforms)} {outcome}" for outcome, platforms in text.items())
+    return f"{'; or '.join(dict.fromkeys(probe.shows for probe in own))} ({notes})"
 
 
 def worth() -> Iterator[str]:

@@ -109,14 +109,14 @@ def stable(plan: Mapping[str, Any]) -> dict[str, Any]:
         "jax": plan["jax"],
         "mesh": plan["mesh"],
         "form": plan["form"],
-        "arguments": {leaf["name"]: _spec_words(leaf["spec"]) for leaf in plan["arguments"]},
-        "results": {leaf["name"]: _spec_words(leaf["spec"]) for leaf in plan["results"]},
-        "constraints": dict(Counter(", ".join(map(_spec_words, one["specs"])) for one in plan["constraints"])),
+        "arguments": {leaf["name"]: _spec_text(leaf["spec"]) for leaf in plan["arguments"]},
+        "results": {leaf["name"]: _spec_text(leaf["spec"]) for leaf in plan["results"]},
+        "constraints": dict(Counter(", ".join(map(_spec_text, one["specs"])) for one in plan["constraints"])),
         "figures": {name: float(f"{number:.{DIGITS}g}") for name, number in figures.items()},
     }
 
 
-def _spec_words(spec: Sequence[Sequence[str]]) -> str:
+def _spec_text(spec: Sequence[Sequence[str]]) -> str:
     """The axes that split each dim."""
     return f"({' '.join('+'.join(axes) or '-' for axes in spec)})"
 
