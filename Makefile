@@ -16,11 +16,11 @@ endif
 SOURCES := planner cost_models pbqp benchmarks tests
 # The demo is no benchmark, nor what several share, nor what compares two states of the code; the contest's instances are not part of the repository.
 NO_BENCHMARKS := $(addprefix benchmarks/,__init__.py problems.py stamp.py suite.py demo.py iopddl.py same_plans.py \
-  compiled_row.py pass_page.py)
+  compiled_row.py pass_page.py ablation_programs.py)
 BENCHMARKS := $(filter-out $(NO_BENCHMARKS),$(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check fix format-check lint types imports docs test samples test-all conformance fuzz hazards bench \
+.PHONY: help setup demo check fix format-check lint types imports docs test samples test-all conformance fuzz hazards probes golden bench \
   release clean
 
 help: ## print the targets
@@ -79,6 +79,12 @@ fuzz: $(STAMP) ## generated programs (COUNT=5000) and plan files, many more than
 
 hazards: $(STAMP) ## every split the planner offers of every op, compiled and run: is any computed wrongly? (hours)
 	$(BIN)/python -m tests.hazards.hazard_hunt --workers $(JOBS) --log build/hazards.jsonl --output benchmarks/results/hazards.json
+
+probes: $(STAMP) ## one tiny program per pass of the compiler model, compiled: which behaviours of the compilers have changed?
+	$(BIN)/python -m tests.compiler.probes.run --out benchmarks/results/probes.json
+
+golden: $(STAMP) ## write the golden plans that the fast tests compare; review the change before you commit it
+	PYTHONPATH=. $(BIN)/python -m benchmarks.same_plans golden
 
 bench: $(STAMP) ## the benchmarks: tables on the screen, JSON in benchmarks/results
 	for script in $(BENCHMARKS); do PYTHONPATH=. $(BIN)/python $$script || exit 1; done

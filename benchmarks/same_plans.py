@@ -2,11 +2,14 @@
 
     python -m benchmarks.same_plans record FOLDER [--only NAME,NAME] [--topology T,T] [--zoo FOLDER]
     python -m benchmarks.same_plans compare BEFORE AFTER
+    python -m benchmarks.same_plans golden
 
 `record` plans every program of `benchmarks/models`, the textbook cases and the programs of public libraries in
 `../shared/zoo` (those whose packages are installed; the others are told) for every topology, and writes each plan's file,
 or the sentence that says why there is none, into FOLDER; what is there already is kept, so that a run can go on where it
 was ended. `compare` says what differs; its exit code is 1 if anything does. Only how long the search took may differ.
+`golden` writes what is compared in the fast tests into the repository: of two programs on two targets the fields of their
+plans that are the same on every machine.
 
 It uses the public API alone, so that it runs on any commit: run it there with the project's folder first on the path.
 """
@@ -20,6 +23,7 @@ import os
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -34,6 +38,11 @@ from planner.errors import PlannerError
 
 ROOT = Path(__file__).resolve().parent.parent
 TOPOLOGIES = ("cpu:8", "v5e:4x4", "v5p:4x4x4", "h100:8", "h100:4x8")
+GOLDEN = ROOT / "tests" / "plans" / "golden"
+GOLDEN_PLANS = tuple((name, topology) for name in ("mlp", "decode") for topology in ("v5e:4x4", "h100:8"))
+"""The programs and topologies of the golden plans in the repository: those that are planned in a second."""
+DIGITS = 4
+"""Digits of the figures of golden plans: sums may be rounded otherwise on another machine."""
 TIME_LIMIT_S = 600.0
 """Far more than a search takes here: a search that the clock ends may find another plan the next time."""
 Program = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]
@@ -84,6 +93,44 @@ def record(build: Callable[[str], Program], topology: str) -> Mapping[str, Any]:
     return found
 
 
+def stable(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """What is the same on every machine of what the file of a plan holds."""
+    predicted, certificate = plan["predicted"], plan["certificate"]
+    moved = Counter[str]()
+    for one in predicted["collectives"]:
+        moved[f"{one['kind']} {','.join(one['axes'])}"] += one["bytes"] * one["count"]
+    figures = {
+        "value": certificate["value"],
+        "lower_bound": certificate["lower_bound"],
+        **{name: number for name, number in predicted.items() if isinstance(number, int | float)},
+        **moved,
+    }
+    return {
+        "jax": plan["jax"],
+        "mesh": plan["mesh"],
+        "form": plan["form"],
+        "arguments": {leaf["name"]: _spec_text(leaf["spec"]) for leaf in plan["arguments"]},
+        "results": {leaf["name"]: _spec_text(leaf["spec"]) for leaf in plan["results"]},
+        "constraints": dict(Counter(", ".join(map(_spec_text, one["specs"])) for one in plan["constraints"])),
+        "figures": {name: float(f"{number:.{DIGITS}g}") for name, number in figures.items()},
+    }
+
+
+def _spec_text(spec: Sequence[Sequence[str]]) -> str:
+    """The axes that split each dim."""
+    return f"({' '.join('+'.join(axes) or '-' for axes in spec)})"
+
+
+def golden_path(name: str, topology: str) -> Path:
+    """The file of a golden plan."""
+    return GOLDEN / f"{name}@{topology.replace(':', '-')}.json"
+
+
+def golden_plan(name: str, topology: str) -> dict[str, Any]:
+    """A golden plan as it is made now."""
+    return stable(record(partial(_model, MODELS[name]), topology))
+
+
 def differences(before: Any, after: Any, path: str = "") -> list[str]:
     """Where two records differ, as paths of keys with both values."""
     if isinstance(before, dict) and isinstance(after, dict):
@@ -122,7 +169,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     comparing = commands.add_parser("compare")
     comparing.add_argument("before", type=Path)
     comparing.add_argument("after", type=Path)
+    commands.add_parser("golden")
     options = parser.parse_args(arguments)
+    if options.command == "golden":
+        for name, topology in GOLDEN_PLANS:
+            text = json.dumps(golden_plan(name, topology), indent=1, sort_keys=True)
+            golden_path(name, topology).write_text(text + "\n")
+        return
     if options.command == "compare":
         sys.exit(1 if compare(options.before, options.after) else 0)
     sys.path.insert(0, str(options.zoo))

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 
 from cost_models import CostModel, Objective, Roofline, objective
 from planner.compiler.analysis import Model, model_of
+from planner.compiler.model import CompilerModel, PassName
 from planner.compiler.targets.table import compiler_of, flops_that_hide
 from planner.decision import Request
 from planner.decisions.host_inputs import Input, concluded_inputs, named_inputs
@@ -37,7 +38,8 @@ class Analysis:
 
     `request` names the topology, the prices, the pins and the inputs; its objective and its memory limit are not read.
     `tensor_pins` and `output_pins` are the pinned specs by tensor and by position of an output, `parts` the arguments of
-    which processes bring parts, with the dim along which. The costly columns are worked out when they are first read: a
+    which processes bring parts, with the dim along which. `without` are passes of the compiler that are switched off, to
+    measure what they are worth. The costly columns are worked out when they are first read: a
     process that does not search never needs them. `patterns` are the reshards met so far, by the number of axes.
     """
 
@@ -48,7 +50,13 @@ class Analysis:
     tensor_pins: Mapping[int, PartitionSpec]
     output_pins: Mapping[int, PartitionSpec]
     parts: Mapping[int, int]
+    without: tuple[PassName, ...] = ()
     patterns: dict[int, Patterns] = field(default_factory=dict[int, Patterns])
+
+    @property
+    def compiler(self) -> CompilerModel:
+        """The compiler model of the target."""
+        return compiler_of(self.request.topology.chip).without(*self.without)
 
     @cached_property
     @paused()
@@ -59,7 +67,7 @@ class Analysis:
             self.graph,
             pinned_outputs=set(self.output_pins),
             kept={*self.tensor_pins, *self.parts},
-            compiler=compiler_of(topology.chip),
+            compiler=self.compiler,
             hiding=flops_that_hide(topology),
         )
 
@@ -144,7 +152,9 @@ class PlanningProblem:
 
         Raises: MeshError where the topology cannot hold it.
         """
-        return make_mesh(shape, self.request.topology, self.analysis.cost_model, _score(self.request))
+        return make_mesh(
+            shape, self.request.topology, self.analysis.cost_model, _score(self.request), self.analysis.compiler
+        )
 
     def state(self, mesh: Mesh) -> Instance | SharedInstance:
         """The problem on a mesh, with one decision for all copies of a layer where that loses nothing.
@@ -159,6 +169,10 @@ class PlanningProblem:
     def instance(self, shape: Shape) -> Instance:
         """The problem on one mesh, with every decision. Raises: PinError, InfeasibleError where the pins do not fit it."""
         return self.state(self.mesh(shape)).whole()
+
+    def without(self, *names: PassName) -> PlanningProblem:
+        """The same problem with passes of the compiler switched off, to measure what they are worth."""
+        return replace(self, analysis=replace(self.analysis, without=names, patterns={}))
 
     def on_more_devices(self, times: int) -> PlanningProblem:
         """The same program for so many times as many devices."""

@@ -57,7 +57,6 @@ PassName = Literal[
     "copy-insertion",
     "buffer-assignment",
     "sibling-operands",
-    "sibling-operands-16-bit",
     "widened-siblings",
     "masked-groups",
     "memory-space-assignment",
@@ -83,11 +82,19 @@ PassName = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Where a behaviour was seen: in programs of which compiler release, for which chips; `source`: the file of XLA."""
+    """Where a behaviour was seen: in programs of which compiler release, for which chips; `source`: the file of XLA.
+
+    Several releases are separated by ", ".
+    """
 
     release: str
     seen: str
     source: str = ""
+
+    @property
+    def releases(self) -> tuple[str, ...]:
+        """The releases, one by one."""
+        return tuple(self.release.split(", "))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +140,11 @@ class CompilerModel:
     def runs(self, name: PassName) -> bool:
         """Whether the compiler has a pass."""
         return name in self._names
+
+    def releases_of(self, one: Pass) -> tuple[str, ...]:
+        """The releases of this compiler from which a pass was read; its own where the pass was read off others alone."""
+        package = self.release.split()[0]
+        return tuple(name for name in one.evidence.releases if name.split()[0] == package) or (self.release,)
 
     def without(self, *names: PassName) -> CompilerModel:
         """The same compiler with passes switched off, to measure what they are worth."""

@@ -12,7 +12,7 @@ from planner.compiler.buffers.working_sets import WorkingSets
 from planner.compiler.fusion.operand_fusion import ReadThrough
 from planner.compiler.layout.dot_operands_gpu import TransposedStacks
 from planner.compiler.layout.row_major_lanes import InRows
-from planner.compiler.model import CompilerModel, PassName
+from planner.compiler.model import CompilerModel, Pass, PassName
 from planner.compiler.schedule.last_uses import region_spans
 from planner.compiler.simplify.convert_mover import NarrowReads
 from planner.decisions.groups import Grouping
@@ -59,6 +59,11 @@ class CompiledProgram:
         self.materialized = list(found)
         return changed
 
+    def materializing_pass(self, tensor: int) -> Pass | None:
+        """The pass that decided last whether a tensor is in memory; None where no pass of the compiler does."""
+        name = self.materialized_by.get(tensor, "materialization")
+        return next((one for one in self.compiler.passes if one.name == name), None)
+
     @property
     def steps(self) -> int:
         """Points in time: one per op."""
@@ -84,6 +89,8 @@ def compiled(graph: Graph, grouping: Grouping, compiler: CompilerModel) -> Compi
         fused=[False] * len(graph.ops),
         materialized=[True] * len(graph.tensors),
         narrow=NarrowReads(graph, moved=compiler.runs("convert-mover")),
+        # Until live ranges are known everything is needed to the end.
+        last_use=[len(graph.ops)] * len(graph.tensors),
         spans=region_spans(graph),
     )
     for one in compiler.passes:

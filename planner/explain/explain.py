@@ -32,6 +32,7 @@ from planner.pricing.candidates.specs import spec_of
 from planner.pricing.instance import Instance
 from planner.pricing.memory import MemoryModel
 from planner.pricing.reshard import local_bytes
+from planner.problem import PlanningProblem
 from planner.program.graph import Aval
 from planner.rules.rule import Dims
 
@@ -68,10 +69,12 @@ class _Place:
 class Alternatives:
     """The problem behind a plan and what was chosen, kept for several explanations.
 
+    `problem_of_program` is the problem for any mesh, `instance` that on the plan's.
     `minimised` is its objective, `limit_bytes` its memory limit per device, `platform` that of the chips it is for; `saved`
     are the values that a backward pass reads.
     """
 
+    problem_of_program: PlanningProblem
     instance: Instance
     choice: Sequence[int]
     minimised: str
@@ -165,6 +168,7 @@ class Alternatives:
             unseen=int((~found.seen).sum()),
             moves=self.moves(place.tensor),
             unit=self.unit,
+            memory=self.materialization(place.tensor),
         )
         described = [a for of in explained.alike[: MOST_ALTERNATIVES + 1] if not of[0].chosen for a in of]
         baseline = self._baseline(found, mine)
@@ -249,6 +253,16 @@ class Alternatives:
             if edge["tensor"] == name and edge["collective"]
         ]
         return tuple(sorted(found, key=lambda move: -move.seconds))
+
+    def materialization(self, tensor: int) -> str:
+        """Whether an intermediate value is materialized, by which pass, read off which releases; "" of other tensors."""
+        model = self.instance.model
+        program, seen = model.compiled, model.seen.of(tensor)
+        found = program.materializing_pass(seen)
+        if found is None or model.graph.tensors[seen].kind != "intermediate":
+            return ""
+        word = "materialized" if program.materialized[seen] else "not materialized"
+        return f"{word}: {found.name} ({', '.join(model.compiler.releases_of(found))})"
 
     @cached_property
     def _nodes(self) -> list[str]:

@@ -62,8 +62,9 @@ class Move:
 class TensorExplanation:
     """A tensor's spec among its alternatives, best first; `pinned` where the user left no alternative.
 
-    `unseen` further specs were not looked at, as bounds say that they cost more. `moves` are the collectives that bring it
-    to its readers in the chosen plan, those that take longest first. Values are in `unit`.
+    `unseen` further specs were not looked at, as bounds say that they cost more. `memory` says of an intermediate value
+    whether it is materialized, by which pass of the compiler, and from which release that pass was read. `moves` are the
+    collectives that bring it to its readers in the chosen plan, those that take longest first. Values are in `unit`.
     """
 
     name: str
@@ -74,6 +75,7 @@ class TensorExplanation:
     unseen: int
     moves: tuple[Move, ...]
     unit: Literal["s", "J", "B"]
+    memory: str = ""
 
     @property
     def cheaper(self) -> bool:
@@ -114,6 +116,7 @@ class TensorExplanation:
             lines.append(f"     and {left} more{more}")
         if self.unseen:
             lines.append(f"     and {self.unseen} that were not looked at, whose lower bounds are higher")
+        lines += [f"     {self.memory}"] if self.memory else []
         lines += [f"     moved by {move}" for move in self.moves[:MOST_MOVES]]
         if len(self.moves) > MOST_MOVES:
             lines.append(f"     and {len(self.moves) - MOST_MOVES} moves more")

@@ -14,6 +14,7 @@ from planner.decision import Certificate, Decision, Guessed, Replicated, Ruled
 from planner.emit.constraints import place
 from planner.emit.predict import predict
 from planner.explain.whole_inputs import whole_inputs
+from planner.machine.compiler_release import release_notes
 from planner.plan_file.treedef import json_of_tree
 from planner.prediction import Predicted
 from planner.pricing.assignment import Chosen
@@ -109,6 +110,7 @@ def decide(
             *_notes_on_donations(problem, chosen, predicted.peak_bytes),
             *_notes_on_inputs(chosen, predicted),
             *_notes_on_reading(chosen, predicted),
+            *release_notes(model.compiler),
             *notes,
         ),
         donate_argnums=program.donate_argnums,

@@ -33,6 +33,7 @@ def alternatives(problem: PlanningProblem, decision: Decision) -> Alternatives:
             "explained by this one; plan again"
         )
     return Alternatives(
+        problem_of_program=problem,
         instance=instance,
         choice=choice,
         minimised=problem.request.objective,

@@ -132,8 +132,17 @@ def parts_of_masks(sizes: Sequence[int]) -> list[int]:
     return found
 
 
-def make_mesh(shape: Mapping[str, int], topology: Topology, model: CostModel, objective: Objective) -> Mesh:
-    """The mesh of this shape on a topology, priced. Raises: MeshError when the topology cannot hold it."""
+def make_mesh(
+    shape: Mapping[str, int],
+    topology: Topology,
+    model: CostModel,
+    objective: Objective,
+    compiler: CompilerModel | None = None,
+) -> Mesh:
+    """The mesh of this shape on a topology, priced, by default for the compiler of its chip.
+
+    Raises: MeshError when the topology cannot hold it.
+    """
     large = {name: size for name, size in shape.items() if size > 1}
     names, sizes = tuple(large), tuple(large.values())
     links = topology.links(sizes)
@@ -142,7 +151,7 @@ def make_mesh(shape: Mapping[str, int], topology: Topology, model: CostModel, ob
             f"the mesh {dict(shape)} does not fit the topology {topology.name} of {topology.num_devices} devices; "
             "its sizes must multiply to at most that and divide its physical dims"
         )
-    parts, compiler = parts_of_masks(sizes), compiler_of(topology.chip)
+    parts, compiler = parts_of_masks(sizes), compiler or compiler_of(topology.chip)
     tables = [{kind: np.zeros(len(parts)) for kind in COLLECTIVES} for _ in range(5)]
     for kind in COLLECTIVES:
         for mask, group in enumerate(parts[1:], 1):
@@ -163,7 +172,7 @@ def make_mesh(shape: Mapping[str, int], topology: Topology, model: CostModel, ob
         fixed_seconds=tables[2],
         seconds_per_byte=tables[3],
         all_reduced=tables[4],
-        on_chip_bytes=topology.chip.on_chip_bytes,
+        on_chip_bytes=topology.chip.on_chip_bytes if compiler.runs("memory-space-assignment") else 0.0,
         kernel_seconds=topology.chip.kernel_latency_s,
         chip=topology.chip.name,
         compiler=compiler,

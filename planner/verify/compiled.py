@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from pbqp.deadline import Deadline
 from planner.compiler.emission.options import REMEDIES, remedy_of
+from planner.errors import ArgumentError, CompileError
 from planner.machine.aot_child import Place, place_of
 from planner.machine.compile_target import why_not_compiled
 from planner.machine.device_topology import whole_of
@@ -88,31 +89,37 @@ def compiled_with_own_shardings(
         return None if spec is None else NamedSharding(mesh, spec)
 
     clock = Deadline.never()
+    jitted = jax.jit(
+        written,
+        in_shardings=tuple(map(sharding, in_specs)),
+        out_shardings=list(map(sharding, out_specs)),
+        donate_argnums=tuple(sorted(program.donated)),
+    )
+    avals = program.in_avals[: len(in_specs)]
     try:
-        jitted = jax.jit(
-            written,
-            in_shardings=tuple(map(sharding, in_specs)),
-            out_shardings=list(map(sharding, out_specs)),
-            donate_argnums=tuple(sorted(program.donated)),
-        )
-        avals = program.in_avals[: len(in_specs)]
         if target.why_not_run:
             return compiled_in_child(jitted, avals, target, mesh=laid, mesh_shape=mesh_shape, limit_s=limit_s)
-        lowered: Any = jitted.trace(*avals).lower()
-        executable, remedy = _compiled(lowered, target)
-        text = executable.as_text()
-        return AotReport(
-            status="ok",
-            message="",
-            seconds=clock.elapsed,
-            memory=memory_of(executable),
-            collectives=read_collectives(text, num_devices=math.prod(mesh_shape.values())),
-            remedy=remedy,
-            hlo=text,
-        )
-    except Exception as error:  # whatever the compiler dies of is told, as what is priced stands without it
-        seconds = clock.elapsed
-        return AotReport(status="error", message=f"{type(error).__name__}: {str(error)[:300]}", seconds=seconds)
+    except (ArgumentError, CompileError) as error:
+        return _failed(error, clock)
+    try:
+        executable, remedy = _compiled(jitted.trace(*avals).lower(), target)
+    except Exception as error:
+        return _failed(error, clock)
+    text = executable.as_text()
+    return AotReport(
+        status="ok",
+        message="",
+        seconds=clock.elapsed,
+        memory=memory_of(executable),
+        collectives=read_collectives(text, num_devices=math.prod(mesh_shape.values())),
+        remedy=remedy,
+        hlo=text,
+    )
+
+
+def _failed(error: Exception, clock: Deadline) -> AotReport:
+    """What the compiler died of, which is told, as what is priced stands without it."""
+    return AotReport(status="error", message=f"{type(error).__name__}: {str(error)[:300]}", seconds=clock.elapsed)
 
 
 def _compiled(lowered: Any, target: Target) -> tuple[Any, str]:

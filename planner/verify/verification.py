@@ -7,20 +7,22 @@ schedule that the compiler made. Recomputation: whether the compiler has kept it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy as np
 
 from planner.compiler.emission.options import REMEDIES, remedy_of
 from planner.decision import Checked, Decision
 from planner.emit.alternatives import options_text, remedied
 from planner.emit.runner import Runner
+from planner.errors import ArgumentError, CompileError
 from planner.machine.global_arrays import in_common
 from planner.machine.processes import Processes
+from planner.machine.target import Target
 from planner.prediction import Products
 from planner.units import quantity
+from planner.verify.aot import AotReport
 from planner.verify.compared_collectives import BETWEEN_SLICES, Collectives, between_slices, compare_collectives
 from planner.verify.compared_memory import Memory, compare_memory, does_not_fit
 from planner.verify.compared_recomputation import Recomputation, compare_recomputation
@@ -121,12 +123,15 @@ def verify(
     if target.devices is not None:
         names = [leaf.name for leaf in decision.arguments]
         args = in_common(names, args, runner.mesh, processes)
-    found = _compiled(decision, runner, compile_limit_s)
-    remedy = remedy_of(target.platform, found, decision.compiler_options) if isinstance(found, str) else found[-1]
+    found = _compiled(runner, decision.mesh_shape, compile_limit_s)
+    if isinstance(found, str):
+        remedy = remedy_of(target.platform, found, decision.compiler_options)
+    else:
+        remedy = found.remedy if isinstance(found, AotReport) else ""
     if remedy:
         runner = runner.of(remedied(decision, remedy))
     if remedy and isinstance(found, str):
-        found = _compiled(decision, runner, compile_limit_s)
+        found = _compiled(runner, decision.mesh_shape, compile_limit_s)
     mine = found if isinstance(found, str) else None
     failed = next((why for why in processes.gathered(lambda: mine) if why), None)
     if isinstance(found, str) or failed is not None:
@@ -137,7 +142,11 @@ def verify(
             ),
             memory=Memory(ok=None, reason="the plan does not compile"),
         )
-    collectives, memory, seconds, hlo, _ = found
+    collectives, memory, seconds, hlo = (
+        _of_report(decision, target, found, compile_limit_s)
+        if isinstance(found, AotReport)
+        else _of_executable(decision, target.platform, found)
+    )
     again = _recomputation(products, hlo, target.platform) if hlo else None
     numerics = (
         Numerics(ok=None, reason=args)
@@ -185,43 +194,45 @@ def _agreed(mine: Numerics, processes: Processes) -> Numerics:
 # ---------------------------------------------------------------- compiled program
 
 
-Parts = tuple[Collectives, Memory, Seconds | None, str, str]
-"""The last are the text of the compiled program, "" where there is none, and the remedy it took, "" where none."""
+Parts = tuple[Collectives, Memory, Seconds | None, str]
+"""The last is the text of the compiled program, "" where there is none."""
 
 
-def _compiled(decision: Decision, runner: Runner, compile_limit_s: float) -> Parts | str:
-    """What the compiled program is beside the prediction, or why it does not compile."""
+def _compiled(runner: Runner, mesh_shape: Mapping[str, int], compile_limit_s: float) -> Any:
+    """The executable, or what a child process reports where nothing can be run; text that says why it does not compile.
+
+    Nothing but the compile is guarded: a fault of the readers of what comes of it is none of the plan's.
+    """
     target = runner.target
     try:
-        if target.devices is None or target.why_not_run:
-            return _deviceless(decision, runner, compile_limit_s)
-        executable = runner.executable
-        count = int(np.prod(list(decision.mesh_shape.values()), dtype=np.int64))
-        text, platform = executable.as_text(), target.devices[0].platform
-        seconds = _scheduled(decision, text, platform)
-        return (
-            _collectives(decision, read_collectives(text, num_devices=count), platform, seconds),
-            compare_memory(decision, memory_of(executable), platform),
-            seconds,
-            text,
-            "",
-        )
+        if target.devices is not None and not target.why_not_run:
+            return runner.executable
     except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    try:
+        return compiled_in_child(
+            runner.flat_jit,
+            runner.program.in_avals,
+            target,
+            mesh=runner.mesh,
+            mesh_shape=mesh_shape,
+            limit_s=compile_limit_s,
+        )
+    except (ArgumentError, CompileError) as error:
         return f"{type(error).__name__}: {error}"
 
 
-def _deviceless(decision: Decision, runner: Runner, compile_limit_s: float) -> Parts:
-    """What the compiler alone says, where nothing can be run."""
-    target, mesh_shape = runner.target, decision.mesh_shape
+def _of_executable(decision: Decision, platform: str, executable: Any) -> Parts:
+    """What an executable is beside the prediction."""
+    text, count = executable.as_text(), math.prod(decision.mesh_shape.values())
+    seconds = _scheduled(decision, text, platform)
+    collectives = _collectives(decision, read_collectives(text, num_devices=count), platform, seconds)
+    return collectives, compare_memory(decision, memory_of(executable), platform), seconds, text
+
+
+def _of_report(decision: Decision, target: Target, report: AotReport, compile_limit_s: float) -> Parts:
+    """What the compiler alone says beside the prediction, where nothing can be run."""
     platform, topology = target.platform, target.topology.name
-    report = compiled_in_child(
-        runner.flat_jit,
-        runner.program.in_avals,
-        target,
-        mesh=runner.mesh,
-        mesh_shape=mesh_shape,
-        limit_s=compile_limit_s,
-    )
     if report.status == "unavailable":
         return _unchecked(report.message)
     if report.status == "timeout":
@@ -231,14 +242,8 @@ def _deviceless(decision: Decision, runner: Runner, compile_limit_s: float) -> P
     if report.memory is None:
         reason = f"the compiler for {topology} said {report.status}: {report.message[:MOST_MESSAGE]}"
         if report.status == "oom":
-            return (
-                Collectives(ok=None, reason=reason),
-                does_not_fit(decision, report.needed_bytes),
-                None,
-                "",
-                report.remedy,
-            )
-        return Collectives(ok=False, reason=reason), Memory(ok=False, reason=reason), None, "", ""
+            return Collectives(ok=None, reason=reason), does_not_fit(decision, report.needed_bytes), None, ""
+        return Collectives(ok=False, reason=reason), Memory(ok=False, reason=reason), None, ""
     seconds = _scheduled(decision, report.hlo, platform)
     found = _collectives(decision, report.collectives, platform, seconds)
     return (
@@ -246,7 +251,6 @@ def _deviceless(decision: Decision, runner: Runner, compile_limit_s: float) -> P
         compare_memory(decision, report.memory, platform),
         seconds,
         report.hlo,
-        report.remedy,
     )
 
 
@@ -276,7 +280,7 @@ def _without_verdict(found: Collectives) -> Collectives:
 
 
 def _unchecked(reason: str) -> Parts:
-    return Collectives(ok=None, reason=reason), Memory(ok=None, reason=reason), None, "", ""
+    return Collectives(ok=None, reason=reason), Memory(ok=None, reason=reason), None, ""
 
 
 def _scheduled(decision: Decision, hlo: str, platform: str) -> Seconds | None:

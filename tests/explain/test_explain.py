@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -208,3 +209,19 @@ def test_least_memory_is_explained_in_bytes() -> None:
         assert other.reason is not None
         assert (other.reason.kind, other.reason.unit) == ("memory", "B")
         assert other.reason.more == pytest.approx(other.value - mine.value)
+
+
+def test_it_says_which_pass_materialized_a_value_and_from_which_release_the_pass_was_read() -> None:
+    def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        scores = jnp.einsum("bqd,bkd->bqk", q, k).astype(jnp.float32) / 8.0
+        return jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(scores, -1).astype(v.dtype), v)
+
+    args = [jax.ShapeDtypeStruct((8, 256, 64), jnp.bfloat16)] * 3
+    q = planner.plan(attention, args, topology="v5e:2x2", mesh={"data": 4}, options=NEVER)
+    (centred,) = q.explain("*sub*").tensors
+    assert centred.memory == "materialized: softmax-window (libtpu 0.0.42)"
+    assert centred.memory in str(centred)
+    (argument,) = q.explain("q").tensors
+    assert argument.memory == "", "arguments are in memory whatever the compiler does"
+    (result,) = q.explain("out").tensors
+    assert result.memory == "materialized: materialization (libtpu 0.0.42)"

@@ -37,11 +37,7 @@ def _is_view(graph: Graph, op: Op) -> bool:
 
 
 def _sibling_operands(program: CompiledProgram) -> None:
-    program.buffers += sibling_operands(program.graph, program.fused, program.materialized, narrow_only=False)
-
-
-def _sibling_operands_16_bit(program: CompiledProgram) -> None:
-    program.buffers += sibling_operands(program.graph, program.fused, program.materialized, narrow_only=True)
+    program.buffers += sibling_operands(program.graph, program.fused, program.materialized)
 
 
 def _widened_siblings(program: CompiledProgram) -> None:
@@ -82,18 +78,9 @@ SIBLING_OPERANDS = Pass(
     name="sibling-operands",
     phase="buffers",
     does="Stores a fused value while several neighbouring matmuls read it.",
-    evidence=Evidence(release="jaxlib 0.10.2", seen="the two gradients of a matmul on h100:8"),
+    evidence=Evidence(release="jaxlib 0.10.2", seen="the two gradients of a matmul on cpu:8"),
     writes=("buffers",),
     run=_sibling_operands,
-)
-
-SIBLING_OPERANDS_16_BIT = Pass(
-    name="sibling-operands-16-bit",
-    phase="buffers",
-    does="The same for values that are computed in 16 bits, which the vector unit widens and rounds at every step.",
-    evidence=Evidence(release="libtpu 0.0.42", seen="the two gradients of a matmul on v5e:4x4"),
-    writes=("buffers",),
-    run=_sibling_operands_16_bit,
 )
 
 WIDENED_SIBLINGS = Pass(

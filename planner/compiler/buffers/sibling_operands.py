@@ -6,26 +6,19 @@ from collections.abc import Sequence
 
 from planner.compiler.buffers.buffer import Buffer
 from planner.compiler.fusion.sibling_matmuls import matmul_ranks, side_by_side
-from planner.compiler.simplify.convert_mover import BFLOAT16_BYTES
 from planner.program.graph import Graph
 from planner.rules.primitives import traits
 
 
-def sibling_operands(
-    graph: Graph, fused: Sequence[bool], materialized: Sequence[bool], *, narrow_only: bool
-) -> list[Buffer]:
+def sibling_operands(graph: Graph, fused: Sequence[bool], materialized: Sequence[bool]) -> list[Buffer]:
     """The buffers of tensors that a fused op computes for several matmuls side by side, stored while these run.
 
-    Matmuls far apart (a forward and its backward one) compute them each for themselves. With `narrow_only` so do all of
-    them, unless the tensor is computed in 16 bits, which a TPU's vector unit widens and rounds at every step.
+    Matmuls far apart (a forward and its backward one) compute them each for themselves.
     """
     matmuls = matmul_ranks(graph, fused)
     found: list[Buffer] = []
     for tensor in graph.tensors:
         if materialized[tensor.id] or len(graph.consumers[tensor.id]) < 2:
-            continue
-        cast = tensor.producer is not None and graph.ops[tensor.producer].kind == "convert_element_type"
-        if narrow_only and (cast or tensor.aval.itemsize > BFLOAT16_BYTES):
             continue
         for first, second in side_by_side(graph, matmuls, tensor.id):
             found.append(Buffer(tensor=tensor.id, start=first, stop=second + 1))

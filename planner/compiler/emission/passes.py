@@ -37,7 +37,7 @@ NO_WINDOWED_EINSUM = Pass(
     phase="emission",
     does="Keeps gathers and scatters beside matmuls as emitted, by a compiler option (see `options`).",
     evidence=Evidence(
-        release="libtpu 0.0.42 and 0.0.50",
+        release="libtpu 0.0.42, libtpu 0.0.50",
         seen="tensor-parallel train steps on v5e:4x4",
         source="xla/service/spmd/dot_handler.cc",
     ),

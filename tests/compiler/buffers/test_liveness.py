@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from planner.compiler.model import CompilerModel
 from planner.compiler.program import compiled
 from planner.compiler.targets.cpu import CPU
 from planner.compiler.targets.gpu import GPU
@@ -51,8 +52,8 @@ def test_residual_stream_is_stored_once_per_sum(remat: bool, sums: int) -> None:
     assert _most_alive(12, remat=remat) - _most_alive(6, remat=remat) == 6 * sums
 
 
-@pytest.mark.parametrize(("narrow", "stands"), [(False, False), (True, True)], ids=["cast last", "computed in 16 bits"])
-def test_what_two_gradients_read_is_computed_by_each_on_a_tpu(narrow: bool, stands: bool) -> None:
+@pytest.mark.parametrize("narrow", [False, True], ids=["cast last", "computed in 16 bits"])
+def test_what_two_gradients_read_is_computed_by_each_on_a_tpu(narrow: bool) -> None:
     """The gradient of a softmax, which the matmuls for both gradients of a product read."""
 
     def gradients(logits: jax.Array, x: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -64,10 +65,22 @@ def test_what_two_gradients_read_is_computed_by_each_on_a_tpu(narrow: bool, stan
 
     args = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in (((64, 96), "float32"), ((64, 32), "bfloat16"))]
     graph = build_graph(trace(gradients, (*args, jax.ShapeDtypeStruct((32, 96), "bfloat16"))), while_trips=1.0)
-    for compiler, stored in ((TPU.without("softmax-window"), stands), (CPU, True)):
+    for compiler, stored in ((TPU.without("softmax-window"), False), (CPU, True)):
         buffers = compiled(graph, group_ops(graph), compiler).buffers
         kept = [buffer.fraction for buffer in buffers if graph.tensors[buffer.tensor].aval.shape == (64, 96)]
         assert kept == [1.0] * stored
+
+
+@pytest.mark.parametrize(("compiler", "stored"), [(GPU, False), (CPU, True)], ids=["gpu", "cpu"])
+def test_two_matmuls_compute_an_activation_each_on_a_gpu(compiler: CompilerModel, stored: bool) -> None:
+    def gradients(h: jax.Array, x: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+        z = jnp.tanh(h)
+        return x.T @ z, z @ weight.T
+
+    args = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((64, 96), (64, 32), (32, 96))]
+    graph = build_graph(trace(gradients, args), while_trips=1.0)
+    buffers = compiled(graph, group_ops(graph), compiler).buffers
+    assert any(graph.tensors[buffer.tensor].aval.shape == (64, 96) for buffer in buffers) is stored
 
 
 def _forces(x: jax.Array, masses: jax.Array) -> jax.Array:

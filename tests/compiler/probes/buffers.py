@@ -1,0 +1,138 @@
+"""Probes of buffer assignment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from tests.compiler.probes.collectives import scattered
+from tests.compiler.probes.fusion import GROUPS, RAGGED, TOKENS, WIDTH, is_matmul
+from tests.compiler.probes.probe import Array, Compiled, Probe, Program
+from tests.compiler.probes.schedule import ARGS, chain
+
+BUFFER = Array(shape=(65536, 1024))
+BYTES = 2 * 65536 * 1024
+UPDATE = (BUFFER, Array(shape=(8, 1024)), Array(shape=(), dtype=jnp.int32))
+X = Array(shape=(1024, 1024), dtype=jnp.float32)
+HIDDEN_BYTES = 4 * 8192 * 1024
+
+
+def _update(buffer: Any, rows: Any, at: Any) -> Any:
+    return lax.dynamic_update_slice(buffer, rows, (at, 0))
+
+
+def _update_and_old(buffer: Any, rows: Any, at: Any) -> Any:
+    new = _update(buffer, rows, at)
+    return new, (jnp.tanh(buffer) * new[::-1]).sum(0)
+
+
+def _gradients(x: Any, w: Any, h: Any, g: Any) -> Any:
+    z = jnp.where(h > 0, g, 0) * 2
+    return x.T @ z, z @ w.T
+
+
+def _in(dtype: Any) -> Callable[..., Any]:
+    def fn(x: Any, w: Any, a: Any, b: Any) -> Any:
+        h = x @ w
+        y = (jnp.sin(h) + h).astype(dtype)
+        return y @ a.astype(dtype), y @ b.astype(dtype)
+
+    return fn
+
+
+def _stored_once(found: Compiled) -> bool:
+    made = [one for one in found.kernels() if found.holds(one, "select")]
+    return len(made) == 1 and not is_matmul(found, made[0])
+
+
+def _copies(found: Compiled) -> bool:
+    return any(one.opcode == "copy" and "[65536,1024]" in one.shape for one in found.kernels())
+
+
+TYPES = tuple(
+    Program(
+        fn=_in(dtype),
+        args=(Array(shape=(8192, 1024), dtype=jnp.float32), X, *(Array(shape=(1024, 256), dtype=jnp.float32),) * 2),
+    )
+    for dtype in (jnp.float32, jnp.bfloat16)
+)
+
+PROBES = (
+    *(
+        Probe(
+            of="copy-insertion",
+            topology=topology,
+            programs=tuple(Program(fn=fn, args=UPDATE, donated=(0,)) for fn in (_update, _update_and_old)),
+            shows="a donated array is updated in place, and copied first where its old value is read afterwards",
+            seen=lambda new, both: not _copies(new) and new.memory.temp_bytes < 0.1 * BYTES and _copies(both),
+        )
+        for topology in ("v5e:1x1", "h100:1", "cpu:1")
+    ),
+    *(
+        Probe(
+            of="buffer-assignment",
+            topology=topology,
+            programs=tuple(Program(fn=partial(chain, length=length), args=ARGS) for length in (4, 8)),
+            shows="eight matmuls in a chain take no more temporaries than four",
+            seen=lambda four, eight: (
+                four.memory.temp_bytes > BYTES and eight.memory.temp_bytes < 1.1 * four.memory.temp_bytes
+            ),
+        )
+        for topology in ("v5e:1x1", "h100:1", "cpu:1")
+    ),
+    Probe(
+        of="sibling-operands",
+        topology="cpu:1",
+        programs=(Program(fn=_gradients, args=(X,) * 4),),
+        shows="a value that both gradients of a matmul read is stored by a kernel of its own",
+        seen=_stored_once,
+    ),
+    Probe(
+        of="whole-sum-kept",
+        topology="v5e:4x4",
+        programs=(
+            Program(
+                fn=lambda p, g: p - 0.1 * jnp.tanh(scattered(g, 16)),
+                args=(Array(shape=(8192, 4096), spec=P("x")), Array(shape=(16 * 8192, 4096), spec=P("x"))),
+                devices=16,
+                donated=(0,),
+            ),
+        ),
+        shows="the kernel that reads a part of the sum takes it from the whole one, which is in memory",
+        seen=lambda found: (
+            found.memory.temp_bytes >= 2 * 8192 * 4096
+            and any(found.holds(one, "dynamic-slice", "tanh") for one in found.kernels())
+        ),
+    ),
+    Probe(
+        of="same-type-reuse",
+        topology="h100:1",
+        programs=TYPES,
+        shows="a result of 32 bits takes the place of its operand of 32 bits, one of 16 bits does not",
+        seen=lambda wide, narrow: (
+            wide.memory.temp_bytes < 2 * HIDDEN_BYTES and narrow.memory.temp_bytes >= 1.5 * HIDDEN_BYTES
+        ),
+    ),
+    *(
+        Probe(
+            of="masked-groups",
+            topology=topology,
+            programs=(RAGGED,),
+            shows="temporaries hold the masked rows once for every group",
+            seen=lambda found: found.memory.temp_bytes >= 2 * GROUPS * TOKENS * WIDTH,
+        )
+        for topology in ("h100:1", "cpu:1")
+    ),
+    Probe(
+        of="result-table",
+        topology="cpu:1",
+        programs=(Program(fn=lambda x: (x + 1, x + 2, x + 3), args=(X,)),),
+        shows="three results take 24 bytes more than their elements",
+        seen=lambda found: found.memory.output_bytes == 3 * (4 * 1024 * 1024 + 8),
+    ),
+)

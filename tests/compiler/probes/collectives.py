@@ -1,0 +1,187 @@
+"""Probes of the passes over collectives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from planner.verify.hlo.text import Instruction
+from tests.compiler.probes.fusion import is_matmul
+from tests.compiler.probes.probe import Array, Compiled, Probe, Program, laid, sharding
+
+WIDTH = 8192
+
+
+def scattered(x: Any, devices: int) -> Any:
+    """The sum of what all devices have, scattered over them."""
+    return jax.shard_map(
+        lambda part: lax.psum_scatter(part * 2, "x", tiled=True),
+        mesh=sharding(devices).mesh,
+        in_specs=P("x"),
+        out_specs=P("x"),
+    )(x)
+
+
+def _gradients(x: Any, w: Any, v: Any, y: Any) -> Any:
+    def loss(w: Any, v: Any) -> Any:
+        return ((jnp.tanh(x @ w) @ v - y).astype(jnp.float32) ** 2).sum()
+
+    first, second = jax.grad(loss, (0, 1))(w, v)
+    return laid(first, 4), laid(second, 4)
+
+
+GRADIENTS = Program(
+    fn=_gradients,
+    args=(
+        Array(shape=(65536, WIDTH), spec=P("x")),
+        *(Array(shape=(WIDTH, WIDTH)),) * 2,
+        Array(shape=(65536, WIDTH), spec=P("x")),
+    ),
+    devices=4,
+)
+"""The gradients of two weights, summed over devices."""
+
+
+def kernels_beside(found: Compiled, start: str, where: Any = None) -> list[Instruction]:
+    """What a schedule launches between the start of the first collective of a kind and its end."""
+    instructions = (where or found.entry).instructions
+    first = next((at for at, one in enumerate(instructions) if one.opcode == start), None)
+    if first is None:
+        return []
+    name = instructions[first].name
+    end = next(at for at, one in enumerate(instructions) if at > first and name in one.operands)
+    return list(instructions[first + 1 : end])
+
+
+def _gathered(x: Any, up: Any, down: Any) -> Any:
+    def body(x: Any, weights: Any) -> Any:
+        return jnp.tanh(jnp.tanh(x @ laid(weights[0], 4)) @ laid(weights[1], 4)), None
+
+    return lax.scan(body, x, (up, down))[0]
+
+
+def _gathers(tokens: int, width: int, inner: int) -> Program:
+    return Program(
+        fn=_gathered,
+        args=(
+            Array(shape=(tokens, width), spec=P("x")),
+            Array(shape=(4, width, inner), spec=P(None, "x")),
+            Array(shape=(4, inner, width), spec=P(None, "x")),
+        ),
+        devices=4,
+    )
+
+
+def _gathers_beside_matmuls(found: Compiled) -> bool:
+    """Whether a matmul of the loop runs while the second weight is on its way."""
+    (body,) = found.bodies
+    if any(one.opcode == "all-gather-start" for one in body.instructions):
+        last = [one for one in body.instructions if one.opcode == "all-gather-start"][-1]
+        at = body.instructions.index(last)
+        done = next(n for n, one in enumerate(body.instructions) if last.name in one.operands)
+        return any(is_matmul(found, one) for one in body.instructions[at:done])
+    return any(one.name.startswith("async-collective-start") for one in body.instructions)
+
+
+def _both_ways(x: Any, y: Any) -> Any:
+    def fn(x: Any, y: Any) -> Any:
+        up = [(n, (n + 1) % 4) for n in range(4)]
+        return lax.ppermute(x, "x", up) + lax.ppermute(y, "x", [(to, of) for of, to in up])
+
+    return jax.shard_map(fn, mesh=sharding(4).mesh, in_specs=P("x"), out_specs=P("x"))(x, y)
+
+
+def _at_once(found: Compiled) -> bool:
+    opcodes = [one.opcode for one in found.entry.instructions if one.opcode.startswith("collective-permute")]
+    return opcodes == ["collective-permute-start"] * 2 + ["collective-permute-done"] * 2
+
+
+SUMS = Program(
+    fn=lambda *arrays: tuple(laid((one * one).sum(0), 4) for one in arrays),
+    args=tuple(Array(shape=(1024, width), spec=P("x")) for width in (128, 256, 512)),
+    devices=4,
+)
+TERMS = Program(
+    fn=lambda x, w, y, v: jnp.tanh(laid(x @ w, 4) + laid(y @ v, 4)),
+    args=(Array(shape=(256, 1024), spec=P(None, "x")), Array(shape=(1024, 512), spec=P("x"))) * 2,
+    devices=4,
+)
+TOTAL_BYTES = 2 * 256 * 512
+
+PROBES = (
+    *(
+        Probe(
+            of="all-reduce-reassociate",
+            topology=topology,
+            programs=(TERMS,),
+            shows="two sums over devices that are added are one",
+            seen=lambda found: sum(one.logical_bytes for one in found.report.collectives) == TOTAL_BYTES,
+        )
+        for topology in ("v5e:2x2", "cpu:4")
+    ),
+    *(
+        Probe(
+            of="all-reduce-combiner",
+            topology=topology,
+            programs=(SUMS,),
+            shows="three sums that nothing waits for are one collective",
+            seen=lambda found: found.count("all-reduce") == len(found.report.collectives) == 1,
+        )
+        for topology in ("v5e:2x2", "h100:4", "cpu:4")
+    ),
+    *(
+        Probe(
+            of="async-all-gather",
+            topology=topology,
+            programs=(program,),
+            shows="the second weight of a loop's body is gathered beside the matmul with the first",
+            seen=_gathers_beside_matmuls,
+        )
+        for topology, program in (("v5e:2x2", _gathers(32768, 2048, 2048)), ("h100:4", _gathers(65536, 4096, 16384)))
+    ),
+    Probe(
+        of="async-all-reduce",
+        topology="h100:4",
+        programs=(GRADIENTS,),
+        shows="the sum of a gradient runs beside matmuls after it",
+        seen=lambda found: any(is_matmul(found, one) for one in kernels_beside(found, "all-reduce-start")),
+    ),
+    Probe(
+        of="async-collective-permute",
+        topology="v5e:2x2",
+        programs=(Program(fn=_both_ways, args=(Array(shape=(4096, 1024), spec=P("x")),) * 2, devices=4),),
+        shows="permutes in opposite directions are in flight at once",
+        seen=_at_once,
+    ),
+    Probe(
+        of="reduce-scatter-decomposer",
+        topology="v5e:4x4",
+        programs=(Program(fn=lambda x: scattered(x, 16), args=(Array(shape=(16384, 1024), spec=P("x")),), devices=16),),
+        shows="a sum that is scattered over all of a torus is summed whole",
+        seen=lambda found: found.count("all-reduce") == len(found.report.collectives) == 1,
+    ),
+    Probe(
+        of="reduce-scatter-decomposer",
+        topology="cpu:4",
+        programs=(
+            Program(
+                fn=lambda x, w: laid(x @ w, 4, "x"),
+                args=(Array(shape=(1024, 4096), spec=P(None, "x")), Array(shape=(4096, 1024), spec=P("x"))),
+                devices=4,
+            ),
+        ),
+        shows="a sum that is wanted scattered is summed whole",
+        seen=lambda found: found.count("all-reduce") == len(found.report.collectives) == 1,
+    ),
+    Probe(
+        of="cpu-collectives",
+        topology="cpu:4",
+        programs=(TERMS,),
+        shows="a sum of numbers of 16 bits moves 32",
+        seen=lambda found: all(one.promoted for one in found.report.collectives),
+    ),
+)

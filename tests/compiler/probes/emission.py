@@ -1,0 +1,98 @@
+"""Probes of what the compilers do that the planner writes programs for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from tests.compiler.probes.layout import AT, BATCH, CACHE, HEADS, LAYERS, STACK_BYTES, WIDTH
+from tests.compiler.probes.probe import Array, Probe, Program, laid
+
+THRESHOLD = "xla_jf_spmd_threshold_for_windowed_einsum_mib"
+STEPS, ROWS = 16, 8192
+STEPS_BYTES = 2 * STEPS * ROWS * 1024
+
+
+def _tensor_parallel(x: Any, up: Any, down: Any) -> Any:
+    return laid(jax.nn.gelu(x @ up) @ down, 16, "x")
+
+
+def _scanned(stack: Any, x: Any) -> Any:
+    def body(x: Any, own: Any) -> Any:
+        new = own + x
+        return new.mean(0).astype(x.dtype)[None] * x, new
+
+    return lax.scan(body, x, stack)
+
+
+def _carried(stack: Any, x: Any) -> Any:
+    def body(n: Any, carry: Any) -> Any:
+        stack, x = carry
+        new = stack[n] + x
+        return lax.dynamic_update_index_in_dim(stack, new, n, 0), new.mean(0).astype(x.dtype)[None] * x
+
+    return lax.fori_loop(0, STEPS, body, (stack, x))
+
+
+def _decoded(caches: Any, query: Any, at: Any) -> Any:
+    def body(n: Any, carry: Any) -> Any:
+        caches, query = carry
+        caches = lax.dynamic_update_slice(caches, query[None, :, None], (n, 0, at, 0, 0))
+        scores = jnp.einsum("bhd,bthd->bht", query, caches[n]).astype(jnp.float32)
+        return caches, jnp.einsum("bht,bthd->bhd", jax.nn.softmax(scores, -1).astype(query.dtype), caches[n])
+
+    return lax.fori_loop(0, LAYERS, body, (caches, query))
+
+
+PROBES = (
+    Probe(
+        of="slices-of-donated-stacks",
+        topology="v5e:1x1",
+        programs=(
+            Program(fn=_decoded, args=(Array(shape=CACHE), Array(shape=(BATCH, HEADS, WIDTH)), AT), donated=(0,)),
+        ),
+        shows="a position of a donated cache is updated in place",
+        seen=lambda found: found.memory.temp_bytes < 0.1 * STACK_BYTES,
+    ),
+    Probe(
+        of="no-windowed-einsum",
+        topology="v5e:4x4",
+        programs=tuple(
+            Program(
+                fn=_tensor_parallel,
+                args=(
+                    Array(shape=(16384, 4096), spec=P("x")),
+                    Array(shape=(4096, 16384), spec=P(None, "x")),
+                    Array(shape=(16384, 4096), spec=P("x")),
+                ),
+                devices=16,
+                options={THRESHOLD: threshold},
+            )
+            for threshold in ("0", "1000000")
+        ),
+        shows="a gather beside a matmul becomes a loop of permutes below the threshold of the option alone",
+        seen=lambda low, high: (
+            any(one.windowed for one in low.report.collectives)
+            and not any(one.windowed for one in high.report.collectives)
+        ),
+    ),
+    *(
+        Probe(
+            of="stacks-in-carry",
+            topology=topology,
+            programs=tuple(
+                Program(fn=fn, args=(Array(shape=(STEPS, ROWS, 1024)), Array(shape=(ROWS, 1024))), donated=(0,))
+                for fn in (_scanned, _carried)
+            ),
+            shows="a new stack is a second one in memory, unless the donated one is in the carry",
+            seen=lambda scanned, carried: (
+                scanned.memory.temp_bytes >= STEPS_BYTES and carried.memory.temp_bytes < 0.5 * STEPS_BYTES
+            ),
+        )
+        for topology in ("v5e:1x1", "h100:1")
+    ),
+)

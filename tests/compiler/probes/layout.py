@@ -1,0 +1,127 @@
+"""Probes of layout assignment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from tests.compiler.probes.probe import Array, Compiled, Probe, Program, shape_words
+
+LAYERS, BATCH, LENGTH, HEADS, QUERIES, WIDTH = 4, 8, 2048, 8, 4, 128
+CACHE = (LAYERS, BATCH, LENGTH, HEADS, WIDTH)
+STACK_BYTES = 2 * LAYERS * BATCH * LENGTH * HEADS * WIDTH
+QUERY = Array(shape=(BATCH, HEADS, QUERIES, WIDTH))
+AT = Array(shape=(), dtype=jnp.int32)
+
+
+def mixed(query: Any, cache: Any) -> Any:
+    """Attention of several queries per head over a cache whose heads lie within the positions."""
+    scores = jnp.einsum("bkgd,btkd->bkgt", query, cache).astype(jnp.float32)
+    return jnp.einsum("bkgt,btkd->bkgd", jax.nn.softmax(scores, -1).astype(query.dtype), cache)
+
+
+def _scanned(caches: Any, query: Any, at: Any) -> Any:
+    def body(query: Any, cache: Any) -> Any:
+        cache = lax.dynamic_update_slice(cache, query[:, None, :, 0], (0, at, 0, 0))
+        return mixed(query, cache), cache
+
+    return lax.scan(body, query, caches)
+
+
+def _carried(caches: Any, query: Any, at: Any) -> Any:
+    def body(n: Any, carry: Any) -> Any:
+        caches, query = carry
+        caches = lax.dynamic_update_slice(caches, query[None, :, None, :, 0], (n, 0, at, 0, 0))
+        return caches, mixed(query, caches[n])
+
+    return lax.fori_loop(0, LAYERS, body, (caches, query))
+
+
+def _copied_in_its_loop(found: Compiled) -> bool:
+    words = f"bf16{shape_words(*CACHE[1:])}{{3,1,2,0:"
+    return any(one.shape.startswith(words) and found.holds(one, "copy") for one in found.kernels(found.bodies[0]))
+
+
+def _transposed(found: Compiled) -> bool:
+    words = f"bf16{shape_words(LAYERS, BATCH, HEADS, WIDTH, LENGTH)}"
+    return any(one.shape.startswith(words) and found.holds(one, "transpose") for one in found.kernels())
+
+
+CARRIED = Program(fn=_carried, args=(Array(shape=CACHE), QUERY, AT), donated=(0,))
+LOOKUP = Program(
+    fn=lambda table, rows: table[rows],
+    args=(Array(shape=(65536, 64), dtype=jnp.float32), Array(shape=(4096,), dtype=jnp.int32)),
+)
+MESSAGES = Program(
+    fn=lambda nodes, senders, receivers: jnp.zeros_like(nodes).at[receivers].add(jnp.tanh(nodes[senders])),
+    args=(Array(shape=(16384, 8), dtype=jnp.float32), *(Array(shape=(65536,), dtype=jnp.int32),) * 2),
+)
+
+PROBES = (
+    Probe(
+        of="tiling",
+        topology="v5e:1x1",
+        programs=(Program(fn=lambda x: x + 1, args=(Array(shape=(100, 100), dtype=jnp.float32),)),),
+        shows="an array of 100 x 100 words takes 104 x 128",
+        seen=lambda found: found.memory.argument_bytes == 104 * 128 * 4,
+    ),
+    Probe(
+        of="dot-operand-layout",
+        topology="v5e:1x1",
+        programs=(Program(fn=_scanned, args=(Array(shape=CACHE), QUERY, AT), donated=(0,)),),
+        shows="the loop copies its slice of a cache, heads outermost",
+        seen=_copied_in_its_loop,
+    ),
+    Probe(
+        of="gather-table-layout",
+        topology="v5e:1x1",
+        programs=(LOOKUP,),
+        shows="the table is copied, with rows of whole tiles, before rows are looked up",
+        seen=lambda found: any(
+            one.opcode == "copy" and one.shape.startswith("f32[65536,64]{1,0:T(8,128)") for one in found.kernels()
+        ),
+    ),
+    Probe(
+        of="row-major-lanes",
+        topology="v5e:1x1",
+        programs=(MESSAGES,),
+        shows="rows of 8 elements are gathered and scattered with their last dim innermost",
+        seen=lambda found: any(
+            one.opcode == "fusion" and one.shape.startswith("f32[16384,8]{1,0:T(8,128)") for one in found.kernels()
+        ),
+    ),
+    Probe(
+        of="gpu-layout-assignment",
+        topology="h100:1",
+        programs=(CARRIED,),
+        shows="the cache is transposed before the loop, heads outside of positions",
+        seen=_transposed,
+    ),
+    Probe(
+        of="transposed-buffers",
+        topology="h100:1",
+        programs=(CARRIED,),
+        shows="temporaries hold a second cache while the loop runs",
+        seen=lambda found: found.memory.temp_bytes >= STACK_BYTES,
+    ),
+    Probe(
+        of="uncoalesced-transposes",
+        topology="h100:1",
+        programs=(
+            Program(
+                fn=lambda x, y: (jnp.transpose(x, (0, 2, 1)) * y).sum(0),
+                args=(
+                    Array(shape=(4096, 4, 256), dtype=jnp.float32),
+                    Array(shape=(4096, 256, 4), dtype=jnp.float32),
+                ),
+            ),
+        ),
+        shows="a transpose of dims of 4 and 256 is a kernel of its own, that stores its result",
+        seen=lambda found: any(
+            found.holds(one, "transpose") and one.shape.startswith("f32[4096,256,4]") for one in found.kernels()
+        ),
+    ),
+)

@@ -1,0 +1,60 @@
+"""Plans say when the compiler at hand is not the one that the compiler model was read off."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError
+
+import pytest
+
+import planner
+from planner.compiler.targets.gpu import GPU
+from planner.compiler.targets.tpu import TPU
+from planner.machine import compiler_release
+from planner.machine.compiler_release import installed_release, is_read_off, release_notes
+from tests.small import NEVER, mlp, mlp_args
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The releases of compilers that are installed, by package."""
+    found: dict[str, str] = {}
+
+    def version(package: str) -> str:
+        if package not in found:
+            raise PackageNotFoundError(package)
+        return found[package]
+
+    monkeypatch.setattr(compiler_release, "version", version)
+    return found
+
+
+def test_nothing_is_said_of_the_release_that_the_passes_were_read_off(installed: dict[str, str]) -> None:
+    installed |= {"libtpu": "0.0.42.1", "jax-cuda13-plugin": "0.10.2"}
+    assert release_notes(TPU) == release_notes(GPU) == ()
+
+
+def test_nothing_is_said_where_no_compiler_is_installed(installed: dict[str, str]) -> None:
+    assert not installed
+    assert installed_release("tpu") is None
+    assert release_notes(TPU) == ()
+
+
+def test_another_release_is_told_with_the_passes_that_were_not_read_off_it(installed: dict[str, str]) -> None:
+    installed["libtpu"] = "0.0.50"
+    (note,) = release_notes(TPU)
+    count = len(TPU.passes)
+    assert note.startswith(f"{count - 1} of {count} passes of the compiler model were read off libtpu 0.0.42, and")
+    assert "the compiler here is libtpu 0.0.50: " in note
+
+
+def test_a_patch_release_is_the_release_and_a_longer_number_is_not() -> None:
+    assert is_read_off("libtpu 0.0.42.1", ("libtpu 0.0.42",))
+    assert not is_read_off("libtpu 0.0.4", ("libtpu 0.0.42",))
+    assert not is_read_off("jaxlib 0.10.20", ("jaxlib 0.10.2",))
+
+
+def test_a_plan_has_the_note_of_its_own_target(installed: dict[str, str]) -> None:
+    installed |= {"libtpu": "0.0.50", "jaxlib": "0.10.2"}
+    for topology, told in (("cpu:8", 0), ("v5e:2x4", 1)):
+        plan = planner.plan(mlp, mlp_args(), topology=topology, mesh={"x": 8}, options=NEVER)
+        assert sum("the compiler here is libtpu 0.0.50" in note for note in plan.notes) == told
