@@ -318,6 +318,11 @@ def kinds_where(asked: Callable[[Primitive], object]) -> frozenset[str]:
     return frozenset(kind for kind, row in PRIMITIVES.items() if asked(row))
 
 
+def updates_in_place(op: Op) -> bool:
+    """Whether an op writes over a part of its first operand."""
+    return traits(op.kind).updates is not None
+
+
 def rule_of(
     kind: str,
     operands: Sequence[Aval],

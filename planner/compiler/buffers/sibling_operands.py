@@ -24,7 +24,8 @@ def sibling_operands(
     for tensor in graph.tensors:
         if materialized[tensor.id] or len(graph.consumers[tensor.id]) < 2:
             continue
-        cast = tensor.producer is not None and graph.ops[tensor.producer].kind == "convert_element_type"
+        maker = graph.maker(tensor.id)
+        cast = maker is not None and maker.kind == "convert_element_type"
         if narrow_only and (cast or tensor.aval.itemsize > BFLOAT16_BYTES):
             continue
         for first, second in side_by_side(graph, matmuls, tensor.id):
@@ -37,10 +38,10 @@ def widened_siblings(graph: Graph, materialized: Sequence[bool], last: Sequence[
     found: list[Buffer] = []
     for op in graph.of_kinds(("convert_element_type",)):
         (narrow,), (wide,) = op.operands, op.results
-        producer = graph.tensors[narrow].producer
+        maker = graph.maker(narrow)
         widens = graph.tensors[narrow].aval.itemsize < graph.tensors[wide].aval.itemsize
-        if widens and materialized[wide] and producer is not None and traits(graph.ops[producer].kind).matmul:
-            start = max(last[narrow], producer + 1)
+        if widens and materialized[wide] and maker is not None and traits(maker.kind).matmul:
+            start = max(last[narrow], maker.id + 1)
             if last[wide] > start:
                 found.append(Buffer(tensor=narrow, start=start, stop=last[wide]))
     return found

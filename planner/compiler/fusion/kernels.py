@@ -32,9 +32,10 @@ from planner.compiler.program import CompiledProgram
 from planner.compiler.simplify.convert_mover import is_by_vector
 from planner.decisions.factor_renaming import names_between, renamed, told
 from planner.decisions.groups import Grouping
+from planner.program.dataflow import source_through
 from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY, ENTERING, LEAVING
-from planner.rules.primitives import kinds_where, traits
+from planner.rules.primitives import kinds_where, traits, updates_in_place
 from planner.rules.rule import Dims
 
 Home = Literal["chip", "product", "late product", "passes", "slice", "loop", "border", "border product", "memory"]
@@ -443,8 +444,8 @@ class _Homes:
             return
         for tensor, dims in zip(op.operands, self.walk.grouping.placements[op.id].operands, strict=True):
             taken = source(graph, tensor)
-            producer = graph.tensors[taken].producer
-            if producer is not None and graph.ops[producer].kind == "loop_slice" and taken not in self.sliced:
+            maker = graph.maker(taken)
+            if maker is not None and maker.kind == "loop_slice" and taken not in self.sliced:
                 self.sliced.add(taken)
                 itemsize = graph.tensors[taken].aval.itemsize
                 yield Access(tensor, graph.tensors[tensor].aval.shape, itemsize, dims, "memory", READ_AND_WRITTEN)
@@ -474,12 +475,8 @@ class _Homes:
 
     def enters(self, tensor: int) -> bool:
         """Whether a tensor is what enters a loop, updated or not."""
-        while (producer := self.graph.tensors[tensor].producer) is not None:
-            op = self.graph.ops[producer]
-            if traits(op.kind).updates is None:
-                return op.kind in ENTERING
-            tensor = op.operands[0]
-        return False
+        op = self.graph.maker(source_through(self.graph, tensor, updates_in_place))
+        return op is not None and op.kind in ENTERING
 
     def is_written(self, tensor: int) -> bool:
         """Whether anybody but the kernel that makes a tensor reads it."""
@@ -495,10 +492,10 @@ class _Homes:
 
     def home(self, tensor: int, number: int) -> Home:
         graph = self.graph
-        producer = graph.tensors[tensor].producer
-        if producer is None or tensor in graph.returned:
+        maker = graph.maker(tensor)
+        if maker is None or tensor in graph.returned:
             return self.border(tensor) if self.inlined else "memory"
-        kind = graph.ops[producer].kind
+        kind = maker.kind
         readers = self.readers.get(tensor, [])
         if kind == "loop_const" and len(readers) >= OFTEN:
             return "chip"

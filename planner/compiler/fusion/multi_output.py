@@ -39,17 +39,13 @@ def stored_for_many(graph: Graph, fused: Sequence[bool], materialized: Sequence[
             own = alike[0] if len(alike) == 1 else frozenset[int]().union(*alike)
             count, read = len(readers[tensor]), sum(graph.tensors[t].aval.bytes for t in own)
             often = (count - 1) * read > (count + 1) * aval.bytes
-            if often and len(graph.consumers[tensor]) > 1 and any(_is_product(graph, t, fused) for t in own):
+            makers = (graph.maker(t) for t in own)
+            product = any(op is not None and not fused[op.id] and traits(op.kind).matmul for op in makers)
+            if often and len(graph.consumers[tensor]) > 1 and product:
                 stored[tensor] = True
                 own = frozenset((tensor,))
             sources[tensor] = own
     return stored
-
-
-def _is_product(graph: Graph, tensor: int, fused: Sequence[bool]) -> bool:
-    """Whether a matmul or convolution makes a tensor."""
-    producer = graph.tensors[tensor].producer
-    return producer is not None and not fused[producer] and traits(graph.ops[producer].kind).matmul
 
 
 def reading_kernels(graph: Graph, fused: Sequence[bool], stored: Sequence[bool]) -> list[frozenset[int]]:
