@@ -27,7 +27,7 @@ from planner.verify.aot import AotReport, flags_note
 from planner.verify.compared_collectives import BETWEEN_SLICES, between_slices, moved
 from planner.verify.compiled import compiled_as_it_stands
 from planner.verify.differences import Moved, bytes_by, surplus
-from planner.verify.hlo.entry import argument_bytes, result_bytes
+from planner.verify.hlo.memory import argument_bytes, result_bytes
 from planner.verify.hlo.products import innermost, read_products
 from planner.verify.hlo.text import Module, parse_module
 from planner.verify.scheduled import schedule_of

@@ -22,8 +22,7 @@ from planner.machine.processes import Processes
 from planner.prediction import Products
 from planner.units import quantity
 from planner.verify.compared_collectives import BETWEEN_SLICES, Collectives, between_slices, compare_collectives
-from planner.verify.compared_memory import Memory, compare_memory, does_not_fit
-from planner.verify.compared_recomputation import Recomputation, compare_recomputation
+from planner.verify.compared_memory import Memory, Recomputation, compare_memory, compare_recomputation, does_not_fit
 from planner.verify.compiled import compiled_in_child
 from planner.verify.hlo.collectives import CompiledCollective, read_collectives
 from planner.verify.hlo.memory import memory_of

@@ -12,7 +12,7 @@ import planner
 from planner.options import Options, Recompute
 from planner.prediction import Products
 from planner.verify.aot import unavailable_reason
-from planner.verify.compared_recomputation import compare_recomputation
+from planner.verify.compared_memory import compare_recomputation
 from planner.verify.hlo.products import read_products
 from tests.transforms.loops import PROGRAMS, arguments
 

@@ -30,7 +30,7 @@ from planner.compiler.layout.uncoalesced_transposes import TRANSACTION_BYTES, un
 from planner.compiler.model import CompilerModel
 from planner.compiler.program import CompiledProgram
 from planner.compiler.simplify.convert_mover import is_by_vector
-from planner.decisions.factor_renaming import names_between, renamed, told
+from planner.decisions.factor_unification import names_between, renamed, told
 from planner.decisions.groups import Grouping
 from planner.program.dataflow import source_through
 from planner.program.graph import Graph, Op

@@ -28,9 +28,8 @@ from jax.interpreters import partial_eval
 from planner.program.fed_back import pair_outputs
 from planner.program.graph import Aval, Body, Graph, Path, Region
 from planner.program.jaxpr.bodies import Structure, body_of, body_path, consts_of, counted_body, opened, structure_of
-from planner.program.jaxpr.builder import Builder, WhileTrips
+from planner.program.jaxpr.builder import Builder, WhileTrips, live
 from planner.program.jaxpr.calls import is_zero
-from planner.program.jaxpr.needed import live
 from planner.program.jaxpr.origins import Origin
 from planner.program.jaxpr.placements.demanded_specs import demanded_specs
 from planner.program.jaxpr.trips import while_trips_of

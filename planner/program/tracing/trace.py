@@ -13,13 +13,12 @@ from planner.errors import ArgumentError, TraceError
 from planner.program.jaxpr.bodies import consts_of
 from planner.program.jaxpr.calls import with_lowered
 from planner.program.jaxpr.canonicalize.rolls import with_rolls
-from planner.program.jaxpr.constants import hoisted
-from planner.program.jaxpr.placements.demands import with_plain_constraints
+from planner.program.jaxpr.constants import hoisted, result_avals, without_last
+from planner.program.jaxpr.placements.demanded_specs import with_plain_constraints
 from planner.program.jaxpr.placements.free_annotations import without_annotations
 from planner.program.jaxpr.placements.parallelism import effects_of, parallelism_of
 from planner.program.jaxpr.placements.placed_types import left_unreduced, names_axes, sharding_types
 from planner.program.jaxpr.placements.sharding_types import without_sharding_types
-from planner.program.jaxpr.results import result_avals, without_last
 from planner.program.mesh_axes import explicit_mesh
 from planner.program.tracing.annotations import names_of_dims
 from planner.program.tracing.arguments import (
