@@ -35,7 +35,8 @@ def source(graph: Graph, tensor: int, *, computes: bool = True) -> int:
     """The tensor that a matmul reads for an operand, through what is seen through; or one that `computes` nothing."""
     while (op := graph.maker(tensor)) is not None and op.kind not in BOUNDARY:
         row = traits(op.kind)
-        alone = op.kind in ("convert_element_type", "transpose") and len(graph.consumers[tensor]) == 1
+        alone = op.kind == "convert_element_type" or op.kind == "transpose"
+        alone &= len(graph.consumers[tensor]) == 1
         single = _of_one(graph, op) if computes else None
         if row.reshapes or row.renames or alone:
             tensor = op.operands[0]

@@ -18,9 +18,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from planner.program.fed_back import pair_outputs
-from planner.program.jaxpr.bodies import Structure, body_of, closed, fresh_var, opened, structure_of, with_bodies
+from planner.program.jaxpr.bodies import Structure, body_of, closed, opened, structure_of, with_bodies, with_fields
 from planner.program.jaxpr.calls import equations_by, variable
 from planner.program.jaxpr.canonicalize.slice_of_stack import Slice, in_stack, is_update
+from planner.program.jaxpr.variables import all_named, fresh_var
 from planner.program.tracing.traced import Program
 
 Pairs = Mapping[int, int]
@@ -43,15 +44,13 @@ def _rewritten(jaxpr: Any, pairs: Pairs) -> Any:
     eqns: list[Any] = []
     renamed: dict[Any, Any] = {}
     for number, eqn in enumerate(body.eqns):
-        invars = [_named(renamed, atom) for atom in eqn.invars]
+        invars = all_named(eqn.invars, renamed)
         step, structure = eqn.replace(invars=invars) if renamed else eqn, structure_of(eqn)
-        if structure is None:
-            eqns.append(step)
-            continue
-        inner_pairs = partial(_inner_pairs, structure, results=len(eqn.outvars), passed=found.passed.get(number, {}))
-        step = with_bodies(step, structure, lambda inner, param, of=inner_pairs: _rewritten(inner, of(param)))
         stacks = found.stacks.get(number)
-        if stacks is None:
+        if structure is not None:
+            inner_pairs = partial(_inner_pairs, structure, len(eqn.outvars), found.passed.get(number, {}))
+            step = with_bodies(step, lambda inner, place, of=inner_pairs: _rewritten(inner, of(place[0])))
+        if structure is None or stacks is None:
             eqns.append(step)
             continue
         steps, others = _carrying(step, structure, stacks)
@@ -59,15 +58,10 @@ def _rewritten(jaxpr: Any, pairs: Pairs) -> Any:
         renamed |= others
     if len(eqns) == len(body.eqns) and all(map(lambda a, b: a is b, eqns, body.eqns)):
         return jaxpr
-    new = body.replace(eqns=eqns, outvars=[_named(renamed, atom) for atom in body.outvars])
-    return new if jaxpr is body else jaxpr.replace(jaxpr=new)
+    return with_fields(jaxpr, eqns=eqns, outvars=all_named(body.outvars, renamed))
 
 
-def _named(renamed: Mapping[Any, Any], atom: Any) -> Any:
-    return atom if isinstance(atom, jex_core.Literal) else renamed.get(atom, atom)
-
-
-def _inner_pairs(structure: Structure, name: str, results: int, passed: Pairs) -> Pairs:
+def _inner_pairs(structure: Structure, results: int, passed: Pairs, name: str) -> Pairs:
     """What takes the place of what in a body: each carry that of the trip before, in a call what does so around it."""
     if structure.kind == "inline":
         return passed

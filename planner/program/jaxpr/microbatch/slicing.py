@@ -12,7 +12,17 @@ from jax import lax
 
 from planner.program.batch_parts import Batch, Part
 from planner.program.graph import Path
-from planner.program.jaxpr.bodies import REMATS, Structure, body_of, body_path, closed, opened, put_body, structure_of
+from planner.program.jaxpr.bodies import (
+    REMATS,
+    Structure,
+    body_of,
+    body_path,
+    closed,
+    opened,
+    put_body,
+    structure_of,
+    with_fields,
+)
 from planner.program.jaxpr.calls import equations_by
 from planner.program.jaxpr.microbatch.sliced_steps import check_kernel, check_part, on_parts, part_params
 
@@ -167,8 +177,9 @@ class PartWriter:
         index = self.index if self.indexed else None
         self.index, self.indexed = outer[0], outer[1] or self.indexed
         invars = [held[var][0] for var in body.invars]
-        new = body.replace(eqns=eqns, invars=[*invars, *([] if index is None else [index])], outvars=outvars)
-        return (new if jaxpr is body else jaxpr.replace(jaxpr=new)), index
+        return with_fields(
+            jaxpr, eqns=eqns, invars=[*invars, *([] if index is None else [index])], outvars=outvars
+        ), index
 
     def _with_bodies(
         self,

@@ -10,7 +10,13 @@ from typing import Any
 from jax.sharding import NamedSharding
 
 from planner.program.graph import Aval
-from planner.program.jaxpr.bodies import body_of, equations_of, free_axes, opened, put_body, structure_of
+from planner.program.jaxpr.bodies import (
+    equations_of,
+    free_axes,
+    opened,
+    with_bodies,
+    with_fields,
+)
 from planner.program.jaxpr.builder import Builder
 from planner.program.jaxpr.placements.constraints import constraint_equation, unspecified
 from planner.program.jaxpr.rewrite import Rewriter
@@ -72,12 +78,10 @@ def with_plain_constraints(jaxpr: Any) -> Any:
     """
     if not any(map(_demands_placement, equations_of(jaxpr))):
         return jaxpr
-    body = opened(jaxpr)
     eqns: list[Any] = []
-    for eqn in body.eqns:
-        structure, params = structure_of(eqn), dict(eqn.params)
-        for place in structure.bodies if structure else ():
-            put_body(params, place, with_plain_constraints(body_of(eqn, place)))
+    for eqn in opened(jaxpr).eqns:
+        eqn = with_bodies(eqn, lambda inner, _: with_plain_constraints(inner))
+        params = dict(eqn.params)
         if eqn.primitive.name == "device_put" and _demands_placement(eqn):
             for operand, result, place in zip(eqn.invars, eqn.outvars, params["devices"], strict=True):
                 sharding = place if isinstance(place, NamedSharding) else None
@@ -88,8 +92,7 @@ def with_plain_constraints(jaxpr: Any) -> Any:
             params["jaxpr"] = _constrained_body(params["jaxpr"], *(params[side] for side in sides))
             params |= {side: tuple(unspecified() for _ in params[side]) for side in sides}
         eqns.append(eqn.replace(params=params))
-    new = body.replace(eqns=eqns)
-    return new if jaxpr is body else jaxpr.replace(jaxpr=new)
+    return with_fields(jaxpr, eqns=eqns)
 
 
 def _demands_placement(eqn: Any) -> bool:

@@ -14,13 +14,14 @@ import jax.extend.core as jex_core
 from jax import lax
 from jax.interpreters import partial_eval
 
-from planner.program.jaxpr.bodies import body_of, closed, consts_of, fresh_var, opened, structure_of
+from planner.program.jaxpr.bodies import body_of, closed, consts_of, opened, structure_of
 from planner.program.jaxpr.calls import equations_by
 from planner.program.jaxpr.canonicalize.inlined import inlined, unread_dropped
 from planner.program.jaxpr.remat.loop_pairs import Loop, Pair, inside, pairs_in
 from planner.program.jaxpr.remat.residuals import Between, Crossing, Step, crossing_of, steps_of
 from planner.program.jaxpr.remat.unrolled_layers import WrittenOut, recomputed_within, written_out_in
 from planner.program.jaxpr.remat.value_numbering import Numbers, ValueNumbers
+from planner.program.jaxpr.variables import fresh_var
 from planner.program.tracing.gc_pause import paused
 from planner.program.tracing.traced import Program
 
