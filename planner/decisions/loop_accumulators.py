@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from planner.program.dataflow import LOOPS
 from planner.program.graph import Graph, Op
-from planner.program.loop_invariant import LOOPS
 from planner.rules.primitives import rule_of, traits
 from planner.rules.rule import Rule
 

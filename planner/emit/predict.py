@@ -18,8 +18,8 @@ from planner.pricing.memory import MemoryModel
 from planner.pricing.op_cost import fetches
 from planner.pricing.rematerialization import compiled_peak
 from planner.pricing.reshard import SUMMING
+from planner.program.dataflow import lifted, outermost
 from planner.program.graph import Graph
-from planner.program.loop_invariant import lifted, outermost
 from planner.program.slots import read_in
 from planner.rules.collectives import collectives_of
 from planner.rules.primitives import traits

@@ -9,7 +9,6 @@ from typing import Any
 from planner.program.graph import Aval, Graph, Op
 from planner.rules.factors import fits, replicated
 from planner.rules.kernels.pallas_kernel import pallas_call
-from planner.rules.matrix_products import convolution_product, dot_product
 from planner.rules.ops.attention import attention, attention_backward
 from planner.rules.ops.contract import dot_general, ragged_dot_general, scaled_dot
 from planner.rules.ops.convolution import conv_general_dilated
@@ -37,7 +36,7 @@ from planner.rules.ops.shape import (
     unstack,
 )
 from planner.rules.ops.window import cumulative, pooling, reduce_window, select_and_scatter, select_and_scatter_add
-from planner.rules.primitive import Primitive
+from planner.rules.primitive import Primitive, convolution_product, dot_product
 from planner.rules.rule import Rule
 from planner.rules.sliding import Slide, convolution_slides, gradient_slides, pooling_slides, roll_slides
 

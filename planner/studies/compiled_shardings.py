@@ -28,9 +28,9 @@ from planner.verify.compared_collectives import BETWEEN_SLICES, between_slices, 
 from planner.verify.compiled import compiled_as_it_stands
 from planner.verify.differences import Moved, bytes_by, surplus
 from planner.verify.hlo.memory import argument_bytes, result_bytes
-from planner.verify.hlo.products import innermost, read_products
 from planner.verify.hlo.text import Module, parse_module
-from planner.verify.scheduled import schedule_of
+from planner.verify.hlo.work import innermost, read_products
+from planner.verify.step_time import schedule_of
 from planner.verify.verification import COMPILE_LIMIT_S
 
 MORE = 0.01

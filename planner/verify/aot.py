@@ -40,8 +40,7 @@ from pbqp.deadline import Deadline
 from planner.compiler.emission.options import REMEDIES, remedy_of
 from planner.errors import ArgumentError, CompileError
 from planner.machine import aot_child
-from planner.machine.aot_child import Place
-from planner.machine.child_environment import child_environment, inherited_flags
+from planner.machine.aot_child import Place, child_environment, inherited_flags
 from planner.machine.compile_target import CompileTarget, compile_target
 from planner.program.mesh_axes import NO_DEVICES
 from planner.verify.hlo.collectives import CompiledCollective, read_collectives

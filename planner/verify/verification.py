@@ -26,9 +26,9 @@ from planner.verify.compared_memory import Memory, Recomputation, compare_memory
 from planner.verify.compiled import compiled_in_child
 from planner.verify.hlo.collectives import CompiledCollective, read_collectives
 from planner.verify.hlo.memory import memory_of
-from planner.verify.hlo.products import read_products
+from planner.verify.hlo.work import read_products
 from planner.verify.numerics import Numerics, compare_numerics
-from planner.verify.scheduled import schedule_of
+from planner.verify.step_time import schedule_of
 
 COMPILE_LIMIT_S = 300.0
 MOST_MESSAGE = 300

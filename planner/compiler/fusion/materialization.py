@@ -13,8 +13,7 @@ from typing import Literal
 
 from planner.compiler.fusion.instruction_fusion import is_slow
 from planner.compiler.model import CompilerModel
-from planner.decisions.groups import Grouping
-from planner.decisions.op_signatures import is_fused
+from planner.decisions.groups import Grouping, is_fused
 from planner.program.dataflow import source_through
 from planner.program.graph import Graph, Op
 from planner.program.slots import ENTERING, LEAVING, TAKEN_IN

@@ -12,8 +12,7 @@ import jax.extend.core as jex_core
 from planner.program.graph import Path
 from planner.program.jaxpr.bodies import Place, body_path, opened, with_bodies, with_fields
 from planner.program.jaxpr.calls import call_like, equations_by
-from planner.program.jaxpr.placements.constraints import constraint_equation, is_placement
-from planner.program.jaxpr.placements.meshless import as_function
+from planner.program.jaxpr.placements.meshless import as_function, constraint_equation, is_placement
 from planner.program.jaxpr.variables import fresh_var, named
 from planner.program.slots import Slot
 from planner.program.tracing.traced import Program

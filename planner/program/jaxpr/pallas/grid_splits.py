@@ -20,8 +20,7 @@ from typing import Literal
 
 import numpy as np
 
-from planner.program.jaxpr.pallas.grid_reading import GridReading
-from planner.program.jaxpr.pallas.grid_walk import Access, Touch
+from planner.program.jaxpr.pallas.grid_reading import Access, GridReading, Touch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

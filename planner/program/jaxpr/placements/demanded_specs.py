@@ -18,7 +18,7 @@ from planner.program.jaxpr.bodies import (
     with_fields,
 )
 from planner.program.jaxpr.builder import Builder
-from planner.program.jaxpr.placements.constraints import constraint_equation, unspecified
+from planner.program.jaxpr.placements.meshless import constraint_equation, unspecified
 from planner.program.jaxpr.rewrite import Rewriter
 from planner.program.slots import Slot
 from planner.program.spec_entries import axes_of_entry, parts_over

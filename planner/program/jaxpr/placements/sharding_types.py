@@ -30,8 +30,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from planner.errors import TraceError
 from planner.program.jaxpr.bodies import consts_of, opened
-from planner.program.jaxpr.placements.constraints import constraint_equation
-from planner.program.jaxpr.placements.meshless import outside_of_meshes, without_axes
+from planner.program.jaxpr.placements.meshless import constraint_equation, outside_of_meshes, without_axes
 from planner.program.jaxpr.placements.placed_types import named_mesh
 from planner.program.jaxpr.variables import fresh_var
 from planner.program.mesh_axes import NO_DEVICES, NO_MESH, explicit_axes, with_auto_axes
