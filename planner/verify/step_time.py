@@ -40,7 +40,6 @@ def step_time(
         rates=Rates(
             flops_per_s=chip.peak("bfloat16", "matrix"),
             hbm_bytes_per_s=chip.hbm_bytes_per_s,
-            link_bytes_per_s=prices.slowest_bytes_per_s,
             clock_hz=clock_hz,
             kernel_seconds=chip.kernel_latency_s,
             lanes=MATRIX_LANES if chip.platform == "tpu" else 1,

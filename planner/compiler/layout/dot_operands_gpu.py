@@ -17,14 +17,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from planner.compiler.buffers.buffer import Buffer
 from planner.compiler.buffers.copy_insertion import READ_AND_WRITTEN
 from planner.compiler.fusion.instruction_fusion import source
+from planner.compiler.program import TransposedStacks
 from planner.program.dataflow import reached
 from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY, ENTERING
 from planner.rules.primitives import traits
-
-TransposedStacks = Mapping[int, int | None]
-"""The dim of a transposed stack of which a device must hold several elements, if there is one, by the op by which it enters
-its loop."""
 
 
 def transposed_stacks(graph: Graph) -> TransposedStacks:
