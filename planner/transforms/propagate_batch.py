@@ -13,7 +13,7 @@ from planner.program.slots import BOUNDARY, ENTERING, LEAVING, Slot, operand_slo
 from planner.rules.choose import op_rule
 from planner.rules.primitives import rule_of, traits
 from planner.rules.rule import Rule
-from planner.transforms.batch_states import WHOLE, ZERO, Passing, State, joined, late
+from planner.transforms.batch_states import WHOLE, ZERO, Passing, State, joined_states, late
 
 
 def number(op: Op) -> int:
@@ -135,7 +135,7 @@ class Spread:
         other = None if tied is None else self.states[tied]
         if other is None:
             return made
-        both = joined(made[0], other, op)
+        both = joined_states(made[0], other, op)
         if both.kind == "part" and made[0].kind in ("whole", "zero") and both.part is not None:
             self.cut[op.id, 0] = both.part
         return [both]

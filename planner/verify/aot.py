@@ -149,15 +149,7 @@ def lower_request(
     )
     if platform not in (target.platform, None):
         raise ArgumentError(f"topology {topology} is not one of platform {platform!r}; leave the platform out")
-    try:
-        # The devices of a mesh that the caller has set are not those of the topology.
-        with jax.set_mesh(NO_DEVICES):
-            lowered = jitted.trace(*abstract_args).lower(lowering_platforms=(target.platform,))
-    except Exception as error:
-        raise CompileError(
-            f"lowering for {target.platform} failed with {type(error).__name__}: {error}; give shardings over one "
-            f"AbstractMesh of {dict(mesh_shape)} and ShapeDtypeStruct arguments"
-        ) from error
+    lowered = _lowered(jitted, abstract_args, target.platform, mesh_shape)
     own: tuple[tuple[str, Any], ...] = lowered._lowering._compiler_options_kvs
     module = lowered.compiler_ir("stablehlo")
     partitions = int(module.operation.attributes["mhlo.num_partitions"].value)
@@ -187,7 +179,21 @@ def lower_request(
     )
 
 
-def _run_at_once(lower: Callable[P, AotRequest]) -> Callable[P, AotReport]:
+def _lowered(jitted: Any, abstract_args: Sequence[Any], platform: str, mesh_shape: Mapping[str, int]) -> Any:
+    try:
+        # The devices of a mesh that the caller has set are not those of the topology.
+        with jax.set_mesh(NO_DEVICES):
+            return jitted.trace(*abstract_args).lower(lowering_platforms=(platform,))
+    except Exception as error:
+        raise CompileError(
+            f"lowering for {platform} failed with {type(error).__name__}: {error}; give shardings over one "
+            f"AbstractMesh of {dict(mesh_shape)} and ShapeDtypeStruct arguments"
+        ) from error
+
+
+def _run_at_once(
+    lower: Callable[P, AotRequest],
+) -> Callable[P, AotReport]:
     return lambda *args, **options: run_request(lower(*args, **options))
 
 

@@ -348,7 +348,7 @@ def test_the_metadata_of_a_kernel_goes_on_over_lines() -> None:
     assert found.trip_count == trips
     module = parse_module(text)
     body = module.computations["body"]
-    assert work.flops_of(body.by_name["q"], body, module) == 64
+    assert work.instruction_flops(body.by_name["q"], body, module) == 64
 
 
 INLINE_ELEMENTS = """HloModule m, is_scheduled=true
@@ -566,8 +566,8 @@ ENTRY %main (w: f32[8,64,64], i: s32[], x: f32[64,64]) -> f32[64,64] {
     entry = module.computations[module.entry]
     fused = entry.by_name["f"]
     assert work.hbm_bytes_of(fused, entry, module) == 3 * 4 * 64 * 64 + 4
-    assert work.flops_of(fused, entry, module) == 2 * 64**3
-    assert work.flops_of(fused, entry, module, lanes=MATRIX_LANES) == 2 * 64 * 128**2
+    assert work.instruction_flops(fused, entry, module) == 2 * 64**3
+    assert work.instruction_flops(fused, entry, module, lanes=MATRIX_LANES) == 2 * 64 * 128**2
 
 
 def test_a_kernel_takes_the_operations_that_it_says() -> None:
@@ -582,7 +582,7 @@ ENTRY %main (x: f32[64,64]) -> f32[64,64] {{
 """
     module = parse_module(text)
     entry = module.computations[module.entry]
-    assert [work.flops_of(entry.by_name[name], entry, module) for name in ("k", "o")] == [640.0, 0.0]
+    assert [work.instruction_flops(entry.by_name[name], entry, module) for name in ("k", "o")] == [640.0, 0.0]
 
 
 def test_a_fusion_that_only_rearranges_is_seen_through() -> None:
@@ -627,8 +627,8 @@ ENTRY %main (x: bf16[8,28,28,128], dy: bf16[8,28,28,128]) -> bf16[3,3,128,128] {
     entry = module.computations[module.entry]
     met = sum(27 if tap != 1 else 28 for tap in range(3))  # rows of the image that a row of the kernel meets
     raw = 2 * 8 * 128 * 128 * met**2
-    assert work.flops_of(entry.by_name["dw"], entry, module) == raw
-    padded = work.flops_of(entry.by_name["dw"], entry, module, lanes=MATRIX_LANES)
+    assert work.instruction_flops(entry.by_name["dw"], entry, module) == raw
+    padded = work.instruction_flops(entry.by_name["dw"], entry, module, lanes=MATRIX_LANES)
     assert raw < padded < 1.02 * raw
 
 

@@ -103,7 +103,7 @@ class Kernels:
     of_matmuls: frozenset[int] = frozenset()
 
 
-class Leaf(NamedTuple):
+class StoredPart(NamedTuple):
     """A part of a tensor that stands in memory: `share` of it, with dims in the factors of some group.
 
     Where these do not tell how it is split, it is taken to be split as the tensor `like` is.
@@ -114,7 +114,7 @@ class Leaf(NamedTuple):
     like: int | None = None
 
 
-Leaves = dict[int, Leaf]
+Leaves = dict[int, StoredPart]
 """What something is computed from, by tensor."""
 
 
@@ -160,7 +160,7 @@ class _Walk:
             return {}
         if self.materialized[tensor] or producer is None or tensor in self.barred:
             share = sunk_share(self.graph, tensor)
-            return {tensor: Leaf(dims, share)} if share * aval.bytes >= LEAST_BYTES else {}
+            return {tensor: StoredPart(dims, share)} if share * aval.bytes >= LEAST_BYTES else {}
         leaves = self.leaves.get(tensor, {})
         if self.grouping.group_of[producer] == self.grouping.group_of[op.id]:
             return leaves
@@ -174,9 +174,9 @@ class _Walk:
         found: Leaves = {}
         for leaf, (dims, share, like) in leaves.items():
             if like is None and not told(names, dims, avals[leaf].aval.shape):
-                found[leaf] = Leaf(own, share * avals[leaf].aval.bytes / avals[tensor].aval.bytes, tensor)
+                found[leaf] = StoredPart(own, share * avals[leaf].aval.bytes / avals[tensor].aval.bytes, tensor)
             else:
-                found[leaf] = Leaf(renamed(names, dims), share, like)
+                found[leaf] = StoredPart(renamed(names, dims), share, like)
         return found
 
     def add(self, op: Op) -> None:
@@ -458,7 +458,7 @@ class _Homes:
             aval = self.graph.tensors[tensor].aval
             yield Access(tensor, aval.shape, aval.itemsize, dims, "slice", READ_AND_WRITTEN, (dim, itemsize))
 
-    def read(self, tensor: int, leaf: Leaf, number: int, *, direct: bool = False) -> Access:
+    def read(self, tensor: int, leaf: StoredPart, number: int, *, direct: bool = False) -> Access:
         """What a kernel reads. What a matmul reads directly of a parameter in float32 was made bfloat16 before."""
         shown = tensor if leaf.like is None else leaf.like
         found = self.access(shown, leaf.dims, number)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.extend.core as jex_core
 import numpy as np
+from jax import lax
 
 from planner.program.jaxpr.bodies import LOWERED, opened, with_bodies, with_fields
 from planner.program.jaxpr.placements.meshless import equations_made
@@ -63,6 +64,21 @@ def call_like(eqn: Any, function: Callable[..., Any], *, axis_env: Sequence[tupl
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in eqn.invars]
     (call,) = equations_made(jax.jit(function), *avals, axis_env=axis_env).eqns
     return call.replace(invars=eqn.invars, outvars=eqn.outvars, source_info=eqn.source_info)
+
+
+def scanned(
+    params: Mapping[str, Any], run: Callable[..., Sequence[Any]], consts: Iterable[Any], carry: Iterable[Any], xs: Any
+) -> list[Any]:
+    """What a loop like one of these params makes of a body that takes constants, carry and slices: its carry and stacks."""
+    consts, begin = tuple(consts), list(carry)
+
+    def trip(carried: Sequence[Any], slices: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        made = run(*consts, *carried, *slices)
+        return made[: len(begin)], made[len(begin) :]
+
+    how = {name: params[name] for name in ("length", "reverse", "unroll")}
+    left, stacked = lax.scan(trip, begin, list(xs), **how)
+    return [*left, *stacked]
 
 
 def with_lowered(jaxpr: Any) -> Any:

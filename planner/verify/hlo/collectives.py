@@ -74,12 +74,7 @@ def read_collectives(hlo_text: str, *, num_devices: int) -> tuple[CompiledCollec
     are left out.
     Parameters: `num_devices`, partitions of the program. Raises: ArgumentError when the text is not an HLO module.
     """
-    return collectives_of(parse_module(hlo_text), num_devices=num_devices)
-
-
-def collectives_of(module: Module, *, num_devices: int) -> tuple[CompiledCollective, ...]:
-    """The same of a parsed module."""
-    found: list[CompiledCollective] = []
+    module, found = parse_module(hlo_text), list[CompiledCollective]()
     echoes: list[CompiledCollective] = []
 
     def visit(

@@ -32,7 +32,7 @@ from cost_models import Chip
 from planner.verify.hlo.collectives import CompiledCollective, describe_collectives
 from planner.verify.hlo.schedule_walk import FREE, ScheduleEstimate, ScheduleWalk, Totals, start_of
 from planner.verify.hlo.text import Computation, Instruction, Module, arrays_of, element_bits, kind_of
-from planner.verify.hlo.work import convolution_flops, flops_of, hbm_bytes_of
+from planner.verify.hlo.work import convolution_flops, hbm_bytes_of, instruction_flops
 
 _KNOWS_NOTHING_US = 5000.0
 """kHighLatency of XLA's latency hiding scheduler."""
@@ -194,7 +194,7 @@ class _Kernel:
         if _is_library_convolution(self.instruction):
             roles = _roles(self.instruction, self.computation)
             return convolution_flops(self.instruction.attributes, *roles, lanes=1)
-        return flops_of(self.instruction, self.computation, self.module)
+        return instruction_flops(self.instruction, self.computation, self.module)
 
 
 def _dot_in(

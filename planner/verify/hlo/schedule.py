@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from planner.verify.hlo.collectives import CompiledCollective, describe_collectives
 from planner.verify.hlo.schedule_walk import FREE, WRAPPERS, ScheduleEstimate, ScheduleWalk, Totals, start_of
 from planner.verify.hlo.text import Computation, Instruction, bytes_of, kind_of
-from planner.verify.hlo.work import flops_of, hbm_bytes_of
+from planner.verify.hlo.work import hbm_bytes_of, instruction_flops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +167,7 @@ class _Walker(ScheduleWalk[Rates]):
             seconds = int(cycles[1]) / self.rates.clock_hz
             return Totals(clock=seconds, noted=seconds, memory=min(memory, seconds))
         seconds = max(
-            flops_of(instruction, computation, self.module, lanes=self.rates.lanes) / self.rates.flops_per_s,
+            instruction_flops(instruction, computation, self.module, lanes=self.rates.lanes) / self.rates.flops_per_s,
             memory,
             self.rates.kernel_seconds if instruction.opcode == "fusion" else 0.0,
         )

@@ -29,7 +29,7 @@ _SAME_VALUES = ("bitcast", "copy", "reshape", "transpose", "convert")
 # -------------------------------------------------------------------------------------------------- matrix products
 
 
-def flops_of(instruction: Instruction, computation: Computation, module: Module, *, lanes: int = 1) -> float:
+def instruction_flops(instruction: Instruction, computation: Computation, module: Module, *, lanes: int = 1) -> float:
     """Floating-point operations of the matrix products in an op, those inside a fusion included.
 
     Of a Pallas kernel they are what it says of itself: its cost estimate stands in the text.
@@ -38,7 +38,7 @@ def flops_of(instruction: Instruction, computation: Computation, module: Module,
     if instruction.opcode == "fusion":
         callee = module.computations[instruction.called[0]]
         return sum(
-            flops_of(i, callee, module, lanes=lanes)
+            instruction_flops(i, callee, module, lanes=lanes)
             for i in callee.instructions
             if i.opcode in ("fusion", "dot", "convolution")
         )
@@ -267,7 +267,7 @@ def _visit(computation: Computation, module: Module, trips: float, line: Line, f
     for instruction in computation.instructions:
         if instruction.opcode in ("dot", "convolution"):
             at = line(module.sources(instruction))
-            found[at] = found.get(at, 0.0) + trips * flops_of(instruction, computation, module)
+            found[at] = found.get(at, 0.0) + trips * instruction_flops(instruction, computation, module)
         elif instruction.opcode == "while":
             count = trip_count_of(instruction, computation, module)
             body = module.computations[instruction.attribute("body") or ""]

@@ -8,18 +8,17 @@ its slice of it. The results are the same to the bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import jax.extend.core as jex_core
 import jax.numpy as jnp
-from jax import lax
 
 from planner.program.fed_back import pair_outputs
 from planner.program.jaxpr.bodies import Structure, body_of, closed, opened, structure_of, with_bodies, with_fields
-from planner.program.jaxpr.calls import equations_by, variable
+from planner.program.jaxpr.calls import equations_by, scanned, variable
 from planner.program.jaxpr.canonicalize.slice_of_stack import Slice, in_stack, is_update
 from planner.program.jaxpr.variables import all_named, fresh_var
 from planner.program.tracing.traced import Program
@@ -177,24 +176,19 @@ def _carrying(eqn: Any, structure: Structure, stacks: Pairs) -> tuple[list[Any],
         left.append(stack)
     sliced = [i for i in range(first, len(eqn.invars)) if i not in stacks.values()]
     stacked = [i for i in range(carries, len(eqn.outvars)) if i not in stacks]
-    new = body.replace(
+    new = with_fields(
+        inner,
         eqns=steps,
         invars=[*body.invars[:first], *given, *(body.invars[i] for i in sliced), index],
         outvars=[*body.outvars[:carries], *left, *(body.outvars[i] for i in stacked)],
     )
-    run = jex_core.jaxpr_as_fun(closed(new) if inner is body else inner.replace(jaxpr=new))
+    run = jex_core.jaxpr_as_fun(closed(new))
 
     def looped(*operands: Any) -> list[Any]:
-        kept = carries + len(stacks)
-
-        def trip(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-            results = run(*operands[: structure.num_consts], *carry, *xs)
-            return results[:kept], results[kept:]
-
         carry = [*operands[structure.num_consts : first], *(operands[i] for i in stacks.values())]
         xs = [*(operands[i] for i in sliced), jnp.arange(eqn.params["length"], dtype=jnp.int32)]
-        carry, ys = lax.scan(trip, carry, xs, reverse=eqn.params["reverse"], unroll=eqn.params["unroll"])
-        found = dict(zip((*range(carries), *stacks, *stacked), (*carry, *ys), strict=True))
+        made = scanned(eqn.params, run, operands[: structure.num_consts], carry, xs)
+        found = dict(zip((*range(carries), *stacks, *stacked), made, strict=True))
         return [found[i] for i in range(len(eqn.outvars))]
 
     return equations_by(looped, eqn.invars, eqn.outvars, eqn.source_info)

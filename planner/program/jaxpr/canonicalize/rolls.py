@@ -20,7 +20,7 @@ from jax.interpreters import ad, batching, mlir
 
 from planner.program.jaxpr.bodies import Place, Structure, opened, structure_of, unchanging, with_bodies, with_fields
 from planner.program.jaxpr.calls import equations_by
-from planner.program.jaxpr.canonicalize.windows import Move, Windows
+from planner.program.jaxpr.canonicalize.windows import Shift, Windows
 from planner.program.jaxpr.variables import all_named
 
 roll_p = jex_core.Primitive("roll")
@@ -36,7 +36,7 @@ def roll(x: Any, shift: int, dimension: int, fill: float | None = None) -> Any:
     return roll_p.bind(x, shift=shift, dimension=dimension, fill=fill)
 
 
-def joined(before: Any, x: Any, behind: Any, shift: int, dimension: int) -> Any:
+def rolled_between(before: Any, x: Any, behind: Any, shift: int, dimension: int) -> Any:
     """What a roll makes of an array `x` that stands after `before` and ahead of `behind`.
 
     Of these it needs one alone, with as many elements as it shifts by. As a slice of what they make together XLA's TPU
@@ -91,7 +91,7 @@ mlir.register_lowering(roll_p, mlir.lower_fun(_in_two, multiple_results=False))
 
 
 def _on_tpu(x: Any, *, shift: int, dimension: int, fill: float | None) -> Any:
-    return joined(x, x, x, shift, dimension) if fill is None else _filled(x, shift, dimension, fill)
+    return rolled_between(x, x, x, shift, dimension) if fill is None else _filled(x, shift, dimension, fill)
 
 
 mlir.register_lowering(roll_p, mlir.lower_fun(_on_tpu, multiple_results=False), platform="tpu")
@@ -175,7 +175,7 @@ def _with_paddings(eqns: Sequence[Any], others: dict[Any, Any]) -> Sequence[Any]
     return found
 
 
-def _moved(moves: Sequence[Sequence[Move]], *sources: Any) -> Any:
+def _moved(moves: Sequence[Sequence[Shift]], *sources: Any) -> Any:
     """The sum of arrays, each moved along its dims."""
     terms = [
         reduce(lambda x, move: roll(x, move.shift, move.dimension, move.fill), own, source)

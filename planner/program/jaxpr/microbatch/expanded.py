@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,7 +90,7 @@ def _apart(eqn: Any) -> list[Any]:
     return [eqn.replace(invars=[a], outvars=[v]) for a, v in pairs if not isinstance(v, jex_core.DropVar)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass
 class Facts:
     """What an expanded program's graph does not tell.
 
@@ -98,28 +98,22 @@ class Facts:
     `passed` are, by the place of a result of a call, the place in its body where that is made.
     """
 
-    zeros: frozenset[tuple[Path, int]]
-    passed: Mapping[Slot, Slot]
+    zeros: set[tuple[Path, int]] = field(default_factory=set[tuple[Path, int]])
+    passed: dict[Slot, Slot] = field(default_factory=dict[Slot, Slot])
 
 
 def facts_of(jaxpr: Any) -> Facts:
     """The facts of an expanded program."""
-    found = _Found()
+    found = Facts()
     _walk(jaxpr, (), {}, found)
-    return Facts(zeros=frozenset(found.zeros), passed=found.passed)
+    return found
 
 
 Made = Slot | bool | None
 """Where a variable is made; True for a zero, None for another constant."""
 
 
-@dataclass
-class _Found:
-    zeros: set[tuple[Path, int]] = field(default_factory=set[tuple[Path, int]])
-    passed: dict[Slot, Slot] = field(default_factory=dict[Slot, Slot])
-
-
-def _walk(jaxpr: Any, path: Path, made: dict[Any, Made], found: _Found) -> list[Made]:
+def _walk(jaxpr: Any, path: Path, made: dict[Any, Made], found: Facts) -> list[Made]:
     """Takes down the facts of a body; where what it returns is made."""
     body = opened(jaxpr)
     for i, var in enumerate(body.invars):

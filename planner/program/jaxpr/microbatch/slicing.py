@@ -27,7 +27,7 @@ from planner.program.jaxpr.bodies import (
     structure_of,
     with_fields,
 )
-from planner.program.jaxpr.calls import equations_by
+from planner.program.jaxpr.calls import equations_by, scanned
 from planner.program.jaxpr.origins import origin_of
 from planner.program.jaxpr.pallas.pallas_calls import pallas_call_of
 
@@ -47,7 +47,7 @@ def check_part(eqn: Any) -> None:
         raise NotInParts(f"{eqn.primitive.name} at {origin_of(eqn).source}")
 
 
-def on_parts(eqn: Any) -> Callable[..., Sequence[Any]] | None:
+def kernel_on_parts(eqn: Any) -> Callable[..., Sequence[Any]] | None:
     """What computes of smaller operands of a kernel its smaller results; None for other equations."""
     if eqn.primitive.name == "pallas_call":
         return lambda *values: pallas_call_of(eqn.params).smaller(eqn.primitive, values)
@@ -175,7 +175,7 @@ class PartWriter:
                     outvars[-1] = part_variable(var, part, self.count)
                 held[var] = outvars[-1], part
             structure = structure_of(eqn)
-            kernel = on_parts(eqn) if any(parts) else None
+            kernel = kernel_on_parts(eqn) if any(parts) else None
             if kernel is not None:
                 check_kernel(eqn, kernel, invars, outvars)
                 found += equations_by(kernel, invars, outvars, eqn.source_info)[0]
@@ -288,19 +288,10 @@ def _with_index(
         *values, index = operands
         first = consts + structure.num_carry
 
-        def trip(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-            results = calls[0](*values[:consts], *carry, *xs, index)
-            return results[: structure.num_carry], results[structure.num_carry :]
+        def run(*taken: Any) -> Sequence[Any]:
+            return calls[0](*taken, index)
 
-        carry, ys = lax.scan(
-            trip,
-            list(values[consts:first]),
-            list(values[first:]),
-            length=eqn.params["length"],
-            reverse=eqn.params["reverse"],
-            unroll=eqn.params["unroll"],
-        )
-        return [*carry, *ys]
+        return scanned(eqn.params, run, values[:consts], values[consts:first], values[first:])
 
     def loop(*operands: Any) -> list[Any]:
         *values, index = operands

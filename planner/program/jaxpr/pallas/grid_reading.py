@@ -34,7 +34,7 @@ MOST_POINTS = 1 << 22
 """Tables of more points of a grid are not made: what they would hold is unknown."""
 
 
-class Access(NamedTuple):
+class BlockAccess(NamedTuple):
     """Where a kernel reads or writes one of its arrays: for each dim the number of the block, and the block's extent.
 
     `array` counts scalars that are fetched first, then operands, then results. A block number is None where it follows from
@@ -49,7 +49,7 @@ class Access(NamedTuple):
     fetched: bool
 
 
-class Counted(NamedTuple):
+class CountedStep(NamedTuple):
     """An equation of a kernel's body and how often it runs over the whole grid."""
 
     kind: str
@@ -89,8 +89,8 @@ class Walk:
     program_axes: tuple[int, ...]
     dynamic: frozenset[int]
     periods: dict[int, int] = field(default_factory=dict[int, int])
-    accesses: list[Access] = field(default_factory=list[Access])
-    counted: list[Counted] = field(default_factory=list[Counted])
+    accesses: list[BlockAccess] = field(default_factory=list[BlockAccess])
+    counted: list[CountedStep] = field(default_factory=list[CountedStep])
     unknown_trips: bool = False
     used: set[int] = field(default_factory=set[int])
     """The variables that something reads, by identity."""
@@ -187,7 +187,9 @@ class Walk:
             dtypes = [str(aval.dtype) for side in avals for aval in side if hasattr(aval, "dtype")]
             operands, results = (tuple(tuple(aval.shape) for aval in side) for side in avals)
             run = self.steps * times * float(np.mean(where))
-            self.counted.append(Counted(eqn.primitive.name, operands, results, (dtypes or [""])[0], eqn.params, run))
+            self.counted.append(
+                CountedStep(eqn.primitive.name, operands, results, (dtypes or [""])[0], eqn.params, run)
+            )
 
     @property
     def steps(self) -> float:
@@ -224,7 +226,7 @@ class Walk:
         if ref.held_whole:
             places = tuple(numbers) if numbers is not None else (self.constant(0),) * len(ref.shape)
             blocks = (1,) * len(ref.shape) if numbers is not None else ref.shape
-            self.accesses.append(Access(ref.number, places, blocks, (False,) * len(ref.shape), False))
+            self.accesses.append(BlockAccess(ref.number, places, blocks, (False,) * len(ref.shape), False))
 
     # ------------------------------------------------------------ branches and loops
 
@@ -288,9 +290,9 @@ class GridReading:
     """What a kernel does at the steps of its grid, see the module.
 
     `grid` has the extents of its axes, 1 for the `dynamic` ones, which the first operands say; `scalars` and `operands` are
-    where operands and results begin among the arrays that `Access` numbers. `periods` has, by axis, after how many steps it
-    computes the same of its blocks again: 1 if not named. `parallel` are the axes whose steps its author lets run in any
-    order, `scratch` the variables, as `Touch` numbers them, that are memory of the kernel's own.
+    where operands and results begin among the arrays that `BlockAccess` numbers. `periods` has, by axis, after how many
+    steps it computes the same of its blocks again: 1 if not named. `parallel` are the axes whose steps its author lets run
+    in any order, `scratch` the variables, as `Touch` numbers them, that are memory of the kernel's own.
     """
 
     grid: tuple[int, ...]
@@ -299,8 +301,8 @@ class GridReading:
     operands: int
     periods: Mapping[int, int]
     parallel: frozenset[int]
-    accesses: tuple[Access, ...]
-    counted: tuple[Counted, ...]
+    accesses: tuple[BlockAccess, ...]
+    counted: tuple[CountedStep, ...]
     touches: tuple[Touch, ...]
     scratch: tuple[int, ...]
     unknown_trips: bool
@@ -331,7 +333,7 @@ def grid_reading(params: Mapping[str, Any]) -> GridReading:
             table if isinstance(table, np.ndarray) and mode in ("Blocked", "Squeezed", "Element") else None
             for table, mode in zip(numbers, modes, strict=True)
         )
-        body.accesses.append(Access(number, known, extents, tuple(mode == "Element" for mode in modes), True))
+        body.accesses.append(BlockAccess(number, known, extents, tuple(mode == "Element" for mode in modes), True))
         shape = tuple(block.array_aval.shape)
         # The variable has the dims of the array where none is squeezed out.
         held = extents == shape and "Squeezed" not in modes and number < scalars + mapping.num_inputs
