@@ -166,13 +166,10 @@ def _summed_dims(chosen: Chosen, transfer: Transfer, mask: int) -> tuple[tuple[s
     """The axes of a sum, by the dim of its op's operands that they split."""
     instance = chosen.instance
     graph, placements = instance.model.graph, instance.model.grouping.placements
-    producer = graph.tensors[transfer.tensor].producer
-    if (
-        producer is not None
-        and by_hand(graph, graph.ops[producer], chosen_split(chosen, graph.ops[producer])) in ADDING
-    ):
+    op = graph.maker(transfer.tensor)
+    if op is not None and by_hand(graph, op, chosen_split(chosen, op)) in ADDING:
         return ()
-    operands = placements[producer].operands if producer is not None else ()
+    operands = placements[op.id].operands if op is not None else ()
     split = instance.strategies[transfer.source].assignment[chosen.choice[transfer.source]]
     found: dict[object, list[str]] = {}
     for axis, name in enumerate(instance.mesh.names):

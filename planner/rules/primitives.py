@@ -349,6 +349,12 @@ def rule_of(
     return rule if fits(rule, operands, results) else None
 
 
+def rule_of_op(graph: Graph, op: Op, *, splits_empty: bool = False) -> Rule | None:
+    """The rule of an op of a graph."""
+    avals = graph.avals(op.operands), graph.avals(op.results)
+    return rule_of(op.kind, *avals, op.params, splits_empty=splits_empty)
+
+
 def slides(
     kind: str, operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, Any]
 ) -> tuple[Slide, ...]:

@@ -21,15 +21,15 @@ def memory_order(graph: Graph, grouping: Grouping, tensor: int) -> tuple[int, ..
     every place in space.
     """
     dims = range(len(graph.tensors[tensor].aval.shape))
-    producer = graph.tensors[tensor].producer
-    if producer is not None and graph.ops[producer].kind == "conv_general_dilated":
-        batch, features, *space = graph.ops[producer].params["dimension_numbers"].out_spec
+    op = graph.maker(tensor)
+    if op is not None and op.kind == "conv_general_dilated":
+        batch, features, *space = op.params["dimension_numbers"].out_spec
         return (*sorted(space), batch, features)
-    if producer is None or not traits(graph.ops[producer].kind).matmul or len(graph.ops[producer].operands) != 2:
+    if op is None or not traits(op.kind).matmul or len(op.operands) != 2:
         return tuple(dims)
-    placement = grouping.placements[producer]
+    placement = grouping.placements[op.id]
     left, right = ({factor for dim in operand for factor in dim} for operand in placement.operands)
-    made = placement.results[graph.ops[producer].results.index(tensor)]
+    made = placement.results[op.results.index(tensor)]
     free = [
         [d for d in dims if made[d] and set(made[d]) <= own and not set(made[d]) & other]
         for own, other in ((left, right), (right, left))

@@ -33,7 +33,7 @@ from planner.program.spec_entries import axes_of_entry, parts_over
 from planner.program.tracing.trace import trace
 from planner.rules.kernels.kernel_work import KernelWork
 from planner.rules.kernels.pallas_kernel import call_rule, call_work
-from planner.rules.primitives import kinds_where, rule_of, traits
+from planner.rules.primitives import kinds_where, rule_of_op, traits
 from planner.rules.rule import Combiner, Dim, Kind, Rule
 
 COMBINE: Mapping[Combiner, Callable[..., Any]] = {
@@ -206,12 +206,9 @@ def kernels(
 
 def _bound(graph: Graph, op: Op) -> Parts | None:
     """A primitive that is a kernel, and takes parts of its operands as it takes the whole."""
-    rule = None
-    if op.kind != "custom_partitioning":  # JAX has those of others run on parts
-        rule = rule_of(op.kind, graph.avals(op.operands), graph.avals(op.results), op.params)
+    rule = rule_of_op(graph, op) if op.kind != "custom_partitioning" else None  # JAX has those of others run on parts
     if rule is None:
         return None
-
     run = library_run(op)
     work = KernelWork(name=op.kind, flops=None, bytes=None, engine="matrix", guessed=False)
     return Parts(rule=rule, run=run, work=work, on_parts=run)
