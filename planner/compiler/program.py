@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from planner.compiler.buffers.buffer import Buffer
+from planner.compiler.buffers.buffer import Buffer, TransposedStacks
 from planner.compiler.buffers.copy_insertion import InPlace
 from planner.compiler.buffers.working_sets import WorkingSets
 from planner.compiler.fusion.operand_fusion import ReadThrough
@@ -16,10 +16,6 @@ from planner.compiler.schedule.last_uses import region_spans
 from planner.compiler.simplify.convert_mover import NarrowReads
 from planner.decisions.groups import Grouping
 from planner.program.graph import Graph
-
-TransposedStacks = Mapping[int, int | None]
-"""The dim of a transposed stack of which a device must hold several elements, if there is one, by the op by which it enters
-its loop."""
 
 
 @dataclass(kw_only=True)

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from planner.compiler.collectives.combiner import combined
-from planner.compiler.collectives.overlap import OverlapFlops, flops_after_sums
+from planner.compiler.collectives.overlap import OverlapFlops, combined, flops_after_sums
 from planner.compiler.model import CompilerModel
 from planner.compiler.simplify.convert_mover import NarrowReads
 from planner.decisions.decision_graph import Flow, Read

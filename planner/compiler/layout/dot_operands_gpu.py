@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from planner.compiler.buffers.buffer import Buffer
+from planner.compiler.buffers.buffer import Buffer, TransposedStacks
 from planner.compiler.buffers.copy_insertion import READ_AND_WRITTEN
 from planner.compiler.fusion.instruction_fusion import source
-from planner.compiler.program import TransposedStacks
 from planner.program.dataflow import reached
 from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY, ENTERING

@@ -13,7 +13,7 @@ from planner.program.graph import Path
 from planner.program.jaxpr.bodies import Place, body_path, opened, with_bodies, with_fields
 from planner.program.jaxpr.calls import call_like, equations_by
 from planner.program.jaxpr.placements.meshless import as_function, constraint_equation, is_placement
-from planner.program.jaxpr.variables import fresh_var, named
+from planner.program.jaxpr.variables import called, fresh_var
 from planner.program.slots import Slot
 from planner.program.tracing.traced import Program
 
@@ -112,7 +112,7 @@ class Rewriter:
             operands: list[Any] = []
             for i, atom in enumerate(eqn.invars):
                 shardings = () if isinstance(atom, jex_core.Literal) else self.edits(("operand", here, i))
-                operands.append(self._lay(named(atom, renamed), shardings, eqns, laid, like=eqn))
+                operands.append(self._lay(called(atom, renamed), shardings, eqns, laid, like=eqn))
             if not self.keep_placements and is_placement(eqn):
                 # What the program demands is part of the plan, and laid on by it.
                 renamed[eqn.outvars[0]] = self._lay(operands[0], self.edits(("result", here, 0)), eqns, laid, like=eqn)
@@ -146,7 +146,7 @@ class Rewriter:
         outvars = []
         for i, atom in enumerate(body.outvars):
             shardings = () if isinstance(atom, jex_core.Literal) else self.edits(("outvar", path, i))
-            own = named(atom, renamed)
+            own = called(atom, renamed)
             outvars.append(self._lay(own, shardings, eqns, laid, like=next(reversed(body.eqns), None)))
         return with_fields(jaxpr, eqns=eqns, outvars=outvars)
 

@@ -8,13 +8,13 @@ from typing import Any
 import jax.extend.core as jex_core
 
 
-def named(atom: Any, names: Mapping[Any, Any]) -> Any:
+def called(atom: Any, names: Mapping[Any, Any]) -> Any:
     """What an atom is called where variables have other names; one that has none keeps its own."""
     return atom if isinstance(atom, jex_core.Literal) else names.get(atom, atom)
 
 
 def all_named(atoms: Iterable[Any], names: Mapping[Any, Any]) -> list[Any]:
-    return [named(atom, names) for atom in atoms]
+    return [called(atom, names) for atom in atoms]
 
 
 def last_named(atom: Any, names: Mapping[Any, Any]) -> Any:
