@@ -15,13 +15,13 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from planner.errors import ArgumentError, TraceError
 from planner.program.graph import Graph
+from planner.program.jaxpr.canonicalize.widen import narrowest_float
 from planner.program.jaxpr.fingerprint import fingerprint
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.jaxpr.rewrite import constrained, plain
 from planner.program.slots import operand_slot, result_slot
 from planner.program.tracing.trace import trace
 from planner.program.tracing.traced import Program
-from planner.verify.numerics import narrowest_float
 
 X = jnp.linspace(-1.0, 1.0, 64).reshape(8, 8)
 W = jnp.linspace(0.5, -0.5, 64).reshape(8, 8)
