@@ -25,8 +25,8 @@ DEAR_TABLE = 1e3
 class Arrays:
     """The records of the kernels, and what leads back: `labels` of the nodes in `names`, among `nodes` of the problem.
 
-    `turned` are the tables of the net transposed, each in its place. Bytes are as in the rows; `limits` and `units` (what a
-    row's overuse is measured in) belong to the rows.
+    `transposed` are the tables of the net transposed, each in its place. Bytes are as in the rows; `limits` and `units`
+    (what a row's overuse is measured in) belong to the rows.
     """
 
     nodes: int
@@ -34,7 +34,7 @@ class Arrays:
     labels: tuple[Indices, ...]
     constant: float
     net: Net
-    turned: Floats
+    transposed: Floats
     uses: Uses
     limits: Floats
     units: Floats
@@ -53,7 +53,7 @@ class Arrays:
         tables = np.concatenate([*(table.ravel() for table in distinct), np.zeros(0)])
         finite = np.isfinite(tables)
         dear = DEAR_TABLE * max(np.abs(tables[finite]).max(initial=0.0), np.abs(unary).max(initial=0.0), 1e-300)
-        turned = np.concatenate([*(table.T.ravel() for table in distinct), np.zeros(0)])
+        transposed = np.concatenate([*(table.T.ravel() for table in distinct), np.zeros(0)])
         ends = np.asarray(edges, dtype=np.int64).reshape(-1, 3)
         order = np.argsort(np.concatenate([ends[:, 0], ends[:, 1]]), kind="stable")
         degree = np.bincount(ends[:, :2].ravel(), minlength=len(names))
@@ -73,7 +73,7 @@ class Arrays:
                 edges=order % max(len(edges), 1),
                 edges_at=np.concatenate([[0], np.cumsum(degree)]),
             ),
-            turned=np.where(np.isfinite(turned), turned, dear),
+            transposed=np.where(np.isfinite(transposed), transposed, dear),
             uses=_uses(carried, rows, names),
             limits=rows.limits,
             units=np.maximum(np.abs(rows.limits), 1.0),
@@ -132,7 +132,7 @@ class Arrays:
                 table_at=np.cumsum([0, *(table.size for table in tables)], dtype=np.int64)[:-1],
                 tables=np.concatenate([*(table.ravel() for table in tables), np.zeros(0)]),
             ),
-            turned=np.concatenate([*(table.T.ravel() for table in tables), np.zeros(0)]),
+            transposed=np.concatenate([*(table.T.ravel() for table in tables), np.zeros(0)]),
             uses=uses._replace(
                 bytes_at=np.cumsum([0, *(chunk.size for chunk in chunks)], dtype=np.int64)[:-1],
                 bytes=np.concatenate([*chunks, np.zeros(0)]),
@@ -178,9 +178,9 @@ def _uses(carried: Carried, rows: RowTable, names: list[int]) -> Uses:
     filled = 0
     spans = rows.spans()
     for node in names:
-        together = summed_by((spans.get(piece, ()), usage) for piece, usage in carried.get(node, ()))
+        by_span = summed_by((spans.get(piece, ()), usage) for piece, usage in carried.get(node, ()))
         count = 0
-        for span, usage in together.items():
+        for span, usage in by_span.items():
             chunks.append(usage)
             starts += [filled] * len(span)
             runs += span

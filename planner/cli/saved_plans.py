@@ -146,7 +146,7 @@ def report(arguments: argparse.Namespace) -> int:
     saved = load(arguments.plan)
     bound = None if arguments.program is None else bind(arguments.plan, arguments.program)
     if arguments.json:
-        _print(report_data(plan_report(saved.decision, None if bound is None else bound.behind)), as_data=True)
+        _print(report_data(plan_report(saved.decision, None if bound is None else bound.alternatives)), as_data=True)
         return 0
     (saved if bound is None else bound).report(output)
     print(f"wrote {output}", file=sys.stderr)

@@ -55,7 +55,7 @@ def checked_leaves(
     leaves, tree = jax.tree.flatten(tuple(args[i] for i in program.dynamic_argnums))
     if tree != program.in_tree:
         raise ArgumentError(
-            f"{name} was planned for other arguments: {_otherwise(program, args)}; make a plan for these"
+            f"{name} was planned for other arguments: {_structure_difference(program, args)}; make a plan for these"
         )
     planned = program.arguments[: len(leaves)]
     if not parts:
@@ -71,11 +71,11 @@ def is_planned(planned: Any, value: Any) -> bool:
     return value is planned or bool(value == planned)
 
 
-def _otherwise(program: Program, args: Sequence[Any]) -> str:
+def _structure_difference(program: Program, args: Sequence[Any]) -> str:
     """How the structure of arguments differs from the planned one."""
     trees = zip(program.dynamic_argnums, program.in_tree.children(), strict=True)
-    told = (structure_differences(tree, args[i], program.parameters[i]) for i, tree in trees)
-    return "; ".join(words for words in told if words)
+    differences = (structure_differences(tree, args[i], program.parameters[i]) for i, tree in trees)
+    return "; ".join(text for text in differences if text)
 
 
 def is_part(value: Any, part: Part | None) -> bool:
@@ -126,15 +126,15 @@ def _of_part(planned: Sequence[int], given: Sequence[int]) -> str:
     )
 
 
-MOST_TOLD = 3
+MOST_NAMED = 3
 """Differences that are named; the others are counted."""
 
 
 def structure_differences(planned: Any, value: Any, name: str) -> str:
     """How the structure of a pytree differs from the planned one (a treedef); `name` is what the pytree is called."""
     found = list(_differences(planned, value, name))
-    more = len(found) - MOST_TOLD
-    return "; ".join(found[:MOST_TOLD]) + (f"; and {more} more differences" if more > 0 else "")
+    more = len(found) - MOST_NAMED
+    return "; ".join(found[:MOST_NAMED]) + (f"; and {more} more differences" if more > 0 else "")
 
 
 def _differences(planned: Any, value: Any, name: str) -> Iterator[str]:
@@ -178,8 +178,8 @@ def _of_static(kind: type, planned: Any, given: Any, name: str) -> Iterator[str]
     for place, (before, now) in enumerate(zip(planned, given, strict=True)):
         if before != now:
             field = f"{name}.{names[place]}" if len(names) == len(planned) else f"{name}: static value {place}"
-            told = f"planned as {before!r}, got {now!r}" if _short(before, now) else "another object than was planned"
-            yield f"{field} is {told}; use the same object, or one that is equal"
+            change = f"planned as {before!r}, got {now!r}" if _short(before, now) else "another object than was planned"
+            yield f"{field} is {change}; use the same object, or one that is equal"
 
 
 def _static_fields(kind: type) -> Sequence[str]:

@@ -96,19 +96,19 @@ def decide(
             meshes=meshes,
             guessed_share=share,
         ),
-        replicated=tuple(Replicated(**_told(graph, op)) for op in model.grouping.unruled),
-        by_shardy=tuple(Ruled(**_told(graph, op)) for op in model.grouping.by_shardy),
+        replicated=tuple(Replicated(**_op_facts(graph, op)) for op in model.grouping.unruled),
+        by_shardy=tuple(Ruled(**_op_facts(graph, op)) for op in model.grouping.by_shardy),
         guessed=guessed,
         checked=(),
         notes=(
             *graph.notes,
             *_guess_note(guessed, share),
-            *_told_of_strategies(instance),
-            *_told_of_prices(problem),
-            *_told_of_devices(problem, placement.mesh_shape),
-            *_told_of_donations(problem, chosen, predicted.peak_bytes),
-            *_told_of_inputs(chosen, predicted),
-            *_told_of_reading(chosen, predicted),
+            *_notes_on_strategies(instance),
+            *_notes_on_prices(problem),
+            *_notes_on_devices(problem, placement.mesh_shape),
+            *_notes_on_donations(problem, chosen, predicted.peak_bytes),
+            *_notes_on_inputs(chosen, predicted),
+            *_notes_on_reading(chosen, predicted),
             *notes,
         ),
         donate_argnums=program.donate_argnums,
@@ -119,7 +119,7 @@ def decide(
     )
 
 
-def _told_of_prices(problem: PlanningProblem) -> tuple[str, ...]:
+def _notes_on_prices(problem: PlanningProblem) -> tuple[str, ...]:
     """What a plan says of prices that are not those of data sheets: what they were fitted to."""
     model = problem.analysis.cost_model
     if not isinstance(model, Measured):
@@ -128,7 +128,7 @@ def _told_of_prices(problem: PlanningProblem) -> tuple[str, ...]:
     return (f"prices are of a profile of {of.num_devices} x {of.device_kind}: {of.machine}, {of.date}",)
 
 
-def _told_of_strategies(instance: Instance) -> tuple[str, ...]:
+def _notes_on_strategies(instance: Instance) -> tuple[str, ...]:
     """What a plan says where not all splits of all ops were looked at."""
     if len(instance.mesh.sizes) <= SEARCHED_AXES or all(table.complete for table in instance.tables):
         return ()
@@ -138,30 +138,30 @@ def _told_of_strategies(instance: Instance) -> tuple[str, ...]:
     )
 
 
-def _told_of_devices(problem: PlanningProblem, shape: Shape) -> tuple[str, ...]:
+def _notes_on_devices(problem: PlanningProblem, shape: Shape) -> tuple[str, ...]:
     """What a plan says of its devices; on a mesh that the program names itself they lie as they please it."""
     own = problem.program.parallelism
-    return problem.target.told(shape) if own is None or own.mesh is None else problem.target.notes
+    return problem.target.notes_for(shape) if own is None or own.mesh is None else problem.target.notes
 
 
-def _told_of_donations(problem: PlanningProblem, chosen: Chosen, peak_bytes: float) -> tuple[str, ...]:
+def _notes_on_donations(problem: PlanningProblem, chosen: Chosen, peak_bytes: float) -> tuple[str, ...]:
     """What a plan says of a state or cache that could be donated, where that may save memory worth speaking of."""
     found = donations(problem.program, chosen)
     return tuple(str(one) for one in found if one.fed_back and one.bytes >= WORTH_DONATING * peak_bytes)
 
 
-def _told_of_inputs(chosen: Chosen, predicted: Predicted) -> tuple[str, ...]:
+def _notes_on_inputs(chosen: Chosen, predicted: Predicted) -> tuple[str, ...]:
     """What a plan says of inputs that no data pipeline would want to bring, or not as fast as they are computed with."""
-    told = [str(one) for one in whole_inputs(chosen, predicted)]
+    notes = [str(one) for one in whole_inputs(chosen, predicted)]
     if predicted.feed_seconds > predicted.seconds:
-        told.append(
+        notes.append(
             f"bringing the inputs from hosts takes {quantity(predicted.feed_seconds, 's')} per call, more than the "
             f"{quantity(predicted.seconds, 's')} of a call: devices will wait for them, however early they are fetched"
         )
-    return tuple(told)
+    return tuple(notes)
 
 
-def _told_of_reading(chosen: Chosen, predicted: Predicted) -> tuple[str, ...]:
+def _notes_on_reading(chosen: Chosen, predicted: Predicted) -> tuple[str, ...]:
     """What a plan says of weights that are read while collectives run, of which the search does not know."""
     spared = sum(chosen.prefetched_seconds.values())
     if spared < WORTH_TELLING * predicted.seconds:
@@ -172,7 +172,7 @@ def _told_of_reading(chosen: Chosen, predicted: Predicted) -> tuple[str, ...]:
     )
 
 
-def _told(graph: Graph, op_id: int) -> dict[str, Any]:
+def _op_facts(graph: Graph, op_id: int) -> dict[str, Any]:
     """What a plan says of an op: its primitive, its name, its source line, its runs per call."""
     op = graph.ops[op_id]
     return {"op": op.kind, "name": op.name, "source": op.source, "trips": graph.regions[op.region].trips}
@@ -193,8 +193,6 @@ def _guess_note(guessed: Sequence[Guessed], share: float | None) -> tuple[str, .
         return ()
     named = [f"{op} (x{runs:g}) at {source}" for (op, source), runs in list(trips.items())[:MOST_NAMED]]
     more = [f"{len(trips) - MOST_NAMED} more"] if len(trips) > MOST_NAMED else []
-    words = (
-        f"work of {len(guessed)} op{'' if len(guessed) == 1 else 's'} is guessed as one operation per result element"
-    )
+    text = f"work of {len(guessed)} op{'' if len(guessed) == 1 else 's'} is guessed as one operation per result element"
     moved = "" if share is None else f" They move {100 * share:.2g} % of the bytes; what they compute is not known."
-    return (f"{words}: {', '.join(named + more)}; planner.rule_for(flops=, bytes=) tells it.{moved}",)
+    return (f"{text}: {', '.join(named + more)}; planner.rule_for(flops=, bytes=) tells it.{moved}",)

@@ -160,7 +160,7 @@ class Plan:
 
     @property
     def refined(self) -> Refined | None:
-        """How compiles or runs chose the plan, as `Options(refine=...)` asks for; None where they had no say."""
+        """How compiles or runs chose the plan, as `Options(autotune=...)` asks for; None where they had no say."""
         return self._decision.refined
 
     # ------------------------------------------------------------ running
@@ -259,7 +259,7 @@ class Plan:
         return self._state_problem()
 
     @property
-    def behind(self) -> Alternatives:
+    def alternatives(self) -> Alternatives:
         """The problem that the plan solves, with what was chosen; stated when it is first asked for. Raises: as `graph`."""
         return self._alternatives
 

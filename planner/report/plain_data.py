@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 from planner.decision import Decision
 from planner.plan_file.codec import as_json
-from planner.program.graph import type_words
+from planner.program.graph import type_text
 from planner.program.tracing.traced import Leaf
 from planner.report.plan_report import PlanReport
 from planner.report.rows import bytes_on_device
@@ -59,7 +59,7 @@ def _leaves(decision: Decision, leaves: Sequence[Leaf], specs: Sequence[Partitio
     return [
         {
             "name": leaf.name,
-            "type": type_words(leaf.aval),
+            "type": type_text(leaf.aval),
             "spec": as_json(spec),
             "bytes": bytes_on_device(leaf, spec, decision.mesh_shape),
         }

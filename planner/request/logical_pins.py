@@ -34,23 +34,23 @@ def by_rules(
     """
     brought = {leaf.name: leaf.logical for leaf in program.arguments if leaf.logical is not None}
     if rules is None:
-        return named, _told(brought)
-    read, told = _on_mesh(_checked(rules), axes)
+        return named, _unread_notes(brought)
+    read, notes = _on_mesh(_checked(rules), axes)
     pins = {exactly(name): _spec(names, read) for name, names in brought.items() if name not in named.free}
     # A pin on the name itself takes the place of what the argument brings.
-    return replace(named, specs={**pins, **{name: _read(spec, read) for name, spec in named.specs.items()}}), told
+    return replace(named, specs={**pins, **{name: _read(spec, read) for name, spec in named.specs.items()}}), notes
 
 
-def _told(brought: Mapping[str, Names]) -> tuple[str, ...]:
+def _unread_notes(brought: Mapping[str, Names]) -> tuple[str, ...]:
     """What a plan says of names that it does not read as pins."""
     if not brought:
         return ()
-    words = list(dict.fromkeys(name for names in brought.values() for name in names if name is not None))
-    more = f" and {len(words) - MOST_NAMED} more" if len(words) > MOST_NAMED else ""
+    distinct = list(dict.fromkeys(name for names in brought.values() for name in names if name is not None))
+    more = f" and {len(distinct) - MOST_NAMED} more" if len(distinct) > MOST_NAMED else ""
     count = len(brought)
     return (
         f"the names that {count} argument{'s bring' if count > 1 else ' brings'} for the dims "
-        f"({', '.join(words[:MOST_NAMED])}{more}) are no pins; logical_rules=... makes pins of them",
+        f"({', '.join(distinct[:MOST_NAMED])}{more}) are no pins; logical_rules=... makes pins of them",
     )
 
 

@@ -109,7 +109,7 @@ def _stated(
             f"the pin {name!r} is a {type(value).__name__}, but no argument or result has this name; names look like "
             f"{close_names(name, [*known, *names])}"
         )
-    said: set[str] = set()
+    named: set[str] = set()
     under = _by_prefix(of)
     for path, leaf in leaves:
         place = joined(name, path)
@@ -121,9 +121,9 @@ def _stated(
                 f"the pin {name!r} says {spec} of {place}, but {name} has no array there; it has "
                 f"{close_names(place, of)}"
             )
-        said.update(meant)
+        named.update(meant)
         yield from ((exactly(other), spec) for other in meant)
-    left = [other for other in of if other not in said]
+    left = [other for other in of if other not in named]
     if left:
         more = f" and {len(left) - 1} more" if len(left) > 1 else ""
         raise PinError(f"the pin {name!r} says nothing of {left[0]}{more}; give None for what is to be free")

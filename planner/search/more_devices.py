@@ -38,20 +38,18 @@ def more_devices(
     shape, devices = instance.mesh.shape, instance.mesh.num_devices
     fewest = math.ceil(whole_bytes(instance.model) / limit_bytes)
     if fewest > MOST_TIMES * devices:
-        return Offer(words=f"use at least {fewest} devices")
+        return Offer(text=f"use at least {fewest} devices")
     for times in (1 << i for i in range(1, MOST_TIMES.bit_length())):
         if solving.deadline.passed:
             many = f"at least {fewest}" if fewest > devices else "more"
-            return Offer(words=f"use {many} devices")
+            return Offer(text=f"use {many} devices")
         if times * devices < fewest:
             continue
         found = _fitting(problem, shape, times, limit_bytes, solving)
         if found is not None:
             mesh, peak = found
-            words = (
-                f"use {times * devices} devices: a plan on the mesh {dict(mesh)} needs {quantity(peak, 'B')} of each"
-            )
-            return Offer(words=words, needs_bytes=peak)
+            text = f"use {times * devices} devices: a plan on the mesh {dict(mesh)} needs {quantity(peak, 'B')} of each"
+            return Offer(text=text, needs_bytes=peak)
     return None
 
 

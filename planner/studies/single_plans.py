@@ -50,7 +50,7 @@ class SinglePlans:
         if key not in self.known:
             request = self.request(name, mesh, pins, max(share * self.deadline.left(), LEAST_SECONDS))
             # What compilers or runs have to say is asked of the plan that is taken, once.
-            candidates = Candidates(request, request.problem, replace(request.options, refine="never"))
+            candidates = Candidates(request, request.problem, replace(request.options, autotune="never"))
             self.known[key] = SinglePlan(request=request, decision=candidates.propose(), candidates=candidates)
         return self.known[key].decision
 
@@ -66,6 +66,6 @@ class SinglePlans:
     def checked(self, name: str, mesh: Shape, pins: Mapping[str, PartitionSpec]) -> Plan:
         """The checked plan of a program. Raises: what `plan` does."""
         known = self.known.get((name, shape_key(mesh), tuple(pins.items())))
-        if known is not None and self.options.refine == "never":
+        if known is not None and self.options.autotune == "never":
             return best_plan(known.request, known.candidates)
         return best_plan(self.request(name, mesh, pins, max(ONE_SHARE * self.deadline.left(), LEAST_SECONDS)))

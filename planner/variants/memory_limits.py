@@ -16,7 +16,7 @@ from planner.pricing.mesh import Shape
 from planner.problem import PlanningProblem
 from planner.search.mesh_search import SearchOptions, SearchResult, search
 
-TOLD = 0.9
+NOTED_SHARE = 0.9
 """The share of the limit from which on a plan says that there is a lower one."""
 BEYOND = (1.1, 1.5, 2.5)
 """The limits, as multiples of the one given, of plans that a compiler shall judge where nothing is predicted to fit."""
@@ -69,7 +69,7 @@ def takes_all(problem: PlanningProblem, limit: float) -> bool:
 
 def room_note(problem: PlanningProblem, limit: float, peak: float) -> tuple[str, ...]:
     """Says of a plan whose peak is near a limit lower than what was asked for that it is kept to that."""
-    if not TOLD * limit < peak <= limit < problem.request.memory_limit:
+    if not NOTED_SHARE * limit < peak <= limit < problem.request.memory_limit:
         return ()
     share = limit / problem.request.topology.chip.hbm_bytes
     return (f"the plan keeps to {share:.0%} of the memory: nearer to the limit the compiler computes values again",)

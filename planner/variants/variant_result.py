@@ -15,7 +15,7 @@ from planner.problem import PlanningProblem
 from planner.program.jaxpr.remat.rewrite_saved import program_steps
 from planner.search.best_on_mesh import WORTHWHILE
 from planner.search.mesh_search import SearchOptions, SearchResult, search
-from planner.transforms.remat_choice import Choice, Front, Pinned, program_seconds, words
+from planner.transforms.remat_choice import Choice, Front, Pinned, describe_remat, program_seconds
 from planner.variants.memory_limits import roomy_limit
 from planner.variants.problem_variants import ProblemVariants
 
@@ -35,8 +35,8 @@ class VariantResult:
     """The problem of a program in the form that is best, the best plans of it, and what is to be told of the form.
 
     `limit_bytes` is what the plans keep to; `none_fits` says why none is predicted to fit, where a compiler judges.
-    `slower` is what the form takes, by the prices of `forms.recompute`, beyond the fastest choice of what is saved; `rough`
-    plans may be further from the best of their form than others.
+    `slower` is what the form takes, by the prices of `transforms.remat_choice`, beyond the fastest choice of what is
+    saved; `rough` plans may be further from the best of their form than others.
     """
 
     problem: PlanningProblem
@@ -176,6 +176,6 @@ class VariantSearch:
         """The seconds that a choice takes beyond the fastest one, by the prices of the front, were all split evenly."""
         return (choice.seconds - front.fastest.seconds) / self.devices
 
-    def told(self, front: Front, choice: Choice) -> str:
+    def remat_note(self, front: Front, choice: Choice) -> str:
         """What a plan says of the values that are computed again."""
-        return words(front.crossings, choice, front.written, self.devices)
+        return describe_remat(front.crossings, choice, front.written, self.devices)

@@ -183,7 +183,7 @@ def _traced(fn: Callable[..., Any], given: _Given) -> _Traced:
             "argument and return the new one"
         )
     jaxpr, useless = without_last(jaxpr, len(changes.lost))
-    notes += _told_of_changes(name_of(fn), given.leaves, changes, useless)
+    notes += _notes_on_changes(name_of(fn), given.leaves, changes, useless)
     types = None if mesh is None else sharding_types(jaxpr, jax.tree.leaves(typed), mesh)
     sums = left_unreduced(jaxpr)
     if mesh is not None or names_axes(jaxpr):
@@ -288,7 +288,7 @@ def _result_names(leaves: Sequence[Leaf], traced: _Traced) -> list[str]:
     return [*names, *(f"updated/{leaves[sources[i]].name}" for i in added)]
 
 
-def _told_of_changes(fn: str, leaves: Sequence[Leaf], changes: Changes, useless: Sequence[bool]) -> list[str]:
+def _notes_on_changes(fn: str, leaves: Sequence[Leaf], changes: Changes, useless: Sequence[bool]) -> list[str]:
     """What a plan notes of changes in place. Raises: TraceError where what is written is computed for nothing."""
     roots = dict.fromkeys(leaves[position].name.split("/")[0] for position, _ in changes.updates)
     notes = [f"a call updates {', '.join(roots)} in place, as nnx.jit does"] if roots else []
@@ -317,17 +317,17 @@ def names_of_dims(tree: Any) -> list[Names | None]:
 
     Entries that are no single names, such as several mesh axes, are None.
     """
-    boxes = jax.tree.leaves(tree, is_leaf=lambda node: _said(node) is not None)
+    boxes = jax.tree.leaves(tree, is_leaf=lambda node: _dim_names(node) is not None)
     found: list[Names | None] = []
     for box in boxes:
-        said, leaves = _said(box), jax.tree.leaves(box)
+        own_names, leaves = _dim_names(box), jax.tree.leaves(box)
         for leaf in leaves:
-            fits = said is not None and len(leaves) == 1 and len(getattr(leaf, "shape", ())) == len(said)
-            found.append(tuple(name if isinstance(name, str) else None for name in said or ()) if fits else None)
+            fits = own_names is not None and len(leaves) == 1 and len(getattr(leaf, "shape", ())) == len(own_names)
+            found.append(tuple(name if isinstance(name, str) else None for name in own_names or ()) if fits else None)
     return found
 
 
-def _said(node: Any) -> tuple[Any, ...] | None:
+def _dim_names(node: Any) -> tuple[Any, ...] | None:
     """The names that a node of a pytree says its array's dims have, None where it says none."""
     # Whoever has such nodes has imported what defines them.
     meta, nnx = sys.modules.get("flax.core.meta"), sys.modules.get("flax.nnx")
