@@ -15,6 +15,7 @@ from typing import Any
 
 from planner.api import load, plan
 from planner.errors import ArgumentError
+from planner.former_names import renamed
 
 
 def keywords_of(fn: Callable[..., Any]) -> tuple[str, ...]:
@@ -92,6 +93,8 @@ def _planned(returned: Any, what: str, known: Sequence[str]) -> Planned:
             f"{what} returned ({type(fn).__name__}, {type(args).__name__}); the first must be a function and the "
             "second the tuple of its arguments"
         )
+    if isinstance(keywords, Mapping):
+        keywords = renamed(keywords)
     if not isinstance(keywords, Mapping) or not all(key in known for key in keywords):
         raise ArgumentError(f"{what} returned the keywords {keywords!r}; use a dict of {', '.join(known)}")
     return Planned(fn=fn, args=tuple(args), keywords=keywords)
