@@ -9,8 +9,7 @@ from pbqp.auto import solve_auto
 from pbqp.bounds.subgradient import solve_lagrangian
 from pbqp.deadline import Deadline
 from pbqp.errors import SolverError
-from pbqp.exact.brute import solve_brute
-from pbqp.exact.exact import solve_elimination, solve_ilp
+from pbqp.exact.exact import solve_brute, solve_elimination, solve_ilp
 from pbqp.heuristics.random_search import solve_random
 from pbqp.network.table_cache import TableCache
 from pbqp.options import Improvement, SolveOptions

@@ -23,6 +23,7 @@ import numpy as np
 from pbqp.errors import SolverError
 from pbqp.identity import numbered
 from pbqp.memory_rows import Array, Indices, Row, Schedule
+from pbqp.vectors import summed_by
 
 FORBIDDEN = 10**18
 """The contest's mark of a choice that must not be taken; costs of at least this much are read as `inf`."""
@@ -286,10 +287,7 @@ def _write_iopddl(problem: Problem) -> dict[str, Any]:
     limit = max((row.limit for row in rows), default=math.inf)
     runs: dict[int, list[tuple[int, int, Array]]] = {}
     for time, row in enumerate(rows):
-        terms: dict[int, Array] = {}
-        for node, usage in zip(row.nodes, row.usages, strict=True):
-            terms[node] = terms[node] + usage if node in terms else usage
-        for node, usage in terms.items():
+        for node, usage in summed_by(zip(row.nodes, row.usages, strict=True)).items():
             spans = runs.setdefault(node, [])
             if spans and spans[-1][1] == time and np.array_equal(spans[-1][2], usage):
                 spans[-1] = (spans[-1][0], time + 1, usage)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,6 +12,10 @@ from scipy import sparse
 
 from pbqp.memory_rows import Indices, Row, Schedule, spread
 from pbqp.problem import Array, Problem
+from pbqp.vectors import summed_by
+
+Carried = Mapping[int, Sequence[tuple[int, Array]]]
+"""Pieces of memory by node: the number of each in the row table, and its bytes per remaining choice."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -90,12 +94,15 @@ class RowTable:
         """For each node in a priced row, the sum over its pieces of price times bytes, per choice."""
         sums = np.concatenate([[0.0], np.cumsum(multipliers)])
         prices = np.bincount(self.pieces, sums[self.ends] - sums[self.begins], self.nodes.size)
-        priced: dict[int, Array] = {}
-        for number in np.flatnonzero(prices).tolist():
-            node = int(self.nodes[number])
-            extra = prices[number] * self.usages[number]
-            priced[node] = priced[node] + extra if node in priced else extra
-        return priced
+        numbers = np.flatnonzero(prices).tolist()
+        return summed_by((int(self.nodes[number]), prices[number] * self.usages[number]) for number in numbers)
+
+    def spans(self) -> dict[int, tuple[tuple[int, int], ...]]:
+        """By piece the runs of rows that count it."""
+        found: dict[int, tuple[tuple[int, int], ...]] = {}
+        for piece, *run in zip(self.pieces.tolist(), self.begins.tolist(), self.ends.tolist(), strict=True):
+            found[piece] = (*found.get(piece, ()), (run[0], run[1]))
+        return found
 
     def rows_of(self, piece: int) -> Indices:
         """The rows that count a piece."""
@@ -179,13 +186,8 @@ def _of_rows(rows: Iterable[Row]) -> RowTable:
         return number
 
     for row in rows:
-        terms = zip(row.nodes, row.usages, strict=True)
-        if len(set(row.nodes)) < len(row.nodes):
-            merged: dict[int, Array] = {}
-            for node, usage in terms:
-                merged[node] = merged[node] + usage if node in merged else usage
-            terms = merged.items()
-        columns.append(np.asarray([piece(node, usage) for node, usage in terms], dtype=np.intp))
+        terms = summed_by(zip(row.nodes, row.usages, strict=True))
+        columns.append(np.asarray([piece(node, usage) for node, usage in terms.items()], dtype=np.intp))
         limits.append(row.limit)
     flat = np.concatenate([*columns, np.zeros(0, dtype=np.intp)])
     lines = np.repeat(np.arange(len(columns)), [column.size for column in columns])

@@ -21,7 +21,7 @@ class Solution:
     `value` is the choice's exact cost (`inf` without one), `seconds` the wall time, `method` what ran. `detail` holds
     counts of the reductions, of some methods what `ended` them ("gap": it is small enough, "time", or "stall": nothing more
     was to be hoped for), and, for an infeasible problem, `conflict` (names of rows that cannot all hold), `least_limit`
-    (bytes) and `least_limit_is` ("proven" or "found", see `pbqp.infeasible`).
+    (bytes) and `least_limit_is` ("proven" or "found", see `pbqp.auto`).
     """
 
     choice: tuple[int, ...] | None

@@ -20,8 +20,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from pbqp.network.compact import normalise
-from pbqp.network.network import Indices, Network
+from pbqp.network.network import Indices, Network, normalise
 from pbqp.network.table_cache import TableCache
 from pbqp.problem import Array
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,15 +13,12 @@ from pbqp.compiled.kernels import Floats, Ints, Net, Uses
 from pbqp.identity import numbered
 from pbqp.memory_rows import spread
 from pbqp.network.network import Indices, Network
-from pbqp.row_table import RowTable
+from pbqp.row_table import Carried, RowTable
 from pbqp.smaller.smaller import Choice
+from pbqp.vectors import summed_by
 
 DEAR_TABLE = 1e3
 """Price of a forbidden pair, in the largest cost of the network: a bound with it is a bound without."""
-
-
-Carried = Mapping[int, Sequence[tuple[int, Floats]]]
-"""Pieces of memory by node: the number of each in the row table, and its bytes per remaining choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -179,14 +176,9 @@ def _uses(carried: Carried, rows: RowTable, names: list[int]) -> Uses:
     runs: list[tuple[int, int]] = []
     chunks: list[Floats] = []
     filled = 0
-    spans: dict[int, tuple[tuple[int, int], ...]] = {}
-    for piece, begin, end in zip(rows.pieces.tolist(), rows.begins.tolist(), rows.ends.tolist(), strict=True):
-        spans[piece] = (*spans.get(piece, ()), (begin, end))
+    spans = rows.spans()
     for node in names:
-        by_span: dict[tuple[tuple[int, int], ...], Floats] = {}
-        for piece, usage in carried.get(node, ()):
-            span = spans.get(piece, ())
-            by_span[span] = by_span[span] + usage if span in by_span else usage
+        by_span = summed_by((spans.get(piece, ()), usage) for piece, usage in carried.get(node, ()))
         count = 0
         for span, usage in by_span.items():
             chunks.append(usage)

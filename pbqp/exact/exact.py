@@ -1,11 +1,16 @@
-"""The two exact methods on their own: elimination without an ILP, and the ILP without eliminations."""
+"""The exact methods on their own: elimination without an ILP, the ILP without eliminations, and every choice in turn.
+
+The last is the oracle that the other methods are tested against.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
 
+from pbqp.errors import SolverError
 from pbqp.exact import elimination
 from pbqp.exact.ilp import IntegerProgram
 from pbqp.heuristics.local_search import LocalSearch
@@ -57,3 +62,34 @@ def solve_ilp(problem: Problem, options: SolveOptions) -> Solution:
         best.offer(prepared.complete(result.choice))
     best.raise_bound(min(result.bound, best.value))
     return best.solution("ilp", {**prepared.detail, "variables": program.size})
+
+
+MAX_CHOICES = 2_000_000
+"""Most combinations that are tried."""
+
+
+def solve_brute(problem: Problem, options: SolveOptions) -> Solution:
+    """The first of the cheapest choices that violate no row, found by trying all of them, whatever the time limit.
+
+    Raises SolverError where there are more than `MAX_CHOICES` combinations.
+    """
+    sizes = [costs.size for costs in problem.node_costs]
+    if math.prod(sizes) > MAX_CHOICES:
+        raise SolverError(
+            f"problem {problem.name!r} has {math.prod(sizes):.3g} combinations of choices, brute tries at most "
+            f"{MAX_CHOICES}: use method='auto'."
+        )
+    best: tuple[int, ...] | None = None
+    value = math.inf
+    for choice in itertools.product(*map(range, sizes)):
+        cost = problem.evaluate(choice)
+        if cost < value and not problem.violations(choice):
+            best, value = choice, cost
+    return Solution(
+        choice=best,
+        value=value,
+        bound=value,
+        status="infeasible" if best is None else "optimal",
+        seconds=options.elapsed(),
+        method="brute",
+    )

@@ -26,8 +26,7 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from pbqp.network.compact import normalise
-from pbqp.network.network import Network
+from pbqp.network.network import Network, normalise
 from pbqp.problem import Array
 from pbqp.row_table import RowTable
 from pbqp.solution import RELATIVE_TOLERANCE

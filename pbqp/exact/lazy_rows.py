@@ -10,7 +10,7 @@ Reference: Dantzig, Fulkerson and Johnson, "Solution of a large-scale traveling-
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import final
 
 import numpy as np
@@ -20,15 +20,12 @@ from pbqp.deadline import Deadline
 from pbqp.exact.ilp import ROW_MARGIN, IntegerProgram, Lines
 from pbqp.memory_rows import Array, Indices, spread
 from pbqp.network.network import Network
-from pbqp.row_table import RowTable
+from pbqp.row_table import Carried, RowTable
 
 AT_ONCE = 20
 """How many rows are added at once, at most: the fullest, none beside a fuller one."""
 FULL, BARELY_FULL = 1e-6, 1e-12
 """By what part of its room a relaxed program may overfill a row (HiGHS's tolerance), and whole choices (rounding)."""
-
-Carried = Mapping[int, Sequence[tuple[int, Array]]]
-"""Pieces of memory by node: the number of each in the row table, and its bytes per remaining choice."""
 
 
 @final
@@ -37,9 +34,7 @@ class LazyRows:
 
     def __init__(self, network: Network, rows: RowTable, carried: Carried, upper: float) -> None:
         self.program = IntegerProgram(network, None, upper)
-        spans: dict[int, list[tuple[int, int]]] = {}
-        for piece, begin, end in zip(rows.pieces.tolist(), rows.begins.tolist(), rows.ends.tolist(), strict=True):
-            spans.setdefault(piece, []).append((begin, end))
+        spans = rows.spans()
         runs: list[tuple[int, int]] = []
         least: list[float] = []
         columns: list[Indices] = []

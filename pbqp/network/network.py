@@ -1,13 +1,18 @@
-"""The solver's working copy of a problem: nodes, merged edges and remaining choices, changed in place by reductions."""
+"""The solver's working copy of a problem: nodes, merged edges and remaining choices, changed in place by reductions.
+
+Edges are as small as they can be written: what one end alone decides moves into the node, equal lines are kept once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pbqp.identity import numbered
 from pbqp.memory_rows import Indices
 from pbqp.network.table_cache import TableCache
 from pbqp.problem import Array, Problem
@@ -113,3 +118,41 @@ def firsts(of: Indices) -> Indices:
     found = np.zeros(int(of.max(initial=-1)) + 1, dtype=np.intp)
     found[of[::-1]] = np.arange(of.size - 1, -1, -1)
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CompactEdge:
+    """A table between classes of choices: `costs[classes[0][p], classes[1][q]]` for choices p, q of its nodes."""
+
+    nodes: tuple[int, int]
+    classes: tuple[Indices, Indices]
+    costs: Array
+
+
+def normalise(network: Network) -> tuple[dict[int, Array], list[CompactEdge]]:
+    """Unary costs and nonnegative compact edges that add up to the network's cost, less its constant.
+
+    A choice without a possible partner costs infinitely much alone. Edges left with nothing are gone.
+    """
+    unary = {node: network.unary[node].copy() for node in sorted(network.live)}
+    edges: list[CompactEdge] = []
+    joined = list(network.edges())
+    tables, table_of = numbered(table for _, _, table in joined)
+    compact = list(map(_compact, tables))
+    for (m, n, _), number in zip(joined, table_of, strict=True):
+        row, column, ends, costs = compact[number]
+        unary[m] += row
+        unary[n] += column
+        if costs.any():
+            edges.append(CompactEdge(nodes=(m, n), classes=ends, costs=costs))
+    return unary, edges
+
+
+def _compact(table: Array) -> tuple[Array, Array, tuple[Indices, Indices], Array]:
+    """The least cost of every line, then of every column, the classes of both, and the table between classes."""
+    row = table.min(axis=1)
+    rest = table - np.where(np.isfinite(row), row, 0.0)[:, None]
+    column = rest.min(axis=0)
+    rest = rest - np.where(np.isfinite(column), column, 0.0)
+    of_rows, of_columns = classes(rest), classes(rest.T)
+    return row, column, (of_rows, of_columns), rest[np.ix_(firsts(of_rows), firsts(of_columns))]

@@ -32,6 +32,7 @@ from pbqp.problem import Array, Edge, Problem, Row
 from pbqp.smaller.alike_nodes import SHARING_PAYS, Classes, Links, classify
 from pbqp.smaller.smaller import Choice
 from pbqp.solution import RELATIVE_TOLERANCE, Solution
+from pbqp.vectors import summed_by
 
 SMALLEST = 100
 """Problems of fewer nodes are solved whole: they take no time."""
@@ -156,9 +157,7 @@ def _times(table: Array, count: int, table_cache: TableCache) -> Array:
 
 
 def _shared_row(row: Row, of: list[int]) -> Row:
-    usages: dict[int, Array] = {}
-    for node, usage in zip(row.nodes, row.usages, strict=True):
-        usages[of[node]] = usages[of[node]] + usage if of[node] in usages else usage
+    usages = summed_by((of[node], usage) for node, usage in zip(row.nodes, row.usages, strict=True))
     return Row(name=row.name, limit=row.limit, nodes=tuple(usages), usages=tuple(usages.values()))
 
 

@@ -17,13 +17,13 @@ from planner.compiler.fusion.bytes_accessed import Array, Movement, movements
 from planner.compiler.fusion.kernels import Kernels, kernels_of
 from planner.compiler.fusion.loop_fusion import FusedPass, fused_pass
 from planner.compiler.isomorphic_groups import isomorphic
-from planner.compiler.layout.matmul_output import memory_order
+from planner.compiler.layout.tiles import memory_order
 from planner.compiler.model import CompilerModel
 from planner.compiler.program import CompiledProgram, compiled
 from planner.compiler.schedule.live_ranges import Copied, Holdings, copied, freed_inside, held
 from planner.compiler.schedule.prefetched_weights import WeightsThere, weights_there
 from planner.compiler.simplify.sharding_remover import SeenThrough
-from planner.compiler.targets.cpu import CPU
+from planner.compiler.targets.table import CPU
 from planner.decisions.decision_graph import Flow, Read, Transfer, build_flow
 from planner.decisions.groups import Group, Grouping, group_ops
 from planner.program.graph import Body, Graph

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from planner.compiler.buffers.buffer import Buffer
+from planner.compiler.buffers.buffer import Buffer, TransposedStacks
 from planner.compiler.buffers.copy_insertion import InPlace
 from planner.compiler.buffers.working_sets import WorkingSets
 from planner.compiler.fusion.operand_fusion import ReadThrough
-from planner.compiler.layout.dot_operands_gpu import TransposedStacks
 from planner.compiler.layout.row_major_lanes import InRows
 from planner.compiler.model import CompilerModel, Pass, PassName
 from planner.compiler.schedule.last_uses import region_spans

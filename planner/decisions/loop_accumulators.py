@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from planner.program.dataflow import LOOPS, source_through
 from planner.program.graph import Graph, Op
-from planner.program.loop_invariant import LOOPS
-from planner.rules.primitives import rule_of, traits
+from planner.rules.primitives import rule_of_op, traits
 from planner.rules.rule import Rule
 
 
@@ -39,10 +39,10 @@ def accumulators(graph: Graph) -> tuple[Accumulator, ...]:
     """The accumulators of a graph."""
     found: list[Accumulator] = []
     for inside, outside in graph.ties:
-        enters, leaves = _maker(graph, inside), _maker(graph, outside)
+        enters, leaves = graph.maker(inside), graph.maker(outside)
         if enters is None or leaves is None or graph.regions[enters.region].kind not in LOOPS:
             continue
-        added = _maker(graph, leaves.operands[0])
+        added = graph.maker(leaves.operands[0])
         if added is None or not traits(added.kind).adds or not _read_once(graph, leaves.operands[0], enters.region):
             continue
         if added.operands.count(inside) != 1 or not _read_once(graph, inside, enters.region):
@@ -59,7 +59,7 @@ def accumulators(graph: Graph) -> tuple[Accumulator, ...]:
 
 def _terms(graph: Graph, tensor: int, region: int, through: list[Op]) -> list[Term]:
     """The ops that reduce to what a tensor is the sum of, if it is that of nothing else. Takes down the ops in between."""
-    op = _maker(graph, tensor)
+    op = graph.maker(tensor)
     if op is None or not _read_once(graph, tensor, region):
         return []
     if op.kind == "loop_stack" and graph.regions[op.region].parent == region:
@@ -72,9 +72,8 @@ def _terms(graph: Graph, tensor: int, region: int, through: list[Op]) -> list[Te
     if op.kind == "scatter-add":
         return _scattered(graph, op)
     if row.partial_on_parts:
-        rule = rule_of(op.kind, graph.avals(op.operands), graph.avals(op.results), op.params)
-        single = rule is not None and all(len(dim) < 2 for dims in (*rule.operands, *rule.results) for dim in dims)
-        if rule is None or not single or rule.combiner != "add" or row.slides is not None:
+        rule = rule_of_op(graph, op)
+        if rule is None or not rule.single or rule.combiner != "add" or row.slides is not None:
             return []
         if "reduce" in rule.kinds:
             return [Term(op, rule)]
@@ -95,22 +94,14 @@ def _terms(graph: Graph, tensor: int, region: int, through: list[Op]) -> list[Te
 
 def _scattered(graph: Graph, op: Op) -> list[Term]:
     """A sum of updates, where these are added to zeros: by places along dims that must be whole then."""
-    zeros = _maker(graph, op.operands[0])
-    while zeros is not None and zeros.kind == "loop_const":
-        zeros = _maker(graph, zeros.operands[0])
-    rule = rule_of(op.kind, graph.avals(op.operands), graph.avals(op.results), op.params)
+    zeros = graph.maker(source_through(graph, op.operands[0], lambda op: op.kind == "loop_const"))
+    rule = rule_of_op(graph, op)
     if zeros is None or zeros.kind != "broadcast_in_dim" or (zeros.path, 0) not in graph.zeros or rule is None:
         return []
-    single = all(len(dim) < 2 for dims in (*rule.operands, *rule.results) for dim in dims)
-    if not single or rule.combiner != "add" or "reduce" not in rule.kinds:
+    if not rule.single or rule.combiner != "add" or "reduce" not in rule.kinds:
         return []
     updated = {factor for dim in rule.operands[2] for factor in dim}
     return [Term(op, rule, frozenset(factor for dim in rule.operands[0] for factor in dim) - updated)]
-
-
-def _maker(graph: Graph, tensor: int) -> Op | None:
-    producer = graph.tensors[tensor].producer
-    return None if producer is None else graph.ops[producer]
 
 
 def _read_once(graph: Graph, tensor: int, region: int) -> bool:

@@ -19,7 +19,7 @@ from planner.program.graph import Graph, Op
 from planner.program.slots import Slot
 from planner.program.spec_entries import axes_of_spec
 from planner.rules.primitive import ByHand
-from planner.rules.primitives import Primitive, kinds_where, rule_of, slides_of, traits
+from planner.rules.primitives import Primitive, kinds_where, rule_of_op, slides_of, traits
 from planner.rules.rule import Rule
 from planner.rules.sliding import Slide, image_of, is_grouped
 
@@ -94,7 +94,7 @@ def moving(graph: Graph, op: Op, split: Split) -> list[Slide]:
 
 def summed_over(graph: Graph, op: Op, split: Split) -> tuple[str, ...]:
     """The axes over which the parts of an op are partial sums: those that split what it sums over."""
-    rule = rule_of(op.kind, graph.avals(op.operands), graph.avals(op.results), op.params)
+    rule = rule_of_op(graph, op)
     if rule is None:
         return ()
     held = (
@@ -114,9 +114,8 @@ def _may_write_once(graph: Graph, op: Op, split: Split) -> bool:
 
 def rule_by_dims(graph: Graph, op: Op) -> Rule | None:
     """The rule of an op, by which its parts follow from those of its result; None where a dim has several factors."""
-    rule = rule_of(op.kind, graph.avals(op.operands), graph.avals(op.results), op.params)
-    single = rule is not None and all(len(dim) < 2 for array in (*rule.operands, *rule.results) for dim in array)
-    return rule if single else None
+    rule = rule_of_op(graph, op)
+    return rule if rule is not None and rule.single else None
 
 
 def read_from_operands(graph: Graph) -> list[Op]:

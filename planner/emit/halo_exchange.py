@@ -24,7 +24,7 @@ from planner.emit.by_hand import by_hand, laid_split, moving
 from planner.emit.partial_sums import add_partial_sums
 from planner.pricing.loop_all_reduce import Axes
 from planner.program.graph import Graph, Op, Path
-from planner.program.jaxpr.canonicalize.rolls import joined
+from planner.program.jaxpr.canonicalize.rolls import rolled_between
 from planner.program.slots import Slot
 from planner.rules.primitives import kinds_where
 from planner.rules.sliding import CONVOLUTION, POOLING_GRADIENT, ROLL, Slide, hops, margins
@@ -172,11 +172,11 @@ def _roll(
     parts, extent = _parts(axes, sizes), x.shape[dim]
     if params["fill"] is not None:
         entering = _fetched(x, dim, axes, parts, 1 if shift > 0 else -1, abs(shift), params["fill"])
-        return joined(entering, x, entering, shift, dim)
+        return rolled_between(entering, x, entering, shift, dim)
     leaving = (extent - shift, extent) if shift > 0 else (0, -shift)
     pairs = [(i, (i + (1 if shift > 0 else -1)) % parts) for i in range(parts)]
     entering = lax.ppermute(lax.slice_in_dim(x, *leaving, axis=dim), tuple(axes), pairs)
-    return joined(entering, x, entering, shift, dim)
+    return rolled_between(entering, x, entering, shift, dim)
 
 
 # ---------------------------------------------------------------- communication

@@ -3,6 +3,8 @@
 JAX refuses compiler options of a jitted function that is called inside another, or differentiated (JAX 0.10). So they
 hold where it is called, traced or lowered by itself; inside other transformations the same function without them is
 called, and what is compiled in the end has the options of the outermost `jax.jit`.
+
+JAX refuses arguments that lie otherwise than planned with words that name no argument; here they are named.
 """
 
 from __future__ import annotations
@@ -11,8 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import jax
-from jax.core import eval_context
+from jax.core import Tracer, eval_context
 from jax.extend.core import get_opaque_trace_state
+from jax.sharding import Mesh, NamedSharding, Sharding
+
+from planner.errors import ArgumentError
+from planner.pricing.candidates.specs import spec_text
+from planner.pricing.mesh import mesh_text
+from planner.program.tracing.traced import Leaf
 
 Refused = Callable[[Sequence[Any]], None]
 """What is told of arguments that a call was refused for: it raises, where it knows better than JAX."""
@@ -86,3 +94,43 @@ class Jitted:
         """As of a jitted function."""
         shapes = self._outside.eval_shape(*args, *self._constants())
         return shapes if self._settled is None else shapes[0]
+
+
+MOST_NAMED = 3
+"""Arguments, and devices, that are named."""
+
+
+def check_layout(arguments: Sequence[Leaf], leaves: Sequence[Any], shardings: Sequence[NamedSharding]) -> None:
+    """Nothing. Raises: ArgumentError where arrays are committed to other shardings than these, by name."""
+    found = [
+        f"{leaf.name} lies as {_sharding_text(value.sharding)}, and the plan takes it as {_sharding_text(sharding)}"
+        for leaf, value, sharding in zip(arguments, leaves, shardings, strict=False)
+        if _has_other_sharding(value, sharding)
+    ]
+    if found:
+        more = f"; {len(found) - MOST_NAMED} more lie otherwise" if len(found) > MOST_NAMED else ""
+        raise ArgumentError(
+            f"argument {'; '.join(found[:MOST_NAMED])}{more}; plan.jit moves nothing: place arguments with "
+            "plan.place(...), or call the plan itself, which does it at every call"
+        )
+
+
+def _has_other_sharding(value: Any, sharding: NamedSharding) -> bool:
+    """Whether a value is an array that JAX would have to move, and may not."""
+    if not isinstance(value, jax.Array) or isinstance(value, Tracer) or not value.committed:
+        return False
+    return not value.sharding.is_equivalent_to(sharding, value.ndim)
+
+
+def _sharding_text(sharding: Sharding) -> str:
+    """A sharding as a person says it: spec, mesh and devices."""
+    ids = sorted(device.id for device in sharding.device_set)
+    if isinstance(sharding, NamedSharding):
+        mesh = sharding.mesh
+        ids = [device.id for device in mesh.devices.flat] if isinstance(mesh, Mesh) else ids
+        what = f"{spec_text(sharding.spec)} on the mesh {mesh_text(mesh.shape)} of"
+    else:
+        what = f"{type(sharding).__name__} on"
+    if len(ids) == 1:
+        return f"{what} the device {ids[0]}"
+    return f"{what} the devices {', '.join(map(str, ids[:MOST_NAMED]))}{', ...' if len(ids) > MOST_NAMED else ''}"

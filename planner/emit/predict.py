@@ -19,8 +19,8 @@ from planner.pricing.memory import MemoryModel
 from planner.pricing.op_cost import fetches
 from planner.pricing.rematerialization import compiled_peak
 from planner.pricing.reshard import SUMMING
+from planner.program.dataflow import lifted, outermost
 from planner.program.graph import Graph
-from planner.program.loop_invariant import lifted, outermost
 from planner.program.slots import read_in
 from planner.rules.collectives import collectives_of
 from planner.rules.primitives import traits
@@ -170,13 +170,10 @@ def _summed_dims(chosen: Chosen, transfer: Transfer, mask: int) -> tuple[tuple[s
     """The axes of a sum, by the dim of its op's operands that they split."""
     instance = chosen.instance
     graph, placements = instance.model.graph, instance.model.grouping.placements
-    producer = graph.tensors[transfer.tensor].producer
-    if (
-        producer is not None
-        and by_hand(graph, graph.ops[producer], chosen_split(chosen, graph.ops[producer])) in ADDING
-    ):
+    op = graph.maker(transfer.tensor)
+    if op is not None and by_hand(graph, op, chosen_split(chosen, op)) in ADDING:
         return ()
-    operands = placements[producer].operands if producer is not None else ()
+    operands = placements[op.id].operands if op is not None else ()
     split = instance.strategies[transfer.source].assignment[chosen.choice[transfer.source]]
     found: dict[object, list[str]] = {}
     for axis, name in enumerate(instance.mesh.names):

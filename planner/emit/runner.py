@@ -16,9 +16,8 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from planner.compiler.targets.table import COMPILERS
 from planner.decision import Decision
 from planner.emit.call_arguments import Part, as_planned, checked_leaves, is_part, is_planned
-from planner.emit.check_shardings import check_layout
 from planner.emit.halo_exchange import exchanges
-from planner.emit.jitted import Jitted, jitted
+from planner.emit.jitted import Jitted, check_layout, jitted
 from planner.emit.local_ops import local_calls
 from planner.emit.loop_all_reduce import loop_sums
 from planner.errors import ArgumentError, MeshError

@@ -38,7 +38,7 @@ import numpy as np
 
 from planner.compiler.fusion.loop_fusion import pass_parts
 from planner.compiler.program import CompiledProgram, compiled
-from planner.compiler.targets.cpu import CPU
+from planner.compiler.targets.table import CPU
 from planner.decisions.groups import Grouping, group_ops
 from planner.pricing.op_cost import moved_bytes
 from planner.program.graph import Graph, Op, Region, Tensor, type_text

@@ -67,7 +67,7 @@ def compile_target(
             return CompileTarget(platform="cpu", topology=name, options=given)
 
 
-def why_not_compiled(name: str) -> str:
+def why_no_target(name: str) -> str:
     """Why nothing can be compiled for the topology of a name without its devices, or ""."""
     try:
         chip = parse_topology(name).chip

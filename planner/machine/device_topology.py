@@ -69,7 +69,7 @@ def topology_of(devices: Sequence[jax.Device]) -> tuple[Topology, tuple[str, ...
     return one.slices(len(slices)), notes
 
 
-def whole_of(devices: Sequence[jax.Device]) -> tuple[str, dict[str, Any]]:
+def topology_around(devices: Sequence[jax.Device]) -> tuple[str, dict[str, Any]]:
     """The name of all that devices are part of, slices or nodes, and what `get_topology_desc` takes besides.
 
     Raises: MeshError for devices of unknown kind, or TPUs without coordinates.

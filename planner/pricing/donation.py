@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.pricing.assignment import Chosen
-from planner.program.donatable import Donatable, donatable
+from planner.program.fed_back import Donatable, donatable
 from planner.program.tracing.traced import Program
 from planner.units import quantity
 

@@ -13,8 +13,7 @@ import numpy.typing as npt
 from cost_models import CostModel, Objective, Topology
 from planner.compiler.collectives.lowering import all_reduced_bytes
 from planner.compiler.model import CompilerModel
-from planner.compiler.targets.cpu import CPU
-from planner.compiler.targets.table import compiler_of
+from planner.compiler.targets.table import CPU, compiler_of
 from planner.errors import MeshError
 
 Shape = Mapping[str, int]

@@ -161,6 +161,15 @@ class Graph:
         """The avals of some tensors."""
         return tuple([self.tensors[tensor].aval for tensor in tensors])
 
+    def maker(self, tensor: int) -> Op | None:
+        """The op that makes a tensor; None for arguments and constants."""
+        producer = self.tensors[tensor].producer
+        return None if producer is None else self.ops[producer]
+
+    def readers(self, tensor: int) -> list[Op]:
+        """The ops that read a tensor, in program order, one for every position at which it is read."""
+        return [self.ops[reader] for reader, _ in self.consumers[tensor]]
+
     @cached_property
     def aval_numbers(self) -> tuple[int, ...]:
         """For each tensor the number of its aval, the same for equal ones."""

@@ -9,7 +9,6 @@ from typing import Any
 from planner.program.graph import Aval, Graph, Op
 from planner.rules.factors import fits, replicated
 from planner.rules.kernels.pallas_kernel import pallas_call
-from planner.rules.matrix_products import convolution_product, dot_product
 from planner.rules.ops.attention import attention, attention_backward
 from planner.rules.ops.contract import dot_general, ragged_dot_general, scaled_dot
 from planner.rules.ops.convolution import conv_general_dilated
@@ -37,7 +36,7 @@ from planner.rules.ops.shape import (
     unstack,
 )
 from planner.rules.ops.window import cumulative, pooling, reduce_window, select_and_scatter, select_and_scatter_add
-from planner.rules.primitive import Primitive
+from planner.rules.primitive import Primitive, convolution_product, dot_product
 from planner.rules.rule import Rule
 from planner.rules.sliding import Slide, convolution_slides, gradient_slides, pooling_slides, roll_slides
 
@@ -318,6 +317,11 @@ def kinds_where(predicate: Callable[[Primitive], object]) -> frozenset[str]:
     return frozenset(kind for kind, row in PRIMITIVES.items() if predicate(row))
 
 
+def updates_in_place(op: Op) -> bool:
+    """Whether an op writes over a part of its first operand."""
+    return traits(op.kind).updates is not None
+
+
 def rule_of(
     kind: str,
     operands: Sequence[Aval],
@@ -343,6 +347,12 @@ def rule_of(
         # Params change between JAX releases. Without a rule the op is replicated and listed: correct, and not silent.
         return None
     return rule if fits(rule, operands, results) else None
+
+
+def rule_of_op(graph: Graph, op: Op, *, splits_empty: bool = False) -> Rule | None:
+    """The rule of an op of a graph."""
+    avals = graph.avals(op.operands), graph.avals(op.results)
+    return rule_of(op.kind, *avals, op.params, splits_empty=splits_empty)
 
 
 def slides(

@@ -56,6 +56,11 @@ class Rule:
     kinds: tuple[Kind, ...]
     combiner: Combiner = "add"
 
+    @property
+    def single(self) -> bool:
+        """Whether no dim is a product of several factors."""
+        return all(len(dim) < 2 for dims in (*self.operands, *self.results) for dim in dims)
+
     def __str__(self) -> str:
         def tensor(dims: tuple[Dim, ...]) -> str:
             dims_text: list[str] = []

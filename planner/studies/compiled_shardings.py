@@ -27,10 +27,10 @@ from planner.verify.aot import AotReport, flags_note
 from planner.verify.compared_collectives import BETWEEN_SLICES, between_slices, moved
 from planner.verify.compiled import compiled_with_own_shardings
 from planner.verify.differences import Moved, bytes_by, surplus
-from planner.verify.hlo.entry import argument_bytes, result_bytes
-from planner.verify.hlo.products import innermost, read_products
+from planner.verify.hlo.memory import argument_bytes, result_bytes
 from planner.verify.hlo.text import Module, parse_module
-from planner.verify.scheduled import schedule_of
+from planner.verify.hlo.work import innermost, read_products
+from planner.verify.step_time import schedule_of
 from planner.verify.verification import COMPILE_LIMIT_S
 
 MORE = 0.01

@@ -8,7 +8,7 @@ from planner.errors import ArgumentError
 from planner.program.batch_parts import Batch
 from planner.program.form import Form
 from planner.program.jaxpr.microbatch.loop import microbatched
-from planner.program.jaxpr.microbatch.sliced_steps import NotInParts
+from planner.program.jaxpr.microbatch.slicing import NotInParts
 from planner.program.jaxpr.remat.rewrite_saved import NoSuchValues, with_saved
 from planner.program.tracing.traced import Program
 from planner.transforms.batch import Refused, batch_of

@@ -222,8 +222,7 @@ def _batch(spread: Spread, jaxpr: object) -> Batch:
     inside -= after_loop
     for reader in graph.ops:
         for position, tensor in enumerate(reader.operands) if number(reader) in inside else ():
-            producer = graph.tensors[tensor].producer
-            op = None if producer is None else graph.ops[producer]
+            op = graph.maker(tensor)
             if op is None or number(op) in spread.program.in_block or op.id in spread.early:
                 continue
             in_parts = (reader.id, position) in spread.cut

@@ -45,7 +45,7 @@ def summed(causes: Sequence[int]) -> State:
     return State("sum", None, tuple(sorted(set(causes)))[:MOST_CAUSES])
 
 
-def joined(a: State, b: State, op: Op) -> State:
+def joined_states(a: State, b: State, op: Op) -> State:
     """The state of what is either of two arrays: a carry first and later, the result of branches."""
     if "late" in (a.kind, b.kind):
         return late((*a.causes, *b.causes), wide=a.wide or b.wide)
@@ -85,7 +85,7 @@ class Passing:
         if op.kind == "branch_out":
             found = states[0]
             for state in states[1:]:
-                found = joined(found, state, op)
+                found = joined_states(found, state, op)
             return Met((found,) * len(op.results), {})
         if "sum" in kinds:
             causes = [cause for state in states if state.kind == "sum" for cause in state.causes]

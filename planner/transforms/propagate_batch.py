@@ -11,9 +11,9 @@ from planner.program.graph import Graph, Op
 from planner.program.jaxpr.microbatch.expanded import Facts
 from planner.program.slots import BOUNDARY, ENTERING, LEAVING, Slot, operand_slot, result_slot
 from planner.rules.choose import op_rule
-from planner.rules.primitives import rule_of, traits
+from planner.rules.primitives import rule_of_op, traits
 from planner.rules.rule import Rule
-from planner.transforms.batch_states import WHOLE, ZERO, Passing, State, joined, late
+from planner.transforms.batch_states import WHOLE, ZERO, Passing, State, joined_states, late
 
 
 def number(op: Op) -> int:
@@ -32,12 +32,10 @@ class Flat:
     def rule(self, op: Op) -> Rule | None:
         """The rule of an op."""
         if op.id not in self.rules:
-            operands, results = self.graph.avals(op.operands), self.graph.avals(op.results)
-            if op.primitive is not None and not all(aval.size for aval in results):
-                # Nothing splits them over devices, but they are part of a batch as others are.
-                self.rules[op.id] = rule_of(op.kind, operands, results, op.params, splits_empty=True)
-            else:
-                self.rules[op.id] = op_rule(self.graph, op)[0]
+            # Nothing splits those without elements over devices, but they are part of a batch as others are.
+            empty = op.primitive is not None and not all(aval.size for aval in self.graph.avals(op.results))
+            rule = rule_of_op(self.graph, op, splits_empty=True) if empty else op_rule(self.graph, op)[0]
+            self.rules[op.id] = rule
         return self.rules[op.id]
 
     @cached_property
@@ -47,8 +45,8 @@ class Flat:
         return {**dict(carried), **{outside: inside for inside, outside in carried}}
 
     def _kind(self, tensor: int) -> str:
-        producer = self.graph.tensors[tensor].producer
-        return "" if producer is None else self.graph.ops[producer].kind
+        maker = self.graph.maker(tensor)
+        return "" if maker is None else maker.kind
 
     @cached_property
     def in_block(self) -> frozenset[int]:
@@ -135,7 +133,7 @@ class Spread:
         other = None if tied is None else self.states[tied]
         if other is None:
             return made
-        both = joined(made[0], other, op)
+        both = joined_states(made[0], other, op)
         if both.kind == "part" and made[0].kind in ("whole", "zero") and both.part is not None:
             self.cut[op.id, 0] = both.part
         return [both]
@@ -156,10 +154,9 @@ class Spread:
             if tensor in seen or state is None or state.kind not in ("whole", "zero"):
                 continue
             seen[tensor] = part
-            producer = graph.tensors[tensor].producer
-            if producer is None or producer in self.early:
+            op = graph.maker(tensor)
+            if op is None or op.id in self.early:
                 continue
-            op = graph.ops[producer]
             tied = self.program.ties.get(tensor)
             left += [] if tied is None else [(tied, part)]
             found = self._backwards(op, op.results.index(tensor), part)

@@ -30,9 +30,10 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec
 
 import jax
 
@@ -40,8 +41,7 @@ from pbqp.deadline import Deadline
 from planner.compiler.emission.options import REMEDIES, remedy_of
 from planner.errors import ArgumentError, CompileError
 from planner.machine import aot_child
-from planner.machine.aot_child import Place
-from planner.machine.child_environment import child_environment, inherited_flags
+from planner.machine.aot_child import Place, child_environment, inherited_flags
 from planner.machine.compile_target import CompileTarget, compile_target
 from planner.program.mesh_axes import NO_DEVICES
 from planner.verify.hlo.collectives import CompiledCollective, read_collectives
@@ -50,6 +50,7 @@ from planner.verify.hlo.memory import CompiledMemory, memory_from_stats
 CompileStatus = Literal["ok", "oom", "error", "crash", "timeout", "unavailable"]
 Mode = Literal["dump", "full"]
 Platform = Literal["tpu", "cpu", "cuda"]
+P = ParamSpec("P")
 
 _POLL_SECONDS = 0.05
 _SCHEDULED = {"tpu": "*.after_optimizations_after_buffer_assignment.txt", "cuda": "*gpu_after_optimizations.txt"}
@@ -113,65 +114,6 @@ class AotReport:
         return self.status == "ok"
 
 
-def aot_compile(
-    jitted: Any,
-    abstract_args: Sequence[Any],
-    *,
-    mesh_shape: Mapping[str, int],
-    topology: str,
-    platform: Platform | None = None,
-    mode: Mode = "dump",
-    timeout_s: float = 300.0,
-    compiler_options: Mapping[str, Any] | None = None,
-    topology_options: Mapping[str, Any] | None = None,
-    places: Sequence[Place] | None = None,
-) -> AotReport:
-    """What the compiler of `topology` makes of a jitted function, from a child process.
-
-    Parameters: `jitted` and `abstract_args` as the module's docstring says; `mesh_shape`, axis sizes in mesh order;
-    `topology`, "v5e:4x4", "h100:4x8" and the like (of a GPU that is not in the table "1x<nodes>x<GPUs per node>");
-    `platform`, that of the topology's chip unless the program shall be compiled for virtual CPU devices; `mode`, "full",
-    or "dump" to stop once the schedule and the buffers are known (seconds instead of minutes; no `estimated_cycles` in
-    a TPU's text; on CPU it means "full"); `compiler_options`, XLA flags without dashes, beside those that the jitted
-    function has itself; `topology_options`, what `jax.experimental.topologies.get_topology_desc` takes besides, such as
-    `{"target_config": TEXT}` of a GPU that is not in the table; `places`, those of the devices of the mesh, default
-    where a plan lays it.
-    Raises: ArgumentError when mesh, program and topology do not belong together; CompileError when lowering fails.
-    """
-    return run_request(
-        lower_request(
-            jitted,
-            abstract_args,
-            mesh_shape=mesh_shape,
-            topology=topology,
-            platform=platform,
-            mode=mode,
-            timeout_s=timeout_s,
-            compiler_options=compiler_options,
-            topology_options=topology_options,
-            places=places,
-        )
-    )
-
-
-def compile_in_child_cpu(
-    jitted: Any, abstract_args: Sequence[Any], *, num_devices: int, timeout_s: float = 300.0
-) -> AotReport:
-    """What XLA's CPU compiler makes of a jitted function over `num_devices` virtual devices, from a child process.
-
-    Serves to learn whether a plan compiles at all without risking the caller's life.
-    """
-    return aot_compile(
-        jitted,
-        abstract_args,
-        mesh_shape={"devices": num_devices},
-        topology=f"cpu:{num_devices}",
-        platform="cpu",
-        mode="full",
-        timeout_s=timeout_s,
-    )
-
-
 def lower_request(
     jitted: Any,
     abstract_args: Sequence[Any],
@@ -185,7 +127,18 @@ def lower_request(
     topology_options: Mapping[str, Any] | None = None,
     places: Sequence[Place] | None = None,
 ) -> AotRequest:
-    """The request of `aot_compile`, lowered but not yet compiled; it may be run later or elsewhere."""
+    """A jitted function lowered for the compiler of `topology`, but not yet compiled; it may be run later or elsewhere.
+
+    Parameters: `jitted` and `abstract_args` as the module's docstring says; `mesh_shape`, axis sizes in mesh order;
+    `topology`, "v5e:4x4", "h100:4x8" and the like (of a GPU that is not in the table "1x<nodes>x<GPUs per node>");
+    `platform`, that of the topology's chip unless the program shall be compiled for virtual CPU devices; `mode`, "full",
+    or "dump" to stop once the schedule and the buffers are known (seconds instead of minutes; no `estimated_cycles` in
+    a TPU's text; on CPU it means "full"); `compiler_options`, XLA flags without dashes, beside those that the jitted
+    function has itself; `topology_options`, what `jax.experimental.topologies.get_topology_desc` takes besides, such as
+    `{"target_config": TEXT}` of a GPU that is not in the table; `places`, those of the devices of the mesh, default
+    where a plan lays it.
+    Raises: ArgumentError when mesh, program and topology do not belong together; CompileError when lowering fails.
+    """
     if mode not in ("dump", "full") or platform not in ("tpu", "cpu", "cuda", None):
         raise ArgumentError(f"mode {mode!r} on platform {platform!r}; use 'dump' or 'full' on 'tpu', 'cpu' or 'cuda'")
     sizes = tuple(mesh_shape.values())
@@ -196,15 +149,7 @@ def lower_request(
     )
     if platform not in (target.platform, None):
         raise ArgumentError(f"topology {topology} is not one of platform {platform!r}; leave the platform out")
-    try:
-        # The devices of a mesh that the caller has set are not those of the topology.
-        with jax.set_mesh(NO_DEVICES):
-            lowered = jitted.trace(*abstract_args).lower(lowering_platforms=(target.platform,))
-    except Exception as error:
-        raise CompileError(
-            f"lowering for {target.platform} failed with {type(error).__name__}: {error}; give shardings over one "
-            f"AbstractMesh of {dict(mesh_shape)} and ShapeDtypeStruct arguments"
-        ) from error
+    lowered = _lowered(jitted, abstract_args, target.platform, mesh_shape)
     own: tuple[tuple[str, Any], ...] = lowered._lowering._compiler_options_kvs
     module = lowered.compiler_ir("stablehlo")
     partitions = int(module.operation.attributes["mhlo.num_partitions"].value)
@@ -232,6 +177,28 @@ def lower_request(
         capacity_bytes=target.capacity_bytes,
         inherited=inherited_flags(os.environ, target.platform),
     )
+
+
+def _lowered(jitted: Any, abstract_args: Sequence[Any], platform: str, mesh_shape: Mapping[str, int]) -> Any:
+    try:
+        # The devices of a mesh that the caller has set are not those of the topology.
+        with jax.set_mesh(NO_DEVICES):
+            return jitted.trace(*abstract_args).lower(lowering_platforms=(platform,))
+    except Exception as error:
+        raise CompileError(
+            f"lowering for {platform} failed with {type(error).__name__}: {error}; give shardings over one "
+            f"AbstractMesh of {dict(mesh_shape)} and ShapeDtypeStruct arguments"
+        ) from error
+
+
+def _run_at_once(
+    lower: Callable[P, AotRequest],
+) -> Callable[P, AotReport]:
+    return lambda *args, **options: run_request(lower(*args, **options))
+
+
+aot_compile = _run_at_once(lower_request)
+"""What the compiler of a topology makes of a jitted function, from a child process. Parameters as of `lower_request`."""
 
 
 def unavailable_reason(platform: str) -> str:
@@ -345,9 +312,10 @@ def _scheduled_text(dump: Path, platform: Platform) -> str:
 def _read_report(request: AotRequest, directory: Path, dump: Path, code: int | None, seconds: float) -> AotReport:
     log = (directory / "stderr").read_text(errors="replace")
     involuntary = tuple(dict.fromkeys(re.findall(r"Involuntary full rematerialization.*", log)))
+    report = partial(AotReport, seconds=seconds, rematerialized=involuntary)
     if code is None:
         message = f"the compiler was stopped after {request.timeout_s:g} s; allow more with timeout_s"
-        return AotReport(status="timeout", message=message, seconds=seconds, rematerialized=involuntary)
+        return report(status="timeout", message=message)
     path = directory / "report.json"
     record: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     text = _scheduled_text(dump, request.platform) if request.mode == "dump" and not record else ""
@@ -356,27 +324,20 @@ def _read_report(request: AotRequest, directory: Path, dump: Path, code: int | N
         died = f"signal {signal.Signals(number).name}" if number else f"exit status {code}"
         fatal = next((line for line in log.splitlines() if "Check failed" in line or line.startswith("F")), "")
         message = f"the compiler died of {died}: {fatal or log[-500:].strip()}"
-        return AotReport(status="crash", message=message, seconds=seconds, signal=number, rematerialized=involuntary)
+        return report(status="crash", message=message, signal=number)
     if record and not record["ok"]:
         error = record["error"]
-        return AotReport(
-            status="oom" if _is_out_of_memory(error) else "error",
-            message=error,
-            seconds=seconds,
-            needed_bytes=_needed_bytes(error),
-            rematerialized=involuntary,
-        )
+        status = "oom" if _is_out_of_memory(error) else "error"
+        return report(status=status, message=error, needed_bytes=_needed_bytes(error))
     text = text or (directory / "program.hlo").read_text()
     memory = dumped_memory(dump) or (memory_from_stats(record["memory"]) if record else None)
     excess = _excess(memory, request.capacity_bytes)
-    return AotReport(
+    return report(
         status="oom" if excess else "ok",
         message=excess,
-        seconds=seconds,
         memory=None if excess else memory,
         needed_bytes=float(memory.peak_bytes) if memory is not None and excess else None,
         collectives=read_collectives(text, num_devices=prod(request.mesh_shape.values())),
-        rematerialized=involuntary,
         hlo=text,
     )
 

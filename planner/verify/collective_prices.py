@@ -13,7 +13,10 @@ from planner.verify.hlo.collectives import CompiledCollective
 from planner.verify.hlo.schedule import ring_seconds
 
 HOP_SECONDS = 1e-6
-"""Of a collective over devices that no set of axes joins: the latency of a TPU's link, as `schedule.Rates` has it."""
+"""Of a collective over devices that no set of axes joins: the latency of a TPU's link.
+
+Reference: https://jax-ml.github.io/scaling-book/sharding ("1us").
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,8 @@ from pbqp.deadline import Deadline
 from planner.compiler.emission.options import REMEDIES, remedy_of
 from planner.errors import ArgumentError, CompileError
 from planner.machine.aot_child import Place, place_of
-from planner.machine.compile_target import why_not_compiled
-from planner.machine.device_topology import whole_of
+from planner.machine.compile_target import why_no_target
+from planner.machine.device_topology import topology_around
 from planner.machine.target import Target
 from planner.program.jaxpr.rewrite import as_traced
 from planner.program.tracing.traced import Program
@@ -25,7 +25,7 @@ from planner.verify.hlo.memory import memory_of
 
 def why_no_compiler(platform: str, topology: str) -> str:
     """Why nothing can be compiled here for a platform and a topology whose devices are not, or ""."""
-    return why_not_compiled(topology) or unavailable_reason("cuda" if platform == "gpu" else platform)
+    return why_no_target(topology) or unavailable_reason("cuda" if platform == "gpu" else platform)
 
 
 def compiled_in_child(
@@ -45,7 +45,7 @@ def compiled_in_child(
     options: dict[str, Any] = {}
     places: list[Place] | None = None
     if isinstance(mesh, Mesh):
-        topology, options = whole_of(list(mesh.devices.flat))
+        topology, options = topology_around(list(mesh.devices.flat))
         places = [place_of(device) or (device.id,) for device in mesh.devices.flat]
     why_not = why_no_compiler(target.platform, topology)
     if why_not:

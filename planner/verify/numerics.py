@@ -26,7 +26,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from planner.decision import Decision
 from planner.machine.global_arrays import host, is_key, parts, placed, whole
 from planner.machine.target import Target
-from planner.program.jaxpr.canonicalize.widen import narrowest_float, widened
+from planner.program.jaxpr.canonicalize.widen import in_wider_type, narrowest_float
 from planner.program.jaxpr.placements.parallelism import named_devices
 from planner.program.jaxpr.rewrite import plain
 from planner.program.tracing.traced import Program
@@ -127,7 +127,7 @@ def _summed_wide(program: Program, args: tuple[Any, ...], expected: list[Any]) -
     wide = "float32" if _epsilon(narrowest_float(program)) > _epsilon("float32") else "float64"
     try:
         with jax.enable_x64(wide == "float64" or jax.config.read("jax_enable_x64")):
-            twin = jax.jit(widened(program, kinds_where(lambda row: row.rounds), wide))
+            twin = jax.jit(in_wider_type(program, kinds_where(lambda row: row.rounds), wide))
             return [host(v) for v in twin(*args)]
     except Exception:
         return expected

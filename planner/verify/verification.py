@@ -24,14 +24,13 @@ from planner.prediction import Products
 from planner.units import quantity
 from planner.verify.aot import AotReport
 from planner.verify.compared_collectives import BETWEEN_SLICES, Collectives, between_slices, compare_collectives
-from planner.verify.compared_memory import Memory, compare_memory, does_not_fit
-from planner.verify.compared_recomputation import Recomputation, compare_recomputation
+from planner.verify.compared_memory import Memory, Recomputation, compare_memory, compare_recomputation, does_not_fit
 from planner.verify.compiled import compiled_in_child
 from planner.verify.hlo.collectives import CompiledCollective, read_collectives
 from planner.verify.hlo.memory import memory_of
-from planner.verify.hlo.products import read_products
+from planner.verify.hlo.work import read_products
 from planner.verify.numerics import Numerics, compare_numerics
-from planner.verify.scheduled import schedule_of
+from planner.verify.step_time import schedule_of
 
 COMPILE_LIMIT_S = 300.0
 MOST_MESSAGE = 300

@@ -8,7 +8,7 @@ import pytest
 
 from planner.cli.main import main
 from planner.planning import checks
-from planner.verify import compiled, scheduled
+from planner.verify import compiled, step_time
 from tests.planning.test_candidates import Compiler, report
 
 PROGRAM = """
@@ -46,7 +46,7 @@ def test_only_what_fails_is_an_exit_status(
 ) -> None:
     compiler = Compiler([report(gathered=gathered, seconds=0.2)])
     monkeypatch.setattr(compiled, "aot_compile", compiler.compile)
-    monkeypatch.setattr(scheduled, "step_time", compiler.step_time)
+    monkeypatch.setattr(step_time, "step_time", compiler.step_time)
     assert main([*search, *more]) == code
     printed = capsys.readouterr().out
     shown = printed[printed.index("\nchecks\n") :]

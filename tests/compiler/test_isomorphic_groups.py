@@ -11,7 +11,7 @@ import pytest
 
 from planner.compiler.isomorphic_groups import isomorphic
 from planner.compiler.program import compiled
-from planner.compiler.targets.tpu import TPU
+from planner.compiler.targets.table import TPU
 from planner.decisions.groups import group_ops
 from planner.pricing.build_instance import strategies_of
 from planner.pricing.instance import Instance

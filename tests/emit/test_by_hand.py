@@ -12,7 +12,7 @@ from jax import lax
 
 from planner.compiler.emission.passes import CONSTRAIN_ANCHORS_ONLY
 from planner.compiler.model import CompilerModel
-from planner.compiler.targets.cpu import CPU
+from planner.compiler.targets.table import CPU
 from planner.emit.by_hand import ADDING, How, by_hand, chosen_split, laid_split
 from planner.emit.constraints import place
 from planner.emit.halo_exchange import exchanges

@@ -22,7 +22,7 @@ from benchmarks.problems import least_time
 from cost_models import Topology
 from pbqp.methods import solve
 from pbqp.problem import Problem
-from planner.compiler.targets.cpu import CPU
+from planner.compiler.targets.table import CPU
 from planner.emit.constraints import place
 from planner.emit.runner import Runner
 from planner.machine.target import Target

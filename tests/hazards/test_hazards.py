@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import pytest
 
-from planner.compiler.targets.cpu import CPU
+from planner.compiler.targets.table import CPU
 from planner.emit.constraints import place
 from planner.emit.halo_exchange import exchanges
 from planner.emit.local_ops import local_calls

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.machine.child_environment import child_environment, inherited_flags
+from planner.machine.aot_child import child_environment, inherited_flags
 
 KEPT = "--xla_tpu_scoped_vmem_limit_kib=65536"
 

@@ -8,7 +8,7 @@ import pytest
 
 from cost_models import CHIPS
 from planner.errors import ArgumentError
-from planner.machine.compile_target import GPU_CONFIGS, compile_target, gpu_config, why_not_compiled
+from planner.machine.compile_target import GPU_CONFIGS, compile_target, gpu_config, why_no_target
 
 
 @pytest.mark.parametrize("chip", GPU_CONFIGS)
@@ -61,10 +61,10 @@ def test_a_gpu_of_ones_own_is_given_by_its_configuration() -> None:
 
 
 def test_what_no_compiler_builds_for_is_said() -> None:
-    assert why_not_compiled("h100:8") == why_not_compiled("v5e:4x4*2") == ""
-    assert "mi300x can be told" in why_not_compiled("mi300x:8")
-    assert "a100, h100, h200, b200" in why_not_compiled("mi300x:8")
-    assert "the topology mine is not one that compilers know" in why_not_compiled("mine")
+    assert why_no_target("h100:8") == why_no_target("v5e:4x4*2") == ""
+    assert "mi300x can be told" in why_no_target("mi300x:8")
+    assert "a100, h100, h200, b200" in why_no_target("mi300x:8")
+    assert "the topology mine is not one that compilers know" in why_no_target("mine")
     with pytest.raises(ArgumentError, match="no compiler for mi300x"):
         compile_target("mi300x:8", (8,))
     with pytest.raises(ArgumentError, match=r"unknown topology 'h300:8'"):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pbqp.heuristics import relief
-from pbqp.heuristics.relief import blocks_of
+from pbqp.heuristics import local_search
+from pbqp.heuristics.local_search import blocks_of
 from pbqp.network.network import Indices, Network
 from pbqp.problem import Problem
 from pbqp.row_table import RowTable
@@ -25,7 +25,7 @@ def _overflow(rows: RowTable, choice: Indices) -> float:
 @pytest.mark.parametrize("entries", [1, 1 << 20], ids=["node by node", "all together"])
 @pytest.mark.parametrize("seed", range(3))
 def test_changes_are_those_of_single_moves(seed: int, entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relief, "MOST_ENTRIES", entries)
+    monkeypatch.setattr(local_search, "MOST_ENTRIES", entries)
     problem = _limited(seed)
     network, rows = Network.of(problem), RowTable.of(problem)
     random = np.random.default_rng(seed)

@@ -11,8 +11,7 @@ from pbqp.bounds.messages import Messages
 from pbqp.compiled.arrays import Arrays
 from pbqp.compiled.multiplicative_weights import Dual
 from pbqp.methods import solve
-from pbqp.network.compact import normalise
-from pbqp.network.network import Network
+from pbqp.network.network import Network, normalise
 from pbqp.network.table_cache import TableCache
 from pbqp.problem import Array, Edge, Problem, Row
 from pbqp.row_table import RowTable

@@ -19,7 +19,7 @@ from planner.emit.runner import Runner
 from planner.errors import InfeasibleError
 from planner.planning import checks
 from planner.planning.mesh_candidates import JUDGED
-from planner.verify import compiled, scheduled, verification
+from planner.verify import compiled, step_time, verification
 from planner.verify.aot import AotReport, lower_request
 from planner.verify.hlo.collectives import CompiledCollective
 from planner.verify.hlo.memory import CompiledMemory
@@ -71,7 +71,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Compiler]:
         monkeypatch.setattr(checks, "AFFORDABLE_OPERATIONS", 10_000)
         monkeypatch.setattr(compiled, "unavailable_reason", lambda platform: "")
         monkeypatch.setattr(compiled, "aot_compile", compiler.compile)
-        monkeypatch.setattr(scheduled, "step_time", compiler.step_time)
+        monkeypatch.setattr(step_time, "step_time", compiler.step_time)
         return compiler
 
     return make

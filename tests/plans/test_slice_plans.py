@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 import planner
 from cost_models import parse_topology
 from planner.verify.aot import unavailable_reason
-from planner.verify.scheduled import why_not_judged
+from planner.verify.step_time import why_not_judged
 from tests.small import NEVER
 
 NEEDS_LIBTPU = pytest.mark.skipif(

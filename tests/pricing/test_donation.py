@@ -10,7 +10,7 @@ import pytest
 
 import planner
 from planner.errors import InfeasibleError
-from planner.program.donatable import donatable
+from planner.program.fed_back import donatable
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.tracing.trace import trace
 from tests.small import NEVER

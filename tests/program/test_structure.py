@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 from flax import struct
 
-from planner.program.structure import structure_differences
+from planner.emit.call_arguments import structure_differences
 
 Pair = collections.namedtuple("Pair", "x y")
 

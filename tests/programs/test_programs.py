@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from planner.program.dataflow import lifted, outermost
 from planner.program.jaxpr.flatten import build_graph
-from planner.program.loop_invariant import lifted, outermost
 from planner.program.tracing.trace import trace
 from tests.programs.builder import Do
 from tests.programs.check import failure, failure_of

@@ -14,8 +14,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from planner.rules.choose import shardy_rule
 from planner.rules.primitives import kinds_where
-from planner.rules.shardy import shardy_rule
 from tests.rules import rule_cases, test_rules_meaning, test_rules_shardy
 
 

@@ -24,9 +24,9 @@ from jaxlib.mlir import ir
 
 import planner
 from planner.program.graph import Aval
+from planner.rules.choose import annotated, rule_of_attribute, shardy_rule
 from planner.rules.primitives import rule_of
 from planner.rules.rule import FACTOR_NAMES, Rule
-from planner.rules.shardy import annotated, rule_of_attribute, shardy_rule
 from planner.testing import assert_same_as_single_device
 from tests.rules import rule_cases
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.compiler.targets.tpu import TPU
+from planner.compiler.targets.table import TPU
 from planner.errors import InfeasibleError
 from planner.options import Options
 from planner.problem import PlanningProblem, planning_problem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -13,14 +14,19 @@ from jax.sharding import PartitionSpec as P
 
 from planner.errors import ArgumentError
 from planner.verify.hlo import schedule, work
-from planner.verify.hlo.collectives import read_collectives
+from planner.verify.hlo.collectives import CompiledCollective, read_collectives
 from planner.verify.hlo.groups import axes_of
 from planner.verify.hlo.memory import memory_of
 from planner.verify.hlo.text import bytes_of, parse_module
 
 DATA = Path(__file__).parent / "data"
 MESH = {"data": 4, "model": 2}
-RATES = schedule.Rates(flops_per_s=1.6e14, hbm_bytes_per_s=8.1e11, link_bytes_per_s=46.7e9)
+RATES = schedule.Rates(flops_per_s=1.6e14, hbm_bytes_per_s=8.1e11)
+
+
+def ring(link_bytes_per_s: float, hop_seconds: float = 0.0) -> Callable[[CompiledCollective], float]:
+    """The price of a collective as a ring of links."""
+    return lambda c: schedule.ring_seconds(c.kind, c.bytes, c.group_size, link_bytes_per_s, hop_seconds)
 
 
 def summary(name: str) -> list[tuple[object, ...]]:
@@ -168,8 +174,13 @@ ENTRY %main (p: f32[8,4]) -> f32[2,4] {
 """  # noqa: E501
     (found,) = read_collectives(text, num_devices=8)
     assert (found.kind, found.bytes, found.group_size, found.trip_count) == ("reduce-scatter", 128, 4, 1)
-    rates = schedule.Rates(flops_per_s=1, hbm_bytes_per_s=1, link_bytes_per_s=96, hop_seconds=0)
-    assert schedule.estimate_seconds(text, num_devices=8, rates=rates).exposed_collective_seconds == 0.5
+    rates = schedule.Rates(flops_per_s=1, hbm_bytes_per_s=1)
+    assert (
+        schedule.estimate_seconds(
+            text, num_devices=8, rates=rates, collective_seconds=ring(96)
+        ).exposed_collective_seconds
+        == 0.5
+    )
 
 
 def test_groups_of_one_device_are_no_collectives() -> None:
@@ -336,7 +347,7 @@ def test_the_metadata_of_a_kernel_goes_on_over_lines() -> None:
     assert found.trip_count == trips
     module = parse_module(text)
     body = module.computations["body"]
-    assert work.flops_of(body.by_name["q"], body, module) == 64
+    assert work.instruction_flops(body.by_name["q"], body, module) == 64
 
 
 INLINE_ELEMENTS = """HloModule m, is_scheduled=true
@@ -452,14 +463,14 @@ def test_the_devices_here_agree() -> None:
 
 def test_schedule_of_a_finished_compile() -> None:
     text = (DATA / "tpu_v5e_scan.hlo").read_text()
-    plain = schedule.estimate_seconds(text, num_devices=8, rates=RATES)
+    plain = schedule.estimate_seconds(text, num_devices=8, rates=RATES, collective_seconds=ring(46.7e9, 1e-6))
     # 3 layers, forward and backward: 3 * (2 + 4) products of 1024 x 1024 x 1024 per device
     assert plain.compute_seconds >= 3 * 6 * 2 * 1024**3 / RATES.flops_per_s
     assert plain.seconds == pytest.approx(plain.compute_seconds + plain.exposed_collective_seconds)
     assert 0 < plain.exposed_collective_seconds <= plain.collective_seconds
     assert plain.from_cycles == 0
     assert plain.unknown_loops == 0
-    cycles = schedule.Rates(flops_per_s=1, hbm_bytes_per_s=1, link_bytes_per_s=46.7e9, clock_hz=1.5e9)
+    cycles = schedule.Rates(flops_per_s=1, hbm_bytes_per_s=1, clock_hz=1.5e9)
     assert (
         schedule.estimate_seconds(
             text, num_devices=8, rates=cycles, collective_seconds=lambda _: 0.0
@@ -480,19 +491,19 @@ ENTRY %main (p: bf16[1024,1024]) -> bf16[1024,1024] {
 }
 """
     text = text.replace("GROUPS", "channel_id=1, replica_groups=[4,2]<=[8], use_global_device_ids=true")
-    rates = schedule.Rates(flops_per_s=2e9, hbm_bytes_per_s=1e30, link_bytes_per_s=2**21, hop_seconds=0)
-    result = schedule.estimate_seconds(text, num_devices=8, rates=rates)
+    rates = schedule.Rates(flops_per_s=2e9, hbm_bytes_per_s=1e30)
+    result = schedule.estimate_seconds(text, num_devices=8, rates=rates, collective_seconds=ring(2**21))
     assert result.collective_seconds == pytest.approx(0.5)
     assert result.compute_seconds == pytest.approx(1.073741824)
     assert result.exposed_collective_seconds == 0
-    slower = schedule.Rates(flops_per_s=8e9, hbm_bytes_per_s=1e30, link_bytes_per_s=2**21, hop_seconds=0)
-    result = schedule.estimate_seconds(text, num_devices=8, rates=slower)
+    slower = schedule.Rates(flops_per_s=8e9, hbm_bytes_per_s=1e30)
+    result = schedule.estimate_seconds(text, num_devices=8, rates=slower, collective_seconds=ring(2**21))
     assert result.exposed_collective_seconds == pytest.approx(0.5 - 1.073741824 / 4)
 
 
 def test_unscheduled_text_is_refused() -> None:
     with pytest.raises(ArgumentError, match="is_scheduled"):
-        schedule.estimate_seconds("HloModule m\n", num_devices=8, rates=RATES)
+        schedule.estimate_seconds("HloModule m\n", num_devices=8, rates=RATES, collective_seconds=ring(46.7e9))
 
 
 def test_padding_of_tiles_counts_as_traffic() -> None:
@@ -554,8 +565,8 @@ ENTRY %main (w: f32[8,64,64], i: s32[], x: f32[64,64]) -> f32[64,64] {
     entry = module.computations[module.entry]
     fused = entry.by_name["f"]
     assert work.hbm_bytes_of(fused, entry, module) == 3 * 4 * 64 * 64 + 4
-    assert work.flops_of(fused, entry, module) == 2 * 64**3
-    assert work.flops_of(fused, entry, module, lanes=128) == 2 * 64 * 128**2
+    assert work.instruction_flops(fused, entry, module) == 2 * 64**3
+    assert work.instruction_flops(fused, entry, module, lanes=128) == 2 * 64 * 128**2
 
 
 def test_a_kernel_takes_the_operations_that_it_says() -> None:
@@ -570,7 +581,7 @@ ENTRY %main (x: f32[64,64]) -> f32[64,64] {{
 """
     module = parse_module(text)
     entry = module.computations[module.entry]
-    assert [work.flops_of(entry.by_name[name], entry, module) for name in ("k", "o")] == [640.0, 0.0]
+    assert [work.instruction_flops(entry.by_name[name], entry, module) for name in ("k", "o")] == [640.0, 0.0]
 
 
 def test_a_fusion_that_only_rearranges_is_seen_through() -> None:
@@ -615,8 +626,8 @@ ENTRY %main (x: bf16[8,28,28,128], dy: bf16[8,28,28,128]) -> bf16[3,3,128,128] {
     entry = module.computations[module.entry]
     met = sum(27 if tap != 1 else 28 for tap in range(3))  # rows of the image that a row of the kernel meets
     raw = 2 * 8 * 128 * 128 * met**2
-    assert work.flops_of(entry.by_name["dw"], entry, module) == raw
-    padded = work.flops_of(entry.by_name["dw"], entry, module, lanes=128)
+    assert work.instruction_flops(entry.by_name["dw"], entry, module) == raw
+    padded = work.instruction_flops(entry.by_name["dw"], entry, module, lanes=128)
     assert raw < padded < 1.02 * raw
 
 
@@ -662,8 +673,10 @@ ENTRY %main (p: f32[4,1024,1024], q: f32[2048,1024], x: f32[2048,1024], w: f32[1
 def test_what_is_brought_to_the_chip_ahead_of_its_use_moves_while_the_memory_is_idle(
     op: str, flops_per_s: float, seconds: float
 ) -> None:
-    rates = schedule.Rates(flops_per_s=flops_per_s, hbm_bytes_per_s=2**20, link_bytes_per_s=1.0)
-    found = schedule.estimate_seconds(PREFETCH.replace("OP", op), num_devices=1, rates=rates)
+    rates = schedule.Rates(flops_per_s=flops_per_s, hbm_bytes_per_s=2**20)
+    found = schedule.estimate_seconds(
+        PREFETCH.replace("OP", op), num_devices=1, rates=rates, collective_seconds=ring(1.0)
+    )
     assert found.seconds == found.compute_seconds == pytest.approx(seconds)
 
 
@@ -708,7 +721,7 @@ ENTRY %main (q: f32[8,1024,1024], x: f32[2048,1024]) -> f32[2048,1024] {
   ROOT %r = f32[8,1024,1024]{2,1,0:S(1)} abs(%done)
 }
 """
-    rates = schedule.Rates(flops_per_s=1e30, hbm_bytes_per_s=2**20, link_bytes_per_s=1.0)
+    rates = schedule.Rates(flops_per_s=1e30, hbm_bytes_per_s=2**20)
     found = schedule.estimate_seconds(text, num_devices=2, rates=rates, collective_seconds=lambda _: 8.0)
     # The loop moves all the time, the collective leaves 8 of the 32 s that the copy takes.
     assert found.seconds == pytest.approx(3 * 16 + 8 + 24, rel=1e-6)

@@ -12,8 +12,8 @@ import planner
 from planner.options import Options, Remat
 from planner.prediction import Products
 from planner.verify.aot import unavailable_reason
-from planner.verify.compared_recomputation import compare_recomputation
-from planner.verify.hlo.products import read_products
+from planner.verify.compared_memory import compare_recomputation
+from planner.verify.hlo.work import read_products
 from tests.transforms.loops import PROGRAMS, arguments
 
 MESH = {"x": 2, "y": 2}

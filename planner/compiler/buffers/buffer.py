@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
+
+TransposedStacks = Mapping[int, int | None]
+"""The dim of a transposed stack of which a device must hold several elements, if there is one, by the op by which it enters
+its loop."""
 
 
 class Buffer(NamedTuple):

@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from planner.program.dataflow import reached
 from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY, ENTERING, TAKEN_IN
 from planner.rules.primitives import traits
@@ -83,22 +84,14 @@ def in_place(
 def on_donated(graph: Graph) -> frozenset[int]:
     """The arrays that follow one another, by updates and through loops, from a donated argument to what takes its place."""
     first = {outside: inside for inside, outside in graph.ties}
-    found, left = set[int](), [graph.outputs[result] for result in graph.aliases]
-    while left:
-        tensor = left.pop()
-        producer = graph.tensors[tensor].producer
-        if producer is None or tensor in found:
-            continue
-        op = graph.ops[producer]
-        if op.kind in BOUNDARY or traits(op.kind).renames:
-            left += op.operands
-            left += [first[tensor]] if tensor in first else []
-        elif traits(op.kind).updates is not None:
-            left.append(op.operands[0])
-        else:
-            continue
-        found.add(tensor)
-    return frozenset(found)
+
+    def before(tensor: int) -> Sequence[int]:
+        op = graph.maker(tensor)
+        if op is not None and (op.kind in BOUNDARY or traits(op.kind).renames):
+            return (*op.operands, first[tensor]) if tensor in first else op.operands
+        return () if op is None or traits(op.kind).updates is None else op.operands[:1]
+
+    return frozenset(filter(before, reached([graph.outputs[result] for result in graph.aliases], before)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,42 +141,38 @@ class _Walk:
         if self._maker(made).id != self.last[argument]:
             return False
         size, computed = self.graph.tensors[argument].aval.size, self._computed_of(argument)
-        met, left = set[tuple[int, bool]](), [(tensor, False) for tensor in (made, *self._beside(made))]
-        while left:
-            tensor, moved = left.pop()
-            op = self._maker(tensor)
-            moved |= traits(op.kind).turns or self.graph.tensors[tensor].aval.size != size
-            if moved and argument in op.operands:
-                return True
-            above = {(t, moved) for t in op.operands if t in computed} - met
-            met |= above
-            left += above
-        return False
+
+        def moved_on(one: tuple[int, bool]) -> bool:
+            tensor, moved = one
+            return moved or traits(self._maker(tensor).kind).turns or self.graph.tensors[tensor].aval.size != size
+
+        def above(one: tuple[int, bool]) -> list[tuple[int, bool]]:
+            return [(t, moved_on(one)) for t in self._maker(one[0]).operands if t in computed]
+
+        starts = [(tensor, False) for tensor in (made, *self._beside(made))]
+        return any(moved_on(one) and argument in self._maker(one[0]).operands for one in reached(starts, above))
 
     def _beside(self, made: int) -> Collection[int]:
         """What the pass that makes a tensor makes besides, of what this is computed from: the last that a pass made."""
-        found, met, left = set[int](), {made}, [made]
-        while left:
-            for tensor in self._maker(left.pop()).operands:
-                if tensor in met or self.graph.tensors[tensor].producer is None:
-                    continue
-                met.add(tensor)
-                (found.add if self.materialized[tensor] else left.append)(tensor)
+
+        def made_of(tensor: int) -> list[int]:
+            passes = tensor == made or not self.materialized[tensor]
+            return [t for t in self._maker(tensor).operands if passes and self.graph.maker(t) is not None]
+
+        found = [tensor for tensor in reached([made], made_of) if tensor != made and self.materialized[tensor]]
         latest = max(found, key=lambda tensor: self._maker(tensor).id, default=made)
         op = self._maker(latest)
-        return (
-            (latest,) if self.fused[op.id] and op.kind not in BOUNDARY and op.region == self._maker(made).region else ()
-        )
+        own = self.fused[op.id] and op.kind not in BOUNDARY and op.region == self._maker(made).region
+        return (latest,) if own else ()
 
     def _computed_of(self, argument: int) -> set[int]:
         """What is computed of an argument without being stored on the way."""
-        found, left = set[int](), [argument]
-        while left:
-            for reader, _ in self.graph.consumers[left.pop()]:
-                made = [t for t in self.graph.ops[reader].results if not self.materialized[t] and t not in found]
-                found.update(made)
-                left += made
-        return found
+
+        def made(tensor: int) -> list[int]:
+            results = (t for op in self.graph.readers(tensor) for t in op.results)
+            return [t for t in results if not self.materialized[t]]
+
+        return {tensor for tensor in reached([argument], made) if tensor != argument}
 
     def must_copy(self, op: Op) -> bool:
         """Whether an op that writes over its first operand must have a copy of it."""
@@ -194,9 +183,9 @@ class _Walk:
 
     def _guarded(self, tensor: int) -> bool:
         """Whether a tensor that is not needed any more may not be written over all the same."""
-        if self.graph.tensors[tensor].producer is None:
+        op = self.graph.maker(tensor)
+        if op is None:
             return tensor not in self.given
-        op = self._maker(tensor)
         if op.kind == "branch_in":
             outer = op.operands[0]
             return self.last[outer] > self.spans[op.region][1] or self._guarded(outer)
@@ -205,10 +194,7 @@ class _Walk:
     def chain(self, tensor: int) -> _Chain:
         """What a tensor follows in one memory, up to an argument or to what enters the body in which it is made."""
         tensors, start = list[int](), len(self.graph.ops)
-        while self.graph.tensors[tensor].producer is not None:
-            op = self._maker(tensor)
-            if op.kind in ENTERING:
-                break
+        while (op := self.graph.maker(tensor)) is not None and op.kind not in ENTERING:
             tensors.append(tensor)
             start = free = op.id
             before: int | None = None

@@ -8,7 +8,7 @@ from planner.compiler.buffers.sibling_operands import sibling_operands, widened_
 from planner.compiler.fusion.ragged_dot import masked_buffers
 from planner.compiler.model import Evidence, Pass
 from planner.compiler.program import CompiledProgram
-from planner.decisions.op_signatures import is_fused
+from planner.decisions.groups import is_fused
 from planner.program.graph import Graph, Op
 from planner.rules.primitives import traits
 

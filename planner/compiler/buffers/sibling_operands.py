@@ -30,10 +30,10 @@ def widened_siblings(graph: Graph, materialized: Sequence[bool], last: Sequence[
     found: list[Buffer] = []
     for op in graph.of_kinds(("convert_element_type",)):
         (narrow,), (wide,) = op.operands, op.results
-        producer = graph.tensors[narrow].producer
+        maker = graph.maker(narrow)
         widens = graph.tensors[narrow].aval.itemsize < graph.tensors[wide].aval.itemsize
-        if widens and materialized[wide] and producer is not None and traits(graph.ops[producer].kind).matmul:
-            start = max(last[narrow], producer + 1)
+        if widens and materialized[wide] and maker is not None and traits(maker.kind).matmul:
+            start = max(last[narrow], maker.id + 1)
             if last[wide] > start:
                 found.append(Buffer(tensor=narrow, start=start, stop=last[wide]))
     return found

@@ -16,9 +16,10 @@ import numpy as np
 
 from pbqp.vectors import Floats
 from planner.compiler.buffers.buffer import Buffer
+from planner.program.dataflow import source_through
 from planner.program.graph import Graph
 from planner.program.slots import LEAVING, TAKEN_IN
-from planner.rules.primitives import traits
+from planner.rules.primitives import updates_in_place
 
 
 class WorkingSets:
@@ -43,37 +44,23 @@ class WorkingSets:
     def per_byte(self, tensor: int) -> float:
         """The bytes that stand at once for each byte of a tensor in the body that it is of."""
         graph = self._graph
-        producer, size = graph.tensors[tensor].producer, graph.tensors[tensor].aval.bytes
-        if self._updated(tensor) in graph.taken or tensor in graph.returned or producer is None or not size:
+        op, size = graph.maker(tensor), graph.tensors[tensor].aval.bytes
+        argument = source_through(graph, tensor, updates_in_place) in graph.taken
+        if argument or tensor in graph.returned or op is None or not size:
             return math.inf
-        op = graph.ops[producer]
         if op.kind == "loop_slice":
             return self.per_byte(op.operands[0]) * graph.tensors[op.operands[0]].aval.bytes / size
         region = graph.regions[op.region].parent if op.kind in LEAVING else op.region
         return self._standing(region or 0, size) / size
 
-    def _updated(self, tensor: int) -> int:
-        """What a tensor was before it was updated in place."""
-        while (producer := self._graph.tensors[tensor].producer) is not None:
-            op = self._graph.ops[producer]
-            if traits(op.kind).updates is None:
-                break
-            tensor = op.operands[0]
-        return tensor
-
     def per_byte_stacked(self, tensor: int) -> float:
         """The same of what the trips of a loop put on a stack, where they do."""
         graph, size = self._graph, self._graph.tensors[tensor].aval.bytes
-        stacks = [
-            graph.ops[reader].results[0]
-            for reader, _ in graph.consumers[tensor]
-            if graph.ops[reader].kind == "loop_stack"
-        ]
         if not size:
             return math.inf
-        return max(
-            [self.per_byte(stack) * graph.tensors[stack].aval.bytes / size for stack in stacks], default=math.inf
-        )
+        stacks = [op.results[0] for op in graph.readers(tensor) if op.kind == "loop_stack"]
+        sizes = [self.per_byte(stack) * graph.tensors[stack].aval.bytes / size for stack in stacks]
+        return max(sizes, default=math.inf)
 
     def _standing(self, region: int, size: float) -> float:
         """The most bytes that stand at once while a body runs, of arrays up to the next power of 2."""

@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 
 from planner.compiler.layout.uncoalesced_transposes import uncoalesced_transposes
+from planner.program.dataflow import reached, source_through
 from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY
 from planner.rules.primitives import kinds_where, traits
@@ -32,20 +33,17 @@ def operands_of_gemms(graph: Graph, fused: Sequence[bool]) -> frozenset[int]:
 
 def source(graph: Graph, tensor: int, *, computes: bool = True) -> int:
     """The tensor that a matmul reads for an operand, through what is seen through; or one that `computes` nothing."""
-    while (producer := graph.tensors[tensor].producer) is not None:
-        op = graph.ops[producer]
+    while (op := graph.maker(tensor)) is not None and op.kind not in BOUNDARY:
         row = traits(op.kind)
         alone = op.kind == "convert_element_type" or op.kind == "transpose"
         alone &= len(graph.consumers[tensor]) == 1
-        if op.kind in BOUNDARY:
-            break
+        single = _of_one(graph, op) if computes else None
         if row.reshapes or row.renames or alone:
             tensor = op.operands[0]
-            continue
-        single = _of_one(graph, op) if computes else None
-        if single is None:
+        elif single is not None:
+            tensor = single
+        else:
             break
-        tensor = single
     return tensor
 
 
@@ -61,15 +59,15 @@ def _of_one(graph: Graph, op: Op) -> int | None:
 
 def read_alone(graph: Graph, materialized: Sequence[bool], op: Op, made: Collection[int]) -> bool:
     """Whether an op alone reads what a matmul made, through results that do not stand and nothing else reads."""
-    left = list(op.operands)
-    while left:
-        tensor = left.pop()
-        if tensor in made or not materialized[tensor]:
-            if len(graph.consumers[tensor]) > 1:
-                return False
-            producer = graph.tensors[tensor].producer
-            left += graph.ops[producer].operands if tensor not in made and producer is not None else ()
-    return True
+
+    def computed_of(tensor: int) -> Sequence[int]:
+        maker = None if tensor in made or materialized[tensor] else graph.maker(tensor)
+        return () if maker is None else maker.operands
+
+    return all(
+        len(graph.consumers[tensor]) < 2 or (tensor not in made and materialized[tensor])
+        for tensor in reached(op.operands, computed_of)
+    )
 
 
 def is_slow(graph: Graph, slow: AbstractSet[int], op: Op, tensor: int) -> bool:
@@ -85,10 +83,7 @@ def sunk_share(graph: Graph, tensor: int) -> float:
 
     Compilers broadcast it again in every trip.
     """
-    tensors, source = graph.tensors, tensor
-    while (producer := tensors[source].producer) is not None:
-        op = graph.ops[producer]
-        if op.kind not in ("loop_const", "broadcast_in_dim") or (source == tensor and op.kind != "loop_const"):
-            break
-        source = op.operands[0]
-    return min(1.0, tensors[source].aval.bytes / max(tensors[tensor].aval.bytes, 1.0))
+    maker, source = graph.maker(tensor), tensor
+    if maker is not None and maker.kind == "loop_const":
+        source = source_through(graph, tensor, lambda op: op.kind in ("loop_const", "broadcast_in_dim"))
+    return min(1.0, graph.tensors[source].aval.bytes / max(graph.tensors[tensor].aval.bytes, 1.0))

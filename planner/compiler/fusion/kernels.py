@@ -30,11 +30,12 @@ from planner.compiler.layout.uncoalesced_transposes import TRANSACTION_BYTES, un
 from planner.compiler.model import CompilerModel
 from planner.compiler.program import CompiledProgram
 from planner.compiler.simplify.convert_mover import is_by_vector
-from planner.decisions.factor_renaming import covers, names_between, renamed
+from planner.decisions.factor_unification import covers, names_between, renamed
 from planner.decisions.groups import Grouping
+from planner.program.dataflow import source_through
 from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY, ENTERING, LEAVING
-from planner.rules.primitives import kinds_where, traits
+from planner.rules.primitives import kinds_where, traits, updates_in_place
 from planner.rules.rule import Dims
 
 Home = Literal["chip", "product", "late product", "passes", "slice", "loop", "border", "border product", "memory"]
@@ -102,7 +103,7 @@ class Kernels:
     of_matmuls: frozenset[int] = frozenset()
 
 
-class Leaf(NamedTuple):
+class StoredPart(NamedTuple):
     """A part of a tensor that stands in memory: `share` of it, with dims in the factors of some group.
 
     Where these do not tell how it is split, it is taken to be split as the tensor `like` is.
@@ -113,7 +114,7 @@ class Leaf(NamedTuple):
     like: int | None = None
 
 
-Leaves = dict[int, Leaf]
+Leaves = dict[int, StoredPart]
 """What something is computed from, by tensor."""
 
 
@@ -159,7 +160,7 @@ class _Walk:
             return {}
         if self.materialized[tensor] or producer is None or tensor in self.barred:
             share = sunk_share(self.graph, tensor)
-            return {tensor: Leaf(dims, share)} if share * aval.bytes >= LEAST_BYTES else {}
+            return {tensor: StoredPart(dims, share)} if share * aval.bytes >= LEAST_BYTES else {}
         leaves = self.leaves.get(tensor, {})
         if self.grouping.group_of[producer] == self.grouping.group_of[op.id]:
             return leaves
@@ -173,9 +174,9 @@ class _Walk:
         found: Leaves = {}
         for leaf, (dims, share, like) in leaves.items():
             if like is None and not covers(names, dims, avals[leaf].aval.shape):
-                found[leaf] = Leaf(own, share * avals[leaf].aval.bytes / avals[tensor].aval.bytes, tensor)
+                found[leaf] = StoredPart(own, share * avals[leaf].aval.bytes / avals[tensor].aval.bytes, tensor)
             else:
-                found[leaf] = Leaf(renamed(names, dims), share, like)
+                found[leaf] = StoredPart(renamed(names, dims), share, like)
         return found
 
     def add(self, op: Op) -> None:
@@ -443,8 +444,8 @@ class _Homes:
             return
         for tensor, dims in zip(op.operands, self.walk.grouping.placements[op.id].operands, strict=True):
             taken = source(graph, tensor)
-            producer = graph.tensors[taken].producer
-            if producer is not None and graph.ops[producer].kind == "loop_slice" and taken not in self.sliced:
+            maker = graph.maker(taken)
+            if maker is not None and maker.kind == "loop_slice" and taken not in self.sliced:
                 self.sliced.add(taken)
                 itemsize = graph.tensors[taken].aval.itemsize
                 yield Access(tensor, graph.tensors[tensor].aval.shape, itemsize, dims, "memory", READ_AND_WRITTEN)
@@ -457,7 +458,7 @@ class _Homes:
             aval = self.graph.tensors[tensor].aval
             yield Access(tensor, aval.shape, aval.itemsize, dims, "slice", READ_AND_WRITTEN, (dim, itemsize))
 
-    def read(self, tensor: int, leaf: Leaf, number: int, *, direct: bool = False) -> Access:
+    def read(self, tensor: int, leaf: StoredPart, number: int, *, direct: bool = False) -> Access:
         """What a kernel reads. What a matmul reads directly of a parameter in float32 was made bfloat16 before."""
         shown = tensor if leaf.like is None else leaf.like
         found = self.access(shown, leaf.dims, number)
@@ -474,12 +475,8 @@ class _Homes:
 
     def enters(self, tensor: int) -> bool:
         """Whether a tensor is what enters a loop, updated or not."""
-        while (producer := self.graph.tensors[tensor].producer) is not None:
-            op = self.graph.ops[producer]
-            if traits(op.kind).updates is None:
-                return op.kind in ENTERING
-            tensor = op.operands[0]
-        return False
+        op = self.graph.maker(source_through(self.graph, tensor, updates_in_place))
+        return op is not None and op.kind in ENTERING
 
     def is_written(self, tensor: int) -> bool:
         """Whether anybody but the kernel that makes a tensor reads it."""
@@ -495,10 +492,10 @@ class _Homes:
 
     def home(self, tensor: int, number: int) -> Home:
         graph = self.graph
-        producer = graph.tensors[tensor].producer
-        if producer is None or tensor in graph.returned:
+        maker = graph.maker(tensor)
+        if maker is None or tensor in graph.returned:
             return self.border(tensor) if self.inlined else "memory"
-        kind = graph.ops[producer].kind
+        kind = maker.kind
         readers = self.readers.get(tensor, [])
         if kind == "loop_const" and len(readers) >= OFTEN:
             return "chip"

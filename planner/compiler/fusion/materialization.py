@@ -13,8 +13,8 @@ from typing import Literal
 
 from planner.compiler.fusion.instruction_fusion import is_slow
 from planner.compiler.model import CompilerModel
-from planner.decisions.groups import Grouping
-from planner.decisions.op_signatures import is_fused
+from planner.decisions.groups import Grouping, is_fused
+from planner.program.dataflow import source_through
 from planner.program.graph import Graph, Op
 from planner.program.slots import ENTERING, LEAVING, TAKEN_IN
 from planner.rules.primitives import traits
@@ -37,8 +37,8 @@ def is_fused_op(graph: Graph, grouping: Grouping, op: Op, compiler: CompilerMode
     if op.kind == "dot_general":
         return not grouping.placements[op.id].reduced
     if op.kind == "scatter-add" and not op.params["dimension_numbers"].update_window_dims:
-        producer = graph.tensors[op.operands[0]].producer
-        return producer is not None and graph.ops[producer].kind == "broadcast_in_dim"
+        zeros = graph.maker(op.operands[0])
+        return zeros is not None and zeros.kind == "broadcast_in_dim"
     return False
 
 
@@ -100,22 +100,19 @@ def materialized_by_fusion(
 
 def _stream(graph: Graph, tensor: int) -> int:
     """The tensor that a tensor is another name or another form of."""
-    producer = graph.tensors[tensor].producer
-    while producer is not None:
-        op = graph.ops[producer]
-        if not traits(op.kind).renames and (op.kind != "convert_element_type" or len(_readers(graph, tensor)) > 1):
-            break
-        tensor = op.operands[0]
-        producer = graph.tensors[tensor].producer
-    return tensor
+
+    def passes(op: Op) -> bool:
+        alone = op.kind == "convert_element_type" and len(_readers(graph, op.results[0])) < 2
+        return alone or traits(op.kind).renames
+
+    return source_through(graph, tensor, passes)
 
 
 def _readers(graph: Graph, tensor: int) -> set[int]:
     """The ops that read a tensor, under whatever name."""
     found: set[int] = set()
-    for reader, _ in graph.consumers[tensor]:
-        op = graph.ops[reader]
-        found |= _readers(graph, op.results[0]) if traits(op.kind).renames else {reader}
+    for op in graph.readers(tensor):
+        found |= _readers(graph, op.results[0]) if traits(op.kind).renames else {op.id}
     return found
 
 
@@ -149,16 +146,10 @@ def _must_be_stored(graph: Graph, tensor: int, needs: Sequence[Need], hard: bool
 
     A loop reads what it takes in from memory, but what only moves elements: that it moves itself.
     """
-    producer = graph.tensors[tensor].producer
-    row = None if producer is None else traits(graph.ops[producer].kind)
-    moved = row is not None and (row.reshapes or row.turns)
-    for reader, _ in graph.consumers[tensor]:
-        need = needs[reader]
-        if need == "always" or (hard and need == "where costly"):
-            return True
-        if graph.ops[reader].kind in TAKEN_IN and not moved:
-            return True
-    return False
+    maker = graph.maker(tensor)
+    moved = maker is not None and (traits(maker.kind).reshapes or traits(maker.kind).turns)
+    needed = ("always", "where costly") if hard else ("always",)
+    return any(needs[op.id] in needed or (op.kind in TAKEN_IN and not moved) for op in graph.readers(tensor))
 
 
 def is_needed(graph: Graph, fused: Sequence[bool], tensor: int) -> bool:

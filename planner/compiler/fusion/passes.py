@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from planner.compiler.fusion.expensive_producers import stored_for_backward
 from planner.compiler.fusion.instruction_fusion import operands_of_gemms
 from planner.compiler.fusion.materialization import is_fused_op, materialized_by_fusion
-from planner.compiler.fusion.multi_output import stored_for_many
+from planner.compiler.fusion.multi_output import stored_for_backward, stored_for_many
 from planner.compiler.fusion.operand_fusion import read_through
 from planner.compiler.fusion.softmax_tpu import stored_of_softmaxes
 from planner.compiler.model import Evidence, Pass

@@ -63,8 +63,7 @@ def _is_diamond(graph: Graph, op: Op, end: Op) -> bool:
 def _of(graph: Graph, tensor: int) -> set[int]:
     """A tensor and those of which alone it is computed element by element."""
     found = {tensor}
-    while (producer := graph.tensors[tensor].producer) is not None:
-        op = graph.ops[producer]
+    while (op := graph.maker(tensor)) is not None:
         whole = {t for t in op.operands if graph.tensors[t].aval.size == graph.tensors[tensor].aval.size}
         if op.kind in BOUNDARY or not traits(op.kind).fused or len(whole) != 1 or len(op.operands) > len(whole) + 1:
             break

@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from planner.compiler.fusion.instruction_fusion import is_slow
 from planner.compiler.fusion.sibling_matmuls import matmul_ranks, reading, side_by_side
 from planner.compiler.simplify.convert_mover import BFLOAT16_BYTES
+from planner.program.dataflow import reached
 from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY
 from planner.rules.primitives import kinds_where, traits
@@ -78,35 +79,27 @@ def _centre(graph: Graph, fused: Sequence[bool], stored: list[bool], op: Op) -> 
 
 def _widened(graph: Graph, tensor: int) -> bool:
     """Whether a tensor is another, only widened."""
-    producer = graph.tensors[tensor].producer
-    op = None if producer is None else graph.ops[producer]
-    if op is None or op.kind != "convert_element_type":
-        return False
-    return graph.tensors[op.operands[0]].aval.itemsize < graph.tensors[tensor].aval.itemsize
+    op = graph.maker(tensor)
+    widths = [graph.tensors[t].aval.itemsize for t in (tensor, *(op.operands if op is not None else ()))]
+    return op is not None and op.kind == "convert_element_type" and widths[1] < widths[0]
 
 
 def _of_matmul(graph: Graph, fused: Sequence[bool], stored: Sequence[bool], tensor: int) -> bool:
     """Whether passes compute a tensor of what a matmul makes of its size."""
-    seen, left, size = {tensor}, [tensor], graph.tensors[tensor].aval.size
-    while left:
-        producer = graph.tensors[left.pop()].producer
-        if producer is None or graph.ops[producer].kind in BOUNDARY:
-            continue
-        op = graph.ops[producer]
-        if not fused[producer]:
-            if traits(op.kind).matmul:
-                return True
-            continue
-        new = {t for t in op.operands if graph.tensors[t].aval.size == size} - seen
-        seen |= new
-        left += new
-    return False
+    size = graph.tensors[tensor].aval.size
+
+    def made_of(tensor: int) -> list[int]:
+        op = graph.maker(tensor)
+        passes = op is not None and fused[op.id] and op.kind not in BOUNDARY
+        return [t for t in op.operands if graph.tensors[t].aval.size == size] if op is not None and passes else []
+
+    makers = map(graph.maker, reached([tensor], made_of))
+    return any(op is not None and not fused[op.id] and traits(op.kind).matmul for op in makers)
 
 
 def _readers(graph: Graph, tensor: int) -> Iterator[Op]:
     """The ops that read a row's greatest element, through other names, broadcasts and bounds."""
-    for reader, _ in graph.consumers[tensor]:
-        op = graph.ops[reader]
+    for op in graph.readers(tensor):
         bound = traits(op.kind).fused and any(not graph.tensors[t].aval.shape for t in op.operands)
         if traits(op.kind).reshapes or bound:
             yield from _readers(graph, op.results[0])
@@ -116,11 +109,10 @@ def _readers(graph: Graph, tensor: int) -> Iterator[Op]:
 
 def _made_of(graph: Graph, fused: Sequence[bool], tensor: int) -> Iterator[int]:
     """What passes make of a tensor in its size."""
-    seen, left, size = {tensor}, [tensor], graph.tensors[tensor].aval.size
-    while left:
-        for reader, _ in graph.consumers[left.pop()]:
-            results = graph.ops[reader].results if fused[reader] else ()
-            new = {t for t in results if graph.tensors[t].aval.size == size} - seen
-            yield from new
-            seen |= new
-            left += new
+    size = graph.tensors[tensor].aval.size
+
+    def made(tensor: int) -> Iterator[int]:
+        passes = (op for op in graph.readers(tensor) if fused[op.id])
+        return (t for op in passes for t in op.results if graph.tensors[t].aval.size == size)
+
+    return (other for other in reached([tensor], made) if other != tensor)

@@ -14,16 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from planner.compiler.buffers.buffer import Buffer
+from planner.compiler.buffers.buffer import Buffer, TransposedStacks
 from planner.compiler.buffers.copy_insertion import READ_AND_WRITTEN
 from planner.compiler.fusion.instruction_fusion import source
+from planner.program.dataflow import reached
 from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY, ENTERING
 from planner.rules.primitives import traits
-
-TransposedStacks = Mapping[int, int | None]
-"""The dim of a transposed stack of which a device must hold several elements, if there is one, by the op by which it enters
-its loop."""
 
 
 def transposed_stacks(graph: Graph) -> TransposedStacks:
@@ -93,21 +90,16 @@ def _dim_of_stack(graph: Graph, entering: Op, wanted: int, dim: int) -> int | No
 
 def _entering(graph: Graph, tensor: int) -> Sequence[Op]:
     """The ops by which the stacks enter a loop that a tensor is a slice of, or is computed of slices of."""
-    found, left = dict[int, Op](), [(tensor, False)]
-    while left:
-        tensor, picked = left.pop()
-        producer = graph.tensors[tensor].producer
-        if producer is None:
-            continue
-        op = graph.ops[producer]
-        if op.kind in ENTERING:
-            if picked or op.kind == "loop_slice":
-                found[op.id] = op
-            continue
-        row = traits(op.kind)
+
+    def made_of(one: tuple[int, bool]) -> list[tuple[int, bool]]:
+        (tensor, picked), op = one, graph.maker(one[0])
+        if op is None or op.kind in BOUNDARY:
+            return []
+        row, size = traits(op.kind), graph.tensors[tensor].aval.size
         if row.picks or row.renames or row.updates is not None:
-            left.append((op.operands[0], picked or row.picks))
-        elif row.fused and op.kind not in BOUNDARY:
-            size = graph.tensors[tensor].aval.size
-            left += [(operand, picked) for operand in op.operands if graph.tensors[operand].aval.size == size]
-    return list(found.values())
+            return [(op.operands[0], picked or row.picks)]
+        return [(operand, picked) for operand in op.operands if row.fused and graph.tensors[operand].aval.size == size]
+
+    makers = ((graph.maker(tensor), picked) for tensor, picked in reached([(tensor, False)], made_of))
+    found = (op for op, picked in makers if op is not None and (picked or op.kind == "loop_slice"))
+    return list({op.id: op for op in found if op.kind in ENTERING}.values())

@@ -66,10 +66,10 @@ def _outside(graph: Graph, op: Op) -> list[tuple[int, int]]:
 
 def _picked(graph: Graph, tensor: int, kept: Collection[int]) -> Op | None:
     """The slice of a stack from which a tensor is computed element by element; None where there is none."""
-    producer = graph.tensors[tensor].producer
-    if producer is None or graph.ops[producer].kind in BOUNDARY:
+    op = graph.maker(tensor)
+    if op is None or op.kind in BOUNDARY:
         return None
-    op, row = graph.ops[producer], traits(graph.ops[producer].kind)
+    row = traits(op.kind)
     if row.picks:
         return op if op.operands[0] in kept else None
     if not row.fused:

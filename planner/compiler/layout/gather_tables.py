@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from planner.compiler.layout.tiles import TILE_LANES
 from planner.compiler.simplify.convert_mover import NarrowReads
+from planner.program.dataflow import source_through
 from planner.program.graph import Graph, Op
 from planner.rules.primitives import kinds_where, traits
 
@@ -83,10 +84,9 @@ def scattered_rows(graph: Graph, op: Op) -> Rows | None:
 
 def _argument(graph: Graph, op: Op) -> int | None:
     """The argument that is the table of a lookup, in whatever type; None where it is computed."""
-    tensor = op.operands[0]
-    while (producer := graph.tensors[tensor].producer) is not None:
-        made = graph.ops[producer]
-        if made.kind != "convert_element_type" and not traits(made.kind).renames:
-            return None
-        tensor = made.operands[0]
+
+    def passes(op: Op) -> bool:
+        return op.kind == "convert_element_type" or traits(op.kind).renames
+
+    tensor = source_through(graph, op.operands[0], passes)
     return tensor if tensor in graph.taken else None

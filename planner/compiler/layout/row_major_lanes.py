@@ -79,13 +79,11 @@ def _follow_back(graph: Graph, fused: Sequence[bool], tensor: int, rows: InRows,
     left = [tensor]
     while left:
         tensor = left.pop()
-        producer = graph.tensors[tensor].producer
-        if producer is None:
-            continue
-        _add(found, tensor, rows)
-        if fused[producer]:
-            op = graph.ops[producer]
-            left += [of for of in op.operands if of not in found and _alike(graph, op, of, tensor)]
+        op = graph.maker(tensor)
+        if op is not None:
+            _add(found, tensor, rows)
+            own = op.operands if fused[op.id] else ()
+            left += [of for of in own if of not in found and _alike(graph, op, of, tensor)]
 
 
 def _alike(graph: Graph, op: Op, operand: int, result: int) -> bool:

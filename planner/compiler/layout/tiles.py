@@ -1,6 +1,37 @@
-"""Tiles of a TPU's memory."""
+"""Tiles of a TPU's memory, and the order of the dims that its compiler lays in them."""
 
 from __future__ import annotations
 
+from planner.decisions.groups import Grouping
+from planner.program.graph import Graph
+from planner.rules.primitives import traits
+
 TILE_ROWS, TILE_LANES = 8, 128
 """A tile of words of 32 bits, in which TPUs keep the last two dims of an array; narrower types take several in one."""
+
+
+def memory_order(graph: Graph, grouping: Grouping, tensor: int) -> tuple[int, ...]:
+    """The dims of a tensor from the most to the least major.
+
+    As in its shape, but for products: the matrix unit makes tiles of the last free dim of either operand, so that these
+    two are the least major, and other free dims lie before them. A convolution makes tiles of batch and features, for
+    every place in space.
+    """
+    dims = range(len(graph.tensors[tensor].aval.shape))
+    op = graph.maker(tensor)
+    if op is not None and op.kind == "conv_general_dilated":
+        batch, features, *space = op.params["dimension_numbers"].out_spec
+        return (*sorted(space), batch, features)
+    if op is None or not traits(op.kind).matmul or len(op.operands) != 2:
+        return tuple(dims)
+    placement = grouping.placements[op.id]
+    left, right = ({factor for dim in operand for factor in dim} for operand in placement.operands)
+    made = placement.results[op.results.index(tensor)]
+    free = [
+        [d for d in dims if made[d] and set(made[d]) <= own and not set(made[d]) & other]
+        for own, other in ((left, right), (right, left))
+    ]
+    if not all(free):
+        return tuple(dims)
+    tiled = sorted(side[-1] for side in free)
+    return (*(d for d in dims if d not in tiled), *tiled)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from planner.program.dataflow import reached
 from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY
 from planner.rules.primitives import traits
@@ -34,22 +35,23 @@ def _orders(graph: Graph, op: Op) -> Sequence[Sequence[int]]:
     matmul reads it, which takes what it contracts before or behind what it keeps.
     """
     wanted: Sequence[int] = op.params["permutation"]
-    producer = graph.tensors[op.operands[0]].producer
-    if producer is None or not traits(graph.ops[producer].kind).matmul:
+    maker = graph.maker(op.operands[0])
+    if maker is None or not traits(maker.kind).matmul:
         return (wanted,)
-    found, seen, left = set[tuple[int, ...]](), {op.results[0]}, [op.results[0]]
-    while left:
-        tensor = left.pop()
-        for reader, position in graph.consumers[tensor]:
-            to = graph.ops[reader]
-            if to.kind == "dot_general" and tensor != op.results[0]:
-                found.add(_as_read(to, position, wanted))
-            elif traits(to.kind).fused and not traits(to.kind).turns and to.kind not in BOUNDARY:
-                shape = graph.tensors[tensor].aval.shape
-                made = [t for t in to.results if graph.tensors[t].aval.shape == shape and t not in seen]
-                seen.update(made)
-                left += made
-    return tuple(found) or (wanted,)
+
+    def computed_of(tensor: int) -> list[int]:
+        shape, readers = graph.tensors[tensor].aval.shape, graph.readers(tensor)
+        passes = [to for to in readers if traits(to.kind).fused and not traits(to.kind).turns]
+        made = [t for to in passes if to.kind not in BOUNDARY for t in to.results]
+        return [t for t in made if graph.tensors[t].aval.shape == shape]
+
+    orders = {
+        _as_read(graph.ops[reader], position, wanted)
+        for tensor in reached(op.results, computed_of)
+        for reader, position in graph.consumers[tensor]
+        if graph.ops[reader].kind == "dot_general" and tensor not in op.results
+    }
+    return tuple(orders) or (wanted,)
 
 
 def _as_read(to: Op, position: int, wanted: Sequence[int]) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Mapping, Sequence
 
+from planner.program.dataflow import source_through
 from planner.program.graph import Graph, Op
 from planner.rules.primitives import kinds_where, traits
 
@@ -61,15 +62,14 @@ def _awaited(graph: Graph, fused: Sequence[bool]) -> list[bool]:
 
 def _of_matmul(graph: Graph, fused: Sequence[bool], tensor: int) -> bool:
     """Whether a tensor is what a matmul makes, in another shape or order."""
-    while (producer := graph.tensors[tensor].producer) is not None:
-        op = graph.ops[producer]
+
+    def passes(op: Op) -> bool:
         row = traits(op.kind)
-        if not fused[producer]:
-            return row.matmul
-        if not (row.reshapes or row.renames or row.turns or op.kind == "convert_element_type"):
-            return False
-        tensor = op.operands[0]
-    return False
+        moves = row.reshapes or row.renames or row.turns or op.kind == "convert_element_type"
+        return fused[op.id] and moves
+
+    op = graph.maker(source_through(graph, tensor, passes))
+    return op is not None and not fused[op.id] and traits(op.kind).matmul
 
 
 def _is_root(graph: Graph, region: int) -> bool:

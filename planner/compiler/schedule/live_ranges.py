@@ -20,6 +20,7 @@ from planner.compiler.buffers.buffer import Buffer
 from planner.compiler.layout.row_major_lanes import InRows
 from planner.compiler.program import CompiledProgram
 from planner.decisions.decision_graph import Flow, Read, Transfer
+from planner.program.dataflow import reached, source_through
 from planner.program.graph import Aval, Body, Graph
 from planner.program.slots import ENTERING, TAKEN_IN
 from planner.program.tracing.gc_pause import paused
@@ -148,7 +149,7 @@ def freed_inside(program: CompiledProgram) -> dict[Read, int]:
         body, stop = body_of(op), program.scheduled_at.get(op.id, op.id) + 1
         if body is None or body.axes is None:
             continue
-        stored = [_named(graph, tensor) for tensor in op.operands]
+        stored = [source_through(graph, tensor, lambda op: traits(op.kind).renames) for tensor in op.operands]
         counts = Counter(stored)
         for position, tensor in enumerate(stored):
             own = [(buffer.stop, buffer.fraction, buffer.several) for buffer in buffers[tensor]]
@@ -163,26 +164,16 @@ def _is_read_later(program: CompiledProgram, tensor: int, time: int) -> bool:
 
     The pass that runs next may do so and write over it, which ends its memory as early.
     """
-    graph, met, left = program.graph, {tensor}, [tensor]
-    while left:
-        read = left.pop()
-        if read in graph.returned:
-            return True
-        for reader, _ in graph.consumers[read]:
-            if program.scheduled_at.get(reader, reader) >= time:
-                return True
-            op = graph.ops[reader]
-            above = {t for t in op.results if traits(op.kind).renames or not program.materialized[t]} - met
-            met |= above
-            left += above
-    return False
+    graph = program.graph
 
+    def computed_of(tensor: int) -> list[int]:
+        made = ((op, t) for op in graph.readers(tensor) for t in op.results)
+        return [t for op, t in made if traits(op.kind).renames or not program.materialized[t]]
 
-def _named(graph: Graph, tensor: int) -> int:
-    """The tensor that a tensor is another name of."""
-    while (producer := graph.tensors[tensor].producer) is not None and traits(graph.ops[producer].kind).renames:
-        (tensor, *_) = graph.ops[producer].operands
-    return tensor
+    return any(
+        read in graph.returned or any(program.scheduled_at.get(op, op) >= time for op, _ in graph.consumers[read])
+        for read in reached([tensor], computed_of)
+    )
 
 
 def _held_inside(program: CompiledProgram, freed: Mapping[Read, int]) -> Iterator[Item]:

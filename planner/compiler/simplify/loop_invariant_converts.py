@@ -35,10 +35,10 @@ def hoisted_casts(
         if width >= itemsize or not _is_cast(graph, taken, cast):
             continue
         cast.add(taken)
-        producer = graph.tensors[stack].producer
-        if producer is not None and graph.ops[producer].kind in TAKEN_IN and narrow.width(stack) < itemsize:
+        maker = graph.maker(stack)
+        if maker is not None and maker.kind in TAKEN_IN and narrow.width(stack) < itemsize:
             continue  # it is hoisted further
-        if producer is not None and materialized[stack] and narrow.width(stack) <= width:
+        if maker is not None and materialized[stack] and narrow.width(stack) <= width:
             continue  # it is made so narrow
         start, stop = spans[op.region]
         fraction, first, last = lives.get(stack, (0.0, start, stop))

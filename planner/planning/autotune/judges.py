@@ -20,7 +20,7 @@ from planner.verify import compiled
 from planner.verify.aot import AotReport, lower_request
 from planner.verify.compile_pool import CompilePool
 from planner.verify.hlo.collectives import CompiledCollective
-from planner.verify.scheduled import scheduled_seconds, why_not_judged
+from planner.verify.step_time import scheduled_seconds, why_not_judged
 
 MOST_MESSAGE = 300
 """Characters of a compiler's message that are kept."""

@@ -14,6 +14,9 @@ from jax.sharding import AxisType
 
 from planner.program.graph import Path
 
+Place = tuple[str, int | None]
+"""Where an equation keeps a body: (param, index within the param or None)."""
+
 
 def equations_of(jaxpr: Any) -> Iterator[Any]:
     """All equations of a program, those of bodies that are planned included."""
@@ -29,8 +32,7 @@ class Structure:
     """How an equation's bodies relate to its operands and results."""
 
     kind: Literal["inline", "scan", "while", "cond"]
-    bodies: tuple[tuple[str, int | None], ...]
-    """(param, index within the param or None) of each body."""
+    bodies: tuple[Place, ...]
     num_consts: int = 0
     num_carry: int = 0
     cond_consts: int = 0
@@ -236,12 +238,12 @@ def holds_constants(jaxpr: Any) -> bool:
     return bool(len(consts_of(jaxpr)) or opened(jaxpr).constvars)
 
 
-def body_of(eqn: Any, body: tuple[str, int | None]) -> Any:
+def body_of(eqn: Any, body: Place) -> Any:
     param, index = body
     return eqn.params[param] if index is None else eqn.params[param][index]
 
 
-def put_body(params: dict[str, Any], body: tuple[str, int | None], new: Any) -> None:
+def put_body(params: dict[str, Any], body: Place, new: Any) -> None:
     """Puts another body in the place of one, in a copy of the parameters of its equation."""
     param, index = body
     old = params[param]
@@ -268,26 +270,30 @@ def unchanging(eqn: Any, structure: Structure, param: str) -> Sequence[Any]:
             return operands[: structure.num_consts]
 
 
-def with_bodies(eqn: Any, structure: Structure, rewritten: Callable[[Any, str], Any]) -> Any:
-    """An equation with its bodies rewritten, each told with the param it is in; the same object where none changes."""
+def with_bodies(eqn: Any, rewritten: Callable[[Any, Place], Any]) -> Any:
+    """An equation with its bodies rewritten, each given with its place; the same object where none changes."""
+    structure = structure_of(eqn)
     params, changed = dict(eqn.params), False
-    for place in structure.bodies:
+    for place in structure.bodies if structure is not None else ():
         inner = body_of(eqn, place)
-        new = rewritten(inner, place[0])
+        new = rewritten(inner, place)
         if new is not inner:
             put_body(params, place, new)
             changed = True
     return eqn.replace(params=params) if changed else eqn
 
 
-def body_path(path: Path, body: tuple[str, int | None]) -> Path:
+def with_fields(jaxpr: Any, **fields: Any) -> Any:
+    """A program, open or closed, with other equations, operands or results."""
+    body = opened(jaxpr)
+    new = body.replace(**fields)
+    return new if jaxpr is body else jaxpr.replace(jaxpr=new)
+
+
+def body_path(path: Path, body: Place) -> Path:
     param, index = body
     return (*path, param if index is None else f"{param}[{index}]")
 
 
 def closed(jaxpr: Any) -> Any:
     return jaxpr if hasattr(jaxpr, "consts") else jex_core.ClosedJaxpr(jaxpr, ())
-
-
-def fresh_var(var: Any) -> Any:
-    return jex_core.Var(var.aval)

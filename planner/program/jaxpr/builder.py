@@ -1,16 +1,65 @@
-"""What is gathered while jaxprs are walked: ops, tensors, regions, ties and notes."""
+"""What is gathered while jaxprs are walked: ops, tensors, regions, ties and notes, and what of it is needed.
+
+What a program computes twice from the same, compilers compute once: XLA merges equal ops on equal operands (common
+subexpressions), such as the indices that every layer derives from one argument. Not what a gradient computes again to
+save memory (`remat`): a barrier keeps that apart.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Hashable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any
 
+import jax.extend.core as jex_core
+import numpy as np
+
 from planner.program.graph import Aval, Body, Graph, Op, Path, Region, Tensor
-from planner.program.jaxpr.canonicalize.cse import EqualValues
+from planner.program.jaxpr.bodies import REMATS
 from planner.program.jaxpr.origins import Origin, lines_of, module_of
 from planner.program.tracing.arguments import aval_of
+
+
+@dataclass
+class EqualValues:
+    """By tensor the first one of its body that has the same value, where there is one before it; found while walking."""
+
+    first: dict[int, int] = field(default_factory=dict[int, int])
+    _known: dict[Hashable, tuple[int, ...]] = field(default_factory=dict[Hashable, tuple[int, ...]])
+    _apart: int = 0
+    _bodies: int = 0
+
+    def enter(self, eqn: Any) -> int:
+        """Enters the body of a call; returns what `leave` wants to know when it is left."""
+        outside = self._apart
+        params = eqn.params
+        if eqn.primitive.name in REMATS and params.get("differentiated") and params.get("prevent_cse"):
+            self._bodies += 1
+            self._apart = self._bodies
+        return outside
+
+    def leave(self, outside: int) -> None:
+        """Leaves the body of a call."""
+        self._apart = outside
+
+    def add(self, eqn: Any, operands: Sequence[int], results: Sequence[int], region: int) -> None:
+        """Notes an op without a body of its own, whose results are these tensors."""
+        if eqn.effects or eqn.primitive.name == "optimization_barrier":
+            return
+        values: list[Hashable] = [self.first.get(tensor, tensor) for tensor in operands]
+        for i, atom in enumerate(eqn.invars):
+            if isinstance(atom, jex_core.Literal):
+                values[i] = atom.aval, np.asarray(atom.val).tobytes()
+        key = (eqn.primitive, tuple(values), tuple(eqn.params.items()), region, self._apart)
+        try:
+            known = self._known.setdefault(key, tuple(results))
+        except TypeError:  # a param that cannot be hashed
+            return
+        if known[:1] != tuple(results[:1]):
+            self.first.update(zip(results, known, strict=True))
+
 
 WhileTrips = float | Mapping[str, float]
 NO_SOURCE = "(no source)"
@@ -142,3 +191,58 @@ class Builder:
         self.around.append((f"{self.around[-1][0]}/{eqn.source_info.name_stack}", self.origin(eqn)))
         yield
         self.around.pop()
+
+
+def live(b: Builder, outputs: Sequence[int]) -> tuple[tuple[Op, ...], tuple[Tensor, ...], tuple[tuple[int, int], ...]]:
+    """The ops whose results reach an output (or that have an effect), numbered; XLA drops the rest as well."""
+    keep, needed = _needed(b, outputs)
+    numbers: dict[int | None, int] = {made: number for number, made in enumerate(compress(range(len(keep)), keep))}
+    ops, tensors = tuple(b.ops), tuple(b.tensors)
+    if len(numbers) < len(ops):
+        ops = tuple([op._replace(id=number) for number, op in enumerate(compress(ops, keep))])
+        tensors = tuple([t if t.producer is None else t._replace(producer=numbers.get(t.producer)) for t in tensors])
+    return ops, tensors, tuple((i, o) for i, o in b.ties if needed[i] and needed[o])
+
+
+def _needed(b: Builder, outputs: Sequence[int]) -> tuple[list[bool], list[bool]]:
+    """Which ops reach an output or have an effect, and which tensors they and the outputs need."""
+    keep, needed = [False] * len(b.ops), [False] * len(b.tensors)
+    for tensor in outputs:
+        needed[tensor] = True
+    left = range(len(b.ops) - 1, -1, -1)
+    while left:
+        idle: list[int] = []
+        for number in left:
+            op = b.ops[number]
+            if not op.results or op.kind in _EFFECTS or any(map(needed.__getitem__, op.results)):
+                keep[number] = True
+                for tensor in op.operands:
+                    needed[tensor] = True
+            else:
+                idle.append(number)
+        left = idle if _need_through_ties(b, needed) else ()
+    return keep, needed
+
+
+def _need_through_ties(b: Builder, needed: list[bool]) -> bool:
+    """Whether the other end of a tie is needed as well now."""
+    changed = False
+    for inside, outside in b.ties:
+        if needed[inside] and not needed[outside]:
+            needed[outside] = changed = True
+        if needed[outside] and not needed[inside] and _is_carried(b, inside):
+            needed[inside] = changed = True
+    return changed
+
+
+def _is_carried(b: Builder, tensor: int) -> bool:
+    """Whether a tensor is the carry in a loop, which takes its initial value even where no pass reads it.
+
+    Of a loop of one pass XLA leaves the body alone.
+    """
+    producer = b.tensors[tensor].producer
+    op = b.ops[producer] if producer is not None else None
+    return op is not None and op.kind == "loop_carry_in" and b.regions[op.region].length != 1
+
+
+_EFFECTS = frozenset(("debug_callback", "io_callback", "debug_print", "check", "swap", "addupdate", "ref_set"))

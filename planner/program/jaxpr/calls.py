@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.extend.core as jex_core
 import numpy as np
+from jax import lax
 
-from planner.program.jaxpr.bodies import LOWERED, opened, structure_of, with_bodies
+from planner.program.jaxpr.bodies import LOWERED, opened, with_bodies, with_fields
 from planner.program.jaxpr.placements.meshless import equations_made
+from planner.program.jaxpr.variables import all_named
 
 
 def variable(shape: tuple[int, ...], dtype: Any) -> Any:
@@ -51,13 +53,32 @@ def equations_by(
         else:
             names[inner] = result
 
-    def named(atom: Any) -> Any:
-        return atom if isinstance(atom, jex_core.Literal) else names.get(atom, atom)
-
     return [
-        eqn.replace(invars=list(map(named, eqn.invars)), outvars=list(map(named, eqn.outvars)), source_info=source)
+        eqn.replace(invars=all_named(eqn.invars, names), outvars=all_named(eqn.outvars, names), source_info=source)
         for eqn in made.eqns
     ], others
+
+
+def call_like(eqn: Any, function: Callable[..., Any], *, axis_env: Sequence[tuple[str, int]] = ()) -> Any:
+    """An equation that calls a function of the operands of another, in its place."""
+    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in eqn.invars]
+    (call,) = equations_made(jax.jit(function), *avals, axis_env=axis_env).eqns
+    return call.replace(invars=eqn.invars, outvars=eqn.outvars, source_info=eqn.source_info)
+
+
+def scanned(
+    params: Mapping[str, Any], run: Callable[..., Sequence[Any]], consts: Iterable[Any], carry: Iterable[Any], xs: Any
+) -> list[Any]:
+    """What a loop like one of these params makes of a body that takes constants, carry and slices: its carry and stacks."""
+    consts, begin = tuple(consts), list(carry)
+
+    def trip(carried: Sequence[Any], slices: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        made = run(*consts, *carried, *slices)
+        return made[: len(begin)], made[len(begin) :]
+
+    how = {name: params[name] for name in ("length", "reverse", "unroll")}
+    left, stacked = lax.scan(trip, begin, list(xs), **how)
+    return [*left, *stacked]
 
 
 def with_lowered(jaxpr: Any) -> Any:
@@ -68,23 +89,17 @@ def with_lowered(jaxpr: Any) -> Any:
     body = opened(jaxpr)
     eqns: list[Any] = []
     for eqn in body.eqns:
-        structure = structure_of(eqn)
-        if structure is not None:
-            eqns.append(with_bodies(eqn, structure, lambda inner, _: with_lowered(inner)))
-        else:
-            eqns.append(_lowered(eqn) if eqn.primitive.name in LOWERED else eqn)
+        lowered = eqn.primitive.name in LOWERED
+        eqns.append(_lowered(eqn) if lowered else with_bodies(eqn, lambda inner, _: with_lowered(inner)))
     if all(new is old for new, old in zip(eqns, body.eqns, strict=True)):
         return jaxpr
-    new = body.replace(eqns=eqns)
-    return new if jaxpr is body else jaxpr.replace(jaxpr=new)
+    return with_fields(jaxpr, eqns=eqns)
 
 
 def _lowered(eqn: Any) -> Any:
     """A call as a `jit` of what its primitive computes; the call where that fails alone."""
-    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in eqn.invars]
     try:
-        (call,) = equations_made(jax.jit(lambda *arrays: eqn.primitive.impl(*arrays, **eqn.params)), *avals).eqns
+        call = call_like(eqn, lambda *arrays: eqn.primitive.impl(*arrays, **eqn.params))
     except Exception:  # the body of a kernel, or of named axes: it is counted or listed as one op
         return eqn
-    params = dict(call.params) | {"jaxpr": with_lowered(call.params["jaxpr"])}
-    return call.replace(invars=eqn.invars, outvars=eqn.outvars, params=params, source_info=eqn.source_info)
+    return with_bodies(call, lambda inner, _: with_lowered(inner))

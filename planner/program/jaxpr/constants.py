@@ -1,4 +1,4 @@
-"""The large arrays that a function closes over, made arguments of its program."""
+"""What a program takes and gives: large arrays that it closes over made arguments, and results left out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import jax.extend.core as jex_core
 
-from planner.program.jaxpr.bodies import consts_of, fresh_var, opened
+from planner.program.jaxpr.bodies import consts_of, opened, with_fields
+from planner.program.jaxpr.variables import all_named, fresh_var, with_own_variables
 from planner.program.tracing.arguments import aval_of
 
 HOISTED_BYTES = 64 * 1024
@@ -45,31 +46,42 @@ def _spliced(body: Any, held: dict[int, tuple[Any, Any]]) -> tuple[list[Any], li
     """
     found: list[Any] = []
     renamed: dict[Any, Any] = {}
-
-    def read(atom: Any) -> Any:
-        return atom if isinstance(atom, jex_core.Literal) else renamed.get(atom, atom)
-
     for eqn in body.eqns:
         inner = eqn.params["jaxpr"] if eqn.primitive.name in ("jit", "pjit") else None
         if inner is None or not _holds_large(inner):
-            found.append(eqn.replace(invars=list(map(read, eqn.invars))))
+            found.append(eqn.replace(invars=all_named(eqn.invars, renamed)))
             continue
         called = opened(inner)
-        local: dict[Any, Any] = dict(zip(called.invars, map(read, eqn.invars), strict=True))
+        local: dict[Any, Any] = dict(zip(called.invars, all_named(eqn.invars, renamed), strict=True))
         for var, value in zip(called.constvars, consts_of(inner), strict=True):
             local[var] = held.setdefault(id(value), (fresh_var(var), value))[0]
-
-        def look(atom: Any, local: dict[Any, Any] = local) -> Any:
-            return atom if isinstance(atom, jex_core.Literal) else local.get(atom, atom)
-
         steps, results = _spliced(called, held)
-        for step in steps:
-            local.update((var, fresh_var(var)) for var in step.outvars if not isinstance(var, jex_core.DropVar))
-            found.append(step.replace(invars=list(map(look, step.invars)), outvars=list(map(look, step.outvars))))
-        renamed.update((var, look(atom)) for var, atom in zip(eqn.outvars, results, strict=True))
-    return found, list(map(read, body.outvars))
+        found += with_own_variables(steps, local)
+        renamed.update(zip(eqn.outvars, all_named(results, local), strict=True))
+    return found, all_named(body.outvars, renamed)
 
 
 def _holds_large(jaxpr: Any) -> bool:
     inner = [e.params["jaxpr"] for e in opened(jaxpr).eqns if e.primitive.name in ("jit", "pjit")]
     return any(map(_is_large, consts_of(jaxpr))) or any(map(_holds_large, inner))
+
+
+def without_last(jaxpr: Any, count: int) -> tuple[Any, list[bool]]:
+    """The program without its last results, and which of them were computed for nothing else."""
+    if not count:
+        return jaxpr, []
+    body = opened(jaxpr)
+    kept, cut = body.outvars[:-count], body.outvars[-count:]
+    needed: set[Any] = {atom for atom in kept if not isinstance(atom, jex_core.Literal)}
+    computed: set[Any] = set()
+    for eqn in reversed(body.eqns):
+        computed.update(eqn.outvars)
+        if eqn.effects or not needed.isdisjoint(eqn.outvars):
+            needed.update(atom for atom in eqn.invars if not isinstance(atom, jex_core.Literal))
+    useless = [not isinstance(atom, jex_core.Literal) and atom in computed and atom not in needed for atom in cut]
+    return with_fields(jaxpr, outvars=kept), useless
+
+
+def result_avals(jaxpr: Any) -> list[Any]:
+    """The types of what a program returns."""
+    return [var.aval for var in opened(jaxpr).outvars]

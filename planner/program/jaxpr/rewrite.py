@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
-import jax
 import jax.extend.core as jex_core
 
 from planner.program.graph import Path
-from planner.program.jaxpr.bodies import body_of, body_path, fresh_var, opened, put_body, structure_of
-from planner.program.jaxpr.calls import equations_by
-from planner.program.jaxpr.placements.constraints import constraint_equation, is_placement
-from planner.program.jaxpr.placements.meshless import as_function, equations_made
+from planner.program.jaxpr.bodies import Place, body_path, opened, with_bodies, with_fields
+from planner.program.jaxpr.calls import call_like, equations_by
+from planner.program.jaxpr.placements.meshless import as_function, constraint_equation, is_placement
+from planner.program.jaxpr.variables import called, fresh_var
 from planner.program.slots import Slot
 from planner.program.tracing.traced import Program
 
@@ -103,10 +103,6 @@ class Rewriter:
         renamed: dict[Any, Any] = {}
         eqns: list[Any] = []
         laid: dict[Any, Any] = {}
-
-        def read(atom: Any) -> Any:
-            return atom if isinstance(atom, jex_core.Literal) else renamed.get(atom, atom)
-
         for i, var in enumerate(body.invars):
             shardings = self.edits(("invar", path, i)) or (entering[i] if entering else ())
             if shardings:
@@ -116,7 +112,7 @@ class Rewriter:
             operands: list[Any] = []
             for i, atom in enumerate(eqn.invars):
                 shardings = () if isinstance(atom, jex_core.Literal) else self.edits(("operand", here, i))
-                operands.append(self._lay(read(atom), shardings, eqns, laid, like=eqn))
+                operands.append(self._lay(called(atom, renamed), shardings, eqns, laid, like=eqn))
             if not self.keep_placements and is_placement(eqn):
                 # What the program demands is part of the plan, and laid on by it.
                 renamed[eqn.outvars[0]] = self._lay(operands[0], self.edits(("result", here, 0)), eqns, laid, like=eqn)
@@ -128,14 +124,10 @@ class Rewriter:
                 if shardings and not isinstance(var, jex_core.DropVar):
                     outvars[i] = fresh_var(var)
                     after.append((outvars[i], var, shardings))
-            structure = structure_of(eqn)
-            params = dict(eqn.params)
-            for place in structure.bodies if structure else ():
-                # The remat of a gradient has a barrier around its operands, which takes the form of its first reader.
-                barred = params.get("prevent_cse") and params.get("differentiated")
-                known = [_form(operand, laid) for operand in operands] if barred else None
-                inner = self.rewrite(body_of(eqn, place), body_path(here, place), known)
-                put_body(params, place, inner)
+            # The remat of a gradient has a barrier around its operands, which takes the form of its first reader.
+            barred = eqn.params.get("prevent_cse") and eqn.params.get("differentiated")
+            known = [_form(operand, laid) for operand in operands] if barred else None
+            step = with_bodies(eqn, partial(self._inside, here, known))
             ends = self.around.get(here, Around())
             for i, function in ends.entering.items():
                 eqns += _applied(function, operands[i], whole := fresh_var(eqn.invars[i]), eqn)
@@ -146,7 +138,7 @@ class Rewriter:
             if here in self.replacements:
                 eqns.append(_call_of(self.replacements[here], eqn).replace(invars=operands, outvars=outvars))
             else:
-                eqns.append(eqn.replace(invars=operands, outvars=outvars, params=params))
+                eqns.append(step.replace(invars=operands, outvars=outvars))
             for i, var in left.items():
                 eqns += _applied(ends.leaving[i], outvars[i], var, eqn)
             for fresh, var, shardings in after:
@@ -154,9 +146,12 @@ class Rewriter:
         outvars = []
         for i, atom in enumerate(body.outvars):
             shardings = () if isinstance(atom, jex_core.Literal) else self.edits(("outvar", path, i))
-            outvars.append(self._lay(read(atom), shardings, eqns, laid, like=next(reversed(body.eqns), None)))
-        new = body.replace(eqns=eqns, outvars=outvars)
-        return new if jaxpr is body else jaxpr.replace(jaxpr=new)
+            own = called(atom, renamed)
+            outvars.append(self._lay(own, shardings, eqns, laid, like=next(reversed(body.eqns), None)))
+        return with_fields(jaxpr, eqns=eqns, outvars=outvars)
+
+    def _inside(self, here: Path, known: Sequence[Sequence[Any]] | None, inner: Any, place: Place) -> Any:
+        return self.rewrite(inner, body_path(here, place), known)
 
 
 def _applied(function: Callable[[Any], Any], operand: Any, result: Any, like: Any) -> list[Any]:
@@ -166,9 +161,7 @@ def _applied(function: Callable[[Any], Any], operand: Any, result: Any, like: An
 
 def _call_of(function: Callable[..., Sequence[Any]], eqn: Any) -> Any:
     """An equation that calls `function` on operands like those of `eqn`, at its source line."""
-    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in eqn.invars]
-    call = equations_made(jax.jit(lambda *operands: list(function(*operands))), *avals).eqns[0]
-    return _at(call, eqn.source_info)
+    return _at(call_like(eqn, lambda *operands: list(function(*operands))), eqn.source_info)
 
 
 def _at(eqn: Any, source_info: Any) -> Any:
@@ -176,9 +169,7 @@ def _at(eqn: Any, source_info: Any) -> Any:
     params = dict(eqn.params)
     for name, value in params.items():
         if hasattr(opened(value), "eqns"):
-            body = opened(value)
-            new = body.replace(eqns=[_at(step, source_info) for step in body.eqns])
-            params[name] = new if value is body else value.replace(jaxpr=new)
+            params[name] = with_fields(value, eqns=[_at(step, source_info) for step in opened(value).eqns])
     return eqn.replace(params=params, source_info=source_info)
 
 

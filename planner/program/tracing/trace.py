@@ -1,8 +1,12 @@
-"""Traces a function into a `Program`: its jaxpr, its pytrees and names, and what the user should know of it."""
+"""Traces a function into a `Program`: its jaxpr, its pytrees and names, and what the user should know of it.
+
+Arguments may bring names of dims: Flax's boxes (`nn.with_logical_partitioning`) and nnx variables do.
+"""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,18 +14,17 @@ from typing import Any
 import jax
 
 from planner.errors import ArgumentError, TraceError
+from planner.logical import Names
 from planner.program.jaxpr.bodies import consts_of
 from planner.program.jaxpr.calls import with_lowered
 from planner.program.jaxpr.canonicalize.rolls import with_rolls
-from planner.program.jaxpr.constants import hoisted
-from planner.program.jaxpr.placements.demands import with_plain_constraints
+from planner.program.jaxpr.constants import hoisted, result_avals, without_last
+from planner.program.jaxpr.placements.demanded_specs import with_plain_constraints
 from planner.program.jaxpr.placements.free_annotations import without_annotations
 from planner.program.jaxpr.placements.parallelism import effects_of, parallelism_of
 from planner.program.jaxpr.placements.placed_types import left_unreduced, names_axes, sharding_types
 from planner.program.jaxpr.placements.sharding_types import without_sharding_types
-from planner.program.jaxpr.results import result_avals, without_last
 from planner.program.mesh_axes import explicit_mesh
-from planner.program.tracing.annotations import names_of_dims
 from planner.program.tracing.arguments import (
     abstracted,
     argument_leaf,
@@ -303,3 +306,36 @@ def _notes_on_changes(fn: str, leaves: Sequence[Leaf], changes: Changes, useless
             "new value where it is wanted"
         )
     return notes
+
+
+_METADATA = ("out_sharding", "sharding_names", "sharding")
+"""Where nnx variables have the names of their dims; it has changed between releases."""
+
+
+def names_of_dims(tree: Any) -> list[Names | None]:
+    """For every leaf of a pytree the names of its dims, None where nothing names them.
+
+    Entries that are no single names, such as several mesh axes, are None.
+    """
+    boxes = jax.tree.leaves(tree, is_leaf=lambda node: _dim_names(node) is not None)
+    found: list[Names | None] = []
+    for box in boxes:
+        own_names, leaves = _dim_names(box), jax.tree.leaves(box)
+        for leaf in leaves:
+            fits = own_names is not None and len(leaves) == 1 and len(getattr(leaf, "shape", ())) == len(own_names)
+            found.append(tuple(name if isinstance(name, str) else None for name in own_names or ()) if fits else None)
+    return found
+
+
+def _dim_names(node: Any) -> tuple[Any, ...] | None:
+    """The names that a node of a pytree says its array's dims have, None where it says none."""
+    # Whoever has such nodes has imported what defines them.
+    meta, nnx = sys.modules.get("flax.core.meta"), sys.modules.get("flax.nnx")
+    if meta is not None and isinstance(node, meta.Partitioned):
+        names = node.names
+    elif nnx is not None and isinstance(node, nnx.Variable):
+        metadata = node.get_metadata()
+        names = next((metadata[key] for key in _METADATA if metadata.get(key) is not None), None)
+    else:
+        return None
+    return tuple(names) if isinstance(names, (tuple, list, jax.sharding.PartitionSpec)) else None

@@ -2,6 +2,11 @@
 
 In a plan they are emitted as `shard_map`s over the axes that the plan splits them by. Elsewhere JAX's custom partitioning
 asks for the local function when it compiles.
+
+Kernels that are primitives of a library (attention by cuDNN): run on parts as on the whole, by their own implementation.
+
+JAX lowers them within a custom partitioning, and only where the devices are. What a device runs of a plan needs neither, so
+it is traced when it is lowered, within a primitive of ours, and a plan can be compiled for devices that are elsewhere.
 """
 
 from __future__ import annotations
@@ -12,9 +17,11 @@ from itertools import pairwise
 from typing import Any
 
 import jax
+import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental.custom_partitioning import ArrayMapping, CompoundFactor, SdyShardingRule
+from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from planner.errors import RuleError
@@ -25,9 +32,8 @@ from planner.program.slots import Slot
 from planner.program.spec_entries import axes_of_entry, parts_over
 from planner.program.tracing.trace import trace
 from planner.rules.kernels.kernel_work import KernelWork
-from planner.rules.kernels.library_kernels import library_run
 from planner.rules.kernels.pallas_kernel import call_rule, call_work
-from planner.rules.primitives import kinds_where, rule_of, traits
+from planner.rules.primitives import kinds_where, rule_of_op, traits
 from planner.rules.rule import Combiner, Dim, Kind, Rule
 
 COMBINE: Mapping[Combiner, Callable[..., Any]] = {
@@ -200,12 +206,9 @@ def kernels(
 
 def _bound(graph: Graph, op: Op) -> Parts | None:
     """A primitive that is a kernel, and takes parts of its operands as it takes the whole."""
-    rule = None
-    if op.kind != "custom_partitioning":  # JAX has those of others run on parts
-        rule = rule_of(op.kind, graph.avals(op.operands), graph.avals(op.results), op.params)
+    rule = rule_of_op(graph, op) if op.kind != "custom_partitioning" else None  # JAX has those of others run on parts
     if rule is None:
         return None
-
     run = library_run(op)
     work = KernelWork(name=op.kind, flops=None, bytes=None, engine="matrix", guessed=False)
     return Parts(rule=rule, run=run, work=work, on_parts=run)
@@ -267,3 +270,29 @@ def _scattered(made: PartitionSpec, wanted: PartitionSpec, summed: tuple[str, ..
         if combiner == "add" and summed and axes_of_entry(after) == (*axes_of_entry(before), *summed):
             return dim
     return None
+
+
+_part_p = jex_core.Primitive("kernel_on_part")
+_part_p.multiple_results = True
+
+
+def _abstract(*avals: Any, kernel: Any, given: Sequence[tuple[str, Any]]) -> Any:
+    return kernel.abstract_eval(*avals, **dict(given))[0]
+
+
+def _run(*values: Any, kernel: Any, given: Sequence[tuple[str, Any]]) -> Sequence[Any]:
+    return kernel.impl(*values, **dict(given))
+
+
+_part_p.def_impl(_run)
+_part_p.def_abstract_eval(_abstract)
+mlir.register_lowering(_part_p, mlir.lower_fun(_run, multiple_results=True))
+
+
+def library_run(op: Op) -> Callable[..., Sequence[Any]]:
+    """What runs such a kernel on parts of its operands."""
+
+    def run(*values: Any) -> Sequence[Any]:
+        return _part_p.bind(*values, kernel=op.primitive, given=tuple(op.params.items()))
+
+    return run

@@ -32,7 +32,7 @@ from cost_models import Chip
 from planner.verify.hlo.collectives import CompiledCollective, describe_collectives
 from planner.verify.hlo.schedule_walk import FREE, ScheduleEstimate, ScheduleWalk, Totals, start_of
 from planner.verify.hlo.text import Computation, Instruction, Module, arrays_of, element_bits, kind_of
-from planner.verify.hlo.work import convolution_flops, flops_of, hbm_bytes_of
+from planner.verify.hlo.work import convolution_flops, hbm_bytes_of, instruction_flops
 
 _TABLE_EFFICIENCY = {"h100": 0.78, "h200": 0.78, "b200": 0.64}
 """By chip the share of its peak that large products in bfloat16 reach in the compiler's table of measurements."""
@@ -102,17 +102,7 @@ class _Product:
         return seconds / (element_bits(self.result) / 8) ** 3
 
 
-class _Walker(ScheduleWalk):
-    def __init__(
-        self,
-        scheduled_hlo_text: str,
-        num_devices: int,
-        chip: Chip,
-        price: Callable[[CompiledCollective], float],
-    ) -> None:
-        super().__init__(scheduled_hlo_text, num_devices, price)
-        self.chip = chip
-
+class _Walker(ScheduleWalk[Chip]):
     def walk(self, computation: Computation) -> Totals:
         totals = Totals()
         finish: dict[str, float] = {}  # when the collectives in flight end, by the names of their starts
@@ -148,29 +138,21 @@ class _Walker(ScheduleWalk):
         """The collective an instruction starts or is, looking into the wrapper of an asynchronous one."""
         if kind_of(instruction):
             return describe_collectives(instruction, computation, self.module, self.num_devices)
-        if instruction.opcode != "async-start":
-            return None
-        for callee in (self.module.computations[name] for name in instruction.called):
-            for inner in callee.instructions:
-                if kind_of(inner):
-                    return describe_collectives(inner, callee, self.module, self.num_devices)
-        return None
+        return self.wrapped(instruction) if instruction.opcode == "async-start" else None
 
     def _kernel(self, instruction: Instruction, computation: Computation) -> tuple[float, bool]:
         """What a kernel takes, and whether the compiler noted it."""
-        kernel = _Kernel(instruction, computation, self.module)
-        product = kernel.product
-        flops, moved = kernel.flops, hbm_bytes_of(instruction, computation, self.module)
-        dtype = kernel.dtype
-        peak = self.chip.peak(dtype)
-        least = max(flops / peak, moved / self.chip.memory_bytes_per_s, self.chip.kernel_latency_s)
+        kernel, chip = _Kernel(instruction, computation, self.module), self.rates
+        product, flops = kernel.product, kernel.flops
+        moved, peak = hbm_bytes_of(instruction, computation, self.module), chip.peak(kernel.dtype)
+        least = max(flops / peak, moved / chip.memory_bytes_per_s, chip.kernel_latency_s)
         notes = noted_seconds(instruction)
         if product is not None and "sol" in notes:
-            reached = _TABLE_EFFICIENCY.get(self.chip.name, self.chip.matrix_efficiency)
-            slower = reached / self.chip.matrix_efficiency
+            reached = _TABLE_EFFICIENCY.get(chip.name, chip.matrix_efficiency)
+            slower = reached / chip.matrix_efficiency
             return max(slower * product.put_right(notes["sol"]), least), True
         if flops:
-            matrix = self.chip.matrix_latency_s + flops / (peak * self.chip.efficiency(dtype))
+            matrix = chip.matrix_latency_s + flops / (peak * chip.efficiency(kernel.dtype))
             return max(matrix, least), False
         noted = notes.get("indexing-cost-model", notes.get("sol"))
         if noted is None or _updates_in_place(instruction, self.module):
@@ -209,7 +191,7 @@ class _Kernel:
         if _is_library_convolution(self.instruction):
             roles = _roles(self.instruction, self.computation)
             return convolution_flops(self.instruction.attributes, *roles, lanes=1)
-        return flops_of(self.instruction, self.computation, self.module)
+        return instruction_flops(self.instruction, self.computation, self.module)
 
 
 def _dot_in(

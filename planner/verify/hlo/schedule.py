@@ -24,29 +24,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from planner.verify.hlo.collectives import CompiledCollective, describe_collectives
-from planner.verify.hlo.schedule_walk import FREE, ScheduleEstimate, ScheduleWalk, Totals, start_of
+from planner.verify.hlo.schedule_walk import FREE, WRAPPERS, ScheduleEstimate, ScheduleWalk, Totals, start_of
 from planner.verify.hlo.text import Computation, Instruction, bytes_of, kind_of
-from planner.verify.hlo.work import attends, flops_of, hbm_bytes_of
-
-_WRAPPERS = ("fusion", "async-start", "call-start")
+from planner.verify.hlo.work import attends, hbm_bytes_of, instruction_flops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
     """What the judge assumes of a chip.
 
-    `clock_hz` None means: do not use the compiler's cycles. `link_bytes_per_s` is one direction of one mesh axis;
-    `hop_seconds` defaults to the per-hop latency of TPU links (https://jax-ml.github.io/scaling-book/sharding, "1us");
-    `kernel_seconds` is the least time of any kernel; `lanes` is the extent to which matrix units fill up the dims of
-    their weights; `attention_efficiency` is the share of these rates that kernels
-    with exponentials reach.
+    `clock_hz` None means: do not use the compiler's cycles. `kernel_seconds` is the least time of any kernel; `lanes` is
+    the extent to which matrix units fill up the dims of their weights; `attention_efficiency` is the share of these rates
+    that kernels with exponentials reach.
     """
 
     flops_per_s: float
     hbm_bytes_per_s: float
-    link_bytes_per_s: float
     clock_hz: float | None = None
-    hop_seconds: float = 1e-6
     kernel_seconds: float = 0.0
     lanes: int = 1
     attention_efficiency: float = 1.0
@@ -57,18 +51,14 @@ def estimate_seconds(
     *,
     num_devices: int,
     rates: Rates,
-    collective_seconds: Callable[[CompiledCollective], float] | None = None,
+    collective_seconds: Callable[[CompiledCollective], float],
 ) -> ScheduleEstimate:
     """The estimate of a step from scheduled HLO text (`is_scheduled=true`).
 
-    Parameters: `num_devices`, partitions of the program; `rates`; `collective_seconds`, the time of one collective,
-    by default `ring_seconds` with the link of `rates`.
+    Parameters: `num_devices`, partitions of the program; `rates`; `collective_seconds`, the time of one collective.
     Raises: ArgumentError when the text is not scheduled, for its order then says nothing about time.
     """
-    price = collective_seconds or (
-        lambda c: ring_seconds(c.kind, c.bytes, c.group_size, rates.link_bytes_per_s, rates.hop_seconds)
-    )
-    return _Walker(scheduled_hlo_text, num_devices, rates, price).estimate()
+    return _Walker(scheduled_hlo_text, num_devices, rates, collective_seconds).estimate()
 
 
 def ring_seconds(kind: str, bytes: float, group_size: int, link_bytes_per_s: float, hop_seconds: float) -> float:
@@ -136,17 +126,7 @@ class _Clock:
             self.wait(key)
 
 
-class _Walker(ScheduleWalk):
-    def __init__(
-        self,
-        scheduled_hlo_text: str,
-        num_devices: int,
-        rates: Rates,
-        price: Callable[[CompiledCollective], float],
-    ) -> None:
-        super().__init__(scheduled_hlo_text, num_devices, price)
-        self.rates = rates
-
+class _Walker(ScheduleWalk[Rates]):
     def walk(self, computation: Computation) -> Totals:
         clock = _Clock()
         totals = clock.totals
@@ -190,7 +170,9 @@ class _Walker(ScheduleWalk):
             return Totals(clock=seconds, noted=seconds, memory=min(memory, seconds))
         reached = self.rates.attention_efficiency if attends(instruction) else 1.0
         seconds = max(
-            flops_of(instruction, computation, self.module, lanes=self.rates.lanes) / self.rates.flops_per_s / reached,
+            instruction_flops(instruction, computation, self.module, lanes=self.rates.lanes)
+            / self.rates.flops_per_s
+            / reached,
             memory / reached,
             self.rates.kernel_seconds if instruction.opcode == "fusion" else 0.0,
         )
@@ -200,23 +182,13 @@ class _Walker(ScheduleWalk):
         """The collective an instruction starts or is, looking into fusions and wrappers made for one."""
         if kind_of(instruction):
             return describe_collectives(instruction, computation, self.module, self.num_devices)
-        if instruction.opcode not in _WRAPPERS:
+        if instruction.opcode not in WRAPPERS:
             return None
         scatter = any("all-reduce-scatter" in name for name in instruction.called)
         if not scatter and not self._is_start(instruction):
             return None
-        found = self._inside(instruction)
+        found = self.wrapped(instruction)
         return replace(found, kind="reduce-scatter") if found is not None and scatter else found
-
-    def _inside(self, instruction: Instruction) -> CompiledCollective | None:
-        for name in instruction.called:
-            callee = self.module.computations[name]
-            for inner in callee.instructions:
-                if kind_of(inner):
-                    return describe_collectives(inner, callee, self.module, self.num_devices)
-                if inner.opcode in ("call", *_WRAPPERS) and (found := self._inside(inner)) is not None:
-                    return found
-        return None
 
     def _is_start(self, instruction: Instruction) -> bool:
         if instruction.opcode.endswith("-start"):

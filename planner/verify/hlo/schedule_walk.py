@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from planner.errors import ArgumentError
-from planner.verify.hlo.collectives import CompiledCollective
+from planner.verify.hlo.collectives import CompiledCollective, describe_collectives
 from planner.verify.hlo.loops import trip_count_of
-from planner.verify.hlo.text import Computation, Instruction, Module, parse_module
+from planner.verify.hlo.text import Computation, Instruction, Module, kind_of, parse_module
 
 FREE = frozenset(
     {
@@ -29,7 +30,10 @@ FREE = frozenset(
     }
 )
 """Opcodes of instructions that take no time."""
+WRAPPERS = ("fusion", "async-start", "call-start")
+"""Opcodes of instructions that may be made for one collective."""
 _CALLS = ("call", "conditional", "async-start", "call-start")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,20 +75,22 @@ class Totals:
         self.memory += times * other.memory
 
 
-class ScheduleWalk(ABC):
-    """One walk over a scheduled module of so many partitions; `price` gives the seconds of a collective.
+class ScheduleWalk(ABC, Generic[R]):
+    """One walk over a scheduled module of so many partitions, on a chip of these rates; `price`: seconds of a collective.
 
     Raises: ArgumentError when the text is not scheduled, for its order then says nothing about time.
     """
 
-    def __init__(self, scheduled_hlo_text: str, num_devices: int, price: Callable[[CompiledCollective], float]) -> None:
+    def __init__(
+        self, scheduled_hlo_text: str, num_devices: int, rates: R, price: Callable[[CompiledCollective], float]
+    ) -> None:
         if "is_scheduled=true" not in scheduled_hlo_text[:4096]:
             raise ArgumentError(
                 f"HLO text without is_scheduled=true, got {scheduled_hlo_text[:60]!r}; pass that of a finished compile "
                 "or that dumped after buffer assignment"
             )
         self.module: Module = parse_module(scheduled_hlo_text)
-        self.num_devices, self.price = num_devices, price
+        self.num_devices, self.rates, self.price = num_devices, rates, price
         self.unknown_loops = 0
 
     @abstractmethod
@@ -103,6 +109,20 @@ class ScheduleWalk(ABC):
             from_cycles=total.noted / compute if total.noted else 0.0,
             unknown_loops=self.unknown_loops,
         )
+
+    def first_collective(self, computation: Computation) -> CompiledCollective | None:
+        """The first collective of a computation, looking into what it calls."""
+        for instruction in computation.instructions:
+            if kind_of(instruction):
+                return describe_collectives(instruction, computation, self.module, self.num_devices)
+            if instruction.opcode in ("call", *WRAPPERS) and (found := self.wrapped(instruction)) is not None:
+                return found
+        return None
+
+    def wrapped(self, instruction: Instruction) -> CompiledCollective | None:
+        """The first collective of the computations that an instruction calls."""
+        inside = (self.first_collective(self.module.computations[name]) for name in instruction.called)
+        return next((found for found in inside if found is not None), None)
 
     def called(self, instruction: Instruction, computation: Computation) -> Totals | None:
         """What a loop, a call or the longest of several branches takes; None for other instructions."""

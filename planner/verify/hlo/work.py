@@ -7,13 +7,16 @@ tiles of `lanes` by `lanes` weights. Programs for other platforms have layouts w
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
 import numpy as np
 
-from planner.verify.hlo.text import Computation, Instruction, Module, arrays_of, bytes_of, element_bits
+from planner.program.jaxpr.origins import short_line
+from planner.verify.hlo.loops import trip_count_of
+from planner.verify.hlo.text import Computation, Instruction, Module, arrays_of, bytes_of, element_bits, parse_module
 
 _ARRAY = re.compile(r"\b([a-z][a-z0-9]*)\[([0-9,<= ]*)\](?:\{([0-9,]*)(?::([^{}]*))?\})?")
 _ON_CHIP = re.compile(r"S\([1-9]\)")
@@ -27,7 +30,7 @@ _SAME_VALUES = ("bitcast", "copy", "reshape", "transpose", "convert")
 # -------------------------------------------------------------------------------------------------- matrix products
 
 
-def flops_of(instruction: Instruction, computation: Computation, module: Module, *, lanes: int = 1) -> float:
+def instruction_flops(instruction: Instruction, computation: Computation, module: Module, *, lanes: int = 1) -> float:
     """Floating-point operations of the matrix products in an op, those inside a fusion included.
 
     Of a Pallas kernel they are what it says of itself: its cost estimate stands in the text.
@@ -36,7 +39,7 @@ def flops_of(instruction: Instruction, computation: Computation, module: Module,
     if instruction.opcode == "fusion":
         callee = module.computations[instruction.called[0]]
         return sum(
-            flops_of(i, callee, module, lanes=lanes)
+            instruction_flops(i, callee, module, lanes=lanes)
             for i in callee.instructions
             if i.opcode in ("fusion", "dot", "convolution")
         )
@@ -243,3 +246,39 @@ def _dims(shape: str) -> tuple[int, ...]:
 def _list(instruction: Instruction, key: str) -> list[str]:
     match = re.search(rf"{key}=\{{([\d,]*)\}}", instruction.attributes)
     return match[1].split(",") if match and match[1] else []
+
+
+_CALLS = ("call", "conditional", "fusion", "async-start", "call-start")
+
+
+Line = Callable[[Sequence[str]], str]
+"""The line that is told of the "file:line"s that a product came from, innermost first."""
+
+
+def innermost(sources: Sequence[str]) -> str:
+    """The innermost line outside of JAX."""
+    return short_line(next(iter(sources), ""))
+
+
+def read_products(hlo_text: str, *, line: Line = innermost) -> dict[str, float] | None:
+    """The operations of a call on one device by "folder/file.py:line"; None where it is not known how often loops run."""
+    module, found = parse_module(hlo_text), dict[str, float]()
+    known = _visit(module.computations[module.entry], module, 1.0, line, found)
+    return found if known else None
+
+
+def _visit(computation: Computation, module: Module, trips: float, line: Line, found: dict[str, float]) -> bool:
+    """Adds what a computation multiplies in so many runs; whether it is known how often its loops run."""
+    known = True
+    for instruction in computation.instructions:
+        if instruction.opcode in ("dot", "convolution"):
+            at = line(module.sources(instruction))
+            found[at] = found.get(at, 0.0) + trips * instruction_flops(instruction, computation, module)
+        elif instruction.opcode == "while":
+            count = trip_count_of(instruction, computation, module)
+            body = module.computations[instruction.attribute("body") or ""]
+            known &= _visit(body, module, trips * (1 if count is None else count), line, found) and count is not None
+        elif instruction.opcode in _CALLS:
+            for name in instruction.called:
+                known &= _visit(module.computations[name], module, trips, line, found)
+    return known

@@ -12,9 +12,7 @@ from jax import lax
 
 from planner.compiler.model import CompilerModel
 from planner.compiler.program import compiled
-from planner.compiler.targets.cpu import CPU
-from planner.compiler.targets.gpu import GPU
-from planner.compiler.targets.tpu import TPU
+from planner.compiler.targets.table import CPU, GPU, TPU
 from planner.decisions.groups import group_ops
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.tracing.trace import trace

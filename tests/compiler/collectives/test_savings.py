@@ -16,10 +16,7 @@ from cost_models import Roofline, parse_topology
 from planner.compiler.analysis import Model, model_of
 from planner.compiler.collectives.lowering import as_lowered
 from planner.compiler.model import CompilerModel
-from planner.compiler.targets.cpu import CPU
-from planner.compiler.targets.gpu import GPU
-from planner.compiler.targets.table import HIDDEN_GATHERS
-from planner.compiler.targets.tpu import TPU
+from planner.compiler.targets.table import CPU, GPU, HIDDEN_GATHERS, TPU
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.tracing.trace import trace
 from planner.verify.aot import unavailable_reason

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from planner.compiler.analysis import Model, model_of
-from planner.compiler.targets.cpu import CPU
-from planner.compiler.targets.tpu import TPU
+from planner.compiler.targets.table import CPU, TPU
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.tracing.trace import trace
 

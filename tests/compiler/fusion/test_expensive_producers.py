@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 from planner.compiler.program import compiled
-from planner.compiler.targets.gpu import GPU
+from planner.compiler.targets.table import GPU
 from planner.decisions.groups import group_ops
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.tracing.trace import trace

@@ -16,8 +16,7 @@ from planner.compiler.fusion.kernels import Access, Kernel, kernels_of
 from planner.compiler.layout.dot_operands_gpu import transposed_stacks
 from planner.compiler.layout.uncoalesced_transposes import is_tiled, uncoalesced_transposes
 from planner.compiler.program import compiled
-from planner.compiler.targets.gpu import GPU
-from planner.compiler.targets.tpu import TPU
+from planner.compiler.targets.table import GPU, TPU
 from planner.decisions.groups import group_ops
 from planner.program.graph import Graph
 from planner.program.jaxpr.flatten import build_graph

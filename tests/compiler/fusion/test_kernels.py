@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from planner.compiler.fusion.kernels import Kernel, kernels_of
 from planner.compiler.program import compiled
-from planner.compiler.targets.tpu import TPU
+from planner.compiler.targets.table import TPU
 from planner.decisions.groups import group_ops
 from planner.program.graph import Graph
 from planner.program.jaxpr.flatten import build_graph

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from planner.compiler.program import compiled
-from planner.compiler.targets.tpu import TPU
+from planner.compiler.targets.table import TPU
 from planner.decisions.groups import group_ops
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.tracing.trace import trace

@@ -13,7 +13,7 @@ from jax import lax
 from planner.compiler.fusion.kernels import kernels_of
 from planner.compiler.fusion.softmax_gpu import rows_kept
 from planner.compiler.program import compiled
-from planner.compiler.targets.gpu import GPU
+from planner.compiler.targets.table import GPU
 from planner.decisions.groups import group_ops
 from planner.program.graph import Graph
 from planner.program.jaxpr.flatten import build_graph

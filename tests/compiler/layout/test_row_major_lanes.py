@@ -8,8 +8,7 @@ import pytest
 
 from planner.compiler.layout.row_major_lanes import InRows
 from planner.compiler.program import compiled
-from planner.compiler.targets.gpu import GPU
-from planner.compiler.targets.tpu import TPU
+from planner.compiler.targets.table import GPU, TPU
 from planner.decisions.groups import group_ops
 from planner.pricing.tpu_tiles import row_bytes, tiled_bytes
 from planner.program.jaxpr.flatten import build_graph

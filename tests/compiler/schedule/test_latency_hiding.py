@@ -10,8 +10,7 @@ import jax.numpy as jnp
 
 from planner.compiler.model import CompilerModel
 from planner.compiler.program import CompiledProgram, compiled
-from planner.compiler.targets.gpu import GPU
-from planner.compiler.targets.tpu import TPU
+from planner.compiler.targets.table import GPU, TPU
 from planner.decisions.groups import group_ops
 from planner.program.graph import Graph
 from planner.program.jaxpr.flatten import build_graph

@@ -12,7 +12,7 @@ import pytest
 from planner.compiler.buffers.buffer import Buffer
 from planner.compiler.model import CompilerModel
 from planner.compiler.program import compiled
-from planner.compiler.targets.tpu import TPU
+from planner.compiler.targets.table import TPU
 from planner.decisions.groups import group_ops
 from planner.program.graph import Graph
 from planner.program.jaxpr.flatten import build_graph

@@ -13,7 +13,7 @@ from planner.compiler.program import compiled
 from planner.compiler.schedule.last_uses import region_spans
 from planner.compiler.simplify.convert_mover import NarrowReads
 from planner.compiler.simplify.loop_invariant_converts import hoisted_casts
-from planner.compiler.targets.tpu import TPU
+from planner.compiler.targets.table import TPU
 from planner.decisions.groups import group_ops
 from planner.program.graph import Graph
 from planner.program.jaxpr.flatten import build_graph

@@ -8,19 +8,19 @@ its slice of it. The results are the same to the bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import jax.extend.core as jex_core
 import jax.numpy as jnp
-from jax import lax
 
 from planner.program.fed_back import pair_outputs
-from planner.program.jaxpr.bodies import Structure, body_of, closed, fresh_var, opened, structure_of, with_bodies
-from planner.program.jaxpr.calls import equations_by, variable
+from planner.program.jaxpr.bodies import Structure, body_of, closed, opened, structure_of, with_bodies, with_fields
+from planner.program.jaxpr.calls import equations_by, scanned, variable
 from planner.program.jaxpr.canonicalize.slice_of_stack import Slice, in_stack, is_update
+from planner.program.jaxpr.variables import all_named, fresh_var
 from planner.program.tracing.traced import Program
 
 Pairs = Mapping[int, int]
@@ -43,15 +43,13 @@ def _rewritten(jaxpr: Any, pairs: Pairs) -> Any:
     eqns: list[Any] = []
     renamed: dict[Any, Any] = {}
     for number, eqn in enumerate(body.eqns):
-        invars = [_named(renamed, atom) for atom in eqn.invars]
+        invars = all_named(eqn.invars, renamed)
         step, structure = eqn.replace(invars=invars) if renamed else eqn, structure_of(eqn)
-        if structure is None:
-            eqns.append(step)
-            continue
-        inner_pairs = partial(_inner_pairs, structure, results=len(eqn.outvars), passed=found.passed.get(number, {}))
-        step = with_bodies(step, structure, lambda inner, param, of=inner_pairs: _rewritten(inner, of(param)))
         stacks = found.stacks.get(number)
-        if stacks is None:
+        if structure is not None:
+            inner_pairs = partial(_inner_pairs, structure, len(eqn.outvars), found.passed.get(number, {}))
+            step = with_bodies(step, lambda inner, place, of=inner_pairs: _rewritten(inner, of(place[0])))
+        if structure is None or stacks is None:
             eqns.append(step)
             continue
         steps, others = _carrying(step, structure, stacks)
@@ -59,15 +57,10 @@ def _rewritten(jaxpr: Any, pairs: Pairs) -> Any:
         renamed |= others
     if len(eqns) == len(body.eqns) and all(map(lambda a, b: a is b, eqns, body.eqns)):
         return jaxpr
-    new = body.replace(eqns=eqns, outvars=[_named(renamed, atom) for atom in body.outvars])
-    return new if jaxpr is body else jaxpr.replace(jaxpr=new)
+    return with_fields(jaxpr, eqns=eqns, outvars=all_named(body.outvars, renamed))
 
 
-def _named(renamed: Mapping[Any, Any], atom: Any) -> Any:
-    return atom if isinstance(atom, jex_core.Literal) else renamed.get(atom, atom)
-
-
-def _inner_pairs(structure: Structure, name: str, results: int, passed: Pairs) -> Pairs:
+def _inner_pairs(structure: Structure, results: int, passed: Pairs, name: str) -> Pairs:
     """What takes the place of what in a body: each carry that of the trip before, in a call what does so around it."""
     if structure.kind == "inline":
         return passed
@@ -183,24 +176,19 @@ def _carrying(eqn: Any, structure: Structure, stacks: Pairs) -> tuple[list[Any],
         left.append(stack)
     sliced = [i for i in range(first, len(eqn.invars)) if i not in stacks.values()]
     stacked = [i for i in range(carries, len(eqn.outvars)) if i not in stacks]
-    new = body.replace(
+    new = with_fields(
+        inner,
         eqns=steps,
         invars=[*body.invars[:first], *given, *(body.invars[i] for i in sliced), index],
         outvars=[*body.outvars[:carries], *left, *(body.outvars[i] for i in stacked)],
     )
-    run = jex_core.jaxpr_as_fun(closed(new) if inner is body else inner.replace(jaxpr=new))
+    run = jex_core.jaxpr_as_fun(closed(new))
 
     def looped(*operands: Any) -> list[Any]:
-        kept = carries + len(stacks)
-
-        def trip(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-            results = run(*operands[: structure.num_consts], *carry, *xs)
-            return results[:kept], results[kept:]
-
         carry = [*operands[structure.num_consts : first], *(operands[i] for i in stacks.values())]
         xs = [*(operands[i] for i in sliced), jnp.arange(eqn.params["length"], dtype=jnp.int32)]
-        carry, ys = lax.scan(trip, carry, xs, reverse=eqn.params["reverse"], unroll=eqn.params["unroll"])
-        found = dict(zip((*range(carries), *stacks, *stacked), (*carry, *ys), strict=True))
+        made = scanned(eqn.params, run, operands[: structure.num_consts], carry, xs)
+        found = dict(zip((*range(carries), *stacks, *stacked), made, strict=True))
         return [found[i] for i in range(len(eqn.outvars))]
 
     return equations_by(looped, eqn.invars, eqn.outvars, eqn.source_info)

@@ -10,12 +10,13 @@ import jax.extend.core as jex_core
 from planner.program.jaxpr.bodies import (
     REMATS,
     body_of,
-    fresh_var,
     holds_constants,
     opened,
     structure_of,
     with_bodies,
+    with_fields,
 )
+from planner.program.jaxpr.variables import fresh_var, last_named
 
 CALLS = frozenset(
     (
@@ -42,8 +43,7 @@ def inlined(jaxpr: Any, *, remats: bool = False) -> Any:
     body = opened(jaxpr)
     renamed: dict[Any, Any] = {}
     eqns = [_all_named(eqn) for eqn in _inlined(body.eqns, renamed, remats)]
-    new = body.replace(eqns=eqns, outvars=[_named(renamed, atom) for atom in body.outvars])
-    return new if jaxpr is body else jaxpr.replace(jaxpr=new)
+    return with_fields(jaxpr, eqns=eqns, outvars=[last_named(atom, renamed) for atom in body.outvars])
 
 
 def unread_dropped(jaxpr: Any) -> Any:
@@ -53,22 +53,20 @@ def unread_dropped(jaxpr: Any) -> Any:
     read.update(atom for atom in body.outvars if not isinstance(atom, jex_core.Literal))
     eqns: list[Any] = []
     for eqn in body.eqns:
-        structure = structure_of(eqn)
-        new = eqn if structure is None else with_bodies(eqn, structure, lambda inner, _: unread_dropped(inner))
+        new = with_bodies(eqn, lambda inner, _: unread_dropped(inner))
         if not all(var in read or isinstance(var, jex_core.DropVar) for var in eqn.outvars):
             outvars = [var if var in read else jex_core.DropVar(var.aval) for var in eqn.outvars]
             new = new.replace(outvars=outvars)
         eqns.append(new)
     if all(new is old for new, old in zip(eqns, body.eqns, strict=True)):
         return jaxpr
-    new_body = body.replace(eqns=eqns)
-    return new_body if jaxpr is body else jaxpr.replace(jaxpr=new_body)
+    return with_fields(jaxpr, eqns=eqns)
 
 
 def _inlined(eqns: Iterable[Any], renamed: dict[Any, Any], remats: bool) -> Iterator[Any]:
     """Equations, those of calls opened; `renamed` says what their variables are called now, and learns of more."""
     for eqn in eqns:
-        operands = [_named(renamed, atom) for atom in eqn.invars]
+        operands = [last_named(atom, renamed) for atom in eqn.invars]
         inner = _body_of_call(eqn, remats)
         if inner is None:
             yield eqn.replace(invars=operands)
@@ -78,7 +76,7 @@ def _inlined(eqns: Iterable[Any], renamed: dict[Any, Any], remats: bool) -> Iter
         steps = [_renewed(step, names) for step in body.eqns]
         # What a rematerialised body computes again within itself stays so.
         yield from _inlined(_outside(steps, eqn), names, remats and eqn.primitive.name not in REMATS)
-        renamed.update(zip(eqn.outvars, [_named(names, atom) for atom in body.outvars], strict=True))
+        renamed.update(zip(eqn.outvars, [last_named(atom, names) for atom in body.outvars], strict=True))
 
 
 def _all_named(eqn: Any) -> Any:
@@ -124,10 +122,3 @@ def _outside(eqns: Iterable[Any], call: Any) -> Iterator[Any]:
         source = eqn.source_info
         names = outer.name_stack + source.name_stack
         yield eqn.replace(source_info=source.replace(traceback=source.traceback or outer.traceback, name_stack=names))
-
-
-def _named(renamed: Mapping[Any, Any], atom: Any) -> Any:
-    """What a variable is called now: that of a call's result may itself have been renamed."""
-    while not isinstance(atom, jex_core.Literal) and atom in renamed:
-        atom = renamed[atom]
-    return atom

@@ -18,9 +18,10 @@ from jax import lax
 from jax.core import ShapedArray
 from jax.interpreters import ad, batching, mlir
 
-from planner.program.jaxpr.bodies import Structure, opened, structure_of, unchanging, with_bodies
+from planner.program.jaxpr.bodies import Place, Structure, opened, structure_of, unchanging, with_bodies, with_fields
 from planner.program.jaxpr.calls import equations_by
-from planner.program.jaxpr.canonicalize.windows import Move, Windows
+from planner.program.jaxpr.canonicalize.windows import Shift, Windows
+from planner.program.jaxpr.variables import all_named
 
 roll_p = jex_core.Primitive("roll")
 """Its params: `dimension`; `shift`, by how many places every element moves up; and `fill`, the number that enters, or None,
@@ -35,7 +36,7 @@ def roll(x: Any, shift: int, dimension: int, fill: float | None = None) -> Any:
     return roll_p.bind(x, shift=shift, dimension=dimension, fill=fill)
 
 
-def joined(before: Any, x: Any, after: Any, shift: int, dimension: int) -> Any:
+def rolled_between(before: Any, x: Any, after: Any, shift: int, dimension: int) -> Any:
     """What a roll makes of an array `x` between `before` and `after`.
 
     Of these it needs one alone, with as many elements as it shifts by. As a slice of what they make together XLA's TPU
@@ -90,7 +91,7 @@ mlir.register_lowering(roll_p, mlir.lower_fun(_in_two, multiple_results=False))
 
 
 def _on_tpu(x: Any, *, shift: int, dimension: int, fill: float | None) -> Any:
-    return joined(x, x, x, shift, dimension) if fill is None else _filled(x, shift, dimension, fill)
+    return rolled_between(x, x, x, shift, dimension) if fill is None else _filled(x, shift, dimension, fill)
 
 
 mlir.register_lowering(roll_p, mlir.lower_fun(_on_tpu, multiple_results=False), platform="tpu")
@@ -119,7 +120,7 @@ def _with_rolls(jaxpr: Any, numbers: Mapping[Any, float]) -> Any:
     for eqn in _with_paddings(body.eqns, others):
         structure = structure_of(eqn)
         if structure is not None:
-            eqns.append(with_bodies(eqn, structure, partial(_with_rolls_inside, windows, eqn, structure)))
+            eqns.append(with_bodies(eqn, partial(_with_rolls_inside, windows, eqn, structure)))
             changed |= eqns[-1] is not eqn
             continue
         windows.take_down(eqn)
@@ -133,13 +134,12 @@ def _with_rolls(jaxpr: Any, numbers: Mapping[Any, float]) -> Any:
         changed = True
     if not changed:
         return jaxpr
-    outvars = [_named(others, atom) for atom in body.outvars]
-    new = body.replace(eqns=_read(eqns, outvars), outvars=outvars)
-    return new if jaxpr is body else jaxpr.replace(jaxpr=new)
+    outvars = all_named(body.outvars, others)
+    return with_fields(jaxpr, eqns=_read(eqns, outvars), outvars=outvars)
 
 
-def _with_rolls_inside(windows: Windows, eqn: Any, structure: Structure, inner: Any, param: str) -> Any:
-    taken = zip(opened(inner).invars, unchanging(eqn, structure, param), strict=False)
+def _with_rolls_inside(windows: Windows, eqn: Any, structure: Structure, inner: Any, place: Place) -> Any:
+    taken = zip(opened(inner).invars, unchanging(eqn, structure, place[0]), strict=False)
     numbers = {variable: windows.number(operand) for variable, operand in taken if not variable.aval.shape}
     return _with_rolls(inner, {variable: number for variable, number in numbers.items() if number is not None})
 
@@ -163,7 +163,7 @@ def _with_paddings(eqns: Sequence[Any], others: dict[Any, Any]) -> Sequence[Any]
     found = list[Any]()
     for eqn in eqns:
         if any(_is_variable(atom) and atom in others for atom in eqn.invars):
-            eqn = eqn.replace(invars=[_named(others, atom) for atom in eqn.invars])
+            eqn = eqn.replace(invars=all_named(eqn.invars, others))
         if eqn.params.get("name") == _PADDING and structure_of(eqn) is not None:
             made, same = equations_by(
                 jex_core.jaxpr_as_fun(eqn.params["jaxpr"]), eqn.invars, eqn.outvars, eqn.source_info
@@ -175,11 +175,7 @@ def _with_paddings(eqns: Sequence[Any], others: dict[Any, Any]) -> Sequence[Any]
     return found
 
 
-def _named(others: dict[Any, Any], atom: Any) -> Any:
-    return atom if isinstance(atom, jex_core.Literal) else others.get(atom, atom)
-
-
-def _moved(moves: Sequence[Sequence[Move]], *sources: Any) -> Any:
+def _moved(moves: Sequence[Sequence[Shift]], *sources: Any) -> Any:
     """The sum of arrays, each moved along its dims."""
     terms = [
         reduce(lambda x, move: roll(x, move.shift, move.dimension, move.fill), own, source)

@@ -18,8 +18,8 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives
 
-from planner.program.jaxpr.bodies import fresh_var
 from planner.program.jaxpr.calls import equations_by
+from planner.program.jaxpr.variables import fresh_var
 
 _SCATTERS = (
     primitives.scatter_p,

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from planner.program.jaxpr.bodies import body_of, equations_of, opened, put_body, structure_of
-from planner.program.jaxpr.placements.meshless import equations_made
+from planner.program.jaxpr.bodies import equations_of, opened, with_bodies, with_fields
+from planner.program.jaxpr.calls import call_like
 from planner.program.jaxpr.rewrite import constrained
 from planner.program.tracing.traced import Program
 
@@ -30,7 +30,7 @@ def narrowest_float(program: Program) -> str | None:
     return max(found, key=lambda name: float(jax.numpy.finfo(name).eps), default=None)
 
 
-def widened(program: Program, kinds: Container[str], wide: str) -> Callable[..., list[Any]]:
+def in_wider_type(program: Program, kinds: Container[str], wide: str) -> Callable[..., list[Any]]:
     """The program as a function of its flat arguments, for one device, with these ops done in a wider type.
 
     `wide`: "float32", in which ops of 16-bit floats are done, or "float64", in which those of float32 are, which takes
@@ -40,17 +40,12 @@ def widened(program: Program, kinds: Container[str], wide: str) -> Callable[...,
 
 
 def _widen(jaxpr: Any, kinds: Container[str], wide: str) -> Any:
-    body = opened(jaxpr)
     eqns: list[Any] = []
-    for eqn in body.eqns:
-        structure = structure_of(eqn)
-        params = dict(eqn.params)
-        for place in structure.bodies if structure else ():
-            put_body(params, place, _widen(body_of(eqn, place), kinds, wide))
+    for eqn in opened(jaxpr).eqns:
         narrow = [str(getattr(v.aval, "dtype", "")) in WIDER[wide] for v in (*eqn.invars, *eqn.outvars)]
-        eqns.append(_done_in(wide, eqn) if eqn.primitive.name in kinds and all(narrow) else eqn.replace(params=params))
-    new = body.replace(eqns=eqns)
-    return new if jaxpr is body else jaxpr.replace(jaxpr=new)
+        done = eqn.primitive.name in kinds and all(narrow)
+        eqns.append(_done_in(wide, eqn) if done else with_bodies(eqn, lambda inner, _: _widen(inner, kinds, wide)))
+    return with_fields(jaxpr, eqns=eqns)
 
 
 def _done_in(wide: str, eqn: Any) -> Any:
@@ -64,6 +59,4 @@ def _done_in(wide: str, eqn: Any) -> Any:
         values = results if eqn.primitive.multiple_results else [results]
         return [x.astype(var.aval.dtype) for x, var in zip(values, eqn.outvars, strict=True)]
 
-    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
-    call = equations_made(jax.jit(done), *avals).eqns[0]
-    return call.replace(invars=list(eqn.invars), outvars=list(eqn.outvars))
+    return call_like(eqn, done)

@@ -54,7 +54,7 @@ class Window:
     fill: float | None = None
 
 
-class Move(NamedTuple):
+class Shift(NamedTuple):
     """A shift along a dim: with `fill` that number enters, else the other end of the array."""
 
     dimension: int
@@ -92,7 +92,7 @@ class Windows:
             case _:
                 pass
 
-    def moves(self, variable: Any) -> list[tuple[Any, tuple[Move, ...]]] | None:
+    def moves(self, variable: Any) -> list[tuple[Any, tuple[Shift, ...]]] | None:
         """What a variable is the sum of: sources of its shape, moved. None where it is another or all stay in place."""
         found = [(window.source, _moves(window)) for window in self.of.get(variable, ())]
         if any(moves is None or source.aval.shape != variable.aval.shape for source, moves in found):
@@ -232,9 +232,9 @@ def _merged(one: Window, other: Window) -> Window | None:
     return replace(one, spans=(*one.spans[:dim], Span(a.start, a.size, a.low, b.high), *one.spans[dim + 1 :]))
 
 
-def _moves(window: Window) -> tuple[Move, ...] | None:
+def _moves(window: Window) -> tuple[Shift, ...] | None:
     """By what a window of its source's shape moves it; None where it is no such window."""
-    found: list[Move] = []
+    found: list[Shift] = []
     for dim, (span, extent) in enumerate(zip(window.spans, window.source.aval.shape, strict=True)):
         if span.size != extent:
             return None
@@ -243,9 +243,9 @@ def _moves(window: Window) -> tuple[Move, ...] | None:
             start %= extent
             up = extent - start
             if start:
-                found.append(Move(dim, up if 2 * up <= extent else -start, None))
+                found.append(Shift(dim, up if 2 * up <= extent else -start, None))
         elif abs(start) < extent and (span.low, span.high) == (max(0, -start), min(extent, extent - start)):
-            found.append(Move(dim, -start, window.fill))
+            found.append(Shift(dim, -start, window.fill))
         else:
             return None
     return tuple(found)

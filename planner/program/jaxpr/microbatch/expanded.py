@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,12 +16,12 @@ from planner.program.jaxpr.bodies import (
     body_path,
     consts_of,
     equations_of,
-    fresh_var,
     opened,
     structure_of,
     with_bodies,
 )
 from planner.program.jaxpr.calls import is_zero
+from planner.program.jaxpr.variables import all_named, fresh_var, with_own_variables
 from planner.program.slots import Slot
 
 
@@ -59,40 +59,27 @@ def _spliced(body: Any, held: list[tuple[Any, Any]] | None, remats: bool) -> tup
     """The equations and results of a body with its calls expanded; constants of these join those `held`, if any can be."""
     found: list[Any] = []
     renamed: dict[Any, Any] = {}
-
-    def read(atom: Any) -> Any:
-        return atom if isinstance(atom, jex_core.Literal) else renamed.get(atom, atom)
-
     for eqn in body.eqns:
         structure = structure_of(eqn)
         inner = body_of(eqn, structure.bodies[0]) if structure is not None and structure.kind == "inline" else None
         stays = inner is None or (eqn.primitive.name in REMATS and not remats)
         if structure is None or stays or (held is None and len(consts_of(inner))):
-            step = eqn.replace(invars=list(map(read, eqn.invars)))
-            found.append(step if structure is None else with_bodies(step, structure, lambda j, _: _expanded(j, remats)))
+            step = eqn.replace(invars=all_named(eqn.invars, renamed))
+            found.append(with_bodies(step, lambda inner, _: _expanded(inner, remats)))
             continue
         called = opened(inner)
         taken = eqn.invars if structure.takes is None else [eqn.invars[i] for i in structure.takes]
-        local: dict[Any, Any] = dict(zip(called.invars, map(read, taken), strict=True))
+        local: dict[Any, Any] = dict(zip(called.invars, all_named(taken, renamed), strict=True))
         for var, value in zip(called.constvars, consts_of(inner), strict=True):
             local[var] = fresh_var(var)
             if held is not None:
                 held.append((local[var], value))
-
-        def look(atom: Any, local: dict[Any, Any] = local) -> Any:
-            return atom if isinstance(atom, jex_core.Literal) else local.get(atom, atom)
-
         steps, results = _spliced(called, held, remats)
-        for step in steps:
-            local.update((var, fresh_var(var)) for var in step.outvars if not isinstance(var, jex_core.DropVar))
-            source = step.source_info if step.source_info.traceback is not None else eqn.source_info
-            found.append(
-                step.replace(
-                    invars=list(map(look, step.invars)), outvars=list(map(look, step.outvars)), source_info=source
-                )
-            )
-        renamed.update((var, look(atom)) for var, atom in zip(eqn.outvars, results, strict=True))
-    return found, list(map(read, body.outvars))
+        for step in with_own_variables(steps, local):
+            traced = step.source_info.traceback is not None
+            found.append(step if traced else step.replace(source_info=eqn.source_info))
+        renamed.update(zip(eqn.outvars, all_named(results, local), strict=True))
+    return found, all_named(body.outvars, renamed)
 
 
 def _apart(eqn: Any) -> list[Any]:
@@ -103,7 +90,7 @@ def _apart(eqn: Any) -> list[Any]:
     return [eqn.replace(invars=[a], outvars=[v]) for a, v in pairs if not isinstance(v, jex_core.DropVar)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass
 class Facts:
     """What an expanded program's graph does not tell.
 
@@ -111,28 +98,22 @@ class Facts:
     `passed` are, by the place of a result of a call, the place in its body where that is made.
     """
 
-    zeros: frozenset[tuple[Path, int]]
-    passed: Mapping[Slot, Slot]
+    zeros: set[tuple[Path, int]] = field(default_factory=set[tuple[Path, int]])
+    passed: dict[Slot, Slot] = field(default_factory=dict[Slot, Slot])
 
 
 def facts_of(jaxpr: Any) -> Facts:
     """The facts of an expanded program."""
-    found = _Found()
+    found = Facts()
     _walk(jaxpr, (), {}, found)
-    return Facts(zeros=frozenset(found.zeros), passed=found.passed)
+    return found
 
 
 Made = Slot | bool | None
 """Where a variable is made; True for a zero, None for another constant."""
 
 
-@dataclass
-class _Found:
-    zeros: set[tuple[Path, int]] = field(default_factory=set[tuple[Path, int]])
-    passed: dict[Slot, Slot] = field(default_factory=dict[Slot, Slot])
-
-
-def _walk(jaxpr: Any, path: Path, made: dict[Any, Made], found: _Found) -> list[Made]:
+def _walk(jaxpr: Any, path: Path, made: dict[Any, Made], found: Facts) -> list[Made]:
     """Takes down the facts of a body; where what it returns is made."""
     body = opened(jaxpr)
     for i, var in enumerate(body.invars):

@@ -16,9 +16,10 @@ from jax import lax
 from jax.interpreters import partial_eval
 
 from planner.program.batch_parts import Batch, Part
-from planner.program.jaxpr.bodies import closed, fresh_var, opened
+from planner.program.jaxpr.bodies import closed, opened, with_fields
 from planner.program.jaxpr.calls import equations_by, variable
 from planner.program.jaxpr.microbatch.slicing import PartWriter, part_variable, put_back, stacked
+from planner.program.jaxpr.variables import fresh_var
 
 NARROW = ("bfloat16", "float16")
 
@@ -51,8 +52,7 @@ def microbatched(batch: Batch, count: int) -> Any:
     there = {var for eqn in before for var in eqn.outvars}
     left = [var for var in made if var in needed and var not in whole and var not in there and var not in late]
     eqns = [*before, *loop.equations(left, made), *after_loop]
-    new = body.replace(eqns=eqns)
-    return new if jaxpr is body else jaxpr.replace(jaxpr=new)
+    return with_fields(jaxpr, eqns=eqns)
 
 
 def _variables(atoms: Sequence[Any]) -> set[Any]:

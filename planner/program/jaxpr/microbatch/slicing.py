@@ -1,4 +1,7 @@
-"""Equations on one part of the batch: those of a program with smaller arrays, bodies included."""
+"""Equations on one part of the batch: those of a program with smaller arrays, bodies included.
+
+On smaller operands params of equations without bodies change, and kernels are called anew.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,81 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import jax
 import jax.extend.core as jex_core
 from jax import lax
 
 from planner.program.batch_parts import Batch, Part
 from planner.program.graph import Path
-from planner.program.jaxpr.bodies import REMATS, Structure, body_of, body_path, closed, opened, put_body, structure_of
-from planner.program.jaxpr.calls import equations_by
-from planner.program.jaxpr.microbatch.sliced_steps import check_kernel, check_part, on_parts, part_params
+from planner.program.jaxpr.bodies import (
+    REMATS,
+    Structure,
+    body_of,
+    body_path,
+    closed,
+    opened,
+    put_body,
+    structure_of,
+    with_fields,
+)
+from planner.program.jaxpr.calls import equations_by, scanned
+from planner.program.jaxpr.origins import origin_of
+from planner.program.jaxpr.pallas.pallas_calls import pallas_call_of
+
+
+class NotInParts(Exception):
+    """An equation does not make of smaller operands the smaller results that it should; its text names it."""
+
+
+def check_part(eqn: Any) -> None:
+    """Raises: NotInParts where the results of an equation without bodies are not what its operands make."""
+    try:
+        made = eqn.primitive.abstract_eval(*(var.aval for var in eqn.invars), **eqn.params)[0]
+    except Exception as error:
+        raise NotInParts(f"{eqn.primitive.name} at {origin_of(eqn).source}: {error}") from error
+    shapes = [aval.shape for aval in (made if eqn.primitive.multiple_results else [made])]
+    if shapes != [var.aval.shape for var in eqn.outvars]:
+        raise NotInParts(f"{eqn.primitive.name} at {origin_of(eqn).source}")
+
+
+def kernel_on_parts(eqn: Any) -> Callable[..., Sequence[Any]] | None:
+    """What computes of smaller operands of a kernel its smaller results; None for other equations."""
+    if eqn.primitive.name == "pallas_call":
+        return lambda *values: pallas_call_of(eqn.params).smaller(eqn.primitive, values)
+    # A kernel with a rule of its user's says so itself.
+    return getattr(eqn.params.get("partition"), "on_parts", None)
+
+
+def check_kernel(eqn: Any, kernel: Callable[..., Sequence[Any]], invars: Sequence[Any], outvars: Sequence[Any]) -> None:
+    """Raises: NotInParts where the results of a kernel are not what it makes of smaller operands."""
+    try:
+        made = jax.eval_shape(kernel, *(jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in invars))
+    except Exception as error:  # what a kernel makes of other sizes is its author's
+        raise NotInParts(f"{eqn.primitive.name} at {origin_of(eqn).source}: {error}") from error
+    if [leaf.shape for leaf in made] != [var.aval.shape for var in outvars]:
+        raise NotInParts(f"{eqn.primitive.name} at {origin_of(eqn).source}")
+
+
+def part_params(eqn: Any, invars: Sequence[Any], outvars: Sequence[Any]) -> dict[str, Any]:
+    """The params of an equation without bodies for smaller operands and results."""
+    params, name = dict(eqn.params), eqn.primitive.name
+    match name:
+        case "broadcast_in_dim":
+            params["shape"] = outvars[0].aval.shape
+        case "reshape":
+            params["new_sizes"] = outvars[0].aval.shape
+        case "slice":
+            limits = zip(params["limit_indices"], eqn.invars[0].aval.shape, invars[0].aval.shape, strict=True)
+            params["limit_indices"] = tuple(limit if old == new else new for limit, old, new in limits)
+        case "dynamic_slice":
+            params["slice_sizes"] = outvars[0].aval.shape
+        case "gather":
+            sizes = zip(params["slice_sizes"], eqn.invars[0].aval.shape, invars[0].aval.shape, strict=True)
+            params["slice_sizes"] = tuple(new if size == old else size for size, old, new in sizes)
+        case _:
+            pass
+    return params
+
 
 Held = Mapping[Any, tuple[Any, Part | None]]
 """By variable of the whole program: the one that stands for it here, and where the batch lies in it if it is a part."""
@@ -105,7 +175,7 @@ class PartWriter:
                     outvars[-1] = part_variable(var, part, self.count)
                 held[var] = outvars[-1], part
             structure = structure_of(eqn)
-            kernel = on_parts(eqn) if any(parts) else None
+            kernel = kernel_on_parts(eqn) if any(parts) else None
             if kernel is not None:
                 check_kernel(eqn, kernel, invars, outvars)
                 found += equations_by(kernel, invars, outvars, eqn.source_info)[0]
@@ -167,8 +237,9 @@ class PartWriter:
         index = self.index if self.indexed else None
         self.index, self.indexed = outer[0], outer[1] or self.indexed
         invars = [held[var][0] for var in body.invars]
-        new = body.replace(eqns=eqns, invars=[*invars, *([] if index is None else [index])], outvars=outvars)
-        return (new if jaxpr is body else jaxpr.replace(jaxpr=new)), index
+        return with_fields(
+            jaxpr, eqns=eqns, invars=[*invars, *([] if index is None else [index])], outvars=outvars
+        ), index
 
     def _with_bodies(
         self,
@@ -217,19 +288,10 @@ def _with_index(
         *values, index = operands
         first = consts + structure.num_carry
 
-        def trip(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-            results = calls[0](*values[:consts], *carry, *xs, index)
-            return results[: structure.num_carry], results[structure.num_carry :]
+        def run(*taken: Any) -> Sequence[Any]:
+            return calls[0](*taken, index)
 
-        carry, ys = lax.scan(
-            trip,
-            list(values[consts:first]),
-            list(values[first:]),
-            length=eqn.params["length"],
-            reverse=eqn.params["reverse"],
-            unroll=eqn.params["unroll"],
-        )
-        return [*carry, *ys]
+        return scanned(eqn.params, run, values[:consts], values[consts:first], values[first:])
 
     def loop(*operands: Any) -> list[Any]:
         *values, index = operands

@@ -20,8 +20,7 @@ from typing import Literal
 
 import numpy as np
 
-from planner.program.jaxpr.pallas.grid_reading import GridReading
-from planner.program.jaxpr.pallas.grid_walk import Access, Touch
+from planner.program.jaxpr.pallas.grid_reading import BlockAccess, GridReading, Touch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +74,7 @@ def _dims(reading: GridReading, axis: int, stride: int, shapes: Sequence[tuple[i
     return split if any(array >= reading.operands for array in split) else None
 
 
-def _steps(access: Access, dim: int, axis: int, stride: int, shape: tuple[int, ...]) -> int | None:
+def _steps(access: BlockAccess, dim: int, axis: int, stride: int, shape: tuple[int, ...]) -> int | None:
     """How many blocks of a dim one part of `stride` steps takes; 0 where all parts read the same, None where neither."""
     numbers = access.numbers[dim]
     if numbers is None or numbers.shape[axis] == 1:

@@ -16,11 +16,12 @@ import jax.extend.core as jex_core
 from jax.core import ShapedArray
 from jax.sharding import NamedSharding
 
-from planner.program.jaxpr.bodies import body_of, equations_of, manual_axes, opened, put_body, structure_of
+from planner.program.jaxpr.bodies import equations_of, manual_axes, opened, with_bodies, with_fields
 from planner.program.jaxpr.calls import equations_by
 from planner.program.jaxpr.origins import lines_of
 from planner.program.jaxpr.placements.open_shard_map import opened_shard_map
 from planner.program.jaxpr.placements.vmappable_collectives import Unopenable, vmappable
+from planner.program.jaxpr.variables import last_named
 from planner.program.tracing.traced import Annotations
 
 MOST_LINES = 3
@@ -71,28 +72,26 @@ class _Walk:
         if axes:
             renamed |= {var: _unvaried(var) for var in variables}
 
-        def named(atom: Any) -> Any:
-            while not isinstance(atom, jex_core.Literal) and atom in renamed:
-                atom = renamed[atom]
-            return atom
+        def in_the_end(atoms: Sequence[Any]) -> list[Any]:
+            return [last_named(atom, renamed) for atom in atoms]
 
         eqns: list[Any] = []
         for eqn in body.eqns:
-            eqn = eqn.replace(invars=list(map(named, eqn.invars)))
+            eqn = eqn.replace(invars=in_the_end(eqn.invars))
             if axes:
                 eqn = eqn.replace(ctx=self.outside, params=_of_no_mesh(eqn.params))
                 renamed |= {var: _unvaried(var) for var in eqn.outvars if not isinstance(var, jex_core.DropVar)}
-            made, others = self._steps(eqn.replace(outvars=list(map(named, eqn.outvars))), axes)
+            made, others = self._steps(eqn.replace(outvars=in_the_end(eqn.outvars)), axes)
             eqns += made
             renamed |= others
-        new = body.replace(
-            constvars=list(map(named, body.constvars)),
-            invars=list(map(named, body.invars)),
-            outvars=list(map(named, body.outvars)),
+        return with_fields(
+            jaxpr,
+            constvars=in_the_end(body.constvars),
+            invars=in_the_end(body.invars),
+            outvars=in_the_end(body.outvars),
             eqns=eqns,
             **({"effects": _of_no_axes(body.effects)} if axes else {}),
         )
-        return new if jaxpr is body else jaxpr.replace(jaxpr=new)
 
     def _steps(self, eqn: Any, axes: Mapping[str, int]) -> tuple[Sequence[Any], Mapping[Any, Any]]:
         """The equations that stand for one, and what those of its results are that need none."""
@@ -108,15 +107,11 @@ class _Walk:
                 scope = [(axis, size) for axis, size in axes.items() if size > 1]
                 return equations_by(written, eqn.invars, eqn.outvars, eqn.source_info, axis_env=scope)
             eqn = eqn.replace(effects=_of_no_axes(eqn.effects))
-        structure = structure_of(eqn)
-        if structure is None:
-            return (eqn,), {}
-        params, outside = dict(eqn.params), self.pmapped
+        outside = self.pmapped
         self.pmapped = self.pmapped or _is_pmap(eqn)
-        for place in structure.bodies:
-            put_body(params, place, self.walk(body_of(eqn, place), axes))
+        new = with_bodies(eqn, lambda inner, _: self.walk(inner, axes))
         self.pmapped = outside
-        return (eqn.replace(params=params),), {}
+        return (new,), {}
 
     def _shard_map(self, eqn: Any, axes: Mapping[str, int]) -> Any:
         """A `shard_map` opened where it is free and can be, itself where not."""

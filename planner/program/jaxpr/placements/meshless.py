@@ -3,6 +3,8 @@
 `jax.set_mesh` makes a mesh part of every trace below it. Under Explicit axes JAX reads a constraint as an assertion on the
 type of its operand, and an operand whose type names axes does not meet one whose type names none. A plain program knows
 its placements by constraints alone, so what is made of it here means the same wherever its caller stands.
+
+Equations that lay a sharding on an array are made here, too.
 """
 
 from __future__ import annotations
@@ -59,3 +61,23 @@ def without_axes(value: Any) -> Any:
     auto = with_auto_axes(sharding.mesh)
     with jax.sharding.use_abstract_mesh(auto):
         return jax.sharding.reshard(value, NamedSharding(auto, PartitionSpec()))
+
+
+def constraint_equation(aval: Any, sharding: Any) -> Any:
+    """An equation that lays a sharding on an array, or copies it where there is none; its variables are to be replaced."""
+    spec = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+    if sharding is None:
+        return equations_made(jax.numpy.copy, spec).eqns[0]
+    return equations_made(lambda x: jax.lax.with_sharding_constraint(x, sharding), spec).eqns[0]
+
+
+def unspecified() -> Any:
+    """What stands in a `jit` equation for a sharding that is not given."""
+    return equations_made(jax.jit(lambda x: x), 1.0).eqns[0].params["in_shardings"][0]
+
+
+def is_placement(eqn: Any) -> bool:
+    """Whether an equation only says on which devices its operand lies."""
+    if eqn.primitive.name != "sharding_constraint":
+        return False
+    return getattr(eqn.params["sharding"], "memory_kind", None) not in ("pinned_host", "unpinned_host")

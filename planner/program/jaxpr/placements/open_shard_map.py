@@ -17,10 +17,11 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jax import lax
 
-from planner.program.jaxpr.bodies import closed, manual_axes, opened
+from planner.program.jaxpr.bodies import closed, manual_axes, opened, with_fields
+from planner.program.jaxpr.calls import call_like
 from planner.program.jaxpr.origins import lines_of, short_line
-from planner.program.jaxpr.placements.meshless import equations_made
 from planner.program.jaxpr.placements.vmappable_collectives import Unopenable
+from planner.program.jaxpr.variables import all_named
 from planner.program.spec_entries import axes_of_entry
 
 _HERE = short_line(f"{__file__}:0").removesuffix("0")
@@ -63,18 +64,12 @@ def opened_shard_map(eqn: Any, body: Any, axis_env: Sequence[tuple[str, int]]) -
         made = zip(run(*taken), leaving, shapes, strict=True)
         return [jnp.reshape(_of_first(x, len(apart.whole)), shape) for x, apart, shape in made]
 
-    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in eqn.invars]
     try:
-        (call,) = equations_made(jax.jit(shard_map), *avals, axis_env=axis_env).eqns
+        call = call_like(eqn, shard_map, axis_env=axis_env)
     except (NotImplementedError, ValueError, TypeError, AssertionError, KeyError) as error:
         raise Unopenable(f"JAX cannot run its body under vmap: {str(error).splitlines()[0]:.120}") from error
-    return call.replace(
-        invars=eqn.invars,
-        outvars=eqn.outvars,
-        params={**call.params, "jaxpr": _without_copies(call.params["jaxpr"], eqn.source_info)},
-        source_info=eqn.source_info,
-        ctx=eqn.ctx,
-    )
+    params = {**call.params, "jaxpr": _without_copies(call.params["jaxpr"], eqn.source_info)}
+    return call.replace(params=params, ctx=eqn.ctx)
 
 
 def _apart(spec: Any, rank: int, axes: Sequence[str]) -> _Apart:
@@ -160,15 +155,11 @@ def _without_copies(jaxpr: Any, source: Any) -> Any:
         if one.aval.shape == first.aval.shape and not isinstance(one, jex_core.Literal):
             renamed[first] = renamed.get(one, one)
 
-    def named(atom: Any) -> Any:
-        return atom if isinstance(atom, jex_core.Literal) else renamed.get(atom, atom)
-
     eqns = [
         eqn.replace(
-            invars=list(map(named, eqn.invars)),
+            invars=all_named(eqn.invars, renamed),
             source_info=source if lines_of(eqn.source_info)[1].startswith(_HERE) else eqn.source_info,
         )
         for eqn in body.eqns
     ]
-    new = body.replace(eqns=eqns, outvars=list(map(named, body.outvars)))
-    return new if jaxpr is body else jaxpr.replace(jaxpr=new)
+    return with_fields(jaxpr, eqns=eqns, outvars=all_named(body.outvars, renamed))

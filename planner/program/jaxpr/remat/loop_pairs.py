@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 import jax.extend.core as jex_core
 
-from planner.program.jaxpr.bodies import Structure, body_of, fresh_var, holds_constants, opened, structure_of
+from planner.program.jaxpr.bodies import Structure, body_of, holds_constants, opened, structure_of
 from planner.program.jaxpr.canonicalize.inlined import inlined
 from planner.program.jaxpr.remat.residuals import Between, Made
 from planner.program.jaxpr.remat.value_numbering import Numbers, ValueNumbers
 from planner.program.jaxpr.remat.widened_results import widened
+from planner.program.jaxpr.variables import fresh_var
 from planner.program.tracing.arguments import aval_of
 
 

@@ -11,16 +11,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax.extend.core as jex_core
-from jax import lax
 from jax.interpreters import partial_eval
 
-from planner.program.jaxpr.bodies import body_of, closed, consts_of, fresh_var, opened, structure_of
-from planner.program.jaxpr.calls import equations_by
+from planner.program.jaxpr.bodies import body_of, closed, consts_of, opened, structure_of
+from planner.program.jaxpr.calls import equations_by, scanned
 from planner.program.jaxpr.canonicalize.inlined import inlined, unread_dropped
 from planner.program.jaxpr.remat.loop_pairs import Loop, Pair, inside, pairs_in
 from planner.program.jaxpr.remat.residuals import Between, Crossing, Step, crossing_of, steps_of
 from planner.program.jaxpr.remat.unrolled_layers import WrittenOut, recomputed_within, written_out_in
 from planner.program.jaxpr.remat.value_numbering import Numbers, ValueNumbers
+from planner.program.jaxpr.variables import fresh_var
 from planner.program.tracing.gc_pause import paused
 from planner.program.tracing.traced import Program
 
@@ -312,22 +312,10 @@ def _scan(
     taken = [*consts, *carry, *slices]
     new = loop.body.replace(eqns=list(eqns), invars=[var for var, _ in taken], outvars=list(outvars))
     run: Callable[..., list[Any]] = jex_core.jaxpr_as_fun(closed(new))
-    params, first, last = loop.eqn.params, len(consts), len(consts) + len(carry)
+    first, last = len(consts), len(consts) + len(carry)
 
     def looped(*operands: Any) -> list[Any]:
-        def trip(carried: Sequence[Any], xs: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-            made = run(*operands[:first], *carried, *xs)
-            return made[: len(carry)], made[len(carry) :]
-
-        left, stacked = lax.scan(
-            trip,
-            list(operands[first:last]),
-            list(operands[last:]),
-            length=params["length"],
-            reverse=params["reverse"],
-            unroll=params["unroll"],
-        )
-        return [*left, *stacked]
+        return scanned(loop.eqn.params, run, operands[:first], operands[first:last], operands[last:])
 
     outside = [operand for _, operand in taken]
     return equations_by(looped, outside, results, loop.eqn.source_info)[0]

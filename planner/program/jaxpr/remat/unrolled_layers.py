@@ -19,12 +19,13 @@ from typing import Any
 import jax.extend.core as jex_core
 from jax import lax
 
-from planner.program.jaxpr.bodies import REMATS, counted_body, fresh_var, structure_of
+from planner.program.jaxpr.bodies import REMATS, counted_body, structure_of
 from planner.program.jaxpr.calls import equations_by
 from planner.program.jaxpr.canonicalize.inlined import inlined
 from planner.program.jaxpr.remat.residuals import Between, Made
 from planner.program.jaxpr.remat.value_numbering import Numbers, ValueNumbers
 from planner.program.jaxpr.remat.widened_results import HEAVY, widened
+from planner.program.jaxpr.variables import fresh_var
 from planner.program.tracing.arguments import aval_of
 
 TRANSPOSED = "transpose("

@@ -1,14 +1,15 @@
 """Value numbers: values of a program that are equal because they are computed alike from equal ones have one number.
 
 What a loop carries is known by where it begins and how a pass makes it of what the pass before has left, kernels by their
-parameters (see `canonical_params`), branches result by result. A value of a loop's body stands for those of all its passes:
+parameters (see `CanonicalParams`), branches result by result. A value of a loop's body stands for those of all its passes:
 the slice of a stack that the body takes has the number of what another loop of the same length has put into that stack at
 that place. So what a backward pass computes again is known to be what the forward pass has computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+import dataclasses
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,8 +27,72 @@ from planner.program.jaxpr.bodies import (
     structure_of,
 )
 from planner.program.jaxpr.canonicalize.inlined import inlined
-from planner.program.jaxpr.remat.canonical_params import CanonicalParams
 from planner.program.jaxpr.remat.carry_groups import carry_groups
+
+_PLAIN = frozenset((type(None), bool, int, float, str))
+
+
+@dataclass
+class CanonicalParams:
+    """Gives parameters of equations a form that is equal where they compute alike; a program in them is read once.
+
+    Programs in parameters, such as those of kernels, are compared by what they compute: names of variables, source lines
+    and names of modules are left out. Everything else keeps its own equality.
+    """
+
+    programs: dict[int, tuple[Any, int]] = field(default_factory=dict[int, tuple[Any, int]])
+    """By identity a program, which is kept so that no other takes its identity, and the number of its form."""
+    forms: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
+
+    def of(self, params: Mapping[str, Any]) -> Hashable:
+        """The canonical form of an equation's parameters. Raises: TypeError, where one has no equality to go by."""
+        return tuple([(name, self._of(value)) for name, value in sorted(params.items())])
+
+    def _of(self, value: Any) -> Hashable:
+        if type(value) in _PLAIN:
+            return value
+        if isinstance(value, (tuple, list)):
+            return type(value), tuple(map(self._of, value))
+        if isinstance(value, Mapping):
+            return type(value), tuple([(key, self._of(held)) for key, held in value.items()])
+        if isinstance(value, np.ndarray):
+            return value.shape, str(value.dtype), value.tobytes()
+        if hasattr(opened(value), "eqns"):
+            return "program", self._program(value)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return type(value), tuple([self._of(getattr(value, held.name)) for held in dataclasses.fields(value)])
+        hash(value)
+        return value
+
+    def _program(self, jaxpr: Any) -> int:
+        """The number of a program: that of all programs with the same equations, in the same order."""
+        known = self.programs.get(id(jaxpr))
+        if known is None:
+            form = self._form(jaxpr)
+            known = self.programs[id(jaxpr)] = jaxpr, self.forms.setdefault(form, len(self.forms))
+        return known[1]
+
+    def _form(self, jaxpr: Any) -> Hashable:
+        body = opened(jaxpr)
+        numbers: dict[Any, int] = {}
+        for var in (*body.constvars, *body.invars):
+            numbers[var] = len(numbers)
+
+        def read(atom: Any) -> Hashable:
+            if isinstance(atom, jex_core.Literal):
+                return atom.aval, np.asarray(atom.val).tobytes()
+            return numbers[atom]
+
+        steps: list[Hashable] = []
+        for eqn in body.eqns:
+            operands = tuple(map(read, eqn.invars))
+            for var in eqn.outvars:
+                numbers[var] = len(numbers)
+            steps.append((eqn.primitive, operands, tuple(v.aval for v in eqn.outvars), self.of(eqn.params)))
+        taken = tuple(var.aval for var in (*body.constvars, *body.invars))
+        held = tuple(map(id, consts_of(jaxpr)))
+        return taken, held, tuple(steps), tuple(map(read, body.outvars))
+
 
 Numbers = dict[Any, int]
 """By variable its value number."""

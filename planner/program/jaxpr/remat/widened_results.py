@@ -15,8 +15,9 @@ from typing import Any
 
 import jax.extend.core as jex_core
 
-from planner.program.jaxpr.bodies import body_of, counted_body, fresh_var, opened, structure_of
+from planner.program.jaxpr.bodies import body_of, counted_body, opened, structure_of
 from planner.program.jaxpr.remat.value_numbering import Numbers
+from planner.program.jaxpr.variables import fresh_var
 
 HEAVY = ("dot_general", "conv", "gather", "scatter", "ragged", "fft", "sort", "random", "rng", "custom", "ffi")
 """How the names of primitives begin that make something of the data."""
