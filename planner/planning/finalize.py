@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 
 from cost_models import Measured
 from planner.compiler.emission.options import NO_WINDOWED_EINSUM
 from planner.compiler.targets.table import COMPILERS
-from planner.decision import Certificate, Decision, Guessed, Replicated, Ruled
+from planner.decision import Certificate, Decision, OpNote
 from planner.emit.constraints import place
 from planner.emit.predict import predict
 from planner.explain.whole_inputs import whole_inputs
@@ -53,7 +52,7 @@ def decide(
     program, request, instance = problem.program, problem.request, candidate.instance
     graph, model = problem.graph, problem.model
     guessed = tuple(
-        Guessed(op=op_name(op), name=op.name, source=op.source, trips=trips) for op, trips in guessed_in(graph)
+        OpNote(op=op_name(op), name=op.name, source=op.source, trips=trips) for op, trips in guessed_in(graph)
     )
     chosen = Chosen(instance=instance, choice=candidate.choice)
     share = _guessed_share(chosen) if guessed and request.objective != "memory" else None
@@ -96,8 +95,8 @@ def decide(
             meshes=meshes,
             guessed_share=share,
         ),
-        replicated=tuple(Replicated(**_told(graph, op)) for op in model.grouping.unruled),
-        by_shardy=tuple(Ruled(**_told(graph, op)) for op in model.grouping.by_shardy),
+        replicated=tuple(_told(graph, op) for op in model.grouping.unruled),
+        by_shardy=tuple(_told(graph, op) for op in model.grouping.by_shardy),
         guessed=guessed,
         checked=(),
         notes=(
@@ -172,10 +171,10 @@ def _told_of_reading(chosen: Chosen, predicted: Predicted) -> tuple[str, ...]:
     )
 
 
-def _told(graph: Graph, op_id: int) -> dict[str, Any]:
+def _told(graph: Graph, op_id: int) -> OpNote:
     """What a plan says of an op: its primitive, its name, its source line, its runs per call."""
     op = graph.ops[op_id]
-    return {"op": op.kind, "name": op.name, "source": op.source, "trips": graph.regions[op.region].trips}
+    return OpNote(op=op.kind, name=op.name, source=op.source, trips=graph.regions[op.region].trips)
 
 
 def _guessed_share(chosen: Chosen) -> float:
@@ -184,7 +183,7 @@ def _guessed_share(chosen: Chosen) -> float:
     return chosen.total("guessed_bytes") / moved if moved else 0.0
 
 
-def _guess_note(guessed: Sequence[Guessed], share: float | None) -> tuple[str, ...]:
+def _guess_note(guessed: Sequence[OpNote], share: float | None) -> tuple[str, ...]:
     """What the notes of a plan say of the ops whose work is guessed: one sentence, where there are any."""
     trips: dict[tuple[str, str], float] = {}
     for op in guessed:

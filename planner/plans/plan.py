@@ -11,7 +11,7 @@ from typing import Any, final
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from planner.autotune_log import Refined
-from planner.decision import Certificate, Checked, Decision, Guessed, Replicated, Ruled
+from planner.decision import Certificate, Checked, Decision, OpNote
 from planner.emit.alternatives import remedied
 from planner.emit.runner import Runner
 from planner.errors import ArgumentError
@@ -134,17 +134,17 @@ class Plan:
         return self._decision.certificate
 
     @property
-    def replicated(self) -> tuple[Replicated, ...]:
+    def replicated(self) -> tuple[OpNote, ...]:
         """The ops placed whole for lack of a rule."""
         return self._decision.replicated
 
     @property
-    def by_shardy(self) -> tuple[Ruled, ...]:
+    def by_shardy(self) -> tuple[OpNote, ...]:
         """The ops placed by a rule of Shardy's registry, for lack of one of ours."""
         return self._decision.by_shardy
 
     @property
-    def guessed(self) -> tuple[Guessed, ...]:
+    def guessed(self) -> tuple[OpNote, ...]:
         """The ops whose work is guessed, as one operation per result element; `rule_for(flops=, bytes=)` tells it."""
         return self._decision.guessed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from planner.decision import Checked, Decision, Guessed, Replicated, Ruled
+from planner.decision import Checked, Decision, OpNote
 from planner.explain.explain import Alternatives
 from planner.folded import fold_numbers
 from planner.program.form import Form
@@ -161,7 +161,7 @@ def at_source(name: str, source: str) -> str:
     return name if source in name else f"{name} at {source}"
 
 
-def _op_uses(ops: Sequence[Replicated | Ruled | Guessed]) -> tuple[OpUse, ...]:
+def _op_uses(ops: Sequence[OpNote]) -> tuple[OpUse, ...]:
     """The ops of one kind, name and line as one, in the order of the first."""
     folded = fold_numbers([op.name or op.source for op in ops], [(op.op, op.source) for op in ops])
     return tuple(
