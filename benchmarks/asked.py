@@ -5,7 +5,7 @@ from __future__ import annotations
 from cost_models import Topology
 from planner.decision import Request
 from planner.machine.target import Target
-from planner.problem import PlanningProblem, planning_problem
+from planner.search.problem import PlanningProblem, planning_problem
 from planner.program.tracing.traced import Program
 
 

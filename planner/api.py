@@ -33,8 +33,7 @@ from planner.request.joint_request import (
     check_layouts,
     shared_by,
 )
-from planner.request.logical_pins import LogicalRules
-from planner.request.pins import Pins
+from planner.request.pins import LogicalRules, Pins
 from planner.request.place import AskedMesh, Like, Place, checked_names, mesh_asked, place_of, shape_asked
 from planner.request.resolve import (
     PlanRequest,

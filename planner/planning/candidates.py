@@ -19,12 +19,12 @@ from planner.options import Options
 from planner.planning.checks import Verdict
 from planner.planning.mesh_candidates import MeshCandidates
 from planner.planning.tuned_candidates import TunedCandidates
-from planner.problem import PlanningProblem
 from planner.request.resolve import PlanRequest
+from planner.search.problem import PlanningProblem
 from planner.transforms.batch import Refused
 from planner.units import quantity
-from planner.variants.microbatch_choice import fitting_count, problem_in_microbatches
 from planner.variants.microbatch_search import part_counts
+from planner.variants.variant_search import fitting_count
 
 
 class Source(Protocol):
@@ -136,7 +136,7 @@ class Candidates:
             f"{variants.describe(count)}: the whole batch at once needs about {needed} per device, above the limit of "
             f"{quantity(limit, 'B')}"
         )
-        return self._source_of(problem_in_microbatches(variants, self._problem, count), options, (why,))
+        return self._source_of(variants.in_microbatches(self._problem, count), options, (why,))
 
 
 def candidates_between(
@@ -157,7 +157,7 @@ def candidates_between(
     why = f"{variants.describe(count)}: the best of what was tried within {quantity(limit, 'B')} per device"
     return Candidates(
         request,
-        problem_in_microbatches(variants, problem, count),
+        variants.in_microbatches(problem, count),
         replace(options, time_limit_s=deadline.left(1.0)),
         notes=(why,) if is_choice else (),
         within_bytes=limit,

@@ -11,10 +11,10 @@ from planner.plans.alternatives import alternatives
 from planner.plans.plan import Plan
 from planner.pricing.assignment import Chosen
 from planner.pricing.mesh import shape_key
-from planner.problem import PlanningProblem
 from planner.program.graph import Graph
 from planner.program.tracing.traced import Program
 from planner.request.resolve import PlanRequest
+from planner.search.problem import PlanningProblem
 
 
 def best_plan(

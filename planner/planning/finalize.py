@@ -20,13 +20,13 @@ from planner.pricing.candidates.strategies import SEARCHED_AXES
 from planner.pricing.donation import donations
 from planner.pricing.instance import Instance
 from planner.pricing.mesh import Shape
-from planner.problem import PlanningProblem
 from planner.program.graph import Graph
 from planner.program.jaxpr.fingerprint import fingerprint
 from planner.program.tracing.gc_pause import paused
 from planner.report.logical_axes import logical_axes
 from planner.rules.op_work import guessed_in, op_name
 from planner.search.best_on_mesh import Candidate
+from planner.search.problem import PlanningProblem
 from planner.units import quantity
 
 WORTH_TELLING = 0.01

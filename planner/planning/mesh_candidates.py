@@ -22,8 +22,8 @@ from planner.planning.finalize import decide
 from planner.pricing.mesh import Shape, ShapeKey, mesh_words, shape_key
 from planner.search.fewer_devices import on_fewer_devices
 from planner.search.mesh_search import SearchOptions, SearchResult, search
+from planner.search.problem import PlanningProblem
 from planner.units import quantity
-from planner.variants.memory_limits import room_note
 from planner.variants.problem_variants import ProblemVariants
 from planner.variants.variant_search import best_variant
 
@@ -32,6 +32,8 @@ FALLBACKS = 3
 JUDGED = "nothing is predicted to fit: the compiler finds that this plan does, and may compute values again for it"
 """What a plan above the limit says, which is handed over only if the compiler finds so."""
 ONE_DEVICE = {"x": 1}
+TOLD = 0.9
+"""The share of a lower limit from which on a plan says that it keeps to that."""
 
 
 @final
@@ -214,3 +216,11 @@ class MeshCandidates:
             f"{len(self._needed)} that were tried the least needs {quantity(min(self._needed), 'B')}: {tried}. Use more "
             "devices, or recompute more (jax.checkpoint); Options(check='never') gives the plan as predicted"
         )
+
+
+def room_note(problem: PlanningProblem, limit: float, peak: float) -> tuple[str, ...]:
+    """Says of a plan whose peak is near a limit lower than what was asked for that it is kept to that."""
+    if not TOLD * limit < peak <= limit < problem.request.memory_limit:
+        return ()
+    share = limit / problem.request.topology.chip.hbm_bytes
+    return (f"the plan keeps to {share:.0%} of the memory: nearer to the limit the compiler computes values again",)

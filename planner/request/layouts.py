@@ -14,9 +14,9 @@ from planner.machine.target import Target
 from planner.pricing.candidates.pins import exactly, pinned_dims
 from planner.program.graph import type_words
 from planner.program.tracing.traced import Leaf, Program
-from planner.request.logical_pins import LogicalRules, by_rules
 from planner.request.matching_arrays import same_arrays
-from planner.request.pins import Pins, named_pins, with_common
+from planner.request.pins import LogicalRules, Pins, by_rules, named_pins, with_common
+from planner.units import listed
 
 MOST_NAMED = 4
 """Parts of pytrees that a note names one by one."""
@@ -119,19 +119,12 @@ def _told(
     named = [one if one == other else f"{one} as {other}" for one, other in parts[:MOST_NAMED]]
     more = [f"{len(parts) - MOST_NAMED} more parts"] if len(parts) > MOST_NAMED else []
     free = [leaf.name for i, leaf in enumerate(mine) if i not in found]
-    rest = f"; of its own: {_listed(free)}" if free else ""
+    rest = f"; of its own: {listed(list(dict.fromkeys(free)), MOST_NAMED)}" if free else ""
     return (
         f"{taken} of {len(mine)} arguments and results lie as in the plan of {like.function_name}: "
         f"{', '.join((*named, *more))}{rest}"
     )
 
 
-def _listed(names: Sequence[str]) -> str:
-    tops = list(dict.fromkeys(names))
-    more = f" and {len(tops) - MOST_NAMED} more" if len(tops) > MOST_NAMED else ""
-    return f"{', '.join(tops[:MOST_NAMED])}{more}"
-
-
 def _some(leaves: Sequence[Leaf]) -> str:
-    more = f" and {len(leaves) - MOST_NAMED} more" if len(leaves) > MOST_NAMED else ""
-    return ", ".join(f"{leaf.name} {type_words(leaf.aval)}" for leaf in leaves[:MOST_NAMED]) + more
+    return listed([f"{leaf.name} {type_words(leaf.aval)}" for leaf in leaves], MOST_NAMED)

@@ -39,11 +39,11 @@ from planner.pricing.mesh import Shape, ShapeKey
 from planner.rules.op_work import has_work_of_shapes
 from planner.search.best_on_mesh import WORTHWHILE, Candidate, best_of_peak
 from planner.search.infeasible import no_fit
-from planner.search.mesh_steps import Desk, Report, Step, Task
+from planner.search.mesh_steps import Desk
 from planner.search.offered_meshes import fitting_meshes
-from planner.search.problem_source import ProblemSource
+from planner.search.problem import PlanningProblem
 from planner.search.shared_layers import SharedInstance
-from planner.search.workers import Workers
+from planner.search.workers import Report, Step, Task, Workers
 from planner.units import quantity
 
 MESH_SHARE = 0.4
@@ -105,7 +105,7 @@ class SearchOptions:
         return self.worth > WORTHWHILE
 
 
-def search(meshes: Sequence[Shape], problem: ProblemSource, how: SearchOptions) -> SearchResult:
+def search(meshes: Sequence[Shape], problem: PlanningProblem, how: SearchOptions) -> SearchResult:
     """The plans for these meshes, best first; none where none is below `how.below`.
 
     Raises: PinError, InfeasibleError where the pins fit no mesh, or no mesh has a plan within the limit; where it is to be
@@ -155,7 +155,7 @@ def _kind(shape: Shape, *, looked: bool) -> tuple[int, bool]:
 class _MeshSearch:
     """What a search knows so far, by the positions of the meshes."""
 
-    def __init__(self, meshes: Sequence[Shape], problem: ProblemSource, how: SearchOptions) -> None:
+    def __init__(self, meshes: Sequence[Shape], problem: PlanningProblem, how: SearchOptions) -> None:
         self.meshes, self.how, self.options = meshes, how, how.options
         # Before the deadline starts: the model of the program may have to be made for it.
         self.alone = _Alone(meshes, problem)
@@ -348,7 +348,7 @@ class _Alone:
     computed anew for those where that may tell more.
     """
 
-    def __init__(self, meshes: Sequence[Shape], problem: ProblemSource) -> None:
+    def __init__(self, meshes: Sequence[Shape], problem: PlanningProblem) -> None:
         self.problem = problem
         self.most = max(math.prod(shape.values()) for shape in meshes)
         self.values: dict[int, float] = {}

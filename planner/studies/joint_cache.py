@@ -24,8 +24,8 @@ from planner.planning.plan_cache import (
 )
 from planner.plans.plan import Plan
 from planner.pricing.mesh import shape_key
+from planner.request.joint_request import SharedArrays
 from planner.request.resolve import PlanRequest
-from planner.request.shared_arrays import SharedArrays
 from planner.studies.joint import Move, Programs
 from planner.studies.joint_search import plans_of
 

@@ -23,9 +23,9 @@ from planner.planning.autotune.lessons import Outcome
 from planner.planning.autotune.prospects import Prospects, from_arguments
 from planner.planning.autotune.rounds import Result, refine
 from planner.pricing.calibrated import Prices, corrected
-from planner.problem import PlanningProblem
 from planner.search.mesh_search import SearchOptions, search
 from planner.search.offered_meshes import offered_meshes
+from planner.search.problem import PlanningProblem
 from tests.problems import small_problem
 from tests.small import NEVER, mlp, mlp_args, shapes, train_args, train_step
 
