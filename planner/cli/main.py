@@ -29,13 +29,18 @@ from typing import Any, TextIO, TypeVar
 import jax
 
 from cost_models import CostModelError, Profile, calibrate, parse_topology, save_profile
-from planner.api import compare_topologies, pareto, plan
+from planner.api import audit, compare_topologies, pareto, plan
 from planner.cli import saved_plans
-from planner.cli.audit_command import run_audit
-from planner.cli.outputs import check_file, check_folder_of
 from planner.cli.parser import make_parser
-from planner.cli.planning_options import options_of
-from planner.cli.program_file import Planned, keywords_given, keywords_of, load_program
+from planner.cli.program_file import (
+    Planned,
+    check_file,
+    check_folder_of,
+    keywords_given,
+    keywords_of,
+    load_program,
+    options_of,
+)
 from planner.cli.progress import show_progress, status
 from planner.errors import ArgumentError, PlannerError
 from planner.machine.device_profile import default_profile
@@ -118,7 +123,7 @@ def _planned(arguments: argparse.Namespace, call: Callable[..., T], **more: Any)
         if keywords.pop(name) is not None and name != "topology":
             raise ArgumentError(f"{name} is given, which is for one plan; leave it out, or give one --topology")
     with show_progress() as progress:
-        keywords["options"] = options_of(arguments, planned, progress.update)
+        keywords["options"] = options_of(arguments, planned, progress)
         return planned, call(planned.fn, planned.args, **keywords, **more)
 
 
@@ -155,6 +160,17 @@ def _hand_over(
     if arguments.output is not None:
         found.save(arguments.output)
         print(f"wrote {plans} plans and a summary to {arguments.output}", file=sys.stderr)
+
+
+def _audit(arguments: argparse.Namespace) -> int:
+    """Prints what a program's own shardings cost."""
+    planned = load_program(arguments.program, keywords=keywords_of(audit))
+    keywords = keywords_given(arguments, planned, audit)
+    keywords["options"] = options_of(arguments, planned)
+    with status("pricing the shardings"):
+        found = audit(planned.fn, planned.args, **keywords)
+    print(json.dumps(found.summary, indent=1) if arguments.json else found)
+    return 0
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
@@ -197,7 +213,7 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "explain": saved_plans.explain,
     "compare": saved_plans.compare_two,
     "report": saved_plans.report,
-    "audit": run_audit,
+    "audit": _audit,
     "calibrate": _calibrate,
 }
 """What runs each command."""

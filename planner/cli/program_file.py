@@ -1,4 +1,4 @@
-"""Programs to plan, out of files: `FILE.py:FUNCTION`."""
+"""Files of the command line: programs to plan (`FILE.py:FUNCTION`) with their keywords, and where commands write."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from planner.api import load, plan
+from planner.cli.planning_options import FLAGS
 from planner.errors import ArgumentError
+from planner.options import Options, Progress
 
 
 def keywords_of(fn: Callable[..., Any]) -> tuple[str, ...]:
@@ -81,6 +83,17 @@ def keywords_given(arguments: argparse.Namespace, planned: Planned, fn: Callable
     return keywords
 
 
+def options_of(
+    arguments: argparse.Namespace, planned: Planned, progress: Callable[[Progress], object] | None = None
+) -> Options:
+    """The options of a program's file, overridden by those of the command line. Raises: ArgumentError."""
+    base = planned.keywords.get("options") or Options()
+    if not isinstance(base, Options):
+        raise ArgumentError(f"{arguments.program} gives options={base!r}; it must be a planner.Options")
+    given = {name: value for name in FLAGS if (value := getattr(arguments, name, None)) is not None}
+    return replace(base, **given, progress=progress or base.progress)
+
+
 def _planned(returned: Any, what: str, known: Sequence[str]) -> Planned:
     if not isinstance(returned, tuple) or len(returned) not in (2, 3):
         raise ArgumentError(
@@ -130,3 +143,27 @@ def _where(error: BaseException, path: Path) -> str:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
     at = f"at line {lines[-1]} " if lines else ""
     return f"{at}with {type(error).__name__}: {error}"
+
+
+# ---------------------------------------------------------------- where commands write
+
+
+def check_file(path: Path) -> None:
+    """Nothing; before minutes of work. Raises: ArgumentError where the path is of a folder, or can be that of no file."""
+    try:
+        is_folder = path.is_dir()
+    except OSError as error:  # a name longer than any file's
+        raise ArgumentError(f"{path} cannot be written: {error.strerror}; give the path of a file") from error
+    if is_folder:
+        raise ArgumentError(f"{path} is a folder; give the path of a file")
+
+
+def check_folder_of(path: Path) -> None:
+    """Nothing. Raises: ArgumentError where there is no folder for the file to lie in."""
+    folder = path.absolute().parent
+    try:
+        there = folder.is_dir()
+    except OSError:  # a name longer than any folder's
+        there = False
+    if not there:
+        raise ArgumentError(f"there is no folder {str(folder)!r} to write {path.name} to; make it")
