@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from planner.decision import Decision
-from planner.emit.runner import Runner
 from planner.plan_file.record import decision_of, record_of
 from planner.planning.candidates import Candidates
 from planner.planning.checks import check
-from planner.plans.alternatives import alternatives
+from planner.plans.alternatives import bound
 from planner.plans.plan import Plan
 from planner.pricing.assignment import Chosen
 from planner.pricing.mesh import shape_key
@@ -75,19 +76,8 @@ def bound_kept_plan(request: PlanRequest, decision: Decision) -> Plan:
 
 
 def _bound(request: PlanRequest, decision: Decision, program: Program, graph: Graph | None) -> Plan:
-    runner = Runner(
-        program=program,
-        decision=decision,
-        target=request.target,
-        static_args={i: request.args[i] for i in program.static_argnums},
-        graph=graph,
-    )
-    return Plan(
-        decision=decision,
-        runner=runner,
-        alternatives=lambda: alternatives(problem_of(request, decision), decision),
-        seed=request.options.seed,
-    )
+    problem = partial(problem_of, request, decision)
+    return bound(decision, program, request.target, request.args, problem, seed=request.options.seed, graph=graph)
 
 
 def problem_of(request: PlanRequest, decision: Decision) -> PlanningProblem:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 
@@ -18,7 +18,6 @@ from planner.prediction import Predicted
 from planner.pricing.assignment import Chosen
 from planner.pricing.candidates.strategies import SEARCHED_AXES
 from planner.pricing.donation import donations
-from planner.pricing.instance import Instance
 from planner.pricing.mesh import Shape
 from planner.program.graph import Graph
 from planner.program.jaxpr.fingerprint import fingerprint
@@ -102,12 +101,7 @@ def decide(
         notes=(
             *graph.notes,
             *_guess_note(guessed, share),
-            *_told_of_strategies(instance),
-            *_told_of_prices(problem),
-            *_told_of_devices(problem, placement.mesh_shape),
-            *_told_of_donations(problem, chosen, predicted.peak_bytes),
-            *_told_of_inputs(chosen, predicted),
-            *_told_of_reading(chosen, predicted),
+            *_notes(problem, chosen, placement.mesh_shape, predicted),
             *notes,
         ),
         donate_argnums=program.donate_argnums,
@@ -118,57 +112,37 @@ def decide(
     )
 
 
-def _told_of_prices(problem: PlanningProblem) -> tuple[str, ...]:
-    """What a plan says of prices that are not those of data sheets: what they were fitted to."""
-    model = problem.analysis.cost_model
-    if not isinstance(model, Measured):
-        return ()
-    of = model.profile
-    return (f"prices are of a profile of {of.num_devices} x {of.device_kind}: {of.machine}, {of.date}",)
-
-
-def _told_of_strategies(instance: Instance) -> tuple[str, ...]:
-    """What a plan says where not all splits of all ops were looked at."""
-    if len(instance.mesh.sizes) <= SEARCHED_AXES or all(table.complete for table in instance.tables):
-        return ()
-    return (
-        f"on a mesh of {len(instance.mesh.sizes)} axes larger than 1 not all splits of an op are looked at: those in which "
-        f"neighbouring axes act as up to {SEARCHED_AXES}, and those by what pins and the program split by each axis",
-    )
-
-
-def _told_of_devices(problem: PlanningProblem, shape: Shape) -> tuple[str, ...]:
-    """What a plan says of its devices; on a mesh that the program names itself they lie as they please it."""
+def _notes(problem: PlanningProblem, chosen: Chosen, shape: Shape, predicted: Predicted) -> Iterator[str]:
+    """What a plan says of its search, its devices, its arguments and its inputs, where that is worth a sentence."""
+    instance, cost_model = chosen.instance, problem.analysis.cost_model
+    if len(instance.mesh.sizes) > SEARCHED_AXES and not all(table.complete for table in instance.tables):
+        yield (
+            f"on a mesh of {len(instance.mesh.sizes)} axes larger than 1 not all splits of an op are looked at: those in "
+            f"which neighbouring axes act as up to {SEARCHED_AXES}, and those by what pins and the program split by each "
+            "axis"
+        )
+    if isinstance(cost_model, Measured):
+        of = cost_model.profile
+        yield f"prices are of a profile of {of.num_devices} x {of.device_kind}: {of.machine}, {of.date}"
     own = problem.program.parallelism
-    return problem.target.told(shape) if own is None or own.mesh is None else problem.target.notes
-
-
-def _told_of_donations(problem: PlanningProblem, chosen: Chosen, peak_bytes: float) -> tuple[str, ...]:
-    """What a plan says of a state or cache that could be donated, where that may save memory worth speaking of."""
-    found = donations(problem.program, chosen)
-    return tuple(str(one) for one in found if one.fed_back and one.bytes >= WORTH_DONATING * peak_bytes)
-
-
-def _told_of_inputs(chosen: Chosen, predicted: Predicted) -> tuple[str, ...]:
-    """What a plan says of inputs that no data pipeline would want to bring, or not as fast as they are computed with."""
-    told = [str(one) for one in whole_inputs(chosen, predicted)]
+    # On a mesh that the program names itself devices lie as they please it.
+    yield from problem.target.told(shape) if own is None or own.mesh is None else problem.target.notes
+    for one in donations(problem.program, chosen):
+        if one.fed_back and one.bytes >= WORTH_DONATING * predicted.peak_bytes:
+            yield str(one)
+    yield from map(str, whole_inputs(chosen, predicted))
     if predicted.feed_seconds > predicted.seconds:
-        told.append(
+        yield (
             f"bringing the inputs from hosts takes {quantity(predicted.feed_seconds, 's')} per call, more than the "
             f"{quantity(predicted.seconds, 's')} of a call: devices will wait for them, however early they are fetched"
         )
-    return tuple(told)
-
-
-def _told_of_reading(chosen: Chosen, predicted: Predicted) -> tuple[str, ...]:
-    """What a plan says of weights that are read while collectives run, of which the search does not know."""
     spared = sum(chosen.prefetched_seconds.values())
-    if spared < WORTH_TELLING * predicted.seconds:
-        return ()
-    return (
-        f"{quantity(spared, 's')} per call of reading weights pass beside collectives and products, as the compiler brings "
-        "weights to the chip ahead of their use; the certificate is of seconds without that, as in every plan searched",
-    )
+    if spared >= WORTH_TELLING * predicted.seconds:
+        yield (
+            f"{quantity(spared, 's')} per call of reading weights pass beside collectives and products, as the compiler "
+            "brings weights to the chip ahead of their use; the certificate is of seconds without that, as in every plan "
+            "searched"
+        )
 
 
 def _told(graph: Graph, op_id: int) -> OpNote:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -12,12 +13,11 @@ import jax
 from jax.sharding import PartitionSpec
 
 from planner.decision import Decision
-from planner.emit.runner import Runner
 from planner.errors import ArgumentError, MeshError, PlanFileError
 from planner.machine.target import Target, check_devices
 from planner.plan_file.store import Saved
 from planner.plan_file.treedef import tree_of_json
-from planner.plans.alternatives import alternatives
+from planner.plans.alternatives import bound
 from planner.plans.plan import Plan
 from planner.plans.process_parts import with_wholes
 from planner.pricing.candidates.pins import exactly
@@ -95,19 +95,8 @@ class LoadedPlan:
             }
 
         args, program = target.processes.same(prepared, question, "bind")
-        runner = Runner(
-            program=program,
-            decision=decision,
-            target=target,
-            static_args={i: args[i] for i in program.static_argnums},
-        )
-        return Plan(
-            decision=decision,
-            runner=runner,
-            alternatives=lambda: alternatives(
-                planning_problem(program=program, target=target, request=decision.request), decision
-            ),
-        )
+        problem = partial(planning_problem, program=program, target=target, request=decision.request)
+        return bound(decision, program, target, args, problem)
 
     def explain(self, path: str | None = None) -> Recorded:
         """What the file says of the array `path` (a name or pattern): how it lies, what that takes, what moves it.

@@ -241,7 +241,7 @@ class Plan:
         if all(one is None for one in form.saved) and not has_remats(program.jaxpr):
             return ()
         try:
-            stated = self._alternatives
+            stated = self.behind
         except ArgumentError:  # a plan of another release, which cannot be stated again
             return ()
         return products_of(stated.chosen, stated.saved, form.microbatches)
@@ -252,23 +252,19 @@ class Plan:
 
         Its structure is frozen: a `copy()` can be changed. Raises: ArgumentError, as `explain` does.
         """
-        return self._alternatives.network
+        return self.behind.network
 
     @cached_property
-    def _alternatives(self) -> Alternatives:
-        return self._state_problem()
-
-    @property
     def behind(self) -> Alternatives:
         """The problem that the plan solves, with what was chosen; stated when it is first asked for. Raises: as `graph`."""
-        return self._alternatives
+        return self._state_problem()
 
     def explain(self, path: str | None = None) -> Explanation:
         """Why the tensor `path` (a name or pattern) is placed as it is: its alternatives and what each would cost.
 
         Without a path: the arguments that matter most. Raises: ArgumentError for a name that is none.
         """
-        return explain(self._alternatives, path)
+        return explain(self.behind, path)
 
     def with_checks(self, checked: Sequence[Checked], compiled: Verification | None = None) -> Plan:
         """The same plan with these checks on record; what was compiled for them serves it, too, as `compiled` does."""
@@ -303,7 +299,7 @@ class Plan:
 
         Raises: ArgumentError where nothing can be written there, or as `explain` does.
         """
-        write_page(self._decision, self._alternatives, path)
+        write_page(self._decision, self.behind, path)
 
     def __str__(self) -> str:
         return describe(self._decision)
