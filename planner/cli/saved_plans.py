@@ -14,8 +14,7 @@ from planner.cli.program_file import check_file, load_program
 from planner.cli.progress import status
 from planner.plan_file.codec import as_json as plain
 from planner.plans.plan import Plan
-from planner.report.plain_data import decision_data, report_data
-from planner.report.plan_report import plan_report
+from planner.report.plan_report import decision_data, plan_report, report_data
 from planner.report.text import describe
 
 PROGRAM = re.compile(r".*:[A-Za-z_]\w*|:.*|.*:")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol, final
+from typing import final
 
 import jax
 
@@ -26,21 +26,8 @@ from planner.units import quantity
 from planner.variants.microbatch_search import part_counts
 from planner.variants.variant_search import fitting_count
 
-
-class Source(Protocol):
-    """Candidates in one number of microbatches."""
-
-    def propose(self) -> Decision:
-        """The next candidate, or again an earlier one, which is then to be handed over.
-
-        Raises: PinError, InfeasibleError where there is none, or none that fits by its compiler; CompileError once all were
-        rejected.
-        """
-        ...
-
-    def feedback(self, verdict: Verdict) -> None:
-        """Takes note of what became of the last candidate."""
-        ...
+Source = MeshCandidates | TunedCandidates
+"""Candidates in one number of microbatches."""
 
 
 @final
@@ -70,7 +57,11 @@ class Candidates:
         self._count, self._sentence = 0, ""
 
     def propose(self) -> Decision:
-        """The candidate to check: the same one until `feedback` is given. See `Source.propose`."""
+        """The candidate to check: the same one until `feedback` is given.
+
+        It may be again an earlier one, which is then to be handed over. Raises: PinError, InfeasibleError where there is
+        none, or none that fits by its compiler; CompileError once all were rejected.
+        """
         while self._pending is None:
             try:
                 self._pending = self._as_requested(self._source.propose())

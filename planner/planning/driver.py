@@ -8,8 +8,7 @@ from planner.decision import Decision
 from planner.plan_file.record import decision_of, record_of
 from planner.planning.candidates import Candidates
 from planner.planning.checks import check
-from planner.plans.alternatives import bound
-from planner.plans.plan import Plan
+from planner.plans.plan import Plan, bound
 from planner.pricing.assignment import Chosen
 from planner.pricing.mesh import shape_key
 from planner.program.graph import Graph

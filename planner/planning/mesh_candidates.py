@@ -38,7 +38,7 @@ TOLD = 0.9
 
 @final
 class MeshCandidates:
-    """The plans of a program on these meshes, best first; see `planner.planning.candidates.Source`.
+    """The plans of a program on these meshes, best first; see `planner.planning.candidates.Candidates`.
 
     `notes` are told by all of them.
     """
@@ -64,7 +64,7 @@ class MeshCandidates:
         self._needed: list[float] = []
 
     def propose(self) -> Decision:
-        """See `planner.planning.candidates.Source`."""
+        """See `planner.planning.candidates.Candidates`."""
         if not self._tried:
             target, options = self._variants.target, self._options
             best = best_variant(
@@ -104,7 +104,7 @@ class MeshCandidates:
         )
 
     def feedback(self, verdict: Verdict) -> None:
-        """See `planner.planning.candidates.Source`."""
+        """See `planner.planning.candidates.Candidates`."""
         self._verdict, decision = verdict, self._tried[-1]
         if verdict.rejected is None:
             self._kept.append((verdict.seconds or 0.0, decision))

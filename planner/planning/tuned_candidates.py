@@ -28,7 +28,7 @@ from planner.verify.kept_reports import KeptReports
 class TunedCandidates:
     """The plans that came out fastest in trials; where none of them passes, those of `MeshCandidates`.
 
-    See `planner.planning.candidates.Source`. `values` are the flat arguments, or shapes.
+    See `planner.planning.candidates.Candidates`. `values` are the flat arguments, or shapes.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class TunedCandidates:
         self._accepted = False
 
     def propose(self) -> Decision:
-        """See `planner.planning.candidates.Source`."""
+        """See `planner.planning.candidates.Candidates`."""
         if self._accepted:
             # Compilers or runs have preferred it to the others already.
             return self._tried[-1]
@@ -76,7 +76,7 @@ class TunedCandidates:
         return self._rest.propose()
 
     def feedback(self, verdict: Verdict) -> None:
-        """See `planner.planning.candidates.Source`."""
+        """See `planner.planning.candidates.Candidates`."""
         if self._rest is not None:
             self._rest.feedback(verdict)
             return

@@ -1,48 +1,21 @@
-"""Decisions bound to programs, and the problems that they solve, stated again to explain them."""
+"""The problem that a decision solves, stated again to explain the decision."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from cost_models import Chip
 from planner.decision import Decision
-from planner.emit.runner import Runner
 from planner.errors import ArgumentError
 from planner.explain.explain import Alternatives
 from planner.explain.saved_values import SavedValues
-from planner.machine.target import Target
-from planner.plans.plan import Plan
 from planner.pricing.assignment import Chosen
-from planner.program.graph import Graph
 from planner.program.jaxpr.remat.rewrite_saved import crossings
 from planner.program.tracing.traced import Program
 from planner.search.problem import PlanningProblem
 from planner.transforms.apply import formed
 from planner.transforms.remat_choice import Front
-
-
-def bound(
-    decision: Decision,
-    program: Program,
-    target: Target,
-    args: Sequence[Any],
-    problem: Callable[[], PlanningProblem],
-    *,
-    seed: int = 0,
-    graph: Graph | None = None,
-) -> Plan:
-    """The plan of a decision for a program, called with such arguments; `problem` states what the decision solves."""
-    runner = Runner(
-        program=program,
-        decision=decision,
-        target=target,
-        static_args={i: args[i] for i in program.static_argnums},
-        graph=graph,
-    )
-    return Plan(decision=decision, runner=runner, alternatives=lambda: alternatives(problem(), decision), seed=seed)
 
 
 def alternatives(problem: PlanningProblem, decision: Decision) -> Alternatives:

@@ -17,8 +17,7 @@ from planner.errors import ArgumentError, MeshError, PlanFileError
 from planner.machine.target import Target, check_devices
 from planner.plan_file.store import Saved
 from planner.plan_file.treedef import tree_of_json
-from planner.plans.alternatives import bound
-from planner.plans.plan import Plan
+from planner.plans.plan import Plan, bound
 from planner.plans.process_parts import with_wholes
 from planner.pricing.candidates.pins import exactly
 from planner.program.graph import Graph

@@ -22,10 +22,14 @@ from planner.explain.repeated_products import products_of
 from planner.logical import LogicalAxes
 from planner.machine.target import Target
 from planner.plan_file.store import save_decision
+from planner.plans.alternatives import alternatives
 from planner.prediction import Predicted, Products
+from planner.program.graph import Graph
 from planner.program.jaxpr.microbatch.expanded import has_remats
+from planner.program.tracing.traced import Program
 from planner.report.html.render import notebook, write_page
 from planner.report.text import describe
+from planner.search.problem import PlanningProblem
 from planner.verify.verification import COMPILE_LIMIT_S, Verification, verify
 
 
@@ -311,3 +315,24 @@ class Plan:
         return (
             f"<Plan of {self._decision.function_name} on {dict(self._decision.mesh_shape)}: {self.certificate.status}>"
         )
+
+
+def bound(
+    decision: Decision,
+    program: Program,
+    target: Target,
+    args: Sequence[Any],
+    problem: Callable[[], PlanningProblem],
+    *,
+    seed: int = 0,
+    graph: Graph | None = None,
+) -> Plan:
+    """The plan of a decision for a program, called with such arguments; `problem` states what the decision solves."""
+    runner = Runner(
+        program=program,
+        decision=decision,
+        target=target,
+        static_args={i: args[i] for i in program.static_argnums},
+        graph=graph,
+    )
+    return Plan(decision=decision, runner=runner, alternatives=lambda: alternatives(problem(), decision), seed=seed)

@@ -24,7 +24,7 @@ from planner.planning.plan_cache import (
 )
 from planner.plans.plan import Plan
 from planner.pricing.mesh import shape_key
-from planner.request.joint_request import SharedArrays
+from planner.request.matching_arrays import SharedArrays
 from planner.request.resolve import PlanRequest
 from planner.studies.joint import Move, Programs
 from planner.studies.joint_search import plans_of

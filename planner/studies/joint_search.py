@@ -29,7 +29,7 @@ from planner.planning.candidates import Candidates
 from planner.planning.driver import best_plan
 from planner.plans.plan import Plan
 from planner.pricing.mesh import Shape, mesh_words, shape_key
-from planner.request.joint_request import SharedArrays
+from planner.request.matching_arrays import SharedArrays
 from planner.request.resolve import PlanRequest
 from planner.studies.joint import UNITS, Move, Programs
 from planner.studies.shared_specs import SharedSpecs, Specs

@@ -12,8 +12,8 @@ from planner.errors import PinError
 from planner.pricing.candidates.pins import exactly, matcher, pinned_dims
 from planner.pricing.mesh import Shape
 from planner.pricing.reshard import reshard_steps
-from planner.request.joint_request import SharedArrays
 from planner.request.layouts import leaves_of
+from planner.request.matching_arrays import SharedArrays
 from planner.request.resolve import PlanRequest
 from planner.studies.joint import Move
 
