@@ -33,7 +33,6 @@ from planner.api import audit, compare_topologies, pareto, plan
 from planner.cli import saved_plans
 from planner.cli.parser import make_parser
 from planner.cli.program_file import (
-    Planned,
     check_file,
     check_folder_of,
     keywords_given,
@@ -46,6 +45,7 @@ from planner.errors import ArgumentError, PlannerError
 from planner.machine.device_profile import default_profile
 from planner.plans.plan import Plan
 from planner.report.text import describe_profile
+from planner.request.joint_request import AskedProgram
 from planner.studies import pareto as front
 from planner.studies import topology_table
 from planner.studies.saved_folder import check_folder
@@ -59,7 +59,7 @@ SMALL_SLICES = {"v4": "2x2x2", "v5p": "2x2x4", "tpu7x": "2x2x2"}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code of the command `argv` (default: the arguments of this process)."""
-    arguments = make_parser(COMMANDS).parse_args(argv)
+    arguments = make_parser(COMMANDS, saved_plans.add_saved_plans).parse_args(argv)
     try:
         return arguments.command(arguments)
     except (PlannerError, CostModelError) as error:
@@ -106,7 +106,7 @@ def _failed(plans: Iterable[Plan]) -> int:
     return int(any(check.ok is False for plan in plans for check in plan.checked))
 
 
-def _verified(made: Plan, planned: Planned, heading: str, to: TextIO) -> int:
+def _verified(made: Plan, planned: AskedProgram, heading: str, to: TextIO) -> int:
     """Compiles a plan and prints what differs; the exit code."""
     with status("compiling and comparing"):
         verification = made.verify(*planned.args)
@@ -114,7 +114,7 @@ def _verified(made: Plan, planned: Planned, heading: str, to: TextIO) -> int:
     return int(any(check.ok is False for check in verification.checks))
 
 
-def _planned(arguments: argparse.Namespace, call: Callable[..., T], **more: Any) -> tuple[Planned, T]:
+def _planned(arguments: argparse.Namespace, call: Callable[..., T], **more: Any) -> tuple[AskedProgram, T]:
     """The program of a file, and what a function of the planner makes of it as the file and the arguments say."""
     planned = load_program(arguments.program)
     keywords = keywords_given(arguments, planned, call)
@@ -210,7 +210,7 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "search": _search,
     "pareto": _pareto,
     "show": saved_plans.show,
-    "explain": saved_plans.explain,
+    "explain": saved_plans.explain_saved,
     "compare": saved_plans.compare_two,
     "report": saved_plans.report,
     "audit": _audit,

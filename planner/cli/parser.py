@@ -9,7 +9,6 @@ from typing import Any, get_args
 
 from cost_models import OBJECTIVES
 from planner.cli.planning_options import add_options
-from planner.cli.saved_plans import add_saved_plans
 from planner.cli.values import (
     parse_bytes,
     parse_count,
@@ -35,15 +34,15 @@ PIN_HELP = (
 )
 
 
-def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
-    """The parser; `command` of what it reads is the one of that name."""
+def make_parser(commands: Mapping[str, Command], add_more: Callable[[Any], None]) -> argparse.ArgumentParser:
+    """The parser; `command` of what it reads is the one of that name. `add_more` adds the commands on saved plans."""
     parser = argparse.ArgumentParser(
         prog="meshwright", description="Plans how a JAX program written for one device is placed on many."
     )
     added = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_search(added)
     _add_pareto(added)
-    add_saved_plans(added)
+    add_more(added)
     _add_audit(added)
     _add_calibrate(added)
     for name, command in commands.items():

@@ -8,7 +8,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +17,7 @@ from planner.api import load, plan
 from planner.cli.planning_options import FLAGS
 from planner.errors import ArgumentError
 from planner.options import Options, Progress
+from planner.request.joint_request import AskedProgram
 
 
 def keywords_of(fn: Callable[..., Any]) -> tuple[str, ...]:
@@ -29,16 +30,7 @@ KEYWORDS = keywords_of(plan)
 """What a file may give for `planner.plan` beside the function and its arguments."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
-    """A function, the tuple of its example arguments, and keywords for `planner.plan`."""
-
-    fn: Callable[..., Any]
-    args: tuple[Any, ...]
-    keywords: Mapping[str, Any]
-
-
-def load_program(text: str, *, keywords: Sequence[str] = KEYWORDS) -> Planned:
+def load_program(text: str, *, keywords: Sequence[str] = KEYWORDS) -> AskedProgram:
     """What FUNCTION of FILE.py returns, with some of these keywords; its folder is on `sys.path` while it runs and after.
 
     Raises: ArgumentError when the file or the function is missing, fails, or returns something else.
@@ -64,7 +56,7 @@ def load_program(text: str, *, keywords: Sequence[str] = KEYWORDS) -> Planned:
     return _planned(returned, f"{name} of {path_text}", keywords)
 
 
-def keywords_given(arguments: argparse.Namespace, planned: Planned, fn: Callable[..., Any]) -> dict[str, Any]:
+def keywords_given(arguments: argparse.Namespace, planned: AskedProgram, fn: Callable[..., Any]) -> dict[str, Any]:
     """Keywords of a function of the planner but for `options`: the file's, overridden by the command line; pins add up.
 
     Raises: ArgumentError.
@@ -84,7 +76,7 @@ def keywords_given(arguments: argparse.Namespace, planned: Planned, fn: Callable
 
 
 def options_of(
-    arguments: argparse.Namespace, planned: Planned, progress: Callable[[Progress], object] | None = None
+    arguments: argparse.Namespace, planned: AskedProgram, progress: Callable[[Progress], object] | None = None
 ) -> Options:
     """The options of a program's file, overridden by those of the command line. Raises: ArgumentError."""
     base = planned.keywords.get("options") or Options()
@@ -94,7 +86,7 @@ def options_of(
     return replace(base, **given, progress=progress or base.progress)
 
 
-def _planned(returned: Any, what: str, known: Sequence[str]) -> Planned:
+def _planned(returned: Any, what: str, known: Sequence[str]) -> AskedProgram:
     if not isinstance(returned, tuple) or len(returned) not in (2, 3):
         raise ArgumentError(
             f"{what} returned {type(returned).__name__}; return (fn, example_args) or (fn, example_args, keywords)"
@@ -107,7 +99,7 @@ def _planned(returned: Any, what: str, known: Sequence[str]) -> Planned:
         )
     if not isinstance(keywords, Mapping) or not all(key in known for key in keywords):
         raise ArgumentError(f"{what} returned the keywords {keywords!r}; use a dict of {', '.join(known)}")
-    return Planned(fn=fn, args=tuple(args), keywords=keywords)
+    return AskedProgram(fn=fn, args=tuple(args), keywords=keywords)
 
 
 def _load(path: Path) -> ModuleType:

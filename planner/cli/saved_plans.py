@@ -113,7 +113,7 @@ def show(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def explain(arguments: argparse.Namespace) -> int:
+def explain_saved(arguments: argparse.Namespace) -> int:
     """Prints what other specs of tensors of a saved plan would cost, and why; without its program, what its file says."""
     program, name = arguments.program, arguments.name
     if program is not None and name is None and not PROGRAM.fullmatch(program):

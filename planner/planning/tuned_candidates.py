@@ -10,7 +10,7 @@ from typing import Any, final
 from pbqp.deadline import Deadline
 from planner.decision import Decision
 from planner.options import Options
-from planner.planning.autotune.judges import CompilerJudge, Emits, Judge, why_no_compiler
+from planner.planning.autotune.judges import CompilerJudge, Emits, Judge, why_no_judge
 from planner.planning.autotune.measuring import MeasuringJudge, why_not_measured
 from planner.planning.autotune.prospects import Prospects
 from planner.planning.autotune.rounds import REFINING_SHARE, Result, refine
@@ -91,7 +91,7 @@ def _tuned(variants: ProblemVariants, meshes: Sequence[Shape], options: Options,
     how = "compile" if options.refine == "compile" else "measure"
     deadline, problem = Deadline.after(options.time_limit_s), variants.base
     limit = problem.request.memory_limit
-    why = why_no_compiler(problem.target) if how == "compile" else ""
+    why = why_no_judge(problem.target) if how == "compile" else ""
     if how == "measure":
         why = why_not_measured(problem.program, problem.target, flops_of(problem.graph), options)
     if why:

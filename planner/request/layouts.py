@@ -46,7 +46,7 @@ def laid_out(
     told = (*told, *on_types)
     if like is None:
         return dict(named.specs), told
-    mine = arrays_of(program)
+    mine = program_leaves(program)
     theirs, specs = leaves_of(like)
     same = same_arrays(mine, theirs)
     if not same.of and among_others is not None:
@@ -83,7 +83,7 @@ def _by_types(program: Program) -> tuple[dict[str, PartitionSpec], tuple[str, ..
     return specs, (*kept, *left)
 
 
-def arrays_of(program: Program) -> list[Leaf]:
+def program_leaves(program: Program) -> list[Leaf]:
     """The arguments and results of a program, without what its function closes over."""
     return [leaf for leaf in (*program.arguments, *program.results) if not leaf.constant]
 

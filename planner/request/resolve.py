@@ -60,12 +60,8 @@ class PlanRequest:
 
     def check_pins(self) -> None:
         """Nothing; called on all processes. Raises: PinError for a pin that matches nothing in the program."""
-
-        def stated() -> None:
-            _ = self.problem
-
         # It must fail on all, also on those that do not search.
-        self.target.processes.gathered(stated)
+        self.target.processes.gathered(lambda: bool(self.problem))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from planner.pricing.instance import Instance
 from planner.pricing.mesh import Shape
 from planner.search.best_on_mesh import Candidate, Looked, Outcome, Postponed, free_plan, least_plan, look
 from planner.search.problem import PlanningProblem
-from planner.search.workers import Plan, Report, Task
+from planner.search.workers import MeshPlan, Report, Task
 
 
 @final
@@ -86,8 +86,8 @@ class Desk:
         )
 
 
-def _plan(candidate: Candidate) -> Plan:
-    return Plan(
+def _plan(candidate: Candidate) -> MeshPlan:
+    return MeshPlan(
         choice=candidate.choice,
         value=candidate.value,
         bound=candidate.bound,

@@ -28,7 +28,7 @@ from planner.machine.cores import bytes_left, copies_that_fit
 from planner.search.least_memory import Least
 from planner.units import quantity
 
-Step = Literal["look", "free", "limited", "closed", "least"]
+SearchStep = Literal["look", "free", "limited", "closed", "least"]
 """What is below a cutoff; the best plan without a limit; the best within it; the same to the end; that of least memory."""
 
 
@@ -37,17 +37,17 @@ class Task:
     """A step of the mesh at a position: only what is below `cutoff` is sought. `before` led to it."""
 
     mesh: int
-    step: Step
+    step: SearchStep
     cutoff: float
     before: tuple[Task, ...] = ()
 
-    def followed_by(self, step: Step, *, cutoff: float) -> Task:
+    def followed_by(self, step: SearchStep, *, cutoff: float) -> Task:
         """The next step of the same mesh."""
         return Task(mesh=self.mesh, step=step, cutoff=cutoff, before=(*self.before, replace(self, before=())))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class MeshPlan:
     """A plan of a mesh: one strategy per node, its value, bound and peak bytes; see `Candidate`."""
 
     choice: tuple[int, ...]
@@ -65,10 +65,10 @@ class Report:
     """
 
     bound: float
-    plan: Plan | None = None
+    plan: MeshPlan | None = None
     fits: bool = True
     note: str = ""
-    following: Step | None = None
+    following: SearchStep | None = None
     least: Least | None = None
 
 

@@ -31,7 +31,7 @@ from planner.plans.plan import Plan
 from planner.pricing.mesh import Shape, mesh_words, shape_key
 from planner.request.matching_arrays import SharedArrays
 from planner.request.resolve import PlanRequest
-from planner.studies.joint import UNITS, Move, Programs
+from planner.studies.joint import UNITS, LayoutMove, Programs
 from planner.studies.shared_specs import SharedSpecs, Specs
 from planner.units import quantity
 
@@ -270,7 +270,7 @@ class _Search:
         if self.best is None or found.value < self.best.value:
             self.best = found
 
-    def total(self, values: Mapping[str, float], moves: Sequence[Move] = ()) -> float:
+    def total(self, values: Mapping[str, float], moves: Sequence[LayoutMove] = ()) -> float:
         """What all calls cost: their sum, or of memory the greatest peak."""
         if not self.by_sum:
             return max(values.values())

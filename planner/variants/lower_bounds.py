@@ -1,4 +1,4 @@
-"""What parts of the batch may gain by what stays on the chips: read off the program or a plan, without planning any part.
+"""Lower bounds of plans in microbatches by what stays on the chips: read off the program, without planning any part.
 
 An array between two kernels is written to memory and read from it where it is larger than what the chip has room for. One
 of k parts of the batch has arrays of a k-th: what is moved is told again as if the chips had k times the room. What the

@@ -2,8 +2,8 @@
 
 More parts leave room to save more of each, let more of it stay on the chips, and read the weights more often. So they are
 tried where much stays on the chips in some number of them, where memory is short, and where a plan of the whole batch takes
-all of the memory. Which number may gain is told first by what plans take at the least in it (`on_chips.Floors`) and by what
-memory costs the best plan so far: a form that is made ready and searched takes as long as the program itself.
+all of the memory. Which number may gain is told first by what plans take at the least in it (`lower_bounds.Floors`) and by
+what memory costs the best plan so far: a form that is made ready and searched takes as long as the program itself.
 """
 
 from __future__ import annotations

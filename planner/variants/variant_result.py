@@ -37,7 +37,7 @@ class VariantResult:
     """The problem of a program in the form that is best, the best plans of it, and what is to be told of the form.
 
     `limit_bytes` is what the plans keep to; `none_fits` says why none is predicted to fit, where a compiler judges.
-    `slower` is what the form takes, by the prices of `forms.recompute`, beyond the fastest choice of what is saved; `rough`
+    `slower` is what the form takes, by the prices of `remat_choice`, beyond the fastest choice of what is saved; `rough`
     plans may be further from the best of their form than others.
     """
 

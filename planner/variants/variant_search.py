@@ -1,10 +1,10 @@
 """The best form: which values of the forward pass are saved, chosen by planning the program in several forms.
 
-`forms.recompute` offers choices from the fastest to the one that saves the least, priced without regard to placement. Each
+`remat_choice` offers choices from the fastest to the one that saves the least, priced without regard to placement. Each
 is planned, the fastest first, and only for plans better than the best so far, until one is none: what saves less computes
 more again, and what fits sooner is placed better. The program as written is kept unless another form gains enough. In how
-many microbatches the batch is taken is chosen with that (`best_count`): first, where much stays on the chips in some number
-of them; else where memory is short.
+many microbatches the batch is taken is chosen with that (`microbatch_search`): first, where much stays on the chips in some
+number of them; else where memory is short.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from planner.decision import Decision
 from planner.emit.runner import Runner
 from planner.errors import PlannerError
 from planner.machine.target import Target
-from planner.planning.autotune.lessons import Outcome
+from planner.planning.autotune.lessons import TrialOutcome
 from planner.program.graph import Graph
 from planner.program.tracing.traced import Program
 from planner.verify import compiled
@@ -35,7 +35,7 @@ class TrialVerdict:
 
     status: Status
     message: str = ""
-    outcome: Outcome | None = None
+    outcome: TrialOutcome | None = None
     peak_bytes: float | None = None
     collectives: tuple[Moved, ...] = ()
     remedy: str = ""
@@ -143,18 +143,18 @@ def _compiled(decision: Decision, report: AotReport) -> TrialVerdict:
     return TrialVerdict(
         status="ok",
         message=message,
-        outcome=Outcome(
+        outcome=TrialOutcome(
             seconds=estimate.seconds,
             exposed=estimate.exposed_collective_seconds,
             communicating=estimate.collective_seconds,
             collectives=report.collectives,
         ),
         peak_bytes=peak,
-        collectives=moved(decision, report.collectives),
+        collectives=predicted_and_found(decision, report.collectives),
     )
 
 
-def moved(decision: Decision, found: Sequence[CompiledCollective]) -> tuple[Moved, ...]:
+def predicted_and_found(decision: Decision, found: Sequence[CompiledCollective]) -> tuple[Moved, ...]:
     """The collectives of a decision by kind and axes, predicted and found."""
     sides: dict[tuple[str, tuple[str, ...]], list[float]] = {}
     for c in decision.predicted.collectives:
@@ -166,7 +166,7 @@ def moved(decision: Decision, found: Sequence[CompiledCollective]) -> tuple[Move
     )
 
 
-def why_no_compiler(target: Target) -> str:
+def why_no_judge(target: Target) -> str:
     """Why no compiler can judge plans for a target, or ""."""
     topology = target.topology
     return why_not_judged(topology) or compiled.why_no_compiler(topology.chip.platform, topology.name)

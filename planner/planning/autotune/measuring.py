@@ -26,8 +26,8 @@ from planner.errors import PlannerError
 from planner.machine.global_arrays import host, is_key
 from planner.machine.target import Target
 from planner.options import Options
-from planner.planning.autotune.judges import MOST_MESSAGE, Emits, TrialVerdict, moved
-from planner.planning.autotune.lessons import Outcome
+from planner.planning.autotune.judges import MOST_MESSAGE, Emits, TrialVerdict, predicted_and_found
+from planner.planning.autotune.lessons import TrialOutcome
 from planner.program.tracing.traced import Program
 from planner.verify.hlo.collectives import read_collectives
 from planner.verify.hlo.memory import memory_of
@@ -89,9 +89,9 @@ class MeasuringJudge:
             return TrialVerdict(status=status, message=text[:MOST_MESSAGE])
         return TrialVerdict(
             status="ok",
-            outcome=Outcome(seconds=seconds, exposed=None, communicating=None, collectives=None),
+            outcome=TrialOutcome(seconds=seconds, exposed=None, communicating=None, collectives=None),
             peak_bytes=peak,
-            collectives=moved(decision, collectives),
+            collectives=predicted_and_found(decision, collectives),
         )
 
     def _median(self, runner: Runner) -> float:
