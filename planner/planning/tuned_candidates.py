@@ -10,8 +10,8 @@ from typing import Any, final
 from pbqp.deadline import Deadline
 from planner.decision import Decision
 from planner.options import Options
-from planner.planning.autotune.judges import CompilerJudge, Emits, Judge, why_no_judge
-from planner.planning.autotune.measuring import MeasuringJudge, why_not_measured
+from planner.planning.autotune.judges import CompilerJudge, Emits, why_no_judge
+from planner.planning.autotune.measuring import Judge, MeasuringJudge, why_not_measured
 from planner.planning.autotune.prospects import Prospects
 from planner.planning.autotune.rounds import REFINING_SHARE, Result, refine
 from planner.planning.checks import Verdict

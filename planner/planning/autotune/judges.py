@@ -1,11 +1,11 @@
-"""Judges of plans: what gives verdicts on trials, and the compiler of the topology as one."""
+"""Judges of plans give verdicts on decisions that are submitted; here the compiler of the topology as one."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, final
+from typing import final
 
 from pbqp.deadline import Deadline
 from planner.autotune_log import Moved, Status
@@ -41,28 +41,6 @@ class TrialVerdict:
     remedy: str = ""
 
 
-class Judge(Protocol):
-    """Gives verdicts on decisions, in the order in which they are submitted."""
-
-    @property
-    def room(self) -> int:
-        """How many more decisions may be submitted now."""
-        ...
-
-    @property
-    def pending(self) -> int:
-        """How many verdicts are to come."""
-        ...
-
-    def submit(self, decision: Decision) -> None:
-        """Begins a trial."""
-        ...
-
-    def take(self, seconds: float) -> TrialVerdict | None:
-        """The next verdict, or None if it does not come within `seconds`."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class Emits:
     """What makes functions of decisions: a program with its graph, on a target."""
@@ -87,16 +65,16 @@ class CompilerJudge:
 
     @property
     def room(self) -> int:
-        """See `Judge`. One more than there are workers: what comes next is lowered meanwhile."""
+        """How many more decisions may be submitted now. One more than there are workers: the next is lowered meanwhile."""
         return max(self._pool.workers + 1 - self.pending, 0)
 
     @property
     def pending(self) -> int:
-        """See `Judge`."""
+        """How many verdicts are to come."""
         return len(self._asked)
 
     def submit(self, decision: Decision) -> None:
-        """See `Judge`."""
+        """Begins a trial."""
         runner = self._emits.runner(decision)
         try:
             request = lower_request(
@@ -113,7 +91,7 @@ class CompilerJudge:
         self._pool.submit(request)
 
     def take(self, seconds: float) -> TrialVerdict | None:
-        """See `Judge`."""
+        """The next verdict, in the order of submission, or None if it does not come within `seconds`."""
         if not self._asked:
             return None
         decision, known = self._asked[0]

@@ -26,7 +26,7 @@ from planner.errors import PlannerError
 from planner.machine.global_arrays import host, is_key
 from planner.machine.target import Target
 from planner.options import Options
-from planner.planning.autotune.judges import MOST_MESSAGE, Emits, TrialVerdict, predicted_and_found
+from planner.planning.autotune.judges import MOST_MESSAGE, CompilerJudge, Emits, TrialVerdict, predicted_and_found
 from planner.planning.autotune.lessons import TrialOutcome
 from planner.program.tracing.traced import Program
 from planner.verify.hlo.collectives import read_collectives
@@ -49,20 +49,20 @@ class MeasuringJudge:
 
     @property
     def room(self) -> int:
-        """See `Judge`."""
+        """See `CompilerJudge`."""
         return 1 - len(self._asked)
 
     @property
     def pending(self) -> int:
-        """See `Judge`."""
+        """See `CompilerJudge`."""
         return len(self._asked)
 
     def submit(self, decision: Decision) -> None:
-        """See `Judge`."""
+        """See `CompilerJudge`."""
         self._asked.append(decision)
 
     def take(self, seconds: float) -> TrialVerdict | None:
-        """See `Judge`. Runs cannot be broken off, so it may take longer."""
+        """See `CompilerJudge`. Runs cannot be broken off, so it may take longer."""
         return self._run(self._asked.popleft()) if self._asked else None
 
     def _run(self, decision: Decision) -> TrialVerdict:
@@ -108,6 +108,10 @@ class MeasuringJudge:
             if times and self._deadline.passed:
                 break
         return statistics.median(times)
+
+
+Judge = CompilerJudge | MeasuringJudge
+"""What gives verdicts on decisions."""
 
 
 def _laid(value: Any, aval: Any, sharding: NamedSharding) -> Any:

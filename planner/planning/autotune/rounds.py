@@ -18,7 +18,7 @@ from pbqp.deadline import Deadline
 from planner.autotune_log import Refined
 from planner.decision import Decision
 from planner.emit.alternatives import variants
-from planner.planning.autotune.judges import Judge
+from planner.planning.autotune.measuring import Judge
 from planner.planning.autotune.prospects import Leaning, Prospects
 from planner.planning.autotune.trials import EndedTrial, Trying, Variants
 from planner.pricing.mesh import Shape

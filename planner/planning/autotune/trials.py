@@ -13,8 +13,9 @@ from planner.autotune_log import Trial
 from planner.decision import Decision
 from planner.emit.alternatives import remedied
 from planner.planning.autotune.corrections import Corrections
-from planner.planning.autotune.judges import Judge, TrialVerdict
+from planner.planning.autotune.judges import TrialVerdict
 from planner.planning.autotune.lessons import Lesson, lesson
+from planner.planning.autotune.measuring import Judge
 from planner.planning.autotune.prospects import Prospect
 from planner.pricing.mesh import ShapeKey, shape_key
 
