@@ -10,7 +10,7 @@ from typing import Any, final
 from pbqp.deadline import Deadline
 from planner.decision import Decision
 from planner.options import Options
-from planner.planning.autotune.judges import CompilerJudge, Emits, why_no_judge
+from planner.planning.autotune.judges import CompilerJudge, why_no_judge
 from planner.planning.autotune.measuring import Judge, MeasuringJudge, why_not_measured
 from planner.planning.autotune.prospects import Prospects
 from planner.planning.autotune.rounds import REFINING_SHARE, Result, refine
@@ -98,15 +98,14 @@ def _tuned(variants: ProblemVariants, meshes: Sequence[Shape], options: Options,
         return f"the plan is not refined: {why}"
     best = best_variant(variants, meshes, options, judged=lambda: how == "compile")
     problem, found = best.problem, best.result
-    emits = Emits(program=problem.program, target=problem.target, graph=problem.graph)
     prospects = Prospects(problem, options, limit_bytes=limit, meshes=len(meshes))
     with ExitStack() as stack:
         judge: Judge
         if how == "compile":
             pool = stack.enter_context(CompilePool(KeptReports(options.cache)))
-            judge = CompilerJudge(emits, pool, deadline)
+            judge = CompilerJudge(problem, pool, deadline)
         else:
-            judge = MeasuringJudge(emits, values, deadline.share(REFINING_SHARE))
+            judge = MeasuringJudge(problem, values, deadline.share(REFINING_SHARE))
         result = refine(found.candidates, meshes, prospects, judge, deadline, how=how, limit_bytes=limit)
     told = [prospects.certified(decision, found) for decision in result.decisions[: FALLBACKS + 1]]
     return replace(result, decisions=tuple(replace(one, notes=(*one.notes, *best.notes)) for one in told))

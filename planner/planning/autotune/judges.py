@@ -14,8 +14,7 @@ from planner.emit.runner import Runner
 from planner.errors import PlannerError
 from planner.machine.target import Target
 from planner.planning.autotune.lessons import TrialOutcome
-from planner.program.graph import Graph
-from planner.program.tracing.traced import Program
+from planner.search.problem import PlanningProblem
 from planner.verify import compiled
 from planner.verify.aot import AotReport, lower_request
 from planner.verify.compile_pool import CompilePool
@@ -41,25 +40,17 @@ class TrialVerdict:
     remedy: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Emits:
-    """What makes functions of decisions: a program with its graph, on a target."""
-
-    program: Program
-    target: Target
-    graph: Graph
-
-    def runner(self, decision: Decision) -> Runner:
-        """The program as the decision places it; what it gives serves flat arguments only."""
-        return Runner(program=self.program, decision=decision, target=self.target, static_args={}, graph=self.graph)
+def runner_of(problem: PlanningProblem, decision: Decision, target: Target) -> Runner:
+    """The problem's program as a decision places it on a target; what it gives serves flat arguments only."""
+    return Runner(program=problem.program, decision=decision, target=target, static_args={}, graph=problem.graph)
 
 
 @final
 class CompilerJudge:
     """The compiler of a topology, in child processes; see `why_not` for where there is none."""
 
-    def __init__(self, emits: Emits, pool: CompilePool, deadline: Deadline) -> None:
-        self._emits = replace(emits, target=replace(emits.target, devices=None))
+    def __init__(self, problem: PlanningProblem, pool: CompilePool, deadline: Deadline) -> None:
+        self._problem, self._target = problem, replace(problem.target, devices=None)
         self._pool, self._deadline = pool, deadline
         self._asked: deque[tuple[Decision, TrialVerdict | None]] = deque()
 
@@ -75,7 +66,7 @@ class CompilerJudge:
 
     def submit(self, decision: Decision) -> None:
         """Begins a trial."""
-        runner = self._emits.runner(decision)
+        runner = runner_of(self._problem, decision, self._target)
         try:
             request = lower_request(
                 runner.flat_jit,
