@@ -15,7 +15,7 @@ endif
 
 SOURCES := planner cost_models pbqp benchmarks tests
 # The demo is no benchmark, nor what several share, nor what compares two states of the code; the contest's instances are not part of the repository.
-NO_BENCHMARKS := $(addprefix benchmarks/,__init__.py asked.py stamp.py suite.py demo.py iopddl.py same_plans.py \
+NO_BENCHMARKS := $(addprefix benchmarks/,__init__.py problems.py stamp.py suite.py demo.py iopddl.py same_plans.py \
   compiled_row.py pass_page.py)
 BENCHMARKS := $(filter-out $(NO_BENCHMARKS),$(wildcard benchmarks/*.py))
 

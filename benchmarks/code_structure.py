@@ -27,7 +27,7 @@ from benchmarks.stamp import stamp
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("planner", "pbqp", "cost_models")
-WORDS = (ROOT / "tests" / "private_words.txt").read_text(encoding="utf-8").split()
+PRIVATE = (ROOT / "tests" / "private_words.txt").read_text(encoding="utf-8").split()
 """Words that no identifier bears, whole or as a part between underscores or capitals; see docs/glossary.md."""
 PLATFORMS = {"tpu", "gpu", "cpu", "cuda"}
 FREE_OF_PLATFORMS = ("planner/compiler/", "planner/machine/", "planner/verify/")
@@ -141,7 +141,9 @@ def measures(every: list[Module], graph: nx.DiGraph) -> dict[str, Any]:
         if module.lines < SMALL and used[module.name] == 1 and not module.path.endswith(("__init__.py", "__main__.py"))
         if not module.path.startswith(ONE_ROW_FILES)
     ]
-    words = Counter(word for module in planner for name in identifiers(module) for word in parts(name) if word in WORDS)
+    private = Counter(
+        word for module in planner for name in identifiers(module) for word in parts(name) if word in PRIVATE
+    )
     outside = [(module, node) for module, node in nodes if not module.path.startswith(FREE_OF_PLATFORMS)]
     calls = [ast.unparse(node.func) for _, node in nodes if isinstance(node, ast.Call)]
     clocks = [m for m, n in nodes if isinstance(n, ast.Attribute) and ast.unparse(n) == "time.monotonic"]
@@ -156,7 +158,7 @@ def measures(every: list[Module], graph: nx.DiGraph) -> dict[str, Any]:
         "longest chain of imports": len(longest_chain(graph)),
         "dataclasses and NamedTuples": sum(isinstance(node, ast.ClassDef) and is_record(node) for _, node in nodes),
         "public names defined more than once": dict(definitions(planner).most_common()),
-        "identifiers with a private word": dict(words.most_common()),
+        "identifiers with a private word": dict(private.most_common()),
         "comparisons of a platform's name outside of its folders": sum(compares_platform(node) for _, node in outside),
         "functions of more than 60 lines": sum(length > 60 for length in lengths),
         "modules that read the clock": sorted({module.path for module in clocks}),
@@ -189,13 +191,13 @@ def printed(found: Mapping[str, Any], rooms: Mapping[str, tuple[int, int]], chai
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="also write the measures as JSON")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     every, graph = modules(), import_graph()
     found, rooms = measures(every, graph), folders(every)
     print(printed(found, rooms, longest_chain(graph)))
-    if asked.out:
+    if arguments.out:
         report = {"stamp": stamp(), "measures": found, "folders": rooms}
-        asked.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        arguments.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from benchmarks.models.checkpoints import POLICIES, Policy, with_policy
 from benchmarks.plan_quality import UNCHECKED, Case, Row, compiled, ours, score
 from benchmarks.suite import PROGRAMS
 from cost_models import Topology, parse_topology
-from planner.options import Recompute
+from planner.options import Remat
 
 RESULTS = Path(__file__).resolve().parent / "results" / "memory_choices.json"
 CASES = (
@@ -43,7 +43,7 @@ CASES = (
     ("vit large", "v5p:4x4x4"),
     ("unet remat", "v5e:4x4"),
 )
-OURS: dict[str, Recompute] = {"ours": "auto", "ours as written": "as written"}
+OURS: dict[str, Remat] = {"ours": "auto", "ours as written": "as written"}
 """Our plans, by what is asked for."""
 HANDS = 3
 """Hand plans, best first, that are tried with every policy."""
@@ -113,7 +113,7 @@ def our_row(case: Case, name: str) -> Row:
     found = case.find(name)
     if found is not None:
         return found
-    row = ours(case.model, case.topology, PROGRAMS[case.program], options=replace(UNCHECKED, recompute=OURS[name]))
+    row = ours(case.model, case.topology, PROGRAMS[case.program], options=replace(UNCHECKED, remat=OURS[name]))
     return case.keep({"plan": name, **row})
 
 
@@ -132,13 +132,13 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
         hand_written = [row for row in by_hand if row["policy"] == "as written"]
         hand = by_hand[0] if by_hand else None
         yield (
-            f"| {program} | {topology} | {_told(mine)} | {_told(written)} | {_told(next(iter(hand_written), None))} "
-            f"| {_told(hand)} | {_ratio(mine, written)} | {_ratio(mine, hand)} | {_peaks(mine)} "
+            f"| {program} | {topology} | {_cell(mine)} | {_cell(written)} | {_cell(next(iter(hand_written), None))} "
+            f"| {_cell(hand)} | {_ratio(mine, written)} | {_ratio(mine, hand)} | {_peaks(mine)} "
             f"| {_promised(mine)}, {_promised(written)} | {_planned(mine)}, {_planned(written)} |"
         )
 
 
-def _told(row: Row | None) -> str:
+def _cell(row: Row | None) -> str:
     """A plan's mesh or name, and its milliseconds, or why it has none."""
     if row is None:
         return "-"

@@ -23,8 +23,8 @@ from networkx.utils import UnionFind
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from benchmarks.asked import least_time, modelled_problem
 from benchmarks.planning_time import PROGRAMS
+from benchmarks.problems import least_time, modelled_problem
 from benchmarks.stamp import stamp
 from planner.decisions.groups import group_ops
 from planner.explain.decided_graph import decided
@@ -129,12 +129,12 @@ def main() -> None:
         row = measure(name)
         rows.append(row)
         times = "".join(f"{row[key]:8.2f}" for key in ("ready_seconds", "undecided_seconds", "decided_seconds"))
-        asked = "; ".join(
+        unions = "; ".join(
             f"{row[what]['arrays_seconds']:.3f} -> {row[what]['networkx_seconds']:.3f}"
             for what in ("unions", "components")
         )
         per = row["decided_seconds_per_10000_ops"]
-        print(f"{name:20}{row['ops']:8}{row['edges']:8}{times}{per:8.2f}  {asked}", flush=True)
+        print(f"{name:20}{row['ops']:8}{row['edges']:8}{times}{per:8.2f}  {unions}", flush=True)
         given.out.write_text(json.dumps({**stamp(), "cases": rows}, indent=1) + "\n")
 
 

@@ -25,18 +25,18 @@ def main() -> None:
     parser.add_argument(
         "-o", "--output", type=Path, default=ROOT / "docs" / "llama_8b.html", help="default: %(default)s"
     )
-    asked = parser.parse_args()
-    model = PROGRAMS[asked.program].build(parse_topology(asked.topology))
+    arguments = parser.parse_args()
+    model = PROGRAMS[arguments.program].build(parse_topology(arguments.topology))
     plan = planner.plan(
         model.fn,
         model.args,
-        topology=asked.topology,
+        topology=arguments.topology,
         donate_argnums=model.donate_argnums,
-        options=planner.Options(check="never", recompute="as written", microbatches=1, progress=print),
+        options=planner.Options(check="never", remat="as written", microbatches=1, progress=print),
     )
-    plan.report(asked.output)
+    plan.report(arguments.output)
     print(plan)
-    print(f"wrote {asked.output}")
+    print(f"wrote {arguments.output}")
 
 
 if __name__ == "__main__":

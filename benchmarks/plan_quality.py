@@ -7,8 +7,8 @@ Every program of `benchmarks.suite` is planned for every topology and set beside
 (`benchmarks.hand_plans`), written as people write them. Every kind of plan is compiled on the best mesh found for it: on
 few devices all are tried, on many a quarter and three quarters of the way from few rows to many, then neighbours of the
 best. The best few are then compiled in every way to write them: weights gathered at use or not, windowed einsum or not.
-`refined` plans with `Options(refine="compile")`; `pins` with the best hand plan pinned, which tells whether a difference is
-one of choosing or of emitting.
+`refined` plans with `Options(autotune="compile")`; `pins` with the best hand plan pinned, which tells whether a difference
+is one of choosing or of emitting.
 
 All are compiled for the topology with no device present; seconds are those of the compiler's schedule
 (`planner.verify.step_time`), and a plan that the compiler says does not fit has none. Rows in the file stay, so that a
@@ -34,7 +34,7 @@ from benchmarks.stamp import stamp
 from benchmarks.suite import PROGRAMS, TOPOLOGIES, Program
 from cost_models import Topology, parse_topology
 from planner.errors import CompileError, PlannerError
-from planner.options import Refine
+from planner.options import Autotune
 from planner.verify.aot import aot_compile
 
 RESULTS = Path(__file__).resolve().parent / "results" / "plan_quality.json"
@@ -159,10 +159,10 @@ class Case:
             row = {"status": "error", "message": f"{type(error).__name__}: {error}"[:300]}
         return self.keep({"plan": hand.name, "mesh": dict(hand.mesh), **row})
 
-    def ours(self, *, pinned: HandPlan | None = None, refine: Refine = "never") -> Row:
+    def ours(self, *, pinned: HandPlan | None = None, autotune: Autotune = "never") -> Row:
         """The row of our plan."""
-        name = f"pins {pinned.name}" if pinned else OURS[refine == "compile"]
-        found, options = self.find(name), replace(UNCHECKED, refine=refine)
+        name = f"pins {pinned.name}" if pinned else OURS[autotune == "compile"]
+        found, options = self.find(name), replace(UNCHECKED, autotune=autotune)
         return found or self.keep(
             {"plan": name, **ours(self.model, self.topology, PROGRAMS[self.program], pinned, options=options)}
         )
@@ -212,10 +212,10 @@ def line(row: Mapping[str, Any]) -> str:
     if row["status"] != "ok":
         peak = f"{row['peak_bytes'] / 1e9:.1f} GB " if row.get("peak_bytes") else ""
         return f"{head}{row['status']}: {peak}{row.get('message', '')[:90]!r}"
-    told = f"{1e3 * row['predicted']['seconds']:.1f} predicted" if "predicted" in row else ""
+    predicted = f"{1e3 * row['predicted']['seconds']:.1f} predicted" if "predicted" in row else ""
     return (
         f"{head}{1e3 * row['seconds']:>10.2f} ms, exposed {1e3 * row['exposed_seconds']:.2f} of "
-        f"{1e3 * row['collective_seconds']:.2f}; {row['peak_bytes'] / 1e9:.2f} GB {told}"
+        f"{1e3 * row['collective_seconds']:.2f}; {row['peak_bytes'] / 1e9:.2f} GB {predicted}"
     )
 
 
@@ -267,7 +267,7 @@ def main() -> None:
             if "ours" in options.plans:
                 case.ours()
             if "refined" in options.plans:
-                case.ours(refine="compile")
+                case.ours(autotune="compile")
             hands = case.hands() if "hand" in options.plans else []
             if "pins" in options.plans and hands:
                 case.ours(pinned=hands[0][0])

@@ -33,9 +33,9 @@ from typing import Any
 import jax
 
 import planner
-from benchmarks.asked import least_time, modelled_problem
 from benchmarks.models import MODELS, deep, diffusion, gpt, llama, long_skips, mesh_graph, resnet, sparse, two_tower
 from benchmarks.models.base import Model
+from benchmarks.problems import least_time, modelled_problem
 from benchmarks.stamp import stamp
 from planner.errors import InfeasibleError
 from planner.machine.target import Target, resolve
@@ -285,17 +285,17 @@ COLUMNS = ("trace", "ready", "search", "emit")
 def _line(case: Case, found: Mapping[str, Any]) -> str:
     name = f"{case.program:22}{case.topology:>14}{case.axes:3}{case.workers or '':>3}"
     if case.chosen and "wall_seconds" in found:
-        told = f"{found.get('microbatches', '')} microbatches {found.get('mesh', '')}"
+        details = f"{found.get('microbatches', '')} microbatches {found.get('mesh', '')}"
         figures = f"{found['wall_seconds']:8.1f}{found['processor_seconds']:8.1f}"
-        return f"{name} chosen too{figures} {found['status']} {found.get('gap', 0.0):.1e} {told}"
+        return f"{name} chosen too{figures} {found['status']} {found.get('gap', 0.0):.1e} {details}"
     if "seconds" not in found:
         return f"{name} {found['status']}"
     parts = "".join(f"{found['seconds'].get(part, 0.0):8.2f}" for part in COLUMNS)
     figures = (
         f"{found['wall_seconds']:8.1f}{found['processor_seconds']:8.1f}{found['jax_alone_seconds']['processor']:8.1f}"
     )
-    told = f"{found['peak_gigabytes']:6.2f} {found['status']} {found.get('gap', 0.0):.1e} {found.get('mesh', '')}"
-    return f"{name}{found['equations']:8}{found['decisions']:7}{found['meshes']:5}{parts}{figures}{told}"
+    details = f"{found['peak_gigabytes']:6.2f} {found['status']} {found.get('gap', 0.0):.1e} {found.get('mesh', '')}"
+    return f"{name}{found['equations']:8}{found['decisions']:7}{found['meshes']:5}{parts}{figures}{details}"
 
 
 def main() -> None:
@@ -319,7 +319,9 @@ def main() -> None:
         return
     zoo = sorted(path.stem for path in given.zoo.glob("[!_]*.py")) if given.zoo else []
     cases = [*CASES, *(Case(program=name, topology="v5e:4x4", axes=3) for name in zoo)]
-    only, topologies, axes = (words.split(",") if words else [] for words in (given.only, given.topology, given.axes))
+    only, topologies, axes = (
+        given_text.split(",") if given_text else [] for given_text in (given.only, given.topology, given.axes)
+    )
     cases = [
         case
         for case in cases

@@ -155,12 +155,12 @@ class Table:
 
     def keep(self, row: Row) -> None:
         """Puts a row in the place of an older one, with the commit that made it, and prints it."""
-        told = stamp()
-        row = row | {"commit": told["commit"][:9]}
+        stamped = stamp()
+        row = row | {"commit": stamped["commit"][:9]}
         old = [r for r in self.rows if (r["program"], r["plan"]) == (row["program"], row["plan"])]
         self.rows = [r for r in self.rows if r not in old] + [row]
         lines = ",\n".join(json.dumps(r) for r in self.rows)
-        self.out.write_text(f'{{"stamp": {json.dumps(told)},\n"rows": [\n{lines}\n]}}\n')
+        self.out.write_text(f'{{"stamp": {json.dumps(stamped)},\n"rows": [\n{lines}\n]}}\n')
         print(line(row), flush=True)
 
 
@@ -170,11 +170,11 @@ def line(row: Row) -> str:
     head = f"{row['program']:<28} {row['plan']:<44} {mesh:<10}"
     if "seconds" not in row:
         return f"{head} {row['status']} {row.get('message', '')[:160]}"
-    told = f"{head} {row['status']:<4} {1e3 * row['seconds']:>10.2f} ms {row['peak_bytes'] / 1e9:6.2f} GB"
+    text = f"{head} {row['status']:<4} {1e3 * row['seconds']:>10.2f} ms {row['peak_bytes'] / 1e9:6.2f} GB"
     if "predicted_seconds" not in row:
-        return told
+        return text
     return (
-        f"{told}, predicted {1e3 * row['predicted_seconds']:.2f} ms {row['predicted_peak_bytes'] / 1e9:.2f} GB, "
+        f"{text}, predicted {1e3 * row['predicted_seconds']:.2f} ms {row['predicted_peak_bytes'] / 1e9:.2f} GB, "
         f"planned in {row['plan_processor_seconds']:.1f} s"
     )
 

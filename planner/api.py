@@ -20,21 +20,29 @@ from planner.plan_file.store import load_saved
 from planner.planning.plan_cache import planned_or_kept
 from planner.plans.loaded import LoadedPlan
 from planner.plans.plan import Plan
-from planner.plans.process_parts import HostLocal
+from planner.plans.process_parts import ProcessLocal
 from planner.program.tracing.trace import trace
 from planner.report.compare import compare_decisions
 from planner.report.comparison import Comparison
 from planner.request.joint_request import (
     Given,
     all_pins,
-    asked_counts,
-    asked_programs,
+    call_counts,
     check_common_pins,
     check_layouts,
+    requested_programs,
     shared_by,
 )
 from planner.request.pins import LogicalRules, Pins
-from planner.request.place import AskedMesh, Like, Place, checked_names, mesh_asked, requested_place, shape_asked
+from planner.request.place import (
+    Like,
+    Place,
+    RequestedMesh,
+    checked_names,
+    requested_mesh,
+    requested_place,
+    requested_shape,
+)
 from planner.request.resolve import (
     PlanRequest,
     Wanted,
@@ -45,10 +53,10 @@ from planner.request.resolve import (
     resolve_request_by_all,
 )
 from planner.studies.audit import Audit
-from planner.studies.audit_search import asked_of, audited, pins_of
+from planner.studies.audit_search import audit_request, audited, pins_of
 from planner.studies.compiled_shardings import compiled_alone
 from planner.studies.joint import Programs
-from planner.studies.joint_cache import planned_or_kept_together
+from planner.studies.joint_cache import planned_or_kept_jointly
 from planner.studies.pareto import Front, check_front
 from planner.studies.pareto_search import front_of
 from planner.studies.topology_search import compared, targets_of
@@ -62,14 +70,14 @@ def plan(
     *,
     devices: Sequence[jax.Device] | None = None,
     topology: str | Topology | None = None,
-    mesh: AskedMesh | None = None,
+    mesh: RequestedMesh | None = None,
     axis_names: Sequence[str] | None = None,
     objective: str = "time",
     memory_limit: float | None = None,
     pins: Pins | None = None,
     logical_rules: LogicalRules | None = None,
     like: Like | None = None,
-    host_local: HostLocal = (),
+    process_local: ProcessLocal = (),
     donate_argnums: Sequence[int] | int = (),
     static_argnums: Sequence[int] | int = (),
     options: Options | None = None,
@@ -98,9 +106,10 @@ def plan(
         `pins`. Default: such names are no pins.
     like: a plan, or a loaded one: this one has its mesh, and lays out as it does what both have, arguments or results,
         found by structure, names and types. The notes say what that is. `pins` go before it.
-    host_local: names of arguments, such as ("batch",), or patterns over names, of which every process brings its own part,
-        here and in calls: what it holds of a batch along dim 0, or along the dim that a mapping from names says. The layout
-        is one by which its devices hold just that part; the whole are the parts together. On one process it says nothing.
+    process_local: names of arguments, such as ("batch",), or patterns over names, of which every process brings its own
+        part, here and in calls: what it holds of a batch along dim 0, or along the dim that a mapping from names says. The
+        layout is one by which its devices hold just that part; the whole are the parts together. On one process it says
+        nothing.
     donate_argnums, static_argnums: as in `jax.jit`.
     options: time limit, checks, cost model, seed; see `Options`.
 
@@ -121,7 +130,7 @@ def plan(
         pins=pins,
         like=like,
         logical_rules=logical_rules,
-        host_local=host_local,
+        process_local=process_local,
         donate_argnums=donate_argnums,
         static_argnums=static_argnums,
     )
@@ -135,14 +144,14 @@ def pareto(
     points: int = 7,
     devices: Sequence[jax.Device] | None = None,
     topology: str | Topology | None = None,
-    mesh: AskedMesh | None = None,
+    mesh: RequestedMesh | None = None,
     axis_names: Sequence[str] | None = None,
     objective: str = "time",
     memory_limit: float | None = None,
     pins: Pins | None = None,
     logical_rules: LogicalRules | None = None,
     like: Like | None = None,
-    host_local: HostLocal = (),
+    process_local: ProcessLocal = (),
     donate_argnums: Sequence[int] | int = (),
     static_argnums: Sequence[int] | int = (),
     options: Options | None = None,
@@ -155,7 +164,7 @@ def pareto(
     objective: what is weighed against memory: "time" (seconds of a call) or "energy" (joules).
     options: as in `plan`, for the whole front: `time_limit_s` is for all its searches, and what they did not finish is
         told. The two ends are checked as a plan is; those between are with check="auto" compiled while that takes less than
-        `affordable_compile_s` in all, and not run. `refine` is for single plans.
+        `affordable_compile_s` in all, and not run. `autotune` is for single plans.
     All others as in `plan`, also where devices are of several processes.
 
     Raises
@@ -171,7 +180,7 @@ def pareto(
         pins=pins,
         like=like,
         logical_rules=logical_rules,
-        host_local=host_local,
+        process_local=process_local,
         donate_argnums=donate_argnums,
         static_argnums=static_argnums,
     )
@@ -188,7 +197,7 @@ def plan_many(
     layouts: Literal["one", "own"] = "one",
     devices: Sequence[jax.Device] | None = None,
     topology: str | Topology | None = None,
-    mesh: AskedMesh | None = None,
+    mesh: RequestedMesh | None = None,
     axis_names: Sequence[str] | None = None,
     objective: str = "time",
     memory_limit: float | None = None,
@@ -205,7 +214,7 @@ def plan_many(
     Parameters
     ----------
     programs: name to (fn, example_args), or (fn, example_args, keywords) with `donate_argnums`, `static_argnums`, `pins`,
-        `host_local` and `memory_limit` of its own, as in `plan`. A pin of one holds for all that have the array; None
+        `process_local` and `memory_limit` of its own, as in `plan`. A pin of one holds for all that have the array; None
         keeps an array apart.
     calls: name to how often the program is called beside the others, default 1 each. What is minimised is the sum over all
         calls, or of `objective="memory"` the greatest peak.
@@ -222,8 +231,8 @@ def plan_many(
     """
     options = checked_options(options)
     check_layouts(layouts)
-    given, common = asked_programs(programs, pins)
-    counts = asked_counts(calls, given)
+    given, common = requested_programs(programs, pins)
+    counts = call_counts(calls, given)
     place = requested_place(
         devices=devices,
         topology=topology,
@@ -238,25 +247,25 @@ def plan_many(
     def ready_here() -> dict[str, PlanRequest]:
         made = {
             name: resolve_request(
-                asked.fn,
-                asked.args,
+                program.fn,
+                program.args,
                 place,
                 options,
-                replace(wanted, **asked.keywords),
+                replace(wanted, **program.keywords),
                 among_others=common,
             )
-            for name, asked in given.items()
+            for name, program in given.items()
         }
         check_common_pins(common, made)
         return made
 
-    def asked_all(ready: Mapping[str, PlanRequest]) -> dict[str, str]:
-        told = {f"{name}: {what}": words for name in ready for what, words in question(ready[name]).items()}
-        return {**told, "calls": repr(counts), "layouts": layouts}
+    def question_of_all(ready: Mapping[str, PlanRequest]) -> dict[str, str]:
+        questions = {f"{name}: {what}": value for name in ready for what, value in question(ready[name]).items()}
+        return {**questions, "calls": repr(counts), "layouts": layouts}
 
-    ready = place.target.processes.same(ready_here, asked_all, "planner.plan_many")
+    ready = place.target.processes.same(ready_here, question_of_all, "planner.plan_many")
     shared = shared_by(given, common, ready)
-    return planned_or_kept_together(ready, shared, options, counts=counts, own_layouts=layouts == "own")
+    return planned_or_kept_jointly(ready, shared, options, counts=counts, own_layouts=layouts == "own")
 
 
 def compare_topologies(
@@ -292,7 +301,7 @@ def compare_topologies(
     As `plan`; InfeasibleError only where nothing fits any of the topologies.
     """
     options = checked_options(options)
-    targets, shape = targets_of(topologies), shape_asked(mesh, pins)
+    targets, shape = targets_of(topologies), requested_shape(mesh, pins)
     names = checked_names(axis_names, fixed=shape is not None)
     wanted = Wanted(
         objective=objective,
@@ -325,7 +334,7 @@ def audit(
     out_shardings: Any = None,
     devices: Sequence[jax.Device] | None = None,
     topology: str | Topology | None = None,
-    mesh: AskedMesh | None = None,
+    mesh: RequestedMesh | None = None,
     objective: str = "time",
     memory_limit: float | None = None,
     donate_argnums: Sequence[int] | int = (),
@@ -354,17 +363,17 @@ def audit(
     As `plan`; ArgumentError also where nothing is sharded, or PartitionSpecs come without their mesh.
     """
     options = checked_options(options)
-    chosen = replace(options, check="never", refine="never", recompute="as written", microbatches=1)
-    asked = asked_of(fn, len(example_args), in_shardings, out_shardings)
+    chosen = replace(options, check="never", autotune="never", remat="as written", microbatches=1)
+    request = audit_request(fn, len(example_args), in_shardings, out_shardings)
     wanted = Wanted(
         objective=objective,
         memory_limit=memory_limit,
-        donate_argnums=(*checked_positions("donate_argnums", donate_argnums), *asked.donated),
-        static_argnums=(*checked_positions("static_argnums", static_argnums), *asked.static),
+        donate_argnums=(*checked_positions("donate_argnums", donate_argnums), *request.donated),
+        static_argnums=(*checked_positions("static_argnums", static_argnums), *request.static),
     )
-    pins = pins_of(asked, len(example_args), wanted.static)
-    on_mesh = mesh_asked(mesh, pins)
-    traced = trace(asked.fn, example_args, donate_argnums=wanted.donated, static_argnums=wanted.static)
+    pins = pins_of(request, len(example_args), wanted.static)
+    on_mesh = requested_mesh(mesh, pins)
+    traced = trace(request.fn, example_args, donate_argnums=wanted.donated, static_argnums=wanted.static)
     named = traced.parallelism is not None
     if not pins and not named:
         raise ArgumentError(
@@ -385,7 +394,7 @@ def audit(
         how = replace(chosen, annotations="free") if free else chosen
         of_program = None if free else traced
         return planned_or_kept(
-            resolve_request_by_all("planner.audit", asked.fn, example_args, place, how, asks, traced=of_program)
+            resolve_request_by_all("planner.audit", request.fn, example_args, place, how, asks, traced=of_program)
         )
 
     def standing(best: Plan) -> AotReport:

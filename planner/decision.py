@@ -103,8 +103,8 @@ class Request:
     """What was planned for beside the function: with it, the problem that the plan solves can be stated again.
 
     `platform` is that of the devices the plan was made to run on, None where there were none; `memory_limit` is in
-    bytes per device. `host_local` are the arguments of which every process brings a part, and along which dim; `inputs` the
-    names of those that hosts bring at every call, or "auto".
+    bytes per device. `process_local` are the arguments of which every process brings a part, and along which dim; `inputs`
+    the names of those that hosts bring at every call, or "auto".
     """
 
     topology: Topology
@@ -116,7 +116,7 @@ class Request:
     while_trips: float | Mapping[str, float]
     pins: Mapping[str, PartitionSpec]
     annotations: Annotations = "keep"
-    host_local: Mapping[str, int] = field(default_factory=dict[str, int])
+    process_local: Mapping[str, int] = field(default_factory=dict[str, int])
     inputs: Literal["auto"] | tuple[str, ...] = ()
 
 

@@ -38,7 +38,7 @@ class Offer:
     In bytes per device, where they are known: what a plan needs then, or what this saves at most.
     """
 
-    words: str
+    text: str
     needs_bytes: float | None = None
     saves_bytes: float | None = None
 

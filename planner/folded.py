@@ -27,11 +27,11 @@ def fold_numbers(names: Sequence[str], alike: Sequence[Hashable]) -> list[Folded
         (tuple(re.split(r"(\d+)", name)), (i,)) for i, name in enumerate(_without_counts(names, alike))
     ]
     for position in range(-1, max((len(pieces) for pieces, _ in found), default=0), 2):
-        lots: dict[object, list[_Pieces]] = {}
+        buckets: dict[object, list[_Pieces]] = {}
         for pieces, members in found:
             rest = (pieces[:position], pieces[position + 1 :]) if 0 <= position < len(pieces) else pieces
-            lots.setdefault((position < len(pieces), rest, alike[members[0]]), []).append((pieces, members))
-        found = [_as_one(lot, position) for lot in lots.values()]
+            buckets.setdefault((position < len(pieces), rest, alike[members[0]]), []).append((pieces, members))
+        found = [_as_one(bucket, position) for bucket in buckets.values()]
     return [Folded("".join(pieces) if len(at) > 1 else names[min(at)], at) for pieces, at in found]
 
 
@@ -43,22 +43,22 @@ def _without_counts(names: Sequence[str], alike: Sequence[Hashable]) -> list[str
     return [base if len(kinds[base]) == 1 else name for base, name in zip(bases, names, strict=True)]
 
 
-def _as_one(lot: Sequence[_Pieces], position: int) -> _Pieces:
-    pieces, members = lot[0][0], tuple(i for _, members in lot for i in members)
-    if len({pieces for pieces, _ in lot}) > 1:
-        numbers = sorted({int(pieces[position]) for pieces, _ in lot})
+def _as_one(bucket: Sequence[_Pieces], position: int) -> _Pieces:
+    pieces, members = bucket[0][0], tuple(i for _, members in bucket for i in members)
+    if len({pieces for pieces, _ in bucket}) > 1:
+        numbers = sorted({int(pieces[position]) for pieces, _ in bucket})
         pieces = (*pieces[:position], "{" + _ranges(numbers) + "}", *pieces[position + 1 :])
     return pieces, members
 
 
 def _ranges(numbers: Sequence[int]) -> str:
     """[0, 1, 2, 5] as "0..2,5"."""
-    words: list[str] = []
+    ranges: list[str] = []
     start = numbers[0]
     for here, following in zip(numbers, [*numbers[1:], None], strict=True):
         if following != here + 1:
-            words.append(
+            ranges.append(
                 str(start) if start == here else f"{start},{here}" if here == start + 1 else f"{start}..{here}"
             )
             start = following if following is not None else here
-    return ",".join(words)
+    return ",".join(ranges)

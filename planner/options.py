@@ -57,10 +57,10 @@ class Progress:
         return f"best {quantity(self.incumbent, self.unit)}, bound {quantity(max(self.bound, 0.0), self.unit)}"
 
 
-Recompute = Literal["auto", "as written", "none", "full"] | Mapping[str, Literal["save", "recompute"]]
+Remat = Literal["auto", "as written", "none", "full"] | Mapping[str, Literal["save", "recompute"]]
 """Which values that a backward pass reads of its forward pass are saved; a mapping says it of some, by name."""
 Check = Literal["auto", "always", "never"]
-Refine = Literal["never", "compile", "measure"]
+Autotune = Literal["never", "compile", "measure"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ class Options:
     the search goes on, while the time lasts, only until it is that. Of a mesh with more than 50,000 strategies, up to five
     times as much may stay.
 
-    `recompute`: which values of the forward pass are saved for the backward pass, and which are computed again: "auto"
+    `remat`: which values of the forward pass are saved for the backward pass, and which are computed again: "auto"
     chooses, where that gains 2 % or lets a plan fit, and says so; "as written" keeps to the program and its
     `jax.checkpoint`s; "none" saves everything, "full" computes again whatever can be. A mapping from patterns over their
     names (of `checkpoint_name`, else as intermediates are named, as the notes and `explain` print them) to "save" or
@@ -110,12 +110,12 @@ class Options:
 
     `affordable_flops`: operations of one device up to which `check` "auto" runs the numeric one.
 
-    `refine`: whether the most promising plans are compiled for the topology ("compile", which needs none of its devices) or
-    run on the devices at hand ("measure"), and the fastest of those that fit is taken. Compiles run in child processes.
+    `autotune`: whether the most promising plans are compiled for the topology ("compile", which needs none of its devices)
+    or run on the devices at hand ("measure"), and the fastest of those that fit is taken. Compiles run in child processes.
     Each round corrects the prices of this program by what comes out, and solves again; "never" trusts the prices. It takes
     up to half of `time_limit_s`; `Plan.refined` says what was tried.
 
-    `cache`: a folder in which plans are kept, and the compiles of `refine`: the same program, asked the same by the same
+    `cache`: a folder in which plans are kept, and the compiles of `autotune`: the same program, asked the same by the same
     releases, gets the plan that was made of it, without a search. `Plan.checked` says when it was checked. Those of
     `plan_many` are kept together. None keeps nothing.
 
@@ -145,14 +145,14 @@ class Options:
     cost_model: Literal["analytic", "measured"] = "analytic"
     profile: str | None = None
     gap: float = GAP
-    recompute: Recompute = "auto"
+    remat: Remat = "auto"
     annotations: Literal["keep", "free"] = "keep"
     seed: int = 0
     max_axes: int = 3
     while_trips: float | Mapping[str, float] = 1.0
     share_layers: Share = "auto"
     affordable_flops: float = 2e11
-    refine: Refine = "never"
+    autotune: Autotune = "never"
     cache: str | None = None
     microbatches: Microbatches = "auto"
     inputs: Literal["auto"] | Sequence[str] = "auto"
@@ -179,7 +179,7 @@ def _count(value: Any) -> bool:
     return type(value) is int and value > 0
 
 
-def _is_recompute(value: object) -> bool:
+def _is_remat(value: object) -> bool:
     if isinstance(value, Mapping):
         return bool(value) and all(isinstance(k, str) and how in ("save", "recompute") for k, how in value.items())
     return value in ("auto", "as written", "none", "full")
@@ -199,8 +199,8 @@ _POSSIBLE: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "time_limit_s": (_positive, "seconds > 0"),
     "profile": (lambda v: v is None or isinstance(v, str), "a path, or None"),
     "gap": (lambda v: _number(v) and 0 <= v < 1, "a part of the value: 0 <= gap < 1"),
-    "recompute": (
-        _is_recompute,
+    "remat": (
+        _is_remat,
         "one of 'auto', 'as written', 'none', 'full', or a mapping from patterns to 'save' or 'recompute'",
     ),
     "annotations": (lambda v: v in ("keep", "free"), "'keep' or 'free'"),
@@ -209,7 +209,7 @@ _POSSIBLE: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "while_trips": (_is_trips, "a number > 0, or a mapping from patterns to such"),
     "share_layers": (lambda v: v == "auto" or isinstance(v, bool), "'auto', True or False"),
     "affordable_flops": (lambda v: _number(v) and v >= 0, "a number of 0 or more"),
-    "refine": (lambda v: v in get_args(Refine), "'never', 'compile' or 'measure'"),
+    "autotune": (lambda v: v in get_args(Autotune), "'never', 'compile' or 'measure'"),
     "cache": (lambda v: v is None or isinstance(v, str), "a path, or None"),
     "microbatches": (lambda v: v == "auto" or _count(v), "'auto', or a number of passes from 1 on"),
     "affordable_compile_s": (_positive, "seconds > 0"),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.asked import least_time
 from benchmarks.models import MODELS
+from benchmarks.problems import least_time
 from planner.machine.target import resolve
 from planner.program.tracing.trace import trace
 from planner.search.problem import PlanningProblem, planning_problem

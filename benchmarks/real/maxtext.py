@@ -63,12 +63,12 @@ def _step(overrides: Sequence[str]) -> _Step:
     """The step of a configuration, as `train_compile.main` makes it."""
     root = Path(import_module("maxtext").__file__ or "").parent
     sharding, utils = import_module("maxtext.utils.sharding"), import_module("maxtext.utils.maxtext_utils")
-    ahead = import_module("maxtext.trainers.pre_train.train_compile")
+    compile_module = import_module("maxtext.trainers.pre_train.train_compile")
     config = import_module("maxtext.configs.pyconfig").initialize(
         ["train_compile", str(root / "configs" / "base.yml"), *ALWAYS, *overrides]
     )
-    mesh = ahead.get_topology_mesh(config) if config.compile_topology else _mesh_here(config)
-    args, _, state_shardings, _, model = ahead.get_shaped_inputs(mesh, config)
+    mesh = compile_module.get_topology_mesh(config) if config.compile_topology else _mesh_here(config)
+    args, _, state_shardings, _, model = compile_module.get_shaped_inputs(mesh, config)
     params_shardings, state_shardings = sharding.maybe_update_params_sharding_with_opt(config, state_shardings)
     fn, in_shardings, out_shardings, _, donated = utils.get_functional_train_with_signature(
         import_module("maxtext.trainers.pre_train.train").train_step,
@@ -142,8 +142,8 @@ def train_step(
     step = _step([*overrides, *target])
 
     def own() -> Iterator[Placed]:
-        for name, words in {"as configured": (), **alternatives}.items():
-            other = _step([*overrides, *target, *words]) if words else step
+        for name, extra in {"as configured": (), **alternatives}.items():
+            other = _step([*overrides, *target, *extra]) if extra else step
             jit = jax.jit(
                 other.fn,
                 in_shardings=other.in_shardings,

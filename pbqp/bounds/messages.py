@@ -132,25 +132,25 @@ class Messages:
         self.unary, edges = normalise(network)
         self.extra: dict[int, Array] = {}
         self.order = sorted(self.unary)
-        self.ahead: dict[int, list[Wire]] = {node: [] for node in self.order}
-        self.behind: dict[int, list[Wire]] = {node: [] for node in self.order}
+        self.outgoing: dict[int, list[Wire]] = {node: [] for node in self.order}
+        self.incoming: dict[int, list[Wire]] = {node: [] for node in self.order}
         for edge in edges:
             wire = Wire(*edge.nodes, edge.classes, edge.costs, network.table_cache)
-            self.ahead[wire.first].append(wire)
-            self.behind[wire.second].append(wire)
+            self.outgoing[wire.first].append(wire)
+            self.incoming[wire.second].append(wire)
         self.bound = -np.inf
         self.bounds: dict[int, Array] = {}
 
     def _total(self, node: int) -> Array:
         total = self.unary[node] + self.extra[node] if node in self.extra else self.unary[node].copy()
-        for wire in self.ahead[node]:
+        for wire in self.outgoing[node]:
             total += wire.backward
-        for wire in self.behind[node]:
+        for wire in self.incoming[node]:
             total += wire.forward
         return total
 
     def _weight(self, node: int) -> float:
-        return 1.0 / max(len(self.ahead[node]), len(self.behind[node]), 1)
+        return 1.0 / max(len(self.outgoing[node]), len(self.incoming[node]), 1)
 
     def sweep(self) -> float:
         """The lower bound of one forward and one backward sweep; kept as `bound`, per choice as `bounds`."""
@@ -162,7 +162,7 @@ class Messages:
             least = float(total[total.argmin()])
             taken += least
             share = (total - least) * self._weight(node)
-            for wire in self.ahead[node]:
+            for wire in self.outgoing[node]:
                 wire.offer = share - wire.backward
                 message = wire.send(0, wire.offer)
                 wire.low = float(message[message.argmin()])
@@ -177,7 +177,7 @@ class Messages:
             least = float(total[total.argmin()])
             after += least
             share = (total - least) * self._weight(node)
-            for wire in self.behind[node]:
+            for wire in self.incoming[node]:
                 message = wire.send(1, share - wire.forward)
                 low = float(message[message.argmin()])
                 credit[wire.first] += low
@@ -190,9 +190,9 @@ class Messages:
         picks: dict[int, int] = {}
         for node in self.order:
             total = self.unary[node] + self.extra[node] if node in self.extra else self.unary[node].copy()
-            for wire in self.ahead[node]:
+            for wire in self.outgoing[node]:
                 total += wire.backward
-            for wire in self.behind[node]:
+            for wire in self.incoming[node]:
                 total += wire.given(picks[wire.first])
             picks[node] = int(total.argmin())
         return picks
@@ -213,20 +213,20 @@ class Messages:
         """
         lost: list[tuple[int, int, NDArray[np.bool_]]] = []
         for node in self.order:
-            for wire in self.behind[node]:
-                ahead = wire.per_class(1, self.bounds[node] - wire.forward) - wire.low
-                bounds = wire.costs + ahead + wire.per_class(0, wire.offer)[:, None]
-                gone = (bounds + offset > upper) & np.isfinite(wire.costs)
-                if gone.any():
-                    wire.costs, wire.finite = np.where(gone, np.inf, wire.costs), False
+            for wire in self.incoming[node]:
+                at_second = wire.per_class(1, self.bounds[node] - wire.forward) - wire.low
+                bounds = wire.costs + at_second + wire.per_class(0, wire.offer)[:, None]
+                pruned = (bounds + offset > upper) & np.isfinite(wire.costs)
+                if pruned.any():
+                    wire.costs, wire.finite = np.where(pruned, np.inf, wire.costs), False
                     wire.checked = False
-                    lost.append((wire.first, node, gone[np.ix_(*wire.ends)]))
+                    lost.append((wire.first, node, pruned[np.ix_(*wire.ends)]))
         return lost
 
     def unsupported(self) -> dict[int, Indices]:
         """For nodes that lose some: the positions of the choices that still have a possible partner on every edge."""
         good: dict[int, NDArray[np.bool_]] = {}
-        for wires in self.ahead.values():
+        for wires in self.outgoing.values():
             for wire in wires:
                 if wire.checked:
                     continue
@@ -245,9 +245,9 @@ class Messages:
             self.unary[node] = self.unary[node][keep]
             if node in self.extra:
                 self.extra[node] = self.extra[node][keep]
-            for wire in self.ahead[node]:
+            for wire in self.outgoing[node]:
                 wire.prune(keep, kept.get(wire.second))
-            for wire in self.behind[node]:
+            for wire in self.incoming[node]:
                 if wire.first not in kept:
                     wire.prune(None, keep)
             self.bounds.pop(node, None)

@@ -76,9 +76,9 @@ def tighten(
         if math.isfinite(best.value):
             slack = 1e-9 * (abs(best.value) + abs(bound))
             if step % PAIR_STEPS == PAIR_STEPS - 1:
-                for m, n, gone in messages.forbid_pairs(best.value + slack, offset):
-                    prepared.count("pruned_pairs", int(gone.sum()))
-                    network.forbid_pairs(m, n, gone)
+                for m, n, pruned in messages.forbid_pairs(best.value + slack, offset):
+                    prepared.count("pruned_pairs", int(pruned.sum()))
+                    network.forbid_pairs(m, n, pruned)
             kept = messages.above(best.value + slack, offset) or messages.unsupported()
             if not _prune(prepared, messages, kept):
                 bound = max(bound, best.value)

@@ -28,8 +28,8 @@ Carried = Mapping[int, Sequence[tuple[int, Floats]]]
 class Arrays:
     """The records of the kernels, and what leads back: `labels` of the nodes in `names`, among `nodes` of the problem.
 
-    `turned` are the tables of the net transposed, each in its place. Bytes are as in the rows; `limits` and `units` (what a
-    row's overuse is measured in) belong to the rows.
+    `transposed` are the tables of the net transposed, each in its place. Bytes are as in the rows; `limits` and `units`
+    (what a row's overuse is measured in) belong to the rows.
     """
 
     nodes: int
@@ -37,7 +37,7 @@ class Arrays:
     labels: tuple[Indices, ...]
     constant: float
     net: Net
-    turned: Floats
+    transposed: Floats
     uses: Uses
     limits: Floats
     units: Floats
@@ -56,7 +56,7 @@ class Arrays:
         tables = np.concatenate([*(table.ravel() for table in distinct), np.zeros(0)])
         finite = np.isfinite(tables)
         dear = DEAR_TABLE * max(np.abs(tables[finite]).max(initial=0.0), np.abs(unary).max(initial=0.0), 1e-300)
-        turned = np.concatenate([*(table.T.ravel() for table in distinct), np.zeros(0)])
+        transposed = np.concatenate([*(table.T.ravel() for table in distinct), np.zeros(0)])
         ends = np.asarray(edges, dtype=np.int64).reshape(-1, 3)
         order = np.argsort(np.concatenate([ends[:, 0], ends[:, 1]]), kind="stable")
         degree = np.bincount(ends[:, :2].ravel(), minlength=len(names))
@@ -76,7 +76,7 @@ class Arrays:
                 edges=order % max(len(edges), 1),
                 edges_at=np.concatenate([[0], np.cumsum(degree)]),
             ),
-            turned=np.where(np.isfinite(turned), turned, dear),
+            transposed=np.where(np.isfinite(transposed), transposed, dear),
             uses=_uses(carried, rows, names),
             limits=rows.limits,
             units=np.maximum(np.abs(rows.limits), 1.0),
@@ -135,7 +135,7 @@ class Arrays:
                 table_at=np.cumsum([0, *(table.size for table in tables)], dtype=np.int64)[:-1],
                 tables=np.concatenate([*(table.ravel() for table in tables), np.zeros(0)]),
             ),
-            turned=np.concatenate([*(table.T.ravel() for table in tables), np.zeros(0)]),
+            transposed=np.concatenate([*(table.T.ravel() for table in tables), np.zeros(0)]),
             uses=uses._replace(
                 bytes_at=np.cumsum([0, *(chunk.size for chunk in chunks)], dtype=np.int64)[:-1],
                 bytes=np.concatenate([*chunks, np.zeros(0)]),
@@ -183,12 +183,12 @@ def _uses(carried: Carried, rows: RowTable, names: list[int]) -> Uses:
     for piece, begin, end in zip(rows.pieces.tolist(), rows.begins.tolist(), rows.ends.tolist(), strict=True):
         spans[piece] = (*spans.get(piece, ()), (begin, end))
     for node in names:
-        together: dict[tuple[tuple[int, int], ...], Floats] = {}
+        by_span: dict[tuple[tuple[int, int], ...], Floats] = {}
         for piece, usage in carried.get(node, ()):
             span = spans.get(piece, ())
-            together[span] = together[span] + usage if span in together else usage
+            by_span[span] = by_span[span] + usage if span in by_span else usage
         count = 0
-        for span, usage in together.items():
+        for span, usage in by_span.items():
             chunks.append(usage)
             starts += [filled] * len(span)
             runs += span

@@ -125,7 +125,7 @@ class Primal:
         seed = int(self._random.integers(1 << 31))
         moves = self._moves[largest] if self._timed else max(1, UNTIMED_VISITS * int(self.arrays.names.size) // block)
         arrays = self.arrays
-        move_blocks(seed, moves, block, charges, hot, heat, arrays.net, arrays.turned, arrays.uses, self._descent)
+        move_blocks(seed, moves, block, charges, hot, heat, arrays.net, arrays.transposed, arrays.uses, self._descent)
         spent = max(time.perf_counter() - began, 1e-6)
         visits = max(8, TURN_VISITS * int(self.arrays.names.size) // block)
         self._moves[largest] = min(visits, max(1, int(moves * min(4.0, TURN_SECONDS / spent))))

@@ -20,17 +20,17 @@ ROUNDING = 1e-12
 
 def dominated(unary: Floats, tables: Sequence[Floats]) -> NDArray[np.bool_]:
     """Which choices of a node, with a table (a line per choice) for every edge, are dominated by one that stays."""
-    gone = np.zeros(unary.size, dtype=np.bool_)
+    removed = np.zeros(unary.size, dtype=np.bool_)
     if tables:
         lows = np.stack([table.min(axis=1) for table in tables], axis=1)
         order = np.argsort(unary + lows.sum(axis=1), kind="stable")
         ends = np.cumsum([table.shape[1] for table in tables], dtype=np.int64)
-        _mark(unary, np.concatenate(tables, axis=1), lows, ends, order, gone)
-    return gone
+        _mark(unary, np.concatenate(tables, axis=1), lows, ends, order, removed)
+    return removed
 
 
 @compiled
-def _mark(unary: Floats, lines: Floats, lows: Floats, ends: Ints, order: Ints, gone: NDArray[np.bool_]) -> None:
+def _mark(unary: Floats, lines: Floats, lows: Floats, ends: Ints, order: Ints, removed: NDArray[np.bool_]) -> None:
     """Marks what is dominated; `lines` are the tables beside each other, table i up to column ends[i], of minima `lows`.
 
     `order` has the choices by their least cost: none dominates one before it, but for ties.
@@ -40,7 +40,7 @@ def _mark(unary: Floats, lines: Floats, lows: Floats, ends: Ints, order: Ints, g
         mine = lines[a]
         for y in range(x):
             b = order[y]
-            if gone[b]:
+            if removed[b]:
                 continue
             other = lines[b]
             margin = unary[a] - unary[b]
@@ -66,5 +66,5 @@ def _mark(unary: Floats, lines: Floats, lows: Floats, ends: Ints, order: Ints, g
                     break
                 hope += least - (lows[a, i] - lows[b, i])
             if margin >= 0.0:
-                gone[a] = True
+                removed[a] = True
                 break

@@ -114,9 +114,9 @@ def _send(offer: Floats, table: Floats, message: Floats) -> float:
         message[q] = np.inf
     for p in range(0, whole, 4):
         a, b, c, d = offer[p], offer[p + 1], offer[p + 2], offer[p + 3]
-        ahead = p * count
-        first, second = table[ahead : ahead + count], table[ahead + count : ahead + 2 * count]
-        third, fourth = table[ahead + 2 * count : ahead + 3 * count], table[ahead + 3 * count : ahead + 4 * count]
+        start = p * count
+        first, second = table[start : start + count], table[start + count : start + 2 * count]
+        third, fourth = table[start + 2 * count : start + 3 * count], table[start + 3 * count : start + 4 * count]
         for q in range(count):
             x, y, z, w = a + first[q], b + second[q], c + third[q], d + fourth[q]
             x = x if x < y else y
@@ -135,11 +135,11 @@ def _send(offer: Floats, table: Floats, message: Floats) -> float:
 
 
 @compiled
-def sweep(net: Net, turned: Floats, mail: Mail, bounds: Floats) -> float:
+def sweep(net: Net, transposed: Floats, mail: Mail, bounds: Floats) -> float:
     """The lower bound after one forward and one backward sweep of TRW-S over the nodes, messages changed in place.
 
-    Writes into `bounds` the same of every choice: of what holds it. `turned` are the tables transposed, each in its place.
-    See `pbqp.bounds.messages`.
+    Writes into `bounds` the same of every choice: of what holds it. `transposed` are the tables transposed, each in its
+    place. See `pbqp.bounds.messages`.
     """
     size, off, unary, ea, eb, et, tables, adj, ptr = net
     fo, bo, forward, backward = mail
@@ -154,15 +154,15 @@ def sweep(net: Net, turned: Floats, mail: Mail, bounds: Floats) -> float:
             k, o = size[i], off[i]
             for p in range(k):
                 total[p] = unary[o + p]
-            ahead = behind = 0
+            outgoing = incoming = 0
             for s in range(ptr[i], ptr[i + 1]):
                 e = adj[s]
                 if ea[e] == i:
-                    ahead += 1
+                    outgoing += 1
                     for p in range(k):
                         total[p] += backward[bo[e] + p]
                 else:
-                    behind += 1
+                    incoming += 1
                     for p in range(k):
                         total[p] += forward[fo[e] + p]
             least = total[0]
@@ -176,7 +176,7 @@ def sweep(net: Net, turned: Floats, mail: Mail, bounds: Floats) -> float:
                     bounds[o + p] = total[p] + before[i] + after
                 after += least
             bound += least
-            weight = 1.0 / max(ahead, behind, 1)
+            weight = 1.0 / max(outgoing, incoming, 1)
             for s in range(ptr[i], ptr[i + 1]):
                 e = adj[s]
                 t = et[e]
@@ -192,7 +192,7 @@ def sweep(net: Net, turned: Floats, mail: Mail, bounds: Floats) -> float:
                     other = size[ea[e]]
                     for p in range(k):
                         offer[p] = (total[p] - least) * weight - forward[fo[e] + p]
-                    low = _send(offer[:k], turned[t : t + k * other], message[:other])
+                    low = _send(offer[:k], transposed[t : t + k * other], message[:other])
                     for q in range(other):
                         backward[bo[e] + q] = message[q] - low
                     bound += low
@@ -351,7 +351,7 @@ def move_blocks(
     hot: float,
     heat: float,
     net: Net,
-    turned: Floats,
+    transposed: Floats,
     uses: Uses,
     descent: Descent,
 ) -> int:
@@ -360,7 +360,7 @@ def move_blocks(
     A block is a tree grown from a random node, of nodes with one neighbour in it, so its best choice under everything
     else is found exactly. Memory is charged at its price times one of `scales`. The block moves if that lowers the cost
     plus `hot` times the price of its memory (or raises it by little, at a `heat` above zero), and the fullest row
-    (over its limit) is not above zero, or no fuller than before. `turned` are as in `sweep`.
+    (over its limit) is not above zero, or no fuller than before. `transposed` are as in `sweep`.
     """
     size, off, unary, ea, eb, et, tables, adj, ptr = net
     prices, pick = descent.prices, descent.pick
@@ -417,7 +417,7 @@ def move_blocks(
                     if place[w] == 0:
                         line = et[e] + pick[w] * k
                         for p in range(k):
-                            value[x, p] += turned[line + p]
+                            value[x, p] += transposed[line + p]
                 elif place[ea[e]] == 0:
                     line = et[e] + pick[ea[e]] * k
                     for p in range(k):
@@ -425,15 +425,15 @@ def move_blocks(
         for x in range(n - 1, 0, -1):
             k, y, t = size[block[x]], parent[x], et[stem[x]]
             other = size[block[y]]
-            ahead = turned if ea[stem[x]] == block[y] else tables
-            _send(value[x, :k], ahead[t : t + k * other], message[:other])
+            to_parent = transposed if ea[stem[x]] == block[y] else tables
+            _send(value[x, :k], to_parent[t : t + k * other], message[:other])
             for q in range(other):
                 value[y, q] += message[q]
         new[0] = value[0, : size[block[0]]].argmin()
         moved = new[0] != old[0]
         for x in range(1, n):
             k, y = size[block[x]], parent[x]
-            back = tables if ea[stem[x]] == block[y] else turned
+            back = tables if ea[stem[x]] == block[y] else transposed
             line = et[stem[x]] + new[y] * k
             new[x] = (value[x, :k] + back[line : line + k]).argmin()
             moved = moved or new[x] != old[x]

@@ -59,10 +59,10 @@ class Slack:
         net, mail = self.net, self.mail
         m, n = int(net.first[edge]), int(net.second[edge])
         lines, columns = int(net.size[m]), int(net.size[n])
-        start, ahead, back = int(net.table_at[edge]), int(mail.forward_at[edge]), int(mail.backward_at[edge])
+        start, forward, back = int(net.table_at[edge]), int(mail.forward_at[edge]), int(mail.backward_at[edge])
         share = self.shares[net.offset[n] : net.offset[n] + columns]
         costs = net.tables[start : start + lines * columns].reshape(lines, columns)
-        ends = share - mail.forward[ahead : ahead + columns]
+        ends = share - mail.forward[forward : forward + columns]
         table = costs + ends - mail.backward[back : back + lines, None]
         return table - table.min()
 
@@ -137,7 +137,7 @@ class Dual:
         a = self.arrays
         net = a.net._replace(unary=a.net.unary + self.per_choice(self._now, self.paid))
         rest = a.constant - float(self._now @ (a.limits / a.units))
-        lower = sweep(net, a.turned, self._mail, self.bounds) + rest
+        lower = sweep(net, a.transposed, self._mail, self.bounds) + rest
         self.bounds += rest
         self._last = lower
         np.maximum(self.floors, self.bounds, out=self.floors)
@@ -208,15 +208,15 @@ class Dual:
         ends = zip(
             net.first.tolist(), net.second.tolist(), mail.forward_at.tolist(), mail.backward_at.tolist(), strict=True
         )
-        for m, n, ahead, back in ends:
+        for m, n, forward, back in ends:
             total[offsets[m] : offsets[m] + sizes[m]] += mail.backward[back : back + sizes[m]]
-            total[offsets[n] : offsets[n] + sizes[n]] += mail.forward[ahead : ahead + sizes[n]]
+            total[offsets[n] : offsets[n] + sizes[n]] += mail.forward[forward : forward + sizes[n]]
         total -= np.repeat(np.minimum.reduceat(total, net.offset), net.size)
-        behind = np.bincount(net.second, minlength=net.size.size)
-        most = np.maximum(np.maximum(behind, np.bincount(net.first, minlength=net.size.size)), 1)
+        incoming = np.bincount(net.second, minlength=net.size.size)
+        most = np.maximum(np.maximum(incoming, np.bincount(net.first, minlength=net.size.size)), 1)
         return Slack(
             bound=self._last,
-            unary=total * np.repeat(1.0 - behind / most, net.size),
+            unary=total * np.repeat(1.0 - incoming / most, net.size),
             shares=total * np.repeat(1.0 / most, net.size),
             net=net,
             mail=mail,

@@ -141,11 +141,11 @@ def _program(prepared: Prepared, tied: Tied, best: Incumbent, options: SolveOpti
             whole[node] = label
         best.offer(Chain((prepared, tied)).lift(whole))
 
-    def told(bound: float) -> None:
+    def on_bound(bound: float) -> None:
         best.raise_bound(bound if best.choice is None else min(bound, best.value))
 
     program = LazyRows(tied.network, prepared.rows, tied.carried, best.value)
-    program.solve(until, best.value, options.gap, found, told)
+    program.solve(until, best.value, options.gap, found, on_bound)
 
 
 @final
@@ -161,7 +161,7 @@ class _Stage:
         self.rising = Rising(self.dual)
         self._steps = Chain((prepared, tied, self.arrays))
         self._random = np.random.default_rng(options.seed)
-        self._told, self._told_at = math.inf, -math.inf
+        self._reported, self._reported_at = math.inf, -math.inf
 
     def run(self, until: Deadline) -> str:
         """Searches until the gap is closed, the time is up, or nothing moves, and says which ("gap", "time", "stall").
@@ -257,8 +257,8 @@ class _Stage:
                 rising.value = primal.value - little * abs(primal.value)
             best.raise_bound(min(rising.bound, primal.value))
             settled = best.settles(primal.value, best.bound)
-            if primal.value < self._told and (settled or now >= self._told_at + TELL_SECONDS):
-                self._told, self._told_at = primal.value, now
+            if primal.value < self._reported and (settled or now >= self._reported_at + TELL_SECONDS):
+                self._reported, self._reported_at = primal.value, now
                 best.offer(self._steps.lift(primal.best))
             if _clearly_less(primal.value, value) or _clearly_less(-best.bound, -bound):
                 value, bound, progress = primal.value, best.bound, now

@@ -109,11 +109,11 @@ def _moved(arrays: Arrays, dual: Dual, options: SolveOptions, until: Deadline, *
 def _prune(network: Network, arrays: Arrays, dual: Dual, value: float) -> int:
     """Takes out the choices that cost more than `value` at the least; how many those were."""
     possible = dual.possible(value)
-    gone = 0
+    removed = 0
     offsets, sizes = arrays.net.offset.tolist(), arrays.net.size.tolist()
     for node, offset, size in zip(arrays.names.tolist(), offsets, sizes, strict=True):
         keep = possible[offset : offset + size]
         if keep.any() and not keep.all():
-            gone += int(size - keep.sum())
+            removed += int(size - keep.sum())
             network.keep(node, keep)
-    return gone
+    return removed

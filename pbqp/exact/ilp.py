@@ -123,11 +123,11 @@ class IntegerProgram:
                 height = edge.costs.shape[end]
                 sides.append(np.zeros(height))
                 lines += height
-        together = np.concatenate(costs) if costs else np.zeros(0)
-        possible = np.isfinite(together)
+        joined = np.concatenate(costs) if costs else np.zeros(0)
+        possible = np.isfinite(joined)
         rows = self._rows
         return _Stated(
-            costs=np.where(possible, together, 0.0) * self.scale,
+            costs=np.where(possible, joined, 0.0) * self.scale,
             possible=possible,
             equalities=_sparse(triplets, (lines, count)),
             sides=np.concatenate(sides) if sides else np.zeros(0),

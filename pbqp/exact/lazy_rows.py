@@ -77,7 +77,7 @@ class LazyRows:
         upper: float,
         gap: float,
         found: Callable[[dict[int, int]], None],
-        told: Callable[[float], None] | None = None,
+        on_bound: Callable[[float], None] | None = None,
         known: Indices | None = None,
     ) -> bool:
         """Tells of every bound and of every whole choice of the live nodes, which may violate rows; a bound of `inf` says
@@ -87,8 +87,8 @@ class LazyRows:
         True if that settled it: what was found last is best, or nothing costs less than `upper`.
         """
         if (self.room < 0).any():
-            if told is not None:
-                told(math.inf)
+            if on_bound is not None:
+                on_bound(math.inf)
             return True
         active: Indices = np.zeros(0, np.intp) if known is None else np.unique(known)
         tightened: set[int] = set()
@@ -96,8 +96,8 @@ class LazyRows:
         while not until.passed:
             answer = self.program.run(until.left(), self._lines(active, tightened), upper, gap, relaxed=relaxed)
             if not tightened:
-                if told is not None:
-                    told(answer.bound)
+                if on_bound is not None:
+                    on_bound(answer.bound)
                 if answer.bound >= upper:
                     return True
             if answer.values is None or (relaxed and not answer.ended):

@@ -82,14 +82,14 @@ class Blocks:
 
 def blocks_of(network: Network, rows: RowTable) -> Iterator[Blocks]:
     """The blocks of all live nodes that rows count, as many together as are looked at at a time."""
-    together: list[int] = []
+    batch: list[int] = []
     entries = 0
     for node in sorted(network.live & rows.pieces_of.keys()):
         size = network.labels[node].size * sum(rows.rows_of(piece).size for piece in rows.pieces_of[node])
-        if together and entries + size > MOST_ENTRIES:
-            yield Blocks.of(together, network, rows)
-            together, entries = [], 0
-        together.append(node)
+        if batch and entries + size > MOST_ENTRIES:
+            yield Blocks.of(batch, network, rows)
+            batch, entries = [], 0
+        batch.append(node)
         entries += size
-    if together:
-        yield Blocks.of(together, network, rows)
+    if batch:
+        yield Blocks.of(batch, network, rows)

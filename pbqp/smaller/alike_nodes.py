@@ -23,7 +23,7 @@ from scipy.sparse.csgraph import connected_components
 
 from pbqp.vectors import Indices
 
-Words = npt.NDArray[np.uint64]
+Hashes = npt.NDArray[np.uint64]
 
 HOPS = 12
 """Hops of context that members of a class have in common where refining does not come to rest."""
@@ -131,12 +131,12 @@ def _refined(colors: Indices, links: Links, rounds: int) -> tuple[Indices, bool]
     return colors, False
 
 
-def _mixed(words: Words) -> Words:
+def _mixed(hashes: Hashes) -> Hashes:
     """SplitMix64's finaliser: equal words stay equal, others become as good as random."""
-    words = words + np.uint64(GOLDEN)
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
+    hashes = hashes + np.uint64(GOLDEN)
+    hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return hashes ^ (hashes >> np.uint64(31))
 
 
 def _numbered(first: npt.NDArray[np.integer], second: npt.NDArray[np.integer]) -> Indices:

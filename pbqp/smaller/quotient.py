@@ -183,7 +183,7 @@ def _certified(solution: Solution, *, bound: float, seconds: float, lossless: bo
     return replace(proven, status="optimal" if optimal else "feasible", detail=detail)
 
 
-def words(free: Solution, *, gap: float, limited: bool) -> str:
+def describe_sharing(free: Solution, *, gap: float, limited: bool) -> str:
     """What a person is told of a plan whose problem without a memory limit had this solution; "" where nothing is shared.
 
     `gap` is the part by which the plan may miss the optimum, `limited` whether a memory limit shaped it.
@@ -193,7 +193,7 @@ def words(free: Solution, *, gap: float, limited: bool) -> str:
         return ""
     if limited and of > MANY_NODES:
         lost = gap
-    told = "which loses nothing" if lost <= RELATIVE_TOLERANCE else f"which loses at most {100 * lost:.2g} %"
+    loss = "which loses nothing" if lost <= RELATIVE_TOLERANCE else f"which loses at most {100 * lost:.2g} %"
     if math.isinf(lost) or gap >= 1:
-        told = "and what that loses is not known"
-    return f"layers that are alike share their decisions: {made} are made for {of}, {told}"
+        loss = "and what that loses is not known"
+    return f"layers that are alike share their decisions: {made} are made for {of}, {loss}"

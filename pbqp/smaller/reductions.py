@@ -200,10 +200,10 @@ class Reducer:
         usage = self.usage_of(node) if self.usage_of is not None else np.zeros((0, unary.size))
         tables = tuple(network.tables[node].values())
         step = ("dominate", self.compiled, unary.tobytes(), usage.tobytes())
-        gone = network.table_cache.once(step, tables, partial(self._test, unary, tables, usage))
-        if gone.any():
-            self.counts["dominated"] += int(gone.sum())
-            network.keep(node, ~gone)
+        removed = network.table_cache.once(step, tables, partial(self._test, unary, tables, usage))
+        if removed.any():
+            self.counts["dominated"] += int(removed.sum())
+            network.keep(node, ~removed)
             self._changed.update((node, *network.tables[node]))
 
     def _test(self, unary: Array, tables: tuple[Array, ...], usage: Array) -> NDArray[np.bool_]:
@@ -247,10 +247,10 @@ def _dominated(unary: Array, tables: tuple[Array, ...], usage: Array, table_cach
     for line in usage:
         wins &= line[:, None] >= line[better]
     wins[better, np.arange(count)] = False
-    gone = np.zeros(unary.size, dtype=bool)
+    removed = np.zeros(unary.size, dtype=bool)
     for position in np.flatnonzero(wins.any(axis=1)).tolist():
-        gone[position] = bool((wins[position] & ~gone[better]).any())
-    return gone
+        removed[position] = bool((wins[position] & ~removed[better]).any())
+    return removed
 
 
 def worst_regret(table: Array, better: Indices, table_cache: TableCache | None = None) -> Array:

@@ -45,7 +45,7 @@ from planner.errors import ArgumentError, PlannerError
 from planner.machine.device_profile import default_profile
 from planner.plans.plan import Plan
 from planner.report.text import describe_profile
-from planner.request.joint_request import AskedProgram
+from planner.request.joint_request import RequestedProgram
 from planner.studies import pareto as front
 from planner.studies import topology_table
 from planner.studies.saved_folder import check_folder
@@ -106,7 +106,7 @@ def _failed(plans: Iterable[Plan]) -> int:
     return int(any(check.ok is False for plan in plans for check in plan.checked))
 
 
-def _verified(made: Plan, planned: AskedProgram, heading: str, to: TextIO) -> int:
+def _verified(made: Plan, planned: RequestedProgram, heading: str, to: TextIO) -> int:
     """Compiles a plan and prints what differs; the exit code."""
     with status("compiling and comparing"):
         verification = made.verify(*planned.args)
@@ -114,7 +114,7 @@ def _verified(made: Plan, planned: AskedProgram, heading: str, to: TextIO) -> in
     return int(any(check.ok is False for check in verification.checks))
 
 
-def _planned(arguments: argparse.Namespace, call: Callable[..., T], **more: Any) -> tuple[AskedProgram, T]:
+def _planned(arguments: argparse.Namespace, call: Callable[..., T], **more: Any) -> tuple[RequestedProgram, T]:
     """The program of a file, and what a function of the planner makes of it as the file and the arguments say."""
     planned = load_program(arguments.program)
     keywords = keywords_given(arguments, planned, call)

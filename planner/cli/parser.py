@@ -101,7 +101,7 @@ def _add_pareto(commands: Any) -> None:
         "not run.",
     )
     _add_question(pareto)
-    add_options(pareto, without=("refine", "cache"))
+    add_options(pareto, without=("autotune", "cache"))
     _add_topology(pareto)
     pareto.add_argument(
         "--points",

@@ -17,7 +17,7 @@ from planner.api import load, plan
 from planner.cli.planning_options import FLAGS
 from planner.errors import ArgumentError
 from planner.options import Options, Progress
-from planner.request.joint_request import AskedProgram
+from planner.request.joint_request import RequestedProgram
 
 
 def keywords_of(fn: Callable[..., Any]) -> tuple[str, ...]:
@@ -30,7 +30,7 @@ KEYWORDS = keywords_of(plan)
 """What a file may give for `planner.plan` beside the function and its arguments."""
 
 
-def load_program(text: str, *, keywords: Sequence[str] = KEYWORDS) -> AskedProgram:
+def load_program(text: str, *, keywords: Sequence[str] = KEYWORDS) -> RequestedProgram:
     """What FUNCTION of FILE.py returns, with some of these keywords; its folder is on `sys.path` while it runs and after.
 
     Raises: ArgumentError when the file or the function is missing, fails, or returns something else.
@@ -56,7 +56,7 @@ def load_program(text: str, *, keywords: Sequence[str] = KEYWORDS) -> AskedProgr
     return _planned(returned, f"{name} of {path_text}", keywords)
 
 
-def keywords_given(arguments: argparse.Namespace, planned: AskedProgram, fn: Callable[..., Any]) -> dict[str, Any]:
+def keywords_given(arguments: argparse.Namespace, planned: RequestedProgram, fn: Callable[..., Any]) -> dict[str, Any]:
     """Keywords of a function of the planner but for `options`: the file's, overridden by the command line; pins add up.
 
     Raises: ArgumentError.
@@ -76,7 +76,7 @@ def keywords_given(arguments: argparse.Namespace, planned: AskedProgram, fn: Cal
 
 
 def options_of(
-    arguments: argparse.Namespace, planned: AskedProgram, progress: Callable[[Progress], object] | None = None
+    arguments: argparse.Namespace, planned: RequestedProgram, progress: Callable[[Progress], object] | None = None
 ) -> Options:
     """The options of a program's file, overridden by those of the command line. Raises: ArgumentError."""
     base = planned.keywords.get("options") or Options()
@@ -86,7 +86,7 @@ def options_of(
     return replace(base, **given, progress=progress or base.progress)
 
 
-def _planned(returned: Any, what: str, known: Sequence[str]) -> AskedProgram:
+def _planned(returned: Any, what: str, known: Sequence[str]) -> RequestedProgram:
     if not isinstance(returned, tuple) or len(returned) not in (2, 3):
         raise ArgumentError(
             f"{what} returned {type(returned).__name__}; return (fn, example_args) or (fn, example_args, keywords)"
@@ -99,7 +99,7 @@ def _planned(returned: Any, what: str, known: Sequence[str]) -> AskedProgram:
         )
     if not isinstance(keywords, Mapping) or not all(key in known for key in keywords):
         raise ArgumentError(f"{what} returned the keywords {keywords!r}; use a dict of {', '.join(known)}")
-    return AskedProgram(fn=fn, args=tuple(args), keywords=keywords)
+    return RequestedProgram(fn=fn, args=tuple(args), keywords=keywords)
 
 
 def _load(path: Path) -> ModuleType:

@@ -143,7 +143,7 @@ def report(arguments: argparse.Namespace) -> int:
     saved = load(arguments.plan)
     bound = None if arguments.program is None else bind(arguments.plan, arguments.program)
     if arguments.json:
-        print(_json(report_data(plan_report(saved.decision, None if bound is None else bound.behind))))
+        print(_json(report_data(plan_report(saved.decision, None if bound is None else bound.alternatives))))
         return 0
     (saved if bound is None else bound).report(output)
     print(f"wrote {output}", file=sys.stderr)

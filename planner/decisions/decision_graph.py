@@ -58,9 +58,9 @@ class Transfer(NamedTuple):
     reads: tuple[Read, ...] = ()
     output: int | None = None
     """The position of the result it serves, for what is returned in another form than it is stored in."""
-    behind: int | None = None
+    region_after_loop: int | None = None
     """The region around the loop behind which it moves instead where it is a sum alone, of what the loop accumulates."""
-    trips_behind: float = 0.0
+    trips_after_loop: float = 0.0
     widened: float = 1.0
     """Bytes of what the loop accumulates over those of the tensor, which may be narrower, or a slice of it."""
     waiting: float = 0.0
@@ -138,7 +138,7 @@ class _Flow:
     ) -> None:
         if source == target and not reduced:
             return
-        behind, itemsize = self.added.get(tensor, (None, 0.0)) if reduced else (None, 0.0)
+        outer, itemsize = self.added.get(tensor, (None, 0.0)) if reduced else (None, 0.0)
         self.transfers.append(
             Transfer(
                 id=len(self.transfers),
@@ -154,10 +154,10 @@ class _Flow:
                 region=region.id,
                 reads=reads,
                 output=output,
-                behind=None if behind is None else behind.id,
-                trips_behind=0.0 if behind is None else behind.trips,
+                region_after_loop=None if outer is None else outer.id,
+                trips_after_loop=0.0 if outer is None else outer.trips,
                 waiting=0.0 if reduced else self.waiting.get(tensor, 0.0),
-                widened=1.0 if behind is None else itemsize / self.graph.tensors[tensor].aval.itemsize,
+                widened=1.0 if outer is None else itemsize / self.graph.tensors[tensor].aval.itemsize,
             )
         )
 

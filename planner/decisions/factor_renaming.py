@@ -25,7 +25,7 @@ def names_between(seen: Dims, own: Dims) -> Names:
     return names
 
 
-def told(names: Names, dims: Dims, shape: Sequence[int]) -> bool:
+def covers(names: Names, dims: Dims, shape: Sequence[int]) -> bool:
     """Whether the names tell how every dim of a tensor is split."""
     return all(extent == 1 or all(f in names for f in dim) for extent, dim in zip(shape, dims, strict=True))
 

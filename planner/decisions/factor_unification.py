@@ -33,7 +33,7 @@ class Merger:
 
     count: int
     demanded: dict[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
-    together: UnionFind[Any] = field(default_factory=UnionFind)
+    op_sets: UnionFind[Any] = field(default_factory=UnionFind)
     factors: Forest = field(default_factory=Forest)
 
     def follow(self, op: int, mine: View, other: int, theirs: View) -> None:
@@ -41,7 +41,7 @@ class Merger:
         pairs = self._one_by_one(mine, theirs)
         merged = self._nested(_placed(mine), _placed(theirs)) if pairs is None else self._paired(pairs)
         if merged:
-            self.together.union(op, other)
+            self.op_sets.union(op, other)
 
     def demand(self, view: View, spec: Spec | None) -> None:
         """Demands of the factors of a view what a constraint says of its dims, where nothing is demanded of them yet."""
@@ -69,13 +69,13 @@ class Merger:
                 self.factors.whole.update(self.factors.leaves(a) + self.factors.leaves(b))
             else:
                 self.factors.unify(a, b)
-        self.together.union(inside, outside)
+        self.op_sets.union(inside, outside)
 
     def groups(self) -> list[list[int]]:
         """The ops of every group, both in the order of the program."""
         members: dict[int, list[int]] = {}
         for op in range(self.count):
-            members.setdefault(self.together[op], []).append(op)
+            members.setdefault(self.op_sets[op], []).append(op)
         return list(members.values())
 
     def _one_by_one(self, mine: View, theirs: View) -> list[tuple[int, int]] | None:

@@ -25,15 +25,15 @@ def remedied(decision: Decision, error: str) -> Decision:
     return replace(
         decision,
         compiler_options={**decision.compiler_options, **REMEDIES[error].options},
-        notes=tuple(dict.fromkeys((*decision.notes, f"compiled {remedy_words(error)}"))),
+        notes=tuple(dict.fromkeys((*decision.notes, f"compiled {remedy_text(error)}"))),
     )
 
 
-def remedy_words(error: str) -> str:
+def remedy_text(error: str) -> str:
     """What a compile took besides its own options, and why."""
-    return f'with {options_words(REMEDIES[error].options)}: without, the compiler ends with "{error}"'
+    return f'with {options_text(REMEDIES[error].options)}: without, the compiler ends with "{error}"'
 
 
-def options_words(options: Mapping[str, str]) -> str:
+def options_text(options: Mapping[str, str]) -> str:
     """Compiler options as they are told."""
     return ", ".join(f"{name}={value}" for name, value in options.items())

@@ -52,7 +52,7 @@ def checked_leaves(
     leaves, tree = jax.tree.flatten(tuple(args[i] for i in program.dynamic_argnums))
     if tree != program.in_tree:
         raise ArgumentError(
-            f"{name} was planned for other arguments: {_otherwise(program, args)}; make a plan for these"
+            f"{name} was planned for other arguments: {_structure_difference(program, args)}; make a plan for these"
         )
     planned = program.arguments[: len(leaves)]
     if not parts:
@@ -68,11 +68,11 @@ def is_planned(planned: Any, value: Any) -> bool:
     return value is planned or bool(value == planned)
 
 
-def _otherwise(program: Program, args: Sequence[Any]) -> str:
+def _structure_difference(program: Program, args: Sequence[Any]) -> str:
     """How the structure of arguments differs from the planned one."""
     trees = zip(program.dynamic_argnums, program.in_tree.children(), strict=True)
-    told = (structure_differences(tree, args[i], program.parameters[i]) for i, tree in trees)
-    return "; ".join(words for words in told if words)
+    differences = (structure_differences(tree, args[i], program.parameters[i]) for i, tree in trees)
+    return "; ".join(text for text in differences if text)
 
 
 def is_part(value: Any, part: Part | None) -> bool:

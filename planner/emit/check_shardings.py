@@ -10,8 +10,8 @@ from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from planner.errors import ArgumentError
-from planner.pricing.candidates.specs import spec_words
-from planner.pricing.mesh import mesh_words
+from planner.pricing.candidates.specs import spec_text
+from planner.pricing.mesh import mesh_text
 from planner.program.tracing.traced import Leaf
 
 MOST_NAMED = 3
@@ -21,9 +21,9 @@ MOST_NAMED = 3
 def check_layout(arguments: Sequence[Leaf], leaves: Sequence[Any], shardings: Sequence[NamedSharding]) -> None:
     """Nothing. Raises: ArgumentError where arrays are committed to other shardings than these, by name."""
     found = [
-        f"{leaf.name} lies as {_words(value.sharding)}, and the plan takes it as {_words(sharding)}"
+        f"{leaf.name} lies as {_sharding_text(value.sharding)}, and the plan takes it as {_sharding_text(sharding)}"
         for leaf, value, sharding in zip(arguments, leaves, shardings, strict=False)
-        if _lies_otherwise(value, sharding)
+        if _has_other_sharding(value, sharding)
     ]
     if found:
         more = f"; {len(found) - MOST_NAMED} more lie otherwise" if len(found) > MOST_NAMED else ""
@@ -33,20 +33,20 @@ def check_layout(arguments: Sequence[Leaf], leaves: Sequence[Any], shardings: Se
         )
 
 
-def _lies_otherwise(value: Any, sharding: NamedSharding) -> bool:
+def _has_other_sharding(value: Any, sharding: NamedSharding) -> bool:
     """Whether a value is an array that JAX would have to move, and may not."""
     if not isinstance(value, jax.Array) or isinstance(value, Tracer) or not value.committed:
         return False
     return not value.sharding.is_equivalent_to(sharding, value.ndim)
 
 
-def _words(sharding: Sharding) -> str:
+def _sharding_text(sharding: Sharding) -> str:
     """A sharding as a person says it: spec, mesh and devices."""
     ids = sorted(device.id for device in sharding.device_set)
     if isinstance(sharding, NamedSharding):
         mesh = sharding.mesh
         ids = [device.id for device in mesh.devices.flat] if isinstance(mesh, Mesh) else ids
-        what = f"{spec_words(sharding.spec)} on the mesh {mesh_words(mesh.shape)} of"
+        what = f"{spec_text(sharding.spec)} on the mesh {mesh_text(mesh.shape)} of"
     else:
         what = f"{type(sharding).__name__} on"
     if len(ids) == 1:

@@ -91,7 +91,7 @@ def place(chosen: Chosen, compiler: CompilerModel) -> Emission:
     _hold_windows(chosen, constraints)
     _hold_terms(chosen, constraints)
     scattered = {t.tensor for t, steps in chosen.moves if t.reduced and any(s.kind == "reduce-scatter" for s in steps)}
-    _lay_behind_transposes(chosen, scattered, constraints)
+    _constrain_after_transposes(chosen, scattered, constraints)
     if compiler.runs("constrain-anchors-only"):
         _free_followers(chosen, constraints)
     in_specs = tuple(map(chosen.stored, graph.inputs))
@@ -153,7 +153,7 @@ def _hold_terms(chosen: Chosen, constraints: dict[Slot, tuple[PartitionSpec, ...
                 constraints.setdefault(operand_slot(op, position), (chosen.wanted(op, position),))
 
 
-def _lay_behind_transposes(
+def _constrain_after_transposes(
     chosen: Chosen, scattered: Collection[int], constraints: dict[Slot, tuple[PartitionSpec, ...]]
 ) -> None:
     """Lays what holds for the result of a matmul on the transpose that alone reads it, as of the gradient of a weight.
@@ -170,11 +170,11 @@ def _lay_behind_transposes(
             continue
         if op.results[0] in scattered or by_hand(graph, op, chosen_split(chosen, op)) is not None:
             continue
-        turned = graph.ops[readers[0][0]]
-        chain = (*constraints.pop(result_slot(op, 0), ()), *constraints.pop(operand_slot(turned, 0), ()))
-        order = turned.params["permutation"]
-        laid = [*(_in_order(spec, order) for spec in chain), *constraints.get(result_slot(turned, 0), ())]
-        constraints[result_slot(turned, 0)] = tuple(spec for spec, _ in groupby(laid))
+        transpose = graph.ops[readers[0][0]]
+        chain = (*constraints.pop(result_slot(op, 0), ()), *constraints.pop(operand_slot(transpose, 0), ()))
+        order = transpose.params["permutation"]
+        laid = [*(_in_order(spec, order) for spec in chain), *constraints.get(result_slot(transpose, 0), ())]
+        constraints[result_slot(transpose, 0)] = tuple(spec for spec, _ in groupby(laid))
 
 
 def _free_followers(chosen: Chosen, constraints: dict[Slot, tuple[PartitionSpec, ...]]) -> None:

@@ -193,8 +193,8 @@ def _extended(x: Any, dim: int, axes: Sequence[str], parts: int, widths: tuple[i
     """A part with the elements of its neighbours on both sides, `fill` beyond the edges."""
     extent = x.shape[dim]
     before = [_fetched(x, dim, axes, parts, hop + 1, n, fill) for hop, n in enumerate(hops(widths[0], extent, parts))]
-    behind = [_fetched(x, dim, axes, parts, -hop - 1, n, fill) for hop, n in enumerate(hops(widths[1], extent, parts))]
-    x = lax.concatenate([*reversed(before), x, *behind], dim) if before or behind else x
+    after = [_fetched(x, dim, axes, parts, -hop - 1, n, fill) for hop, n in enumerate(hops(widths[1], extent, parts))]
+    x = lax.concatenate([*reversed(before), x, *after], dim) if before or after else x
     missing = [width - sum(hops(width, extent, parts)) for width in widths]
     if not any(missing):
         return x

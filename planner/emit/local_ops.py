@@ -53,7 +53,7 @@ def local_calls(
         split = laid_split(graph, op, constraints, mesh.size)
         how = by_hand(graph, op, split)
         if how == "barrier":
-            found[op.path] = partial(_behind_barrier, op.primitive, op.params)
+            found[op.path] = partial(_after_barrier, op.primitive, op.params)
         if how == "sums":
             over = summed_over(graph, op, split)
             found[op.path] = on_parts(op, split.operands, split.results[0], mesh, over)
@@ -91,7 +91,7 @@ def _bound(primitive: Any, params: Mapping[str, Any], *operands: Any) -> tuple[A
     return tuple(results) if primitive.multiple_results else (results,)
 
 
-def _behind_barrier(primitive: Any, params: Mapping[str, Any], operand: Any, *rest: Any) -> tuple[Any, ...]:
+def _after_barrier(primitive: Any, params: Mapping[str, Any], operand: Any, *rest: Any) -> tuple[Any, ...]:
     """A scatter into what no later pass can take for a slice of something larger."""
     return (primitive.bind(lax.optimization_barrier(operand), *rest, **params),)
 

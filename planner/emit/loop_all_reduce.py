@@ -22,7 +22,7 @@ from planner.decisions.loop_accumulators import Accumulator, accumulators
 from planner.emit.by_hand import laid_split
 from planner.emit.partial_sums import on_parts
 from planner.pricing.candidates.specs import from_entries
-from planner.pricing.loop_all_reduce import Axes, summed_behind
+from planner.pricing.loop_all_reduce import Axes, axes_after_loop
 from planner.program.graph import Graph, Op, Path
 from planner.program.jaxpr.rewrite import Around
 from planner.program.slots import Slot, result_slot
@@ -45,7 +45,7 @@ def loop_sums(graph: Graph, constraints: Constraints, mesh: Mesh | AbstractMesh)
     around: dict[Path, Around] = {}
     placed = _Laid(graph, constraints, mesh.size)
     for accumulator in accumulators(graph):
-        over = summed_behind(accumulator, placed)
+        over = axes_after_loop(accumulator, placed)
         if not over:
             continue
         for op in (term.op for term in accumulator.terms):

@@ -120,9 +120,9 @@ def _of_transfers(chosen: Chosen) -> dict[int, list[Collective]]:
         region = graph.regions[transfer.region]
         place, copies = lifted(graph, transfer.tensor, transfer.region, reach)
         trips, widened = transfer.trips, 1.0
-        if transfer.id in chosen.behind and transfer.behind is not None:
-            region, place, copies = graph.regions[transfer.behind], transfer.behind, 1
-            trips, widened = transfer.trips_behind, transfer.widened
+        if transfer.id in chosen.summed_after_loop and transfer.region_after_loop is not None:
+            region, place, copies = graph.regions[transfer.region_after_loop], transfer.region_after_loop, 1
+            trips, widened = transfer.trips_after_loop, transfer.widened
         outside = graph.regions[place]
         moves: list[object] = [chosen.at(transfer.source, transfer.source_dims)]
         read = next(iter(transfer.reads), served.get(transfer.target))

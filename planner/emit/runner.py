@@ -55,7 +55,7 @@ class Runner:
         self.program, self.target = program, target
         self._decision, self._static_args, self._graph = decision, dict(static_args), graph
         self._has_run = self._in_place = False
-        members, dims = len(target.processes.members), decision.request.host_local
+        members, dims = len(target.processes.members), decision.request.process_local
         self._parts = {
             position: Part(dim=dims[leaf.name], count=members)
             for position, leaf in enumerate(decision.arguments)
@@ -283,7 +283,7 @@ class Runner:
     # ------------------------------------------------------------ running
 
     @cached_property
-    def _told_whole(self) -> bool:
+    def _takes_pytrees(self) -> bool:
         """Whether what is compiled takes and returns the user's own pytrees: their containers hold what is no array."""
         try:
             trees = [self._dynamic(self.as_arguments(leaves)) for leaves in (self.in_shardings, self.program.in_avals)]
@@ -296,7 +296,7 @@ class Runner:
     def executable(self) -> Any:
         """The compiled program: what was checked is what runs."""
         avals, count = self.program.in_avals, len(self.program.constants)
-        if not self._told_whole:
+        if not self._takes_pytrees:
             return self.flat_jit.trace(*avals).lower().compile()
         args = (self._static_args.get(i, value) for i, value in enumerate(self.as_arguments(avals)))
         return self._sharded.trace(*args, *avals[len(avals) - count :]).lower().compile()
@@ -311,7 +311,7 @@ class Runner:
         """What runs the program of the flat arguments."""
         if self._is_narrow:
             return self.flat_jit
-        return self._call_whole if self._told_whole else self.executable
+        return self._call_whole if self._takes_pytrees else self.executable
 
     def _call_whole(self, *leaves: Any) -> Sequence[Any]:
         constants = leaves[len(leaves) - len(self.program.constants) :]
@@ -351,7 +351,7 @@ class Runner:
             return self._settled(args, self.flat_jit(*leaves, *self.constants))
         results = self.flat_call(*self._laid(leaves, 0), *self.constants)
         consume([leaves[i] for i in sorted(self.program.donated)])
-        self._has_run = self._told_whole and not self._is_narrow
+        self._has_run = self._takes_pytrees and not self._is_narrow
         return self._settled(args, results)
 
     def _need_devices(self, what: str) -> None:

@@ -27,7 +27,7 @@ from planner.emit.predict import runs_of
 from planner.explain.op_graph import Attributes, OpGraph, network_of
 from planner.prediction import Collective
 from planner.pricing.assignment import Chosen
-from planner.pricing.candidates.specs import spec_of, spec_words
+from planner.pricing.candidates.specs import spec_of, spec_text
 from planner.pricing.op_cost import fetches, kernel_traffic
 from planner.pricing.reshard import Step
 from planner.program.graph import Op
@@ -77,7 +77,7 @@ class _Decided:
         self.shares: dict[int, tuple[float, float, float]] = {}
         for group in self.model.grouping.groups:
             self._share(group)
-        self.words: dict[object, str] = {}
+        self.texts: dict[object, str] = {}
 
     # ------------------------------------------------------------ nodes
 
@@ -217,10 +217,10 @@ class _Decided:
     def _spec(self, node: int, dims: Dims) -> str:
         """The spec that a node's choice gives a tensor with these dims."""
         key = (self.instance.kind_of[node], self.chosen.choice[node], dims)
-        if key not in self.words:
+        if key not in self.texts:
             located = self.chosen.at(node, dims)
-            self.words[key] = spec_words(spec_of(located, len(dims), self.instance.mesh.names))
-        return self.words[key]
+            self.texts[key] = spec_text(spec_of(located, len(dims), self.instance.mesh.names))
+        return self.texts[key]
 
     def _stored(self, tensor: int) -> str:
         home = self.model.flow.home[tensor]
@@ -243,20 +243,20 @@ class _Decided:
     def _axes(self, node: int, factors: frozenset[int]) -> str:
         """The axes that split one of these factors."""
         key = ("axes", self.instance.kind_of[node], self.chosen.choice[node], factors)
-        if key not in self.words:
+        if key not in self.texts:
             split = zip(self._split_by(node), self.instance.mesh.names, strict=True)
-            self.words[key] = ",".join(name for factor, name in split if factor in factors)
-        return self.words[key]
+            self.texts[key] = ",".join(name for factor, name in split if factor in factors)
+        return self.texts[key]
 
     def _strategy(self, op: Op) -> str:
         """The specs of an op's operands and results, and the axes over which it leaves partial results."""
         node, placement = self.model.grouping.group_of[op.id], self.model.grouping.placements[op.id]
         key = (self.instance.kind_of[node], self.chosen.choice[node], placement)
-        if key not in self.words:
-            self.words[key] = self._strategy_words(node, placement)
-        return self.words[key]
+        if key not in self.texts:
+            self.texts[key] = self._strategy_text(node, placement)
+        return self.texts[key]
 
-    def _strategy_words(self, node: int, placement: Placement) -> str:
+    def _strategy_text(self, node: int, placement: Placement) -> str:
         read, made = (
             ", ".join(self._spec(node, dims) for dims in of) for of in (placement.operands, placement.results)
         )

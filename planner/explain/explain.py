@@ -166,9 +166,9 @@ class Alternatives:
             moves=self.moves(place.tensor),
             unit=self.unit,
         )
-        told = [a for of in explained.alike[: MOST_ALTERNATIVES + 1] if not of[0].chosen for a in of]
+        described = [a for of in explained.alike[: MOST_ALTERNATIVES + 1] if not of[0].chosen for a in of]
         baseline = self._baseline(found, mine)
-        reasons = {a.spec: self._reason(baseline, plans[by_spec[a.spec]], a) for a in told}
+        reasons = {a.spec: self._reason(baseline, plans[by_spec[a.spec]], a) for a in described}
         with_reasons = tuple(replace(a, reason=reasons.get(a.spec)) for a in alternatives)
         return replace(explained, alternatives=with_reasons)
 
@@ -202,15 +202,15 @@ class Alternatives:
         limited = found.values[mine] < self.value * (1 - CHEAPER) and self.minimised != "memory"
         return Chosen(instance=self.instance, choice=found.choice(mine)) if limited else self.chosen
 
-    def _reason(self, baseline: Chosen, other: Sequence[int], told: Alternative) -> Reason | None:
+    def _reason(self, baseline: Chosen, other: Sequence[int], alternative: Alternative) -> Reason | None:
         """What a plan has more than the baseline: in what was minimised, or else in memory above the limit."""
         if self.minimised == "memory":
-            if told.value <= self.value:
+            if alternative.value <= self.value:
                 return None
             return memory_reason(self.memory, self.choice, other, self.value, "more at the peak")
-        if told.value < self.value * (1 - CHEAPER) and self._peak(other) > self.limit_bytes:
-            words = "more at the peak than the memory limit"
-            return memory_reason(self.memory, self.choice, other, self.limit_bytes, words)
+        if alternative.value < self.value * (1 - CHEAPER) and self._peak(other) > self.limit_bytes:
+            what = "more at the peak than the memory limit"
+            return memory_reason(self.memory, self.choice, other, self.limit_bytes, what)
         return cost_reason(baseline, Chosen(instance=self.instance, choice=tuple(other)), self._unit_of_costs)
 
     @property

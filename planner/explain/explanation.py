@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 from planner.explain.reasons import Reason
 from planner.explain.saved_values import SavedValue
-from planner.pricing.candidates.specs import spec_words
+from planner.pricing.candidates.specs import spec_text
 from planner.units import quantity
 
 MOST_MOVES = 4
@@ -106,7 +106,7 @@ class TensorExplanation:
             lines.append(f"  {mark} {names:<{wide[0]}}  {cost:>{wide[1]}}  {size:>{wide[2]}}")
             if of[0].reason is not None:
                 net = of[0].value - mine.value if mine is not None else of[0].reason.more
-                lines.append(f"       {of[0].reason.told(net)}")
+                lines.append(f"       {of[0].reason.text_for(net)}")
         left = sum(map(len, groups)) - sum(map(len, shown))
         if left:
             rest = min((of[0].value for of in groups if of not in shown), default=0.0)
@@ -131,13 +131,13 @@ class TensorExplanation:
 
 def _names(of: Sequence[Alternative]) -> str:
     """The specs of alternatives that cost the same; the chosen one stands first."""
-    first, *others = [spec_words(a.spec) for a in of]
-    told = (
+    first, *others = [spec_text(a.spec) for a in of]
+    shown_names = (
         others if len(others) <= MOST_ALIKE else [*others[: MOST_ALIKE - 1], f"{len(others) - MOST_ALIKE + 1} others"]
     )
     if of[0].chosen:
-        return f"{first}, as good as {' or '.join(told)}" if told else first
-    return " or ".join([first, *told])
+        return f"{first}, as good as {' or '.join(shown_names)}" if shown_names else first
+    return " or ".join([first, *shown_names])
 
 
 def same_cost(a: Alternative, b: Alternative) -> bool:

@@ -41,17 +41,17 @@ from planner.compiler.program import CompiledProgram, compiled
 from planner.compiler.targets.cpu import CPU
 from planner.decisions.groups import Grouping, group_ops
 from planner.pricing.op_cost import moved_bytes
-from planner.program.graph import Graph, Op, Region, Tensor, type_words
+from planner.program.graph import Graph, Op, Region, Tensor, type_text
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.tracing.gc_pause import paused
 from planner.program.tracing.traced import Program
-from planner.rules.op_work import op_flops, said_bytes
+from planner.rules.op_work import declared_bytes, op_flops
 
 OpGraph = nx.MultiDiGraph
 Attributes = dict[str, str | int | float]
 
 
-class Told(Protocol):
+class Descriptions(Protocol):
     """What is told of nodes and edges beside their place in the program: `Undecided`, or what a plan says."""
 
     def of_op(self, op: Op) -> Attributes:
@@ -87,18 +87,18 @@ def undecided(program: CompiledProgram, *, name: str) -> OpGraph:
 
 
 @paused()
-def network_of(graph: Graph, grouping: Grouping, told: Told, *, name: str) -> OpGraph:
+def network_of(graph: Graph, grouping: Grouping, descriptions: Descriptions, *, name: str) -> OpGraph:
     """The op graph of a program, with what is told of it."""
     network: OpGraph = nx.MultiDiGraph(name=name)
     makers = nodes_of(graph)
     for tensor in graph.tensors:
         if tensor.producer is None and makers[tensor.id]:
             kind = "argument" if tensor.id in graph.taken else "constant"
-            network.add_node(makers[tensor.id], **_outside(tensor.name, kind), **told.of_tensor(tensor.id))
-    network.add_nodes_from(_ops(graph, grouping, told))
+            network.add_node(makers[tensor.id], **_outside(tensor.name, kind), **descriptions.of_tensor(tensor.id))
+    network.add_nodes_from(_ops(graph, grouping, descriptions))
     for position, output in enumerate(graph.output_names):
-        network.add_node(f"result{position}", **_outside(output, "result"), **told.of_result(position))
-    network.add_edges_from(_reads(graph, makers, told))
+        network.add_node(f"result{position}", **_outside(output, "result"), **descriptions.of_result(position))
+    network.add_edges_from(_reads(graph, makers, descriptions))
     return network
 
 
@@ -123,8 +123,8 @@ def _outside(label: str, kind: str) -> Attributes:
     return {"label": label, "op": kind, **place}
 
 
-def _ops(graph: Graph, grouping: Grouping, told: Told) -> Iterator[tuple[str, Attributes]]:
-    regions = region_words(graph.regions)
+def _ops(graph: Graph, grouping: Grouping, descriptions: Descriptions) -> Iterator[tuple[str, Attributes]]:
+    regions = region_text(graph.regions)
     rules = dict.fromkeys(grouping.by_shardy, "shardy") | dict.fromkeys(grouping.unruled, "none")
     for op in graph.ops:
         place: Attributes = {
@@ -136,10 +136,10 @@ def _ops(graph: Graph, grouping: Grouping, told: Told) -> Iterator[tuple[str, At
             "group": grouping.group_of[op.id],
             "rule": rules.get(op.id, "own"),
         }
-        yield _op(op.id), place | told.of_op(op)
+        yield _op(op.id), place | descriptions.of_op(op)
 
 
-def region_words(regions: Sequence[Region]) -> list[str]:
+def region_text(regions: Sequence[Region]) -> list[str]:
     """Every region with those around it, outermost first."""
     found: list[str] = []
     for region in regions:
@@ -148,17 +148,21 @@ def region_words(regions: Sequence[Region]) -> list[str]:
     return found
 
 
-def _reads(graph: Graph, makers: Sequence[str], told: Told) -> Iterator[tuple[str, str, Attributes]]:
+def _reads(graph: Graph, makers: Sequence[str], descriptions: Descriptions) -> Iterator[tuple[str, str, Attributes]]:
     for op in graph.ops:
         for position, tensor in enumerate(op.operands):
-            yield makers[tensor], _op(op.id), _carried(graph.tensors[tensor], position) | told.of_read(op, position)
+            yield (
+                makers[tensor],
+                _op(op.id),
+                _carried(graph.tensors[tensor], position) | descriptions.of_read(op, position),
+            )
     for position, tensor in enumerate(graph.outputs):
         carried = _carried(graph.tensors[tensor], position)
-        yield makers[tensor], f"result{position}", carried | told.of_return(position)
+        yield makers[tensor], f"result{position}", carried | descriptions.of_return(position)
 
 
 def _carried(tensor: Tensor, position: int) -> Attributes:
-    kind = type_words(tensor.aval)
+    kind = type_text(tensor.aval)
     return {"position": position, "tensor": tensor.name, "type": kind, "tensor_bytes": float(tensor.aval.bytes)}
 
 
@@ -182,8 +186,8 @@ class Undecided:
             return _unknown(*self.fused.get(op.id, (0.0, 0.0)))
         trips = self.graph.regions[op.region].trips
         sizes = [[np.asarray(a.bytes) for a in self.graph.avals(of)] for of in (op.operands, op.results)]
-        said = said_bytes(self.graph, op)
-        moved = float(moved_bytes(self.program, op, *sizes)) if said is None else said
+        declared = declared_bytes(self.graph, op)
+        moved = float(moved_bytes(self.program, op, *sizes)) if declared is None else declared
         return _unknown(trips * op_flops(self.graph, op), trips * moved)
 
     def of_tensor(self, tensor: int) -> Attributes:

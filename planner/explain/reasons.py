@@ -28,17 +28,17 @@ class Reason:
 
     kind: str
     axes: tuple[str, ...]
-    words: str
+    text: str
     at: str
     more: float
     unit: Literal["s", "J", "B"]
 
-    def told(self, net: float) -> str:
+    def text_for(self, net: float) -> str:
         """The reason in words; `net` is what the alternative costs more in all."""
         if abs(self.more - net) <= ABOUT * abs(net):
-            return self.words
+            return self.text
         rest = ", partly saved elsewhere" if self.more > net >= 0 and self.kind != "memory" else ""
-        return f"{self.words}: +{quantity(self.more, self.unit)}{rest}"
+        return f"{self.text}: +{quantity(self.more, self.unit)}{rest}"
 
 
 def cost_reason(mine: Chosen, other: Chosen, unit: Literal["s", "J"]) -> Reason | None:
@@ -54,7 +54,7 @@ def cost_reason(mine: Chosen, other: Chosen, unit: Literal["s", "J"]) -> Reason 
     kind, axes = key
     at, where = _place(parts[key], totals[key])
     return Reason(
-        kind=kind, axes=axes, words=_words(kind, axes, parts[key]) + where, at=at, more=totals[key], unit=unit
+        kind=kind, axes=axes, text=_cost_text(kind, axes, parts[key]) + where, at=at, more=totals[key], unit=unit
     )
 
 
@@ -69,7 +69,7 @@ def _place(parts: Sequence[tuple[Part, float]], total: float) -> tuple[str, str]
     return at, f", at {at}" if lines[at] >= MOSTLY * total else f", most of it at {at}"
 
 
-def _words(kind: str, axes: Sequence[str], parts: Sequence[tuple[Part, float]]) -> str:
+def _cost_text(kind: str, axes: Sequence[str], parts: Sequence[tuple[Part, float]]) -> str:
     over = " and ".join([", ".join(axes[:-1]), axes[-1]] if len(axes) > 1 else axes)
     if kind == COMPUTING:
         return f"computing not split over {over}" if axes else "computing split otherwise"
@@ -99,7 +99,7 @@ def memory_reason(
     grown = max(after, key=lambda name: after[name] - before[name], default=None)
     at = memory.describe(time).removeprefix("memory at ")
     more = float(profile[time]) - than_bytes
-    words = f"{what}, at {at}"
+    text = f"{what}, at {at}"
     if grown is not None and after[grown] > before[grown]:
-        words += f", where {grown} takes {quantity(after[grown], 'B')} instead of {quantity(before[grown], 'B')}"
-    return Reason(kind="memory", axes=(), words=words, at=at, more=more, unit="B")
+        text += f", where {grown} takes {quantity(after[grown], 'B')} instead of {quantity(before[grown], 'B')}"
+    return Reason(kind="memory", axes=(), text=text, at=at, more=more, unit="B")

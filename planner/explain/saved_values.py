@@ -77,10 +77,10 @@ class SavedValues:
         if front is None:
             return []
         choice = front.settled(self.saved)
-        found = [self._told(front, choice, places) for places in front.alike()]
+        found = [self._described(front, choice, places) for places in front.alike()]
         return sorted((value for value in found if value is not None), key=lambda value: -value.bytes)
 
-    def _told(self, front: Front, choice: Choice, places: Sequence[tuple[int, int]]) -> SavedValue | None:
+    def _described(self, front: Front, choice: Choice, places: Sequence[tuple[int, int]]) -> SavedValue | None:
         """One kind of values; None where they are neither saved nor needed again."""
         saved = [place for place in places if place[1] in choice.saved[place[0]]]
         again = [place for place in places if place[1] in choice.repeated[place[0]]]

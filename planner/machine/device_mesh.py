@@ -65,13 +65,13 @@ def lay_out(sizes: Sequence[int], places: Sequence[Place | None], topology: Topo
     block, order = _block_of(topology, grid), topology.order(sizes)
     if block is not None and order is not None:
         return DeviceOrder(order=block.reshape(-1)[order])
-    why = f"the {len(places)} devices hold no block of the shape {_words(topology.shape)} that links are priced for"
+    why = f"the {len(places)} devices hold no block of the shape {_extents_text(topology.shape)} that links are priced for"
     block = _compact_block(needed, grid)
     own = None if block is None else _own_order(sizes, block.shape, topology)
     if block is None or own is None:
         note = f"{why}, nor one of {needed} devices: the mesh lies along a line through their coordinates"
         return DeviceOrder(order=_along(sizes, winding(known), topology), note=note)
-    note = f"{why}: the mesh lies on a block of {_words(block.shape)} of them" if needed > 1 else ""
+    note = f"{why}: the mesh lies on a block of {_extents_text(block.shape)} of them" if needed > 1 else ""
     return DeviceOrder(order=block.reshape(-1)[own], note=note)
 
 
@@ -169,5 +169,5 @@ def _shapes(count: int, limits: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
                 yield (extent, *rest)
 
 
-def _words(extents: Sequence[int]) -> str:
+def _extents_text(extents: Sequence[int]) -> str:
     return "x".join(str(extent) for extent in extents if extent > 1) or "1"

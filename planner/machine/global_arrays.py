@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from planner.errors import ArgumentError
-from planner.machine.processes import Processes, words_of
+from planner.machine.processes import Processes, text_of
 from planner.program.tracing.arguments import canonical_dtype
 
 GATHERED_BYTES = 2.0**28
@@ -105,9 +105,7 @@ def in_common(
         return values
     for name, *found in zip(names, *answers, strict=True):
         if len(set(found)) > 1:
-            return (
-                f"argument {name} is not the same on {words_of(processes.members)}; give one value, or a global array"
-            )
+            return f"argument {name} is not the same on {text_of(processes.members)}; give one value, or a global array"
     return values
 
 

@@ -40,7 +40,7 @@ def laid_part(name: str, value: Any, sharding: NamedSharding, shape: Sequence[in
         raise ArgumentError(
             f"argument {name} is the part of this process, {here.shape[dim]} of {shape[dim]} along dim {dim}, but by the "
             f"plan its devices hold {len(starts) * extent} of them: the layout was made for other processes; plan again "
-            "with host_local on these"
+            "with process_local on these"
         )
 
     def rows(index: Any) -> Any:

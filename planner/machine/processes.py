@@ -71,20 +71,20 @@ class Processes:
         try:
             mine = {"answer": work()}
             if self.leads:
-                told = {"answers": [mine["answer"], *self._answers(place, limit_s)]}
+                outcome = {"answers": [mine["answer"], *self._answers(place, limit_s)]}
             else:
                 self._put(f"{place}/{self.me}", mine)
-                told = self._get(f"{place}/all", self.members[0], limit_s)
+                outcome = self._get(f"{place}/all", self.members[0], limit_s)
         except BaseException as error:
             # Whoever waits for this process, or comes later, must not wait for ever.
             self._put(f"{place}/{'all' if self.leads else self.me}", {"failed": _failure(error, self.me)})
             raise
         if self.leads:
-            self._put(f"{place}/all", told)
+            self._put(f"{place}/all", outcome)
             # All have come to this round, so all have read the last one.
             self.store.key_value_delete(f"{root}/{number - 1}/")
-        _raise_failure(told)
-        return tuple(told["answers"])
+        _raise_failure(outcome)
+        return tuple(outcome["answers"])
 
     def decided(self, work: Callable[[], Answer]) -> Answer:
         """One round in which only the leading process works, and all get its answer."""
@@ -99,11 +99,11 @@ class Processes:
             return work()
         done: list[T] = []
 
-        def asked() -> dict[str, str]:
+        def own_question() -> dict[str, str]:
             done.append(work())
             return dict(question(done[0]))
 
-        first, *others = self.gathered(asked, first=True)
+        first, *others = self.gathered(own_question, first=True)
         for member, other in zip(self.members[1:], others, strict=True):
             name = next((name for name in first if other.get(name) != first[name]), None)
             if name is not None:
@@ -155,19 +155,19 @@ def processes_of(devices: Sequence[jax.Device] | None) -> Processes:
         return Processes(members=members, me=me)
     if me not in members:
         raise MeshError(
-            f"the devices belong to {words_of(members)}, and none of them to this process, {me}; make the call on those "
+            f"the devices belong to {text_of(members)}, and none of them to this process, {me}; make the call on those "
             "processes only, or give devices of every process that makes it"
         )
     store = distributed.global_state.client
     if store is None:
         raise MeshError(
-            f"the devices belong to {words_of(members)}, which cannot agree on a plan before jax.distributed.initialize() "
+            f"the devices belong to {text_of(members)}, which cannot agree on a plan before jax.distributed.initialize() "
             "was called on each; call it first"
         )
     return Processes(members=members, me=me, store=store)
 
 
-def words_of(members: Sequence[int]) -> str:
+def text_of(members: Sequence[int]) -> str:
     """Processes in words: "process 1", "the processes 0, 1"."""
     return f"process {members[0]}" if len(members) == 1 else f"the processes {', '.join(map(str, members))}"
 
@@ -181,11 +181,11 @@ def _failure(error: BaseException, process: int) -> dict[str, Any]:
     return {"process": process, "error": type(error).__name__, "message": str(error), "more": more}
 
 
-def _raise_failure(told: Mapping[str, Any]) -> None:
+def _raise_failure(outcome: Mapping[str, Any]) -> None:
     """Raises: the failure of another process, as an error of its own class where that is one of the planner's."""
-    if "failed" not in told:
+    if "failed" not in outcome:
         return
-    failed = told["failed"]
+    failed = outcome["failed"]
     kind: Any = getattr(errors, failed["error"], None)
     if kind is InfeasibleError:
         more = failed["more"]

@@ -18,7 +18,7 @@ from planner.machine.aot_child import place_of
 from planner.machine.device_mesh import DeviceOrder, in_order, lay_out
 from planner.machine.device_topology import named, topology_of
 from planner.machine.host_parts import crossing_axes
-from planner.machine.processes import Processes, processes_of, words_of
+from planner.machine.processes import Processes, processes_of, text_of
 
 AS_GIVEN = "the mesh lies on its devices as it was given, and its links are priced as the planner would lay it"
 """What a plan says of a given mesh that lies otherwise."""
@@ -84,14 +84,14 @@ class Target:
             return kept, ()
         if not kept:
             raise MeshError(
-                f"the mesh {dict(meshes[0])} would leave {words_of(without[0])} without devices, unable to take part; "
+                f"the mesh {dict(meshes[0])} would leave {text_of(without[0])} without devices, unable to take part; "
                 "give a mesh of more devices, or devices=[...] with as many of every process as the mesh needs, or "
                 "devices=jax.local_devices() for a plan of each process's own"
             )
         sizes = sorted({math.prod(mesh.values()) for mesh in meshes} - {math.prod(mesh.values()) for mesh in kept})
         left = sorted({member for members in without for member in members})
         counts = ", ".join(map(str, sizes))
-        return kept, (f"meshes of {counts} devices were not searched: they would leave {words_of(left)} without any",)
+        return kept, (f"meshes of {counts} devices were not searched: they would leave {text_of(left)} without any",)
 
     def _left_out(self, shape: Mapping[str, int]) -> tuple[int, ...]:
         """The processes that own none of the devices of a mesh."""
@@ -131,16 +131,16 @@ class Target:
         order = topology.order(tuple(shape.values()))
         return np.zeros(tuple(shape.values()), np.int64) if order is None else topology.hosts.reshape(-1)[order]
 
-    def told(self, shape: Mapping[str, int]) -> tuple[str, ...]:
+    def notes_for(self, shape: Mapping[str, int]) -> tuple[str, ...]:
         """What a plan on this mesh should say of its devices."""
         if self.devices is None:
             return self.notes
         layout = self._layout(tuple(shape.values()))
         note = layout.note
         if self.mesh is not None:
-            told = self.topology.nodes > 1 or any(map(place_of, self.devices))
+            has_places = self.topology.nodes > 1 or any(map(place_of, self.devices))
             priced = [self.devices[int(index)] for index in layout.order.flat]
-            note = AS_GIVEN if told and priced != list(self.mesh.devices.flat) else ""
+            note = AS_GIVEN if has_places and priced != list(self.mesh.devices.flat) else ""
         return (*self.notes, note) if note else self.notes
 
     def _layout(self, sizes: tuple[int, ...]) -> DeviceOrder:

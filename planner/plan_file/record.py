@@ -209,9 +209,11 @@ def _check_request(read: Decision, topology: Topology) -> None:
     _require(request.objective in (*OBJECTIVES, "memory"), "request.objective", "is no objective")
     _require(request.memory_limit > 0, "request.memory_limit", "is not above 0")
     ranks = {leaf.name: len(leaf.aval.shape) for leaf in read.arguments}
-    parts = request.host_local.items()
+    parts = request.process_local.items()
     _require(
-        all(0 <= dim < ranks.get(name, 0) for name, dim in parts), "request.host_local", "names a dim that there is not"
+        all(0 <= dim < ranks.get(name, 0) for name, dim in parts),
+        "request.process_local",
+        "names a dim that there is not",
     )
     trips = request.while_trips
     _require(

@@ -93,7 +93,7 @@ class Candidates:
     def _source_of(self, problem: PlanningProblem, options: Options, notes: Sequence[str]) -> Source:
         request = self._request
         variants, notes = request.variants.starting(problem), (*request.notes, *notes)
-        if options.refine == "never":
+        if options.autotune == "never":
             return MeshCandidates(variants, request.meshes, options, notes)
         program = problem.program
         leaves = jax.tree.leaves([request.args[i] for i in program.dynamic_argnums])

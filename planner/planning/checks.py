@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from planner.decision import Checked
-from planner.emit.alternatives import remedy_words
+from planner.emit.alternatives import remedy_text
 from planner.machine.target import Target
 from planner.options import Options
 from planner.plans.plan import Plan
@@ -112,8 +112,8 @@ def _why_unchecked(made: Plan, target: Target, options: Options, operations: int
     """Why nothing is to be checked, or ""."""
     refined = made.decision.refined
     if options.check == "auto" and made.why_not_run and refined is not None and refined.chosen is not None:
-        told = "it was compiled to choose it, see Plan.refined; verify() compares it with its promises"
-        return f"{made.why_not_run}; {told}"
+        reason = "it was compiled to choose it, see Plan.refined; verify() compares it with its promises"
+        return f"{made.why_not_run}; {reason}"
     return why_not_compiled(target, options, 0 if _beyond(made) else operations)
 
 
@@ -157,8 +157,8 @@ def _why_not_run(made: Plan, args: Sequence[Any], options: Options) -> str:
 
 def _with_flags(made: Plan, target: Target) -> Plan:
     """The plan with a note on the flags with which it was compiled in a child of this process, if there were any."""
-    told = flags_note(target.platform)
-    return made.with_notes((*made.notes, told)) if told else made
+    note = flags_note(target.platform)
+    return made.with_notes((*made.notes, note)) if note else made
 
 
 def _compiling(verification: Verification, remedy: str) -> Checked:
@@ -167,7 +167,7 @@ def _compiling(verification: Verification, remedy: str) -> Checked:
     if collectives.by_kind is not None:
         detail = "compiled for its devices"
         if remedy:
-            detail += f", {remedy_words(remedy)}"
+            detail += f", {remedy_text(remedy)}"
         return Checked(what="compiling", ok=True, detail=detail)
     failed = collectives if collectives.ok is False else memory if memory.ok is False else None
     return Checked(what="compiling", ok=None if failed is None else False, detail=(failed or collectives).reason)

@@ -94,8 +94,8 @@ def decide(
             meshes=meshes,
             guessed_share=share,
         ),
-        replicated=tuple(_told(graph, op) for op in model.grouping.unruled),
-        by_shardy=tuple(_told(graph, op) for op in model.grouping.by_shardy),
+        replicated=tuple(_op_facts(graph, op) for op in model.grouping.unruled),
+        by_shardy=tuple(_op_facts(graph, op) for op in model.grouping.by_shardy),
         guessed=guessed,
         checked=(),
         notes=(
@@ -126,7 +126,7 @@ def _notes(problem: PlanningProblem, chosen: Chosen, shape: Shape, predicted: Pr
         yield f"prices are of a profile of {of.num_devices} x {of.device_kind}: {of.machine}, {of.date}"
     own = problem.program.parallelism
     # On a mesh that the program names itself devices lie as they please it.
-    yield from problem.target.told(shape) if own is None or own.mesh is None else problem.target.notes
+    yield from problem.target.notes_for(shape) if own is None or own.mesh is None else problem.target.notes
     for one in donations(problem.program, chosen):
         if one.fed_back and one.bytes >= WORTH_DONATING * predicted.peak_bytes:
             yield str(one)
@@ -145,7 +145,7 @@ def _notes(problem: PlanningProblem, chosen: Chosen, shape: Shape, predicted: Pr
         )
 
 
-def _told(graph: Graph, op_id: int) -> OpNote:
+def _op_facts(graph: Graph, op_id: int) -> OpNote:
     """What a plan says of an op: its primitive, its name, its source line, its runs per call."""
     op = graph.ops[op_id]
     return OpNote(op=op.kind, name=op.name, source=op.source, trips=graph.regions[op.region].trips)
@@ -166,8 +166,6 @@ def _guess_note(guessed: Sequence[OpNote], share: float | None) -> tuple[str, ..
         return ()
     named = [f"{op} (x{runs:g}) at {source}" for (op, source), runs in list(trips.items())[:MOST_NAMED]]
     more = [f"{len(trips) - MOST_NAMED} more"] if len(trips) > MOST_NAMED else []
-    words = (
-        f"work of {len(guessed)} op{'' if len(guessed) == 1 else 's'} is guessed as one operation per result element"
-    )
+    text = f"work of {len(guessed)} op{'' if len(guessed) == 1 else 's'} is guessed as one operation per result element"
     moved = "" if share is None else f" They move {100 * share:.2g} % of the bytes; what they compute is not known."
-    return (f"{words}: {', '.join(named + more)}; planner.rule_for(flops=, bytes=) tells it.{moved}",)
+    return (f"{text}: {', '.join(named + more)}; planner.rule_for(flops=, bytes=) tells it.{moved}",)

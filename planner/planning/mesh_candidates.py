@@ -19,7 +19,7 @@ from planner.errors import CompileError, InfeasibleError, PinError
 from planner.options import Options
 from planner.planning.checks import Verdict, why_not_compiled
 from planner.planning.finalize import decide
-from planner.pricing.mesh import Shape, ShapeKey, mesh_words, shape_key
+from planner.pricing.mesh import Shape, ShapeKey, mesh_text, shape_key
 from planner.search.fewer_devices import on_fewer_devices
 from planner.search.mesh_search import SearchOptions, SearchResult, search
 from planner.search.problem import PlanningProblem
@@ -32,7 +32,7 @@ FALLBACKS = 3
 JUDGED = "nothing is predicted to fit: the compiler finds that this plan does, and may compute values again for it"
 """What a plan above the limit says, which is handed over only if the compiler finds so."""
 ONE_DEVICE = {"x": 1}
-TOLD = 0.9
+REPORTED = 0.9
 """The share of a lower limit from which on a plan says that it keeps to that."""
 
 
@@ -58,7 +58,7 @@ class MeshCandidates:
         self._stage: Literal["meshes", "one device", "no constraints"] = "meshes"
         # By mesh, why nothing more is tried there; and what the notes of later plans say.
         self._dropped: dict[ShapeKey, str] = {}
-        self._told: list[str] = []
+        self._failures: list[str] = []
         # Plans that may be handed over, with the seconds of their schedules; bytes that those need which do not fit.
         self._kept: list[tuple[float, Decision]] = []
         self._needed: list[float] = []
@@ -99,7 +99,7 @@ class MeshCandidates:
         if self._kept:
             return self._fastest()
         raise CompileError(
-            f"every plan that was tried was dropped: {'; '.join(self._told)}. Fix another mesh, or report this program "
+            f"every plan that was tried was dropped: {'; '.join(self._failures)}. Fix another mesh, or report this program "
             "with the plan's text"
         )
 
@@ -112,9 +112,9 @@ class MeshCandidates:
             return
         shape = dict(decision.mesh_shape)
         verb = "is doubted" if verdict.rejected is None else "failed"
-        self._told.append(f"the plan on the mesh {shape} {verb}: {verdict.rejected or verdict.suspicious}")
+        self._failures.append(f"the plan on the mesh {shape} {verb}: {verdict.rejected or verdict.suspicious}")
         if verdict.memory_share is None:
-            self._dropped[shape_key(shape)] = self._told[-1]
+            self._dropped[shape_key(shape)] = self._failures[-1]
         else:
             self._needed.append(decision.predicted.peak_bytes / verdict.memory_share)
 
@@ -135,7 +135,7 @@ class MeshCandidates:
             bound=self._bound,
             seconds=self._deadline.elapsed,
             meshes=len(self._meshes),
-            notes=(*self._notes, *found.notes, *(() if self._told else why), *self._told),
+            notes=(*self._notes, *found.notes, *(() if self._failures else why), *self._failures),
         )
         room = room_note(self._problem, self._limit_bytes, made.predicted.peak_bytes)
         beyond = () if self._none_fits is None else (JUDGED,)
@@ -146,7 +146,7 @@ class MeshCandidates:
     def _without_constraints(self) -> Decision:
         """The best plan of all, with the places of its arguments and results alone."""
         note = "emitted without constraints inside: the compiler may place that differently from the prediction"
-        bare = replace(self._tried[0], constraints={}, notes=(*self._tried[0].notes, *self._told, note))
+        bare = replace(self._tried[0], constraints={}, notes=(*self._tried[0].notes, *self._failures, note))
         self._tried.append(bare)
         return bare
 
@@ -164,7 +164,7 @@ class MeshCandidates:
                 return found
             # No plan promises to take so little: on another mesh the compiler may need what was promised.
             self._limit_bytes = self._most_bytes
-            self._dropped[shape_key(self._tried[-1].mesh_shape)] = self._told[-1]
+            self._dropped[shape_key(self._tried[-1].mesh_shape)] = self._failures[-1]
         if self._verdict.suspicious is not None and self._deadline.passed:
             return None
         found = self._again(self._meshes)
@@ -193,19 +193,19 @@ class MeshCandidates:
         """The plan to hand over: the fastest by the compiler's schedule, the earliest of several."""
         seconds, best = min(self._kept, key=lambda pair: pair[0])
         if len(self._kept) == 1:
-            return replace(best, notes=tuple(dict.fromkeys((*best.notes, *self._told))))
+            return replace(best, notes=tuple(dict.fromkeys((*best.notes, *self._failures))))
         others = ", ".join(
-            f"{mesh_words(decision.mesh_shape)} {quantity(other, 's')}"
+            f"{mesh_text(decision.mesh_shape)} {quantity(other, 's')}"
             for other, decision in self._kept
             if decision is not best
         )
         taken = quantity(seconds, "s")
         note = f"the fastest of {len(self._kept)} plans by the compiler's schedule, {taken} (others: {others})"
-        return replace(best, notes=tuple(dict.fromkeys((*best.notes, *self._told, note))))
+        return replace(best, notes=tuple(dict.fromkeys((*best.notes, *self._failures, note))))
 
     def _nothing_fits(self) -> InfeasibleError:
         """The error that says so."""
-        tried = "; ".join(self._told)
+        tried = "; ".join(self._failures)
         if self._none_fits is not None:
             return self._none_fits.with_sentence(
                 "Nor does the compiler, which may compute values again, say that a plan fits that is predicted to need "
@@ -220,7 +220,7 @@ class MeshCandidates:
 
 def room_note(problem: PlanningProblem, limit: float, peak: float) -> tuple[str, ...]:
     """Says of a plan whose peak is near a limit lower than what was asked for that it is kept to that."""
-    if not TOLD * limit < peak <= limit < problem.request.memory_limit:
+    if not NOTED_SHARE * limit < peak <= limit < problem.request.memory_limit:
         return ()
     share = limit / problem.request.topology.chip.hbm_bytes
     return (f"the plan keeps to {share:.0%} of the memory: nearer to the limit the compiler computes values again",)

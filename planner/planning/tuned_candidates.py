@@ -88,7 +88,7 @@ class TunedCandidates:
 
 def _tuned(variants: ProblemVariants, meshes: Sequence[Shape], options: Options, values: Sequence[Any]) -> Result | str:
     """The plans tried, best first; or why none could be."""
-    how = "compile" if options.refine == "compile" else "measure"
+    how = "compile" if options.autotune == "compile" else "measure"
     deadline, problem = Deadline.after(options.time_limit_s), variants.base
     limit = problem.request.memory_limit
     why = why_no_judge(problem.target) if how == "compile" else ""
@@ -107,5 +107,5 @@ def _tuned(variants: ProblemVariants, meshes: Sequence[Shape], options: Options,
         else:
             judge = MeasuringJudge(problem, values, deadline.share(REFINING_SHARE))
         result = refine(found.candidates, meshes, prospects, judge, deadline, how=how, limit_bytes=limit)
-    told = [prospects.certified(decision, found) for decision in result.decisions[: FALLBACKS + 1]]
-    return replace(result, decisions=tuple(replace(one, notes=(*one.notes, *best.notes)) for one in told))
+    certified = [prospects.certified(decision, found) for decision in result.decisions[: FALLBACKS + 1]]
+    return replace(result, decisions=tuple(replace(one, notes=(*one.notes, *best.notes)) for one in certified))

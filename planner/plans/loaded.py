@@ -71,7 +71,7 @@ class LoadedPlan:
         def prepared() -> tuple[tuple[Any, ...], Program]:
             args = self._arguments(example_args)
             if example_args is not None:
-                static, parts = decision.static_argnums, decision.request.host_local
+                static, parts = decision.static_argnums, decision.request.process_local
                 exact = {exactly(name): dim for name, dim in parts.items()}
                 args = with_wholes(fn, args, exact, target, static=static).args
             target.shared_by_all([decision.mesh_shape])
@@ -127,7 +127,7 @@ class LoadedPlan:
         if program.arguments != saved.arguments:
             pairs = zip(program.arguments, saved.arguments, strict=False)
             differing = next(
-                (f"{_leaf_words(mine)}, saved {_leaf_words(its)}" for mine, its in pairs if mine != its),
+                (f"{_leaf_text(mine)}, saved {_leaf_text(its)}" for mine, its in pairs if mine != its),
                 f"{len(program.arguments)} leaves, saved {len(saved.arguments)}",
             )
             raise PlanFileError(
@@ -206,7 +206,7 @@ def _example(leaf: Leaf) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.aval.shape, dtype, weak_type=leaf.weak)
 
 
-def _leaf_words(leaf: Leaf) -> str:
+def _leaf_text(leaf: Leaf) -> str:
     return f"{leaf.name}: {leaf.aval.dtype}{list(leaf.aval.shape)}"
 
 

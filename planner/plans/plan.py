@@ -164,7 +164,7 @@ class Plan:
 
     @property
     def refined(self) -> Refined | None:
-        """How compiles or runs chose the plan, as `Options(refine=...)` asks for; None where they had no say."""
+        """How compiles or runs chose the plan, as `Options(autotune=...)` asks for; None where they had no say."""
         return self._decision.refined
 
     # ------------------------------------------------------------ running
@@ -245,7 +245,7 @@ class Plan:
         if all(one is None for one in form.saved) and not has_remats(program.jaxpr):
             return ()
         try:
-            stated = self.behind
+            stated = self.alternatives
         except ArgumentError:  # a plan of another release, which cannot be stated again
             return ()
         return products_of(stated.chosen, stated.saved, form.microbatches)
@@ -256,10 +256,10 @@ class Plan:
 
         Its structure is frozen: a `copy()` can be changed. Raises: ArgumentError, as `explain` does.
         """
-        return self.behind.network
+        return self.alternatives.network
 
     @cached_property
-    def behind(self) -> Alternatives:
+    def alternatives(self) -> Alternatives:
         """The problem that the plan solves, with what was chosen; stated when it is first asked for. Raises: as `graph`."""
         return self._state_problem()
 
@@ -268,7 +268,7 @@ class Plan:
 
         Without a path: the arguments that matter most. Raises: ArgumentError for a name that is none.
         """
-        return explain(self.behind, path)
+        return explain(self.alternatives, path)
 
     def with_checks(self, checked: Sequence[Checked], compiled: Verification | None = None) -> Plan:
         """The same plan with these checks on record; what was compiled for them serves it, too, as `compiled` does."""
@@ -303,7 +303,7 @@ class Plan:
 
         Raises: ArgumentError where nothing can be written there, or as `explain` does.
         """
-        write_page(self._decision, self.behind, path)
+        write_page(self._decision, self.alternatives, path)
 
     def __str__(self) -> str:
         return describe(self._decision)

@@ -14,7 +14,7 @@ from planner.machine.target import Target
 from planner.pricing.candidates.pins import close_names, matcher
 from planner.program.tracing.arguments import joined, parameter_names
 
-HostLocal = Sequence[str] | Mapping[str, int]
+ProcessLocal = Sequence[str] | Mapping[str, int]
 """Names of arguments, or patterns over names, or these to the dim along which the parts are put together (else 0)."""
 
 
@@ -27,17 +27,17 @@ class WithWholes:
 
 
 def with_wholes(
-    fn: Callable[..., Any], args: Sequence[Any], host_local: HostLocal, target: Target, *, static: Sequence[int]
+    fn: Callable[..., Any], args: Sequence[Any], process_local: ProcessLocal, target: Target, *, static: Sequence[int]
 ) -> WithWholes:
     """The arguments with wholes in the place of this process's parts. Raises: ArgumentError, MeshError."""
-    asked = _asked(host_local)
-    if not asked or not isinstance(args, (tuple, list)):
+    by_pattern = _dims_by_pattern(process_local)
+    if not by_pattern or not isinstance(args, (tuple, list)):
         return WithWholes(args=tuple(args) if isinstance(args, (tuple, list)) else (), dims={})
     names = parameter_names(fn, len(args))
     known: list[str] = []
     dims: dict[str, int] = {}
     used: set[str] = set()
-    matches = [(pattern, matcher(pattern), dim) for pattern, dim in asked.items()]
+    matches = [(pattern, matcher(pattern), dim) for pattern, dim in by_pattern.items()]
     wholes: list[Any] = []
     for i, value in enumerate(args):
         if i in static or i - len(args) in static:
@@ -60,24 +60,24 @@ def with_wholes(
             made.append(leaf)
         same = all(one is other for one, (_, other) in zip(made, leaves, strict=True))
         wholes.append(value if same else jax.tree.unflatten(tree, made))
-    for pattern in asked:
+    for pattern in by_pattern:
         if pattern not in used:
             raise ArgumentError(
-                f"host_local names {pattern!r}, and no argument is called so; names look like "
+                f"process_local names {pattern!r}, and no argument is called so; names look like "
                 f"{close_names(pattern, [*names, *known])}"
             )
     return WithWholes(args=tuple(wholes), dims=dims)
 
 
-def _asked(host_local: HostLocal) -> dict[str, int]:
+def _dims_by_pattern(process_local: ProcessLocal) -> dict[str, int]:
     """The dims by pattern. Raises: ArgumentError."""
-    given = host_local if isinstance(host_local, Mapping) else None
-    if given is None and isinstance(host_local, (tuple, list)):
-        given = dict.fromkeys(host_local, 0)
+    given = process_local if isinstance(process_local, Mapping) else None
+    if given is None and isinstance(process_local, (tuple, list)):
+        given = dict.fromkeys(process_local, 0)
     if given is None or not all(isinstance(name, str) and type(dim) is int and dim >= 0 for name, dim in given.items()):
         raise ArgumentError(
-            f"host_local is {host_local!r:.200}; give a tuple of names of arguments, such as ('batch',), or a mapping from "
-            "names to the dim along which the parts of the processes are put together"
+            f"process_local is {process_local!r:.200}; give a tuple of names of arguments, such as ('batch',), or a "
+            "mapping from names to the dim along which the parts of the processes are put together"
         )
     return dict(given)
 
@@ -86,6 +86,6 @@ def _check_dim(name: str, leaf: Any, dim: int) -> None:
     rank = len(getattr(leaf, "shape", ()))
     if dim >= rank:
         raise ArgumentError(
-            f"host_local names {name}, which has {rank} dims and no dim {dim} along which parts could be put together; "
+            f"process_local names {name}, which has {rank} dims and no dim {dim} along which parts could be put together; "
             "name the arrays of the batch only"
         )

@@ -14,7 +14,7 @@ from planner.compiler.schedule.prefetched_weights import WeightsThere
 from planner.decisions.decision_graph import Transfer
 from planner.pricing.candidates.specs import spec_of
 from planner.pricing.instance import Instance
-from planner.pricing.loop_all_reduce import Axes, summed_behind
+from planner.pricing.loop_all_reduce import Axes, axes_after_loop
 from planner.pricing.prefetch import Moving, Multiplying, prefetched_seconds
 from planner.pricing.reshard import SUMMING, Step, reshard_steps
 from planner.program.graph import Op
@@ -132,20 +132,20 @@ class Chosen:
         return known[key]
 
     @cached_property
-    def behind(self) -> frozenset[int]:
+    def summed_after_loop(self) -> frozenset[int]:
         """The transfers that sum behind a loop what it accumulates."""
-        of_tensor = {t.tensor: t.id for t in self.instance.model.flow.transfers if t.behind is not None}
+        of_tensor = {t.tensor: t.id for t in self.instance.model.flow.transfers if t.region_after_loop is not None}
         placed = _Placed(self, {t.tensor: steps for t, steps in self.moves if t.reduced}) if of_tensor else None
         return frozenset(
             of_tensor[term.op.results[0]]
             for accumulator in self.instance.model.flow.accumulators
-            if placed is not None and summed_behind(accumulator, placed)
+            if placed is not None and axes_after_loop(accumulator, placed)
             for term in accumulator.terms
         )
 
     def trips(self, transfer: Transfer) -> float:
         """How often a transfer moves per call, in terms of its tensor's bytes."""
-        return transfer.widened * transfer.trips_behind if transfer.id in self.behind else transfer.trips
+        return transfer.widened * transfer.trips_after_loop if transfer.id in self.summed_after_loop else transfer.trips
 
     @property
     def seconds(self) -> tuple[float, float]:
@@ -177,8 +177,8 @@ class Chosen:
             if model.graph.regions[transfer.region].parent is None:
                 made = model.graph.tensors[transfer.tensor].producer
                 readers = [*(op for op, _ in transfer.reads), *served.get(transfer.target, ())]
-                behind = transfer.reduced or not readers
-                at = (-1 if made is None else made) + 0.5 if behind else min(readers) - 0.5
+                follows_maker = transfer.reduced or not readers
+                at = (-1 if made is None else made) + 0.5 if follows_maker else min(readers) - 0.5
                 yield at, Moving(sum(self.step_seconds(transfer, steps)))
 
     def _product(self, of: WeightsThere, moved: Collection[int]) -> tuple[float, Multiplying]:

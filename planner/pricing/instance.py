@@ -154,7 +154,7 @@ class Instance:
         alike = (
             *(self.kind_of[transfer.source], transfer.source_dims, transfer.reduced, order, shares, hidden),
             *(self.kind_of[transfer.target], transfer.target_dims, aval.shape, aval.bytes, transfer.trips),
-            *(transfer.trips_behind, transfer.widened, transfer.waiting),
+            *(transfer.trips_after_loop, transfer.widened, transfer.waiting),
         )
         found = self._cache.get(alike)
         if found is not None:
@@ -163,7 +163,7 @@ class Instance:
         s, p = source.locations(transfer.source_dims), source.splits(transfer.reduced)
         t = target.locations(transfer.target_dims)
         pairs = (s.tobytes(), p.tobytes(), t.tobytes(), aval.shape, aval.bytes, order)
-        often = (transfer.trips, transfer.trips_behind, transfer.widened, transfer.waiting)
+        often = (transfer.trips, transfer.trips_after_loop, transfer.widened, transfer.waiting)
         key = (pairs, often, shares, hidden)
         if key not in self._cache:
             if pairs not in self._met:
@@ -179,10 +179,10 @@ class Instance:
                 moves = priced(tuple((a * c, b * d) for (a, b), (c, d) in zip(kinds, shares, strict=True)))
                 values = values - np.minimum(self.mesh.compiler.hidden_gathers * moves, hidden)
             trips = np.asarray(transfer.trips)
-            if transfer.behind is not None:
+            if transfer.region_after_loop is not None:
                 # A sum that stays in place waits for the end of the loop (see `loop_sums`).
                 in_place = (s[:, None] == t[None, :]).all(axis=2)
-                trips = np.where(in_place, transfer.widened * transfer.trips_behind, transfer.trips)
+                trips = np.where(in_place, transfer.widened * transfer.trips_after_loop, transfer.trips)
             found = trips * values[row_of][:, column_of]
             if transfer.waiting:
                 found = found + transfer.waiting * self._sums(s, t, aval)

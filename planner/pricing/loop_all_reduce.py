@@ -32,7 +32,7 @@ class Placed(Protocol):
         ...
 
 
-def summed_behind(accumulator: Accumulator, placed: Placed) -> frozenset[str]:
+def axes_after_loop(accumulator: Accumulator, placed: Placed) -> frozenset[str]:
     """The axes over which an accumulator is summed behind its loop; none where it is whole, or summed in every trip."""
     over = {_partial_over(term, placed) for term in accumulator.terms}
     axes = over.pop()

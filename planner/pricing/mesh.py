@@ -27,7 +27,7 @@ def shape_key(shape: Shape) -> ShapeKey:
     return tuple(shape.items())
 
 
-def mesh_words(shape: Shape) -> str:
+def mesh_text(shape: Shape) -> str:
     """A mesh as a person writes it: "data=4,model=2"."""
     return ",".join(f"{name}={size}" for name, size in shape.items())
 
@@ -51,7 +51,7 @@ class Mesh:
     (`compiler.collectives.lowering`), inf where it always does: the tables have the price of that then. `on_chip_bytes`
     is the memory for arrays on each chip, and `kernel_seconds` the least that a kernel takes. `chip` is its name,
     `compiler` the model of its compiler. Matmuls take at least the flops of a device over `matmul_flops_per_s`. A mesh of
-    one device may stand for several, at no more than what the parts of a program take on all of these: `stands_for`.
+    one device may stand for several, at no more than what the parts of a program take on all of these: `pooled_devices`.
     `border_on_chip`: the operands and results of the body of an op are on the chip, if small.
     """
 
@@ -66,7 +66,7 @@ class Mesh:
     on_chip_bytes: float = 0.0
     border_on_chip: bool = False
     kernel_seconds: float = 0.0
-    stands_for: int = 1
+    pooled_devices: int = 1
     chip: str = ""
     compiler: CompilerModel = CPU
     matmul_flops_per_s: float = math.inf
@@ -92,7 +92,7 @@ class Mesh:
             fixed_seconds=fixed_seconds,
             seconds_per_byte=seconds_per_byte,
             all_reduced=all_reduced,
-            stands_for=1,
+            pooled_devices=1,
             border_on_chip=border_on_chip,
         )
 

@@ -127,8 +127,8 @@ def kernel_traffic(program: Model, group: Group, strategies: Strategies, mesh: M
     sizes: dict[Array, Floats] = {}
     for op, array, times, inside in program.moved(group):
         room = _room(inside, mesh)
-        if mesh.stands_for > 1:
-            fits = math.prod(inside.shape) * inside.itemsize <= mesh.stands_for * room
+        if mesh.pooled_devices > 1:
+            fits = math.prod(inside.shape) * inside.itemsize <= mesh.pooled_devices * room
             if fits or array.copied_slice is not None or array.rows is not None:
                 moved.setdefault(op, np.zeros(len(strategies)))
                 continue
@@ -216,13 +216,13 @@ def _of_parts(
     return np.asarray(found)[row_of.ravel()]
 
 
-def _said_bytes(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies) -> Floats | None:
+def _declared_bytes(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies) -> Floats | None:
     """The memory traffic of a kernel as its user says it; None where nobody does."""
     kernel = kernel_of(op)
-    said = None if kernel is None else kernel.work.bytes
-    if callable(said):
-        return _of_parts(graph, grouping, op, strategies, said)
-    return None if said is None else said / _parts(grouping, op, strategies)
+    declared = None if kernel is None else kernel.work.bytes
+    if callable(declared):
+        return _of_parts(graph, grouping, op, strategies, declared)
+    return None if declared is None else declared / _parts(grouping, op, strategies)
 
 
 def moved_bytes(program: CompiledProgram, op: Op, operands: Sequence[Floats], results: Sequence[Floats]) -> Floats:
@@ -270,8 +270,8 @@ def fetches(program: Model, op: Op, strategies: Strategies, mesh: Mesh) -> list[
                 shape, itemsize = extents[margin.operand], graph.tensors[op.operands[margin.operand]].aval.itemsize
                 extent = int(shape[rows[0], margin.dim])
                 area = narrowed[margin.operand] * itemsize * np.prod(shape[rows], axis=1) / extent
-                before, behind = (enumerate(hops(n, extent, parts), 1) for n in (margin.left, margin.right))
-                for hop, width in (*((-hop, width) for hop, width in before), *behind):
+                before, after = (enumerate(hops(n, extent, parts), 1) for n in (margin.left, margin.right))
+                for hop, width in (*((-hop, width) for hop, width in before), *after):
                     found.append(
                         Fetch(
                             tensor=op.operands[margin.operand],
@@ -369,9 +369,9 @@ def _traffic(program: Model, op: Op, strategies: Strategies, mesh: Mesh) -> Floa
     """The bytes that a run of an op moves that is not fused: as its user says, or its kernel, or the op itself."""
     graph, grouping = program.graph, program.grouping
     zero = np.zeros(len(strategies))
-    said = _said_bytes(graph, grouping, op, strategies)
-    if said is not None:
-        return zero + said
+    declared = _declared_bytes(graph, grouping, op, strategies)
+    if declared is not None:
+        return zero + declared
     if traits(op.kind).joins:
         return zero
     moved = kernel_traffic(program, grouping.groups[grouping.group_of[op.id]], strategies, mesh)

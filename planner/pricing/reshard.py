@@ -109,11 +109,11 @@ class _Sequence:
         if changed:
             self.add("collective-permute", changed)
 
-    def gather(self, gone: Sequence[int], source: Sequence[int]) -> None:
-        """Gathers the axes `gone`, minor on their dims, dim by dim."""
-        for dim in dict.fromkeys(source[a] for a in gone):
-            mask = _mask(a for a in self.layout[dim] if a in gone)
-            self.layout[dim] = [a for a in self.layout[dim] if a not in gone]
+    def gather(self, gathered: Sequence[int], source: Sequence[int]) -> None:
+        """Gathers the axes `gathered`, minor on their dims, dim by dim."""
+        for dim in dict.fromkeys(source[a] for a in gathered):
+            mask = _mask(a for a in self.layout[dim] if a in gathered)
+            self.layout[dim] = [a for a in self.layout[dim] if a not in gathered]
             self.held &= ~mask
             self.add("all-gather", mask)
 
@@ -177,9 +177,9 @@ def _moves(
         made.add("all-to-all", _mask(leaving))
         pending.remove(pair)
 
-    gone = [a for a in axes if source[a] >= 0 > target[a]]
-    made.arrange([sorted(a for a in dim if a not in gone) + [a for a in dim if a in gone] for dim in layout])
-    made.gather(gone, source)
+    gathered = [a for a in axes if source[a] >= 0 > target[a]]
+    made.arrange([sorted(a for a in dim if a not in gathered) + [a for a in dim if a in gathered] for dim in layout])
+    made.gather(gathered, source)
     return made.moves
 
 

@@ -29,7 +29,7 @@ class Batch:
     `parts` are, by the place where an array is made, those that exist part by part; `cut` are the places where a part is
     read of an array that is made whole. `sums` are the results of equations outside of all bodies whose parts add up to
     them. By number of such equations: `inside` run once for each part, `drawn` as well but for the whole batch (what is
-    made of nearly nothing, such as random bits), `behind` once behind all parts; the others run once before them.
+    made of nearly nothing, such as random bits), `after_loop` once behind all parts; the others run once before them.
     """
 
     jaxpr: Any
@@ -39,4 +39,4 @@ class Batch:
     sums: frozenset[Slot]
     inside: frozenset[int]
     drawn: frozenset[int]
-    behind: frozenset[int]
+    after_loop: frozenset[int]

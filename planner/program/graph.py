@@ -33,7 +33,7 @@ SHORT_DTYPES = {"bfloat16": "bf16", "float": "f", "uint": "u", "int": "i", "comp
 """Prefixes of dtypes and how jaxprs print them."""
 
 
-def type_words(aval: Aval) -> str:
+def type_text(aval: Aval) -> str:
     """A type as jaxprs print it: `f32[4, 64]`."""
     dtype = aval.dtype
     for prefix, short in SHORT_DTYPES.items():

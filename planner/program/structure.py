@@ -8,15 +8,15 @@ from typing import Any
 
 import jax
 
-MOST_TOLD = 3
+MOST_NAMED = 3
 """Differences that are named; the others are counted."""
 
 
 def structure_differences(planned: Any, value: Any, name: str) -> str:
     """How the structure of a pytree differs from the planned one (a treedef); `name` is what the pytree is called."""
     found = list(_differences(planned, value, name))
-    more = len(found) - MOST_TOLD
-    return "; ".join(found[:MOST_TOLD]) + (f"; and {more} more differences" if more > 0 else "")
+    more = len(found) - MOST_NAMED
+    return "; ".join(found[:MOST_NAMED]) + (f"; and {more} more differences" if more > 0 else "")
 
 
 def _differences(planned: Any, value: Any, name: str) -> Iterator[str]:
@@ -60,8 +60,8 @@ def _of_static(kind: type, planned: Any, given: Any, name: str) -> Iterator[str]
     for place, (before, now) in enumerate(zip(planned, given, strict=True)):
         if before != now:
             field = f"{name}.{names[place]}" if len(names) == len(planned) else f"{name}: static value {place}"
-            told = f"planned as {before!r}, got {now!r}" if _short(before, now) else "another object than was planned"
-            yield f"{field} is {told}; use the same object, or one that is equal"
+            change = f"planned as {before!r}, got {now!r}" if _short(before, now) else "another object than was planned"
+            yield f"{field} is {change}; use the same object, or one that is equal"
 
 
 def _static_fields(kind: type) -> Sequence[str]:

@@ -6,7 +6,7 @@ from jax.sharding import PartitionSpec
 
 from planner.decision import Decision
 from planner.pricing.candidates.specs import entries_of
-from planner.program.graph import type_words
+from planner.program.graph import type_text
 from planner.program.spec_entries import parts_over
 from planner.program.tracing.traced import Leaf
 from planner.report.collectives import CollectiveUse, collective_uses, merged
@@ -84,7 +84,7 @@ def _leaves(decision: Decision) -> dict[tuple[str, str], tuple[Leaf, PartitionSp
     """Arguments and results by name and type."""
     leaves = (*decision.arguments, *decision.results)
     specs = (*decision.in_specs, *decision.out_specs)
-    return {(leaf.name, type_words(leaf.aval)): (leaf, spec) for leaf, spec in zip(leaves, specs, strict=True)}
+    return {(leaf.name, type_text(leaf.aval)): (leaf, spec) for leaf, spec in zip(leaves, specs, strict=True)}
 
 
 def _arrays(a: Decision, b: Decision) -> tuple[tuple[ArrayChange, ...], tuple[str, ...], tuple[str, ...]]:
@@ -98,7 +98,7 @@ def _arrays(a: Decision, b: Decision) -> tuple[tuple[ArrayChange, ...], tuple[st
     position = {key: i for i, key in enumerate(of_a)}
     found: list[ArrayChange] = []
     for (spec_a, spec_b), leaves in groups.items():
-        leaves.sort(key=lambda leaf: position[leaf.name, type_words(leaf.aval)])
+        leaves.sort(key=lambda leaf: position[leaf.name, type_text(leaf.aval)])
         pieces = split_into(spec_a, a.mesh_shape), split_into(spec_b, b.mesh_shape)
         for row in rows_of(leaves, [spec_a] * len(leaves), a.mesh_shape):
             name = f"{row.name} with {', '.join(row.also)}" if row.also else row.name

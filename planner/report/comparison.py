@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from jax.sharding import PartitionSpec
 
-from planner.pricing.candidates.specs import spec_words
-from planner.pricing.mesh import mesh_words
+from planner.pricing.candidates.specs import spec_text
+from planner.pricing.mesh import mesh_text
 from planner.report.text_table import Part, section, table_of, text_of
 from planner.units import listed, quantity
 
@@ -129,7 +129,7 @@ def alike(a: float, b: float) -> bool:
 
 
 def _summary(comparison: Comparison) -> list[tuple[str, ...]]:
-    rows = [("mesh", mesh_words(comparison.mesh_a), mesh_words(comparison.mesh_b))]
+    rows = [("mesh", mesh_text(comparison.mesh_a), mesh_text(comparison.mesh_b))]
     if comparison.form_a != comparison.form_b or comparison.form_a != "as written":
         rows.append(("form", comparison.form_a, comparison.form_b))
     return [*rows, *map(_figure, comparison.figures)]
@@ -151,7 +151,7 @@ def _placed(what: str, placed: Sequence[ArrayChange]) -> list[Part]:
     if not placed:
         return []
     rows = [
-        (one.name, one.type, spec_words(one.a), spec_words(one.b), f"{_bytes(one.bytes_a)} -> {_bytes(one.bytes_b)}")
+        (one.name, one.type, spec_text(one.a), spec_text(one.b), f"{_bytes(one.bytes_a)} -> {_bytes(one.bytes_b)}")
         for one in placed[:MOST_ARRAYS]
     ]
     if any(one.type for one in placed):

@@ -41,14 +41,14 @@ def logical_axes(program: Program, chosen: Chosen) -> LogicalAxes:
     found = _Found(program, chosen)
     names: dict[Place, str] = {}
     axes: list[LogicalAxis] = []
-    for name, lot in found.named().items():
-        places = [place for index in lot for place in index.places]
+    for name, indices in found.named().items():
+        places = [place for index in indices for place in index.places]
         names.update(dict.fromkeys(places, name))
-        computed = sum((index.computed for index in lot), Counter[tuple[str, ...]]())
+        computed = sum((index.computed for index in indices), Counter[tuple[str, ...]]())
         axes.append(
             LogicalAxis(
                 name=name,
-                size=found.dims.size(lot[0].number),
+                size=found.dims.size(indices[0].number),
                 arguments=found.most(places),
                 computed=_most(computed) if computed else None,
             )
@@ -112,9 +112,9 @@ class _Found:
                 found.setdefault(LAYERS, []).append(index)
             elif index.arguments or any(index.computed) or len({position for position, _ in index.places}) > 1:
                 plain.setdefault(self._kind(index), []).append(index)
-        lots = [part for lot in plain.values() for part in self._apart(lot)]
-        for name, lot in zip(self._plain_names(lots), lots, strict=True):
-            found.setdefault(name, []).extend(lot)
+        index_groups = [part for indices in plain.values() for part in self._apart(indices)]
+        for name, indices in zip(self._plain_names(index_groups), index_groups, strict=True):
+            found.setdefault(name, []).extend(indices)
         order = sorted(found, key=lambda name: -sum(self._bytes(index) for index in found[name]))
         return {name: found[name] for name in order}
 
@@ -123,12 +123,12 @@ class _Found:
 
     def _annotated(self, index: _Index) -> str | None:
         """The name that the program's annotations give an index, in most of its bytes where they differ."""
-        said = Counter[str]()
+        bytes_by_name = Counter[str]()
         for p, d in index.places:
             names = self.leaves[p].logical
             if names is not None and (name := names[d]) is not None:
-                said[name] += int(self.leaves[p].aval.bytes)
-        return said.most_common(1)[0][0] if said else None
+                bytes_by_name[name] += int(self.leaves[p].aval.bytes)
+        return bytes_by_name.most_common(1)[0][0] if bytes_by_name else None
 
     def _batch(self) -> int | None:
         """The index that is the batch, where one alone may be; where nothing is fed back, data look like parameters."""
@@ -147,10 +147,10 @@ class _Found:
         places = {(_NUMBER.sub("#", self.leaves[p].name), d, self.split[p][d]) for p, d in index.places}
         return self.dims.size(index.number), frozenset(places)
 
-    def _apart(self, lot: Sequence[_Index]) -> list[list[_Index]]:
+    def _apart(self, indices: Sequence[_Index]) -> list[list[_Index]]:
         """Indices that are alike in parts of which none has two in one argument."""
         parts: list[tuple[set[int], list[_Index]]] = []
-        for index in lot:
+        for index in indices:
             mine = {position for position, _ in index.places}
             part = next((part for part in parts if not part[0] & mine), None)
             if part is None:
@@ -160,11 +160,11 @@ class _Found:
                 part[1].append(index)
         return [part for _, part in parts]
 
-    def _plain_names(self, lots: Sequence[Sequence[_Index]]) -> list[str]:
+    def _plain_names(self, index_groups: Sequence[Sequence[_Index]]) -> list[str]:
         """A name for each lot, after the largest argument that has it, as short as tells it from the others."""
         long: list[tuple[list[str], int]] = []
-        for lot in lots:
-            position, dim = max(lot[0].places, key=lambda at: (self.leaves[at[0]].aval.bytes, -at[0], -at[1]))
+        for indices in index_groups:
+            position, dim = max(indices[0].places, key=lambda at: (self.leaves[at[0]].aval.bytes, -at[0], -at[1]))
             long.append((self.leaves[position].name.removesuffix("/value").split("/"), dim))
 
         def ending(path: Sequence[str], dim: int, count: int) -> str:

@@ -14,7 +14,7 @@ from planner.explain.explain import Alternatives
 from planner.folded import fold_numbers
 from planner.plan_file.codec import as_json
 from planner.program.form import Form
-from planner.program.graph import type_words
+from planner.program.graph import type_text
 from planner.program.spec_entries import parts_over
 from planner.program.tracing.traced import Leaf
 from planner.report.collectives import CollectiveUse, by_cost, collective_uses, merged
@@ -246,7 +246,7 @@ def _leaves(decision: Decision, leaves: Sequence[Leaf], specs: Sequence[Partitio
     return [
         {
             "name": leaf.name,
-            "type": type_words(leaf.aval),
+            "type": type_text(leaf.aval),
             "spec": as_json(spec),
             "bytes": bytes_on_device(leaf, spec, decision.mesh_shape),
         }

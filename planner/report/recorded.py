@@ -12,8 +12,8 @@ from planner.decision import Decision
 from planner.errors import ArgumentError
 from planner.logical import Names
 from planner.pricing.candidates.pins import base_name, close_names, matcher
-from planner.pricing.candidates.specs import spec_words
-from planner.program.graph import type_words
+from planner.pricing.candidates.specs import spec_text
+from planner.program.graph import type_text
 from planner.program.tracing.traced import Leaf
 from planner.report.collectives import CollectiveUse, collective_uses
 from planner.report.rows import bytes_on_device
@@ -57,7 +57,7 @@ class RecordedArray:
         dims = f"; its dims are {', '.join(name or 'nameless' for name in self.logical)}" if self.logical else ""
         lines = [
             f"{self.name}{' ' if self.type else ''}{self.type}, {how}",
-            f"  -> {spec_words(self.spec)}{takes}{share}{dims}",
+            f"  -> {spec_text(self.spec)}{takes}{share}{dims}",
             *(f"     moved by {move}" for move in self.moves[:MOST_MOVES]),
         ]
         if len(self.moves) > MOST_MOVES:
@@ -112,7 +112,7 @@ def _arrays(decision: Decision) -> Iterator[RecordedArray]:
         return RecordedArray(
             name=name,
             kind=kind,
-            type="" if leaf is None else type_words(leaf.aval),
+            type="" if leaf is None else type_text(leaf.aval),
             spec=spec,
             pinned=any(pinned(name) for pinned in pins),
             logical=decision.logical.names.get(name, ()),

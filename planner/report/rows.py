@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from jax.sharding import PartitionSpec
 
 from planner.folded import fold_numbers
-from planner.program.graph import type_words
+from planner.program.graph import type_text
 from planner.program.spec_entries import axes_of_entry, parts_over
 from planner.program.tracing.traced import Leaf
 
@@ -41,7 +41,7 @@ def rows_of(leaves: Sequence[Leaf], specs: Sequence[PartitionSpec], mesh_shape: 
     rows = [
         TableRow(
             name=leaf.name,
-            type=type_words(leaf.aval),
+            type=type_text(leaf.aval),
             shape=leaf.aval.shape,
             spec=spec,
             bytes=bytes_on_device(leaf, spec, mesh_shape),
@@ -65,10 +65,10 @@ def returned_as_taken(
     """
     by_type: dict[tuple[str, PartitionSpec], list[int]] = {}
     for position, (leaf, spec) in enumerate(zip(arguments, in_specs, strict=True)):
-        by_type.setdefault((type_words(leaf.aval), spec), []).append(position)
+        by_type.setdefault((type_text(leaf.aval), spec), []).append(position)
     found: dict[int, int] = {}
     for position, (leaf, spec) in enumerate(zip(results, out_specs, strict=True)):
-        free = by_type.get((type_words(leaf.aval), spec), [])
+        free = by_type.get((type_text(leaf.aval), spec), [])
         common = {i: _common_end(leaf.name, arguments[i].name) for i in free}
         best = max(free, key=lambda i: common[i], default=None)
         if best is not None and common[best]:

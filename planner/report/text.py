@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from cost_models import Profile
 from planner.autotune_log import Refined, Trial
 from planner.decision import Decision
-from planner.emit.alternatives import options_words
+from planner.emit.alternatives import options_text
 from planner.folded import fold_numbers
-from planner.pricing.candidates.specs import spec_words
+from planner.pricing.candidates.specs import spec_text
 from planner.report.collectives import CollectiveUse
 from planner.report.plan_report import PlanReport, at_source, plan_report
 from planner.report.rows import TableRow, rows_of
@@ -78,7 +78,7 @@ def _summary(report: PlanReport) -> list[tuple[str, str]]:
         time = f"{quantity(p.feed_seconds, 's')} per call, beside it"
         rows.append(("inputs", f"{fed} per device from hosts, of which one loads up to {loaded}: {time}"))
     if decision.compiler_options:
-        rows.append(("compiler", options_words(decision.compiler_options)))
+        rows.append(("compiler", options_text(decision.compiler_options)))
     return rows
 
 
@@ -98,7 +98,7 @@ def _leaf_table(rows: Sequence[TableRow]) -> list[Part]:
         (
             row.name,
             row.type,
-            spec_words(row.spec),
+            spec_text(row.spec),
             quantity(row.bytes, "B"),
             *((", ".join(labels[root] for root in row.also),) if labels else ()),
         )
@@ -153,7 +153,7 @@ def _axes(decision: Decision) -> list[Part]:
     if logical.exceptions:
         leaves = [leaf for leaf in decision.arguments if leaf.name in logical.exceptions]
         exceptions = rows_of(leaves, [logical.exceptions[leaf.name] for leaf in leaves], decision.mesh_shape)
-        named = [f"{row.name} {spec_words(row.spec)}" for row in exceptions]
+        named = [f"{row.name} {spec_text(row.spec)}" for row in exceptions]
         parts.append(f"  otherwise: {listed(named, MOST_EXCEPTIONS)}")
     return parts
 
@@ -165,7 +165,7 @@ def _intermediates(decision: Decision) -> list[Part]:
         return []
     specs = list(named.values())
     folded = fold_numbers(list(named), specs)
-    rows: list[Sequence[str]] = [(name, spec_words(specs[members[0]])) for name, members in folded[:MOST_INTERMEDIATES]]
+    rows: list[Sequence[str]] = [(name, spec_text(specs[members[0]])) for name, members in folded[:MOST_INTERMEDIATES]]
     if len(folded) > MOST_INTERMEDIATES:
         rows.append([f"... and {sum(len(one.members) for one in folded[MOST_INTERMEDIATES:])} more"])
     return ["\nintermediates named by checkpoint_name", table_of("|spec", rows)]

@@ -13,7 +13,7 @@ from planner.request.matching_arrays import SharedArrays, shared_arrays
 from planner.request.pins import Pins, named_pins, names_meant, with_common
 from planner.request.resolve import PlanRequest
 
-OWN = ("donate_argnums", "static_argnums", "pins", "memory_limit", "host_local")
+OWN = ("donate_argnums", "static_argnums", "pins", "memory_limit", "process_local")
 """Keywords of `plan` that a program may have of its own."""
 LAYOUTS = ("one", "own")
 Given = tuple[Callable[..., Any], Sequence[Any]] | tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]
@@ -21,7 +21,7 @@ Given = tuple[Callable[..., Any], Sequence[Any]] | tuple[Callable[..., Any], Seq
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedProgram:
+class RequestedProgram:
     """A function, the tuple of its example arguments, and keywords of its own.
 
     Of several programs these are those of `OWN`, the pins of `pins=` among them.
@@ -37,11 +37,13 @@ class AskedProgram:
         return self.keywords.get("pins")
 
 
-def asked_programs(programs: Mapping[str, Given], pins: Any = None) -> tuple[dict[str, AskedProgram], dict[str, Any]]:
+def requested_programs(
+    programs: Mapping[str, Given], pins: Any = None
+) -> tuple[dict[str, RequestedProgram], dict[str, Any]]:
     """The programs given, checked, and the pins that hold for all of them. Raises: ArgumentError, PinError."""
     if not isinstance(programs, Mapping) or not programs:
         raise ArgumentError(f"programs is {programs!r:.200}; give a mapping from names to (fn, example_args)")
-    found: dict[str, AskedProgram] = {}
+    found: dict[str, RequestedProgram] = {}
     for name, given in programs.items():
         if not isinstance(name, str):
             raise ArgumentError(f"programs has the name {name!r}; give text")
@@ -59,11 +61,11 @@ def asked_programs(programs: Mapping[str, Given], pins: Any = None) -> tuple[dic
             raise ArgumentError(
                 f"the program {name!r} has the arguments {type(given[1]).__name__}; give the tuple of positional arguments"
             )
-        found[name] = AskedProgram(fn=given[0], args=tuple(given[1]), keywords=keywords)
+        found[name] = RequestedProgram(fn=given[0], args=tuple(given[1]), keywords=keywords)
     return _with_pins(found, pins)
 
 
-def _with_pins(programs: dict[str, AskedProgram], pins: Any) -> tuple[dict[str, AskedProgram], dict[str, Any]]:
+def _with_pins(programs: dict[str, RequestedProgram], pins: Any) -> tuple[dict[str, RequestedProgram], dict[str, Any]]:
     """The programs with what is pinned by their names, and what is pinned for all. Raises: PinError."""
     if pins is not None and not isinstance(pins, Mapping):
         raise PinError(
@@ -105,7 +107,7 @@ def check_common_pins(common: Mapping[str, Any], ready: Mapping[str, PlanRequest
             )
 
 
-def asked_counts(calls: Mapping[str, float] | None, programs: Mapping[str, AskedProgram]) -> dict[str, float]:
+def call_counts(calls: Mapping[str, float] | None, programs: Mapping[str, RequestedProgram]) -> dict[str, float]:
     """How often every program is called; once where it is not said. Raises: ArgumentError."""
     if calls is not None and not isinstance(calls, Mapping):
         raise ArgumentError(f"calls is {calls!r:.200}; give a mapping from names of programs to numbers of calls")
@@ -123,7 +125,7 @@ def check_layouts(layouts: str) -> None:
         raise ArgumentError(f"layouts is {layouts!r}; use one of {', '.join(map(repr, LAYOUTS))}")
 
 
-def all_pins(programs: Mapping[str, AskedProgram], common: Mapping[str, Any]) -> dict[str, Any]:
+def all_pins(programs: Mapping[str, RequestedProgram], common: Mapping[str, Any]) -> dict[str, Any]:
     """All that is pinned, for what it says of the mesh."""
     found = dict(common)
     for name, program in programs.items():
@@ -133,7 +135,7 @@ def all_pins(programs: Mapping[str, AskedProgram], common: Mapping[str, Any]) ->
 
 
 def shared_by(
-    programs: Mapping[str, AskedProgram], common: Mapping[str, Any], ready: Mapping[str, PlanRequest]
+    programs: Mapping[str, RequestedProgram], common: Mapping[str, Any], ready: Mapping[str, PlanRequest]
 ) -> SharedArrays:
     """The arrays that several of the programs have, but for those that are left free by a pin of None."""
     traced = {name: made.variants.program for name, made in ready.items()}

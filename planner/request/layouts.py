@@ -12,7 +12,7 @@ from planner.decision import Decision
 from planner.errors import ArgumentError, MeshError, PinError
 from planner.machine.target import Target
 from planner.pricing.candidates.pins import exactly, pinned_dims
-from planner.program.graph import type_words
+from planner.program.graph import type_text
 from planner.program.tracing.traced import Leaf, Program
 from planner.request.matching_arrays import same_arrays
 from planner.request.pins import LogicalRules, Pins, by_rules, named_pins, with_common
@@ -39,18 +39,18 @@ def laid_out(
     Raises: PinError; ArgumentError where nothing of the other plan is found in the program, unless it is among others.
     """
     stated = pins if among_others is None else with_common(pins, among_others, program)
-    named, told = by_rules(named_pins(stated, program), logical_rules, program, axes)
+    named, notes = by_rules(named_pins(stated, program), logical_rules, program, axes)
     typed, on_types = _by_types(program)
     free = set(map(exactly, named.free))
     named = replace(named, specs={**{name: spec for name, spec in typed.items() if name not in free}, **named.specs})
-    told = (*told, *on_types)
+    notes = (*notes, *on_types)
     if like is None:
-        return dict(named.specs), told
+        return dict(named.specs), notes
     mine = program_leaves(program)
     theirs, specs = leaves_of(like)
     same = same_arrays(mine, theirs)
     if not same.of and among_others is not None:
-        return dict(named.specs), (*told, f"it has nothing in common with the plan of {like.function_name}")
+        return dict(named.specs), (*notes, f"it has nothing in common with the plan of {like.function_name}")
     if not same.of:
         raise ArgumentError(
             f"like= is the plan of {like.function_name}, and no argument or result of {program.function_name} is one of "
@@ -58,7 +58,7 @@ def laid_out(
             "out, or say with pins what is to lie how"
         )
     taken = {exactly(mine[i].name): specs[other] for i, other in same.of.items() if mine[i].name not in named.free}
-    return {**taken, **named.specs}, (*told, _told(program, like, mine, same.of, same.parts, len(taken)))
+    return {**taken, **named.specs}, (*notes, _layout_notes(program, like, mine, same.of, same.parts, len(taken)))
 
 
 def _by_types(program: Program) -> tuple[dict[str, PartitionSpec], tuple[str, ...]]:
@@ -107,7 +107,7 @@ def check_own_mesh(program: Program, target: Target) -> None:
         )
 
 
-def _told(
+def _layout_notes(
     program: Program,
     like: Decision,
     mine: Sequence[Leaf],
@@ -127,4 +127,4 @@ def _told(
 
 
 def _some(leaves: Sequence[Leaf]) -> str:
-    return listed([f"{leaf.name} {type_words(leaf.aval)}" for leaf in leaves], MOST_NAMED)
+    return listed([f"{leaf.name} {type_text(leaf.aval)}" for leaf in leaves], MOST_NAMED)

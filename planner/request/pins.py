@@ -113,7 +113,7 @@ def _stated(
             f"the pin {name!r} is a {type(value).__name__}, but no argument or result has this name; names look like "
             f"{close_names(name, [*known, *names])}"
         )
-    said: set[str] = set()
+    named: set[str] = set()
     under = _by_prefix(of)
     for path, leaf in leaves:
         place = joined(name, path)
@@ -125,9 +125,9 @@ def _stated(
                 f"the pin {name!r} says {spec} of {place}, but {name} has no array there; it has "
                 f"{close_names(place, of)}"
             )
-        said.update(meant)
+        named.update(meant)
         yield from ((exactly(other), spec) for other in meant)
-    left = [other for other in of if other not in said]
+    left = [other for other in of if other not in named]
     if left:
         more = f" and {len(left) - 1} more" if len(left) > 1 else ""
         raise PinError(f"the pin {name!r} says nothing of {left[0]}{more}; give None for what is to be free")
@@ -178,22 +178,22 @@ def by_rules(
     """
     brought = {leaf.name: leaf.logical for leaf in program.arguments if leaf.logical is not None}
     if rules is None:
-        return named, _told(brought)
-    read, told = _on_mesh(_checked(rules), axes)
+        return named, _unread_notes(brought)
+    read, notes = _on_mesh(_checked(rules), axes)
     pins = {exactly(name): _by_names(names, read) for name, names in brought.items() if name not in named.free}
     # A pin on the name itself takes the place of what the argument brings.
-    return replace(named, specs={**pins, **{name: _read(spec, read) for name, spec in named.specs.items()}}), told
+    return replace(named, specs={**pins, **{name: _read(spec, read) for name, spec in named.specs.items()}}), notes
 
 
-def _told(brought: Mapping[str, Names]) -> tuple[str, ...]:
+def _notes(brought: Mapping[str, Names]) -> tuple[str, ...]:
     """What a plan says of names that it does not read as pins."""
     if not brought:
         return ()
-    words = list(dict.fromkeys(name for names in brought.values() for name in names if name is not None))
+    distinct = list(dict.fromkeys(name for names in brought.values() for name in names if name is not None))
     count = len(brought)
     return (
         f"the names that {count} argument{'s bring' if count > 1 else ' brings'} for the dims "
-        f"({listed(words, MOST_NAMED)}) are no pins; logical_rules=... makes pins of them",
+        f"({listed(distinct, MOST_NAMED)}) are no pins; logical_rules=... makes pins of them",
     )
 
 

@@ -14,10 +14,10 @@ from planner.errors import ArgumentError, MeshError, PinError
 from planner.machine.target import Target, check_devices, checked_topology, resolve
 from planner.plans.loaded import LoadedPlan
 from planner.plans.plan import Plan
-from planner.pricing.mesh import AXIS_NAMES, Shape, mesh_words, shape_key
+from planner.pricing.mesh import AXIS_NAMES, Shape, mesh_text, shape_key
 from planner.request.pins import is_pin
 
-AskedMesh = Mapping[str, int] | Mesh | AbstractMesh
+RequestedMesh = Mapping[str, int] | Mesh | AbstractMesh
 """A mesh as a user says it: names and sizes, with devices or without."""
 Like = Plan | LoadedPlan
 """A plan whose layout another is to have."""
@@ -36,18 +36,18 @@ def requested_place(
     *,
     devices: Sequence[jax.Device] | None,
     topology: str | Topology | None,
-    mesh: AskedMesh | None,
+    mesh: RequestedMesh | None,
     pins: Any,
     like: Like | None,
     axis_names: Sequence[str] | None = None,
 ) -> Place:
     """Where a plan is to lie; shardings among the pins say their mesh. Raises: ArgumentError, MeshError, PinError."""
-    asked = mesh_asked(mesh, pins)
-    names = checked_names(axis_names, fixed=asked is not None or like is not None)
+    requested = requested_mesh(mesh, pins)
+    names = checked_names(axis_names, fixed=requested is not None or like is not None)
     if like is not None:
-        return _as_other(like, devices=devices, topology=topology, asked=asked)
-    concrete = asked if isinstance(asked, Mesh) else None
-    return Place(target=resolve(devices, topology, concrete), mesh=_shape(asked), axis_names=names)
+        return _as_other(like, devices=devices, topology=topology, requested=requested)
+    concrete = requested if isinstance(requested, Mesh) else None
+    return Place(target=resolve(devices, topology, concrete), mesh=_shape(requested), axis_names=names)
 
 
 def checked_names(names: Any, *, fixed: bool) -> tuple[str, ...]:
@@ -72,16 +72,16 @@ def checked_names(names: Any, *, fixed: bool) -> tuple[str, ...]:
     return tuple(names)
 
 
-def shape_asked(mesh: AskedMesh | None, pins: Any) -> Shape | None:
+def requested_shape(mesh: RequestedMesh | None, pins: Any) -> Shape | None:
     """The shape of the mesh that is asked for, whatever devices it has. Raises: MeshError, PinError."""
-    return _shape(mesh_asked(mesh, pins))
+    return _shape(requested_mesh(mesh, pins))
 
 
-def _shape(mesh: AskedMesh | None) -> Shape | None:
+def _shape(mesh: RequestedMesh | None) -> Shape | None:
     return dict(mesh.shape) if isinstance(mesh, (Mesh, AbstractMesh)) else mesh
 
 
-def mesh_asked(mesh: AskedMesh | None, pins: Any) -> AskedMesh | None:
+def requested_mesh(mesh: RequestedMesh | None, pins: Any) -> RequestedMesh | None:
     """The mesh that is asked for, with its devices where the pins say them.
 
     Raises: MeshError where it is none, PinError where the pins are of another.
@@ -96,7 +96,7 @@ def mesh_asked(mesh: AskedMesh | None, pins: Any) -> AskedMesh | None:
         return of_pins if mesh is None else mesh
     if not _alike(mesh, of_pins):
         raise PinError(
-            f"the pins are shardings on {_words(of_pins)}, but the plan is asked for on {_words(mesh)}; give "
+            f"the pins are shardings on {_text(of_pins)}, but the plan is asked for on {_text(mesh)}; give "
             "PartitionSpecs, or shardings on the same mesh"
         )
     return mesh if isinstance(mesh, Mesh) else of_pins
@@ -113,7 +113,7 @@ def _mesh_of(pins: Any) -> Mesh | AbstractMesh | None:
         mesh = sharding.mesh
         if found is not None and not _alike(found, mesh):
             raise PinError(
-                f"the pins are shardings on several meshes, {_words(found)} and {_words(mesh)}; a plan has one mesh: use "
+                f"the pins are shardings on several meshes, {_text(found)} and {_text(mesh)}; a plan has one mesh: use "
                 "one for all"
             )
         found = mesh if found is None or isinstance(mesh, Mesh) else found
@@ -121,7 +121,11 @@ def _mesh_of(pins: Any) -> Mesh | AbstractMesh | None:
 
 
 def _as_other(
-    like: Like, *, devices: Sequence[jax.Device] | None, topology: str | Topology | None, asked: AskedMesh | None
+    like: Like,
+    *,
+    devices: Sequence[jax.Device] | None,
+    topology: str | Topology | None,
+    requested: RequestedMesh | None,
 ) -> Place:
     """Where another plan lies. Raises: ArgumentError, MeshError where something else is asked for as well."""
     if not isinstance(like, (Plan, LoadedPlan)):
@@ -133,9 +137,9 @@ def _as_other(
     else:
         target = like.target(devices)
         mesh = target.jax_mesh(shape)
-    if asked is not None and not _alike(asked, mesh):
+    if requested is not None and not _alike(requested, mesh):
         raise MeshError(
-            f"like= is a plan on {_words(mesh)}, but mesh= or the pins say {_words(asked)}; leave one of them out"
+            f"like= is a plan on {_text(mesh)}, but mesh= or the pins say {_text(requested)}; leave one of them out"
         )
     if checked_topology(topology) not in (None, request.topology):
         raise MeshError(
@@ -143,13 +147,11 @@ def _as_other(
         )
     own = set(mesh.devices.flat) if isinstance(mesh, Mesh) else None
     if devices is not None and own != set(check_devices(devices)) and isinstance(like, Plan):
-        raise MeshError(
-            f"like= is a plan on {_words(mesh)}, and devices={devices!r:.200} are others; leave devices out"
-        )
+        raise MeshError(f"like= is a plan on {_text(mesh)}, and devices={devices!r:.200} are others; leave devices out")
     return Place(target=target, mesh=dict(shape))
 
 
-def _alike(one: AskedMesh, other: AskedMesh) -> bool:
+def _alike(one: RequestedMesh, other: RequestedMesh) -> bool:
     """Whether two meshes have the same axes, and the same devices in the same order where both have devices."""
     if shape_key(_shape(one) or {}) != shape_key(_shape(other) or {}):
         return False
@@ -158,9 +160,9 @@ def _alike(one: AskedMesh, other: AskedMesh) -> bool:
     return list(one.devices.flat) == list(other.devices.flat)
 
 
-def _words(mesh: AskedMesh) -> str:
+def _text(mesh: RequestedMesh) -> str:
     shape = _shape(mesh) or {}
     if isinstance(mesh, Mesh):
         ids = ", ".join(str(device.id) for device in mesh.devices.flat)
-        return f"the mesh {mesh_words(shape)} of the devices {ids}"
-    return f"the mesh {mesh_words(shape)}"
+        return f"the mesh {mesh_text(shape)} of the devices {ids}"
+    return f"the mesh {mesh_text(shape)}"

@@ -13,7 +13,7 @@ from planner.decision import Request
 from planner.errors import ArgumentError
 from planner.machine.target import Target
 from planner.options import Options
-from planner.plans.process_parts import HostLocal, with_wholes
+from planner.plans.process_parts import ProcessLocal, with_wholes
 from planner.pricing.candidates.pins import check_pins, close_names, matcher
 from planner.pricing.mesh import Shape
 from planner.program.form import Form
@@ -73,7 +73,7 @@ class Wanted:
     pins: Pins | None = None
     like: Like | None = None
     logical_rules: LogicalRules | None = None
-    host_local: HostLocal = ()
+    process_local: ProcessLocal = ()
     donate_argnums: Sequence[int] | int = ()
     static_argnums: Sequence[int] | int = ()
 
@@ -106,12 +106,13 @@ def resolve_request(
     Raises: ArgumentError, TraceError, MeshError, PinError.
     """
     target, objective = place.target, wanted.objective
-    if options.refine != "never" and objective != "time":
+    if options.autotune != "never" and objective != "time":
         raise ArgumentError(
-            f"Options(refine={options.refine!r}) compares seconds, but objective is {objective!r}; leave one of them out"
+            f"Options(autotune={options.autotune!r}) compares seconds, but objective is {objective!r}; leave one of "
+            "them out"
         )
     static = wanted.static
-    wholes = with_wholes(fn, example_args, wanted.host_local, target, static=static)
+    wholes = with_wholes(fn, example_args, wanted.process_local, target, static=static)
     objective, memory_limit = _objective(objective), _limit(wanted.memory_limit, target)
     args = wholes.args if wholes.dims else example_args
     program = traced or trace(
@@ -121,7 +122,7 @@ def resolve_request(
     like = None if wanted.like is None else wanted.like.decision
     own = program.parallelism
     axes = own.shape if own is not None else place.axis_names if place.mesh is None else place.mesh
-    specs, told_of_layout = laid_out(
+    specs, layout_notes = laid_out(
         program, wanted.pins, like, wanted.logical_rules, axes=list(axes), among_others=among_others
     )
     request = Request(
@@ -134,14 +135,14 @@ def resolve_request(
         profile=options.profile,
         while_trips=options.while_trips,
         annotations=program.annotations,
-        host_local=wholes.dims,
+        process_local=wholes.dims,
         inputs=_inputs(program, options.inputs),
     )
     check_own_mesh(program, target)
     variants = problem_variants(program=program, target=target, request=request)
     form = _first_form(options)
     variants.forms.program(form)  # raises where the program has no such form
-    told = (f"{variants.describe(form.microbatches)}, as asked for",) if form.microbatches > 1 else ()
+    variant_notes = (f"{variants.describe(form.microbatches)}, as asked for",) if form.microbatches > 1 else ()
     meshes, notes = target.shared_by_all(
         offered_meshes(program, target, request, place.mesh, options.max_axes, place.axis_names)
     )
@@ -149,7 +150,7 @@ def resolve_request(
     return PlanRequest(
         variants=variants,
         meshes=meshes,
-        notes=(*told_of_layout, *notes, *told),
+        notes=(*layout_notes, *notes, *variant_notes),
         has_values=not shapes_only,
         args=wholes.args,
         options=options,
@@ -187,7 +188,7 @@ def question(of: PlanRequest) -> dict[str, str]:
     """The request as text: all processes that plan together must make the same."""
     program, request, target, options = of.variants.program, of.variants.request, of.target, of.options
     devices = target.devices or () if target.mesh is None else target.mesh.devices.flat
-    told: dict[str, object] = {
+    facts: dict[str, object] = {
         "the JAX release": jax.__version__,
         "the list of devices": [device.id for device in devices],
         "the program": f"{program.function_name} {fingerprint(program)[:12]}",
@@ -199,9 +200,9 @@ def question(of: PlanRequest) -> dict[str, str]:
         **{f"Options.{field.name}": getattr(options, field.name) for field in fields(options)},
     }
     # Who is told of the progress is a matter of each process, and so are what searches, and where plans are kept.
-    del told["Options.progress"], told["Options.workers"]
-    told["Options.cache"] = "a folder" if options.cache else None
-    return {name: repr(value) for name, value in told.items()}
+    del facts["Options.progress"], facts["Options.workers"]
+    facts["Options.cache"] = "a folder" if options.cache else None
+    return {name: repr(value) for name, value in facts.items()}
 
 
 def checked_options(options: Options | None) -> Options:
@@ -220,13 +221,13 @@ def checked_positions(what: str, positions: Sequence[int] | int) -> tuple[int, .
     return tuple(positions)
 
 
-def _inputs(program: Program, asked: Literal["auto"] | Sequence[str]) -> Literal["auto"] | tuple[str, ...]:
+def _inputs(program: Program, requested: Literal["auto"] | Sequence[str]) -> Literal["auto"] | tuple[str, ...]:
     """The names of the arrays that a user calls inputs. Raises: ArgumentError for a name that no argument has."""
-    if isinstance(asked, str):
+    if isinstance(requested, str):
         return "auto"
     names = [leaf.name for leaf in program.arguments if not leaf.constant]
     found: set[str] = set()
-    for pattern in asked:
+    for pattern in requested:
         is_meant = matcher(pattern)
         meant = [name for name in names if is_meant(name) or name.startswith(f"{pattern}/")]
         if not meant:

@@ -28,8 +28,8 @@ def op_flops(graph: Graph, op: Op) -> float:
         return 0.0
     operands = [graph.tensors[t].aval.shape for t in op.operands]
     if kernel is not None and kernel.work.flops is not None:
-        said = kernel.work.flops
-        return said(operands) if callable(said) else said
+        declared = kernel.work.flops
+        return declared(operands) if callable(declared) else declared
     return cost_models.flops(op.kind, operands, [graph.tensors[t].aval.shape for t in op.results], op.params)
 
 
@@ -51,11 +51,11 @@ def op_passes(graph: Graph, op: Op) -> float:
     return 1.0 if op.primitive is None else cost_models.tpu_passes(op.kind, operands, results, op.params)
 
 
-def said_bytes(graph: Graph, op: Op) -> float | None:
+def declared_bytes(graph: Graph, op: Op) -> float | None:
     """The memory traffic of one run of a kernel on whole arrays, as its user says it; None where nobody does."""
     kernel = kernel_of(op)
-    said = None if kernel is None else kernel.work.bytes
-    return said([graph.tensors[t].aval.shape for t in op.operands]) if callable(said) else said
+    declared = None if kernel is None else kernel.work.bytes
+    return declared([graph.tensors[t].aval.shape for t in op.operands]) if callable(declared) else declared
 
 
 def op_engine(op: Op) -> Engine:

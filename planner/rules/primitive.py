@@ -52,9 +52,9 @@ class Primitive:
     slow: bool = False
     """A vector unit takes many steps for every element. Asked by `softmaxes`."""
 
-    recalled_up_to: int = 0
+    stored_up_to_bytes: int = 0
     """A GPU's compiler stores elements of up to so many bytes for the backward pass rather than computing them again.
-    Asked by `recalled`."""
+    Asked by `expensive_producers`."""
 
     squares: bool = False
     """A product of its operand with itself, which a compiler counts as a product of two. Asked by `fusion`."""

@@ -63,7 +63,7 @@ PRIMITIVES: Mapping[str, Primitive] = {
     "asin": Primitive(elementwise, fused=True),
     "asinh": Primitive(elementwise, fused=True),
     "atan": Primitive(elementwise, fused=True),
-    "atan2": Primitive(elementwise, fused=True, slow=True, recalled_up_to=2),
+    "atan2": Primitive(elementwise, fused=True, slow=True, stored_up_to_bytes=2),
     "atanh": Primitive(elementwise, fused=True),
     "bessel_i0e": Primitive(elementwise, fused=True),
     "bessel_i1e": Primitive(elementwise, fused=True),
@@ -87,7 +87,7 @@ PRIMITIVES: Mapping[str, Primitive] = {
     ),
     "convert_element_type": Primitive(elementwise, fused=True, carries=True, additive="all"),
     "copy": Primitive(elementwise, fused=True, carries=True, additive="all"),
-    "cos": Primitive(elementwise, fused=True, slow=True, recalled_up_to=4),
+    "cos": Primitive(elementwise, fused=True, slow=True, stored_up_to_bytes=4),
     "cosh": Primitive(elementwise, fused=True),
     "cumlogsumexp": Primitive(cumulative),
     "cummax": Primitive(cumulative),
@@ -98,7 +98,7 @@ PRIMITIVES: Mapping[str, Primitive] = {
     "debug_callback": Primitive(None, opaque=True, calls_back=True),
     "debug_print": Primitive(None, opaque=True),
     "device_put": Primitive(paired),
-    "digamma": Primitive(elementwise, fused=True, recalled_up_to=4),
+    "digamma": Primitive(elementwise, fused=True, stored_up_to_bytes=4),
     "div": Primitive(elementwise, fused=True, slow=True, linear_in=(0,)),
     "dot_general": Primitive(dot_general, matmul=True, product=dot_product, partial_on_parts=True, rounds=True),
     "dot_product_attention_bwd_wrapper": Primitive(attention_backward, by_hand="kernel"),
@@ -114,8 +114,8 @@ PRIMITIVES: Mapping[str, Primitive] = {
     "eq": Primitive(elementwise, fused=True),
     "eq_to": Primitive(elementwise, fused=True),
     "erf": Primitive(elementwise, fused=True, costly=True),
-    "erf_inv": Primitive(elementwise, fused=True, costly=True, recalled_up_to=4),
-    "erfc": Primitive(elementwise, fused=True, costly=True, recalled_up_to=4),
+    "erf_inv": Primitive(elementwise, fused=True, costly=True, stored_up_to_bytes=4),
+    "erfc": Primitive(elementwise, fused=True, costly=True, stored_up_to_bytes=4),
     "exp": Primitive(elementwise, fused=True, slow=True),
     "exp2": Primitive(elementwise, fused=True, slow=True),
     "expm1": Primitive(elementwise, fused=True, slow=True),
@@ -142,9 +142,9 @@ PRIMITIVES: Mapping[str, Primitive] = {
     "layout_constraint": Primitive(elementwise, fused=True),
     "le": Primitive(elementwise, fused=True),
     "le_to": Primitive(elementwise, fused=True),
-    "lgamma": Primitive(elementwise, fused=True, recalled_up_to=4),
+    "lgamma": Primitive(elementwise, fused=True, stored_up_to_bytes=4),
     "log": Primitive(elementwise, fused=True, slow=True),
-    "log1p": Primitive(elementwise, fused=True, slow=True, recalled_up_to=2),
+    "log1p": Primitive(elementwise, fused=True, slow=True, stored_up_to_bytes=2),
     "log2": Primitive(elementwise, fused=True),
     "logistic": Primitive(elementwise, fused=True, costly=True),
     "lt": Primitive(elementwise, fused=True),
@@ -180,7 +180,7 @@ PRIMITIVES: Mapping[str, Primitive] = {
     "polygamma": Primitive(elementwise, fused=True),
     "polynomial": Primitive(elementwise, fused=True),
     "population_count": Primitive(elementwise, fused=True),
-    "pow": Primitive(elementwise, fused=True, slow=True, recalled_up_to=4),
+    "pow": Primitive(elementwise, fused=True, slow=True, stored_up_to_bytes=4),
     "ppermute": Primitive(None, collective="collective-permute"),
     "ppermute_done": Primitive(elementwise, fused=True, renames=True),
     "ppermute_start": Primitive(None, collective="collective-permute"),
@@ -262,7 +262,7 @@ PRIMITIVES: Mapping[str, Primitive] = {
     "shift_right_arithmetic": Primitive(elementwise, fused=True),
     "shift_right_logical": Primitive(elementwise, fused=True),
     "sign": Primitive(elementwise, fused=True),
-    "sin": Primitive(elementwise, fused=True, slow=True, recalled_up_to=4),
+    "sin": Primitive(elementwise, fused=True, slow=True, stored_up_to_bytes=4),
     "sinh": Primitive(elementwise, fused=True),
     "slice": Primitive(slice_, fused=True, picks=True, additive="all"),
     "sort": Primitive(sort),
@@ -277,7 +277,7 @@ PRIMITIVES: Mapping[str, Primitive] = {
     "svd": Primitive(partial(batched, core=2), by_hand="parts"),
     "symmetric_product": Primitive(partial(batched, core=2), by_hand="parts"),
     "tan": Primitive(elementwise, fused=True, slow=True),
-    "tanh": Primitive(elementwise, fused=True, costly=True, recalled_up_to=2),
+    "tanh": Primitive(elementwise, fused=True, costly=True, stored_up_to_bytes=2),
     "threefry2x32": Primitive(elementwise),
     "threefry4x32": Primitive(elementwise),
     "tie": Primitive(elementwise, fused=True),
@@ -313,9 +313,9 @@ def traits(kind: str) -> Primitive:
     return PRIMITIVES.get(kind, _NO_ROW)
 
 
-def kinds_where(asked: Callable[[Primitive], object]) -> frozenset[str]:
+def kinds_where(predicate: Callable[[Primitive], object]) -> frozenset[str]:
     """The primitives whose row answers yes."""
-    return frozenset(kind for kind, row in PRIMITIVES.items() if asked(row))
+    return frozenset(kind for kind, row in PRIMITIVES.items() if predicate(row))
 
 
 def rule_of(

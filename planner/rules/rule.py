@@ -58,11 +58,11 @@ class Rule:
 
     def __str__(self) -> str:
         def tensor(dims: tuple[Dim, ...]) -> str:
-            words: list[str] = []
+            dims_text: list[str] = []
             for dim in dims:
                 letters = " ".join(map(factor_name, dim))
-                words.append(letters if len(dim) == 1 else f"({letters})" if dim else "1")
-            return " ".join(words) or "()"
+                dims_text.append(letters if len(dim) == 1 else f"({letters})" if dim else "1")
+            return " ".join(dims_text) or "()"
 
         text = ", ".join(map(tensor, self.operands)) + " -> " + ", ".join(map(tensor, self.results))
         for kind in ("reduce", "replicate", "permute"):
@@ -84,16 +84,16 @@ def parse_rule(text: str, sizes: Mapping[str, int] | None = None) -> Rule:
         raise RuleError(f"a rule needs exactly one '->', got {text!r}; write e.g. 'i k, k j -> i j | reduce k'")
     index: dict[str, int] = {}
 
-    def tensor(words: str) -> tuple[Dim, ...]:
+    def tensor(dims_text: str) -> tuple[Dim, ...]:
         dims: list[Dim] = []
         group: list[int] | None = None
-        for token in words.replace("(", " ( ").replace(")", " ) ").split():
+        for token in dims_text.replace("(", " ( ").replace(")", " ) ").split():
             if token == "(":
                 group = []
             elif token == ")":
                 if group is None:
                     raise RuleError(f"unbalanced ')' in the rule {text!r}; close only what was opened")
-                if group or words.strip() != "()":
+                if group or dims_text.strip() != "()":
                     dims.append(tuple(group))
                 group = None
             elif token == "1":
@@ -114,8 +114,8 @@ def parse_rule(text: str, sizes: Mapping[str, int] | None = None) -> Rule:
         return tuple(dims)
 
     left, right = signature.split("->")
-    operands = tuple(tensor(words) for words in left.split(",")) if left.strip() else ()
-    results = tuple(tensor(words) for words in right.split(",")) if right.strip() else ()
+    operands = tuple(tensor(parts) for parts in left.split(",")) if left.strip() else ()
+    results = tuple(tensor(parts) for parts in right.split(",")) if right.strip() else ()
     kinds: list[Kind] = ["pass"] * len(index)
     combiner: Combiner = "add"
     for clause in clauses:

@@ -101,12 +101,12 @@ class Slide:
         """
         image, result = self.image // parts, self.result // parts
         before = max(0, (self.window - 1 - self.low) // self.stride)
-        behind = max(0, (image - 1 + self.low) // self.stride - (result - 1))
+        after = max(0, (image - 1 + self.low) // self.stride - (result - 1))
         left = before * self.stride + self.low
-        last = (result + behind - 1) * self.stride - self.low + self.window - 1
+        last = (result + after - 1) * self.stride - self.low + self.window - 1
         right = max(0, last - (image - 1))
         return (
-            Reach(left=before, right=behind, low=0, high=0),
+            Reach(left=before, right=after, low=0, high=0),
             Reach(left=left, right=right, low=0, high=last - (image - 1 + right)),
         )
 

@@ -18,7 +18,7 @@ from functools import cached_property
 from pbqp.compiled import is_compiled, is_large
 from pbqp.network.table_cache import TableCache
 from pbqp.options import SolveOptions
-from pbqp.smaller.quotient import solve_shared, words
+from pbqp.smaller.quotient import describe_sharing, solve_shared
 from pbqp.smaller.smaller import Chain, floor_of
 from pbqp.solution import Solution
 from planner.pricing.instance import Instance
@@ -102,7 +102,7 @@ class Posed:
             value=value,
             bound=bound_of_all,
             peak_bytes=float(self.memory.profile(choice).max()),
-            shared=words(self.free, gap=(value - bound) / value if value > 0 else 0.0, limited=limited),
+            shared=describe_sharing(self.free, gap=(value - bound) / value if value > 0 else 0.0, limited=limited),
         )
         return Outcome(candidate=candidate, bound=bound_of_all)
 
@@ -269,5 +269,5 @@ def best_of_peak(candidate: Candidate, least: Least, solving: SolveOptions) -> C
         least = replace(least, choice=lowest.choice, peak_bytes=peak)
     found = search.by_rows(solving, cutoff=math.inf)
     choice = least.choice if found.choice is None else found.choice
-    shared = words(free, gap=1 - least.bound / max(peak, 1.0), limited=True)
+    shared = describe_sharing(free, gap=1 - least.bound / max(peak, 1.0), limited=True)
     return replace(candidate, choice=choice, value=peak, peak_bytes=peak, shared=shared)

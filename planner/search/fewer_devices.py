@@ -22,7 +22,7 @@ from planner.search.best_on_mesh import Candidate
 TIED = 1e-9
 """What sums that are equal may differ by, relative."""
 
-WORDS_OF_BETTER: Mapping[str, str] = {
+BETTER_TEXT: Mapping[str, str] = {
     "time": "is faster",
     "energy": "takes less energy: a further device costs as many joules as it saves, or more",
     "memory": "has a lower peak of memory",
@@ -78,10 +78,10 @@ class _FewerDevices:
             if self._without([*dropped, axis], best, best.instance) is not None:
                 dropped.append(axis)
         for count in range(len(dropped), 0, -1):
-            gone = dropped[:count]
-            left = [size for a, size in enumerate(sizes) if a not in gone]
+            removed = dropped[:count]
+            left = [size for a, size in enumerate(sizes) if a not in removed]
             shape = next((mesh for mesh in self.meshes if [s for s in mesh.values() if s > 1] == left), None)
-            found = None if shape is None else self._without(gone, best, self._instance(shape))
+            found = None if shape is None else self._without(removed, best, self._instance(shape))
             if found is not None:
                 return found
         return best
@@ -157,8 +157,10 @@ def _why_no_more(used: int, meshes: Sequence[Shape], objective: str, *, offered:
     if not offered:
         why = f"none of its arrays has a dim that an op may split and that is divisible over {most} devices"
     else:
-        words = " or ".join([*([", ".join(map(str, more[:-1]))] if len(more) > 1 else []), str(most)])
-        why = f"no mesh of {words} devices {WORDS_OF_BETTER[objective]}{'' if proven else ', as far as the search got'}"
+        sizes_text = " or ".join([*([", ".join(map(str, more[:-1]))] if len(more) > 1 else []), str(most)])
+        why = (
+            f"no mesh of {sizes_text} devices {BETTER_TEXT[objective]}{'' if proven else ', as far as the search got'}"
+        )
     return f"{'no split helps, so the' if used == 1 else 'the'} plan uses {used} of {most} devices: {why}"
 
 

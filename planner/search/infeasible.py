@@ -88,10 +88,10 @@ def no_fit(
     offers = (*((more,) if more is not None else ()), *_donations(problem, chosen, found))
     largest = ", ".join(f"{name} takes {quantity(size, 'B')}" for name, size in memory.alive(top, found.choice)[:NAMED])
     return InfeasibleError(
-        f"no plan fits {quantity(limit_bytes, 'B')} per device{_conflict_words(names)}; the least memory that would do is "
+        f"no plan fits {quantity(limit_bytes, 'B')} per device{_conflict_text(names)}; the least memory that would do is "
         f"about {quantity(found.peak_bytes, 'B')} ({memory.describe(top)}, where {largest}), and no plan on the mesh "
         f"{dict(memory.instance.mesh.shape)} needs less than {quantity(found.bound, 'B')}. Raise memory_limit, "
-        f"{''.join(f'{offer.words}, ' for offer in offers)}or recompute more (jax.checkpoint)",
+        f"{''.join(f'{offer.text}, ' for offer in offers)}or recompute more (jax.checkpoint)",
         least_bytes=found.peak_bytes,
         conflict=names,
         offers=offers,
@@ -101,7 +101,7 @@ def no_fit(
 def _donations(problem: PlanningProblem, chosen: Chosen, least: Least) -> tuple[Offer, ...]:
     """What donating arguments would save, each with its bytes."""
     return tuple(
-        Offer(words=str(donation), saves_bytes=min(donation.bytes, least.peak_bytes))
+        Offer(text=str(donation), saves_bytes=min(donation.bytes, least.peak_bytes))
         for donation in donations(problem.program, chosen)
     )
 
@@ -117,7 +117,7 @@ def _lighter(memory: MemoryModel, free: Solution, solving: SolveOptions) -> Sequ
     return choice if found is None or memory.profile(found).max() > profile[top] else found
 
 
-def _conflict_words(names: Sequence[str]) -> str:
+def _conflict_text(names: Sequence[str]) -> str:
     if not names:
         return ""
     if len(names) == 1:
@@ -184,20 +184,18 @@ def more_devices(
     shape, devices = instance.mesh.shape, instance.mesh.num_devices
     fewest = math.ceil(whole_bytes(instance.model) / limit_bytes)
     if fewest > MOST_TIMES * devices:
-        return Offer(words=f"use at least {fewest} devices")
+        return Offer(text=f"use at least {fewest} devices")
     for times in (1 << i for i in range(1, MOST_TIMES.bit_length())):
         if solving.deadline.passed:
             many = f"at least {fewest}" if fewest > devices else "more"
-            return Offer(words=f"use {many} devices")
+            return Offer(text=f"use {many} devices")
         if times * devices < fewest:
             continue
         found = _fitting(problem, shape, times, limit_bytes, solving)
         if found is not None:
             mesh, peak = found
-            words = (
-                f"use {times * devices} devices: a plan on the mesh {dict(mesh)} needs {quantity(peak, 'B')} of each"
-            )
-            return Offer(words=words, needs_bytes=peak)
+            text = f"use {times * devices} devices: a plan on the mesh {dict(mesh)} needs {quantity(peak, 'B')} of each"
+            return Offer(text=text, needs_bytes=peak)
     return None
 
 

@@ -187,12 +187,12 @@ class _MeshSearch:
         """What the search came to; `notes` are told beside its own."""
         first = self.first if self.candidates else None
         order = sorted(self.candidates, key=lambda tried: (tried != first, self.candidates[tried].value, tried))
-        words = [] if first is None else [self.candidates[first].shared]
+        shared_notes = [] if first is None else [self.candidates[first].shared]
         return SearchResult(
             candidates=tuple(self.candidates[tried] for tried in order),
             bound=min(self.bounds.values()),
             seconds=self.deadline.elapsed,
-            notes=(*self.notes, *notes, *filter(None, words)),
+            notes=(*self.notes, *notes, *filter(None, shared_notes)),
             tried=self.tried() if self.candidates else (),
             memory_bound=self.memory_bound,
             unlimited=min(self.unlimited.values(), default=0.0),
@@ -351,7 +351,7 @@ class _Alone:
         self.bytes, self.divisible = 0.0, True
         if len(meshes) > 1:
             self.mesh = problem.mesh(dict.fromkeys(meshes[0], 1))
-            stated = problem.state(replace(self.mesh, stands_for=self.most))
+            stated = problem.state(replace(self.mesh, pooled_devices=self.most))
             instance = stated.instance if isinstance(stated, SharedInstance) else stated
             model = stated.members.whole if isinstance(stated, SharedInstance) else stated.model
             self.bytes = whole_bytes(model) * (1 - WORTHWHILE)
@@ -371,7 +371,7 @@ class _Alone:
         found = self._shared(self.values[self.most], count)
         if found < best < math.inf and count < self.most and not self.of_shapes:
             if count not in self.values:
-                self.values[count] = _least_value(self.problem.state(replace(self.mesh, stands_for=count)))
+                self.values[count] = _least_value(self.problem.state(replace(self.mesh, pooled_devices=count)))
             found = self._shared(self.values[count], count)
         return found
 

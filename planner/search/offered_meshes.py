@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from planner.decision import Request
 from planner.errors import InfeasibleError, MeshError, PinError
-from planner.machine.processes import words_of
+from planner.machine.processes import text_of
 from planner.machine.target import Target
 from planner.pricing.candidates.pins import axes_named
 from planner.pricing.mesh import AXIS_NAMES, Shape, ShapeKey, check_mesh, factorizations, shape_key
@@ -60,7 +60,7 @@ def _demanded_mesh(program: Program, target: Target, mesh: Shape | None, names: 
         if not target.processes.alone:
             raise MeshError(
                 f"{name} has ordered side effects, which run on one device only, but the devices are of "
-                f"{words_of(target.processes.members)}; make its prints and callbacks unordered, or give "
+                f"{text_of(target.processes.members)}; make its prints and callbacks unordered, or give "
                 "devices=jax.local_devices() for a plan of each process's own"
             )
         return {names[0]: 1}

@@ -76,7 +76,7 @@ class Analysis:
     @cached_property
     def inputs(self) -> Mapping[int, Input]:
         """The inputs that hosts bring at every call by tensor: those that come in parts, and those named, or concluded."""
-        model, program, wanted, local = self.model, self.program, self.request.inputs, self.request.host_local
+        model, program, wanted, local = self.model, self.program, self.request.inputs, self.request.process_local
         named = {leaf.name: tensor for leaf, tensor in zip(program.arguments, self.graph.inputs, strict=True)}
         known: dict[int, int | None] = {}
         if wanted == "auto":
@@ -180,7 +180,7 @@ def planning_problem(*, program: Program, target: Target, request: Request) -> P
     """The problem of planning a program on a target. Raises: PinError for a pin that matches nothing."""
     graph = build_graph(program, while_trips=request.while_trips)
     tensor_pins, output_pins = match_pins(request.pins, graph)
-    dims = {} if target.processes.alone else request.host_local
+    dims = {} if target.processes.alone else request.process_local
     names = (leaf.name for leaf in program.arguments)
     analysis = Analysis(
         program=program,

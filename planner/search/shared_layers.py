@@ -86,7 +86,7 @@ def _of_transfer(model: Model, transfer: Transfer) -> Hashable:
         transfer.target_dims,
         aval,
         transfer.trips,
-        transfer.trips_behind,
+        transfer.trips_after_loop,
         transfer.widened,
         spared,
     )
@@ -104,8 +104,8 @@ def _of_nodes(
         home = model.flow.home[tensor.id]
         if tensor.producer is None and home is not None and tensor.aval.size > 1:
             parts[home[0]].append(("stores", home[1], graph.aval_numbers[tensor.id]))
-    for node, asked in pinned.items():
-        parts[node] += [("pinned", one) for one in asked]
+    for node, pins in pinned.items():
+        parts[node] += [("pinned", one) for one in pins]
     found: list[Hashable] = []
     for node, of in zip(model.flow.nodes, parts, strict=True):
         shape = graph.tensors[node.tensor].aval.shape if node.tensor is not None else None

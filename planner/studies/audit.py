@@ -10,8 +10,8 @@ from jax.sharding import PartitionSpec
 
 from planner.decision import Decision
 from planner.plan_file.codec import as_json
-from planner.pricing.candidates.specs import spec_words
-from planner.pricing.mesh import mesh_words
+from planner.pricing.candidates.specs import spec_text
+from planner.pricing.mesh import mesh_text
 from planner.report.collectives import CollectiveUse, collective_uses, total_seconds
 from planner.report.comparison import FIGURE_NAMES
 from planner.report.plan_report import decision_data
@@ -88,7 +88,7 @@ class Audit:
             [
                 f"Audit of the shardings of {own.function_name} for {own.topology}",
                 table_of("|>yours|>free|>", _beside(own, self.free)),
-                *(_as_it_stands(own, self.compiled) if self.compiled else []),
+                *(_own_shardings_compiled(own, self.compiled) if self.compiled else []),
                 *_collectives("collectives", self.surprises, "the free plan does without"),
                 *_whole(self.whole),
                 *_gains(self.gains),
@@ -107,7 +107,7 @@ FIGURES = ("seconds", "compute_seconds", "communication_seconds", "peak_bytes", 
 
 def _beside(own: Decision, free: Decision) -> list[tuple[str, ...]]:
     """The figures of a user's shardings and of the free plan, and their ratio."""
-    rows: list[tuple[str, ...]] = [("mesh", mesh_words(own.mesh_shape), mesh_words(free.mesh_shape))]
+    rows: list[tuple[str, ...]] = [("mesh", mesh_text(own.mesh_shape), mesh_text(free.mesh_shape))]
     for field in FIGURES:
         name, unit = FIGURE_NAMES[field]
         mine, other = getattr(own.predicted, field), getattr(free.predicted, field)
@@ -116,7 +116,7 @@ def _beside(own: Decision, free: Decision) -> list[tuple[str, ...]]:
     return rows
 
 
-def _as_it_stands(own: Decision, compiled: AsCompiled) -> list[Part]:
+def _own_shardings_compiled(own: Decision, compiled: AsCompiled) -> list[Part]:
     """What the compiler makes of the program, beside its best completion."""
     best = own.predicted
     figures = (
@@ -195,8 +195,8 @@ def _whole(arrays: Sequence[HeldWhole]) -> list[Part]:
     rows = [
         (
             one.name,
-            spec_words(one.spec),
-            "" if one.free is None else spec_words(one.free),
+            spec_text(one.spec),
+            "" if one.free is None else spec_text(one.free),
             ",".join(one.axes),
             quantity(one.bytes, "B"),
             quantity(one.saved, "B"),
@@ -211,8 +211,8 @@ def _gains(gains: Sequence[Gain]) -> list[Part]:
     rows = [
         (
             _counted(one),
-            spec_words(one.spec),
-            spec_words(one.better),
+            spec_text(one.spec),
+            spec_text(one.better),
             _saved(one.seconds, "s"),
             _saved(one.bytes, "B"),
         )

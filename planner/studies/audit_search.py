@@ -16,14 +16,14 @@ from planner.folded import fold_numbers
 from planner.plans.plan import Plan
 from planner.pricing.candidates.pins import exactly
 from planner.pricing.candidates.specs import entries_of
-from planner.program.graph import type_words
+from planner.program.graph import type_text
 from planner.program.spec_entries import parts_over
 from planner.program.tracing.jitted import brought
 from planner.program.tracing.traced import Leaf
 from planner.report.collectives import CollectiveUse, by_cost, collective_uses, merged
 from planner.report.rows import bytes_on_device, returned_as_taken
 from planner.studies.audit import Audit, Gain, HeldWhole
-from planner.studies.compiled_shardings import as_compiled, told_of_compile
+from planner.studies.compiled_shardings import as_compiled, compile_note
 from planner.units import quantity
 from planner.verify.aot import AotReport
 
@@ -42,7 +42,7 @@ Standing = Callable[[Plan], AotReport]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class AuditRequest:
     """A function with the shardings of its arguments and results, as `jax.jit` takes them.
 
     `donated` and `static` are the positions that a jitted function says so of, from which the function was taken.
@@ -55,7 +55,7 @@ class Asked:
     static: Collection[int] = ()
 
 
-class _Lot(NamedTuple):
+class _LeafGroup(NamedTuple):
     """Arguments that are alike, under a folded name, and the results that are returned as they are taken."""
 
     name: str
@@ -63,7 +63,7 @@ class _Lot(NamedTuple):
     results: tuple[int, ...]
 
 
-def asked_of(fn: Callable[..., Any], count: int, in_shardings: Any, out_shardings: Any) -> Asked:
+def audit_request(fn: Callable[..., Any], count: int, in_shardings: Any, out_shardings: Any) -> AuditRequest:
     """What is to be audited; of a jitted function with shardings the function that it wraps, and these.
 
     `count` is the number of its arguments.
@@ -76,11 +76,11 @@ def asked_of(fn: Callable[..., Any], count: int, in_shardings: Any, out_sharding
         for side in (("in", "out") if info is not None else ())
     ]
     if not any(one is not None for one in own):
-        return Asked(fn=fn, in_shardings=in_shardings, out_shardings=out_shardings)
+        return AuditRequest(fn=fn, in_shardings=in_shardings, out_shardings=out_shardings)
     if in_shardings is not None or out_shardings is not None:
         raise ArgumentError("the jitted function has shardings of its own, and others are given; leave one of them out")
     says = brought(fn, count)
-    return Asked(
+    return AuditRequest(
         fn=getattr(fn, "__wrapped__", fn),
         in_shardings=own[0],
         out_shardings=own[1],
@@ -95,9 +95,9 @@ def _unflattened(tree: Any, leaves: Sequence[Any]) -> Any:
     return jax.tree.unflatten(tree, given) if any(leaf is not None for leaf in given) else None
 
 
-def pins_of(asked: Asked, count: int, static: Sequence[int]) -> dict[Any, Any]:
+def pins_of(requested: AuditRequest, count: int, static: Sequence[int]) -> dict[Any, Any]:
     """The shardings as pins, by position of the argument, and `out`. Raises: ArgumentError."""
-    given = asked.in_shardings
+    given = requested.in_shardings
     if given is None or isinstance(given, (PartitionSpec, jax.sharding.Sharding)):
         given = (given,) * count
     taken = [i for i in range(count) if i not in {s % count for s in static}]
@@ -108,8 +108,8 @@ def pins_of(asked: Asked, count: int, static: Sequence[int]) -> dict[Any, Any]:
         )
     positions = range(count) if len(given) == count else taken
     pins: dict[Any, Any] = {i: value for i, value in zip(positions, given, strict=True) if value is not None}
-    if asked.out_shardings is not None:
-        pins["out"] = asked.out_shardings
+    if requested.out_shardings is not None:
+        pins["out"] = requested.out_shardings
     return pins
 
 
@@ -126,7 +126,7 @@ def audited(pins: Mapping[Any, Any], planned: Planned, standing: Standing, *, li
         )
     own, report = completion.decision, standing(completion)
     compiled = as_compiled(completion, report)
-    notes[:0] = [told_of_compile(own, report, compiled)]
+    notes[:0] = [compile_note(own, report, compiled)]
     best = planned(None, limit_bytes).decision
     if dict(best.mesh_shape) != dict(own.mesh_shape):
         notes.append("the free plan is on another mesh: its axes are others than yours, whatever their names")
@@ -197,44 +197,46 @@ def _names(decision: Decision) -> list[str]:
 def _gains(own: Decision, planned: Planned, limit_bytes: float) -> tuple[tuple[Gain, ...], int]:
     """What freeing each lot of alike arguments gains, and how many lots were left out."""
     pins = own.request.pins
-    lots = [lot for lot in _lots(own) if any(exactly(own.arguments[i].name) in pins for i in lot.members)]
+    groups = [
+        group for group in _leaf_groups(own) if any(exactly(own.arguments[i].name) in pins for i in group.members)
+    ]
     found: list[Gain] = []
-    for lot in lots[:MOST_FREED]:
-        leaves = [own.arguments[i].name for i in lot.members] + [own.results[i].name for i in lot.results]
-        gone = {exactly(name) for name in leaves}
+    for group in groups[:MOST_FREED]:
+        leaves = [own.arguments[i].name for i in group.members] + [own.results[i].name for i in group.results]
+        freed = {exactly(name) for name in leaves}
         try:
-            left = {pattern: spec for pattern, spec in pins.items() if pattern not in gone}
+            left = {pattern: spec for pattern, spec in pins.items() if pattern not in freed}
             other = planned(left, limit_bytes).decision
         except InfeasibleError:
             continue
-        first = lot.members[0]
+        first = group.members[0]
         seconds = own.predicted.seconds - other.predicted.seconds
         size = own.predicted.peak_bytes - other.predicted.peak_bytes
         if seconds > WORTH * own.predicted.seconds or size > WORTH * own.predicted.peak_bytes:
             found.append(
                 Gain(
-                    name=lot.name,
-                    count=len(lot.members),
+                    name=group.name,
+                    count=len(group.members),
                     spec=own.in_specs[first],
                     better=other.in_specs[first],
                     seconds=seconds,
                     bytes=size,
                 )
             )
-    return tuple(sorted(found, key=lambda gain: (-gain.seconds, -gain.bytes, gain.name))), len(lots[MOST_FREED:])
+    return tuple(sorted(found, key=lambda gain: (-gain.seconds, -gain.bytes, gain.name))), len(groups[MOST_FREED:])
 
 
-def _lots(own: Decision) -> list[_Lot]:
+def _leaf_groups(own: Decision) -> list[_LeafGroup]:
     """The arguments, those of one type, spec and name but for numbers together, the largest first."""
     taken = {argument: result for result, argument in _returned(own).items()}
-    alike = [(type_words(leaf.aval), spec) for leaf, spec in zip(own.arguments, own.in_specs, strict=True)]
+    alike = [(type_text(leaf.aval), spec) for leaf, spec in zip(own.arguments, own.in_specs, strict=True)]
     folded = fold_numbers([leaf.name for leaf in own.arguments], alike)
-    lots = [_Lot(f.name, f.members, tuple(taken[i] for i in f.members if i in taken)) for f in folded]
+    groups = [_LeafGroup(f.name, f.members, tuple(taken[i] for i in f.members if i in taken)) for f in folded]
 
-    def size(lot: _Lot) -> float:
-        return sum(own.arguments[i].aval.bytes for i in lot.members)
+    def size(group: _LeafGroup) -> float:
+        return sum(own.arguments[i].aval.bytes for i in group.members)
 
-    return sorted(lots, key=lambda lot: (-size(lot), lot.name))
+    return sorted(groups, key=lambda group: (-size(group), group.name))
 
 
 def _returned(own: Decision) -> dict[int, int]:

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 
 from planner.compiler.targets.table import COMPILERS
 from planner.decision import Decision
-from planner.emit.alternatives import remedy_words
+from planner.emit.alternatives import remedy_text
 from planner.explain.repeated_products import products_by_source
 from planner.folded import fold_numbers
 from planner.options import Options
@@ -25,7 +25,7 @@ from planner.report.rows import bytes_on_device
 from planner.units import quantity
 from planner.verify.aot import AotReport, flags_note
 from planner.verify.compared_collectives import BETWEEN_SLICES, between_slices, moved
-from planner.verify.compiled import compiled_as_it_stands
+from planner.verify.compiled import compiled_with_own_shardings
 from planner.verify.differences import Moved, bytes_by, surplus
 from planner.verify.hlo.entry import argument_bytes, result_bytes
 from planner.verify.hlo.products import innermost, read_products
@@ -118,7 +118,7 @@ def compiled_alone(program: Program, best: Plan, options: Options) -> AotReport:
     def pinned(leaves: Sequence[Leaf]) -> list[PartitionSpec | None]:
         return [own.request.pins.get(exactly(leaf.name)) for leaf in leaves if not leaf.constant]
 
-    return compiled_as_it_stands(
+    return compiled_with_own_shardings(
         program,
         pinned(program.arguments),
         pinned(program.results),
@@ -145,28 +145,28 @@ def as_compiled(best: Plan, report: AotReport) -> AsCompiled | None:
         argument_bytes=None if memory is None else float(memory.argument_bytes),
         collectives=None if unread else _by_line(found),
         surprises=_by_line(surplus(found, promised)),
-        repeated=_repeated(products_by_source(best.behind.chosen), read_products(report.hlo, line=_own) or {}),
+        repeated=_repeated(products_by_source(best.alternatives.chosen), read_products(report.hlo, line=_own) or {}),
         larger=_larger(own, module),
         held=_held(report, module),
     )
 
 
-def told_of_compile(own: Decision, report: AotReport, compiled: AsCompiled | None) -> str:
+def compile_note(own: Decision, report: AotReport, compiled: AsCompiled | None) -> str:
     """What the notes say of the program as it stands."""
     if compiled is None:
         return f"{COMPLETED}; it was not compiled as it stands: {_why_not(report)}"
     where = "for the devices here" if own.request.platform else f"for {own.topology}"
-    told = f"{COMPLETED}; as it stands, with your shardings alone, it was compiled {where}"
+    note = f"{COMPLETED}; as it stands, with your shardings alone, it was compiled {where}"
     if report.remedy:
-        told += f", {remedy_words(report.remedy)}"
+        note += f", {remedy_text(report.remedy)}"
     if flags := "" if own.request.platform else flags_note(own.request.topology.chip.platform):
-        told += f"; {flags}"
+        note += f"; {flags}"
     if between_slices(own, own.request.platform or own.request.topology.chip.platform):
-        told += f", and of its collectives nothing is told: {BETWEEN_SLICES}"
+        note += f", and of its collectives nothing is told: {BETWEEN_SLICES}"
     limit = min(own.request.memory_limit, float(own.request.topology.chip.hbm_bytes))
     peak = compiled.peak_bytes or 0.0
     over = f"needs {quantity(peak, 'B')} per device, more than the {quantity(limit, 'B')} there are"
-    return told if peak <= limit else f"{told}, and {over}"
+    return note if peak <= limit else f"{note}, and {over}"
 
 
 def _why_not(report: AotReport) -> str:
@@ -215,13 +215,13 @@ def _larger(own: Decision, module: Module) -> tuple[Larger, ...]:
 def _held(report: AotReport, module: Module) -> tuple[HeldOnTheWay, ...]:
     """What the compiler warns of, read as far as it says what it is."""
     found: list[HeldOnTheWay] = []
-    for words in report.rematerialized:
-        array, operation = _ARRAY.search(words), _OPERATION.search(words)
+    for line in report.rematerialized:
+        array, operation = _ARRAY.search(line), _OPERATION.search(line)
         found.append(
             HeldOnTheWay(
                 array=array[1] if array else "",
                 operation=operation[1] if operation else "",
-                source=_own(module.sources_in(words)),
+                source=_own(module.sources_in(line)),
             )
         )
     return tuple(dict.fromkeys(found))

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 
 from planner.decision import Certificate
 from planner.plans.plan import Plan
-from planner.pricing.candidates.specs import spec_words
+from planner.pricing.candidates.specs import spec_text
 from planner.report.text_table import table_of, text_of
 from planner.units import quantity
 
@@ -82,7 +82,7 @@ class Programs(dict[str, Plan]):
         if self.moves:
             lines += ["", "moved at every call"]
             lines += [
-                f"- {move.program}: {move.array} from {spec_words(move.source)} to {spec_words(move.target)}, "
+                f"- {move.program}: {move.array} from {spec_text(move.source)} to {spec_text(move.target)}, "
                 f"{quantity(move.bytes, 'B')} in {quantity(move.seconds, 's')}"
                 for move in longest[:MOST_MOVES]
             ]

@@ -44,7 +44,7 @@ class ProgramsRecord:
     plans: Mapping[str, Any]
 
 
-def planned_or_kept_together(
+def planned_or_kept_jointly(
     requests: Mapping[str, PlanRequest],
     shared: SharedArrays,
     options: Options,

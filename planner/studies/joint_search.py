@@ -28,7 +28,7 @@ from planner.options import Options, telling
 from planner.planning.candidates import Candidates
 from planner.planning.driver import best_plan
 from planner.plans.plan import Plan
-from planner.pricing.mesh import Shape, mesh_words, shape_key
+from planner.pricing.mesh import Shape, mesh_text, shape_key
 from planner.request.matching_arrays import SharedArrays
 from planner.request.resolve import PlanRequest
 from planner.studies.joint import UNITS, LayoutMove, Programs
@@ -69,7 +69,7 @@ class SinglePlans:
         if key not in self.known:
             request = self.request(name, mesh, pins, max(share * self.deadline.left(), LEAST_SECONDS))
             # What compilers or runs have to say is asked of the plan that is taken, once.
-            candidates = Candidates(request, request.problem, replace(request.options, refine="never"))
+            candidates = Candidates(request, request.problem, replace(request.options, autotune="never"))
             self.known[key] = SinglePlan(request=request, decision=candidates.propose(), candidates=candidates)
         return self.known[key].decision
 
@@ -85,7 +85,7 @@ class SinglePlans:
     def checked(self, name: str, mesh: Shape, pins: Mapping[str, PartitionSpec]) -> Plan:
         """The checked plan of a program. Raises: what `plan` does."""
         known = self.known.get((name, shape_key(mesh), tuple(pins.items())))
-        if known is not None and self.options.refine == "never":
+        if known is not None and self.options.autotune == "never":
             return best_plan(known.request, known.candidates)
         return best_plan(self.request(name, mesh, pins, max(ONE_SHARE * self.deadline.left(), LEAST_SECONDS)))
 
@@ -110,33 +110,33 @@ def plans_of(
     search = _Search(requests, shared, options, counts=counts, own_layouts=own_layouts)
     processes = next(iter(requests.values())).target.processes
     # Only the leading process searches: it tells the others the mesh and the order.
-    told = processes.decided(search.run)
+    outcome = processes.decided(search.run)
     plans: dict[str, Plan] = {}
     specs = dict(search.pinned)
-    for name in told["order"]:
+    for name in outcome["order"]:
         pins = {} if own_layouts else search.specs.pins(name, specs)
-        plans[name] = search.singles.checked(name, told["mesh"], pins)
+        plans[name] = search.singles.checked(name, outcome["mesh"], pins)
         search.specs.fix(name, plans[name].decision, specs)
     decisions = {name: plan.decision for name, plan in plans.items()}
-    moves = search.specs.moves(told["order"], decisions) if own_layouts else ()
+    moves = search.specs.moves(outcome["order"], decisions) if own_layouts else ()
     value = search.total({name: decision.certificate.value for name, decision in decisions.items()}, moves)
     unit = next(iter(decisions.values())).certificate.unit
     certificate = Certificate(
         value=value,
-        lower_bound=min(told["bound"], value),
+        lower_bound=min(outcome["bound"], value),
         unit=unit,
-        solve_seconds=told["seconds"],
-        meshes=told["meshes"],
+        solve_seconds=outcome["seconds"],
+        meshes=outcome["meshes"],
         guessed_share=_guessed_share({name: decision.certificate for name, decision in decisions.items()}, counts),
     )
-    words = _told_of_sharing(shared, own_layouts)
+    sharing_notes = _notes_on_sharing(shared, own_layouts)
     return Programs(
-        {name: plans[name].with_notes((*plans[name].notes, *words[name])) for name in requests},
+        {name: plans[name].with_notes((*plans[name].notes, *sharing_notes[name])) for name in requests},
         calls=dict(counts),
         shared=shared.count,
         moves=moves,
         certificate=certificate,
-        notes=(*told["notes"], *search.losses(told["free"], decisions)),
+        notes=(*outcome["notes"], *search.losses(outcome["free"], decisions)),
     )
 
 
@@ -245,7 +245,7 @@ class _Search:
         if self.best is None:
             self.refused.append(
                 InfeasibleError(
-                    f"no layout that all programs have in common was found on the mesh {mesh_words(mesh)}, where each "
+                    f"no layout that all programs have in common was found on the mesh {mesh_text(mesh)}, where each "
                     "has a plan for itself; give layouts='own', or more memory"
                 )
             )
@@ -287,7 +287,7 @@ class _Search:
         )
 
 
-def _told_of_sharing(shared: SharedArrays, own_layouts: bool) -> dict[str, tuple[str, ...]]:
+def _notes_on_sharing(shared: SharedArrays, own_layouts: bool) -> dict[str, tuple[str, ...]]:
     """What the plan of every program says of the others."""
     found: dict[str, tuple[str, ...]] = {}
     for name in shared.of:

@@ -137,8 +137,8 @@ class Front(tuple[Plan, ...]):
         A front that was saved there is replaced. Raises: ArgumentError where the folder holds anything else.
         """
         points = [{"file": file_name(i), **point} for i, point in enumerate(self.summary["plans"])]
-        told = {"format": FORMAT, "version": VERSION, **self.summary, "plans": points}
-        save_folder(folder, self, SUMMARY, told, "front")
+        record = {"format": FORMAT, "version": VERSION, **self.summary, "plans": points}
+        save_folder(folder, self, SUMMARY, record, "front")
 
 
 def check_front(points: int, objective: str, options: Options) -> None:
@@ -147,9 +147,9 @@ def check_front(points: int, objective: str, options: Options) -> None:
         raise ArgumentError(f"points is {points!r}; give a whole number of plans from 2 to {MOST_POINTS}")
     if objective not in UNITS:
         raise ArgumentError(f"objective is {objective!r}; a front is of memory against {' or '.join(map(repr, UNITS))}")
-    if options.refine != "never":
+    if options.autotune != "never":
         raise ArgumentError(
-            f"Options(refine={options.refine!r}) is for single plans; leave it out here, and refine the plan that you "
+            f"Options(autotune={options.autotune!r}) is for single plans; leave it out here, and refine the plan that you "
             "choose by planner.plan(..., memory_limit=its peak)"
         )
 

@@ -49,12 +49,12 @@ def front_of(request: PlanRequest, count: int) -> Front:
     processes = request.target.processes
     request.check_pins()
     search = _Search(request, count)
-    told = processes.decided(search.run)
+    outcome = processes.decided(search.run)
     # Only the process that searched has candidates; how many points there are, all must know.
-    points = search.points or [_Point(candidates=search.untried(), end=end) for end in told["ends"]]
+    points = search.points or [_Point(candidates=search.untried(), end=end) for end in outcome["ends"]]
     checks = _Checks(request, search.deadline)
     plans: list[Plan] = []
-    notes: list[str] = list(told["notes"])
+    notes: list[str] = list(outcome["notes"])
     order = sorted(range(len(points)), key=lambda i: (not points[i].end, -i))
     for i in order:
         # The best end is that of `plan`, and fails as that does; the others are told of.

@@ -32,7 +32,7 @@ def check_folder(folder: Path, summary: str, what: str) -> None:
         )
 
 
-def save_folder(folder: str | Path, plans: Sequence[Plan], summary: str, told: Mapping[str, Any], what: str) -> None:
+def save_folder(folder: str | Path, plans: Sequence[Plan], summary: str, record: Mapping[str, Any], what: str) -> None:
     """Writes `plan_0.json`, ... and what is told of them; what was saved there before is replaced.
 
     Raises: ArgumentError where the folder holds anything else, or cannot be written.
@@ -43,7 +43,7 @@ def save_folder(folder: str | Path, plans: Sequence[Plan], summary: str, told: M
         with whole_folder(folder) as whole:
             for i, plan in enumerate(plans):
                 plan.save(whole / file_name(i))
-            write_whole(whole / summary, (json.dumps(told, indent=1) + "\n").encode())
+            write_whole(whole / summary, (json.dumps(record, indent=1) + "\n").encode())
             check_folder(folder, summary, what)
     except OSError as error:
         raise ArgumentError(f"the {what} cannot be saved in {folder}: {error}; give another folder") from error

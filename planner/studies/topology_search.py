@@ -60,7 +60,7 @@ def compared(
     rows = [search.row(target, telling(checked, target.topology.name)) for target in targets]
     chips = {row.topology.chip for row in rows} - {row.topology.chip for row in rows if _uses_one(row)}
     single = {row.topology.chip: row.topology for row in reversed(rows) if row.topology.chip in chips}
-    quick = replace(options, check="never", refine="never", cache=None, time_limit_s=share / max(len(single), 1))
+    quick = replace(options, check="never", autotune="never", cache=None, time_limit_s=share / max(len(single), 1))
     for topology in reversed(single.values()):
         rows += search.alone(topology, quick)
     if all(row.plan is None for row in rows):
@@ -109,9 +109,9 @@ class _Search:
     def nothing(self, rows: Sequence[TopologyRow]) -> PlannerError:
         """The error that there is no plan at all: what went wrong first, where it is not memory."""
         other = next((error for error in self.errors if not isinstance(error, InfeasibleError)), None)
-        told = "; ".join(f"{row.name}: {row.why_none}" for row in rows)
+        reasons = "; ".join(f"{row.name}: {row.why_none}" for row in rows)
         return other or InfeasibleError(
-            f"no plan fits any of the topologies: {told}. Give larger ones, or make the program take less memory"
+            f"no plan fits any of the topologies: {reasons}. Give larger ones, or make the program take less memory"
         )
 
 

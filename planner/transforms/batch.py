@@ -84,8 +84,8 @@ def _sought(program: Program, *, remats: bool) -> Batch | Refused:
         tried |= {(t, part.dim) for t, part in spread.start.items()}
         inside = sum(flops for op, flops in heavy.items() if _is_inside(spread, graph.ops[op]))
         # What hangs on sums alone, such as an optimizer with matmuls, is none of the batch's work.
-        behind = sum(flops for op, flops in heavy.items() if spread.is_late(graph.ops[op]))
-        share = inside / (sum(heavy.values()) - behind) if sum(heavy.values()) > behind else 1.0
+        after_loop = sum(flops for op, flops in heavy.items() if spread.is_late(graph.ops[op]))
+        share = inside / (sum(heavy.values()) - after_loop) if sum(heavy.values()) > after_loop else 1.0
         if share >= ENOUGH and any(map(spread.inside, graph.ops)):
             return _batch(spread, jaxpr)
         why = _whole(spread, tensor, dim) if spread.early else "little of its work runs over its batch"
@@ -122,16 +122,16 @@ def _spread(flat: Flat, tensor: int, dim: int) -> Spread | Refused:
     """What becomes of all arrays where the batch is this dim of an argument; or why that cannot be."""
     graph = flat.graph
     extent = graph.tensors[tensor].aval.shape[dim]
-    start, early, behind = {tensor: Part(dim, 1, 1)}, frozenset[int](), frozenset[int]()
+    start, early, after_loop = {tensor: Part(dim, 1, 1)}, frozenset[int](), frozenset[int]()
     while True:
-        spread = Spread(program=flat, extent=extent, start=dict(start), early=early, behind=behind)
+        spread = Spread(program=flat, extent=extent, start=dict(start), early=early, after_loop=after_loop)
         more = {t: part for t, part in spread.wanted_arguments().items() if t not in start}
         if more:
             start |= more
             continue
         late = _late_blocks(spread)
-        if late - behind:
-            behind |= late
+        if late - after_loop:
+            after_loop |= late
             continue
         conflict = _conflict(spread)
         if conflict is None:
@@ -165,7 +165,7 @@ def _conflict(spread: Spread) -> _Conflict | None:
     for op in graph.ops:
         if not spread.is_late(op):
             continue
-        blocked = number(op) in flat.in_block and number(op) not in spread.behind
+        blocked = number(op) in flat.in_block and number(op) not in spread.after_loop
         if blocked or (op.results and spread.reads_parts(op) and flat.is_heavy(op)):
             return _Conflict(op=op, causes=spread.causes(op))
     return None
@@ -207,19 +207,19 @@ def _batch(spread: Spread, jaxpr: object) -> Batch:
     """What is run when, of a program whose arrays are spread so."""
     graph = spread.program.graph
     parts, cut = spread.places()
-    inside, behind, drawn = set[int](), set[int](), set[int]()
+    inside, after_loop, drawn = set[int](), set[int](), set[int]()
     sums: set[Slot] = set()
     deferred = spread.deferred()
     for op in graph.ops:
-        if spread.is_late(op) or number(op) in spread.behind or op.id in deferred:
-            behind.add(number(op))
+        if spread.is_late(op) or number(op) in spread.after_loop or op.id in deferred:
+            after_loop.add(number(op))
         elif spread.inside(op):
             inside.add(number(op))
         for i, tensor in enumerate(op.results):
             state = spread.states[tensor]
             if state is not None and state.kind == "sum":
                 sums.add(result_slot(op, i))
-    inside -= behind
+    inside -= after_loop
     for reader in graph.ops:
         for position, tensor in enumerate(reader.operands) if number(reader) in inside else ():
             producer = graph.tensors[tensor].producer
@@ -241,8 +241,8 @@ def _batch(spread: Spread, jaxpr: object) -> Batch:
         cut=cut,
         sums=frozenset(sums),
         inside=frozenset(inside),
-        drawn=frozenset(drawn - inside - behind),
-        behind=frozenset(behind),
+        drawn=frozenset(drawn - inside - after_loop),
+        after_loop=frozenset(after_loop),
     )
 
 

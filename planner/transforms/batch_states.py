@@ -114,9 +114,9 @@ class Passing:
             return False
         if op.kind == "convert_element_type" and not (_is_inexact(dtypes[-1]) or dtypes[0] == dtypes[-1]):
             return False
-        together = tuple(range(len(states))) if row.additive == "all" else row.additive
-        if together:
-            return all(states[i].kind in ("sum", "zero") for i in together) and set(moving) <= set(together)
+        added = tuple(range(len(states))) if row.additive == "all" else row.additive
+        if added:
+            return all(states[i].kind in ("sum", "zero") for i in added) and set(moving) <= set(added)
         alone = (0, 1) if row.matmul else row.linear_in
         sums = [i for i, state in enumerate(states) if state.kind == "sum"]
         exact = op.kind != "div" or _is_inexact(dtypes[0])

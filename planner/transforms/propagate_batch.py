@@ -67,14 +67,14 @@ class Flat:
 class Spread:
     """The states of all arrays, where the batch lies in some arguments (`start`).
 
-    `early` are ops that are run once for the whole batch before all parts; `behind` equations that are run behind them.
+    `early` are ops that are run once for the whole batch before all parts; `after_loop` equations that are run behind them.
     """
 
     program: Flat
     extent: int
     start: dict[int, Part]
     early: frozenset[int] = frozenset()
-    behind: frozenset[int] = frozenset()
+    after_loop: frozenset[int] = frozenset()
     states: list[State | None] = field(default_factory=list[State | None])
     cut: dict[tuple[int, int], Part] = field(default_factory=dict[tuple[int, int], Part])
 
@@ -122,7 +122,7 @@ class Spread:
         if op.id in self.early:
             return [WHOLE] * len(op.results)
         states = self.operands(op)
-        if number(op) in self.behind:
+        if number(op) in self.after_loop:
             hanging = [state for state in states if state.kind in ("part", "sum", "late")]
             causes = [cause for state in hanging for cause in state.causes] or [op.id]
             found = late(causes, wide=any(state.kind == "part" or state.wide for state in hanging))
@@ -175,7 +175,7 @@ class Spread:
         graph = self.program.graph
         carried = self.program.ties
         for op in reversed(graph.ops):
-            if op.id in self.early or len(op.results) != 1 or op.results[0] in carried or number(op) in self.behind:
+            if op.id in self.early or len(op.results) != 1 or op.results[0] in carried or number(op) in self.after_loop:
                 continue
             (result,) = op.results
             state = self.states[result]
@@ -219,7 +219,7 @@ class Spread:
         return frozenset(found)
 
     def _inside_block(self, op: Op) -> bool:
-        return not self.is_late(op) and number(op) not in self.behind and op.id not in self.early
+        return not self.is_late(op) and number(op) not in self.after_loop and op.id not in self.early
 
     # ------------------------------------------------------------ what is run when
 

@@ -368,27 +368,27 @@ MOST_NAMED = 6
 """Values that the words of a choice name."""
 
 
-def words(crossings: Sequence[Crossing], choice: Choice, written: Choice, devices: int) -> str:
+def describe_remat(crossings: Sequence[Crossing], choice: Choice, written: Choice, devices: int) -> str:
     """What a choice is, beside the program as written: what is saved, what of that is more than a view is not."""
-    told: list[str] = []
+    clauses: list[str] = []
     for crossing, saved, repeated, before in zip(crossings, choice.saved, choice.repeated, written.saved, strict=True):
         again = [crossing.values[i].name for i in repeated if not all(map(_is_fused, crossing.values[i].steps))]
         kept = [crossing.values[i].name for i in sorted(saved, key=lambda i: -crossing.values[i].aval.bytes)]
         read = sum(value.needed for value in crossing.values)
         each = "" if crossing.length == 1 else f" of each of {crossing.length} passes"
         part = f"of {read} values that the backward pass reads{each} {len(saved)} are saved"
-        told.append(
+        clauses.append(
             f"{part} ({_named(kept)}), as written {len(before)}; computed again: {_named(again) or 'nothing heavy'}"
         )
     more = (choice.bytes - written.bytes) / devices
     memory = f"{quantity(abs(more), 'B')} {'more' if more >= 0 else 'less'} are saved per device than as written"
     again, before = (quantity(one.flops / devices, "FLOP") for one in (choice, written))
-    return f"recomputation: {'; '.join(told)}; {memory}, {again} are computed again, {before} as written"
+    return f"recomputation: {'; '.join(clauses)}; {memory}, {again} are computed again, {before} as written"
 
 
 def _named(names: Sequence[str]) -> str:
     distinct = list(dict.fromkeys(names))
-    folded = [lot.name for lot in fold_numbers(distinct, [None] * len(distinct))]
+    folded = [fold.name for fold in fold_numbers(distinct, [None] * len(distinct))]
     more = f" and {len(folded) - MOST_NAMED} more" if len(folded) > MOST_NAMED else ""
     return ", ".join(folded[:MOST_NAMED]) + more
 

@@ -47,7 +47,7 @@ class Floors:
             self._known[parts] = 0.0
             with suppress(PinError, InfeasibleError):  # of pins that do not fit these axes
                 one = self._problem.mesh(self._shape)
-                alone = self._problem.state(replace(one, stands_for=self._devices * parts))
+                alone = self._problem.state(replace(one, pooled_devices=self._devices * parts))
                 self._known[parts] = ((1 - SLACK) * floor_of(alone.node_values) - self._spared) * self._share
         return self._known[parts]
 

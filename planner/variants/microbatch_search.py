@@ -98,7 +98,7 @@ class Counts:
         found = self._best_count(first, None, misses=1, below=whole)
         if found is None:
             return None
-        return _told_why(found, f"takes less than {quantity(whole, UNITS[found.problem.request.objective])}")
+        return _with_reason(found, f"takes less than {quantity(whole, UNITS[found.problem.request.objective])}")
 
     def gaining_most_on(self, whole: VariantResult | None) -> VariantResult | None:
         """The best plans in microbatches where memory or the room on chips is short; those given where they gain less."""
@@ -109,7 +109,7 @@ class Counts:
         first = self._floors.least_parts(self._counts, self._fitting, self._last)
         more = self._best_count(first, whole, misses=MISSES)
         if more is not None and whole is None:
-            return _told_why(more, f"fits {quantity(self._search.variants.base.roomy_limit, 'B')} per device")
+            return _with_reason(more, f"fits {quantity(self._search.variants.base.roomy_limit, 'B')} per device")
         return more or whole
 
     def roomier(self, whole: VariantResult) -> VariantResult:
@@ -184,7 +184,7 @@ class Counts:
                 break
         if best is None:
             return None
-        return _told_why(self._search.proven(best), "leaves room in the memory, without which it may not fit")
+        return _with_reason(self._search.proven(best), "leaves room in the memory, without which it may not fit")
 
     def _cutoff(self, count: int, best: VariantResult | None, below: float) -> float:
         """What plans in so many microbatches must be below: by enough where others have fewer; 0 where none may be."""
@@ -240,16 +240,16 @@ class Counts:
         search, variants = self._search, self._search.variants
         form = replace(variants.base.program.form, microbatches=count)
         program = variants.forms.program(form)
-        told, crossed = variants.describe(count), () if search.options.recompute == "as written" else crossings(program)
+        note, crossed = variants.describe(count), () if search.options.remat == "as written" else crossings(program)
         if not crossed:
-            yield variants.of(form), (told,), 0.0
+            yield variants.of(form), (note,), 0.0
             return
         front = Front(crossed, variants.request.topology.chip, search.pinned, parts=count)
         for choice in islice(filter(search.may_fit, front.offered()), MOST_CHOICES):
             problem = variants.of(replace(form, saved=choice.saved))
-            yield problem, (told, search.told(front, choice)), search.slower(front, choice)
+            yield problem, (note, search.remat_note(front, choice)), search.slower(front, choice)
         if front.keeps_pins:
-            yield variants.of(form), (told,), search.slower(front, front.written)
+            yield variants.of(form), (note,), search.slower(front, front.written)
 
 
 def part_counts(extent: int) -> list[int]:
@@ -259,7 +259,7 @@ def part_counts(extent: int) -> list[int]:
     return sorted({divisors[bisect_left(divisors, power)] for power in powers})
 
 
-def _told_why(best: VariantResult, missing: str) -> VariantResult:
+def _with_reason(best: VariantResult, missing: str) -> VariantResult:
     """Plans in microbatches that say what no plan of the whole batch does."""
     first, *others = best.notes
     return replace(best, notes=(f"{first}: no plan of the whole batch at once {missing}", *others))

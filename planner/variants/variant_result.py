@@ -18,7 +18,7 @@ from planner.program.jaxpr.remat.rewrite_saved import program_steps
 from planner.search.best_on_mesh import WORTHWHILE
 from planner.search.mesh_search import SearchOptions, SearchResult, search
 from planner.search.problem import PlanningProblem
-from planner.transforms.remat_choice import Choice, Front, Pinned, program_seconds, words
+from planner.transforms.remat_choice import Choice, Front, Pinned, describe_remat, program_seconds
 from planner.variants.problem_variants import ProblemVariants
 
 GAIN = 0.02
@@ -193,6 +193,6 @@ class VariantSearch:
         """The seconds that a choice takes beyond the fastest one, by the prices of the front, were all split evenly."""
         return (choice.seconds - front.fastest.seconds) / self.devices
 
-    def told(self, front: Front, choice: Choice) -> str:
+    def remat_note(self, front: Front, choice: Choice) -> str:
         """What a plan says of the values that are computed again."""
-        return words(front.crossings, choice, front.written, self.devices)
+        return describe_remat(front.crossings, choice, front.written, self.devices)

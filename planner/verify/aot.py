@@ -246,9 +246,11 @@ def unavailable_reason(platform: str) -> str:
 def flags_note(platform: str) -> str:
     """That compiles for a platform have the flags of this process, or "" where it has none."""
     flags = inherited_flags(os.environ, "cuda" if platform == "gpu" else platform)
-    told = "; ".join(f"{name}={value}" for name, value in flags.items())
+    flags_text = "; ".join(f"{name}={value}" for name, value in flags.items())
     return (
-        f"compiled with the flags that are set here, {told}: the promises hold where they are set, too" if told else ""
+        f"compiled with the flags that are set here, {flags_text}: the promises hold where they are set, too"
+        if flags_text
+        else ""
     )
 
 

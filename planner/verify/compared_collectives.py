@@ -25,11 +25,11 @@ BYTES_SHARE = 0.10
 """Where the CPU compiles, by this share of the bytes instead: between virtual devices seconds say nothing."""
 SMALL_BYTES = 4096.0
 """Collectives that together move no more than this are not held against a plan: scalars, counters, flags."""
-TOLD_SHARE = 0.1
+NOTED_SHARE = 0.1
 """Differences are told where they are more than this share of what is allowed."""
 BETWEEN_SLICES = "what passes between slices is compiled to transfers by the hosts, which are not read"
-TOLD = 8
-SMALLEST_TOLD = 0.01
+MOST_NOTED = 8
+SMALLEST_NOTED = 0.01
 """One by one: at most so many, of at least this share of the largest's seconds."""
 
 
@@ -114,7 +114,7 @@ def compare_collectives(
             key: (by_kind[0].get(key, 0.0), by_kind[1].get(key, 0.0)) for key in sorted({*by_kind[0], *by_kind[1]})
         },
         differences=found,
-        surprises=(*_unknown_loops(compiled), *(() if small or apart <= TOLD_SHARE * allowed else _told(found))),
+        surprises=(*_unknown_loops(compiled), *(() if small or apart <= NOTED_SHARE * allowed else _noted(found))),
         compiled=tuple(compiled),
     )
 
@@ -171,15 +171,15 @@ def _compiled(collective: CompiledCollective, prices: CollectivePrices) -> Moved
 def _unknown_loops(compiled: Sequence[CompiledCollective]) -> tuple[str, ...]:
     """What could not be read of the compiled program."""
     unknown = [c for c in compiled if c.trip_count is None]
-    words = [
+    notes = [
         f"how often the {c.kind} at {c.source or c.op_name} runs is not known: one pass is compared" for c in unknown
     ]
-    return tuple(dict.fromkeys(words))
+    return tuple(dict.fromkeys(notes))
 
 
-def _told(found: Sequence[Difference]) -> tuple[str, ...]:
+def _noted(found: Sequence[Difference]) -> tuple[str, ...]:
     """The largest differences in words."""
-    large = [d for d in found if d.seconds >= SMALLEST_TOLD * found[0].seconds][:TOLD]
+    large = [d for d in found if d.seconds >= SMALLEST_NOTED * found[0].seconds][:MOST_NOTED]
     rest = found[len(large) :]
     if not rest:
         return tuple(map(str, large))

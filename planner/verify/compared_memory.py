@@ -56,7 +56,7 @@ def compare_memory(decision: Decision, compiled: CompiledMemory, platform: str) 
     else:
         allowed = max(PEAK_TOLERANCE * max(peak), DEVICE_SHARE * decision.request.topology.chip.hbm_bytes)
         ok, differs = peak[1] <= limit, abs(peak[0] - peak[1]) > allowed
-        extra = peak_words(peak[0], peak[1], limit)
+        extra = peak_text(peak[0], peak[1], limit)
     borders = (
         f"arguments {arguments[1]:.6g} of {arguments[0]:.6g}, results {outputs[1]:.6g} of {outputs[0]:.6g}, "
         f"aliased {aliased[1]:.6g} of {aliased[0]:.6g} bytes"
@@ -76,7 +76,7 @@ def compare_memory(decision: Decision, compiled: CompiledMemory, platform: str) 
 def does_not_fit(decision: Decision, needed_bytes: float | None) -> Memory:
     """What is known of a program that the compiler refuses because it does not fit; None: it does not say how much."""
     p, limit = decision.predicted, _limit(decision)
-    reason = peak_words(p.peak_bytes, needed_bytes or 0.0, limit) if needed_bytes else "it does not fit"
+    reason = peak_text(p.peak_bytes, needed_bytes or 0.0, limit) if needed_bytes else "it does not fit"
     return Memory(ok=False, reason=reason, peak=(p.peak_bytes, needed_bytes or 0.0), limit_bytes=limit)
 
 
@@ -85,9 +85,9 @@ def _limit(decision: Decision) -> float:
     return min(decision.request.memory_limit, float(decision.request.topology.chip.hbm_bytes))
 
 
-def peak_words(predicted: float, compiled: float, limit: float) -> str:
+def peak_text(predicted: float, compiled: float, limit: float) -> str:
     """The peaks in words, and by how much the compiled one is above the limit, if it is."""
-    words = f"peak {quantity(compiled, 'B')} compiled, {quantity(predicted, 'B')} predicted"
+    text = f"peak {quantity(compiled, 'B')} compiled, {quantity(predicted, 'B')} predicted"
     if compiled <= limit:
-        return words
-    return f"it does not fit: {words}, {quantity(compiled - limit, 'B')} more than the {quantity(limit, 'B')} there are"
+        return text
+    return f"it does not fit: {text}, {quantity(compiled - limit, 'B')} more than the {quantity(limit, 'B')} there are"

@@ -43,12 +43,12 @@ class CompilePool:
         self._kept, self._run = kept, run
         self._over = threading.Event()
         self._threads = ThreadPoolExecutor(max_workers=self.workers, thread_name_prefix="compile")
-        self._asked: deque[tuple[str, AotRequest, Future[AotReport]]] = deque()
+        self._queue: deque[tuple[str, AotRequest, Future[AotReport]]] = deque()
 
     @property
     def pending(self) -> int:
         """How many requests have not been answered."""
-        return len(self._asked)
+        return len(self._queue)
 
     def submit(self, request: AotRequest) -> None:
         """Asks for a report; it takes a worker when one is free."""
@@ -57,20 +57,20 @@ class CompilePool:
             answer = Future[AotReport]()
             answer.set_result(replace(known, seconds=0.0))
         else:
-            same = next((answer for other, _, answer in self._asked if other == key), None)
+            same = next((answer for other, _, answer in self._queue if other == key), None)
             answer = self._threads.submit(self._compile, request) if same is None else same
-        self._asked.append((key, request, answer))
+        self._queue.append((key, request, answer))
 
     def take(self, seconds: float) -> AotReport | None:
         """The report on the oldest request that was not answered yet; None where there is none within `seconds`."""
-        if not self._asked:
+        if not self._queue:
             return None
-        _, request, answer = self._asked[0]
+        _, request, answer = self._queue[0]
         try:
             report = answer.result(max(seconds, 0.0))
         except (NotYet, CancelledError):
             return None
-        self._asked.popleft()
+        self._queue.popleft()
         self._kept.keep(request, report)
         return report
 

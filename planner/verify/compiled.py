@@ -60,7 +60,7 @@ def compiled_in_child(
     )
 
 
-def compiled_as_it_stands(
+def compiled_with_own_shardings(
     program: Program,
     in_specs: Sequence[PartitionSpec | None],
     out_specs: Sequence[PartitionSpec | None],

@@ -15,7 +15,7 @@ import numpy as np
 
 from planner.compiler.emission.options import REMEDIES, remedy_of
 from planner.decision import Checked, Decision
-from planner.emit.alternatives import options_words, remedied
+from planner.emit.alternatives import options_text, remedied
 from planner.emit.runner import Runner
 from planner.machine.global_arrays import in_common
 from planner.machine.processes import Processes
@@ -92,8 +92,8 @@ class Verification:
         if self.seconds is not None:
             lines.append(f"seconds: {self.seconds.reason}")
         if self.recomputation is not None:
-            told = {True: "as planned", False: "UNDONE", None: "not checked"}[self.recomputation.ok]
-            lines.append(f"recomputation: {told}. {self.recomputation.reason}")
+            outcome = {True: "as planned", False: "UNDONE", None: "not checked"}[self.recomputation.ok]
+            lines.append(f"recomputation: {outcome}. {self.recomputation.reason}")
         return "\n".join([*lines, *(f"  {text}" for text in self.collectives.surprises)])
 
 
@@ -168,7 +168,7 @@ def verify(
 
 def _only_with(remedy: str) -> str:
     """What is told of a plan that lacks the options of a remedy."""
-    options = options_words(REMEDIES[remedy].options)
+    options = options_text(REMEDIES[remedy].options)
     return f'the compiler ends with "{remedy}"; it compiles with {options}, which this plan does not have: plan again'
 
 

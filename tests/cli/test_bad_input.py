@@ -48,7 +48,7 @@ def odd_limit(): return (lambda x: x), (X,), {"memory_limit": "14GB"}
 def odd_rules(): return (lambda x: x), (X,), {"logical_rules": 3}
 def odd_names(): return (lambda x: x), (X,), {"axis_names": 3}
 def odd_donation(): return (lambda x: x), (X,), {"donate_argnums": "x"}
-def odd_parts(): return (lambda x: x), (X,), {"host_local": 3}
+def odd_parts(): return (lambda x: x), (X,), {"process_local": 3}
 def odd_like(): return (lambda x: x), (X,), {"like": 3}
 def deep():
     def f(x): return f(x)
@@ -95,11 +95,11 @@ OF_BOTH = (
         "saved.json --topology v5e:2x4", "saved.json --axis-names a", "unlike.json",
     )),
     *(f"{GOOD} --microbatches {words}" for words in ("0", "-1", "x", "1.5", "7")),
-    *(f"{GOOD} --recompute {words}" for words in ("", "some")),
+    *(f"{GOOD} --remat {words}" for words in ("", "some")),
     f"{GOOD} --donate 9", f"{GOOD} --donate -1", f"{GOOD} --donate a", f"{GOOD} --static 9",
     f"{GOOD} --static 0 --donate 0",
     f"{GOOD} --time-limit 0", f"{GOOD} --time-limit nan", f"{GOOD} --time-limit soon", f"{GOOD} --check maybe",
-    f"{GOOD} --refine maybe", f"{GOOD} --cost-model guessed", f"{GOOD} --max-axes 0", f"{GOOD} --max-axes 9",
+    f"{GOOD} --autotune maybe", f"{GOOD} --cost-model guessed", f"{GOOD} --max-axes 0", f"{GOOD} --max-axes 9",
     f"{GOOD} --seed -1", f"{GOOD} --seed x", f"{GOOD} --while-trips 0", f"{GOOD} --while-trips nan",
     f"{GOOD} --cost-model measured --profile none.json", f"{GOOD} --cost-model measured --profile text.json",
     f"{GOOD} --cost-model measured --profile folder", f"{GOOD} --objective beauty", f"{GOOD} --cache text.json",
@@ -120,7 +120,7 @@ CASES = (
     f"search {GOOD} --topology v5e:2x4 -o text.json", f"search {GOOD} --topology v5e:2x4 -o folder/more -o .",
     "search program.py:odd_devices --topology v5e:2x2 --topology v5e:2x4", f"search {GOOD} --topology v5e:2x4 --memory 1B",
     f"pareto {GOOD} -o text.json", f"pareto {GOOD} --points 0", f"pareto {GOOD} --points x",
-    f"pareto {GOOD} --refine compile",
+    f"pareto {GOOD} --autotune compile",
     f"pareto {GOOD} --objective memory",
     "show", "show none.json", "show folder", "show text.json", "show other.json", "show deep.json", "show bytes.json",
     f"show {'a' * 300}", "show a b", "show text.json --json",

@@ -135,7 +135,7 @@ def _data_parallel(*, weights: P = WHOLE) -> tuple[planner.Plan, tuple[Any, ...]
 
 def test_what_holds_for_the_gradient_of_a_weight_is_laid_behind_its_transpose() -> None:
     plan, _ = _data_parallel()
-    graph = plan.behind.instance.model.graph
+    graph = plan.alternatives.instance.model.graph
     turned = [op for op in graph.ops if op.kind == "transpose"]
     made = [graph.ops[graph.tensors[op.operands[0]].producer or 0] for op in turned]
     assert [op.kind for op in made] == ["dot_general"] * 2
@@ -154,7 +154,7 @@ def test_what_scatters_the_gradient_of_a_weight_is_laid_before_its_transpose() -
     """Behind it XLA's TPU compiler sums some of them whole."""
     plan, _ = _data_parallel(weights=P(None, "data"))
     assert {"reduce-scatter"} <= {c.kind for c in plan.predicted.collectives}
-    graph = plan.behind.instance.model.graph
+    graph = plan.alternatives.instance.model.graph
     made = [graph.ops[graph.tensors[op.operands[0]].producer or 0] for op in graph.of_kinds(("transpose",))]
     assert all(plan.decision.constraints[result_slot(op, 0)] == (P("data"),) for op in made)
 
@@ -174,7 +174,7 @@ def test_only_tpu_plans_lay_nothing_on_what_passes_make_of_operands_that_are_spl
     args = jax.ShapeDtypeStruct((64, 256, 256), jnp.bfloat16), jax.ShapeDtypeStruct((256, 256), jnp.bfloat16)
     options = planner.Options(check="never")
     plan = planner.plan(centred, args, topology=topology, mesh={"x": 8}, pins={"x": P("x")}, options=options)
-    graph, laid = plan.behind.instance.model.graph, plan.decision.constraints
+    graph, laid = plan.alternatives.instance.model.graph, plan.decision.constraints
     (subtracted,) = graph.of_kinds(("sub",))
     assert (result_slot(subtracted, 0) not in laid) == left
     assert all(result_slot(op, 0) in laid for op in graph.of_kinds(("dot_general",)))

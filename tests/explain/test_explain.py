@@ -102,7 +102,7 @@ def test_the_memory_limit_is_named_where_it_decided(p: planner.Plan) -> None:
     reasons = [a.reason for tensor in found.tensors for a in tensor.alternatives if a.reason is not None]
     over = [reason for reason in reasons if reason.kind == "memory"]
     assert over
-    assert all("than the memory limit" in reason.words and reason.more > 0 for reason in over)
+    assert all("than the memory limit" in reason.text and reason.more > 0 for reason in over)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_every_dearer_alternative_told_has_its_reason_in_the_unit_minimised(wide
             assert reason.unit == unit == tensor.unit
             # The largest of several differences is no less than all of them together over their number.
             assert reason.more > 0
-            assert not reason.at or reason.at in reason.words
+            assert not reason.at or reason.at in reason.text
             assert reason.more >= 0.05 * (of[0].value - mine.value)
             told += 1
     assert told > 8

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from benchmarks.asked import least_time
+from benchmarks.problems import least_time
 from cost_models import Topology
 from pbqp.methods import solve
 from pbqp.problem import Problem

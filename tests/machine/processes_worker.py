@@ -230,7 +230,7 @@ def rows_of(rank: int) -> np.ndarray[Any, Any]:
 def parts_of_a_batch(rank: int, folder: Path) -> Any:
     state, _ = train_args()
     mine = rows_of(rank)
-    p = planner.plan(train_step, (state, mine), donate_argnums=0, host_local=("x",))
+    p = planner.plan(train_step, (state, mine), donate_argnums=0, process_local=("x",))
     path = folder / f"parts-{rank}.json"
     p.save(path)
     bound = planner.load(path).bind(train_step, (state, mine))
@@ -253,7 +253,7 @@ def parts_of_a_batch(rank: int, folder: Path) -> Any:
 def parts_of_other_shapes(rank: int, folder: Path) -> Any:
     state, _ = train_args()
     mine = rows_of(rank)
-    p = planner.plan(train_step, (state, jax.ShapeDtypeStruct(mine.shape, mine.dtype)), host_local={"x": 0})
+    p = planner.plan(train_step, (state, jax.ShapeDtypeStruct(mine.shape, mine.dtype)), process_local={"x": 0})
     words: list[str] = []
     for wrong in (BATCH, mine[:-1], mine.astype(np.int32)):
         try:
@@ -265,13 +265,13 @@ def parts_of_other_shapes(rank: int, folder: Path) -> Any:
 
 def parts_across_processes_that_do_not_divide(rank: int, folder: Path) -> Any:
     mesh = {"a": jax.device_count()}
-    return told(planner.plan(lambda x: x.sum(), (X[:3],), mesh=mesh, host_local=("x",)), folder)
+    return told(planner.plan(lambda x: x.sum(), (X[:3],), mesh=mesh, process_local=("x",)), folder)
 
 
 def parts_and_a_pin_against_them(rank: int, folder: Path) -> Any:
     mesh = {"a": jax.device_count()}
     pins = {"x": PartitionSpec()}
-    return told(planner.plan(lambda x: x.sum(), (X[:8],), mesh=mesh, host_local=("x",), pins=pins), folder)
+    return told(planner.plan(lambda x: x.sum(), (X[:8],), mesh=mesh, process_local=("x",), pins=pins), folder)
 
 
 def parts_on_a_mesh_in_another_order(rank: int, folder: Path) -> Any:
@@ -280,7 +280,7 @@ def parts_on_a_mesh_in_another_order(rank: int, folder: Path) -> Any:
     mesh = Mesh(devices.T, ("model", "data"))
     mine = rows_of(rank)
     p = planner.plan(
-        lambda x: x * 2.0, (mine,), mesh=mesh, host_local=("x",), pins={"x": PartitionSpec(("model", "data"))}
+        lambda x: x * 2.0, (mine,), mesh=mesh, process_local=("x",), pins={"x": PartitionSpec(("model", "data"))}
     )
     (placed,) = p.place(mine)
     shards = sorted(placed.addressable_shards, key=lambda shard: shard.index[0].start)
@@ -297,8 +297,8 @@ def shared_by_processes(rank: int, folder: Path) -> Any:
     plans, kept = (
         planner.plan_many(
             {
-                "train": (train_step, (state, mine), {"host_local": ("x",)}),
-                "infer": (mlp, (state["params"], mine), {"host_local": ("x",)}),
+                "train": (train_step, (state, mine), {"process_local": ("x",)}),
+                "infer": (mlp, (state["params"], mine), {"process_local": ("x",)}),
             },
             mesh={"data": jax.process_count(), "model": jax.local_device_count()},
             pins={"params": {"w0": PartitionSpec(None, "model"), "w1": None, "b0": None}},

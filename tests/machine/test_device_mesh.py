@@ -160,7 +160,7 @@ def test_devices_that_fill_no_block_are_a_line_and_that_is_told() -> None:
     target = resolve(shuffled(ell), None)
     assert (target.count, target.topology.shape, target.topology.wrap) == (12, (12,), (False,))
     assert target.devices == resolve(ell, None).devices
-    assert "fill no block" in " ".join(target.told({"x": 12}))
+    assert "fill no block" in " ".join(target.notes_for({"x": 12}))
     for shape in factorizations(target.topology):
         mesh = target.jax_mesh(shape)
         assert isinstance(mesh, Mesh)
@@ -169,9 +169,9 @@ def test_devices_that_fill_no_block_are_a_line_and_that_is_told() -> None:
             assert is_block(places_of(list(mesh.devices.flat)))
     line = places_of(list(target.jax_mesh({"x": 12}).devices.flat))  # pyright: ignore[reportAttributeAccessIssue]
     assert all(sum(abs(a - b) for a, b in zip(one, two, strict=True)) <= 2 for one, two in itertools.pairwise(line))
-    assert "along a line" in target.told({"x": 12})[-1]
-    assert "on a block of 2x2" in target.told({"x": 4})[-1]
-    assert target.told({"x": 1}) == target.notes
+    assert "along a line" in target.notes_for({"x": 12})[-1]
+    assert "on a block of 2x2" in target.notes_for({"x": 4})[-1]
+    assert target.notes_for({"x": 1}) == target.notes
 
 
 @NEEDS_LIBTPU
@@ -184,7 +184,7 @@ def test_meshes_on_slices_cross_the_network_where_that_is_priced(chips: str) -> 
         mesh, links = target.jax_mesh(shape), target.topology.links(tuple(shape.values()))
         assert isinstance(mesh, Mesh)
         assert links is not None
-        assert target.told(shape) == ()
+        assert target.notes_for(shape) == ()
         for axis, link in enumerate(links):
             line = np.moveaxis(mesh.devices, axis, 0).reshape(link.size, -1)[:, 0]
             crosses = len({device.slice_index for device in line}) == 2
@@ -215,8 +215,8 @@ def test_a_named_topology_takes_a_block_of_its_shape(topology: str, shape: dict[
     mesh = target.jax_mesh(shape)
     assert isinstance(mesh, Mesh)
     assert is_block(places_of(list(mesh.devices.flat)))
-    assert len(target.told(shape)) == bool(told)
-    assert re.search(told, " ".join(target.told(shape)))
+    assert len(target.notes_for(shape)) == bool(told)
+    assert re.search(told, " ".join(target.notes_for(shape)))
 
 
 def double(x: jax.Array) -> jax.Array:

@@ -183,7 +183,7 @@ def layers_apart(weights: list[tuple[jax.Array, jax.Array]], x: jax.Array) -> ja
 def _plan(depth: int, share: bool | str) -> planner.Plan:
     weights = [(jnp.zeros((64, 256)), jnp.zeros((256, 64)))] * depth
     step = jax.value_and_grad(layers_apart)
-    options = planner.Options(check="never", recompute="as written", share_layers=share)  # pyright: ignore[reportArgumentType]
+    options = planner.Options(check="never", remat="as written", share_layers=share)  # pyright: ignore[reportArgumentType]
     return planner.plan(step, shapes((weights, jnp.zeros((1 << 16, 64)))), topology="v5e:2x4", options=options)
 
 

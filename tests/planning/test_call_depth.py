@@ -55,7 +55,7 @@ def test_meshes_are_searched_near_the_call(depths: list[int]) -> None:
 
 
 def test_microbatches_and_saved_values_are_chosen_near_the_call(depths: list[int]) -> None:
-    needed = _plan(options=replace(HERE, microbatches=1, recompute="as written")).predicted.peak_bytes
+    needed = _plan(options=replace(HERE, microbatches=1, remat="as written")).predicted.peak_bytes
     depths.clear()
     _plan(memory_limit=0.6 * needed)
     assert 0 < max(depths) <= MOST_FRAMES

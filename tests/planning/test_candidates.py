@@ -26,7 +26,7 @@ from planner.verify.hlo.memory import CompiledMemory
 from planner.verify.hlo.schedule_walk import ScheduleEstimate
 
 WIDE = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
-AS_WRITTEN = planner.Options(microbatches=1, recompute="as written")
+AS_WRITTEN = planner.Options(microbatches=1, remat="as written")
 
 
 def step(w: Any, v: Any, x: Any) -> Any:

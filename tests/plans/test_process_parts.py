@@ -23,10 +23,10 @@ from tests.small import NEVER, assert_same, mlp, mlp_args, shapes
 
 def test_on_one_process_the_part_is_the_whole(tmp_path: Path):
     args = mlp_args()
-    p = planner.plan(mlp, args, host_local=("x",))
+    p = planner.plan(mlp, args, process_local=("x",))
     free = planner.plan(mlp, shapes(args), options=NEVER)
     assert p.in_specs == free.in_specs
-    assert p.decision.request.host_local == {"x": 0}
+    assert p.decision.request.process_local == {"x": 0}
     assert_same(p(*args), mlp(*args))
     p.save(tmp_path / "plan.json")
     loaded = planner.load(tmp_path / "plan.json")
@@ -39,29 +39,29 @@ def test_names_patterns_and_dims():
         return batch["a"].sum() + batch["b"].sum() + x.sum()
 
     args = ({"a": jnp.ones((8, 4)), "b": jnp.ones((8, 2))}, jnp.ones((4, 8)))
-    for host_local, dims in (
+    for process_local, dims in (
         (("batch",), {"batch/a": 0, "batch/b": 0}),
         (["*/a"], {"batch/a": 0}),
         ({"batch": 1, "batch/b": 0, "x": 1}, {"batch/a": 1, "batch/b": 0, "x": 1}),
         ((), {}),
     ):
-        p = planner.plan(fn, args, host_local=host_local, options=NEVER)
-        assert p.decision.request.host_local == dims
+        p = planner.plan(fn, args, process_local=process_local, options=NEVER)
+        assert p.decision.request.process_local == dims
 
 
 @pytest.mark.parametrize(
-    ("host_local", "words"),
+    ("process_local", "words"),
     [
-        (("batch",), "host_local names 'batch', and no argument is called so; names look like"),
-        ("x", r"host_local is 'x'; give a tuple of names of arguments, such as \('batch',\)"),
-        ({"x": -1}, "host_local is .*; give a tuple of names"),
-        ({"x": 2}, "host_local names x, which has 2 dims and no dim 2"),
-        (3, "host_local is 3; give a tuple of names"),
+        (("batch",), "process_local names 'batch', and no argument is called so; names look like"),
+        ("x", r"process_local is 'x'; give a tuple of names of arguments, such as \('batch',\)"),
+        ({"x": -1}, "process_local is .*; give a tuple of names"),
+        ({"x": 2}, "process_local names x, which has 2 dims and no dim 2"),
+        (3, "process_local is 3; give a tuple of names"),
     ],
 )
-def test_what_names_no_parts(host_local: Any, words: str):
+def test_what_names_no_parts(process_local: Any, words: str):
     with pytest.raises(ArgumentError, match=words):
-        planner.plan(mlp, mlp_args(), host_local=host_local, options=NEVER)
+        planner.plan(mlp, mlp_args(), process_local=process_local, options=NEVER)
 
 
 def test_a_part_is_checked_for_its_own_shape():

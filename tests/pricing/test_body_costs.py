@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import planner
-from benchmarks.asked import least_time
+from benchmarks.problems import least_time
 from planner.compiler.schedule.live_ranges import Inside, freed_inside
 from planner.explain.repeated_products import products_by_source
 from planner.machine.target import resolve

@@ -108,7 +108,7 @@ def planned(**options: Any) -> planner.Plan:
         IMAGES,
         topology="v5e:4x4",
         donate_argnums=0,
-        options=planner.Options(check="never", recompute="as written", microbatches=1, **options),
+        options=planner.Options(check="never", remat="as written", microbatches=1, **options),
     )
 
 

@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import planner
-from benchmarks.asked import least_time
+from benchmarks.problems import least_time
 from cost_models import parse_topology
 from planner.errors import MeshError
 from planner.machine.target import resolve
@@ -23,7 +23,7 @@ from planner.search.problem import PlanningProblem, planning_problem
 from planner.testing import assert_same_as_single_device
 from tests.small import shapes, train_args, train_step
 
-QUICK = planner.Options(check="never", recompute="as written", microbatches=1)
+QUICK = planner.Options(check="never", remat="as written", microbatches=1)
 W, X = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16), jax.ShapeDtypeStruct((65536, 4096), jnp.bfloat16)
 SIX = dict.fromkeys("abcdef", 2)
 

@@ -32,7 +32,7 @@ def _peak(layers: int, *, squared: bool) -> float:
         topology="h100:8",
         mesh={"x": 1},
         memory_limit=1e12,
-        options=planner.Options(check="never", recompute="as written"),
+        options=planner.Options(check="never", remat="as written"),
     )
     return plan.predicted.peak_bytes / GB
 

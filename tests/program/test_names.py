@@ -22,7 +22,7 @@ from planner.program.jaxpr.origins import module_of, own_line
 from planner.program.tracing.trace import trace
 
 X = jnp.ones((8, 16))
-QUICK = planner.Options(check="never", recompute="as written")
+QUICK = planner.Options(check="never", remat="as written")
 
 
 def graph_of(fn: Callable[..., Any], *args: Any) -> Graph:

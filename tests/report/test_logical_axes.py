@@ -18,7 +18,7 @@ nn = pytest.importorskip("flax.linen")
 
 BATCH, WIDTH, HIDDEN, DEPTH = 32, 16, 64, 3
 X = jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32)
-QUICK = planner.Options(check="never", recompute="as written", microbatches=1)
+QUICK = planner.Options(check="never", remat="as written", microbatches=1)
 MESH = {"data": 2, "model": 2}
 Step = tuple[Callable[..., Any], tuple[Any, ...]]
 

@@ -17,7 +17,7 @@ from planner.program.spec_entries import axes_of_spec
 nn = pytest.importorskip("flax.linen")
 
 X = jax.ShapeDtypeStruct((16, 8), jnp.float32)
-QUICK = planner.Options(check="never", recompute="as written", microbatches=1)
+QUICK = planner.Options(check="never", remat="as written", microbatches=1)
 RULES = (("embed", None), ("mlp", "y"), ("batch", "x"))
 
 

@@ -20,7 +20,7 @@ import planner
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.tracing.trace import trace
 from planner.rules.choose import op_rule
-from planner.rules.op_work import is_guessed, op_flops, said_bytes
+from planner.rules.op_work import declared_bytes, is_guessed, op_flops
 from planner.testing import assert_same_as_single_device, free_wires
 
 with warnings.catch_warnings():
@@ -298,7 +298,7 @@ def test_the_last_part_leaves_what_every_step_writes_anew() -> None:
 def work(fn: Callable[..., Any], *args: Any) -> list[tuple[float, float | None, bool]]:
     graph = build_graph(trace(fn, args))
     found = graph.of_kinds(("pallas_call",))
-    return [(op_flops(graph, op), said_bytes(graph, op), is_guessed(op)) for op in found]
+    return [(op_flops(graph, op), declared_bytes(graph, op), is_guessed(op)) for op in found]
 
 
 def test_a_kernel_costs_what_its_author_estimates() -> None:

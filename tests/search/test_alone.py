@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.asked import least_time
+from benchmarks.problems import least_time
 from cost_models import parse_topology
 from pbqp.smaller.smaller import floor_of
 from planner.machine.target import resolve
@@ -39,7 +39,7 @@ def problem(topology: str = "v5e:2x4") -> PlanningProblem:
 
 def alone(found: PlanningProblem, devices: int) -> Instance | SharedInstance:
     """The problem on one device that stands for so many."""
-    return found.state(replace(found.mesh({"x": 1}), stands_for=devices))
+    return found.state(replace(found.mesh({"x": 1}), pooled_devices=devices))
 
 
 def traffic(found: PlanningProblem, devices: int) -> float:

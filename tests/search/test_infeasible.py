@@ -105,10 +105,10 @@ def test_more_devices_are_offered_on_which_a_plan_fits() -> None:
     limit = 1.2e5
     error = refused(limit, topology="v5e:2x4", mesh={"data": 4, "model": 2})
     more, donation = error.offers
-    found = re.match(r"use (\d+) devices: a plan on the mesh (\{.*\}) needs", more.words)
+    found = re.match(r"use (\d+) devices: a plan on the mesh (\{.*\}) needs", more.text)
     assert found is not None
-    assert all(offer.words in str(error) for offer in error.offers)
-    assert donation.words.startswith("donate state")
+    assert all(offer.text in str(error) for offer in error.offers)
+    assert donation.text.startswith("donate state")
     assert donation.saves_bytes is not None
     mesh = ast.literal_eval(found[2])
     assert list(mesh) == ["data", "model"]
@@ -126,7 +126,7 @@ def test_more_devices_are_offered_on_which_a_plan_fits() -> None:
 
 def test_where_very_many_devices_would_be_needed_the_fewest_that_could_do_are_told() -> None:
     error = refused(100.0, topology="cpu:8", mesh={"data": 8})
-    found = re.match(r"use at least (\d+) devices$", error.offers[0].words)
+    found = re.match(r"use at least (\d+) devices$", error.offers[0].text)
     assert found is not None
     state, x = train_args(width=128, batch=512)
     assert int(found[1]) >= sum(leaf.nbytes for leaf in jax.tree.leaves((state, x))) / 100.0
@@ -138,5 +138,5 @@ def test_no_more_devices_are_offered_to_a_program_that_runs_on_one() -> None:
         return train_step(state, x)
 
     error = refused(1e4, fn=told, topology="v5e:2x4")
-    assert not [offer for offer in error.offers if "devices" in offer.words]
+    assert not [offer for offer in error.offers if "devices" in offer.text]
     assert "devices" not in str(error)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.asked import least_time
+from benchmarks.problems import least_time
 from pbqp.deadline import Deadline
 from pbqp.options import SolveOptions
 from pbqp.smaller.quotient import solve_shared

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.asked import least_time
 from benchmarks.models import deep
+from benchmarks.problems import least_time
 from pbqp.methods import solve
 from planner.machine.target import resolve
 from planner.pricing.assignment import Chosen

@@ -50,7 +50,7 @@ def test_the_shardings_given_are_those_priced(replicated: planner.Audit) -> None
         topology="cpu:8",
         donate_argnums=0,
         pins={0: P(), 1: P(), "out": P()},
-        options=planner.Options(check="never", recompute="as written", microbatches=1),
+        options=planner.Options(check="never", remat="as written", microbatches=1),
     )
     assert replicated.own.predicted == pinned.predicted
 

@@ -218,7 +218,7 @@ def test_no_time_left_for_compiling_is_told() -> None:
         ({"points": 1}, "points is 1; give a whole number of plans from 2 to 50"),
         ({"points": 2.5}, "points is 2.5"),
         ({"objective": "memory"}, "a front is of memory against 'time' or 'energy'"),
-        ({"options": planner.Options(refine="compile")}, "is for single plans"),
+        ({"options": planner.Options(autotune="compile")}, "is for single plans"),
     ],
 )
 def test_what_cannot_be_asked_for(more: dict[str, Any], message: str) -> None:

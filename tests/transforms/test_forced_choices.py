@@ -89,7 +89,7 @@ def _check(program: Program, made: Made, data: st.DataObject) -> None:
         devices=jax.devices()[:8],
         topology=free_wires(8),
         mesh=MESH,
-        options=planner.Options(check="never", recompute="as written", microbatches=1),
+        options=planner.Options(check="never", remat="as written", microbatches=1),
     )
     numerics = plan.verify(*args, reference=fn).numerics
     assert numerics.ok, (form, numerics)

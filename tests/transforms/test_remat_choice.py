@@ -13,7 +13,7 @@ from planner.program.jaxpr.remat.rewrite_saved import crossings
 from planner.program.tracing.trace import trace
 from planner.transforms.apply import in_microbatches, with_values_saved
 from planner.transforms.batch import batch_of
-from planner.transforms.remat_choice import Choice, Front, words
+from planner.transforms.remat_choice import Choice, Front, describe_remat
 from tests.transforms.loops import PROGRAMS, arguments
 
 CHIP = parse_topology("v5e:4x4").chip
@@ -72,7 +72,7 @@ def test_layers_written_out_that_save_everything_have_no_barrier() -> None:
 def test_words_name_what_is_saved_and_computed_again() -> None:
     found = crossings(trace(PROGRAMS["checkpointed"](), arguments()))
     front = Front(found, CHIP)
-    text = words(found, front.nothing, front.written, devices=8)
+    text = describe_remat(found, front.nothing, front.written, devices=8)
     assert "3 passes" in text
     assert "(carry)" in text
     assert "dot_general" in text

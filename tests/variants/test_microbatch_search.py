@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import planner
-from benchmarks.asked import least_time
+from benchmarks.problems import least_time
 from planner.machine.target import resolve
 from planner.options import Options
 from planner.program.tracing.trace import trace
@@ -99,5 +99,5 @@ def test_no_plan_takes_less_than_the_floor_of_its_parts() -> None:
     assert values == sorted(values, reverse=True)
     assert floors.least_parts([2, 4, 8, 16, 32], 0, 4) == 3
     for parts in (1, 4, 16):
-        options = replace(UNCHECKED, microbatches=parts, recompute="as written")
+        options = replace(UNCHECKED, microbatches=parts, remat="as written")
         assert planner.plan(fn, args, topology="v5e:2x2", options=options).predicted.seconds >= floors.of(parts)

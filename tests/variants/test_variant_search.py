@@ -42,7 +42,7 @@ def _wide(layers: int = 4, width: int = 4096, batch: int = 8192, *, remat: bool)
 @pytest.mark.parametrize("how", ["as written", "none", "full", "auto"])
 def test_every_choice_computes_the_same(how: Any) -> None:
     fn, args = PROGRAMS["checkpointed"](), arguments()
-    plan = planner.plan(fn, args, devices=jax.devices()[:4], mesh=MESH, options=Options(recompute=how))
+    plan = planner.plan(fn, args, devices=jax.devices()[:4], mesh=MESH, options=Options(remat=how))
     for here, there in zip(jax.tree.leaves(plan(*args)), jax.tree.leaves(fn(*args)), strict=True):
         np.testing.assert_allclose(here, there, rtol=1e-4, atol=1e-6)
     assert bool(plan.decision.form.saved) == (how not in ("as written",)) or how == "auto"
@@ -51,7 +51,7 @@ def test_every_choice_computes_the_same(how: Any) -> None:
 
 def test_a_checkpoint_that_memory_does_not_ask_for_is_lifted() -> None:
     fn, args = _wide(remat=True)
-    written = planner.plan(fn, args, topology="v5e:2x2", options=Options(check="never", recompute="as written"))
+    written = planner.plan(fn, args, topology="v5e:2x2", options=Options(check="never", remat="as written"))
     chosen = planner.plan(fn, args, topology="v5e:2x2", options=UNCHECKED)
     assert chosen.decision.form.saved
     assert chosen.predicted.seconds < 0.95 * written.predicted.seconds
@@ -61,12 +61,12 @@ def test_a_checkpoint_that_memory_does_not_ask_for_is_lifted() -> None:
 
 def test_what_does_not_fit_is_computed_again() -> None:
     fn, args = _wide(layers=16, width=256, batch=4096, remat=False)
-    written = planner.plan(fn, args, topology="v5e:2x2", options=Options(check="never", recompute="as written"))
+    written = planner.plan(fn, args, topology="v5e:2x2", options=Options(check="never", remat="as written"))
     least = planner.plan(
-        fn, args, topology="v5e:2x2", objective="memory", options=Options(check="never", recompute="as written")
+        fn, args, topology="v5e:2x2", objective="memory", options=Options(check="never", remat="as written")
     )
     limit = 0.8 * least.predicted.peak_bytes
-    as_written = Options(check="never", recompute="as written", microbatches=1)
+    as_written = Options(check="never", remat="as written", microbatches=1)
     with pytest.raises(InfeasibleError):
         planner.plan(fn, args, topology="v5e:2x2", memory_limit=limit, options=as_written)
     fits = planner.plan(fn, args, topology="v5e:2x2", memory_limit=limit, options=UNCHECKED)
@@ -82,7 +82,7 @@ def test_a_program_that_fits_without_checkpoints_stays_as_written() -> None:
 
 def test_the_choice_is_saved_and_bound_again(tmp_path: Path) -> None:
     fn, args = PROGRAMS["written_out_checkpointed"](), arguments()
-    plan = planner.plan(fn, args, devices=jax.devices()[:4], mesh=MESH, options=Options(recompute="none"))
+    plan = planner.plan(fn, args, devices=jax.devices()[:4], mesh=MESH, options=Options(remat="none"))
     plan.save(tmp_path / "plan.json")
     again = planner.load(tmp_path / "plan.json").bind(fn, devices=jax.devices()[:4])
     assert again.decision.form == plan.decision.form
@@ -93,12 +93,12 @@ def test_the_choice_is_saved_and_bound_again(tmp_path: Path) -> None:
 
 def test_unknown_words_are_refused() -> None:
     with pytest.raises(ArgumentError, match="as written"):
-        Options(recompute="some")  # pyright: ignore[reportArgumentType]
+        Options(remat="some")  # pyright: ignore[reportArgumentType]
 
 
 def _planned(how: Any, **more: Any) -> planner.Plan:
     fn, args = _wide(remat=True)
-    return planner.plan(fn, args, topology="v5e:2x2", options=Options(check="never", recompute=how), **more)
+    return planner.plan(fn, args, topology="v5e:2x2", options=Options(check="never", remat=how), **more)
 
 
 def test_what_is_saved_is_told_by_name_with_the_other_choice() -> None:
@@ -138,7 +138,7 @@ def test_names_hold_in_microbatches_too_and_for_layers_written_out() -> None:
     fn, args = PROGRAMS["checkpointed"](), arguments()
     how: Any = {"*dot_general": "save"}
     parts = planner.plan(
-        fn, args, topology="cpu:4", mesh=MESH, options=Options(check="never", recompute=how, microbatches=2)
+        fn, args, topology="cpu:4", mesh=MESH, options=Options(check="never", remat=how, microbatches=2)
     )
     assert parts.decision.form.microbatches == 2
     assert all(value.saved for value in parts.explain("*dot_general").saved)
@@ -147,18 +147,18 @@ def test_names_hold_in_microbatches_too_and_for_layers_written_out() -> None:
 def test_names_that_are_none_are_told() -> None:
     with pytest.raises(PinError, match=r"no value that the backward pass reads is named 'dot_genral'.*dot_general"):
         _planned({"dot_genral": "save"})
-    options = Options(check="never", recompute={"x": "save"})
+    options = Options(check="never", remat={"x": "save"})
     with pytest.raises(PinError, match="has no backward pass"):
         planner.plan(jnp.sin, (jnp.ones(8),), options=options)
     for wrong in ({}, {"x": "keep"}, {3: "save"}, "some"):
         with pytest.raises(ArgumentError, match="a mapping from patterns to 'save' or 'recompute'"):
-            Options(recompute=wrong)  # pyright: ignore[reportArgumentType]
+            Options(remat=wrong)  # pyright: ignore[reportArgumentType]
 
 
 def test_what_is_to_stay_as_written_does_so_in_microbatches_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PlanningProblem, "takes_all", lambda *_: True)
     fn, args = _wide(remat=True)
-    options = replace(UNCHECKED, recompute="as written")
+    options = replace(UNCHECKED, remat="as written")
     form = planner.plan(fn, args, topology="v5e:2x2", options=options).decision.form
     assert form.microbatches > 1
     assert not any(form.saved)
@@ -172,7 +172,7 @@ def test_a_batch_that_fits_in_no_form_is_taken_in_as_many_parts_as_let_more_be_s
         asked = Options(check="never", **options)
         return planner.plan(model.fn, model.args, topology="h100:8", donate_argnums=model.donate_argnums, options=asked)
 
-    written, chosen = planned(recompute="as written"), planned()
+    written, chosen = planned(remat="as written"), planned()
     assert chosen.decision.form.microbatches > 1
     assert any(chosen.decision.form.saved)
     assert chosen.predicted.seconds < 0.8 * written.predicted.seconds

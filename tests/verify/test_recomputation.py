@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import planner
-from planner.options import Options, Recompute
+from planner.options import Options, Remat
 from planner.prediction import Products
 from planner.verify.aot import unavailable_reason
 from planner.verify.compared_recomputation import compare_recomputation
@@ -35,12 +35,12 @@ def _layers(*, prevent_cse: bool) -> Any:
     return jax.grad(loss)
 
 
-def _planned(fn: Any, args: Any, how: Recompute, **more: Any) -> planner.Plan:
-    return planner.plan(fn, args, mesh=MESH, options=Options(check="never", recompute=how), **more)
+def _planned(fn: Any, args: Any, how: Remat, **more: Any) -> planner.Plan:
+    return planner.plan(fn, args, mesh=MESH, options=Options(check="never", remat=how), **more)
 
 
 @pytest.mark.parametrize("how", ["as written", "full"])
-def test_what_is_compiled_is_what_is_computed_again(how: Recompute) -> None:
+def test_what_is_compiled_is_what_is_computed_again(how: Remat) -> None:
     plan = _planned(PROGRAMS["checkpointed"](), arguments(), how, devices=jax.devices()[:4])
     found = plan.verify()
     assert found.recomputation is not None

@@ -19,12 +19,12 @@ from planner.rules.primitives import kinds_where, traits
 def stored_for_backward(graph: Graph, fused: Sequence[bool], stored: Sequence[bool]) -> list[bool]:
     """Which tensors are in memory, with the results of expensive functions, given those that are without."""
     found = list(stored)
-    kinds = kinds_where(lambda row: row.recalled_up_to > 0)
+    kinds = kinds_where(lambda row: row.stored_up_to_bytes > 0)
     readers = reading_kernels(graph, fused, stored) if any(graph.of_kinds(kinds)) else []
     for op in graph.of_kinds(kinds):
         (tensor,) = op.results
         aval = graph.tensors[tensor].aval
-        if stored[tensor] or not fused[op.id] or aval.itemsize > traits(op.kind).recalled_up_to:
+        if stored[tensor] or not fused[op.id] or aval.itemsize > traits(op.kind).stored_up_to_bytes:
             continue
         kernels = sorted(readers[tensor])
         if len(kernels) > 1 and fused[kernels[0]]:

@@ -30,7 +30,7 @@ from planner.compiler.layout.uncoalesced_transposes import TRANSACTION_BYTES, un
 from planner.compiler.model import CompilerModel
 from planner.compiler.program import CompiledProgram
 from planner.compiler.simplify.convert_mover import is_by_vector
-from planner.decisions.factor_renaming import names_between, renamed, told
+from planner.decisions.factor_renaming import covers, names_between, renamed
 from planner.decisions.groups import Grouping
 from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY, ENTERING, LEAVING
@@ -172,7 +172,7 @@ class _Walk:
         names, avals = names_between(seen, own), self.graph.tensors
         found: Leaves = {}
         for leaf, (dims, share, like) in leaves.items():
-            if like is None and not told(names, dims, avals[leaf].aval.shape):
+            if like is None and not covers(names, dims, avals[leaf].aval.shape):
                 found[leaf] = Leaf(own, share * avals[leaf].aval.bytes / avals[tensor].aval.bytes, tensor)
             else:
                 found[leaf] = Leaf(renamed(names, dims), share, like)
@@ -287,7 +287,7 @@ class _Walk:
             kernel.seen_from[group] = (first, leaves[first].dims, made)
         if group != kernel.group:
             _, seen, made = kernel.seen_from[group]
-            if not told(names_between(seen, made), dims, graph.tensors[tensor].aval.shape):
+            if not covers(names_between(seen, made), dims, graph.tensors[tensor].aval.shape):
                 return None
         return after
 

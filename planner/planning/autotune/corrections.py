@@ -75,13 +75,15 @@ class Corrections:
         """The limit for predicted bytes under which a plan on a mesh is found to stay within `limit_bytes`."""
         known = self.memory.get(shape_key(mesh.shape))
         if known is None:
-            return limit_bytes / _ratio((given + found, given + said) for given, found, said in self.memory.values())
+            return limit_bytes / _ratio(
+                (given + found, given + promised) for given, found, promised in self.memory.values()
+            )
         arguments, found, predicted = known
         in_parts = min(arguments, limit_bytes) + max(limit_bytes - arguments, 0.0) / _ratio([(found, predicted)])
         # What a compiler keeps besides may grow with the temporaries, or be one buffer that nobody thought of.
         return min(in_parts, limit_bytes - (found - predicted))
 
-    def told(self) -> tuple[Correction, ...]:
+    def notable(self) -> tuple[Correction, ...]:
         """The corrections of the meshes tried, those worth telling."""
         rows: list[Correction] = []
         for lessons in self.lessons.values():

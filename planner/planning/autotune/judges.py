@@ -52,7 +52,7 @@ class CompilerJudge:
     def __init__(self, problem: PlanningProblem, pool: CompilePool, deadline: Deadline) -> None:
         self._problem, self._target = problem, replace(problem.target, devices=None)
         self._pool, self._deadline = pool, deadline
-        self._asked: deque[tuple[Decision, TrialVerdict | None]] = deque()
+        self._queue: deque[tuple[Decision, TrialVerdict | None]] = deque()
 
     @property
     def room(self) -> int:
@@ -62,7 +62,7 @@ class CompilerJudge:
     @property
     def pending(self) -> int:
         """How many verdicts are to come."""
-        return len(self._asked)
+        return len(self._queue)
 
     def submit(self, decision: Decision) -> None:
         """Begins a trial."""
@@ -76,22 +76,22 @@ class CompilerJudge:
                 timeout_s=self._deadline.left(1.0),
             )
         except PlannerError as error:
-            self._asked.append((decision, TrialVerdict(status="error", message=str(error)[:MOST_MESSAGE])))
+            self._queue.append((decision, TrialVerdict(status="error", message=str(error)[:MOST_MESSAGE])))
             return
-        self._asked.append((decision, None))
+        self._queue.append((decision, None))
         self._pool.submit(request)
 
     def take(self, seconds: float) -> TrialVerdict | None:
         """The next verdict, in the order of submission, or None if it does not come within `seconds`."""
-        if not self._asked:
+        if not self._queue:
             return None
-        decision, known = self._asked[0]
+        decision, known = self._queue[0]
         if known is None:
             report = self._pool.take(seconds)
             if report is None:
                 return None
             known = replace(_compiled(decision, report), remedy=report.remedy)
-        self._asked.popleft()
+        self._queue.popleft()
         return known
 
 

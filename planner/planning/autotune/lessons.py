@@ -121,7 +121,7 @@ def lesson(promise: Promise, outcome: TrialOutcome) -> Lesson:
             collectives={key: (off * seconds, seconds) for key, seconds in promise.collectives.items()},
         )
     share = max(outcome.exposed / outcome.communicating, LEAST_EXPOSED)
-    stands_for, loose = _attributed(promise, outcome.collectives)
+    attributed, loose = _attributed(promise, outcome.collectives)
     extra: dict[Split, float] = defaultdict(float)
     for line, seconds in loose.items():
         at = promise.splits.get(line)
@@ -133,11 +133,11 @@ def lesson(promise: Promise, outcome: TrialOutcome) -> Lesson:
     for at in promise.splits.values():
         for split, count in at.items():
             counts[split] = max(counts[split], count)
-    explained = share * sum(stands_for.values()) + sum(seconds * counts[split] for split, seconds in extra.items())
+    explained = share * sum(attributed.values()) + sum(seconds * counts[split] for split, seconds in extra.items())
     return Lesson(
         mesh=promise.mesh,
         computing=(max(outcome.seconds - explained, 0.0), promise.computing),
-        collectives={key: (share * stands_for[key], seconds) for key, seconds in promise.collectives.items()},
+        collectives={key: (share * attributed[key], seconds) for key, seconds in promise.collectives.items()},
         extra=dict(extra),
     )
 

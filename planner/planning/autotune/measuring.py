@@ -52,25 +52,25 @@ class MeasuringJudge:
 
     def __init__(self, problem: PlanningProblem, values: Sequence[Any], deadline: Deadline) -> None:
         self._problem, self._values, self._deadline = problem, values, deadline
-        self._asked: deque[Decision] = deque()
+        self._queue: deque[Decision] = deque()
 
     @property
     def room(self) -> int:
         """See `CompilerJudge`."""
-        return 1 - len(self._asked)
+        return 1 - len(self._queue)
 
     @property
     def pending(self) -> int:
         """See `CompilerJudge`."""
-        return len(self._asked)
+        return len(self._queue)
 
     def submit(self, decision: Decision) -> None:
         """See `CompilerJudge`."""
-        self._asked.append(decision)
+        self._queue.append(decision)
 
     def take(self, seconds: float) -> TrialVerdict | None:
         """See `CompilerJudge`. Runs cannot be broken off, so it may take longer."""
-        return self._run(self._asked.popleft()) if self._asked else None
+        return self._run(self._queue.popleft()) if self._queue else None
 
     def _run(self, decision: Decision) -> TrialVerdict:
         """What comes of a plan; where it fails and there is a remedy, of the plan with that."""

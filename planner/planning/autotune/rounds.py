@@ -69,7 +69,7 @@ def refine(
         how=how,
         rounds=run.round,
         trials=tuple(tried.trial for tried in trying.tried),
-        corrections=trying.corrections.told(),
+        corrections=trying.corrections.notable(),
         chosen=None,
         seconds=deadline.elapsed,
         ended=ended,

@@ -166,7 +166,7 @@ def _in_memory(model: Model, group: Group, costs: BodyCosts, strategies: Strateg
     All of it where it is not known which kernels the compiler makes; nothing by a device that stands for several.
     """
     kernels = () if model.kernels is None else model.kernels.of_group.get(group.id, ())
-    if mesh.stands_for > 1:
+    if mesh.pooled_devices > 1:
         return np.zeros(len(strategies))
     accesses = [access for kernel in kernels for access in (*kernel.operands, *kernel.results)]
     if len(accesses) != len(costs.border):
@@ -189,4 +189,4 @@ def runs_on_device(group: Group, body: Body, strategies: Strategies, mesh: Mesh)
     """How much of a body's work a device does under each strategy: shape (len(strategies),)."""
     if body.axes is None:
         return 1 / strategies.shards(frozenset(range(len(group.sizes))))
-    return np.full(len(strategies), 1.0 if runs_by_axes(body, mesh) else float(min(body.devices, mesh.stands_for)))
+    return np.full(len(strategies), 1.0 if runs_by_axes(body, mesh) else float(min(body.devices, mesh.pooled_devices)))

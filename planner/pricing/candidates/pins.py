@@ -34,8 +34,8 @@ def check_pins(pins: Any) -> dict[str, PartitionSpec]:
         if not isinstance(spec, PartitionSpec):
             raise PinError(f"the pin {pattern!r} has the value {spec!r}; give a jax.sharding.PartitionSpec")
         for entry in spec:
-            words = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
-            if not all(isinstance(word, str) for word in words):
+            entry_axes = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+            if not all(isinstance(word, str) for word in entry_axes):
                 raise PinError(
                     f"the pin {pattern!r} has the entry {entry!r}; an entry is None, an axis or several axes"
                 )
@@ -107,17 +107,17 @@ def pinned_dims(name: str, spec: PartitionSpec, shape: Sequence[int], mesh_shape
     axes = list(mesh_shape)
     dim_of: dict[str, int] = {}
     for dim, entry in enumerate(spec):
-        words = axes_of_entry(entry)
-        for word in words:
+        entry_axes = axes_of_entry(entry)
+        for word in entry_axes:
             if word not in mesh_shape:
                 known = ", ".join(map(repr, axes))
                 raise PinError(f"the pin on {name}, {spec}, names the axis {word!r}; use the mesh's axes, {known}")
-            if word in dim_of or words.count(word) > 1:
+            if word in dim_of or entry_axes.count(word) > 1:
                 raise PinError(f"the pin on {name}, {spec}, uses the axis {word!r} twice; let an axis split one dim")
-        dim_of |= dict.fromkeys(words, dim)
-        if list(words) != sorted(words, key=axes.index):
+        dim_of |= dict.fromkeys(entry_axes, dim)
+        if list(entry_axes) != sorted(entry_axes, key=axes.index):
             raise PinError(f"the pin on {name}, {spec}, must list the axes of one dim in mesh order {tuple(axes)}")
-        parts = parts_over(words, mesh_shape)
+        parts = parts_over(entry_axes, mesh_shape)
         if shape[dim] % parts:
             raise PinError(
                 f"the pin on {name}, {spec}, splits dim {dim} of shape {tuple(shape)} into {parts} parts, "

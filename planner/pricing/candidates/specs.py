@@ -23,8 +23,8 @@ def to_spec(layout: Layout, names: tuple[str, ...]) -> PartitionSpec:
     """The PartitionSpec of a layout, without trailing Nones; equal ones are one object."""
     entries: list[str | tuple[str, ...] | None] = []
     for axes in layout:
-        words = tuple(names[a] for a in axes)
-        entries.append(None if not words else words[0] if len(words) == 1 else words)
+        split_axes = tuple(names[a] for a in axes)
+        entries.append(None if not split_axes else split_axes[0] if len(split_axes) == 1 else split_axes)
     while entries and entries[-1] is None:
         entries.pop()
     return PartitionSpec(*entries)
@@ -40,7 +40,7 @@ def _spec_of(location: tuple[int, ...], rank: int, names: tuple[str, ...]) -> Pa
     return to_spec(layout_of(location, rank), names)
 
 
-def spec_words(spec: PartitionSpec) -> str:
+def spec_text(spec: PartitionSpec) -> str:
     """A PartitionSpec in the short form P('x', None)."""
     return f"P({', '.join(map(repr, spec))})"
 

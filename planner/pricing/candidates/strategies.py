@@ -185,8 +185,8 @@ class _Offer:
         """At most so many assignments, without the factors that split the fewest bytes where an axis has others."""
         light = sorted(self.usable, key=lambda f: (self.weights[f], -f))
         while _count(choices) > most and len(light) > 1:
-            gone = light.pop(0)
-            choices = [tuple(f for f in of if f != gone) or of for of in choices]
+            lightest = light.pop(0)
+            choices = [tuple(f for f in of if f != lightest) or of for of in choices]
         return choices
 
     def _in_runs(self, choices: Choices) -> Assignments:
@@ -218,7 +218,7 @@ def _runs_of(
     """
     free = [a for a, of in enumerate(choices) if len(of) > 1]
     found: list[tuple[int, ...]] = []
-    told: list[tuple[int, int]] = []
+    sizes: list[tuple[int, int]] = []
     for count in range(1, SEARCHED_AXES + 1):
         for cuts in itertools.combinations(range(1, len(free)), count - 1):
             runs = [free[a:b] for a, b in pairwise((0, *cuts, len(free)))]
@@ -232,8 +232,8 @@ def _runs_of(
                     for a in run:
                         row[a] = factor
                 found.append(tuple(row))
-                told.append((count, largest))
-    count, largest = np.array(told, np.int64).reshape(-1, 2).T
+                sizes.append((count, largest))
+    count, largest = np.array(sizes, np.int64).reshape(-1, 2).T
     return np.array(found, np.int16).reshape(len(found), len(choices)), count, largest
 
 

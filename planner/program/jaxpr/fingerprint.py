@@ -19,7 +19,7 @@ def fingerprint(program: Program) -> str:
 
     Two programs with one fingerprint have the same places to constrain, and the same reasons to.
     """
-    digest, words = hashlib.sha256(), _Words()
+    digest, texts = hashlib.sha256(), _Texts()
 
     def visit(jaxpr: Any) -> None:
         body = opened(jaxpr)
@@ -35,8 +35,8 @@ def fingerprint(program: Program) -> str:
         for eqn in body.eqns:
             for var in eqn.outvars:
                 numbers[var] = str(len(numbers))
-            avals = ", ".join([words.of_aval(var.aval) for var in eqn.outvars])
-            digest.update(f"{named(eqn.invars)}[{avals}]{words.of_params(eqn)}".encode())
+            avals = ", ".join([texts.of_aval(var.aval) for var in eqn.outvars])
+            digest.update(f"{named(eqn.invars)}[{avals}]{texts.of_params(eqn)}".encode())
             structure = structure_of(eqn)
             for place in structure.bodies if structure else ():
                 visit(body_of(eqn, place))
@@ -47,7 +47,7 @@ def fingerprint(program: Program) -> str:
 
 
 @dataclass
-class _Words:
+class _Texts:
     """What primitives with their parameters, and avals, are called in a fingerprint: found once for all that are equal."""
 
     params: dict[Any, str] = field(default_factory=dict[Any, str])
@@ -85,12 +85,12 @@ class _Words:
         return found
 
 
-_WORDS = frozenset((type(None), bool, int, float, str))
+_PLAIN = frozenset((type(None), bool, int, float, str))
 
 
 def _is_plain(value: Any) -> bool:
     """Whether a parameter is numbers and words only, so that it reads the same in every process."""
-    if type(value) in _WORDS:
+    if type(value) in _PLAIN:
         return True
     if isinstance(value, tuple):
         return all(map(_is_plain, value))

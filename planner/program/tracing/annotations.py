@@ -18,17 +18,17 @@ def names_of_dims(tree: Any) -> list[Names | None]:
 
     Entries that are no single names, such as several mesh axes, are None.
     """
-    boxes = jax.tree.leaves(tree, is_leaf=lambda node: _said(node) is not None)
+    boxes = jax.tree.leaves(tree, is_leaf=lambda node: _dim_names(node) is not None)
     found: list[Names | None] = []
     for box in boxes:
-        said, leaves = _said(box), jax.tree.leaves(box)
+        own_names, leaves = _dim_names(box), jax.tree.leaves(box)
         for leaf in leaves:
-            fits = said is not None and len(leaves) == 1 and len(getattr(leaf, "shape", ())) == len(said)
-            found.append(tuple(name if isinstance(name, str) else None for name in said or ()) if fits else None)
+            fits = own_names is not None and len(leaves) == 1 and len(getattr(leaf, "shape", ())) == len(own_names)
+            found.append(tuple(name if isinstance(name, str) else None for name in own_names or ()) if fits else None)
     return found
 
 
-def _said(node: Any) -> tuple[Any, ...] | None:
+def _dim_names(node: Any) -> tuple[Any, ...] | None:
     """The names that a node of a pytree says its array's dims have, None where it says none."""
     # Whoever has such nodes has imported what defines them.
     meta, nnx = sys.modules.get("flax.core.meta"), sys.modules.get("flax.nnx")

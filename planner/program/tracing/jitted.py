@@ -38,7 +38,7 @@ def brought(fn: Callable[..., Any], count: int) -> Brought:
     filtered: Any = fn
     if type(fn).__module__.startswith("equinox.") and isinstance(getattr(fn, "donate_first", None), bool):
         donates = {i for i in range(bound + count) if (filtered.donate_rest if i else filtered.donate_first)}
-        return Brought(donate=_shifted(donates, bound), notes=_told_of_bound(donates, bound))
+        return Brought(donate=_shifted(donates, bound), notes=_notes_on_bound(donates, bound))
     if not isinstance(jitted, jax.stages.Wrapped):
         return Brought()
     info = getattr(jitted, "_jit_info", None)
@@ -57,24 +57,24 @@ def brought(fn: Callable[..., Any], count: int) -> Brought:
             f"the jitted function has compiler_options={dict(info.compiler_options_kvs)!r}, which a plan cannot take over; "
             "give the function that it wraps"
         )
-    of_bound = _told_of_bound(donates, bound) or _told_of_bound(keywords & set(info.donate_argnames), 1)
+    of_bound = _notes_on_bound(donates, bound) or _notes_on_bound(keywords & set(info.donate_argnames), 1)
     placements = (*info.in_shardings_leaves, *info.out_shardings_leaves)
     elsewhere = [s for s in placements if isinstance(s, jax.sharding.Sharding) and not isinstance(s, NamedSharding)]
     layouts = [s for s in (*info.in_layouts_leaves, *info.out_layouts_leaves) if s is not None]
     dropped = {"backend": info.backend, "device": info.device, "shardings": elsewhere, "layouts": layouts}
-    told = [
+    notes = [
         f"the jitted function's {name} {value!r} is not taken over: the plan places it anew"
         for name, value in dropped.items()
         if value
     ]
-    return Brought(donate=_shifted(donates, bound), static=_shifted(static, bound), notes=(*of_bound, *told))
+    return Brought(donate=_shifted(donates, bound), static=_shifted(static, bound), notes=(*of_bound, *notes))
 
 
 def _shifted(positions: set[int], bound: int) -> frozenset[int]:
     return frozenset(i - bound for i in positions if i >= bound)
 
 
-def _told_of_bound(donates: set[Any], bound: int) -> tuple[str, ...]:
+def _notes_on_bound(donates: set[Any], bound: int) -> tuple[str, ...]:
     if not any(isinstance(i, str) or i < bound for i in donates):
         return ()
     return ("an argument that the function donates is bound to it: it is kept, as a constant of the plan",)

@@ -180,7 +180,7 @@ def _traced(fn: Callable[..., Any], given: _Given) -> _Traced:
             "argument and return the new one"
         )
     jaxpr, useless = without_last(jaxpr, len(changes.lost))
-    notes += _told_of_changes(name_of(fn), given.leaves, changes, useless)
+    notes += _notes_on_changes(name_of(fn), given.leaves, changes, useless)
     types = None if mesh is None else sharding_types(jaxpr, jax.tree.leaves(typed), mesh)
     sums = left_unreduced(jaxpr)
     if mesh is not None or names_axes(jaxpr):
@@ -285,7 +285,7 @@ def _result_names(leaves: Sequence[Leaf], traced: _Traced) -> list[str]:
     return [*names, *(f"updated/{leaves[sources[i]].name}" for i in added)]
 
 
-def _told_of_changes(fn: str, leaves: Sequence[Leaf], changes: Changes, useless: Sequence[bool]) -> list[str]:
+def _notes_on_changes(fn: str, leaves: Sequence[Leaf], changes: Changes, useless: Sequence[bool]) -> list[str]:
     """What a plan notes of changes in place. Raises: TraceError where what is written is computed for nothing."""
     roots = dict.fromkeys(leaves[position].name.split("/")[0] for position, _ in changes.updates)
     notes = [f"a call updates {', '.join(roots)} in place, as nnx.jit does"] if roots else []

@@ -12,7 +12,7 @@ from planner.decision import Decision
 from planner.errors import ArgumentError
 from planner.explain.explain import Alternatives
 from planner.files import write_whole
-from planner.pricing.candidates.specs import spec_words
+from planner.pricing.candidates.specs import spec_text
 from planner.program.spec_entries import parts_over
 from planner.report.html.drawings import draw_arcs, draw_array, draw_memory, draw_meshes
 from planner.report.plan_report import PlanReport, form_text, plan_report
@@ -75,7 +75,7 @@ def _templates() -> Environment:
         undefined=StrictUndefined,
     )
     filters: dict[str, Any] = environment.filters
-    filters |= {"unit": quantity, "percent": _percent, "spec": spec_words, "form": form_text, "things": count}
+    filters |= {"unit": quantity, "percent": _percent, "spec": spec_text, "form": form_text, "things": count}
     functions: dict[str, Any] = environment.globals
     for function in (draw_arcs, draw_array, draw_memory, draw_meshes, parts_over):
         functions[function.__name__] = function

@@ -13,7 +13,7 @@ import numpy as np
 from cost_models.hardware import Engine
 from planner.errors import ArgumentError
 
-Said = float | Callable[..., float]
+Declared = float | Callable[..., float]
 """What a user says: a number, or a function of the kernel's arguments as `jax.ShapeDtypeStruct`s."""
 
 Amount = float | Callable[[Sequence[tuple[int, ...]]], float]
@@ -42,13 +42,13 @@ class KernelWork:
         return callable(self.flops) or callable(self.bytes)
 
 
-def checked(what: str, said: Said | None) -> Said | None:
+def checked(what: str, declared: Declared | None) -> Declared | None:
     """What a user says of `what`. Raises: ArgumentError where it is neither a number of at least 0 nor a function."""
-    if said is None or callable(said):
-        return said
-    if not _is_amount(said):
-        raise ArgumentError(f"{what}= is {said!r}; {_WANTED}, or a function that takes the arguments of the kernel")
-    return float(said)
+    if declared is None or callable(declared):
+        return declared
+    if not _is_amount(declared):
+        raise ArgumentError(f"{what}= is {declared!r}; {_WANTED}, or a function that takes the arguments of the kernel")
+    return float(declared)
 
 
 _WANTED = "give a number, finite and not negative"
@@ -59,24 +59,26 @@ def _is_amount(value: Any) -> bool:
     return number and bool(math.isfinite(value) and value >= 0)
 
 
-def amount(what: str, name: str, said: Said | None, tree: Any, leaves: Sequence[jax.ShapeDtypeStruct]) -> Amount | None:
+def amount(
+    what: str, name: str, declared: Declared | None, tree: Any, leaves: Sequence[jax.ShapeDtypeStruct]
+) -> Amount | None:
     """What a user says of `what` in terms of shapes; `tree` and `leaves` are the arguments of the kernel `name`."""
-    if not callable(said):
-        return said
+    if not callable(declared):
+        return declared
 
     def of(shapes: Sequence[tuple[int, ...]]) -> float:
         structs = [jax.ShapeDtypeStruct(shape, leaf.dtype) for shape, leaf in zip(shapes, leaves, strict=True)]
-        words = ", ".join(f"{struct.dtype}{list(struct.shape)}" for struct in structs)
+        operands = ", ".join(f"{struct.dtype}{list(struct.shape)}" for struct in structs)
         args, kwargs = jax.tree.unflatten(tree, structs)
         try:
-            found = said(*args, **kwargs)
+            found = declared(*args, **kwargs)
         except Exception as error:
             raise ArgumentError(
-                f"{what}= of {name} failed for a part with the operands {words}: {type(error).__name__}: {error}; it is "
+                f"{what}= of {name} failed for a part with the operands {operands}: {type(error).__name__}: {error}; it is "
                 "called with the kernel's arguments as jax.ShapeDtypeStructs"
             ) from error
         if not _is_amount(found):
-            raise ArgumentError(f"{what}= of {name} gives {found!r} for a part with the operands {words}; {_WANTED}")
+            raise ArgumentError(f"{what}= of {name} gives {found!r} for a part with the operands {operands}; {_WANTED}")
         return float(found)
 
     return of

@@ -20,7 +20,7 @@ from planner.program.tracing.trace import trace
 from planner.rules.choose import op_rule
 from planner.rules.composite import CompositeStep, compose
 from planner.rules.kernels.kernel_parts import COMBINE, Parts, as_sdy_rule
-from planner.rules.kernels.kernel_work import KernelWork, Said, amount, checked
+from planner.rules.kernels.kernel_work import Declared, KernelWork, amount, checked
 from planner.rules.op_work import engine_of, flops_of, guessed_in
 from planner.rules.primitives import slides_of, traits
 from planner.rules.rule import Dim, Kind, Rule, parse_rule
@@ -37,8 +37,8 @@ def rule_for(
     rule: str | None = None,
     *,
     like: Callable[..., Any] | None = None,
-    flops: Said | None = None,
-    bytes: Said | None = None,
+    flops: Declared | None = None,
+    bytes: Declared | None = None,
 ) -> Callable[..., Any]:
     """A function that computes what `fn` does, and that can be partitioned, with or without a plan.
 
@@ -74,7 +74,7 @@ def rule_for(
     if like is not None and not callable(like):
         raise ArgumentError(f"like must be a function, got {like!r}; give plain JAX code of the same arguments")
     written = None if rule is None else _checked(rule)
-    said_flops, said_bytes, name = checked("flops", flops), checked("bytes", bytes), name_of(fn)
+    declared_flops, declared_bytes, name = checked("flops", flops), checked("bytes", bytes), name_of(fn)
 
     @wraps(fn)
     def partitioned(*args: Any, **kwargs: Any) -> Any:
@@ -95,16 +95,18 @@ def rule_for(
         if written is not None:
             found = _sized(written, str(rule), *shapes)
             work = KernelWork(name=name, flops=None, bytes=None, engine="vector", guessed=True)
-            if said_flops is None:
+            if declared_flops is None:
                 own = _work_like(build_graph(trace(flat, structs)), name)
                 work = work if own.guessed else own
         else:
             graph = _graph_like(like, tree, structs, results)
             found, work = _rule_like(graph, len(leaves)), _work_like(graph, name)
-        if said_flops is not None:
+        if declared_flops is not None:
             engine = work.engine if written is None else "matrix"
-            work = replace(work, flops=amount("flops", name, said_flops, tree, structs), engine=engine, guessed=False)
-        work = replace(work, bytes=amount("bytes", name, said_bytes, tree, structs))
+            work = replace(
+                work, flops=amount("flops", name, declared_flops, tree, structs), engine=engine, guessed=False
+            )
+        work = replace(work, bytes=amount("bytes", name, declared_bytes, tree, structs))
         # Within a function jitted on its own, arrays that it closes over are no constants of the call.
         call = custom_partitioning(jax.jit(flat))
         parts = Parts(rule=found, run=flat, work=work, on_parts=again)

@@ -89,10 +89,10 @@ def regrouped(factors: Factors, left: Sequence[int], right: Sequence[int]) -> tu
             continue
         passed = [1, 1]
         while passed[0] != passed[1] or passed[0] == 1:
-            behind = 0 if passed[0] <= passed[1] else 1
-            rest = rests[behind][-1][1]
-            take(behind, rest, factors.dim(rest, "replicate"))
-            passed[behind] *= rest
+            shorter = 0 if passed[0] <= passed[1] else 1
+            rest = rests[shorter][-1][1]
+            take(shorter, rest, factors.dim(rest, "replicate"))
+            passed[shorter] *= rest
     return tuple(made[0]), tuple(made[1])
 
 
@@ -115,13 +115,13 @@ def rev(operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, 
 def roll(operands: Sequence[Aval], results: Sequence[Aval], params: Mapping[str, Any]) -> Rule:
     """`i (j p) -> i (j p) | replicate p | permute j`: a dim is turned around by no more than its parts hold (`sliding`)."""
     moving = {slide.image_dim: slide for slide in roll_slides(operands, results, params)}
-    factors, turned = Factors(), params["dimension"]
+    factors, rolled = Factors(), params["dimension"]
     dims: list[Dim] = []
     for d, extent in enumerate(operands[0].shape):
         if d in moving:
             dims.append(factors.shared(extent, extent, moving[d].count, "permute")[0])
         else:
-            dims.append(factors.dim(extent, "replicate" if d == turned else "pass"))
+            dims.append(factors.dim(extent, "replicate" if d == rolled else "pass"))
     return factors.rule([dims], [dims])
 
 

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import planner
 
-QUICK = planner.Options(check="never", recompute="as written", microbatches=1)
+QUICK = planner.Options(check="never", remat="as written", microbatches=1)
 MESH = {"data": 4, "model": 4}
 ABSTRACT = AbstractMesh(tuple(MESH.values()), tuple(MESH), axis_types=(AxisType.Auto,) * len(MESH))
 D, HEADS, FF, LAYERS, VOCAB = 1024, 16, 4096, 2, 8192

@@ -248,7 +248,9 @@ def test_other_emissions_that_gain_nothing_are_given_up(problem: PlanningProblem
 
 def test_measured_plans_run_on_the_devices(tmp_path: Path) -> None:
     devices = jax.devices()[:4]
-    plan = planner.plan(mlp, mlp_args(), devices=devices, options=Options(refine="measure", check="never", max_axes=2))
+    plan = planner.plan(
+        mlp, mlp_args(), devices=devices, options=Options(autotune="measure", check="never", max_axes=2)
+    )
     record = plan.refined
     assert record is not None
     assert record.how == "measure"
@@ -262,7 +264,7 @@ def test_measured_plans_run_on_the_devices(tmp_path: Path) -> None:
 @pytest.mark.sample
 def test_measuring_makes_up_what_has_no_values_and_consumes_nothing() -> None:
     args = train_args()
-    options = Options(refine="measure", check="never", max_axes=1)
+    options = Options(autotune="measure", check="never", max_axes=1)
     for given in (args, shapes(args)):
         plan = planner.plan(train_step, given, devices=jax.devices()[:2], donate_argnums=0, options=options)
         assert plan.refined is not None
@@ -275,18 +277,20 @@ def test_measuring_makes_up_what_has_no_values_and_consumes_nothing() -> None:
     [("compile", "cpu:4", "schedules"), ("compile", "mi300x:4", "no compiler"), ("measure", "v5e:2x2", "no devices")],
 )
 def test_what_cannot_be_refined_is_planned_without_and_told(how: str, topology: str, why: str) -> None:
-    options = Options(refine=how, check="never")  # pyright: ignore[reportArgumentType]
+    options = Options(autotune=how, check="never")  # pyright: ignore[reportArgumentType]
     plan = planner.plan(mlp, shapes(mlp_args()), topology=topology, options=options)
     assert plan.refined is None
     assert any("not refined" in note and why in note for note in plan.notes)
 
 
 def test_only_seconds_are_refined() -> None:
-    with pytest.raises(ArgumentError, match="refine"):
-        planner.plan(mlp, shapes(mlp_args()), topology="v5e:2x2", objective="memory", options=Options(refine="compile"))
+    with pytest.raises(ArgumentError, match="autotune"):
+        planner.plan(
+            mlp, shapes(mlp_args()), topology="v5e:2x2", objective="memory", options=Options(autotune="compile")
+        )
 
 
-@pytest.mark.parametrize("given", [{"refine": "always"}, {"cache": 3}])
+@pytest.mark.parametrize("given", [{"autotune": "always"}, {"cache": 3}])
 def test_options_are_checked(given: Mapping[str, object]) -> None:
     with pytest.raises(ArgumentError):
         Options(**given)  # pyright: ignore[reportArgumentType]
@@ -296,7 +300,7 @@ def test_options_are_checked(given: Mapping[str, object]) -> None:
 def test_the_compiler_chooses_for_a_topology(tmp_path: Path) -> None:
     pytest.importorskip("libtpu")
     args = shapes(train_args(width=512, batch=256))
-    options = replace(NEVER, refine="compile", cache=str(tmp_path), max_axes=1)
+    options = replace(NEVER, autotune="compile", cache=str(tmp_path), max_axes=1)
     plan = planner.plan(train_step, args, topology="v5e:2x2", donate_argnums=0, options=options)
     record = plan.refined
     assert record is not None

@@ -62,7 +62,7 @@ def p(request: pytest.FixtureRequest) -> planner.Plan:
 
 @pytest.fixture(scope="module")
 def data(p: planner.Plan) -> PlanReport:
-    return plan_report(p.decision, p.behind)
+    return plan_report(p.decision, p.alternatives)
 
 
 def test_figures_are_those_of_the_plan(p: planner.Plan, data: PlanReport) -> None:

@@ -102,8 +102,8 @@ def _body_of_call(eqn: Any, remats: bool) -> Any:
 
 def _names_placements(params: Mapping[str, Any]) -> bool:
     """Whether a call says how its operands or results are placed."""
-    said = (*params.get("in_shardings", ()), *params.get("out_shardings", ()))
-    return any(type(sharding).__name__ != "UnspecifiedValue" for sharding in said)
+    shardings = (*params.get("in_shardings", ()), *params.get("out_shardings", ()))
+    return any(type(sharding).__name__ != "UnspecifiedValue" for sharding in shardings)
 
 
 def _renewed(eqn: Any, names: dict[Any, Any]) -> Any:

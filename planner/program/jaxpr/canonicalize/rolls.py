@@ -35,8 +35,8 @@ def roll(x: Any, shift: int, dimension: int, fill: float | None = None) -> Any:
     return roll_p.bind(x, shift=shift, dimension=dimension, fill=fill)
 
 
-def joined(before: Any, x: Any, behind: Any, shift: int, dimension: int) -> Any:
-    """What a roll makes of an array `x` that stands after `before` and ahead of `behind`.
+def joined(before: Any, x: Any, after: Any, shift: int, dimension: int) -> Any:
+    """What a roll makes of an array `x` between `before` and `after`.
 
     Of these it needs one alone, with as many elements as it shifts by. As a slice of what they make together XLA's TPU
     compiler fuses it with its neighbours, which it does not do where slices are put together.
@@ -45,7 +45,7 @@ def joined(before: Any, x: Any, behind: Any, shift: int, dimension: int) -> Any:
     if shift > 0:
         edge = lax.slice_in_dim(before, before.shape[dimension] - shift, None, axis=dimension)
         return lax.slice_in_dim(lax.concatenate([edge, x], dimension), 0, extent, axis=dimension)
-    edge = lax.slice_in_dim(behind, 0, -shift, axis=dimension)
+    edge = lax.slice_in_dim(after, 0, -shift, axis=dimension)
     return lax.slice_in_dim(lax.concatenate([x, edge], dimension), -shift, extent - shift, axis=dimension)
 
 

@@ -72,7 +72,7 @@ def in_stack(eqns: Sequence[Any], returned: Sequence[Any], part: Slice) -> tuple
         if step is not _same:
             stack = fresh_var(before)
             written += _steps(step, [before, part.index, *eqn.invars[1:]], stack, eqn.source_info)
-    left = [eqn for number, eqn in enumerate(eqns) if number not in updates.gone]
+    left = [eqn for number, eqn in enumerate(eqns) if number not in updates.removed]
     if updates.late:
         read = partial(_read, shape=part.old.aval.shape)
         return [*_steps(read, [part.stack, part.index], part.old, part.source), *left, *written], stack
@@ -97,11 +97,11 @@ def _same(stack: Any, index: Any, *operands: Any) -> Any:
 class _Updates:
     """By number of the equations that update a slice: what does so in its stack; `late`: it is only read before.
 
-    `gone` are the equations for which nothing else stands then.
+    `removed` are the equations for which nothing else stands then.
     """
 
     steps: dict[int, Step]
-    gone: frozenset[int]
+    removed: frozenset[int]
     late: bool
 
 
@@ -131,7 +131,7 @@ def _updates(eqns: Sequence[Any], returned: Sequence[Any], part: Slice) -> _Upda
     known = {number: step for number, step in steps.items() if step is not None}
     if between or (before and after) or len(known) < len(steps):
         return None
-    return _Updates(steps=known, gone=frozenset(chain[places[0] :]) if before else frozenset(known), late=before > 0)
+    return _Updates(steps=known, removed=frozenset(chain[places[0] :]) if before else frozenset(known), late=before > 0)
 
 
 def _adds_unit_dims(eqn: Any) -> bool:

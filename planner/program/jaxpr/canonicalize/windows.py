@@ -170,7 +170,7 @@ class Windows:
         windows = tuple(window for side in sides for window in side)
         if not all(sides) or not known or any(w.fill not in (None, 0.0) for w in windows):
             return
-        self._put(eqn.outvars[0], _together(windows))
+        self._put(eqn.outvars[0], _side_by_side(windows))
 
 
 def _may_fill(windows: Sequence[Window], number: float | None, dims: Sequence[int]) -> bool:
@@ -201,7 +201,7 @@ def _joined(windows: Sequence[Window], dim: int) -> Window | None:
     return replace(first, spans=spans)
 
 
-def _together(windows: Sequence[Window]) -> tuple[Window, ...]:
+def _side_by_side(windows: Sequence[Window]) -> tuple[Window, ...]:
     """The terms of a sum: parts of one window that show the source side by side are one."""
     found: list[Window] = []
     for window in windows:

@@ -30,10 +30,10 @@ def microbatched(batch: Batch, count: int) -> Any:
     """
     jaxpr = batch.jaxpr
     body = opened(jaxpr)
-    behind = [eqn for number, eqn in enumerate(body.eqns) if number in batch.behind]
+    after_loop = [eqn for number, eqn in enumerate(body.eqns) if number in batch.after_loop]
     made = {var: (number, i) for number, eqn in enumerate(body.eqns) for i, var in enumerate(eqn.outvars)}
-    needed = _read_by(behind) | _variables(body.outvars)
-    late = {var for eqn in behind for var in eqn.outvars}
+    needed = _read_by(after_loop) | _variables(body.outvars)
+    late = {var for eqn in after_loop for var in eqn.outvars}
     loop = _Loop(batch, count, body)
 
     def in_loop(var: Any) -> bool:
@@ -47,10 +47,10 @@ def microbatched(batch: Batch, count: int) -> Any:
         )
 
     whole = {var for var in needed | loop.operands if not in_loop(var)} - late
-    before = _needed_for(body, behind, [var for var in made if var in whole])
+    before = _needed_for(body, after_loop, [var for var in made if var in whole])
     there = {var for eqn in before for var in eqn.outvars}
     left = [var for var in made if var in needed and var not in whole and var not in there and var not in late]
-    eqns = [*before, *loop.equations(left, made), *behind]
+    eqns = [*before, *loop.equations(left, made), *after_loop]
     new = body.replace(eqns=eqns)
     return new if jaxpr is body else jaxpr.replace(jaxpr=new)
 
@@ -63,10 +63,10 @@ def _read_by(eqns: Sequence[Any]) -> set[Any]:
     return {var for eqn in eqns for var in _variables(eqn.invars)}
 
 
-def _needed_for(body: Any, behind: Sequence[Any], wanted: Sequence[Any]) -> list[Any]:
+def _needed_for(body: Any, after_loop: Sequence[Any], wanted: Sequence[Any]) -> list[Any]:
     """The equations that make these variables of the whole batch, or have effects."""
-    gone = set(map(id, behind))
-    part = body.replace(eqns=[eqn for eqn in body.eqns if id(eqn) not in gone], outvars=list(wanted))
+    removed = set(map(id, after_loop))
+    part = body.replace(eqns=[eqn for eqn in body.eqns if id(eqn) not in removed], outvars=list(wanted))
     kept, _ = partial_eval.dce_jaxpr(part, [True] * len(wanted), instantiate=True)
     return list(kept.eqns)
 

@@ -37,8 +37,8 @@ def stacked(array: Any, *, part: Part, extent: int, count: int) -> Any:
     """All parts of a whole array, one behind the other along a new leading dim."""
     apart = lax.reshape(array, _apart_shape(array.shape, part, extent, count))
     at = part.dim + 2
-    turned = lax.transpose(apart, (at, *(d for d in range(apart.ndim) if d != at)))
-    return lax.reshape(turned, (count, *part.shape(array.shape, count)))
+    transposed = lax.transpose(apart, (at, *(d for d in range(apart.ndim) if d != at)))
+    return lax.reshape(transposed, (count, *part.shape(array.shape, count)))
 
 
 def put_back(stack: Any, *, part: Part, extent: int, count: int) -> Any:
@@ -46,9 +46,9 @@ def put_back(stack: Any, *, part: Part, extent: int, count: int) -> Any:
     whole = tuple(e * count if d == part.dim else e for d, e in enumerate(stack.shape[1:]))
     apart = _apart_shape(whole, part, extent, count)
     at = part.dim + 2
-    turned = lax.reshape(stack, (count, *apart[:at], *apart[at + 1 :]))
+    apart_parts = lax.reshape(stack, (count, *apart[:at], *apart[at + 1 :]))
     order = (*range(1, at + 1), 0, *range(at + 1, len(apart)))
-    return lax.reshape(lax.transpose(turned, order), whole)
+    return lax.reshape(lax.transpose(apart_parts, order), whole)
 
 
 def _apart_shape(shape: Sequence[int], part: Part, extent: int, count: int) -> tuple[int, ...]:

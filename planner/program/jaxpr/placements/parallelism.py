@@ -22,8 +22,8 @@ def parallelism_of(jaxpr: Any, types: ShardingTypes | None = None) -> Parallelis
     meshes = [*([types.mesh] if types is not None and is_typed else []), *_meshes(jaxpr)]
     shapes = {tuple(mesh.shape.items()) for mesh in meshes}
     if len(shapes) > 1:
-        words = " and ".join(str(dict(shape)) for shape in sorted(shapes))
-        raise TraceError(f"the function names several meshes itself, {words}; a plan has one mesh: use one throughout")
+        named = " and ".join(str(dict(shape)) for shape in sorted(shapes))
+        raise TraceError(f"the function names several meshes itself, {named}; a plan has one mesh: use one throughout")
     if not shapes:
         return None
     concrete = next((with_auto_axes(mesh) for mesh in meshes if isinstance(mesh, Mesh)), None)

@@ -253,7 +253,7 @@ def _with_stacks(loop: Loop, of_pairs: Sequence[tuple[Pair, frozenset[int]]], st
                 stacks[number] = jex_core.Var(var.aval.update(shape=(loop.length, *var.aval.shape)))
                 added.append((var, stacks[number]))
     beside = {
-        told: [(var, operand) for var, operand, sliced in loop.beside if sliced is told] for told in (False, True)
+        want: [(var, operand) for var, operand, sliced in loop.beside if sliced is want] for want in (False, True)
     }
     return _scan(
         loop,

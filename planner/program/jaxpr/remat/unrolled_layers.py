@@ -295,9 +295,9 @@ class _Again:
         missing = crossing.in_order([n for n in reversed(read) if n not in self.names], self.names)
         if missing:
             order = next((i for i, atom in enumerate(operands) if _is_var(atom) and not early[i]), None)
-            behind = self._bar(missing, None if order is None else operands[order], eqn.source_info)
-            if order is not None and behind is not None:
-                operands[order] = behind
+            barred = self._bar(missing, None if order is None else operands[order], eqn.source_info)
+            if order is not None and barred is not None:
+                operands[order] = barred
         for number in missing:
             if number not in self.names:
                 self._compute(number)

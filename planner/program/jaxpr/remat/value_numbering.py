@@ -232,5 +232,5 @@ def _keeps_all_bits(eqn: Any) -> bool:
     """Whether an equation rounds to the type that its operand has: so policies of checkpoints mark what they save."""
     if eqn.primitive.name != "reduce_precision":
         return False
-    told, dtype = eqn.params, eqn.outvars[0].aval.dtype
-    return (told["exponent_bits"], told["mantissa_bits"]) == (jnp.finfo(dtype).nexp, jnp.finfo(dtype).nmant)
+    params, dtype = eqn.params, eqn.outvars[0].aval.dtype
+    return (params["exponent_bits"], params["mantissa_bits"]) == (jnp.finfo(dtype).nexp, jnp.finfo(dtype).nmant)
