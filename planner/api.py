@@ -14,6 +14,7 @@ from cost_models import Topology
 from planner.decision import Decision
 from planner.errors import ArgumentError
 from planner.explain.op_graph import OpGraph, program_graph
+from planner.former_names import takes_former_keywords
 from planner.machine.target import Target
 from planner.options import Options
 from planner.plan_file.store import load_saved
@@ -64,6 +65,7 @@ from planner.studies.topology_table import TopologyComparison
 from planner.verify.aot import AotReport
 
 
+@takes_former_keywords
 def plan(
     fn: Callable[..., Any],
     example_args: Sequence[Any],
@@ -137,6 +139,7 @@ def plan(
     return planned_or_kept(resolve_request_by_all("planner.plan", fn, example_args, place, options, wanted))
 
 
+@takes_former_keywords
 def pareto(
     fn: Callable[..., Any],
     example_args: Sequence[Any],

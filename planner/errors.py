@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pbqp.errors import SolverError as SolverError
+from planner.former_names import former_attributes
 
 
 class PlannerError(Exception):
@@ -41,6 +43,9 @@ class Offer:
     text: str
     needs_bytes: float | None = None
     saves_bytes: float | None = None
+
+    if not TYPE_CHECKING:
+        __getattr__ = former_attributes({"words": "text"})
 
 
 class InfeasibleError(PlannerError):

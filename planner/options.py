@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from pbqp.options import GAP, Share
 from planner.errors import ArgumentError
+from planner.former_names import with_former_keywords
 from planner.units import quantity
 
 Microbatches = Literal["auto"] | int
@@ -63,6 +64,7 @@ Check = Literal["auto", "always", "never"]
 Autotune = Literal["never", "compile", "measure"]
 
 
+@with_former_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """How to plan. The first sentence about a field is also its help on the command line.

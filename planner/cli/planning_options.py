@@ -11,6 +11,7 @@ from dataclasses import fields
 from types import UnionType
 from typing import Any, Literal, Union
 
+from planner.former_names import FORMER_KEYWORDS, warn_of
 from planner.options import Options
 
 FIELDS = fields(Options)
@@ -26,6 +27,23 @@ def add_options(parser: argparse.ArgumentParser, *, without: Collection[str] = (
             default = "" if field.default is None else f" Default: {_text(field.default)}"
             text = f"{texts[field.name]}{default}".replace("%", "%%")
             parser.add_argument(FLAGS[field.name], dest=field.name, help=text, **values)
+            for former in (old for old, new in FORMER_KEYWORDS.items() if new == field.name):
+                parser.add_argument(f"--{former}", dest=field.name, action=_Former, help=argparse.SUPPRESS, **values)
+
+
+class _Former(argparse.Action):
+    """Takes the flag of the last release, with a warning."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Sets the option."""
+        warn_of(str(option_string), FLAGS[self.dest])
+        setattr(namespace, self.dest, values)
 
 
 def _first_sentences() -> dict[str, str]:

@@ -16,6 +16,7 @@ from typing import Any
 from planner.api import load, plan
 from planner.cli.planning_options import FLAGS
 from planner.errors import ArgumentError
+from planner.former_names import renamed
 from planner.options import Options, Progress
 from planner.request.joint_request import RequestedProgram
 
@@ -97,6 +98,8 @@ def _planned(returned: Any, what: str, known: Sequence[str]) -> RequestedProgram
             f"{what} returned ({type(fn).__name__}, {type(args).__name__}); the first must be a function and the "
             "second the tuple of its arguments"
         )
+    if isinstance(keywords, Mapping):
+        keywords = renamed(keywords)
     if not isinstance(keywords, Mapping) or not all(key in known for key in keywords):
         raise ArgumentError(f"{what} returned the keywords {keywords!r}; use a dict of {', '.join(known)}")
     return RequestedProgram(fn=fn, args=tuple(args), keywords=keywords)

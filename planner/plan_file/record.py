@@ -31,6 +31,8 @@ VERSION = 1
 MOST_DEVICES = 2**31
 FILE_NAMES = {"function_name": "function", "mesh_shape": "mesh", "jax_version": "jax"}
 """Fields of a decision that have another name in its file."""
+REQUEST_NAMES = {"process_local": "host_local"}
+"""And of its request, so that files of the last release are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +69,8 @@ class PlaceRow:
 def record_of(decision: Decision) -> dict[str, Any]:
     """A decision as what JSON can tell; `decision_of` reads it back."""
     data: dict[str, Any] = as_json(decision)
-    topology = data["request"].pop("topology")
+    request = data["request"]
+    topology = request.pop("topology")
     if _named(decision.topology) != decision.request.topology:
         data["topology"] = topology
     for leaves, specs in (("arguments", "in_specs"), ("results", "out_specs")):
@@ -76,6 +79,7 @@ def record_of(decision: Decision) -> dict[str, Any]:
         {"at": at, "path": list(path), "index": index, "specs": specs}
         for (at, path, index), specs in data["constraints"].items()
     ]
+    data["request"] = {REQUEST_NAMES.get(name, name): request[name] for name in request}
     return {"format": FORMAT, "version": VERSION, **{FILE_NAMES.get(name, name): data[name] for name in data}}
 
 
@@ -144,7 +148,11 @@ def _limit(value: Any, kind: Any) -> float:
 
 
 _read_request = read_by_fields(
-    Request, CONVERTER, topology=override(struct_hook=_topology), memory_limit=override(struct_hook=_limit)
+    Request,
+    CONVERTER,
+    **{name: override(rename=its) for name, its in REQUEST_NAMES.items()},
+    topology=override(struct_hook=_topology),
+    memory_limit=override(struct_hook=_limit),
 )
 _read_decision = read_by_fields(
     Decision,
@@ -212,7 +220,7 @@ def _check_request(read: Decision, topology: Topology) -> None:
     parts = request.process_local.items()
     _require(
         all(0 <= dim < ranks.get(name, 0) for name, dim in parts),
-        "request.process_local",
+        "request.host_local",
         "names a dim that there is not",
     )
     trips = request.while_trips

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
@@ -19,6 +19,7 @@ from planner.explain.explain import Alternatives, explain
 from planner.explain.explanation import Explanation
 from planner.explain.op_graph import OpGraph
 from planner.explain.repeated_products import products_of
+from planner.former_names import former_attributes
 from planner.logical import LogicalAxes
 from planner.machine.target import Target
 from planner.plan_file.store import save_decision
@@ -257,6 +258,9 @@ class Plan:
         Its structure is frozen: a `copy()` can be changed. Raises: ArgumentError, as `explain` does.
         """
         return self.alternatives.network
+
+    if not TYPE_CHECKING:
+        __getattr__ = former_attributes({"behind": "alternatives"})
 
     @cached_property
     def alternatives(self) -> Alternatives:

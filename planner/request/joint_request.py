@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.errors import ArgumentError, PinError
+from planner.former_names import renamed
 from planner.pricing.candidates.pins import close_names
 from planner.request.layouts import program_leaves
 from planner.request.matching_arrays import SharedArrays, shared_arrays
@@ -52,6 +53,8 @@ def requested_programs(
                 f"the program {name!r} is {given!r:.200}; give (fn, example_args), or (fn, example_args, keywords)"
             )
         keywords = given[2] if len(given) == 3 else {}
+        if isinstance(keywords, Mapping):
+            keywords = renamed(keywords, levels=2)
         if not isinstance(keywords, Mapping) or not set(keywords) <= set(OWN):
             raise ArgumentError(
                 f"the program {name!r} has the keywords {keywords!r:.200}; of its own it may have {', '.join(OWN)}: all "
