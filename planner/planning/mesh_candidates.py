@@ -32,7 +32,7 @@ FALLBACKS = 3
 JUDGED = "nothing is predicted to fit: the compiler finds that this plan does, and may compute values again for it"
 """What a plan above the limit says, which is handed over only if the compiler finds so."""
 ONE_DEVICE = {"x": 1}
-REPORTED = 0.9
+NOTED_SHARE = 0.9
 """The share of a lower limit from which on a plan says that it keeps to that."""
 
 

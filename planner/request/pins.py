@@ -185,7 +185,7 @@ def by_rules(
     return replace(named, specs={**pins, **{name: _read(spec, read) for name, spec in named.specs.items()}}), notes
 
 
-def _notes(brought: Mapping[str, Names]) -> tuple[str, ...]:
+def _unread_notes(brought: Mapping[str, Names]) -> tuple[str, ...]:
     """What a plan says of names that it does not read as pins."""
     if not brought:
         return ()
