@@ -121,7 +121,7 @@ def _plan(model: gpt.Model, *, topology: str | None = None) -> planner.Plan:
             model.args,
             topology=topology,
             donate_argnums=model.donate_argnums,
-            options=planner.Options(progress=display.update),
+            options=planner.Options(progress=display),
         )
 
 

@@ -41,31 +41,25 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_HOME = {
-    "Audit": "planner.studies.audit",
-    "Comparison": "planner.report.comparison",
-    "Front": "planner.studies.pareto",
-    "LoadedPlan": "planner.plans.loaded",
-    "Options": "planner.options",
-    "Plan": "planner.plans.plan",
-    "Problem": "pbqp.problem",
-    "Programs": "planner.studies.joint",
-    "Solution": "pbqp.solution",
-    "Topology": "cost_models",
-    "TopologyComparison": "planner.studies.topology_table",
-    "Verification": "planner.verify.verification",
-    "audit": "planner.api",
-    "compare": "planner.api",
-    "compare_topologies": "planner.api",
-    "load": "planner.api",
-    "op_graph": "planner.api",
-    "pareto": "planner.api",
-    "plan": "planner.api",
-    "plan_many": "planner.api",
-    "rule_for": "planner.rules.kernels.rule_for",
-    "solve": "pbqp.methods",
+_NAMES: dict[str, tuple[str, ...]] = {
+    "cost_models": ("Topology",),
+    "pbqp.methods": ("solve",),
+    "pbqp.problem": ("Problem",),
+    "pbqp.solution": ("Solution",),
+    "planner.api": ("audit", "compare", "compare_topologies", "load", "op_graph", "pareto", "plan", "plan_many"),
+    "planner.options": ("Options",),
+    "planner.plans.loaded": ("LoadedPlan",),
+    "planner.plans.plan": ("Plan",),
+    "planner.report.comparison": ("Comparison",),
+    "planner.rules.kernels.rule_for": ("rule_for",),
+    "planner.studies.audit": ("Audit",),
+    "planner.studies.joint": ("Programs",),
+    "planner.studies.pareto": ("Front",),
+    "planner.studies.topology_table": ("TopologyComparison",),
+    "planner.verify.verification": ("Verification",),
 }
-"""Where each public name is defined."""
+"""The public names by the module that defines them."""
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 _MODULES = ("errors", "testing")
 """The public modules."""
 _DISTRIBUTION = "meshwright"

@@ -34,9 +34,16 @@ from planner.request.joint_request import (
     requested_programs,
     shared_by,
 )
-from planner.request.logical_pins import LogicalRules
-from planner.request.pins import Pins
-from planner.request.place import Like, Place, RequestedMesh, checked_names, place_of, requested_mesh, requested_shape
+from planner.request.pins import LogicalRules, Pins
+from planner.request.place import (
+    Like,
+    Place,
+    RequestedMesh,
+    checked_names,
+    requested_mesh,
+    requested_place,
+    requested_shape,
+)
 from planner.request.resolve import (
     PlanRequest,
     Wanted,
@@ -118,7 +125,7 @@ def plan(
     ProcessError: another process asks for something else, failed, or does not come.
     """
     options = checked_options(options)
-    place = place_of(devices=devices, topology=topology, mesh=mesh, pins=pins, like=like, axis_names=axis_names)
+    place = requested_place(devices=devices, topology=topology, mesh=mesh, pins=pins, like=like, axis_names=axis_names)
     wanted = Wanted(
         objective=objective,
         memory_limit=memory_limit,
@@ -169,7 +176,7 @@ def pareto(
     """
     options = checked_options(options)
     check_front(points, objective, options)
-    place = place_of(devices=devices, topology=topology, mesh=mesh, pins=pins, like=like, axis_names=axis_names)
+    place = requested_place(devices=devices, topology=topology, mesh=mesh, pins=pins, like=like, axis_names=axis_names)
     wanted = Wanted(
         objective=objective,
         memory_limit=memory_limit,
@@ -229,7 +236,7 @@ def plan_many(
     check_layouts(layouts)
     given, common = requested_programs(programs, pins)
     counts = call_counts(calls, given)
-    place = place_of(
+    place = requested_place(
         devices=devices,
         topology=topology,
         mesh=mesh,
@@ -384,7 +391,7 @@ def audit(
         if devices is None and topology is None and isinstance(given, Mesh):
             own = tuple(given.devices.flat) if those is None else None
         laid = None if those is None else on_mesh
-        place = place_of(devices=own, topology=topology, mesh=laid, pins=those or None, like=None)
+        place = requested_place(devices=own, topology=topology, mesh=laid, pins=those or None, like=None)
         asks = replace(wanted, pins=those or None, memory_limit=limit)
         free = named and those is None
         how = replace(chosen, annotations="free") if free else chosen

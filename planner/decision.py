@@ -66,31 +66,11 @@ class Certificate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replicated:
-    """An op that was placed whole because no rule says how to split it.
+class OpNote:
+    """An op of which the planner knows less than of others; `op` is its primitive, or its kernel's name, if it has one.
 
     `name` says where it stands in the program, as `plan.constraints` names what it makes, and `source` in the user's code.
     """
-
-    op: str
-    source: str
-    trips: float
-    name: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ruled:
-    """An op that has no rule of ours and was placed by that of Shardy's registry."""
-
-    op: str
-    source: str
-    trips: float
-    name: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Guessed:
-    """An op whose work nobody says: it counts one operation per result element. `op` is a kernel's name, if it has one."""
 
     op: str
     source: str
@@ -164,6 +144,10 @@ class Decision:
     terms of the indices that run through it. `choice` is the strategy chosen for every node of the problem that `request`
     states on this mesh. `refined` says how it was chosen where compilers or runs had a say, `tried` the meshes of the
     search in its order, `jax_version` the release by which it was made.
+
+    `replicated` are the ops that were placed whole because no rule says how to split them, `by_shardy` those that have no
+    rule of ours and were placed by that of Shardy's registry, `guessed` those whose work nobody says: they count one
+    operation per result element.
     """
 
     function_name: str
@@ -185,9 +169,9 @@ class Decision:
     named: tuple[str, ...] = ()
     logical: LogicalAxes = NO_AXES
     choice: tuple[int, ...]
-    replicated: tuple[Replicated, ...]
-    by_shardy: tuple[Ruled, ...]
-    guessed: tuple[Guessed, ...] = ()
+    replicated: tuple[OpNote, ...]
+    by_shardy: tuple[OpNote, ...]
+    guessed: tuple[OpNote, ...] = ()
     predicted: Predicted
     certificate: Certificate
     checked: tuple[Checked, ...]

@@ -38,9 +38,17 @@ class Progress:
     stage: str = ""
 
     def __str__(self) -> str:
-        mesh = " ".join(f"{name}={size}" for name, size in self.mesh.items())
-        stage = f"{self.stage}: " if self.stage else ""
-        return f"{stage}mesh {self.tried}/{self.total} {mesh}: {self.found} ({self.seconds:.1f} s)"
+        return f"{self.of_stage}mesh {self.tried}/{self.total} {self.mesh_label}: {self.found} ({self.seconds:.1f} s)"
+
+    @property
+    def mesh_label(self) -> str:
+        """The mesh that the search is at, as "data=4 model=2"."""
+        return " ".join(f"{name}={size}" for name, size in self.mesh.items())
+
+    @property
+    def of_stage(self) -> str:
+        """The stage with a colon, or ""."""
+        return f"{self.stage}: " if self.stage else ""
 
     @property
     def found(self) -> str:

@@ -1,6 +1,8 @@
-"""Numbers with units, for people."""
+"""Numbers with units, and lists, for people."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 PREFIXES = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
 
@@ -21,3 +23,9 @@ def quantity(value: float, unit: str) -> str:
     if unit in SMALL and 0 < abs(value) < 1:
         return f"{value * 1e3:.3g} m{unit}" if value >= 1e-3 else f"{value * 1e6:.3g} u{unit}"
     return f"{_three(value)} {unit}"
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """The first of some names, and how many more there are: "a, b and 3 more"."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from benchmarks.models import MODELS
 from benchmarks.problems import least_time
 from planner.machine.target import resolve
-from planner.problem import PlanningProblem, planning_problem
 from planner.program.tracing.trace import trace
+from planner.search.problem import PlanningProblem, planning_problem
 
 ALIKE = "cpu:8"
 """A topology on which the two layers of a small model are alike: on a TPU the last meets its gradient on the chip."""

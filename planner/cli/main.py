@@ -29,18 +29,23 @@ from typing import Any, TextIO, TypeVar
 import jax
 
 from cost_models import CostModelError, Profile, calibrate, parse_topology, save_profile
-from planner.api import compare_topologies, pareto, plan
+from planner.api import audit, compare_topologies, pareto, plan
 from planner.cli import saved_plans
-from planner.cli.audit_command import run_audit
-from planner.cli.outputs import check_file, check_folder_of
 from planner.cli.parser import make_parser
-from planner.cli.planning_options import options_of
-from planner.cli.program_file import Planned, keywords_given, keywords_of, load_program
+from planner.cli.program_file import (
+    check_file,
+    check_folder_of,
+    keywords_given,
+    keywords_of,
+    load_program,
+    options_of,
+)
 from planner.cli.progress import show_progress, status
 from planner.errors import ArgumentError, PlannerError
 from planner.machine.device_profile import default_profile
 from planner.plans.plan import Plan
 from planner.report.text import describe_profile
+from planner.request.joint_request import RequestedProgram
 from planner.studies import pareto as front
 from planner.studies import topology_table
 from planner.studies.saved_folder import check_folder
@@ -54,7 +59,7 @@ SMALL_SLICES = {"v4": "2x2x2", "v5p": "2x2x4", "tpu7x": "2x2x2"}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code of the command `argv` (default: the arguments of this process)."""
-    arguments = make_parser(COMMANDS).parse_args(argv)
+    arguments = make_parser(COMMANDS, saved_plans.add_saved_plans).parse_args(argv)
     try:
         return arguments.command(arguments)
     except (PlannerError, CostModelError) as error:
@@ -101,7 +106,7 @@ def _failed(plans: Iterable[Plan]) -> int:
     return int(any(check.ok is False for plan in plans for check in plan.checked))
 
 
-def _verified(made: Plan, planned: Planned, heading: str, to: TextIO) -> int:
+def _verified(made: Plan, planned: RequestedProgram, heading: str, to: TextIO) -> int:
     """Compiles a plan and prints what differs; the exit code."""
     with status("compiling and comparing"):
         verification = made.verify(*planned.args)
@@ -109,7 +114,7 @@ def _verified(made: Plan, planned: Planned, heading: str, to: TextIO) -> int:
     return int(any(check.ok is False for check in verification.checks))
 
 
-def _planned(arguments: argparse.Namespace, call: Callable[..., T], **more: Any) -> tuple[Planned, T]:
+def _planned(arguments: argparse.Namespace, call: Callable[..., T], **more: Any) -> tuple[RequestedProgram, T]:
     """The program of a file, and what a function of the planner makes of it as the file and the arguments say."""
     planned = load_program(arguments.program)
     keywords = keywords_given(arguments, planned, call)
@@ -118,7 +123,7 @@ def _planned(arguments: argparse.Namespace, call: Callable[..., T], **more: Any)
         if keywords.pop(name) is not None and name != "topology":
             raise ArgumentError(f"{name} is given, which is for one plan; leave it out, or give one --topology")
     with show_progress() as progress:
-        keywords["options"] = options_of(arguments, planned, progress.update)
+        keywords["options"] = options_of(arguments, planned, progress)
         return planned, call(planned.fn, planned.args, **keywords, **more)
 
 
@@ -155,6 +160,17 @@ def _hand_over(
     if arguments.output is not None:
         found.save(arguments.output)
         print(f"wrote {plans} plans and a summary to {arguments.output}", file=sys.stderr)
+
+
+def _audit(arguments: argparse.Namespace) -> int:
+    """Prints what a program's own shardings cost."""
+    planned = load_program(arguments.program, keywords=keywords_of(audit))
+    keywords = keywords_given(arguments, planned, audit)
+    keywords["options"] = options_of(arguments, planned)
+    with status("pricing the shardings"):
+        found = audit(planned.fn, planned.args, **keywords)
+    print(json.dumps(found.summary, indent=1) if arguments.json else found)
+    return 0
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
@@ -194,10 +210,10 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "search": _search,
     "pareto": _pareto,
     "show": saved_plans.show,
-    "explain": saved_plans.explain,
+    "explain": saved_plans.explain_saved,
     "compare": saved_plans.compare_two,
     "report": saved_plans.report,
-    "audit": run_audit,
+    "audit": _audit,
     "calibrate": _calibrate,
 }
 """What runs each command."""

@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from cost_models import OBJECTIVES
-from planner.cli.audit_command import add_audit
 from planner.cli.planning_options import add_options
-from planner.cli.saved_plans import add_saved_plans
 from planner.cli.values import (
     parse_bytes,
     parse_count,
@@ -22,6 +20,7 @@ from planner.cli.values import (
     parse_seconds,
     parse_seed,
 )
+from planner.options import Check
 from planner.pricing.mesh import AXIS_NAMES
 from planner.studies.pareto import MOST_POINTS
 
@@ -35,16 +34,16 @@ PIN_HELP = (
 )
 
 
-def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
-    """The parser; `command` of what it reads is the one of that name."""
+def make_parser(commands: Mapping[str, Command], add_more: Callable[[Any], None]) -> argparse.ArgumentParser:
+    """The parser; `command` of what it reads is the one of that name. `add_more` adds the commands on saved plans."""
     parser = argparse.ArgumentParser(
         prog="meshwright", description="Plans how a JAX program written for one device is placed on many."
     )
     added = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_search(added)
     _add_pareto(added)
-    add_saved_plans(added)
-    add_audit(added)
+    add_more(added)
+    _add_audit(added)
     _add_calibrate(added)
     for name, command in commands.items():
         added.choices[name].set_defaults(command=command)
@@ -129,12 +128,9 @@ def _add_pareto(commands: Any) -> None:
 
 def _add_question(parser: argparse.ArgumentParser) -> None:
     """What is planned, for what, and how: alike for one plan and for several."""
-    parser.add_argument("program", metavar="FILE.py:FUNCTION", help="the file and the function in it")
-    parser.add_argument(
-        "--mesh",
-        type=parse_mesh,
-        metavar="AXIS=SIZE,...",
-        help="fix the mesh, sizes in devices, such as data=16,model=16. Default: search all factorizations into up to "
+    _add_program(
+        parser,
+        mesh="fix the mesh, sizes in devices, such as data=16,model=16. Default: search all factorizations into up to "
         "--max-axes axes, and the use of fewer devices",
     )
     parser.add_argument(
@@ -143,14 +139,6 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
         metavar="NAME,...",
         help="names for the axes of a searched mesh, such as data,model, at most as many axes as names. Default: "
         f"{','.join(AXIS_NAMES)}",
-    )
-    parser.add_argument(
-        "--memory",
-        dest="memory_limit",
-        type=parse_bytes,
-        metavar="SIZE",
-        help="limit of the memory of one device, in bytes or with a unit: 14GB (1e9 bytes each), 15.75GiB (2**30 bytes "
-        "each). Default: what a device of the topology has",
     )
     parser.add_argument("--pin", dest="pins", type=parse_pin, action="append", metavar="PATTERN=SPEC", help=PIN_HELP)
     parser.add_argument(
@@ -185,6 +173,20 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_program(parser: argparse.ArgumentParser, *, mesh: str) -> None:
+    """The program, its mesh, and the memory of a device; `mesh` is the help on that."""
+    parser.add_argument("program", metavar="FILE.py:FUNCTION", help="the file and the function in it")
+    parser.add_argument("--mesh", type=parse_mesh, metavar="AXIS=SIZE,...", help=mesh)
+    parser.add_argument(
+        "--memory",
+        dest="memory_limit",
+        type=parse_bytes,
+        metavar="SIZE",
+        help="limit of the memory of one device, in bytes or with a unit: 14GB (1e9 bytes each), 15.75GiB (2**30 bytes "
+        "each). Default: what a device of the topology has",
+    )
+
+
 def _add_topology(parser: argparse.ArgumentParser, *, action: str = "store", more: str = "") -> None:
     parser.add_argument(
         "--topology",
@@ -193,6 +195,36 @@ def _add_topology(parser: argparse.ArgumentParser, *, action: str = "store", mor
         help="chips to plan for, CHIP:SHAPE such as v5e:16x16, v5p:4x4x4, h100:4x8 (nodes x GPUs) or cpu:8; "
         f"none of them need be present. Default: the devices jax finds here{more}",
     )
+
+
+def _add_audit(commands: Any) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "audit",
+        help="print what a program's own shardings cost",
+        description="Prices the shardings that FUNCTION of FILE.py gives: it returns (fn, example_args, keywords), with "
+        "keywords of planner.audit, in_shardings and out_shardings as jax.jit takes them among them; or fn is a jitted "
+        "function with shardings, or names shardings itself. Prints collectives that a plan made without them does not "
+        "have, large arrays held whole, and what leaving one sharding to the planner saves. What is priced is the best "
+        "completion of the shardings; beside it stands what the compiler makes of the program as it is, where it is here.",
+    )
+    _add_program(parser, mesh="the mesh of the file's PartitionSpecs, sizes in devices")
+    parser.add_argument(
+        "--topology", metavar="NAME", help="chips, such as v5e:16x16. Default: the file's, or the devices here"
+    )
+    parser.add_argument(
+        "--time-limit",
+        dest="time_limit_s",
+        type=float,
+        metavar="SECONDS",
+        help="seconds for each of the searches. Default: the file's",
+    )
+    parser.add_argument(
+        "--check",
+        choices=get_args(Check),
+        help="whether the program is compiled as it stands, also for devices that are not here, where their compiler is "
+        "installed. Default: the file's",
+    )
+    parser.add_argument("--json", action="store_true", help="print it as JSON, in bytes and seconds")
 
 
 def _add_calibrate(commands: Any) -> None:

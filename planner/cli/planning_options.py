@@ -7,14 +7,12 @@ import inspect
 import re
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from types import UnionType
 from typing import Any, Literal, Union
 
-from planner.cli.program_file import Planned
-from planner.errors import ArgumentError
 from planner.former_names import FORMER_KEYWORDS, warn_of
-from planner.options import Options, Progress
+from planner.options import Options
 
 FIELDS = fields(Options)
 FLAGS: Mapping[str, str] = {field.name: f"--{field.name.removesuffix('_s').replace('_', '-')}" for field in FIELDS}
@@ -46,17 +44,6 @@ class _Former(argparse.Action):
         """Sets the option."""
         warn_of(str(option_string), FLAGS[self.dest])
         setattr(namespace, self.dest, values)
-
-
-def options_of(
-    arguments: argparse.Namespace, planned: Planned, progress: Callable[[Progress], object] | None = None
-) -> Options:
-    """The options of a program's file, overridden by those of the command line. Raises: ArgumentError."""
-    base = planned.keywords.get("options") or Options()
-    if not isinstance(base, Options):
-        raise ArgumentError(f"{arguments.program} gives options={base!r}; it must be a planner.Options")
-    given = {name: value for name in FLAGS if (value := getattr(arguments, name, None)) is not None}
-    return replace(base, **given, progress=progress or base.progress)
 
 
 def _first_sentences() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Programs to plan, out of files: `FILE.py:FUNCTION`."""
+"""Files of the command line: programs to plan (`FILE.py:FUNCTION`) with their keywords, and where commands write."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from planner.api import load, plan
+from planner.cli.planning_options import FLAGS
 from planner.errors import ArgumentError
 from planner.former_names import renamed
+from planner.options import Options, Progress
+from planner.request.joint_request import RequestedProgram
 
 
 def keywords_of(fn: Callable[..., Any]) -> tuple[str, ...]:
@@ -28,16 +31,7 @@ KEYWORDS = keywords_of(plan)
 """What a file may give for `planner.plan` beside the function and its arguments."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
-    """A function, the tuple of its example arguments, and keywords for `planner.plan`."""
-
-    fn: Callable[..., Any]
-    args: tuple[Any, ...]
-    keywords: Mapping[str, Any]
-
-
-def load_program(text: str, *, keywords: Sequence[str] = KEYWORDS) -> Planned:
+def load_program(text: str, *, keywords: Sequence[str] = KEYWORDS) -> RequestedProgram:
     """What FUNCTION of FILE.py returns, with some of these keywords; its folder is on `sys.path` while it runs and after.
 
     Raises: ArgumentError when the file or the function is missing, fails, or returns something else.
@@ -63,7 +57,7 @@ def load_program(text: str, *, keywords: Sequence[str] = KEYWORDS) -> Planned:
     return _planned(returned, f"{name} of {path_text}", keywords)
 
 
-def keywords_given(arguments: argparse.Namespace, planned: Planned, fn: Callable[..., Any]) -> dict[str, Any]:
+def keywords_given(arguments: argparse.Namespace, planned: RequestedProgram, fn: Callable[..., Any]) -> dict[str, Any]:
     """Keywords of a function of the planner but for `options`: the file's, overridden by the command line; pins add up.
 
     Raises: ArgumentError.
@@ -82,7 +76,18 @@ def keywords_given(arguments: argparse.Namespace, planned: Planned, fn: Callable
     return keywords
 
 
-def _planned(returned: Any, what: str, known: Sequence[str]) -> Planned:
+def options_of(
+    arguments: argparse.Namespace, planned: RequestedProgram, progress: Callable[[Progress], object] | None = None
+) -> Options:
+    """The options of a program's file, overridden by those of the command line. Raises: ArgumentError."""
+    base = planned.keywords.get("options") or Options()
+    if not isinstance(base, Options):
+        raise ArgumentError(f"{arguments.program} gives options={base!r}; it must be a planner.Options")
+    given = {name: value for name in FLAGS if (value := getattr(arguments, name, None)) is not None}
+    return replace(base, **given, progress=progress or base.progress)
+
+
+def _planned(returned: Any, what: str, known: Sequence[str]) -> RequestedProgram:
     if not isinstance(returned, tuple) or len(returned) not in (2, 3):
         raise ArgumentError(
             f"{what} returned {type(returned).__name__}; return (fn, example_args) or (fn, example_args, keywords)"
@@ -97,7 +102,7 @@ def _planned(returned: Any, what: str, known: Sequence[str]) -> Planned:
         keywords = renamed(keywords)
     if not isinstance(keywords, Mapping) or not all(key in known for key in keywords):
         raise ArgumentError(f"{what} returned the keywords {keywords!r}; use a dict of {', '.join(known)}")
-    return Planned(fn=fn, args=tuple(args), keywords=keywords)
+    return RequestedProgram(fn=fn, args=tuple(args), keywords=keywords)
 
 
 def _load(path: Path) -> ModuleType:
@@ -133,3 +138,27 @@ def _where(error: BaseException, path: Path) -> str:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
     at = f"at line {lines[-1]} " if lines else ""
     return f"{at}with {type(error).__name__}: {error}"
+
+
+# ---------------------------------------------------------------- where commands write
+
+
+def check_file(path: Path) -> None:
+    """Nothing; before minutes of work. Raises: ArgumentError where the path is of a folder, or can be that of no file."""
+    try:
+        is_folder = path.is_dir()
+    except OSError as error:  # a name longer than any file's
+        raise ArgumentError(f"{path} cannot be written: {error.strerror}; give the path of a file") from error
+    if is_folder:
+        raise ArgumentError(f"{path} is a folder; give the path of a file")
+
+
+def check_folder_of(path: Path) -> None:
+    """Nothing. Raises: ArgumentError where there is no folder for the file to lie in."""
+    folder = path.absolute().parent
+    try:
+        there = folder.is_dir()
+    except OSError:  # a name longer than any folder's
+        there = False
+    if not there:
+        raise ArgumentError(f"there is no folder {str(folder)!r} to write {path.name} to; make it")

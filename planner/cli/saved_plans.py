@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from planner.api import compare, load
-from planner.cli.outputs import check_file
-from planner.cli.program_file import load_program
+from planner.cli.program_file import check_file, load_program
 from planner.cli.progress import status
 from planner.plan_file.codec import as_json as plain
 from planner.plans.plan import Plan
-from planner.report.plain_data import decision_data, report_data
-from planner.report.plan_report import plan_report
+from planner.report.plan_report import decision_data, plan_report, report_data
 from planner.report.text import describe
 
 PROGRAM = re.compile(r".*:[A-Za-z_]\w*|:.*|.*:")
@@ -111,30 +109,29 @@ def _add_report(commands: Any) -> None:
 def show(arguments: argparse.Namespace) -> int:
     """Prints a saved plan."""
     decision = load(arguments.plan).decision
-    _print(decision_data(decision) if arguments.json else describe(decision), as_data=arguments.json)
+    print(_json(decision_data(decision)) if arguments.json else describe(decision))
     return 0
 
 
-def explain(arguments: argparse.Namespace) -> int:
+def explain_saved(arguments: argparse.Namespace) -> int:
     """Prints what other specs of tensors of a saved plan would cost, and why; without its program, what its file says."""
     program, name = arguments.program, arguments.name
     if program is not None and name is None and not PROGRAM.fullmatch(program):
         program, name = None, program
     if program is None:
-        recorded = load(arguments.plan).explain(name)
-        _print(plain(recorded) if arguments.json else str(recorded), as_data=arguments.json)
-        return 0
-    bound = bind(arguments.plan, program)
-    with status("pricing alternatives"):
-        found = bound.explain(name)
-    _print(plain(found) if arguments.json else str(found), as_data=arguments.json)
+        found = load(arguments.plan).explain(name)
+    else:
+        bound = bind(arguments.plan, program)
+        with status("pricing alternatives"):
+            found = bound.explain(name)
+    print(_json(plain(found)) if arguments.json else found)
     return 0
 
 
 def compare_two(arguments: argparse.Namespace) -> int:
     """Prints where two saved plans differ."""
     found = compare(load(arguments.a), load(arguments.b))
-    _print({**plain(found), "same": found.same} if arguments.json else str(found), as_data=arguments.json)
+    print(_json({**plain(found), "same": found.same}) if arguments.json else found)
     return 0
 
 
@@ -146,7 +143,7 @@ def report(arguments: argparse.Namespace) -> int:
     saved = load(arguments.plan)
     bound = None if arguments.program is None else bind(arguments.plan, arguments.program)
     if arguments.json:
-        _print(report_data(plan_report(saved.decision, None if bound is None else bound.alternatives)), as_data=True)
+        print(_json(report_data(plan_report(saved.decision, None if bound is None else bound.alternatives))))
         return 0
     (saved if bound is None else bound).report(output)
     print(f"wrote {output}", file=sys.stderr)
@@ -160,5 +157,5 @@ def bind(path: str, program: str) -> Plan:
     return saved.bind(planned.fn, planned.args)
 
 
-def _print(what: Any, *, as_data: bool) -> None:
-    print(json.dumps(what, indent=1) if as_data else what)
+def _json(data: Any) -> str:
+    return json.dumps(data, indent=1)

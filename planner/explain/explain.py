@@ -32,9 +32,9 @@ from planner.pricing.candidates.specs import spec_of
 from planner.pricing.instance import Instance
 from planner.pricing.memory import MemoryModel
 from planner.pricing.reshard import local_bytes
-from planner.problem import PlanningProblem
 from planner.program.graph import Aval
 from planner.rules.rule import Dims
+from planner.search.problem import PlanningProblem
 
 MOST_TENSORS = 8
 MOST_SAVED = 16

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol, final
+from typing import final
 
 import jax
 
@@ -19,28 +19,15 @@ from planner.options import Options
 from planner.planning.checks import Verdict
 from planner.planning.mesh_candidates import MeshCandidates
 from planner.planning.tuned_candidates import TunedCandidates
-from planner.problem import PlanningProblem
 from planner.request.resolve import PlanRequest
+from planner.search.problem import PlanningProblem
 from planner.transforms.batch import Refused
 from planner.units import quantity
-from planner.variants.microbatch_choice import fitting_count, problem_in_microbatches
 from planner.variants.microbatch_search import part_counts
+from planner.variants.variant_search import fitting_count
 
-
-class Source(Protocol):
-    """Candidates in one number of microbatches."""
-
-    def propose(self) -> Decision:
-        """The next candidate, or again an earlier one, which is then to be handed over.
-
-        Raises: PinError, InfeasibleError where there is none, or none that fits by its compiler; CompileError once all were
-        rejected.
-        """
-        ...
-
-    def feedback(self, verdict: Verdict) -> None:
-        """Takes note of what became of the last candidate."""
-        ...
+Source = MeshCandidates | TunedCandidates
+"""Candidates in one number of microbatches."""
 
 
 @final
@@ -70,7 +57,11 @@ class Candidates:
         self._count, self._sentence = 0, ""
 
     def propose(self) -> Decision:
-        """The candidate to check: the same one until `feedback` is given. See `Source.propose`."""
+        """The candidate to check: the same one until `feedback` is given.
+
+        It may be again an earlier one, which is then to be handed over. Raises: PinError, InfeasibleError where there is
+        none, or none that fits by its compiler; CompileError once all were rejected.
+        """
         while self._pending is None:
             try:
                 self._pending = self._as_requested(self._source.propose())
@@ -136,7 +127,7 @@ class Candidates:
             f"{variants.describe(count)}: the whole batch at once needs about {needed} per device, above the limit of "
             f"{quantity(limit, 'B')}"
         )
-        return self._source_of(problem_in_microbatches(variants, self._problem, count), options, (why,))
+        return self._source_of(variants.in_microbatches(self._problem, count), options, (why,))
 
 
 def candidates_between(
@@ -157,7 +148,7 @@ def candidates_between(
     why = f"{variants.describe(count)}: the best of what was tried within {quantity(limit, 'B')} per device"
     return Candidates(
         request,
-        problem_in_microbatches(variants, problem, count),
+        variants.in_microbatches(problem, count),
         replace(options, time_limit_s=deadline.left(1.0)),
         notes=(why,) if is_choice else (),
         within_bytes=limit,

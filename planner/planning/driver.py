@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from planner.decision import Decision
-from planner.emit.runner import Runner
 from planner.plan_file.record import decision_of, record_of
 from planner.planning.candidates import Candidates
 from planner.planning.checks import check
-from planner.plans.alternatives import alternatives
-from planner.plans.plan import Plan
+from planner.plans.plan import Plan, bound
 from planner.pricing.assignment import Chosen
 from planner.pricing.mesh import shape_key
-from planner.problem import PlanningProblem
-from planner.program.graph import Graph
-from planner.program.tracing.traced import Program
 from planner.request.resolve import PlanRequest
+from planner.search.problem import PlanningProblem
 
 
 def best_plan(
@@ -41,12 +39,13 @@ def best_plan(
         if key in plans:
             # It was proposed before, and is the best of those that passed or are suspicious: it is handed over.
             return plans[key].with_notes(tuple(dict.fromkeys((*candidate.notes, *plans[key].notes))))
+        problem = problem_of(request, candidate)
         plan, verdict = check(
-            bound_plan(request, candidate),
+            bound_plan(request, candidate, problem),
             request.args,
             request.options,
             request.target,
-            operations=len(request.variants.of(candidate.form).graph.ops),
+            operations=len(problem.graph.ops),
             not_checked=not_checked,
             not_run=not_run,
         )
@@ -63,30 +62,20 @@ def _key(decision: Decision) -> object:
     return decision.form, shape_key(decision.mesh_shape), decision.choice, bool(decision.constraints)
 
 
-def bound_plan(request: PlanRequest, decision: Decision) -> Plan:
-    """A decision bound to the function and the devices."""
-    problem = problem_of(request, decision)
-    return _bound(request, decision, problem.program, problem.graph)
+def bound_plan(request: PlanRequest, decision: Decision, problem: PlanningProblem | None = None) -> Plan:
+    """A decision bound to the function and the devices.
 
-
-def bound_kept_plan(request: PlanRequest, decision: Decision) -> Plan:
-    """A decision that was kept, bound without stating its problem, which only `explain` needs."""
-    return _bound(request, decision, request.variants.forms.program(decision.form), None)
-
-
-def _bound(request: PlanRequest, decision: Decision, program: Program, graph: Graph | None) -> Plan:
-    runner = Runner(
-        program=program,
-        decision=decision,
-        target=request.target,
-        static_args={i: request.args[i] for i in program.static_argnums},
-        graph=graph,
-    )
-    return Plan(
-        decision=decision,
-        runner=runner,
-        alternatives=lambda: alternatives(problem_of(request, decision), decision),
+    `problem` is what it solves; of a decision that was kept it is not stated until `explain` needs it.
+    """
+    program = request.variants.forms.program(decision.form) if problem is None else problem.program
+    return bound(
+        decision,
+        program,
+        request.target,
+        request.args,
+        partial(problem_of, request, decision),
         seed=request.options.seed,
+        graph=None if problem is None else problem.graph,
     )
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import jax
 
 from cost_models import Measured
 from planner.compiler.emission.options import PLAN_OPTIONS
 from planner.compiler.targets.table import COMPILERS
-from planner.decision import Certificate, Decision, Guessed, Replicated, Ruled
+from planner.decision import Certificate, Decision, OpNote
 from planner.emit.constraints import place
 from planner.emit.predict import predict
 from planner.explain.whole_inputs import whole_inputs
@@ -20,15 +19,14 @@ from planner.prediction import Predicted
 from planner.pricing.assignment import Chosen
 from planner.pricing.candidates.strategies import SEARCHED_AXES
 from planner.pricing.donation import donations
-from planner.pricing.instance import Instance
 from planner.pricing.mesh import Shape
-from planner.problem import PlanningProblem
 from planner.program.graph import Graph
 from planner.program.jaxpr.fingerprint import fingerprint
 from planner.program.tracing.gc_pause import paused
 from planner.report.logical_axes import logical_axes
 from planner.rules.op_work import guessed_in, op_name
 from planner.search.best_on_mesh import Candidate
+from planner.search.problem import PlanningProblem
 from planner.units import quantity
 
 WORTH_TELLING = 0.01
@@ -54,7 +52,7 @@ def decide(
     program, request, instance = problem.program, problem.request, candidate.instance
     graph, model = problem.graph, problem.model
     guessed = tuple(
-        Guessed(op=op_name(op), name=op.name, source=op.source, trips=trips) for op, trips in guessed_in(graph)
+        OpNote(op=op_name(op), name=op.name, source=op.source, trips=trips) for op, trips in guessed_in(graph)
     )
     chosen = Chosen(instance=instance, choice=candidate.choice)
     share = _guessed_share(chosen) if guessed and request.objective != "memory" else None
@@ -97,19 +95,14 @@ def decide(
             meshes=meshes,
             guessed_share=share,
         ),
-        replicated=tuple(Replicated(**_op_facts(graph, op)) for op in model.grouping.unruled),
-        by_shardy=tuple(Ruled(**_op_facts(graph, op)) for op in model.grouping.by_shardy),
+        replicated=tuple(_op_facts(graph, op) for op in model.grouping.unruled),
+        by_shardy=tuple(_op_facts(graph, op) for op in model.grouping.by_shardy),
         guessed=guessed,
         checked=(),
         notes=(
             *graph.notes,
             *_guess_note(guessed, share),
-            *_notes_on_strategies(instance),
-            *_notes_on_prices(problem),
-            *_notes_on_devices(problem, placement.mesh_shape),
-            *_notes_on_donations(problem, chosen, predicted.peak_bytes),
-            *_notes_on_inputs(chosen, predicted),
-            *_notes_on_reading(chosen, predicted),
+            *_notes(problem, chosen, placement.mesh_shape, predicted),
             *release_notes(model.compiler),
             *notes,
         ),
@@ -121,63 +114,43 @@ def decide(
     )
 
 
-def _notes_on_prices(problem: PlanningProblem) -> tuple[str, ...]:
-    """What a plan says of prices that are not those of data sheets: what they were fitted to."""
-    model = problem.analysis.cost_model
-    if not isinstance(model, Measured):
-        return ()
-    of = model.profile
-    return (f"prices are of a profile of {of.num_devices} x {of.device_kind}: {of.machine}, {of.date}",)
-
-
-def _notes_on_strategies(instance: Instance) -> tuple[str, ...]:
-    """What a plan says where not all splits of all ops were looked at."""
-    if len(instance.mesh.sizes) <= SEARCHED_AXES or all(table.complete for table in instance.tables):
-        return ()
-    return (
-        f"on a mesh of {len(instance.mesh.sizes)} axes larger than 1 not all splits of an op are looked at: those in which "
-        f"neighbouring axes act as up to {SEARCHED_AXES}, and those by what pins and the program split by each axis",
-    )
-
-
-def _notes_on_devices(problem: PlanningProblem, shape: Shape) -> tuple[str, ...]:
-    """What a plan says of its devices; on a mesh that the program names itself they lie as they please it."""
+def _notes(problem: PlanningProblem, chosen: Chosen, shape: Shape, predicted: Predicted) -> Iterator[str]:
+    """What a plan says of its search, its devices, its arguments and its inputs, where that is worth a sentence."""
+    instance, cost_model = chosen.instance, problem.analysis.cost_model
+    if len(instance.mesh.sizes) > SEARCHED_AXES and not all(table.complete for table in instance.tables):
+        yield (
+            f"on a mesh of {len(instance.mesh.sizes)} axes larger than 1 not all splits of an op are looked at: those in "
+            f"which neighbouring axes act as up to {SEARCHED_AXES}, and those by what pins and the program split by each "
+            "axis"
+        )
+    if isinstance(cost_model, Measured):
+        of = cost_model.profile
+        yield f"prices are of a profile of {of.num_devices} x {of.device_kind}: {of.machine}, {of.date}"
     own = problem.program.parallelism
-    return problem.target.notes_for(shape) if own is None or own.mesh is None else problem.target.notes
-
-
-def _notes_on_donations(problem: PlanningProblem, chosen: Chosen, peak_bytes: float) -> tuple[str, ...]:
-    """What a plan says of a state or cache that could be donated, where that may save memory worth speaking of."""
-    found = donations(problem.program, chosen)
-    return tuple(str(one) for one in found if one.fed_back and one.bytes >= WORTH_DONATING * peak_bytes)
-
-
-def _notes_on_inputs(chosen: Chosen, predicted: Predicted) -> tuple[str, ...]:
-    """What a plan says of inputs that no data pipeline would want to bring, or not as fast as they are computed with."""
-    notes = [str(one) for one in whole_inputs(chosen, predicted)]
+    # On a mesh that the program names itself devices lie as they please it.
+    yield from problem.target.notes_for(shape) if own is None or own.mesh is None else problem.target.notes
+    for one in donations(problem.program, chosen):
+        if one.fed_back and one.bytes >= WORTH_DONATING * predicted.peak_bytes:
+            yield str(one)
+    yield from map(str, whole_inputs(chosen, predicted))
     if predicted.feed_seconds > predicted.seconds:
-        notes.append(
+        yield (
             f"bringing the inputs from hosts takes {quantity(predicted.feed_seconds, 's')} per call, more than the "
             f"{quantity(predicted.seconds, 's')} of a call: devices will wait for them, however early they are fetched"
         )
-    return tuple(notes)
-
-
-def _notes_on_reading(chosen: Chosen, predicted: Predicted) -> tuple[str, ...]:
-    """What a plan says of weights that are read while collectives run, of which the search does not know."""
     spared = sum(chosen.prefetched_seconds.values())
-    if spared < WORTH_TELLING * predicted.seconds:
-        return ()
-    return (
-        f"{quantity(spared, 's')} per call of reading weights pass beside collectives and products, as the compiler brings "
-        "weights to the chip ahead of their use; the certificate is of seconds without that, as in every plan searched",
-    )
+    if spared >= WORTH_TELLING * predicted.seconds:
+        yield (
+            f"{quantity(spared, 's')} per call of reading weights pass beside collectives and products, as the compiler "
+            "brings weights to the chip ahead of their use; the certificate is of seconds without that, as in every plan "
+            "searched"
+        )
 
 
-def _op_facts(graph: Graph, op_id: int) -> dict[str, Any]:
+def _op_facts(graph: Graph, op_id: int) -> OpNote:
     """What a plan says of an op: its primitive, its name, its source line, its runs per call."""
     op = graph.ops[op_id]
-    return {"op": op.kind, "name": op.name, "source": op.source, "trips": graph.regions[op.region].trips}
+    return OpNote(op=op.kind, name=op.name, source=op.source, trips=graph.regions[op.region].trips)
 
 
 def _guessed_share(chosen: Chosen) -> float:
@@ -186,7 +159,7 @@ def _guessed_share(chosen: Chosen) -> float:
     return chosen.total("guessed_bytes") / moved if moved else 0.0
 
 
-def _guess_note(guessed: Sequence[Guessed], share: float | None) -> tuple[str, ...]:
+def _guess_note(guessed: Sequence[OpNote], share: float | None) -> tuple[str, ...]:
     """What the notes of a plan say of the ops whose work is guessed: one sentence, where there are any."""
     trips: dict[tuple[str, str], float] = {}
     for op in guessed:

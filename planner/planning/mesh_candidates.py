@@ -22,8 +22,8 @@ from planner.planning.finalize import decide
 from planner.pricing.mesh import Shape, ShapeKey, mesh_text, shape_key
 from planner.search.fewer_devices import on_fewer_devices
 from planner.search.mesh_search import SearchOptions, SearchResult, search
+from planner.search.problem import PlanningProblem
 from planner.units import quantity
-from planner.variants.memory_limits import room_note
 from planner.variants.problem_variants import ProblemVariants
 from planner.variants.variant_search import best_variant
 
@@ -32,11 +32,13 @@ FALLBACKS = 3
 JUDGED = "nothing is predicted to fit: the compiler finds that this plan does, and may compute values again for it"
 """What a plan above the limit says, which is handed over only if the compiler finds so."""
 ONE_DEVICE = {"x": 1}
+NOTED_SHARE = 0.9
+"""The share of a lower limit from which on a plan says that it keeps to that."""
 
 
 @final
 class MeshCandidates:
-    """The plans of a program on these meshes, best first; see `planner.planning.candidates.Source`.
+    """The plans of a program on these meshes, best first; see `planner.planning.candidates.Candidates`.
 
     `notes` are told by all of them.
     """
@@ -62,7 +64,7 @@ class MeshCandidates:
         self._needed: list[float] = []
 
     def propose(self) -> Decision:
-        """See `planner.planning.candidates.Source`."""
+        """See `planner.planning.candidates.Candidates`."""
         if not self._tried:
             target, options = self._variants.target, self._options
             best = best_variant(
@@ -102,7 +104,7 @@ class MeshCandidates:
         )
 
     def feedback(self, verdict: Verdict) -> None:
-        """See `planner.planning.candidates.Source`."""
+        """See `planner.planning.candidates.Candidates`."""
         self._verdict, decision = verdict, self._tried[-1]
         if verdict.rejected is None:
             self._kept.append((verdict.seconds or 0.0, decision))
@@ -214,3 +216,11 @@ class MeshCandidates:
             f"{len(self._needed)} that were tried the least needs {quantity(min(self._needed), 'B')}: {tried}. Use more "
             "devices, or recompute more (jax.checkpoint); Options(check='never') gives the plan as predicted"
         )
+
+
+def room_note(problem: PlanningProblem, limit: float, peak: float) -> tuple[str, ...]:
+    """Says of a plan whose peak is near a limit lower than what was asked for that it is kept to that."""
+    if not NOTED_SHARE * limit < peak <= limit < problem.request.memory_limit:
+        return ()
+    share = limit / problem.request.topology.chip.hbm_bytes
+    return (f"the plan keeps to {share:.0%} of the memory: nearer to the limit the compiler computes values again",)

@@ -18,7 +18,7 @@ from planner.machine.device_profile import measured_model
 from planner.machine.processes import Processes
 from planner.plan_file.record import record_of
 from planner.plan_file.store import read_saved, written
-from planner.planning.driver import best_plan, bound_kept_plan
+from planner.planning.driver import best_plan, bound_plan
 from planner.plans.plan import Plan
 from planner.program.jaxpr.fingerprint import fingerprint
 from planner.request.resolve import PlanRequest, question
@@ -46,7 +46,7 @@ def planned_or_kept(request: PlanRequest) -> Plan:
         check_answers(saved.decision, request)
         if saved.decision.request != request.variants.request:
             raise ValueError(ANOTHER)
-        return bound_kept_plan(request, as_checked_at(saved.decision, written_at))
+        return bound_plan(request, as_checked_at(saved.decision, written_at))
 
     plan, notes = found_or_made(
         ContentStore(request.options.cache, kind="plan", ending=ENDING),

@@ -10,8 +10,8 @@ from typing import Any, final
 from pbqp.deadline import Deadline
 from planner.decision import Decision
 from planner.options import Options
-from planner.planning.autotune.judges import CompilerJudge, Emits, Judge, why_no_compiler
-from planner.planning.autotune.measuring import MeasuringJudge, why_not_measured
+from planner.planning.autotune.judges import CompilerJudge, why_no_judge
+from planner.planning.autotune.measuring import Judge, MeasuringJudge, why_not_measured
 from planner.planning.autotune.prospects import Prospects
 from planner.planning.autotune.rounds import REFINING_SHARE, Result, refine
 from planner.planning.checks import Verdict
@@ -28,7 +28,7 @@ from planner.verify.kept_reports import KeptReports
 class TunedCandidates:
     """The plans that came out fastest in trials; where none of them passes, those of `MeshCandidates`.
 
-    See `planner.planning.candidates.Source`. `values` are the flat arguments, or shapes.
+    See `planner.planning.candidates.Candidates`. `values` are the flat arguments, or shapes.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class TunedCandidates:
         self._accepted = False
 
     def propose(self) -> Decision:
-        """See `planner.planning.candidates.Source`."""
+        """See `planner.planning.candidates.Candidates`."""
         if self._accepted:
             # Compilers or runs have preferred it to the others already.
             return self._tried[-1]
@@ -76,7 +76,7 @@ class TunedCandidates:
         return self._rest.propose()
 
     def feedback(self, verdict: Verdict) -> None:
-        """See `planner.planning.candidates.Source`."""
+        """See `planner.planning.candidates.Candidates`."""
         if self._rest is not None:
             self._rest.feedback(verdict)
             return
@@ -91,22 +91,21 @@ def _tuned(variants: ProblemVariants, meshes: Sequence[Shape], options: Options,
     how = "compile" if options.autotune == "compile" else "measure"
     deadline, problem = Deadline.after(options.time_limit_s), variants.base
     limit = problem.request.memory_limit
-    why = why_no_compiler(problem.target) if how == "compile" else ""
+    why = why_no_judge(problem.target) if how == "compile" else ""
     if how == "measure":
         why = why_not_measured(problem.program, problem.target, flops_of(problem.graph), options)
     if why:
         return f"the plan is not refined: {why}"
     best = best_variant(variants, meshes, options, judged=lambda: how == "compile")
     problem, found = best.problem, best.result
-    emits = Emits(program=problem.program, target=problem.target, graph=problem.graph)
     prospects = Prospects(problem, options, limit_bytes=limit, meshes=len(meshes))
     with ExitStack() as stack:
         judge: Judge
         if how == "compile":
             pool = stack.enter_context(CompilePool(KeptReports(options.cache)))
-            judge = CompilerJudge(emits, pool, deadline)
+            judge = CompilerJudge(problem, pool, deadline)
         else:
-            judge = MeasuringJudge(emits, values, deadline.share(REFINING_SHARE))
+            judge = MeasuringJudge(problem, values, deadline.share(REFINING_SHARE))
         result = refine(found.candidates, meshes, prospects, judge, deadline, how=how, limit_bytes=limit)
     certified = [prospects.certified(decision, found) for decision in result.decisions[: FALLBACKS + 1]]
     return replace(result, decisions=tuple(replace(one, notes=(*one.notes, *best.notes)) for one in certified))

@@ -11,9 +11,9 @@ from planner.errors import ArgumentError
 from planner.explain.explain import Alternatives
 from planner.explain.saved_values import SavedValues
 from planner.pricing.assignment import Chosen
-from planner.problem import PlanningProblem
 from planner.program.jaxpr.remat.rewrite_saved import crossings
 from planner.program.tracing.traced import Program
+from planner.search.problem import PlanningProblem
 from planner.transforms.apply import formed
 from planner.transforms.remat_choice import Front
 

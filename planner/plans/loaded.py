@@ -5,30 +5,33 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
 import jax
+from jax.sharding import PartitionSpec
 
 from planner.decision import Decision
-from planner.emit.runner import Runner
 from planner.errors import ArgumentError, MeshError, PlanFileError
 from planner.machine.target import Target, check_devices
-from planner.plan_file.edited import check_places
 from planner.plan_file.store import Saved
 from planner.plan_file.treedef import tree_of_json
-from planner.plans.alternatives import alternatives
-from planner.plans.plan import Plan
+from planner.plans.plan import Plan, bound
 from planner.plans.process_parts import with_wholes
 from planner.pricing.candidates.pins import exactly
-from planner.problem import planning_problem
+from planner.program.graph import Graph
 from planner.program.jaxpr.canonicalize.carried_stacks import with_stacks_carried
 from planner.program.jaxpr.fingerprint import fingerprint
+from planner.program.jaxpr.flatten import build_graph
+from planner.program.slots import Slot, operand_slot, result_slot
+from planner.program.spec_entries import axes_of_spec, parts_over
 from planner.program.tracing.trace import trace
 from planner.program.tracing.traced import Leaf, Program
 from planner.report.html.render import notebook, write_page
 from planner.report.recorded import Recorded, recorded
 from planner.report.text import describe
+from planner.search.problem import planning_problem
 from planner.transforms.apply import formed
 
 KEY_TYPES = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
@@ -91,19 +94,8 @@ class LoadedPlan:
             }
 
         args, program = target.processes.same(prepared, question, "bind")
-        runner = Runner(
-            program=program,
-            decision=decision,
-            target=target,
-            static_args={i: args[i] for i in program.static_argnums},
-        )
-        return Plan(
-            decision=decision,
-            runner=runner,
-            alternatives=lambda: alternatives(
-                planning_problem(program=program, target=target, request=decision.request), decision
-            ),
-        )
+        problem = partial(planning_problem, program=program, target=target, request=decision.request)
+        return bound(decision, program, target, args, problem)
 
     def explain(self, path: str | None = None) -> Recorded:
         """What the file says of the array `path` (a name or pattern): how it lies, what that takes, what moves it.
@@ -216,3 +208,42 @@ def _example(leaf: Leaf) -> jax.ShapeDtypeStruct:
 
 def _leaf_text(leaf: Leaf) -> str:
     return f"{leaf.name}: {leaf.aval.dtype}{list(leaf.aval.shape)}"
+
+
+def check_places(program: Program, decision: Decision) -> None:
+    """Raises: PlanFileError where a plan lays specs at places that its program has not, or that cannot have them."""
+    shapes = _shapes(build_graph(program))
+    for slot, specs in decision.constraints.items():
+        where = f"the saved plan of {decision.function_name} lays specs at a place"
+        if slot not in shapes:
+            raise PlanFileError(
+                f"{where} that the program has not ({slot[0]} {slot[2]} at {list(slot[1])}); plan again"
+            )
+        for spec in specs:
+            if not _can_have(shapes[slot], spec, decision):
+                raise PlanFileError(
+                    f"{where} ({slot[0]} {slot[2]} at {list(slot[1])}) that it cannot have: it lays {spec} on an array of "
+                    f"shape {list(shapes[slot])} over the mesh {dict(decision.mesh_shape)}; mend it, or plan again"
+                )
+
+
+def _shapes(graph: Graph) -> dict[Slot, tuple[int, ...]]:
+    """The shape of what stands at every place of a program."""
+    found: dict[Slot, tuple[int, ...]] = {}
+    for position, tensor in enumerate(graph.inputs):
+        found["invar", (), position] = graph.tensors[tensor].aval.shape
+    for position, tensor in enumerate(graph.outputs):
+        found["outvar", (), position] = graph.tensors[tensor].aval.shape
+    for op in graph.ops:
+        for position, tensor in enumerate(op.operands):
+            found[operand_slot(op, position)] = graph.tensors[tensor].aval.shape
+        for position, tensor in enumerate(op.results):
+            found[result_slot(op, position)] = graph.tensors[tensor].aval.shape
+    return found
+
+
+def _can_have(shape: tuple[int, ...], spec: PartitionSpec, decision: Decision) -> bool:
+    if len(spec) > len(shape):
+        return False
+    split = axes_of_spec(spec, len(shape))
+    return all(extent % parts_over(axes, decision.mesh_shape) == 0 for extent, axes in zip(shape, split, strict=True))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, final
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from planner.autotune_log import Refined
-from planner.decision import Certificate, Checked, Decision, Guessed, Replicated, Ruled
+from planner.decision import Certificate, Checked, Decision, OpNote
 from planner.emit.alternatives import remedied
 from planner.emit.runner import Runner
 from planner.errors import ArgumentError
@@ -23,10 +23,14 @@ from planner.former_names import former_attributes
 from planner.logical import LogicalAxes
 from planner.machine.target import Target
 from planner.plan_file.store import save_decision
+from planner.plans.alternatives import alternatives
 from planner.prediction import Predicted, Products
+from planner.program.graph import Graph
 from planner.program.jaxpr.microbatch.expanded import has_remats
+from planner.program.tracing.traced import Program
 from planner.report.html.render import notebook, write_page
 from planner.report.text import describe
+from planner.search.problem import PlanningProblem
 from planner.verify.verification import COMPILE_LIMIT_S, Verification, verify
 
 
@@ -135,17 +139,17 @@ class Plan:
         return self._decision.certificate
 
     @property
-    def replicated(self) -> tuple[Replicated, ...]:
+    def replicated(self) -> tuple[OpNote, ...]:
         """The ops placed whole for lack of a rule."""
         return self._decision.replicated
 
     @property
-    def by_shardy(self) -> tuple[Ruled, ...]:
+    def by_shardy(self) -> tuple[OpNote, ...]:
         """The ops placed by a rule of Shardy's registry, for lack of one of ours."""
         return self._decision.by_shardy
 
     @property
-    def guessed(self) -> tuple[Guessed, ...]:
+    def guessed(self) -> tuple[OpNote, ...]:
         """The ops whose work is guessed, as one operation per result element; `rule_for(flops=, bytes=)` tells it."""
         return self._decision.guessed
 
@@ -242,7 +246,7 @@ class Plan:
         if all(one is None for one in form.saved) and not has_remats(program.jaxpr):
             return ()
         try:
-            stated = self._alternatives
+            stated = self.alternatives
         except ArgumentError:  # a plan of another release, which cannot be stated again
             return ()
         return products_of(stated.chosen, stated.saved, form.microbatches)
@@ -253,26 +257,22 @@ class Plan:
 
         Its structure is frozen: a `copy()` can be changed. Raises: ArgumentError, as `explain` does.
         """
-        return self._alternatives.network
-
-    @cached_property
-    def _alternatives(self) -> Alternatives:
-        return self._state_problem()
+        return self.alternatives.network
 
     if not TYPE_CHECKING:
         __getattr__ = former_attributes({"behind": "alternatives"})
 
-    @property
+    @cached_property
     def alternatives(self) -> Alternatives:
         """The problem that the plan solves, with what was chosen; stated when it is first asked for. Raises: as `graph`."""
-        return self._alternatives
+        return self._state_problem()
 
     def explain(self, path: str | None = None) -> Explanation:
         """Why the tensor `path` (a name or pattern) is placed as it is: its alternatives and what each would cost.
 
         Without a path: the arguments that matter most. Raises: ArgumentError for a name that is none.
         """
-        return explain(self._alternatives, path)
+        return explain(self.alternatives, path)
 
     def with_checks(self, checked: Sequence[Checked], compiled: Verification | None = None) -> Plan:
         """The same plan with these checks on record; what was compiled for them serves it, too, as `compiled` does."""
@@ -307,7 +307,7 @@ class Plan:
 
         Raises: ArgumentError where nothing can be written there, or as `explain` does.
         """
-        write_page(self._decision, self._alternatives, path)
+        write_page(self._decision, self.alternatives, path)
 
     def __str__(self) -> str:
         return describe(self._decision)
@@ -319,3 +319,24 @@ class Plan:
         return (
             f"<Plan of {self._decision.function_name} on {dict(self._decision.mesh_shape)}: {self.certificate.status}>"
         )
+
+
+def bound(
+    decision: Decision,
+    program: Program,
+    target: Target,
+    args: Sequence[Any],
+    problem: Callable[[], PlanningProblem],
+    *,
+    seed: int = 0,
+    graph: Graph | None = None,
+) -> Plan:
+    """The plan of a decision for a program, called with such arguments; `problem` states what the decision solves."""
+    runner = Runner(
+        program=program,
+        decision=decision,
+        target=target,
+        static_args={i: args[i] for i in program.static_argnums},
+        graph=graph,
+    )
+    return Plan(decision=decision, runner=runner, alternatives=lambda: alternatives(problem(), decision), seed=seed)

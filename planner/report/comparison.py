@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 from planner.pricing.candidates.specs import spec_text
 from planner.pricing.mesh import mesh_text
 from planner.report.text_table import Part, section, table_of, text_of
-from planner.units import quantity
+from planner.units import listed, quantity
 
 MOST_ARRAYS = 24
 MOST_COLLECTIVES = 16
@@ -111,8 +111,7 @@ class Comparison:
         parts += _placed("intermediates", self.intermediates)
         for which, names in (("A", self.only_a), ("B", self.only_b)):
             if names:
-                more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-                parts.append(f"\nonly in {which}: {', '.join(names[:MOST_NAMES])}{more}")
+                parts.append(f"\nonly in {which}: {listed(names, MOST_NAMES)}")
         rows = [_moved(one) for one in self._different_collectives]
         title = "collectives that differ, per device and call"
         parts += section(title, "|over|>A|>B|>bytes|>seconds alone", rows, MOST_COLLECTIVES)

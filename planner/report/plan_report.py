@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
-from planner.decision import Checked, Decision, Guessed, Replicated, Ruled
+from jax.sharding import PartitionSpec
+
+from planner.decision import Checked, Decision, OpNote
 from planner.explain.explain import Alternatives
 from planner.folded import fold_numbers
+from planner.plan_file.codec import as_json
 from planner.program.form import Form
+from planner.program.graph import type_text
 from planner.program.spec_entries import parts_over
+from planner.program.tracing.traced import Leaf
 from planner.report.collectives import CollectiveUse, by_cost, collective_uses, merged
 from planner.report.program_report import Fold, Line, MemoryOverTime, fold_ops, memory_over_time, seconds_by_place
-from planner.report.rows import TableRow, returned_as_taken, rows_of
+from planner.report.rows import TableRow, bytes_on_device, returned_as_taken, rows_of
 from planner.report.text_table import count
 from planner.units import quantity
 
@@ -169,7 +176,7 @@ def at_source(name: str, source: str) -> str:
     return name if source in name else f"{name} at {source}"
 
 
-def _op_uses(ops: Sequence[Replicated | Ruled | Guessed]) -> tuple[OpUse, ...]:
+def _op_uses(ops: Sequence[OpNote]) -> tuple[OpUse, ...]:
     """The ops of one kind, name and line as one, in the order of the first."""
     folded = fold_numbers([op.name or op.source for op in ops], [(op.op, op.source) for op in ops])
     return tuple(
@@ -199,3 +206,57 @@ def _communication_lines(uses: Sequence[CollectiveUse]) -> tuple[Line, ...]:
             seconds[place] = seconds.get(place, 0.0) + use.seconds
     lines = [Line(source=place, compute_seconds=0.0, communication_seconds=each) for place, each in seconds.items()]
     return tuple(sorted(lines, key=Line.order))
+
+
+# ---------------------------------------------------------------- as plain data
+
+
+LEFT_OUT = (
+    "function_name",
+    "mesh_shape",
+    "choice",
+    "constraints",
+    "arguments",
+    "results",
+    "in_specs",
+    "out_specs",
+    "request",
+    "compiler_options",
+    "in_tree",
+    "jax_version",
+)
+"""Fields of a decision that say nothing to others, or have another name here."""
+
+
+def decision_data(decision: Decision) -> dict[str, Any]:
+    """A decision as JSON can hold it; specs are lists of the axes of every dim, bytes those on one device."""
+    request, certificate = decision.request, decision.certificate
+    plain = {name: as_json(getattr(decision, name)) for name in decision.__dataclass_fields__ if name not in LEFT_OUT}
+    return {
+        "function": decision.function_name,
+        "mesh": dict(decision.mesh_shape),
+        **plain,
+        "objective": request.objective,
+        "memory_limit_bytes": request.memory_limit if request.memory_limit < math.inf else None,
+        "certificate": {**as_json(certificate), "gap": certificate.gap, "status": certificate.status},
+        "arguments": _leaves(decision, decision.arguments, decision.in_specs),
+        "results": _leaves(decision, decision.results, decision.out_specs),
+    }
+
+
+def report_data(report: PlanReport) -> dict[str, Any]:
+    """All that the page of a plan shows as JSON can hold it; the decision is under "plan"."""
+    own = {field.name: as_json(getattr(report, field.name)) for field in fields(report) if field.name != "decision"}
+    return {"plan": decision_data(report.decision), **own, "has_program": report.memory is not None}
+
+
+def _leaves(decision: Decision, leaves: Sequence[Leaf], specs: Sequence[PartitionSpec]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": leaf.name,
+            "type": type_text(leaf.aval),
+            "spec": as_json(spec),
+            "bytes": bytes_on_device(leaf, spec, decision.mesh_shape),
+        }
+        for leaf, spec in zip(leaves, specs, strict=True)
+    ]

@@ -90,7 +90,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flow:
+class StageFlow:
     """The arrays that one stage makes and another reads; `collective` are the kinds of collectives that take them there.
 
     `tensor` and the specs are those of the array that takes longest.
@@ -114,7 +114,7 @@ class Fold:
 
     name: By
     stages: tuple[Stage, ...]
-    flows: tuple[Flow, ...]
+    flows: tuple[StageFlow, ...]
 
 
 # ---------------------------------------------------------------- time
@@ -236,11 +236,11 @@ def _stage(number: int, place: StageKey, nodes: Sequence[Node]) -> Stage:
     )
 
 
-def _flow(source: int, target: int, edges: Sequence[Any]) -> Flow:
+def _flow(source: int, target: int, edges: Sequence[Any]) -> StageFlow:
     largest = max(edges, key=lambda edge: (edge["seconds"], edge["tensor_bytes"]))
     kinds = dict.fromkeys(kind for edge in edges for kind in edge["collective"].split("+") if kind)
     sizes = {edge["tensor"]: edge["tensor_bytes"] for edge in edges}
-    return Flow(
+    return StageFlow(
         source=source,
         target=target,
         tensor=largest["tensor"],

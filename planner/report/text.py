@@ -14,7 +14,7 @@ from planner.report.collectives import CollectiveUse
 from planner.report.plan_report import PlanReport, at_source, plan_report
 from planner.report.rows import TableRow, rows_of
 from planner.report.text_table import Part, count, section, table_of, text_of
-from planner.units import quantity
+from planner.units import listed, quantity
 
 MOST_ROWS = 40
 MOST_INTERMEDIATES = 12
@@ -153,9 +153,8 @@ def _axes(decision: Decision) -> list[Part]:
     if logical.exceptions:
         leaves = [leaf for leaf in decision.arguments if leaf.name in logical.exceptions]
         exceptions = rows_of(leaves, [logical.exceptions[leaf.name] for leaf in leaves], decision.mesh_shape)
-        named = ", ".join(f"{row.name} {spec_text(row.spec)}" for row in exceptions[:MOST_EXCEPTIONS])
-        more = f", and {len(exceptions) - MOST_EXCEPTIONS} more" if len(exceptions) > MOST_EXCEPTIONS else ""
-        parts.append(f"  otherwise: {named}{more}")
+        named = [f"{row.name} {spec_text(row.spec)}" for row in exceptions]
+        parts.append(f"  otherwise: {listed(named, MOST_EXCEPTIONS)}")
     return parts
 
 

@@ -9,10 +9,10 @@ from typing import Any
 from planner.errors import ArgumentError, PinError
 from planner.former_names import renamed
 from planner.pricing.candidates.pins import close_names
-from planner.request.layouts import arrays_of
+from planner.request.layouts import program_leaves
+from planner.request.matching_arrays import SharedArrays, shared_arrays
 from planner.request.pins import Pins, named_pins, names_meant, with_common
 from planner.request.resolve import PlanRequest
-from planner.request.shared_arrays import SharedArrays, shared_arrays
 
 OWN = ("donate_argnums", "static_argnums", "pins", "memory_limit", "process_local")
 """Keywords of `plan` that a program may have of its own."""
@@ -23,8 +23,10 @@ Given = tuple[Callable[..., Any], Sequence[Any]] | tuple[Callable[..., Any], Seq
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestedProgram:
-    """A function, the tuple of its example arguments, and keywords of its own: those of `OWN`, the pins of `pins=` among
-    them."""
+    """A function, the tuple of its example arguments, and keywords of its own.
+
+    Of several programs these are those of `OWN`, the pins of `pins=` among them.
+    """
 
     fn: Callable[..., Any]
     args: tuple[Any, ...]
@@ -100,7 +102,7 @@ def check_common_pins(common: Mapping[str, Any], ready: Mapping[str, PlanRequest
     programs = [made.variants.program for made in ready.values()]
     for key in common:
         if not any(names_meant(key, program) for program in programs):
-            names = [leaf.name for program in programs for leaf in arrays_of(program)]
+            names = [leaf.name for program in programs for leaf in program_leaves(program)]
             raise PinError(
                 f"the pin {key!r} is neither one of the programs {', '.join(map(repr, ready))} nor matches an argument or "
                 f"result of one; names look like {close_names(key, names)}, and what lies inside a program is pinned by "
@@ -144,7 +146,7 @@ def shared_by(
         name: named_pins(with_common(programs[name].pins, common, program), program) for name, program in traced.items()
     }
     found = shared_arrays(
-        {name: arrays_of(program) for name, program in traced.items()},
+        {name: program_leaves(program) for name, program in traced.items()},
         {name: pins.free for name, pins in named.items()},
     )
     return replace(found, pinned={name: tuple(pins.specs) for name, pins in named.items()})

@@ -14,9 +14,9 @@ from planner.machine.target import Target
 from planner.pricing.candidates.pins import exactly, pinned_dims
 from planner.program.graph import type_text
 from planner.program.tracing.traced import Leaf, Program
-from planner.request.logical_pins import LogicalRules, by_rules
 from planner.request.matching_arrays import same_arrays
-from planner.request.pins import Pins, named_pins, with_common
+from planner.request.pins import LogicalRules, Pins, by_rules, named_pins, with_common
+from planner.units import listed
 
 MOST_NAMED = 4
 """Parts of pytrees that a note names one by one."""
@@ -46,7 +46,7 @@ def laid_out(
     notes = (*notes, *on_types)
     if like is None:
         return dict(named.specs), notes
-    mine = arrays_of(program)
+    mine = program_leaves(program)
     theirs, specs = leaves_of(like)
     same = same_arrays(mine, theirs)
     if not same.of and among_others is not None:
@@ -83,7 +83,7 @@ def _by_types(program: Program) -> tuple[dict[str, PartitionSpec], tuple[str, ..
     return specs, (*kept, *left)
 
 
-def arrays_of(program: Program) -> list[Leaf]:
+def program_leaves(program: Program) -> list[Leaf]:
     """The arguments and results of a program, without what its function closes over."""
     return [leaf for leaf in (*program.arguments, *program.results) if not leaf.constant]
 
@@ -119,19 +119,12 @@ def _layout_notes(
     named = [one if one == other else f"{one} as {other}" for one, other in parts[:MOST_NAMED]]
     more = [f"{len(parts) - MOST_NAMED} more parts"] if len(parts) > MOST_NAMED else []
     free = [leaf.name for i, leaf in enumerate(mine) if i not in found]
-    rest = f"; of its own: {_listed(free)}" if free else ""
+    rest = f"; of its own: {listed(list(dict.fromkeys(free)), MOST_NAMED)}" if free else ""
     return (
         f"{taken} of {len(mine)} arguments and results lie as in the plan of {like.function_name}: "
         f"{', '.join((*named, *more))}{rest}"
     )
 
 
-def _listed(names: Sequence[str]) -> str:
-    tops = list(dict.fromkeys(names))
-    more = f" and {len(tops) - MOST_NAMED} more" if len(tops) > MOST_NAMED else ""
-    return f"{', '.join(tops[:MOST_NAMED])}{more}"
-
-
 def _some(leaves: Sequence[Leaf]) -> str:
-    more = f" and {len(leaves) - MOST_NAMED} more" if len(leaves) > MOST_NAMED else ""
-    return ", ".join(f"{leaf.name} {type_text(leaf.aval)}" for leaf in leaves[:MOST_NAMED]) + more
+    return listed([f"{leaf.name} {type_text(leaf.aval)}" for leaf in leaves], MOST_NAMED)

@@ -1,4 +1,4 @@
-"""Same arrays: which arguments and results of one program are arrays that another has too, so that both may lie alike.
+"""Same arrays: which arguments and results of one program are arrays that others have too, so that all may lie alike.
 
 Programs that work on one state take it under other names, at other places and with more or less around it: `init` returns
 `params`, a train step takes them within a train state, `eval` as `variables["params"]`. What they share is structure. So
@@ -13,8 +13,9 @@ of the one and an argument of the other are taken for the same that are the only
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import permutations
 
 from planner.program.graph import Aval
 from planner.program.tracing.traced import Leaf
@@ -152,3 +153,81 @@ def _match_alone(
         if counts[aval] == held[aval] == 1:
             found[i] = place[aval]
             parts.append((mine[i].name, theirs[place[aval]].name))
+
+
+# ---------------------------------------------------------------- shared arrays
+
+
+Use = tuple[str, int]
+"""A program, and the position of an array among its arguments and results."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedArrays:
+    """`of[program]` are the numbers of the arrays that it shares with others, by position among its `leaves`.
+
+    `pinned[program]` are the patterns of the pins that its user gave, which go before those of logical names and of `like`.
+    """
+
+    leaves: Mapping[str, Sequence[Leaf]]
+    of: Mapping[str, Mapping[int, int]]
+    pinned: Mapping[str, Collection[str]] = field(default_factory=dict[str, Collection[str]])
+
+    @property
+    def count(self) -> int:
+        """How many arrays are shared."""
+        return len({number for numbers in self.of.values() for number in numbers.values()})
+
+    def names(self, program: str) -> list[str]:
+        """The names of the arguments and results of a program that are shared, cut to what is named in its signature."""
+        leaves = self.leaves[program]
+        return list(dict.fromkeys(_top(leaves[position].name) for position in self.of[program]))
+
+
+def shared_arrays(leaves: Mapping[str, Sequence[Leaf]], apart: Mapping[str, Collection[str]]) -> SharedArrays:
+    """The arrays that programs with these arguments and results share, but for those of the names `apart`."""
+    groups = _Groups()
+    for one, other in permutations(leaves, 2):
+        same = same_arrays(leaves[other], leaves[one])
+        for position, counterpart in same.of.items():
+            mine, its = leaves[other][position], leaves[one][counterpart]
+            if mine.name not in apart[other] and its.name not in apart[one]:
+                groups.join((one, counterpart), its, (other, position), mine)
+    numbers: dict[Use, int] = {}
+    of: dict[str, dict[int, int]] = {name: {} for name in leaves}
+    for name, those in leaves.items():
+        for position in range(len(those)):
+            first = groups.first((name, position))
+            if first is not None:
+                of[name][position] = numbers.setdefault(first, len(numbers))
+    return SharedArrays(leaves=leaves, of=of)
+
+
+@dataclass(slots=True)
+class _Groups:
+    """Uses that are of one array: every program has it as one argument, one result or both."""
+
+    members: dict[Use, dict[tuple[str, bool], Use]] = field(default_factory=dict[Use, dict[tuple[str, bool], Use]])
+    leader: dict[Use, Use] = field(default_factory=dict[Use, Use])
+
+    def first(self, use: Use) -> Use | None:
+        """What stands for the array of a use; None where no other program has it."""
+        return self.leader.get(use)
+
+    def join(self, one: Use, its: Leaf, other: Use, mine: Leaf) -> None:
+        """Makes two uses those of one array, unless a program had two arguments of it then."""
+        here, there = self._group(one, its), self._group(other, mine)
+        if here is there or here.keys() & there.keys():
+            return
+        here.update(there)
+        head = min(here.values())
+        for use in here.values():
+            self.leader[use] = head
+            self.members[use] = here
+
+    def _group(self, use: Use, leaf: Leaf) -> dict[tuple[str, bool], Use]:
+        return self.members.get(use) or {(use[0], _top(leaf.name) == RESULTS): use}
+
+
+def _top(name: str) -> str:
+    return name.split("/")[0]

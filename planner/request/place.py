@@ -32,7 +32,7 @@ class Place:
     axis_names: tuple[str, ...] = AXIS_NAMES
 
 
-def place_of(
+def requested_place(
     *,
     devices: Sequence[jax.Device] | None,
     topology: str | Topology | None,
@@ -42,7 +42,7 @@ def place_of(
     axis_names: Sequence[str] | None = None,
 ) -> Place:
     """Where a plan is to lie; shardings among the pins say their mesh. Raises: ArgumentError, MeshError, PinError."""
-    requested = _in_common(mesh, _mesh_of(pins))
+    requested = requested_mesh(mesh, pins)
     names = checked_names(axis_names, fixed=requested is not None or like is not None)
     if like is not None:
         return _as_other(like, devices=devices, topology=topology, requested=requested)
@@ -72,25 +72,21 @@ def checked_names(names: Any, *, fixed: bool) -> tuple[str, ...]:
     return tuple(names)
 
 
-def requested_mesh(mesh: RequestedMesh | None, pins: Any) -> RequestedMesh | None:
-    """The mesh that is asked for, with its devices where the pins say them. Raises: MeshError, PinError."""
-    return _in_common(mesh, _mesh_of(pins))
-
-
 def requested_shape(mesh: RequestedMesh | None, pins: Any) -> Shape | None:
     """The shape of the mesh that is asked for, whatever devices it has. Raises: MeshError, PinError."""
-    return _shape(_in_common(mesh, _mesh_of(pins)))
+    return _shape(requested_mesh(mesh, pins))
 
 
 def _shape(mesh: RequestedMesh | None) -> Shape | None:
     return dict(mesh.shape) if isinstance(mesh, (Mesh, AbstractMesh)) else mesh
 
 
-def _in_common(mesh: RequestedMesh | None, of_pins: Mesh | AbstractMesh | None) -> RequestedMesh | None:
+def requested_mesh(mesh: RequestedMesh | None, pins: Any) -> RequestedMesh | None:
     """The mesh that is asked for, with its devices where the pins say them.
 
     Raises: MeshError where it is none, PinError where the pins are of another.
     """
+    of_pins = _mesh_of(pins)
     if mesh is not None and not isinstance(mesh, (Mapping, Mesh, AbstractMesh)):
         raise MeshError(
             f"mesh must map axis names to sizes, or be a jax.sharding.Mesh, got {mesh!r:.200}; write e.g. "

@@ -16,17 +16,16 @@ from planner.options import Options
 from planner.plans.process_parts import ProcessLocal, with_wholes
 from planner.pricing.candidates.pins import check_pins, close_names, matcher
 from planner.pricing.mesh import Shape
-from planner.problem import PlanningProblem
+from planner.program.form import Form
 from planner.program.jaxpr.canonicalize.carried_stacks import with_stacks_carried
 from planner.program.jaxpr.fingerprint import fingerprint
 from planner.program.tracing.trace import trace
 from planner.program.tracing.traced import Program
 from planner.request.layouts import check_own_mesh, laid_out
-from planner.request.logical_pins import LogicalRules
-from planner.request.pins import Pins
+from planner.request.pins import LogicalRules, Pins
 from planner.request.place import Like, Place
 from planner.search.offered_meshes import offered_meshes
-from planner.variants.microbatch_choice import first_form, note_on_form
+from planner.search.problem import PlanningProblem
 from planner.variants.problem_variants import ProblemVariants, problem_variants
 
 
@@ -57,16 +56,12 @@ class PlanRequest:
 
         Raises: PinError.
         """
-        return self.variants.of(first_form(self.options))
+        return self.variants.of(_first_form(self.options))
 
     def check_pins(self) -> None:
         """Nothing; called on all processes. Raises: PinError for a pin that matches nothing in the program."""
-
-        def stated() -> None:
-            _ = self.problem
-
         # It must fail on all, also on those that do not search.
-        self.target.processes.gathered(stated)
+        self.target.processes.gathered(lambda: bool(self.problem))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +140,9 @@ def resolve_request(
     )
     check_own_mesh(program, target)
     variants = problem_variants(program=program, target=target, request=request)
-    variant_notes = note_on_form(variants, options)
+    form = _first_form(options)
+    variants.forms.program(form)  # raises where the program has no such form
+    variant_notes = (f"{variants.describe(form.microbatches)}, as asked for",) if form.microbatches > 1 else ()
     meshes, notes = target.shared_by_all(
         offered_meshes(program, target, request, place.mesh, options.max_axes, place.axis_names)
     )
@@ -158,6 +155,11 @@ def resolve_request(
         args=wholes.args,
         options=options,
     )
+
+
+def _first_form(options: Options) -> Form:
+    """The form to begin with: as many microbatches as the user asks for, or as the program is written."""
+    return Form(microbatches=1 if options.microbatches == "auto" else options.microbatches)
 
 
 def resolve_request_by_all(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -20,13 +21,12 @@ from pbqp.options import SolveOptions
 from pbqp.problem import Problem
 from pbqp.smaller.quotient import solve_shared
 from pbqp.solution import Solution
-from planner.errors import InfeasibleError, Offer
+from planner.errors import InfeasibleError, MeshError, Offer, PinError
 from planner.pricing.assignment import Chosen
 from planner.pricing.donation import donations
-from planner.pricing.memory import MemoryModel
+from planner.pricing.memory import MemoryModel, whole_bytes
 from planner.search.least_memory import Aim, Least, charged, least_memory
-from planner.search.more_devices import more_devices
-from planner.search.problem_source import ProblemSource
+from planner.search.problem import PlanningProblem
 from planner.units import quantity
 
 SECONDS = 4.0
@@ -47,7 +47,7 @@ NAMED = 3
 
 def no_fit(
     meshes: Sequence[Mapping[str, int]],
-    problem: ProblemSource,
+    problem: PlanningProblem,
     limit_bytes: float,
     solving: SolveOptions,
 ) -> InfeasibleError:
@@ -98,7 +98,7 @@ def no_fit(
     )
 
 
-def _donations(problem: ProblemSource, chosen: Chosen, least: Least) -> tuple[Offer, ...]:
+def _donations(problem: PlanningProblem, chosen: Chosen, least: Least) -> tuple[Offer, ...]:
     """What donating arguments would save, each with its bytes."""
     return tuple(
         Offer(text=str(donation), saves_bytes=min(donation.bytes, least.peak_bytes))
@@ -159,3 +159,58 @@ def _impossible(memory: MemoryModel, points: Sequence[int], limit_bytes: float, 
     if even.bound > limit_bytes:
         return True
     return len(points) > 1 and solve(limited, time_limit=ROWS_SECONDS, seed=solving.seed).status == "infeasible"
+
+
+# ---------------------------------------------------------------- more devices
+
+
+MOST_TIMES = 64
+"""So many times as many devices are thought of at most."""
+MESHES = 2
+"""Meshes tried for one number of devices."""
+
+
+def more_devices(
+    problem: PlanningProblem, memory: MemoryModel, limit_bytes: float, solving: SolveOptions
+) -> Offer | None:
+    """The offer of the fewest devices, of powers of two times those there are, on which a plan was found to fit.
+
+    `memory` is that of the best mesh there is. Where time ends before, or they are very many: of the fewest that could do.
+    None where the program fixes its devices, or no number tried does.
+    """
+    if problem.program.effects.ordered or problem.program.parallelism is not None:
+        return None
+    instance = memory.instance
+    shape, devices = instance.mesh.shape, instance.mesh.num_devices
+    fewest = math.ceil(whole_bytes(instance.model) / limit_bytes)
+    if fewest > MOST_TIMES * devices:
+        return Offer(text=f"use at least {fewest} devices")
+    for times in (1 << i for i in range(1, MOST_TIMES.bit_length())):
+        if solving.deadline.passed:
+            many = f"at least {fewest}" if fewest > devices else "more"
+            return Offer(text=f"use {many} devices")
+        if times * devices < fewest:
+            continue
+        found = _fitting(problem, shape, times, limit_bytes, solving)
+        if found is not None:
+            mesh, peak = found
+            text = f"use {times * devices} devices: a plan on the mesh {dict(mesh)} needs {quantity(peak, 'B')} of each"
+            return Offer(text=text, needs_bytes=peak)
+    return None
+
+
+def _fitting(
+    problem: PlanningProblem, shape: Mapping[str, int], times: int, limit_bytes: float, solving: SolveOptions
+) -> tuple[Mapping[str, int], float] | None:
+    """A mesh of so many times as many devices on which a plan fits, and its peak; None where none was found."""
+    longer = [{**shape, axis: times * size} for axis, size in shape.items()]
+    for mesh in sorted(longer, key=lambda mesh: max(mesh.values()))[:MESHES]:
+        with suppress(InfeasibleError, MeshError, PinError):
+            memory = MemoryModel(instance=problem.on_more_devices(times).instance(mesh))
+            if memory.floor_bytes() <= limit_bytes:
+                start = [int(sizes.argmin()) for sizes in memory.average_bytes()]
+                aim = Aim(good_bytes=limit_bytes, enough_bytes=limit_bytes)
+                peak = least_memory(memory, start, aim, solving).peak_bytes
+                if peak <= limit_bytes:
+                    return mesh, peak
+    return None

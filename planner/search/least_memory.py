@@ -141,36 +141,41 @@ def _shares(gains: Mapping[int, float]) -> dict[int, float]:
 
 
 def _mixture(met: Sequence[Floats]) -> tuple[float, dict[int, float]]:
-    """The least peak of a mixture of plans with these profiles, and the weights of the points that keep it from less.
-
-    The points are those where a mixture was found to be fuller than expected, one after the other.
-    """
+    """The least peak of a mixture of plans with these profiles, and the weights of the points that keep it from less."""
     use = np.stack(met)
     scale = max(float(use.max()), 1.0)
-    use /= scale
+    peak, duals = best_mixture(np.append(np.zeros(len(met)), 1.0), use / scale)
+    total = float(np.sum(list(duals.values())))
+    return peak * scale, {point: dual / total for point, dual in duals.items() if dual > 0}
+
+
+def best_mixture(costs: Floats, use: Floats) -> tuple[float, dict[int, float]]:
+    """The least cost of plans mixed in shares that sum to 1, so that what they use is at most 0 at every point, and the
+    duals of points.
+
+    `use` has a row for every plan, `costs` a number for each; one more is the cost of a level that takes the place of 0.
+    The points are those where a mixture was found to use too much, one after the other.
+    """
     points = sorted({int(line.argmax()) for line in use})
-    count = len(met)
+    count, levels = len(use), len(costs) - len(use)
     while True:
         answer: Any = linprog(
-            np.append(np.zeros(count), 1.0),
-            A_ub=np.hstack([use[:, points].T, -np.ones((len(points), 1))]),
+            costs,
+            A_ub=np.hstack([use[:, points].T, -np.ones((len(points), levels))]),
             b_ub=np.zeros(len(points)),
-            A_eq=np.append(np.ones(count), 0.0)[None, :],
+            A_eq=np.append(np.ones(count), np.zeros(levels))[None, :],
             b_eq=[1.0],
-            bounds=[(0.0, None)] * (count + 1),
+            bounds=(0.0, None),
         )
         if answer.x is None:
             return math.inf, {}
         full = np.asarray(answer.x)[:count] @ use
         worst = int(full.argmax())
-        if full[worst] <= float(answer.fun) + 1e-9 or worst in points:
+        if full[worst] <= (float(answer.fun) if levels else 0.0) + 1e-9 or worst in points:
             break
         points.append(worst)
-    weights = np.maximum(-np.asarray(answer.ineqlin.marginals), 0.0)
-    if not weights.sum() > 0:
-        return float(answer.fun) * scale, {}
-    found = dict(zip(points, (weights / weights.sum()).tolist(), strict=True))
-    return float(answer.fun) * scale, {point: weight for point, weight in found.items() if weight > 0}
+    duals = np.maximum(-np.asarray(answer.ineqlin.marginals), 0.0)
+    return float(answer.fun), dict(zip(points, duals.tolist(), strict=True))
 
 
 def charged(limited: Problem, prices: Sequence[float]) -> Problem:

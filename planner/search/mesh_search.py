@@ -39,11 +39,11 @@ from planner.pricing.mesh import Shape, ShapeKey
 from planner.rules.op_work import has_work_of_shapes
 from planner.search.best_on_mesh import WORTHWHILE, Candidate, best_of_peak
 from planner.search.infeasible import no_fit
-from planner.search.mesh_steps import Desk, Report, Step, Task
+from planner.search.mesh_steps import Desk
 from planner.search.offered_meshes import fitting_meshes
-from planner.search.problem_source import ProblemSource
+from planner.search.problem import PlanningProblem
 from planner.search.shared_layers import SharedInstance
-from planner.search.workers import Workers
+from planner.search.workers import Report, SearchStep, Task, Workers
 from planner.units import quantity
 
 MESH_SHARE = 0.4
@@ -105,7 +105,7 @@ class SearchOptions:
         return self.worth > WORTHWHILE
 
 
-def search(meshes: Sequence[Shape], problem: ProblemSource, how: SearchOptions) -> SearchResult:
+def search(meshes: Sequence[Shape], problem: PlanningProblem, how: SearchOptions) -> SearchResult:
     """The plans for these meshes, best first; none where none is below `how.below`.
 
     Raises: PinError, InfeasibleError where the pins fit no mesh, or no mesh has a plan within the limit; where it is to be
@@ -117,7 +117,8 @@ def search(meshes: Sequence[Shape], problem: ProblemSource, how: SearchOptions) 
     with Workers(run.desk.do, run.due, most, planning=how.planning) as workers:
         for wave in run.waves():
             for task, report in workers.each(wave):
-                run.settle(task, report)
+                run.memory_bound = run.memory_bound or not report.fits or report.following == "limited"
+                run.take(task.mesh, report)
     run.desk.forget()
     if not run.candidates and (len(run.over) == len(meshes) or how.below == math.inf):
         if not how.explained:
@@ -155,7 +156,7 @@ def _kind(shape: Shape, *, looked: bool) -> tuple[int, bool]:
 class _MeshSearch:
     """What a search knows so far, by the positions of the meshes."""
 
-    def __init__(self, meshes: Sequence[Shape], problem: ProblemSource, how: SearchOptions) -> None:
+    def __init__(self, meshes: Sequence[Shape], problem: PlanningProblem, how: SearchOptions) -> None:
         self.meshes, self.how, self.options = meshes, how, how.options
         # Before the deadline starts: the model of the program may have to be made for it.
         self.alone = _Alone(meshes, problem)
@@ -227,7 +228,7 @@ class _MeshSearch:
                 self.unlimited[tried] = floor
                 if self.alone.bytes / math.prod(shape.values()) > self.how.limit_bytes:
                     self.memory_bound = self.memory_bound or floor < self._cutoff(tried)
-                    self._take(tried, Report(bound=math.inf, fits=False))
+                    self.take(tried, Report(bound=math.inf, fits=False))
                 else:
                     self.bounds[tried] = floor
                     waiting.append(tried)
@@ -241,7 +242,7 @@ class _MeshSearch:
         yield from self._waves("closed")
         self._tell(len(self.meshes) - 1, tried=len(self.meshes))
 
-    def _waves(self, step: Step, first: Sequence[int] = (), *, all_at_once: bool = False) -> Iterator[list[Task]]:
+    def _waves(self, step: SearchStep, first: Sequence[int] = (), *, all_at_once: bool = False) -> Iterator[list[Task]]:
         """A step of the meshes that have come to it, and of those for which it is the `first`, in waves.
 
         Lowest bound first: a better plan there leaves less to be sought in the others.
@@ -260,11 +261,6 @@ class _MeshSearch:
             size *= WAVE_GROWTH
             if self.how.at_once and step == "free":
                 yield from self._waves("limited")
-
-    def settle(self, task: Task, report: Report) -> None:
-        """Takes over the report of a step."""
-        self.memory_bound = self.memory_bound or not report.fits or report.following == "limited"
-        self._take(task.mesh, report)
 
     def _late(self, waiting: Sequence[int], new: Collection[int]) -> bool:
         """Whether no time is left for what waits; what is told where that is so of meshes not begun."""
@@ -285,7 +281,7 @@ class _MeshSearch:
             return self.best * (1 - self.how.worth)
         return self.best * (1 + 2 * WORTHWHILE if self.candidates and tried < self.first else 1)
 
-    def _task(self, tried: int, step: Step) -> Task:
+    def _task(self, tried: int, step: SearchStep) -> Task:
         self._tell(tried)
         before, cutoff = self.tasks.get(tried), self._cutoff(tried)
         if step in ("limited", "closed"):
@@ -294,7 +290,7 @@ class _MeshSearch:
         self.tasks[tried] = task
         return task
 
-    def _take(self, tried: int, report: Report) -> None:
+    def take(self, tried: int, report: Report) -> None:
         """Takes over what is known of a mesh."""
         self.reports[tried] = report
         self.bounds[tried] = report.bound
@@ -348,7 +344,7 @@ class _Alone:
     computed anew for those where that may tell more.
     """
 
-    def __init__(self, meshes: Sequence[Shape], problem: ProblemSource) -> None:
+    def __init__(self, meshes: Sequence[Shape], problem: PlanningProblem) -> None:
         self.problem = problem
         self.most = max(math.prod(shape.values()) for shape in meshes)
         self.values: dict[int, float] = {}

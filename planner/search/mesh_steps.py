@@ -2,65 +2,21 @@
 
 A step goes on from the one before it on the same mesh: a mesh is looked at, its best plan without a memory limit is found,
 then the best within the limit, and what gap that left is closed. What a step needs of those before stays where they were
-done; elsewhere they are done again. A report is what the search needs to know, a few numbers and a choice.
+done; elsewhere they are done again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, final
+from typing import final
 
 from pbqp.deadline import Deadline
 from pbqp.options import SolveOptions
 from planner.pricing.instance import Instance
 from planner.pricing.mesh import Shape
 from planner.search.best_on_mesh import Candidate, Looked, Outcome, Postponed, free_plan, least_plan, look
-from planner.search.least_memory import Least
-from planner.search.problem_source import ProblemSource
-
-Step = Literal["look", "free", "limited", "closed", "least"]
-"""What is below a cutoff; the best plan without a limit; the best within it; the same to the end; that of least memory."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """A step of the mesh at a position: only what is below `cutoff` is sought. `before` led to it."""
-
-    mesh: int
-    step: Step
-    cutoff: float
-    before: tuple[Task, ...] = ()
-
-    def followed_by(self, step: Step, *, cutoff: float) -> Task:
-        """The next step of the same mesh."""
-        return Task(mesh=self.mesh, step=step, cutoff=cutoff, before=(*self.before, replace(self, before=())))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """A plan of a mesh: one strategy per node, its value, bound and peak bytes; see `Candidate`."""
-
-    choice: tuple[int, ...]
-    value: float
-    bound: float
-    peak_bytes: float
-    shared: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What came of a step: a bound of the mesh's plans, the plan where one is below the cutoff, and which step may follow.
-
-    The rest is as in `Outcome`.
-    """
-
-    bound: float
-    plan: Plan | None = None
-    fits: bool = True
-    note: str = ""
-    following: Step | None = None
-    least: Least | None = None
+from planner.search.problem import PlanningProblem
+from planner.search.workers import MeshPlan, Report, Task
 
 
 @final
@@ -70,7 +26,7 @@ class Desk:
     def __init__(
         self,
         meshes: Sequence[Shape],
-        problem: ProblemSource,
+        problem: PlanningProblem,
         limit_bytes: float,
         solving: SolveOptions,
     ) -> None:
@@ -130,8 +86,8 @@ class Desk:
         )
 
 
-def _plan(candidate: Candidate) -> Plan:
-    return Plan(
+def _plan(candidate: Candidate) -> MeshPlan:
+    return MeshPlan(
         choice=candidate.choice,
         value=candidate.value,
         bound=candidate.bound,

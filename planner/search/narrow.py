@@ -6,48 +6,26 @@ the strategies that are dear by themselves are not even stated.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
 from pbqp.compiled import is_compiled
 from pbqp.memory_rows import Indices
-from pbqp.problem import Array, Problem
 from pbqp.smaller.narrow import cheap, restricted, swept
 from pbqp.smaller.smaller import Choice, floor_of
-
-
-class Stated(Protocol):
-    """A problem without rows that is stated only as far as it is asked for."""
-
-    @property
-    def node_values(self) -> Sequence[Array]:
-        """The costs of all nodes."""
-        ...
-
-    @property
-    def problem(self) -> Problem:
-        """The problem with all its tables."""
-        ...
-
-    def restricted(self, kept: Sequence[Indices], problem: Problem | None = None) -> Self:
-        """The same with these choices of every node only; `problem` is the problem of that, where it is known."""
-        ...
-
-
-S = TypeVar("S", bound=Stated)
+from planner.pricing.instance import Instance
+from planner.search.shared_layers import SharedInstance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Narrowed(Generic[S]):
+class Narrowed:
     """What is stated with fewer strategies: a `Smaller` form; those that it lacks cost at least the cutoff, its `bound`.
 
     `kept[node]` are the positions of the strategies among those of the whole one. `floor` bounds what it is left with.
     """
 
-    stated: S
+    stated: Instance | SharedInstance
     kept: tuple[Indices, ...]
     bound: float
     floor: float
@@ -57,7 +35,7 @@ class Narrowed(Generic[S]):
         return np.asarray([positions[pick] for positions, pick in zip(self.kept, choice, strict=True)], np.intp)
 
 
-def narrow(stated: S, cutoff: float) -> Narrowed[S]:
+def narrow(stated: Instance | SharedInstance, cutoff: float) -> Narrowed:
     """What is stated with the strategies that a plan of a value below `cutoff` may choose, at least one per node.
 
     A `floor` of at least the cutoff says that there is no such plan.

@@ -21,10 +21,8 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from scipy.optimize import linprog
 
 from pbqp.compiled import is_compiled, is_large
 from pbqp.options import SolveOptions
@@ -32,7 +30,7 @@ from pbqp.smaller.quotient import solve_shared
 from pbqp.solution import Solution
 from pbqp.vectors import Floats
 from planner.pricing.memory import LEFT_OUT, MemoryModel
-from planner.search.least_memory import Aim, Least, least_memory, peaks
+from planner.search.least_memory import Aim, Least, best_mixture, least_memory, peaks
 
 FIRST_PRICE = 0.01
 """What the whole limit costs at the first prices, as a part of the value without a limit."""
@@ -258,29 +256,8 @@ class LimitSearch:
 
 
 def _mixture(met: Sequence[_Plan], limit: float) -> tuple[float, dict[int, float]]:
-    """The least value of a mixture of plans within the limit at every point, and the prices of the points.
-
-    The points are those where a mixture was found to be over the limit, one after the other.
-    """
-    use = np.stack([plan.profile for plan in met]) / limit - 1.0
+    """The least value of a mixture of plans within the limit at every point, and the prices of the points."""
     scale = max(max(abs(plan.value) for plan in met), 1e-300)
     costs = np.asarray([plan.value / scale for plan in met])
-    points: list[int] = sorted({int(line.argmax()) for line in use})
-    while True:
-        answer: Any = linprog(
-            costs,
-            A_ub=use[:, points].T,
-            b_ub=np.zeros(len(points)),
-            A_eq=np.ones((1, len(met))),
-            b_eq=[1.0],
-            bounds=(0.0, None),
-        )
-        if answer.x is None:
-            return math.inf, {}
-        over = np.asarray(answer.x) @ use
-        worst = int(over.argmax())
-        if over[worst] <= 1e-9 or worst in points:
-            break
-        points.append(worst)
-    prices = np.maximum(-np.asarray(answer.ineqlin.marginals), 0.0) * scale / limit
-    return float(answer.fun) * scale, dict(zip(points, prices.tolist(), strict=True))
+    value, duals = best_mixture(costs, np.stack([plan.profile for plan in met]) / limit - 1.0)
+    return value * scale, {point: dual * scale / limit for point, dual in duals.items()}

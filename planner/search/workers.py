@@ -17,16 +17,60 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from types import TracebackType
-from typing import final
+from typing import Literal, final
 
 from pbqp.deadline import Deadline
 from planner.machine.cores import bytes_left, copies_that_fit
-from planner.search.mesh_steps import Report, Task
+from planner.search.least_memory import Least
 from planner.units import quantity
+
+SearchStep = Literal["look", "free", "limited", "closed", "least"]
+"""What is below a cutoff; the best plan without a limit; the best within it; the same to the end; that of least memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A step of the mesh at a position: only what is below `cutoff` is sought. `before` led to it."""
+
+    mesh: int
+    step: SearchStep
+    cutoff: float
+    before: tuple[Task, ...] = ()
+
+    def followed_by(self, step: SearchStep, *, cutoff: float) -> Task:
+        """The next step of the same mesh."""
+        return Task(mesh=self.mesh, step=step, cutoff=cutoff, before=(*self.before, replace(self, before=())))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshPlan:
+    """A plan of a mesh: one strategy per node, its value, bound and peak bytes; see `Candidate`."""
+
+    choice: tuple[int, ...]
+    value: float
+    bound: float
+    peak_bytes: float
+    shared: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What came of a step: a bound of the mesh's plans, the plan where one is below the cutoff, and which step may follow.
+
+    The rest is as in `Outcome`.
+    """
+
+    bound: float
+    plan: MeshPlan | None = None
+    fits: bool = True
+    note: str = ""
+    following: SearchStep | None = None
+    least: Least | None = None
+
 
 Do = Callable[[Task, Deadline], Report]
 """Takes a step, in time."""

@@ -14,7 +14,7 @@ from planner.pricing.candidates.specs import spec_text
 from planner.pricing.mesh import mesh_text
 from planner.report.collectives import CollectiveUse, collective_uses, total_seconds
 from planner.report.comparison import FIGURE_NAMES
-from planner.report.plain_data import decision_data
+from planner.report.plan_report import decision_data
 from planner.report.text_table import Part, section, table_of, text_of
 from planner.studies.compiled_shardings import AsCompiled, Larger, Repeated
 from planner.units import quantity

@@ -71,13 +71,11 @@ def audit_request(fn: Callable[..., Any], count: int, in_shardings: Any, out_sha
     Raises: ArgumentError where a jitted function has shardings and others are given.
     """
     info = getattr(fn, "_jit_info", None) if isinstance(fn, jax.stages.Wrapped) else None
-    if info is None:
-        return AuditRequest(fn=fn, in_shardings=in_shardings, out_shardings=out_shardings)
     own = [
         _unflattened(getattr(info, f"{side}_shardings_treedef"), getattr(info, f"{side}_shardings_leaves"))
-        for side in ("in", "out")
+        for side in (("in", "out") if info is not None else ())
     ]
-    if own == [None, None]:
+    if not any(one is not None for one in own):
         return AuditRequest(fn=fn, in_shardings=in_shardings, out_shardings=out_shardings)
     if in_shardings is not None or out_shardings is not None:
         raise ArgumentError("the jitted function has shardings of its own, and others are given; leave one of them out")

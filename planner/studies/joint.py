@@ -20,7 +20,7 @@ MOST_MOVES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class LayoutMove:
     """A shared array on its way between two layouts, at every call of a program that has one of its own.
 
     `bytes` per device and `seconds` as predicted; `value` is in the unit of the certificate.
@@ -50,7 +50,7 @@ class Programs(dict[str, Plan]):
         *,
         calls: Mapping[str, float],
         shared: int,
-        moves: Sequence[Move],
+        moves: Sequence[LayoutMove],
         certificate: Certificate,
         notes: Sequence[str],
     ) -> None:

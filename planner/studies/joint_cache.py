@@ -13,7 +13,7 @@ from planner.options import Options
 from planner.plan_file.codec import as_json, from_json
 from planner.plan_file.record import decision_of, record_of
 from planner.plan_file.store import content_of, digest_of, written
-from planner.planning.driver import bound_kept_plan
+from planner.planning.driver import bound_plan
 from planner.planning.plan_cache import (
     ANOTHER,
     EDITED,
@@ -24,9 +24,9 @@ from planner.planning.plan_cache import (
 )
 from planner.plans.plan import Plan
 from planner.pricing.mesh import shape_key
+from planner.request.matching_arrays import SharedArrays
 from planner.request.resolve import PlanRequest
-from planner.request.shared_arrays import SharedArrays
-from planner.studies.joint import Move, Programs
+from planner.studies.joint import LayoutMove, Programs
 from planner.studies.joint_search import plans_of
 
 ENDING = ".plans.json"
@@ -39,7 +39,7 @@ class ProgramsRecord:
     format: Literal["meshwright plans of several programs"]
     version: Literal[1]
     certificate: Certificate
-    moves: tuple[Move, ...]
+    moves: tuple[LayoutMove, ...]
     notes: tuple[str, ...]
     plans: Mapping[str, Any]
 
@@ -118,4 +118,4 @@ def _check_answers(decisions: Mapping[str, Decision], requests: Mapping[str, Pla
 
 def _bound(decision: Decision, request: PlanRequest) -> Plan:
     """The plan of a decision whose request pins what its program shares."""
-    return bound_kept_plan(replace(request, variants=request.variants.with_request(decision.request)), decision)
+    return bound_plan(replace(request, variants=request.variants.with_request(decision.request)), decision)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, final, overload
+from typing import Any, final
 
 from planner.decision import Decision
 from planner.errors import ArgumentError
 from planner.options import Options
 from planner.plans.plan import Plan
-from planner.report.drawing import new_axes
 from planner.report.text_table import count, table_of, text_of
-from planner.studies.saved_folder import file_name, save_folder
+from planner.studies.saved_folder import file_name, new_axes, save_folder
 from planner.units import quantity
 
 FORMAT = "meshwright front"
@@ -35,27 +34,21 @@ def cost_of(decision: Decision, objective: str) -> float:
 
 
 @final
-class Front(Sequence[Plan]):
+class Front(tuple[Plan, ...]):
     """Plans of one function, the least peak of memory first: each next one takes more of it and costs less.
 
     Every one is a plan as `planner.plan` returns it. `notes` say what the search did not finish. `objective` is what is
     weighed against memory: "time" or "energy".
     """
 
-    def __init__(self, plans: Sequence[Plan], *, objective: str, notes: Sequence[str] = ()) -> None:
-        self._plans, self.objective, self.notes = tuple(plans), objective, tuple(notes)
+    objective: str
+    notes: tuple[str, ...]
 
-    def __len__(self) -> int:
-        return len(self._plans)
-
-    @overload
-    def __getitem__(self, index: int) -> Plan: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Plan, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> Plan | tuple[Plan, ...]:
-        return self._plans[index]
+    def __new__(cls, plans: Sequence[Plan], *, objective: str, notes: Sequence[str] = ()) -> Front:
+        """The front of these plans."""
+        made = tuple.__new__(cls, plans)
+        made.objective, made.notes = objective, tuple(notes)
+        return made
 
     def within(self, memory_bytes: float) -> Plan:
         """The plan of least cost whose predicted peak is at most so many bytes per device. Raises: ArgumentError."""

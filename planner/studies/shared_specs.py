@@ -13,9 +13,9 @@ from planner.pricing.candidates.pins import exactly, matcher, pinned_dims
 from planner.pricing.mesh import Shape
 from planner.pricing.reshard import reshard_steps
 from planner.request.layouts import leaves_of
+from planner.request.matching_arrays import SharedArrays
 from planner.request.resolve import PlanRequest
-from planner.request.shared_arrays import SharedArrays
-from planner.studies.joint import Move
+from planner.studies.joint import LayoutMove
 
 Specs = Mapping[int, PartitionSpec]
 """The layout of shared arrays, by their numbers."""
@@ -74,10 +74,10 @@ class SharedSpecs:
         for position, number in self.shared.of[program].items():
             specs.setdefault(number, mine[position])
 
-    def moves(self, order: Sequence[str], decisions: Mapping[str, Decision]) -> tuple[Move, ...]:
+    def moves(self, order: Sequence[str], decisions: Mapping[str, Decision]) -> tuple[LayoutMove, ...]:
         """What calls of programs in layouts of their own move, from the layout of the first that has it or back."""
         home: dict[int, PartitionSpec] = {}
-        found: list[Move] = []
+        found: list[LayoutMove] = []
         for program in order:
             decision = decisions[program]
             leaves, mine = leaves_of(decision)
@@ -93,7 +93,7 @@ class SharedSpecs:
 
     def move(
         self, program: str, name: str, position: int, pair: tuple[PartitionSpec, PartitionSpec], shape: Shape
-    ) -> Move:
+    ) -> LayoutMove:
         """What it takes to bring an array from one spec to another."""
         aval = self.shared.leaves[program][position].aval
         mesh = self.requests[program].problem.mesh(shape)
@@ -101,7 +101,7 @@ class SharedSpecs:
         partial = (False,) * len(mesh.sizes)
         steps = reshard_steps(mesh, source, partial, target, shape=aval.shape, whole_bytes=aval.bytes)
         moving = [(step.kind, step.mask, step.bytes) for step in steps if step.kind is not None]
-        return Move(
+        return LayoutMove(
             program=program,
             array=name,
             source=pair[0],

@@ -11,9 +11,8 @@ from typing import Any, final
 
 from cost_models import Chip, Topology
 from planner.plans.plan import Plan
-from planner.report.drawing import new_axes
 from planner.report.text_table import table_of, text_of
-from planner.studies.saved_folder import file_name, save_folder
+from planner.studies.saved_folder import file_name, new_axes, save_folder
 from planner.units import quantity
 
 FORMAT = "meshwright topologies"

@@ -1,4 +1,4 @@
-"""What parts of the batch may gain by what stays on the chips: read off the program or a plan, without planning any part.
+"""Lower bounds of plans in microbatches by what stays on the chips: read off the program, without planning any part.
 
 An array between two kernels is written to memory and read from it where it is larger than what the chip has room for. One
 of k parts of the batch has arrays of a k-th: what is moved is told again as if the chips had k times the room. What the
@@ -12,14 +12,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-import numpy as np
-
 from pbqp.smaller.smaller import floor_of
 from planner.errors import InfeasibleError, PinError
-from planner.pricing.instance import Instance
 from planner.pricing.mesh import Shape
-from planner.problem import PlanningProblem
-from planner.variants.variant_result import VariantResult
+from planner.search.problem import PlanningProblem
 
 MUCH = 0.15
 """The part of what fewer parts take at the least for which more are taken."""
@@ -65,19 +61,3 @@ class Floors:
             return first
         enough = before - NEARLY * (before - after)
         return bisect_left(range(last), True, lo=first, key=lambda at: self.of(counts[at]) <= enough)
-
-
-def gain_on_chips(best: VariantResult, times: int) -> float:
-    """What would be gained of a plan if its chips had so many times the room for arrays."""
-    plan = best.result.candidates[0]
-    mesh = plan.instance.mesh
-    if not mesh.on_chip_bytes or times <= 1:
-        return 0.0
-    larger = best.problem.mesh(mesh.shape)
-    roomier = best.problem.state(replace(larger, on_chip_bytes=times * larger.on_chip_bytes)).whole()
-    return _of_kernels(plan.instance, plan.choice) - _of_kernels(roomier, plan.choice)
-
-
-def _of_kernels(instance: Instance, choice: Sequence[int]) -> float:
-    """The value of the kernels of a choice."""
-    return float(np.sum([values[pick] for values, pick in zip(instance.node_values, choice, strict=True)]))

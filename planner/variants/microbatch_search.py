@@ -2,8 +2,8 @@
 
 More parts leave room to save more of each, let more of it stay on the chips, and read the weights more often. So they are
 tried where much stays on the chips in some number of them, where memory is short, and where a plan of the whole batch takes
-all of the memory. Which number may gain is told first by what plans take at the least in it (`on_chips.Floors`) and by what
-memory costs the best plan so far: a form that is made ready and searched takes as long as the program itself.
+all of the memory. Which number may gain is told first by what plans take at the least in it (`lower_bounds.Floors`) and by
+what memory costs the best plan so far: a form that is made ready and searched takes as long as the program itself.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from itertools import islice
 
 from planner.errors import ArgumentError, PinError
 from planner.options import UNITS
-from planner.problem import PlanningProblem
 from planner.program.jaxpr.remat.rewrite_saved import crossings
+from planner.search.problem import PlanningProblem
 from planner.transforms.batch import Refused
 from planner.transforms.remat_choice import Front
 from planner.units import quantity
-from planner.variants.lower_bounds import Floors, gain_on_chips
-from planner.variants.memory_limits import roomy_limit, takes_all
+from planner.variants.lower_bounds import Floors
 from planner.variants.variant_result import FORM_GAP, GAIN, VariantResult, VariantSearch, value_of
 
 ROUGH = 0.05
@@ -110,12 +109,12 @@ class Counts:
         first = self._floors.least_parts(self._counts, self._fitting, self._last)
         more = self._best_count(first, whole, misses=MISSES)
         if more is not None and whole is None:
-            return _with_reason(more, f"fits {quantity(roomy_limit(self._search.variants.base), 'B')} per device")
+            return _with_reason(more, f"fits {quantity(self._search.variants.base.roomy_limit, 'B')} per device")
         return more or whole
 
     def roomier(self, whole: VariantResult) -> VariantResult:
         """The plan of parts of the batch that leaves room, if any does, where the whole batch takes all of the memory."""
-        full = whole.none_fits is None and takes_all(whole.problem, whole.limit_bytes)
+        full = whole.none_fits is None and whole.problem.takes_all(whole.limit_bytes)
         if not full or whole.problem.request.objective == "memory":
             return whole
         return self._in_least_microbatches() or whole
@@ -136,10 +135,10 @@ class Counts:
     def _on_chips(self, best: VariantResult) -> VariantResult:
         """The best plans in microbatches of which enough more stays on the chips; those given where they gain less."""
         enough = WORTH_A_LOOK * value_of(best)
-        if gain_on_chips(best, MOST_FOR_CHIPS) < enough or not self._counts:
+        if best.gain_on_chips(MOST_FOR_CHIPS) < enough or not self._counts:
             return best
         few = range(sum(count <= MOST_FOR_CHIPS for count in self._counts))
-        first = bisect_left(few, True, key=lambda at: gain_on_chips(best, self._counts[at]) >= enough)
+        first = bisect_left(few, True, key=lambda at: best.gain_on_chips(self._counts[at]) >= enough)
         return best if first == len(few) else self._best_count(first, best, misses=1) or best
 
     # ------------------------------------------------------------ the best of these numbers
@@ -210,7 +209,7 @@ class Counts:
         if count < best.parts or math.isinf(below):
             return True
         floor = best.result.unlimited - best.slower
-        return floor < below or floor - gain_on_chips(best, count // best.parts) < below
+        return floor < below or floor - best.gain_on_chips(count // best.parts) < below
 
     def _of_microbatches(self, count: int, *, below: float, rough: bool) -> VariantResult | None:
         """The best plans below a value in so many microbatches; None where there are none, or the program has no such form.

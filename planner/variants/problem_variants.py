@@ -7,11 +7,11 @@ from functools import cached_property
 
 from planner.decision import Request
 from planner.machine.target import Target
-from planner.problem import PlanningProblem, planning_problem
 from planner.program.batch_parts import Batch
 from planner.program.form import Form
 from planner.program.tracing.gc_pause import paused
 from planner.program.tracing.traced import Program
+from planner.search.problem import PlanningProblem, planning_problem
 from planner.transforms.apply import in_microbatches, with_values_saved
 from planner.transforms.batch import Refused, batch_of
 
@@ -74,6 +74,11 @@ class ProblemVariants:
             program = self.forms.program(form)
             self.made[form] = planning_problem(program=program, target=self.target, request=self.request)
         return self.made[form].with_objective(self.request.objective, self.request.memory_limit)
+
+    def in_microbatches(self, problem: PlanningProblem, count: int) -> PlanningProblem:
+        """The same problem for the program in so many microbatches. Raises: ArgumentError, PinError."""
+        request = problem.request
+        return self.of(Form(microbatches=count)).with_objective(request.objective, request.memory_limit)
 
     def starting(self, problem: PlanningProblem) -> ProblemVariants:
         """The same problems, for what one of them minimises, and beginning with its form."""

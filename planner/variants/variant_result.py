@@ -7,16 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
 from pbqp.deadline import Deadline
 from planner.errors import InfeasibleError
 from planner.options import GAP, Options
+from planner.pricing.instance import Instance
 from planner.pricing.mesh import Shape, shape_key
-from planner.problem import PlanningProblem
 from planner.program.jaxpr.remat.rewrite_saved import program_steps
 from planner.search.best_on_mesh import WORTHWHILE
 from planner.search.mesh_search import SearchOptions, SearchResult, search
+from planner.search.problem import PlanningProblem
 from planner.transforms.remat_choice import Choice, Front, Pinned, describe_remat, program_seconds
-from planner.variants.memory_limits import roomy_limit
 from planner.variants.problem_variants import ProblemVariants
 
 GAIN = 0.02
@@ -35,8 +37,8 @@ class VariantResult:
     """The problem of a program in the form that is best, the best plans of it, and what is to be told of the form.
 
     `limit_bytes` is what the plans keep to; `none_fits` says why none is predicted to fit, where a compiler judges.
-    `slower` is what the form takes, by the prices of `transforms.remat_choice`, beyond the fastest choice of what is
-    saved; `rough` plans may be further from the best of their form than others.
+    `slower` is what the form takes, by the prices of `remat_choice`, beyond the fastest choice of what is saved; `rough`
+    plans may be further from the best of their form than others.
     """
 
     problem: PlanningProblem
@@ -62,10 +64,25 @@ class VariantResult:
         """Whether it is: where without a limit hardly any plan would be better, it is not."""
         return self.is_tight and value_of(self) * (1 - GAIN) > self.result.unlimited
 
+    def gain_on_chips(self, times: int) -> float:
+        """What would be gained of the best plan if its chips had so many times the room for arrays."""
+        plan = self.result.candidates[0]
+        mesh = plan.instance.mesh
+        if not mesh.on_chip_bytes or times <= 1:
+            return 0.0
+        larger = self.problem.mesh(mesh.shape)
+        roomier = self.problem.state(replace(larger, on_chip_bytes=times * larger.on_chip_bytes)).whole()
+        return _of_kernels(plan.instance, plan.choice) - _of_kernels(roomier, plan.choice)
+
 
 def value_of(searched: VariantResult | None) -> float:
     """The value of the best plan; inf where there is none."""
     return math.inf if searched is None else searched.result.candidates[0].value
+
+
+def _of_kernels(instance: Instance, choice: Sequence[int]) -> float:
+    """The value of the kernels of a choice."""
+    return float(np.sum([values[pick] for values, pick in zip(instance.node_values, choice, strict=True)]))
 
 
 @dataclass(kw_only=True)
@@ -103,7 +120,7 @@ class VariantSearch:
         A mesh tried later must be better by a share of `worth`. Under a limit the search ends at a `gap`, where no other is
         asked for, wider than that of a single form; the certificate says at which.
         """
-        limit = roomy_limit(problem)
+        limit = problem.roomy_limit
         options = replace(self.options, time_limit_s=self.deadline.left(1.0), gap=self._gap(gap))
         try:
             found = search(
@@ -161,7 +178,7 @@ class VariantSearch:
         """Whether the arguments and what is saved, of one of these parts of the batch, fit, were all of it split evenly."""
         written = self.variants.base
         arguments = sum(leaf.aval.bytes for leaf in written.program.arguments)
-        return (arguments + choice.bytes / parts) / self.devices <= roomy_limit(written)
+        return (arguments + choice.bytes / parts) / self.devices <= written.roomy_limit
 
     def hopes_for(self, front: Front) -> bool:
         """Whether another choice of what is saved promises enough to be tried before the program as it is written."""

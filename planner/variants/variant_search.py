@@ -1,10 +1,10 @@
 """The best form: which values of the forward pass are saved, chosen by planning the program in several forms.
 
-`transforms.remat_choice` offers choices from the fastest to the one that saves the least, priced without regard to
-placement. Each is planned, the fastest first, and only for plans better than the best so far, until one is none: what saves
-less computes more again, and what fits sooner is placed better. The program as written is kept unless another form gains
-enough. In how many microbatches the batch is taken is chosen with that (`best_count`): first, where much stays on the chips
-in some number of them; else where memory is short.
+`remat_choice` offers choices from the fastest to the one that saves the least, priced without regard to placement. Each
+is planned, the fastest first, and only for plans better than the best so far, until one is none: what saves less computes
+more again, and what fits sooner is placed better. The program as written is kept unless another form gains enough. In how
+many microbatches the batch is taken is chosen with that (`microbatch_search`): first, where much stays on the chips in some
+number of them; else where memory is short.
 """
 
 from __future__ import annotations
@@ -15,19 +15,24 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from pbqp.deadline import Deadline
-from planner.errors import InfeasibleError, PinError
+from planner.errors import ArgumentError, InfeasibleError, PinError
 from planner.explain.saved_values import naming
 from planner.options import Options
 from planner.pricing.candidates.pins import close_names
 from planner.pricing.mesh import Shape
-from planner.problem import PlanningProblem
 from planner.program.jaxpr.remat.residuals import Crossing
 from planner.program.jaxpr.remat.rewrite_saved import crossings
+from planner.search.mesh_search import SearchOptions, SearchResult, search
+from planner.search.problem import PlanningProblem
 from planner.transforms.remat_choice import ALIKE, Choice, Front, Pinned
-from planner.variants.memory_limits import search_beyond, search_with_room
 from planner.variants.microbatch_search import Counts
 from planner.variants.problem_variants import ProblemVariants
 from planner.variants.variant_result import GAIN, VariantResult, VariantSearch, value_of
+
+MORE = 2
+"""How many numbers of microbatches that fit are compared, the least first."""
+BEYOND = (1.1, 1.5, 2.5)
+"""The limits, as multiples of the one given, of plans that a compiler shall judge where nothing is predicted to fit."""
 
 
 def best_variant(
@@ -111,8 +116,62 @@ def _as_requested(
         if not judged():
             raise
         none_fits = error
-        found, limit = search_beyond(problem, meshes, options, error)
+        found, limit = _search_beyond(problem, meshes, options, error)
     return VariantResult(problem=problem, result=found, limit_bytes=limit, none_fits=none_fits, notes=notes)
+
+
+def search_with_room(
+    problem: PlanningProblem, meshes: Sequence[Shape], options: Options, *, explained: bool = True, room: bool = True
+) -> tuple[SearchResult, float]:
+    """The best plans for these meshes and the bytes that they keep to: less than what was asked for, if any fit that.
+
+    Without `room` it is known that none does. Raises: PinError, InfeasibleError, which says why if `explained`.
+    """
+    most, limit = problem.request.memory_limit, problem.roomy_limit
+    if limit < most and room:
+        with suppress(InfeasibleError):  # perhaps with all of it
+            return search(meshes, problem, SearchOptions(limit_bytes=limit, options=options, explained=False)), limit
+    return search(meshes, problem, SearchOptions(limit_bytes=most, options=options, explained=explained)), most
+
+
+def _search_beyond(
+    problem: PlanningProblem, meshes: Sequence[Shape], options: Options, none_fits: InfeasibleError
+) -> tuple[SearchResult, float]:
+    """The best plans within the least limit that any keep to, and that limit.
+
+    Raises: none_fits, where the least memory that would do is not known or is far above the limit.
+    """
+    least = none_fits.least_bytes
+    for factor in BEYOND:
+        limit = factor * problem.request.memory_limit
+        if least is not None and least <= limit:
+            how = SearchOptions(limit_bytes=limit, options=options, explained=False)
+            with suppress(InfeasibleError):
+                return search(meshes, problem, how), limit
+    raise none_fits
+
+
+def fitting_count(
+    variants: ProblemVariants,
+    problem: PlanningProblem,
+    meshes: Sequence[Shape],
+    options: Options,
+    counts: Sequence[int],
+) -> int | None:
+    """Of the least numbers of microbatches with which a plan fits, the one with the best plan; None where none fits.
+
+    A plan that takes all of the memory counts only where none leaves room.
+    """
+    found: list[tuple[bool, float, int]] = []
+    for count in counts:
+        if sum(not full for full, _, _ in found) == MORE:
+            break
+        with suppress(ArgumentError, InfeasibleError):
+            start = variants.starting(variants.in_microbatches(problem, count))
+            best = best_variant(start, meshes, options, judged=lambda: False, explained=False)
+            full = problem.request.objective != "memory" and best.problem.takes_all(best.limit_bytes)
+            found.append((full, best.result.candidates[0].value, count))
+    return min(found)[2] if found else None
 
 
 @dataclass(frozen=True, kw_only=True)

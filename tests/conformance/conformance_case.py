@@ -27,11 +27,11 @@ from planner.decisions.groups import Grouping, group_ops
 from planner.errors import PlannerError
 from planner.machine.target import resolve
 from planner.plans.alternatives import alternatives
-from planner.problem import planning_problem
 from planner.program.graph import Graph, Op
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.slots import BOUNDARY
 from planner.program.tracing.trace import trace
+from planner.search.problem import planning_problem
 from planner.testing import free_wires
 from planner.verify.numerics import compare_numerics
 

@@ -148,7 +148,7 @@ def wide(request: pytest.FixtureRequest) -> planner.Plan:
 
 
 def test_what_differs_adds_up_to_what_alternatives_cost_more(wide: planner.Plan) -> None:
-    behind = wide._alternatives
+    behind = wide.behind
     instance, mine = behind.instance, behind.chosen
     for node in range(0, len(instance.strategies), 3):
         for pick in (0, len(instance.strategies[node]) - 1):

@@ -31,9 +31,9 @@ from planner.plans.alternatives import alternatives
 from planner.plans.plan import Plan
 from planner.pricing.assignment import Chosen
 from planner.pricing.instance import Instance
-from planner.problem import planning_problem
 from planner.program.tracing.trace import trace
 from planner.search.mesh_search import Candidate
+from planner.search.problem import planning_problem
 from tests.hazards.hazard_cases import Case
 
 SHARE = {"bfloat16": 0.05, "float16": 0.01, "float8_e4m3fn": 0.2}

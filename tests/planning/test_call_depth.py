@@ -10,11 +10,11 @@ import pytest
 
 import planner
 from benchmarks.models import MODELS
-from planner import problem
 from planner.compiler.analysis import Model
 from planner.errors import InfeasibleError
 from planner.pricing.build_instance import Terms
 from planner.pricing.instance import Instance
+from planner.search import problem
 
 MOST_FRAMES = 15
 HERE = planner.Options(check="never", workers=1)

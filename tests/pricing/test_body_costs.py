@@ -21,9 +21,9 @@ from planner.explain.repeated_products import products_by_source
 from planner.machine.target import resolve
 from planner.pricing.assignment import Chosen
 from planner.pricing.bodies.body_memory import BodyMemory
-from planner.problem import PlanningProblem, planning_problem
 from planner.program.graph import Body
 from planner.program.tracing.trace import trace
+from planner.search.problem import PlanningProblem, planning_problem
 
 NEVER = planner.Options(check="never")
 

@@ -18,8 +18,8 @@ from cost_models import parse_topology
 from planner.errors import MeshError
 from planner.machine.target import resolve
 from planner.pricing.candidates.strategies import MAX_OF_MANY_AXES
-from planner.problem import PlanningProblem, planning_problem
 from planner.program.tracing.trace import trace
+from planner.search.problem import PlanningProblem, planning_problem
 from planner.testing import assert_same_as_single_device
 from tests.small import shapes, train_args, train_step
 

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.ablation import errors, gains
 from planner.emit.predict import predict
 from planner.pricing.assignment import Chosen
-from planner.problem import PlanningProblem
+from planner.search.problem import PlanningProblem
 from tests.problems import small_problem
 
 MESH = {"x": 8}

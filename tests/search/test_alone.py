@@ -15,8 +15,8 @@ from pbqp.smaller.smaller import floor_of
 from planner.machine.target import resolve
 from planner.pricing.instance import Instance
 from planner.pricing.mesh import factorizations
-from planner.problem import PlanningProblem, planning_problem
 from planner.program.tracing.trace import trace
+from planner.search.problem import PlanningProblem, planning_problem
 from planner.search.shared_layers import SharedInstance
 from tests.problems import small_problem
 

@@ -18,11 +18,11 @@ from pbqp.options import SolveOptions
 from pbqp.smaller.quotient import solve_shared
 from planner.machine.target import resolve
 from planner.pricing.memory import MemoryModel
-from planner.problem import PlanningProblem, planning_problem
 from planner.program.tracing.trace import trace
 from planner.search import least_memory as module
 from planner.search.best_on_mesh import Outcome, best_of_peak, least_plan
 from planner.search.least_memory import GAP, WEIGHT_ROUNDS, Aim, least_memory
+from planner.search.problem import PlanningProblem, planning_problem
 from planner.search.within_limit import LimitSearch
 from tests.problems import small_problem
 

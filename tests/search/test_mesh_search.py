@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from planner.options import Options
-from planner.problem import PlanningProblem
 from planner.search.mesh_search import SearchOptions, SearchResult, search
+from planner.search.problem import PlanningProblem
 from tests.problems import small_problem
 
 MESHES = ({"x": 8}, {"x": 4, "y": 2})

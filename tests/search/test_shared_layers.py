@@ -14,8 +14,8 @@ from pbqp.methods import solve
 from planner.machine.target import resolve
 from planner.pricing.assignment import Chosen
 from planner.pricing.build_instance import state
-from planner.problem import PlanningProblem, planning_problem, terms_of
 from planner.program.tracing.trace import trace
+from planner.search.problem import PlanningProblem, planning_problem, terms_of
 from planner.search.shared_layers import SharedInstance
 
 

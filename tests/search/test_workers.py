@@ -17,11 +17,11 @@ from pbqp.deadline import Deadline
 from pbqp.errors import SolverError
 from planner.machine import cores
 from planner.options import Options
-from planner.problem import PlanningProblem
 from planner.search import workers as pool
 from planner.search.mesh_search import SearchOptions, SearchResult, search
-from planner.search.mesh_steps import Desk, Report, Task
-from planner.search.workers import Workers
+from planner.search.mesh_steps import Desk
+from planner.search.problem import PlanningProblem
+from planner.search.workers import Report, Task, Workers
 from tests.problems import ALIKE, small_problem
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked on Linux only")

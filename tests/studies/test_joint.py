@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import planner
 from planner.errors import ArgumentError, InfeasibleError, PinError
-from planner.request.shared_arrays import shared_arrays
+from planner.request.matching_arrays import shared_arrays
 from tests.request.test_matching_arrays import PARAMS, W, leaves
 from tests.small import NEVER, assert_same, mlp, mlp_params, shapes, train_args, train_step
 

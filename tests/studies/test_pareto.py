@@ -13,9 +13,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import planner
-from planner import problem
 from planner.errors import ArgumentError, CompileError, InfeasibleError
 from planner.request import resolve
+from planner.search import problem
 from planner.studies import pareto_search
 from tests.small import NEVER, assert_same, shapes, train_args, train_step
 

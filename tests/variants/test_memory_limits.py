@@ -9,9 +9,10 @@ import pytest
 from planner.compiler.targets.table import TPU
 from planner.errors import InfeasibleError
 from planner.options import Options
-from planner.problem import PlanningProblem, planning_problem
+from planner.planning.mesh_candidates import room_note
 from planner.search.mesh_search import SearchOptions, search
-from planner.variants.memory_limits import room_note, roomy_limit, search_with_room
+from planner.search.problem import PlanningProblem, planning_problem
+from planner.variants.variant_search import search_with_room
 from tests.problems import small_problem
 
 MESHES = [{"x": 8}]
@@ -33,23 +34,23 @@ def _with_memory(problem: PlanningProblem, size: float) -> PlanningProblem:
 
 def test_there_is_room_on_tpus_alone() -> None:
     tpu, cpu = small_problem("mlp"), small_problem("mlp", "cpu:8")
-    assert roomy_limit(_with_memory(tpu, 1e9)) == pytest.approx(TPU.room * 1e9)
-    assert roomy_limit(_with_memory(cpu, 1e9)) == 1e9
+    assert _with_memory(tpu, 1e9).roomy_limit == pytest.approx(TPU.room * 1e9)
+    assert _with_memory(cpu, 1e9).roomy_limit == 1e9
 
 
 def test_a_lower_limit_of_the_user_stands() -> None:
     problem = small_problem("mlp")
-    assert roomy_limit(problem) == min(problem.request.memory_limit, 0.95 * problem.request.topology.chip.hbm_bytes)
+    assert problem.roomy_limit == min(problem.request.memory_limit, 0.95 * problem.request.topology.chip.hbm_bytes)
     lower = planning_problem(
         program=problem.program, target=problem.target, request=replace(problem.request, memory_limit=1e6)
     )
-    assert roomy_limit(lower) == 1e6
+    assert lower.roomy_limit == 1e6
 
 
 def test_plans_keep_to_it_and_say_so() -> None:
     problem, free = problem_of(1.08)
     found, limit = search_with_room(problem, MESHES, Options())
-    assert limit == roomy_limit(problem) < problem.request.memory_limit
+    assert limit == problem.roomy_limit < problem.request.memory_limit
     assert found.candidates[0].peak_bytes <= limit
     (note,) = room_note(problem, limit, free)
     assert "keeps to 95% of the memory" in note

@@ -13,8 +13,8 @@ import planner
 from benchmarks.problems import least_time
 from planner.machine.target import resolve
 from planner.options import Options
-from planner.problem import PlanningProblem, planning_problem
 from planner.program.tracing.trace import trace
+from planner.search.problem import PlanningProblem, planning_problem
 from planner.variants.lower_bounds import Floors
 from planner.variants.variant_result import VariantResult, VariantSearch
 

@@ -15,7 +15,7 @@ import planner
 from benchmarks.models import llama
 from planner.errors import ArgumentError, InfeasibleError, PinError
 from planner.options import Options
-from planner.variants import microbatch_search as best_count
+from planner.search.problem import PlanningProblem
 from tests.transforms.loops import PROGRAMS, arguments
 
 MESH = {"x": 2, "y": 2}
@@ -156,7 +156,7 @@ def test_names_that_are_none_are_told() -> None:
 
 
 def test_what_is_to_stay_as_written_does_so_in_microbatches_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(best_count, "takes_all", lambda *_: True)
+    monkeypatch.setattr(PlanningProblem, "takes_all", lambda *_: True)
     fn, args = _wide(remat=True)
     options = replace(UNCHECKED, remat="as written")
     form = planner.plan(fn, args, topology="v5e:2x2", options=options).decision.form

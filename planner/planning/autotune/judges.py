@@ -1,11 +1,11 @@
-"""Judges of plans: what gives verdicts on trials, and the compiler of the topology as one."""
+"""Judges of plans give verdicts on decisions that are submitted; here the compiler of the topology as one."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, final
+from typing import final
 
 from pbqp.deadline import Deadline
 from planner.autotune_log import Moved, Status
@@ -13,9 +13,8 @@ from planner.decision import Decision
 from planner.emit.runner import Runner
 from planner.errors import PlannerError
 from planner.machine.target import Target
-from planner.planning.autotune.lessons import Outcome
-from planner.program.graph import Graph
-from planner.program.tracing.traced import Program
+from planner.planning.autotune.lessons import TrialOutcome
+from planner.search.problem import PlanningProblem
 from planner.verify import compiled
 from planner.verify.aot import AotReport, lower_request
 from planner.verify.compile_pool import CompilePool
@@ -35,69 +34,39 @@ class TrialVerdict:
 
     status: Status
     message: str = ""
-    outcome: Outcome | None = None
+    outcome: TrialOutcome | None = None
     peak_bytes: float | None = None
     collectives: tuple[Moved, ...] = ()
     remedy: str = ""
 
 
-class Judge(Protocol):
-    """Gives verdicts on decisions, in the order in which they are submitted."""
-
-    @property
-    def room(self) -> int:
-        """How many more decisions may be submitted now."""
-        ...
-
-    @property
-    def pending(self) -> int:
-        """How many verdicts are to come."""
-        ...
-
-    def submit(self, decision: Decision) -> None:
-        """Begins a trial."""
-        ...
-
-    def take(self, seconds: float) -> TrialVerdict | None:
-        """The next verdict, or None if it does not come within `seconds`."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Emits:
-    """What makes functions of decisions: a program with its graph, on a target."""
-
-    program: Program
-    target: Target
-    graph: Graph
-
-    def runner(self, decision: Decision) -> Runner:
-        """The program as the decision places it; what it gives serves flat arguments only."""
-        return Runner(program=self.program, decision=decision, target=self.target, static_args={}, graph=self.graph)
+def runner_of(problem: PlanningProblem, decision: Decision, target: Target) -> Runner:
+    """The problem's program as a decision places it on a target; what it gives serves flat arguments only."""
+    return Runner(program=problem.program, decision=decision, target=target, static_args={}, graph=problem.graph)
 
 
 @final
 class CompilerJudge:
     """The compiler of a topology, in child processes; see `why_not` for where there is none."""
 
-    def __init__(self, emits: Emits, pool: CompilePool, deadline: Deadline) -> None:
-        self._emits = replace(emits, target=replace(emits.target, devices=None))
+    def __init__(self, problem: PlanningProblem, pool: CompilePool, deadline: Deadline) -> None:
+        self._problem, self._target = problem, replace(problem.target, devices=None)
         self._pool, self._deadline = pool, deadline
         self._queue: deque[tuple[Decision, TrialVerdict | None]] = deque()
 
     @property
     def room(self) -> int:
-        """See `Judge`. One more than there are workers: what comes next is lowered meanwhile."""
+        """How many more decisions may be submitted now. One more than there are workers: the next is lowered meanwhile."""
         return max(self._pool.workers + 1 - self.pending, 0)
 
     @property
     def pending(self) -> int:
-        """See `Judge`."""
+        """How many verdicts are to come."""
         return len(self._queue)
 
     def submit(self, decision: Decision) -> None:
-        """See `Judge`."""
-        runner = self._emits.runner(decision)
+        """Begins a trial."""
+        runner = runner_of(self._problem, decision, self._target)
         try:
             request = lower_request(
                 runner.flat_jit,
@@ -113,7 +82,7 @@ class CompilerJudge:
         self._pool.submit(request)
 
     def take(self, seconds: float) -> TrialVerdict | None:
-        """See `Judge`."""
+        """The next verdict, in the order of submission, or None if it does not come within `seconds`."""
         if not self._queue:
             return None
         decision, known = self._queue[0]
@@ -143,18 +112,18 @@ def _compiled(decision: Decision, report: AotReport) -> TrialVerdict:
     return TrialVerdict(
         status="ok",
         message=message,
-        outcome=Outcome(
+        outcome=TrialOutcome(
             seconds=estimate.seconds,
             exposed=estimate.exposed_collective_seconds,
             communicating=estimate.collective_seconds,
             collectives=report.collectives,
         ),
         peak_bytes=peak,
-        collectives=moved(decision, report.collectives),
+        collectives=predicted_and_found(decision, report.collectives),
     )
 
 
-def moved(decision: Decision, found: Sequence[CompiledCollective]) -> tuple[Moved, ...]:
+def predicted_and_found(decision: Decision, found: Sequence[CompiledCollective]) -> tuple[Moved, ...]:
     """The collectives of a decision by kind and axes, predicted and found."""
     sides: dict[tuple[str, tuple[str, ...]], list[float]] = {}
     for c in decision.predicted.collectives:
@@ -166,7 +135,7 @@ def moved(decision: Decision, found: Sequence[CompiledCollective]) -> tuple[Move
     )
 
 
-def why_no_compiler(target: Target) -> str:
+def why_no_judge(target: Target) -> str:
     """Why no compiler can judge plans for a target, or ""."""
     topology = target.topology
     return why_not_judged(topology) or compiled.why_no_compiler(topology.chip.platform, topology.name)

@@ -57,7 +57,7 @@ class Promise:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Outcome:
+class TrialOutcome:
     """What was found of a plan that ran, or whose schedule could be read.
 
     `exposed` and `communicating` seconds and the `collectives` are None where only all `seconds` are known.
@@ -110,7 +110,7 @@ def promise_of(chosen: Chosen, predicted: Predicted) -> Promise:
     )
 
 
-def lesson(promise: Promise, outcome: Outcome) -> Lesson:
+def lesson(promise: Promise, outcome: TrialOutcome) -> Lesson:
     """What the outcome teaches of the prices that the promise was made at."""
     if outcome.collectives is None or outcome.exposed is None or not outcome.communicating:
         # All that is known is by how much the whole was off.

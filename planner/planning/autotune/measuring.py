@@ -26,9 +26,16 @@ from planner.errors import PlannerError
 from planner.machine.global_arrays import host, is_key
 from planner.machine.target import Target
 from planner.options import Options
-from planner.planning.autotune.judges import MOST_MESSAGE, Emits, TrialVerdict, moved
-from planner.planning.autotune.lessons import Outcome
+from planner.planning.autotune.judges import (
+    MOST_MESSAGE,
+    CompilerJudge,
+    TrialVerdict,
+    predicted_and_found,
+    runner_of,
+)
+from planner.planning.autotune.lessons import TrialOutcome
 from planner.program.tracing.traced import Program
+from planner.search.problem import PlanningProblem
 from planner.verify.hlo.collectives import read_collectives
 from planner.verify.hlo.memory import memory_of
 
@@ -43,45 +50,45 @@ class MeasuringJudge:
     `values` are the flat arguments, shapes among them: those are made up, of zeros.
     """
 
-    def __init__(self, emits: Emits, values: Sequence[Any], deadline: Deadline) -> None:
-        self._emits, self._values, self._deadline = emits, values, deadline
+    def __init__(self, problem: PlanningProblem, values: Sequence[Any], deadline: Deadline) -> None:
+        self._problem, self._values, self._deadline = problem, values, deadline
         self._queue: deque[Decision] = deque()
 
     @property
     def room(self) -> int:
-        """See `Judge`."""
+        """See `CompilerJudge`."""
         return 1 - len(self._queue)
 
     @property
     def pending(self) -> int:
-        """See `Judge`."""
+        """See `CompilerJudge`."""
         return len(self._queue)
 
     def submit(self, decision: Decision) -> None:
-        """See `Judge`."""
+        """See `CompilerJudge`."""
         self._queue.append(decision)
 
     def take(self, seconds: float) -> TrialVerdict | None:
-        """See `Judge`. Runs cannot be broken off, so it may take longer."""
+        """See `CompilerJudge`. Runs cannot be broken off, so it may take longer."""
         return self._run(self._queue.popleft()) if self._queue else None
 
     def _run(self, decision: Decision) -> TrialVerdict:
         """What comes of a plan; where it fails and there is a remedy, of the plan with that."""
         found = self._run_once(decision)
         error = (
-            remedy_of(self._emits.target.platform, found.message, decision.compiler_options)
+            remedy_of(self._problem.target.platform, found.message, decision.compiler_options)
             if found.status == "error"
             else ""
         )
         return replace(self._run_once(remedied(decision, error)), remedy=error) if error else found
 
     def _run_once(self, decision: Decision) -> TrialVerdict:
-        runner = self._emits.runner(decision)
+        runner = runner_of(self._problem, decision, self._problem.target)
         try:
             seconds = self._median(runner)
             compiled = runner.executable
             collectives = read_collectives(compiled.as_text(), num_devices=runner.mesh.size)
-            known = COMPILERS[self._emits.target.platform].reports_peak
+            known = COMPILERS[self._problem.target.platform].reports_peak
             peak = float(memory_of(compiled).peak_bytes) if known else None
         except (jax.errors.JaxRuntimeError, PlannerError, ValueError) as error:
             text = f"{type(error).__name__}: {error}"
@@ -89,9 +96,9 @@ class MeasuringJudge:
             return TrialVerdict(status=status, message=text[:MOST_MESSAGE])
         return TrialVerdict(
             status="ok",
-            outcome=Outcome(seconds=seconds, exposed=None, communicating=None, collectives=None),
+            outcome=TrialOutcome(seconds=seconds, exposed=None, communicating=None, collectives=None),
             peak_bytes=peak,
-            collectives=moved(decision, collectives),
+            collectives=predicted_and_found(decision, collectives),
         )
 
     def _median(self, runner: Runner) -> float:
@@ -99,7 +106,7 @@ class MeasuringJudge:
         times: list[float] = []
         for turn in range(RUNS + 1):
             # A run may consume its arguments.
-            leaves = list(map(_laid, self._values, self._emits.program.in_avals, runner.in_shardings))
+            leaves = list(map(_laid, self._values, self._problem.program.in_avals, runner.in_shardings))
             jax.block_until_ready(leaves)
             started = time.perf_counter()
             jax.block_until_ready(runner.flat_call(*leaves))
@@ -108,6 +115,10 @@ class MeasuringJudge:
             if times and self._deadline.passed:
                 break
         return statistics.median(times)
+
+
+Judge = CompilerJudge | MeasuringJudge
+"""What gives verdicts on decisions."""
 
 
 def _laid(value: Any, aval: Any, sharding: NamedSharding) -> Any:

@@ -25,12 +25,12 @@ from planner.pricing.assignment import Chosen
 from planner.pricing.calibrated import corrected, leaning
 from planner.pricing.instance import Instance
 from planner.pricing.mesh import Shape, ShapeKey, shape_key
-from planner.problem import PlanningProblem
 from planner.program.graph import Graph
 from planner.program.slots import ENTERING
 from planner.rules.primitives import traits
 from planner.search.best_on_mesh import Candidate, Postponed, free_plan
 from planner.search.mesh_search import SearchResult, solve_options
+from planner.search.problem import PlanningProblem
 from planner.search.shared_layers import SharedInstance
 
 Leaning = Literal["", "arguments stay", "computed values stay"]

@@ -18,9 +18,9 @@ from pbqp.deadline import Deadline
 from planner.autotune_log import Refined
 from planner.decision import Decision
 from planner.emit.alternatives import variants
-from planner.planning.autotune.judges import Judge
+from planner.planning.autotune.measuring import Judge
 from planner.planning.autotune.prospects import Leaning, Prospects
-from planner.planning.autotune.trials import Tried, Trying, Variants
+from planner.planning.autotune.trials import EndedTrial, Trying, Variants
 from planner.pricing.mesh import Shape
 from planner.search.best_on_mesh import Candidate
 
@@ -79,7 +79,7 @@ def refine(
     )
 
 
-def _decision(tried: Tried, refined: Refined) -> Decision:
+def _decision(tried: EndedTrial, refined: Refined) -> Decision:
     return replace(tried.emitted.decision, refined=refined)
 
 

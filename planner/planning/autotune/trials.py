@@ -13,8 +13,9 @@ from planner.autotune_log import Trial
 from planner.decision import Decision
 from planner.emit.alternatives import remedied
 from planner.planning.autotune.corrections import Corrections
-from planner.planning.autotune.judges import Judge, TrialVerdict
+from planner.planning.autotune.judges import TrialVerdict
 from planner.planning.autotune.lessons import Lesson, lesson
+from planner.planning.autotune.measuring import Judge
 from planner.planning.autotune.prospects import Prospect
 from planner.pricing.mesh import ShapeKey, shape_key
 
@@ -48,7 +49,7 @@ class Emitted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Tried:
+class EndedTrial:
     """A trial that came to an end: what was emitted, and its record."""
 
     emitted: Emitted
@@ -66,7 +67,7 @@ class Trying:
 
     def __init__(self, judge: Judge, variants: Variants, *, limit_bytes: float) -> None:
         self.judge, self._variants, self._limit_bytes = judge, variants, limit_bytes
-        self.tried: list[Tried] = []
+        self.tried: list[EndedTrial] = []
         self.corrections = Corrections()
         self._waiting: list[Emitted] = []
         self._running: deque[tuple[Emitted, float]] = deque()
@@ -136,7 +137,7 @@ class Trying:
         emitted, expected = self._running.popleft()
         if verdict.remedy:
             emitted = replace(emitted, decision=remedied(emitted.decision, verdict.remedy))
-        tried = Tried(emitted=emitted, trial=_record(emitted, expected, verdict))
+        tried = EndedTrial(emitted=emitted, trial=_record(emitted, expected, verdict))
         self._remember(tried, expected)
         before = self.best
         self.tried.append(tried)
@@ -150,7 +151,7 @@ class Trying:
             self._waiting += [replace(emitted, decision=d, way=way, like=tried.seconds) for way, d in ways]
         return True
 
-    def _remember(self, tried: Tried, expected: float) -> None:
+    def _remember(self, tried: EndedTrial, expected: float) -> None:
         """How far the trial was off what was expected of it."""
         if not math.isfinite(tried.seconds) or expected <= 0:
             return
@@ -159,7 +160,7 @@ class Trying:
         if self.corrections.lessons:
             self._hopes.append(tried.seconds / expected)
 
-    def _learn(self, tried: Tried, verdict: TrialVerdict) -> None:
+    def _learn(self, tried: EndedTrial, verdict: TrialVerdict) -> None:
         """Corrects the prices by a trial. Of several ways to emit one plan, the fastest teaches."""
         promise, memory = tried.emitted.prospect.promise, dict(self.corrections.memory)
         needed = verdict.peak_bytes

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from planner.decision import Decision, Tried
 from planner.program.spec_entries import axes_of_spec, parts_over
-from planner.report.program_report import Flow, Fold, MemoryOverTime
+from planner.report.program_report import Fold, MemoryOverTime, StageFlow
 from planner.report.rows import TableRow
 
 # ---------------------------------------------------------------- an array
@@ -157,7 +157,7 @@ class Arc(NamedTuple):
 
     path: str
     width: float
-    flow: Flow
+    flow: StageFlow
 
 
 def draw_arcs(fold: Fold) -> tuple[int, list[Arc]]:
@@ -169,7 +169,7 @@ def draw_arcs(fold: Fold) -> tuple[int, list[Arc]]:
         middles.append(rows - 0.5)
     slowest = max((flow.seconds for flow in fold.flows), default=0.0)
 
-    def arc(flow: Flow) -> Arc:
+    def arc(flow: StageFlow) -> Arc:
         a, b = middles[flow.source], middles[flow.target]
         reach = REACH * min(1.0, 0.12 + 0.88 * math.sqrt(abs(b - a) / rows))
         path = f"M0 {a:g} C{reach:.1f} {a:g} {reach:.1f} {b:g} 0 {b:g}"

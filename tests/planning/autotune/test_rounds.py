@@ -19,13 +19,13 @@ from planner.errors import ArgumentError
 from planner.options import Options
 from planner.planning.autotune.corrections import Corrections
 from planner.planning.autotune.judges import TrialVerdict
-from planner.planning.autotune.lessons import Outcome
+from planner.planning.autotune.lessons import TrialOutcome
 from planner.planning.autotune.prospects import Prospects, from_arguments
 from planner.planning.autotune.rounds import Result, refine
 from planner.pricing.calibrated import Prices, corrected
-from planner.problem import PlanningProblem
 from planner.search.mesh_search import SearchOptions, search
 from planner.search.offered_meshes import offered_meshes
+from planner.search.problem import PlanningProblem
 from tests.problems import small_problem
 from tests.small import NEVER, mlp, mlp_args, shapes, train_args, train_step
 
@@ -60,7 +60,7 @@ class Judge:
 
 
 def ran(seconds: float) -> TrialVerdict:
-    outcome = Outcome(seconds=seconds, exposed=None, communicating=None, collectives=None)
+    outcome = TrialOutcome(seconds=seconds, exposed=None, communicating=None, collectives=None)
     return TrialVerdict(status="ok", outcome=outcome, peak_bytes=1e6)
 
 

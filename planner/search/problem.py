@@ -174,6 +174,16 @@ class PlanningProblem:
         """The same problem with passes of the compiler switched off, to measure what they are worth."""
         return replace(self, analysis=replace(self.analysis, without=names, patterns={}))
 
+    @property
+    def roomy_limit(self) -> float:
+        """The bytes per device up to which the compiler leaves a program as it is: it makes those slower that take more."""
+        chip = self.request.topology.chip
+        return min(self.request.memory_limit, compiler_of(chip).room * chip.hbm_bytes)
+
+    def takes_all(self, limit: float) -> bool:
+        """Whether plans that keep to so many bytes may take all of the memory there is, where none leaves room."""
+        return self.request.memory_limit <= self.request.topology.chip.hbm_bytes and limit > self.roomy_limit
+
     def on_more_devices(self, times: int) -> PlanningProblem:
         """The same program for so many times as many devices."""
         return replace(self, request=replace(self.request, topology=self.request.topology.multiplied(times)))
