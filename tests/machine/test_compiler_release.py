@@ -7,8 +7,7 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 
 import planner
-from planner.compiler.targets.gpu import GPU
-from planner.compiler.targets.tpu import TPU
+from planner.compiler.targets.table import GPU, TPU
 from planner.machine import compiler_release
 from planner.machine.compiler_release import installed_release, is_read_off, release_notes
 from tests.small import NEVER, mlp, mlp_args

@@ -21,8 +21,8 @@ from planner.compiler.model import PassName
 from planner.errors import CompileError
 from planner.verify.aot import AotReport, aot_compile, unavailable_reason
 from planner.verify.hlo.memory import CompiledMemory
-from planner.verify.hlo.products import read_products
 from planner.verify.hlo.text import Computation, Instruction, Module, kind_of, parse_module
+from planner.verify.hlo.work import read_products
 
 NO_KERNEL = frozenset(
     ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "copy-start", "copy-done", "iota")
