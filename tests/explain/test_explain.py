@@ -148,15 +148,15 @@ def wide(request: pytest.FixtureRequest) -> planner.Plan:
 
 
 def test_what_differs_adds_up_to_what_alternatives_cost_more(wide: planner.Plan) -> None:
-    behind = wide.behind
-    instance, mine = behind.instance, behind.chosen
+    stated = wide.alternatives
+    instance, mine = stated.instance, stated.chosen
     for node in range(0, len(instance.strategies), 3):
         for pick in (0, len(instance.strategies[node]) - 1):
             choice = (*mine.choice[:node], pick, *mine.choice[node + 1 :])
             other = Chosen(instance=instance, choice=choice)
             more = instance.problem.evaluate(choice) - instance.problem.evaluate(mine.choice)
             found = math.fsum(sign * part.value for part, sign in differences(mine, other))
-            assert found == pytest.approx(more, rel=1e-9, abs=1e-12 * abs(behind.value))
+            assert found == pytest.approx(more, rel=1e-9, abs=1e-12 * abs(stated.value))
 
 
 def test_every_dearer_alternative_told_has_its_reason_in_the_unit_minimised(wide: planner.Plan) -> None:

