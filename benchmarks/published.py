@@ -84,12 +84,13 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     errors = [abs(math.log(row["ratio"])) for row in rows]
     inside = [row["range"][0] <= row["measured"] <= row["range"][1] for row in rows]
     per_flop = [[row[key] / row["flops"] for row in rows] for key in ("predicted", "measured")]
+    tau = float(kendalltau(*per_flop).statistic) if len(rows) > 1 else math.nan
     return {
         "runs": len(rows),
         "ratio": round(statistics.median(row["ratio"] for row in rows), 3),
         "error": round(statistics.fmean(errors), 3),
         "largest": round(max(errors), 3),
-        "tau": round(float(kendalltau(*per_flop).statistic), 2) if len(rows) > 1 else None,
+        "tau": None if math.isnan(tau) else round(tau, 2),
         "inside": round(statistics.fmean(inside), 2),
         "width": round(statistics.median((row["range"][1] - row["range"][0]) / row["predicted"] for row in rows), 2),
     }
