@@ -22,10 +22,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import planner
 from benchmarks.ablation_programs import SMALL
 from benchmarks.compiled_row import compiled_row
-from benchmarks.fidelity import UNLIMITED, bytes_off, promised
+from benchmarks.fidelity import UNLIMITED, bytes_off, planned, promised
 from benchmarks.models.base import Model
 from benchmarks.stamp import stamp
 from benchmarks.suite import PROGRAMS
@@ -75,15 +74,7 @@ def errors(predicted: Mapping[str, Any], compiled: Mapping[str, Any]) -> dict[st
 
 def measure(model: Model, topology: str, mesh: Mapping[str, int], kept: KeptReports) -> dict[str, Any]:
     """The errors of the prediction of one plan with the whole model, and without each pass that changes them."""
-    plan = planner.plan(
-        model.fn,
-        model.args,
-        topology=topology,
-        mesh=mesh,
-        memory_limit=UNLIMITED,
-        donate_argnums=model.donate_argnums,
-        options=planner.Options(check="never"),
-    )
+    plan = planned(model, topology, mesh, UNLIMITED)
     chips = parse_topology(topology)
     report = kept.compiled(lower_request(plan.jit, model.args, mesh_shape=mesh, topology=topology, timeout_s=300.0))
     compiled = compiled_row(report, chips, mesh)

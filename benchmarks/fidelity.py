@@ -70,7 +70,8 @@ def promised(predicted: Predicted) -> dict[str, Any]:
     }
 
 
-def _planned(model: Model, topology: str, mesh: Mapping[str, int] | None, limit: float | None) -> planner.Plan:
+def planned(model: Model, topology: str, mesh: Mapping[str, int] | None, limit: float | None) -> planner.Plan:
+    """The plan of a model, unchecked: on a mesh or on the best, within a limit of bytes or the chip's."""
     return planner.plan(
         model.fn,
         model.args,
@@ -86,18 +87,18 @@ def measure(model: Model, topology: str, mesh: Mapping[str, int] | None, kept: K
     """One plan, on a mesh or on the best that fits, predicted and compiled."""
     started = time.perf_counter()
     try:
-        plan = _planned(model, topology, mesh, None)
+        plan = planned(model, topology, mesh, None)
     except InfeasibleError:
         if mesh is None:
             raise
-        plan = _planned(model, topology, mesh, UNLIMITED)
-    shape, planned = plan.decision.mesh_shape, time.perf_counter()
+        plan = planned(model, topology, mesh, UNLIMITED)
+    shape, ended = plan.decision.mesh_shape, time.perf_counter()
     report = kept.compiled(
         lower_request(plan.jit, model.args, mesh_shape=shape, topology=topology, timeout_s=COMPILE_LIMIT_S)
     )
     return {
         "mesh": dict(shape),
-        "plan_seconds": planned - started,
+        "plan_seconds": ended - started,
         "predicted": promised(plan.predicted),
         "compiled": compiled_row(report, parse_topology(topology), shape),
     }

@@ -82,19 +82,8 @@ def planned(row: Row) -> planner.Plan:
     of = Decoder(row=row)
     decodes = row["kind"] == "decode"
     step, arguments = (decode_step, decode_arguments) if decodes else (train_step, train_arguments)
-
-    @functools.wraps(step, assigned=("__name__",))
-    def train(state: Any, tokens: Any) -> Any:
-        return train_step(of, state, tokens)
-
-    @functools.wraps(step, assigned=("__name__",))
-    def decode(params: Any, cache: Any, tokens: Any, position: Any) -> Any:
-        return decode_step(of, params, cache, tokens, position)
-
-    for fn in (train, decode):
-        del fn.__wrapped__
     return planner.plan(
-        decode if decodes else train,
+        functools.partial(step, of),
         arguments(of),
         topology=topology_of(row),
         mesh=row["mesh"],

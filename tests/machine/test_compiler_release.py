@@ -27,18 +27,18 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return found
 
 
-def test_nothing_is_said_of_the_release_that_the_passes_were_read_off(installed: dict[str, str]) -> None:
+def test_there_is_no_note_of_the_release_that_the_passes_were_read_off(installed: dict[str, str]) -> None:
     installed |= {"libtpu": "0.0.42.1", "jax-cuda13-plugin": "0.10.2"}
     assert release_notes(TPU) == release_notes(GPU) == ()
 
 
-def test_nothing_is_said_where_no_compiler_is_installed(installed: dict[str, str]) -> None:
+def test_there_is_no_note_where_no_compiler_is_installed(installed: dict[str, str]) -> None:
     assert not installed
     assert installed_release("tpu") is None
     assert release_notes(TPU) == ()
 
 
-def test_another_release_is_told_with_the_passes_that_were_not_read_off_it(installed: dict[str, str]) -> None:
+def test_another_release_is_noted_with_the_passes_that_were_not_read_off_it(installed: dict[str, str]) -> None:
     installed["libtpu"] = "0.0.50"
     (note,) = release_notes(TPU)
     count = len(TPU.passes)

@@ -19,5 +19,5 @@ def test_a_plan_is_the_golden_one(name: str, topology: str) -> None:
     assert not found, "if the plan is meant to change, run make golden and say why it is better:\n" + "\n".join(found)
 
 
-def test_differences_are_told_by_their_place() -> None:
+def test_differences_are_listed_by_their_place() -> None:
     assert differences({"mesh": {"x": 4}, "notes": []}, {"mesh": {"x": 8}, "notes": []}) == ["/mesh/x: 4 -> 8"]

@@ -32,7 +32,7 @@ def test_a_fault_of_a_reader_is_no_fault_of_the_plan(reader: str, monkeypatch: p
         plan.verify(*mlp_args())
 
 
-def test_a_program_that_jax_does_not_compile_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_jax_does_not_compile_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planner.plan(mlp, mlp_args(), mesh={"x": 8}, options=NEVER)
     monkeypatch.setattr(Runner, "executable", property(broken))
     found = plan.verify(*mlp_args())

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tests.compiler.probes.probe import Array, Compiled, Probe, Program, shape_words
+from tests.compiler.probes.probe import Array, Compiled, Probe, Program, dims_text
 
 LAYERS, BATCH, LENGTH, HEADS, QUERIES, WIDTH = 4, 8, 2048, 8, 4, 128
 CACHE = (LAYERS, BATCH, LENGTH, HEADS, WIDTH)
@@ -41,12 +41,12 @@ def _carried(caches: Any, query: Any, at: Any) -> Any:
 
 
 def _copied_in_its_loop(found: Compiled) -> bool:
-    words = f"bf16{shape_words(*CACHE[1:])}{{3,1,2,0:"
+    words = f"bf16{dims_text(*CACHE[1:])}{{3,1,2,0:"
     return any(one.shape.startswith(words) and found.holds(one, "copy") for one in found.kernels(found.bodies[0]))
 
 
 def _transposed(found: Compiled) -> bool:
-    words = f"bf16{shape_words(LAYERS, BATCH, HEADS, WIDTH, LENGTH)}"
+    words = f"bf16{dims_text(LAYERS, BATCH, HEADS, WIDTH, LENGTH)}"
     return any(one.shape.startswith(words) and found.holds(one, "transpose") for one in found.kernels())
 
 

@@ -22,7 +22,7 @@ def _summed(x: Any, w: Any, v: Any) -> Any:
     return jnp.tanh(laid(x @ w, 4)) @ v
 
 
-def _brought_ahead(found: Compiled) -> bool:
+def _prefetched(found: Compiled) -> bool:
     """Whether the second weight is brought to the chip from before the sum on."""
     for one in found.entry.instructions:
         if one.opcode in ("copy-start", "async-start") and "[4096,1024]" in one.shape and VMEM in one.shape:
@@ -55,6 +55,6 @@ PROBES = (
             ),
         ),
         shows="weights are on their way to VMEM from before the sum on that the matmul waits for",
-        seen=_brought_ahead,
+        seen=_prefetched,
     ),
 )

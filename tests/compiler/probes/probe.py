@@ -169,6 +169,6 @@ def laid(array: Any, devices: int, *spec: Any) -> Any:
     return jax.lax.with_sharding_constraint(array, sharding(devices, *spec))
 
 
-def shape_words(*dims: int) -> str:
+def dims_text(*dims: int) -> str:
     """The dims of an array as HLO writes them."""
     return f"[{','.join(map(str, dims))}]"

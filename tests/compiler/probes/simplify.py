@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from tests.compiler.probes.probe import Array, Compiled, Probe, Program, laid, shape_words
+from tests.compiler.probes.probe import Array, Compiled, Probe, Program, dims_text, laid
 
 X = Array(shape=(1024, 1024))
 
@@ -27,7 +27,7 @@ def _scanned(x: Any, weights: Any) -> Any:
 
 def _narrowed_before_its_loop(found: Compiled) -> bool:
     return any(
-        one.opcode in ("convert", "fusion") and one.shape.startswith(f"bf16{shape_words(LAYERS, WIDTH, WIDTH)}")
+        one.opcode in ("convert", "fusion") and one.shape.startswith(f"bf16{dims_text(LAYERS, WIDTH, WIDTH)}")
         for one in found.kernels()
     )
 
