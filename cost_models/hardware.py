@@ -44,7 +44,7 @@ _GPU_KERNEL_S = 1e-6
 """The launch of a kernel in XLA's own model of GPUs (kKernelLaunchOverhead, xla/service/gpu/model/
 gpu_performance_model_base.h)."""
 
-ATTENTION_EFFICIENCY = 0.45
+ATTENTION_EFFICIENCY = 0.58
 """Fitted to published train steps, with the `matrix_efficiency` of every chip that has some, by `benchmarks.published`."""
 
 COMPUTE_SPREAD, COMMUNICATION_SPREAD = 0.09, 0.3
@@ -164,7 +164,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             platform="tpu",
             peak_flops_per_s={"bfloat16": 137.5e12, "float32": 137.5e12, "int8": 137.5e12},
             vector_flops_per_s=2.15e12,
-            matrix_efficiency=0.8,
+            matrix_efficiency=0.77,
             attention_efficiency=ATTENTION_EFFICIENCY,
             compute_spread=COMPUTE_SPREAD,
             hbm_efficiency=TPU_HBM_EFFICIENCY,
@@ -196,7 +196,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             platform="tpu",
             peak_flops_per_s={"bfloat16": 197e12, "float32": 197e12, "int8": 394e12},
             vector_flops_per_s=6.1e12,
-            matrix_efficiency=0.89,
+            matrix_efficiency=0.9,
             attention_efficiency=ATTENTION_EFFICIENCY,
             compute_spread=COMPUTE_SPREAD,
             hbm_efficiency=TPU_HBM_EFFICIENCY,
@@ -225,7 +225,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             platform="tpu",
             peak_flops_per_s={"bfloat16": 459e12, "float32": 459e12, "int8": 918e12},
             vector_flops_per_s=14.3e12,
-            matrix_efficiency=0.95,
+            matrix_efficiency=0.86,
             attention_efficiency=ATTENTION_EFFICIENCY,
             compute_spread=COMPUTE_SPREAD,
             hbm_efficiency=TPU_HBM_EFFICIENCY,
@@ -256,7 +256,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             platform="tpu",
             peak_flops_per_s={"bfloat16": 918e12, "float32": 918e12, "float8": 918e12, "int8": 1836e12},
             vector_flops_per_s=7.2e12,
-            matrix_efficiency=0.72,
+            matrix_efficiency=0.63,
             attention_efficiency=ATTENTION_EFFICIENCY,
             compute_spread=COMPUTE_SPREAD,
             matrix_lanes=256,
@@ -268,7 +268,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             link_bytes_per_s=93e9,
             link_latency_s=1e-6,
             kernel_latency_s=_TPU_KERNEL_CYCLES / 1.75e9,
-            network_bytes_per_s=12.5e9,
+            network_bytes_per_s=6.5e9,
             network_latency_s=_DCN_LATENCY_S,
             host_link_bytes_per_s=32e9,
             static_watts=115.0,
@@ -278,8 +278,10 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             source=(
                 "https://docs.cloud.google.com/tpu/docs/v6e (918 TFLOP/s bf16 and fp8, 1836 int8, 1640 GB/s); vector"
                 " unit as v5e's at 1.75 GHz; HBM grant and link: libtpu 0.0.42; power is an estimate: 380 W maximum,"
-                " half of TPU7x's FLOP per watt by Google's announcement of it; data-centre network 25.6 Tb/s"
-                " per pod of 256; PCIe: jax-ml.github.io/scaling-book (32 GB/s)"
+                " half of TPU7x's FLOP per watt by Google's announcement of it; data-centre network: half of the"
+                " 25.6 Tb/s per pod of 256 by the same page, as an all-reduce over two slices reaches 4.1 GB/s"
+                " (AI-Hypercomputer/tpu-recipes, microbenchmarks/trillium/collectives); PCIe:"
+                " jax-ml.github.io/scaling-book (32 GB/s)"
             ),
         ),
         "tpu7x": Chip(
@@ -287,7 +289,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             platform="tpu",
             peak_flops_per_s={"bfloat16": 1153.5e12, "float32": 1153.5e12, "float8": 2307e12},
             vector_flops_per_s=7.8e12,
-            matrix_efficiency=0.76,
+            matrix_efficiency=0.74,
             attention_efficiency=ATTENTION_EFFICIENCY,
             compute_spread=COMPUTE_SPREAD,
             matrix_lanes=256,
@@ -325,7 +327,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
                 "int8": 624e12,
             },
             vector_flops_per_s=19.5e12,
-            matrix_efficiency=0.64,
+            matrix_efficiency=0.61,
             attention_efficiency=ATTENTION_EFFICIENCY,
             compute_spread=COMPUTE_SPREAD,
             matrix_latency_s=5.5e-6,
@@ -361,7 +363,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
                 "int8": 1979e12,
             },
             vector_flops_per_s=67e12,
-            matrix_efficiency=0.7,
+            matrix_efficiency=0.65,
             attention_efficiency=ATTENTION_EFFICIENCY,
             compute_spread=COMPUTE_SPREAD,
             matrix_latency_s=5.5e-6,
@@ -400,7 +402,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
                 "int8": 1979e12,
             },
             vector_flops_per_s=67e12,
-            matrix_efficiency=0.71,
+            matrix_efficiency=0.69,
             attention_efficiency=ATTENTION_EFFICIENCY,
             compute_spread=COMPUTE_SPREAD,
             matrix_latency_s=5.5e-6,

@@ -37,7 +37,7 @@ _HOST_CHIPS = (2, 2)
 _ONE_HOST: dict[str, tuple[int, ...]] = {"v5e": (2, 4), "v6e": (2, 4)}
 """Slices of more chips that are one machine all the same: ct5lp-hightpu-8t, ct6e-standard-8t
 (https://docs.cloud.google.com/tpu/docs/v5e, .../v6e)."""
-PER_DOUBLING = 0.026
+PER_DOUBLING = 0.038
 """What a step takes more for each doubling of the slices, beside what they exchange: fitted to published train steps on 1
 to 32 slices of v5e and 1 to 2 of v4 and v5p, by `benchmarks.published`."""
 _LARGEST: dict[str, tuple[int, ...]] = {

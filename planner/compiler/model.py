@@ -66,6 +66,7 @@ PassName = Literal[
     "all-reduce-combiner",
     "async-all-gather",
     "async-all-reduce",
+    "sparse-core-collectives",
     "async-collective-permute",
     "reduce-scatter-decomposer",
     "cpu-collectives",

@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from planner.compiler.emission.options import NO_WINDOWED_EINSUM, REMEDIES
+from planner.compiler.emission.options import REMEDIES, other_options, plan_options
 from planner.decision import Decision
 
 
 def variants(decision: Decision) -> tuple[Decision, ...]:
     """The decisions that place the same program the same way and are emitted or compiled otherwise, `decision` left out.
 
-    On TPU: windowed einsum left to the compiler, which costs up to half of a step or gains a few per cent. What is
-    predicted of a variant is what is predicted of `decision`.
+    On TPU: windowed einsum left to the compiler, which costs up to half of a step or gains a few per cent, and on v5p
+    collectives by its SparseCores. What is predicted of a variant is what is predicted of `decision`.
     """
-    off = NO_WINDOWED_EINSUM[decision.request.topology.chip.platform]
-    kept = {name: value for name, value in decision.compiler_options.items() if name not in off}
-    return () if kept == decision.compiler_options else (replace(decision, compiler_options=kept),)
+    chip = decision.request.topology.chip
+    if decision.compiler_options != plan_options(chip.platform, chip.name):
+        return ()
+    return tuple(
+        replace(decision, compiler_options=dict(options)) for options in other_options(chip.platform, chip.name)
+    )
 
 
 def remedied(decision: Decision, error: str) -> Decision:

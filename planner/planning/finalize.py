@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import jax
 
 from cost_models import Measured
-from planner.compiler.emission.options import PLAN_OPTIONS
+from planner.compiler.emission.options import plan_options
 from planner.compiler.targets.table import COMPILERS
 from planner.decision import Certificate, Decision, OpNote
 from planner.emit.constraints import place
@@ -109,7 +109,7 @@ def decide(
         donate_argnums=program.donate_argnums,
         static_argnums=program.static_argnums,
         jax_version=jax.__version__,
-        compiler_options=dict(PLAN_OPTIONS[request.topology.chip.platform]),
+        compiler_options=dict(plan_options(request.topology.chip.platform, request.topology.chip.name)),
         form=program.form,
     )
 

@@ -15,7 +15,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import planner
-from planner.compiler.emission.options import ASYNC_COLLECTIVES, PLAN_OPTIONS
+from planner.compiler.emission.options import ASYNC_COLLECTIVES, SPARSE_CORE_COLLECTIVES, plan_options
 from planner.emit.alternatives import variants
 from planner.emit.jitted import Jitted, jitted
 from planner.errors import ArgumentError
@@ -64,7 +64,7 @@ def for_tpu() -> planner.Plan:
 def test_a_plan_for_tpus_turns_windowed_einsum_off_and_async_collectives_on(
     for_tpu: planner.Plan, tmp_path: Path
 ) -> None:
-    off = PLAN_OPTIONS["tpu"]
+    off = plan_options("tpu", "v5e")
     assert for_tpu.decision.compiler_options == off
     assert "xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000" in str(for_tpu)
     made = lower_request(
@@ -88,8 +88,19 @@ def test_other_compilers_are_not_given_the_options(for_tpu: planner.Plan, tmp_pa
 
 def test_windowed_einsum_is_a_variant(for_tpu: planner.Plan) -> None:
     (windows,) = variants(for_tpu.decision)
-    assert windows == replace(for_tpu.decision, compiler_options=dict(ASYNC_COLLECTIVES["tpu"]))
+    assert windows == replace(for_tpu.decision, compiler_options=dict(ASYNC_COLLECTIVES))
     assert variants(windows) == ()
+
+
+def test_collectives_by_sparse_cores_are_on_where_runs_are_published_and_a_variant_on_v5p() -> None:
+    assert SPARSE_CORE_COLLECTIVES.items() <= plan_options("tpu", "v6e").items()
+    assert not SPARSE_CORE_COLLECTIVES.keys() & plan_options("tpu", "v5p").keys()
+    made = planner.plan(mlp, shapes(mlp_args()), topology="v5p:2x2x2", options=NEVER)
+    _, sparse = variants(made.decision)
+    assert sparse.compiler_options == {**plan_options("tpu", "v5p"), **SPARSE_CORE_COLLECTIVES}
+
+
+def test_plans_for_cpus_have_no_variants() -> None:
     assert variants(planner.plan(mlp, mlp_args(), mesh={"x": 8}, options=NEVER).decision) == ()
 
 

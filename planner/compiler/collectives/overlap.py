@@ -1,7 +1,8 @@
 """Overlap: collectives that run beside matmuls.
 
 A gather of a tensor that nothing in its body must be computed for, such as a layer's weights, runs beside the matmuls
-before it. On GPUs a sum outside of loops that no matmul waits for runs beside those after it, until the next such sum.
+before it. On GPUs a sum outside of loops that no matmul waits for runs beside those after it, until the next such sum; on
+TPUs whose SparseCores sum, one in a loop as well.
 
 All-reduce combining: sums that no matmul of their body waits for, such as gradients, are a few large ones. Each is
 charged its part of the latency of one (58 to 3 sums in a train step of BERT whose layers are written out; XLA's pass
@@ -38,12 +39,15 @@ def unawaited_sums(graph: Graph, flow: Flow) -> list[Transfer]:
     return [t for t in flow.transfers if t.reduced and t.tensor not in waited]
 
 
-def flops_after_sums(graph: Graph, flow: Flow) -> dict[int, float]:
-    """By sum that nothing waits for the flops of the matmuls between it and the next such sum; those of a loop's trip are
-    combined, and run behind its last matmul.
+def flops_after_sums(graph: Graph, flow: Flow, *, in_loops: bool) -> dict[int, float]:
+    """By sum that nothing waits for the flops of the matmuls of its body between it and the next such sum.
+
+    But with `in_loops` those of a loop's trip are combined, and run behind its last matmul.
     """
     made: dict[int, list[Transfer]] = {}
-    for transfer in (t for t in unawaited_sums(graph, flow) if graph.regions[t.region].parent is None):
+    for transfer in unawaited_sums(graph, flow):
+        if not in_loops and graph.regions[transfer.region].parent is not None:
+            continue
         made.setdefault(graph.tensors[transfer.tensor].producer or 0, []).append(transfer)
     found: dict[int, float] = {}
     latest: dict[int, list[Transfer]] = {}

@@ -32,7 +32,7 @@ ASYNC_ALL_GATHER = Pass(
     does="Runs a gather that can start before its body beside the matmuls before it.",
     evidence=Evidence(
         release="libtpu 0.0.42, jaxlib 0.10.2",
-        seen="weights of scanned layers of Llama, GPT and ViT on v5e:4x4 and h100:8; not on v4, v5p and v6e",
+        seen="weights of scanned layers of Llama, GPT, Mixtral and ViT on v5e:4x4, v5p:4x4x4 and h100:8",
         source="xla/service/latency_hiding_scheduler.cc",
     ),
 )
@@ -45,6 +45,15 @@ ASYNC_ALL_REDUCE = Pass(
         release="jaxlib 0.10.2",
         seen="gradients of train steps on h100:8",
         source="xla/service/latency_hiding_scheduler.cc",
+    ),
+)
+
+SPARSE_CORE_COLLECTIVES = Pass(
+    name="sparse-core-collectives",
+    phase="collectives",
+    does="On v6e and tpu7x, runs a sum that no matmul of its body waits for on SparseCores, beside matmuls after it.",
+    evidence=Evidence(
+        release="libtpu 0.0.42", seen="gradients in the loops of GPT and a mixture of experts on v6e:4x4"
     ),
 )
 

@@ -64,6 +64,7 @@ def savings_of(
         served.setdefault(node, []).append(read)
     reads = {t.id: [*t.reads, *served.get(t.target, ())] for t in flow.transfers if not t.reduced and t.output is None}
     moved = {t.id: narrow.fraction(t.tensor, reads[t.id]) for t in flow.transfers if reads.get(t.id)}
+    by_sparse_cores = compiler.runs("sparse-core-collectives")
     return Savings(
         reassociated=reassociated(graph, grouping, flow) if compiler.runs("all-reduce-reassociate") else {},
         latency=combined(graph, flow) if compiler.runs("all-reduce-combiner") else {},
@@ -73,7 +74,9 @@ def savings_of(
             flow,
             reads if compiler.runs("async-all-gather") else {},
             enough,
-            flops_after_sums(graph, flow) if compiler.runs("async-all-reduce") else {},
+            flops_after_sums(graph, flow, in_loops=by_sparse_cores)
+            if by_sparse_cores or compiler.runs("async-all-reduce")
+            else {},
         ),
     )
 

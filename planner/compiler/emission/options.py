@@ -19,28 +19,55 @@ https://doi.org/10.1145/3567955.3567959). libtpu 0.0.42 and 0.0.50; the GPU's th
 CPU has none.
 """
 
-ASYNC_COLLECTIVES: Mapping[Platform, Mapping[str, str]] = MappingProxyType(
+ASYNC_COLLECTIVES: Mapping[str, str] = MappingProxyType(
     {
-        "tpu": {
-            "xla_enable_async_all_gather": "true",
-            "xla_enable_async_all_reduce": "true",
-            "xla_tpu_enable_async_collective_fusion_fuse_all_gather": "true",
-            "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": "true",
-        },
-        "gpu": {},
-        "cpu": {},
+        "xla_enable_async_all_gather": "true",
+        "xla_enable_async_all_reduce": "true",
+        "xla_tpu_enable_async_all_to_all": "true",
+        "xla_tpu_enable_async_collective_fusion_fuse_all_gather": "true",
+        "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": "true",
     }
 )
-"""Compiler options under which gathers and sums run beside matmuls where they can; MaxText and others run with them.
+"""Compiler options of TPUs under which collectives run beside what does not wait for them; MaxText runs with them.
 
-Of the schedules by libtpu 0.0.42 of a Llama 3 8B on v5p:4x4x4 they take 6 % (sums of gradients are hidden), of a GPT 1.3B
-and a Mixtral there 5 %, of a Llama on v5e:4x4 1 %, for no memory. Prices do not count on it. libtpu 0.0.52 has them too.
+Of the schedules by libtpu 0.0.42 of a Llama 3 8B on v5p:4x4x4 they take 6 %, of a GPT 1.3B and a Mixtral there 5 %, of a
+Llama on v5e:4x4 1 % and of a Mixtral 3 %, for no memory. libtpu 0.0.52 has them too.
 """
 
-PLAN_OPTIONS: Mapping[Platform, Mapping[str, str]] = MappingProxyType(
-    {platform: {**NO_WINDOWED_EINSUM[platform], **ASYNC_COLLECTIVES[platform]} for platform in NO_WINDOWED_EINSUM}
+SPARSE_CORE_COLLECTIVES: Mapping[str, str] = MappingProxyType(
+    {
+        "xla_tpu_enable_sparse_core_collective_offload_all_gather": "true",
+        "xla_tpu_enable_sparse_core_collective_offload_all_reduce": "true",
+        "xla_tpu_enable_sparse_core_collective_offload_reduce_scatter": "true",
+        "xla_tpu_enable_sparse_core_reduce_scatter_v2": "true",
+    }
 )
-"""The compiler options that every plan for a platform has."""
+"""Compiler options under which a chip's SparseCores do its collectives, so that its matrix units go on meanwhile.
+
+Of the schedules by libtpu 0.0.42 on v6e:4x4 they take 7 % of a GPT 1.3B and 6 % of a Mixtral, for up to 1 % of memory.
+"""
+
+SPARSE_CORE_CHIPS: Mapping[str, bool] = MappingProxyType({"v5p": False, "v6e": True, "tpu7x": True})
+"""Chips whose compiler takes them, and whether plans have them: where MaxText publishes runs. On v5p, where the schedules
+gain 2 to 5 %, they are tried by `Options(autotune="compile")` alone.
+"""
+
+
+def plan_options(platform: Platform, chip: str) -> Mapping[str, str]:
+    """The compiler options that every plan for a chip has."""
+    return {
+        **NO_WINDOWED_EINSUM[platform],
+        **(ASYNC_COLLECTIVES if platform == "tpu" else {}),
+        **(SPARSE_CORE_COLLECTIVES if SPARSE_CORE_CHIPS.get(chip) else {}),
+    }
+
+
+def other_options(platform: Platform, chip: str) -> tuple[Mapping[str, str], ...]:
+    """The compiler options that a plan for a chip may have instead, which only its compiler can tell from those."""
+    own, off = plan_options(platform, chip), NO_WINDOWED_EINSUM[platform]
+    windows = [{name: value for name, value in own.items() if name not in off}] if off else []
+    sparse = [{**own, **SPARSE_CORE_COLLECTIVES}] if SPARSE_CORE_CHIPS.get(chip) is False else []
+    return (*windows, *sparse)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +104,9 @@ def remedy_of(platform: str, message: str, options: Mapping[str, str]) -> str:
 
 def options_of_plans(platform: Platform) -> Mapping[str, str]:
     """All compiler options that plans for a platform may carry."""
-    options = dict(PLAN_OPTIONS[platform])
+    options = {**NO_WINDOWED_EINSUM[platform]}
+    if platform == "tpu":
+        options |= {**ASYNC_COLLECTIVES, **SPARSE_CORE_COLLECTIVES}
     for remedy in REMEDIES.values():
         if remedy.platform == platform:
             options |= remedy.options

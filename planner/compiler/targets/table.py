@@ -12,11 +12,20 @@ from cost_models.hardware import Platform
 from planner.compiler.buffers import passes as buffers
 from planner.compiler.collectives import passes as collectives
 from planner.compiler.emission import passes as emission
+from planner.compiler.emission.options import SPARSE_CORE_CHIPS
 from planner.compiler.fusion import passes as fusion
 from planner.compiler.layout import passes as layout
 from planner.compiler.model import CompilerModel
 from planner.compiler.schedule import passes as schedule
 from planner.compiler.simplify import passes as simplify
+
+HIDDEN_GATHERS = 0.9
+"""The share of an all-gather that runs beside matmuls where enough of them stand before it, as of weights.
+
+In schedules by libtpu 0.0.42 of Llama, GPT, Mixtral and ViT train steps on v5e:4x4 and v5p:4x4x4 whose layers are a loop,
+up to 0.12 of the gathers of weights are exposed. Those by jaxlib 0.10.2 for 8 H100 hide 0.9 to all of them in the loops of
+Llama and GPT, and next to nothing else.
+"""
 
 TPU = CompilerModel(
     platform="tpu",
@@ -50,6 +59,7 @@ TPU = CompilerModel(
         collectives.ALL_REDUCE_REASSOCIATE,
         collectives.ALL_REDUCE_COMBINER,
         collectives.ASYNC_ALL_GATHER,
+        collectives.SPARSE_CORE_COLLECTIVES,
         collectives.ASYNC_COLLECTIVE_PERMUTE,
         collectives.REDUCE_SCATTER_DECOMPOSER,
         collectives.WHOLE_SUM_KEPT,
@@ -61,6 +71,7 @@ TPU = CompilerModel(
     # Nearer to the limit values are computed again to save memory: Llama-3-8B on v5p:4x4x4 takes 15 % more time with 102 of
     # 102.8 GB than with 97.
     room=0.95,
+    hidden_gathers=HIDDEN_GATHERS,
 )
 
 
@@ -101,6 +112,7 @@ GPU = CompilerModel(
     # From four fifths of the memory on values are computed again, which costs little, but may need more memory in the end
     # and not fit: Llama-3-8B on h100:8 with 81 of 84.9 GB.
     room=0.9,
+    hidden_gathers=HIDDEN_GATHERS,
 )
 
 
@@ -134,17 +146,6 @@ CPU = CompilerModel(
 
 COMPILERS: Mapping[str, CompilerModel] = MappingProxyType({"tpu": TPU, "gpu": GPU, "cpu": CPU})
 
-HIDDEN_GATHERS: Mapping[str, float] = MappingProxyType(
-    {"v5e": 0.9, "tpu7x": 0.9} | dict.fromkeys(("a100", "h100", "h200", "b200"), 0.9)
-)
-"""By chip, the share of an all-gather that runs beside matmuls where enough of them stand before it, as of weights.
-
-In schedules by libtpu 0.0.42 of Llama, GPT and ViT train steps on v5e:4x4 whose layers are a loop, 0.04 to 0.16 of the
-gathers are exposed; of gathers of activations, of reductions and of all-to-alls everything is. The schedules for v4, v5p
-and v6e hide neither. Those by jaxlib 0.10.2 for 8 H100 hide 0.9 to all of the gathers of weights in the loops of Llama
-and GPT, and next to nothing else.
-"""
-
 CLOCK_HZ: Mapping[str, float] = MappingProxyType(
     {"v4": 1.05e9, "v5e": 1.5e9, "v5p": 1.75e9, "v6e": 1.75e9, "tpu7x": 1.9e9}
 )
@@ -158,8 +159,10 @@ def compiler_of(chip: Chip) -> CompilerModel:
 
 @lru_cache(maxsize=64)
 def _compiler(platform: Platform, name: str, cores: int) -> CompilerModel:
+    own = COMPILERS[platform]
+    absent = () if SPARSE_CORE_CHIPS.get(name) else (collectives.SPARSE_CORE_COLLECTIVES,)
     # Several cores share the result of a matmul, which then does not stay on the chip.
-    return replace(COMPILERS[platform], hidden_gathers=HIDDEN_GATHERS.get(name, 0.0), products_in_vmem=cores == 1)
+    return replace(own, passes=tuple(p for p in own.passes if p not in absent), products_in_vmem=cores == 1)
 
 
 def flops_that_hide(topology: Topology) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from planner.compiler.emission.options import plan_options
 from planner.verify.hlo.text import Instruction
 from tests.compiler.probes.fusion import is_matmul
 from tests.compiler.probes.probe import Array, Compiled, Probe, Program, laid, sharding
@@ -141,7 +143,11 @@ PROBES = (
             shows="the second weight of a loop's body is gathered beside the matmul with the first",
             seen=_gathers_beside_matmuls,
         )
-        for topology, program in (("v5e:2x2", _gathers(32768, 2048, 2048)), ("h100:4", _gathers(65536, 4096, 16384)))
+        for topology, program in (
+            ("v5e:2x2", _gathers(32768, 2048, 2048)),
+            ("v5p:2x2x1", replace(_gathers(32768, 2048, 2048), options=plan_options("tpu", "v5p"))),
+            ("h100:4", _gathers(65536, 4096, 16384)),
+        )
     ),
     Probe(
         of="async-all-reduce",
@@ -149,6 +155,13 @@ PROBES = (
         programs=(GRADIENTS,),
         shows="the sum of a gradient runs beside matmuls after it",
         seen=lambda found: any(is_matmul(found, one) for one in kernels_beside(found, "all-reduce-start")),
+    ),
+    Probe(
+        of="sparse-core-collectives",
+        topology="v6e:2x2",
+        programs=(replace(GRADIENTS, options=plan_options("tpu", "v6e")),),
+        shows="the sum of a gradient runs beside matmuls after it",
+        seen=lambda found: any(is_matmul(found, one) for one in kernels_beside(found, "async-start")),
     ),
     Probe(
         of="async-collective-permute",
