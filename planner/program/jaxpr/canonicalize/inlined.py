@@ -35,9 +35,9 @@ CALLS = frozenset(
 
 
 def inlined(jaxpr: Any, *, remats: bool = False) -> Any:
-    """A body (open or closed) with the equations of its calls in their place, and of its outermost `remats` if asked.
+    """A body (open or closed) with the equations of its calls in their place, and of its `remats` if asked.
 
-    Every result of its equations is a variable, also those that nothing reads. Bodies of loops and branches stay as they
+    A `remat` of which no derivative was taken is a call like any other. Every result of its equations is a variable, also those that nothing reads. Bodies of loops and branches stay as they
     are, and so do calls that name placements, or that hold constants.
     """
     body = opened(jaxpr)
@@ -75,7 +75,7 @@ def _inlined(eqns: Iterable[Any], renamed: dict[Any, Any], remats: bool) -> Iter
         names: dict[Any, Any] = dict(zip(body.invars, operands, strict=True))
         steps = [_renewed(step, names) for step in body.eqns]
         # What a rematerialised body computes again within itself stays so.
-        yield from _inlined(_outside(steps, eqn), names, remats and eqn.primitive.name not in REMATS)
+        yield from _inlined(_outside(steps, eqn), names, remats)
         renamed.update(zip(eqn.outvars, [last_named(atom, names) for atom in body.outvars], strict=True))
 
 
@@ -89,7 +89,7 @@ def _all_named(eqn: Any) -> Any:
 def _body_of_call(eqn: Any, remats: bool) -> Any:
     """The body that is put in the place of an equation, None where it stays."""
     name = eqn.primitive.name
-    if name not in CALLS and not (remats and name in REMATS):
+    if name not in CALLS and not (name in REMATS and (remats or not eqn.params["differentiated"])):
         return None
     structure = structure_of(eqn)
     inner = None if structure is None else body_of(eqn, structure.bodies[0])
