@@ -37,8 +37,8 @@ def _with_all_saved(attention: str, checkpoint: str, scanned: bool) -> Counter[s
 @pytest.mark.parametrize("scanned", [True, False], ids=["scanned", "written_out"])
 @pytest.mark.parametrize("checkpoint", [name for name in CHECKPOINTS if name != "none"])
 @pytest.mark.parametrize("attention", ATTENTIONS)
-def test_with_all_saved_a_program_computes_what_it_does_without_checkpoints(
+def test_with_all_saved_a_program_computes_no_more_than_without_checkpoints(
     attention: str, checkpoint: str, scanned: bool
 ) -> None:
     expected = _with_all_saved(attention, "none", scanned)
-    assert _with_all_saved(attention, checkpoint, scanned) == expected
+    assert not _with_all_saved(attention, checkpoint, scanned) - expected
