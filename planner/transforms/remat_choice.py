@@ -104,7 +104,10 @@ class Front:
         self.crossings, self.pinned = crossings, pinned
         self._values = [(crossing, value) for crossing in crossings for value in crossing.values]
         self._first = np.cumsum([0, *(len(crossing.values) for crossing in crossings)])
-        self._bytes: Floats = np.array([value.aval.bytes * crossing.length for crossing, value in self._values])
+        read: Floats = np.array([value.aval.bytes * crossing.length for crossing, value in self._values])
+        self._bytes: Floats = np.array(
+            [value.aval.bytes * (1 if value.once else crossing.length) for crossing, value in self._values]
+        )
         self._again: Floats = np.array(
             [
                 parts * crossing.length * math.fsum(step_seconds(step, chip) for step in value.steps)
@@ -123,7 +126,7 @@ class Front:
             np.int64,
         )
         """For each value the first that the same run of an equation makes: what is computed again is paid once for all."""
-        self._saving: Floats = parts * 2 * self._bytes / chip.memory_bytes_per_s
+        self._saving: Floats = parts * (self._bytes + read) / chip.memory_bytes_per_s
 
     @cached_property
     def _kinds(self) -> NDArray[np.int64]:

@@ -22,7 +22,7 @@ def _masked(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     return jax.nn.softmax(scores) @ v
 
 
-ATTENTIONS: Mapping[str, Attention] = KERNELS | {"masked": _masked}
+ATTENTIONS: Mapping[str, Attention] = {**KERNELS, "masked": _masked}
 
 _per_layer = partial[Any](partial, jax.checkpoint)
 CHECKPOINTS: Mapping[str, Callable[[Step], Step]] = {

@@ -37,8 +37,9 @@ CALLS = frozenset(
 def inlined(jaxpr: Any, *, remats: bool = False) -> Any:
     """A body (open or closed) with the equations of its calls in their place, and of its `remats` if asked.
 
-    A `remat` of which no derivative was taken is a call like any other. Every result of its equations is a variable, also those that nothing reads. Bodies of loops and branches stay as they
-    are, and so do calls that name placements, or that hold constants.
+    A `remat` of which no derivative was taken is a call like any other. Every result of the equations is a variable, also
+    those that nothing reads. Bodies of loops and branches stay as they are, and so do calls that name placements, or that
+    hold constants.
     """
     body = opened(jaxpr)
     renamed: dict[Any, Any] = {}

@@ -276,7 +276,7 @@ class ValueNumbers:
         for group in groups:
             start = tuple([begun[position] for position in group.carries])
             known = self.carried.setdefault((run, start), [])
-            fresh = tuple([self.new() for _ in start])
+            fresh, left = tuple([self.new() for _ in start]), ()
             for now, then in (*known, (fresh, ())):
                 # By induction: what begins alike and goes on alike, were it the same in a pass, is the same in every pass.
                 numbers.update((carried[position], number) for position, number in zip(group.carries, now, strict=True))
