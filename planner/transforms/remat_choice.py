@@ -175,13 +175,13 @@ class Front:
         return self._cut(again=np.where(heavy, self._again + self._saving.sum(), self._again))
 
     @property
-    def unbarred(self) -> Choice | None:
-        """Everything saved, where layers written out compute values again and the fastest choice does; None elsewhere.
+    def nothing_heavy(self) -> Choice | None:
+        """Everything saved, where the program computes values again and the fastest choice does; None elsewhere.
 
-        What is computed again there stands behind barriers, which cost more than the prices know.
+        What is computed again splits kernels, and stands behind barriers in layers written out: both cost more than the
+        prices know.
         """
-        pairs = zip(self.crossings, self.written.repeated, strict=True)
-        again = any(crossing.length == 1 and repeated for crossing, repeated in pairs)
+        again = any(self.written.repeated)
         return self.everything if again and self.everything.saved != self.fastest.saved else None
 
     @cached_property
