@@ -41,3 +41,11 @@ def test_with_all_saved_a_program_computes_no_more_than_without_checkpoints(
 ) -> None:
     expected = _with_all_saved(attention, "none", scanned)
     assert not _with_all_saved(attention, checkpoint, scanned) - expected
+
+
+def test_what_policies_mark_is_not_computed() -> None:
+    """JAX marks what it saves by rounding it to the type that it has."""
+    program = trace(step("masked", "dots", scanned=True), arguments())
+    everything = Front(crossings(program), CHIP).everything
+    assert "reduce_precision" in str(program.jaxpr)
+    assert "reduce_precision" not in str(formed(program, Form(saved=everything.saved)).jaxpr)

@@ -16,6 +16,7 @@ from planner.program.jaxpr.bodies import (
     with_bodies,
     with_fields,
 )
+from planner.program.jaxpr.calls import keeps_all_bits
 from planner.program.jaxpr.variables import fresh_var, last_named
 
 CALLS = frozenset(
@@ -37,9 +38,9 @@ CALLS = frozenset(
 def inlined(jaxpr: Any, *, remats: bool = False) -> Any:
     """A body (open or closed) with the equations of its calls in their place, and of its `remats` if asked.
 
-    A `remat` of which no derivative was taken is a call like any other. Every result of the equations is a variable, also
-    those that nothing reads. Bodies of loops and branches stay as they are, and so do calls that name placements, or that
-    hold constants.
+    A `remat` of which no derivative was taken is a call like any other; marks of what a policy saves are left out. Every
+    result of the equations is a variable, also those that nothing reads. Bodies of loops and branches stay as they are, and
+    so do calls that name placements, or that hold constants.
     """
     body = opened(jaxpr)
     renamed: dict[Any, Any] = {}
@@ -68,6 +69,9 @@ def _inlined(eqns: Iterable[Any], renamed: dict[Any, Any], remats: bool) -> Iter
     """Equations, those of calls opened; `renamed` says what their variables are called now, and learns of more."""
     for eqn in eqns:
         operands = [last_named(atom, renamed) for atom in eqn.invars]
+        if keeps_all_bits(eqn):
+            renamed[eqn.outvars[0]] = operands[0]
+            continue
         inner = _body_of_call(eqn, remats)
         if inner is None:
             yield eqn.replace(invars=operands)

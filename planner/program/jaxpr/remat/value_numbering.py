@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax.extend.core as jex_core
-import jax.numpy as jnp
 import numpy as np
 
 from planner.program.jaxpr.bodies import (
@@ -27,6 +26,7 @@ from planner.program.jaxpr.bodies import (
     opened,
     structure_of,
 )
+from planner.program.jaxpr.calls import keeps_all_bits
 from planner.program.jaxpr.canonicalize.inlined import inlined
 from planner.program.jaxpr.remat.carry_groups import carry_groups
 
@@ -151,7 +151,7 @@ class ValueNumbers:
         """Numbers what an equation makes."""
         operands = [self.read(atom, numbers) for atom in eqn.invars]
         structure = structure_of(eqn)
-        if _keeps_all_bits(eqn):
+        if keeps_all_bits(eqn):
             made = operands
         elif eqn.primitive.name == "reshape" and eqn.params["dimensions"] is None:
             made = [self._of_reshape(eqn, operands[0])]
@@ -316,11 +316,3 @@ def _content(value: Any) -> Hashable:
     if isinstance(dtype, np.dtype) and value.nbytes <= SMALL_BYTES:
         return value.shape, dtype, np.asarray(value).tobytes()
     return id(value)
-
-
-def _keeps_all_bits(eqn: Any) -> bool:
-    """Whether an equation rounds to the type that its operand has: so policies of checkpoints mark what they save."""
-    if eqn.primitive.name != "reduce_precision":
-        return False
-    params, dtype = eqn.params, eqn.outvars[0].aval.dtype
-    return (params["exponent_bits"], params["mantissa_bits"]) == (jnp.finfo(dtype).nexp, jnp.finfo(dtype).nmant)
