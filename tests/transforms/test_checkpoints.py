@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cache
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+import planner
+from benchmarks.models import MODELS
+from benchmarks.models.base import Model
+from benchmarks.models.checkpoints import POLICIES, with_policy
 from cost_models import parse_topology
 from planner.program.form import Form
 from planner.program.jaxpr.remat.rewrite_saved import crossings, program_steps
@@ -16,6 +23,10 @@ from planner.transforms.remat_choice import Front
 from tests.transforms.checkpoints import ATTENTIONS, CHECKPOINTS, step
 from tests.transforms.loops import arguments
 
+IN_PART = {(attention, policy) for attention in ("inner_loop", "branches") for policy in ("dots", "names")}
+"""Of a loop or a branch the policy saves some of the results, so that the backward pass runs another loop or branch."""
+CASES = [(a, c) for a in ATTENTIONS for c in CHECKPOINTS if c != "none" and (a, c) not in IN_PART]
+ALIKE = 1.01
 CHIP = parse_topology("v5e:4x4").chip
 VIEWS = ("reduce_precision", "name", "broadcast_in_dim", "reshape", "squeeze", "optimization_barrier")
 """What checkpoints add, and what may stand in loops or outside."""
@@ -34,8 +45,7 @@ def _with_all_saved(attention: str, checkpoint: str, scanned: bool) -> Counter[s
 
 
 @pytest.mark.parametrize("scanned", [True, False], ids=["scanned", "written_out"])
-@pytest.mark.parametrize("checkpoint", [name for name in CHECKPOINTS if name != "none"])
-@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize(("attention", "checkpoint"), CASES)
 def test_with_all_saved_a_program_computes_no_more_than_without_checkpoints(
     attention: str, checkpoint: str, scanned: bool
 ) -> None:
@@ -49,3 +59,23 @@ def test_what_policies_mark_is_not_computed() -> None:
     everything = Front(crossings(program), CHIP).everything
     assert "reduce_precision" in str(program.jaxpr)
     assert "reduce_precision" not in str(formed(program, Form(saved=everything.saved)).jaxpr)
+
+
+def _seconds(fn: Any, args: Any, remat: Any) -> float:
+    options = planner.Options(check="never", remat=remat, microbatches=1)
+    return planner.plan(fn, args, topology="v5e:2x2", options=options).predicted.seconds
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(case=st.sampled_from(CASES), scanned=st.booleans())
+def test_a_plan_with_all_saved_takes_no_longer_for_checkpoints(case: tuple[str, str], scanned: bool) -> None:
+    attention, checkpoint = case
+    without = _seconds(step(attention, "none", scanned=scanned), arguments(), "none")
+    assert _seconds(step(attention, checkpoint, scanned=scanned), arguments(), "none") <= ALIKE * without
+
+
+@pytest.mark.parametrize("name", ["deep", "llama"])
+def test_plans_of_models_do_not_depend_on_their_checkpoints(name: str) -> None:
+    models: list[Model] = [with_policy(MODELS[name]("small"), policy) for policy in POLICIES]
+    seconds = [_seconds(model.fn, model.args, "none") for model in models]
+    assert max(seconds) <= ALIKE * min(seconds)
