@@ -43,6 +43,9 @@ ALIKE = 0.9
 """Choices whose bytes differ by less than this are not both offered."""
 ALIKE_STEPS = 2
 """Values of layers written out are of one kind if they are computed alike from values computed alike, so far back."""
+UNSURE = 0.1
+"""The part of a program's seconds by which prices of choices may be off: scores of attention that are computed again take
+5 % longer than if they are saved, where the prices say 6 % less (a decoder on v5p:4x4x4)."""
 EVEN = 1e-12
 """What it costs beside all else that a value is there: of what costs nothing, nothing is saved without need."""
 SOLVE_SECONDS = 2.0
@@ -174,15 +177,18 @@ class Front:
         )
         return self._cut(again=np.where(heavy, self._again + self._saving.sum(), self._again))
 
-    @property
-    def nothing_heavy(self) -> Choice | None:
-        """Everything saved, where the program computes values again and the fastest choice does; None elsewhere.
+    def worth_saving(self, program_seconds: float) -> Choice | None:
+        """Everything saved, where a program of so many seconds may gain by it, the prices aside; None elsewhere.
 
-        What is computed again splits kernels, and stands behind barriers in layers written out: both cost more than the
-        prices know.
+        What the fastest choice computes again in kernels of its own, such as matmuls, splits others; in layers written out
+        whatever is computed again stands behind barriers. Both cost more than the prices know.
         """
-        again = any(self.written.repeated)
-        return self.everything if again and self.everything.saved != self.fastest.saved else None
+        pairs = list(zip(self.crossings, self.fastest.repeated, self.written.repeated, strict=True))
+        barred = any(crossing.length == 1 and written for crossing, _, written in pairs)
+        split = any(not all(map(_is_fused, crossing.values[i].steps)) for crossing, again, _ in pairs for i in again)
+        near = self.everything.seconds - self.fastest.seconds <= UNSURE * program_seconds
+        worth = (barred or (split and near)) and self.everything.saved != self.fastest.saved
+        return self.everything if worth else None
 
     @cached_property
     def nothing(self) -> Choice:

@@ -201,7 +201,7 @@ class _Comparison:
 
     def _with_all_saved(self) -> VariantResult | None:
         """The best plans with all saved, so that nothing is in the compiler's way, if they fit."""
-        choice, short = self.front.nothing_heavy, self.search.short
+        choice, short = self.front.worth_saving(self.search.written_seconds), self.search.short
         if choice is None or not self.search.may_fit(choice):
             return None
         found = self._of(choice, math.inf)
