@@ -94,7 +94,7 @@ def _all_named(eqn: Any) -> Any:
 def _body_of_call(eqn: Any, remats: bool) -> Any:
     """The body that is put in the place of an equation, None where it stays."""
     name = eqn.primitive.name
-    if name not in CALLS and not (name in REMATS and (remats or not eqn.params["differentiated"])):
+    if name not in CALLS and not (name in REMATS and (remats or not eqn.params.get("differentiated", True))):
         return None
     structure = structure_of(eqn)
     inner = None if structure is None else body_of(eqn, structure.bodies[0])
