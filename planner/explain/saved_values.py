@@ -94,7 +94,7 @@ class SavedValues:
             name=value.name,
             aval=value.aval,
             count=len(saved or again),
-            passes=front.crossings[crossing].length,
+            passes=1 if saved and value.once else front.crossings[crossing].length,
             saved=bool(saved),
             bytes=size,
             seconds=seconds,

@@ -43,6 +43,9 @@ ALIKE = 0.9
 """Choices whose bytes differ by less than this are not both offered."""
 ALIKE_STEPS = 2
 """Values of layers written out are of one kind if they are computed alike from values computed alike, so far back."""
+UNSURE = 0.1
+"""The part of a program's seconds by which prices of choices may be off: scores of attention that are computed again take
+5 % longer than if they are saved, where the prices say 6 % less (a decoder on v5p:4x4x4)."""
 EVEN = 1e-12
 """What it costs beside all else that a value is there: of what costs nothing, nothing is saved without need."""
 SOLVE_SECONDS = 2.0
@@ -104,7 +107,10 @@ class Front:
         self.crossings, self.pinned = crossings, pinned
         self._values = [(crossing, value) for crossing in crossings for value in crossing.values]
         self._first = np.cumsum([0, *(len(crossing.values) for crossing in crossings)])
-        self._bytes: Floats = np.array([value.aval.bytes * crossing.length for crossing, value in self._values])
+        read: Floats = np.array([value.aval.bytes * crossing.length for crossing, value in self._values])
+        self._bytes: Floats = np.array(
+            [value.aval.bytes * (1 if value.once else crossing.length) for crossing, value in self._values]
+        )
         self._again: Floats = np.array(
             [
                 parts * crossing.length * math.fsum(step_seconds(step, chip) for step in value.steps)
@@ -123,7 +129,7 @@ class Front:
             np.int64,
         )
         """For each value the first that the same run of an equation makes: what is computed again is paid once for all."""
-        self._saving: Floats = parts * 2 * self._bytes / chip.memory_bytes_per_s
+        self._saving: Floats = parts * (self._bytes + read) / chip.memory_bytes_per_s
 
     @cached_property
     def _kinds(self) -> NDArray[np.int64]:
@@ -171,15 +177,18 @@ class Front:
         )
         return self._cut(again=np.where(heavy, self._again + self._saving.sum(), self._again))
 
-    @property
-    def unbarred(self) -> Choice | None:
-        """Everything saved, where layers written out compute values again and the fastest choice does; None elsewhere.
+    def worth_saving(self, program_seconds: float) -> Choice | None:
+        """Everything saved, where a program of so many seconds may gain by it, the prices aside; None elsewhere.
 
-        What is computed again there stands behind barriers, which cost more than the prices know.
+        What the fastest choice computes again in kernels of its own, such as matmuls, splits others; in layers written out
+        whatever is computed again stands behind barriers. Both cost more than the prices know.
         """
-        pairs = zip(self.crossings, self.written.repeated, strict=True)
-        again = any(crossing.length == 1 and repeated for crossing, repeated in pairs)
-        return self.everything if again and self.everything.saved != self.fastest.saved else None
+        pairs = list(zip(self.crossings, self.fastest.repeated, self.written.repeated, strict=True))
+        barred = any(crossing.length == 1 and written for crossing, _, written in pairs)
+        split = any(not all(map(_is_fused, crossing.values[i].steps)) for crossing, again, _ in pairs for i in again)
+        near = self.everything.seconds - self.fastest.seconds <= UNSURE * program_seconds
+        worth = (barred or (split and near)) and self.everything.saved != self.fastest.saved
+        return self.everything if worth else None
 
     @cached_property
     def nothing(self) -> Choice:

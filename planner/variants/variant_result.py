@@ -182,10 +182,11 @@ class VariantSearch:
 
     def hopes_for(self, front: Front) -> bool:
         """Whether another choice of what is saved promises enough to be tried before the program as it is written."""
-        return front.written.seconds - front.fastest.seconds >= HOPE * self._written_seconds
+        return front.written.seconds - front.fastest.seconds >= HOPE * self.written_seconds
 
     @cached_property
-    def _written_seconds(self) -> float:
+    def written_seconds(self) -> float:
+        """Seconds of the program as it is written, by the prices of the front, on one chip."""
         written = self.variants.base
         return program_seconds(program_steps(written.program), written.request.topology.chip)
 

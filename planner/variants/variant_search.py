@@ -185,11 +185,11 @@ class _Comparison:
         """The best plans of the whole batch at once."""
         front, search, written = self.front, self.search, self.search.variants.base
         if not front.keeps_pins:
-            return self._of_forms(front.offered(), None, self._unbarred())
+            return self._of_forms(front.offered(), None, self._with_all_saved())
         if written.request.objective == "memory":
             return self._of_forms(tuple(front.offered())[::-1], search.search(written, below=math.inf))
         if search.hopes_for(front):
-            best = self._of_forms(front.offered(), None, self._unbarred())
+            best = self._of_forms(front.offered(), None, self._with_all_saved())
             if best is not None and self._written_is_slower(best):
                 return best
             return search.search(written, below=value_of(best) * (1 + GAIN)) or best
@@ -199,9 +199,9 @@ class _Comparison:
         less = (choice for choice in front.offered() if choice.bytes < ALIKE * front.written.bytes)
         return self._of_forms(less, as_written)
 
-    def _unbarred(self) -> VariantResult | None:
-        """The best plans with all saved of layers written out, so that nothing is in the compiler's way, if they fit."""
-        choice, short = self.front.unbarred, self.search.short
+    def _with_all_saved(self) -> VariantResult | None:
+        """The best plans with all saved, so that nothing is in the compiler's way, if they fit."""
+        choice, short = self.front.worth_saving(self.search.written_seconds), self.search.short
         if choice is None or not self.search.may_fit(choice):
             return None
         found = self._of(choice, math.inf)

@@ -69,6 +69,37 @@ def test_carries_that_depend_on_one_another_are_known_together() -> None:
     assert not same(lambda x: (pair(x, 2.0), pair(x, 3.0)))
 
 
+def test_loops_that_read_from_a_stack_what_equal_loops_compute() -> None:
+    def two(x: jax.Array, factor: float) -> Any:
+        def step(carry: Any, row: jax.Array) -> Any:
+            left, right = carry
+            hard = jnp.sin(left * right).sum()
+            return (left * hard + row, right + hard), hard
+
+        def again(carry: Any, taken: Any) -> Any:
+            row, hard = taken
+            return (carry[0] * hard + row, carry[1] + hard * factor), None
+
+        (left, right), hards = lax.scan(step, (x[0], 0.0), x)
+        return left, right, lax.scan(again, (x[0], 0.0), (x, hards))[0]
+
+    assert same(lambda x: (two(x, 1.0)[0], two(x, 1.0)[2][0]))
+    assert same(lambda x: (two(x, 2.0)[0], two(x, 2.0)[2][0]))
+    assert not same(lambda x: (two(x, 2.0)[1], two(x, 2.0)[2][1]))
+
+
+def test_branches_that_take_what_equal_branches_return() -> None:
+    def both(x: jax.Array, which: Callable[[jax.Array], jax.Array]) -> Any:
+        wanted = x.sum() > 0
+        hard, last = lax.cond(
+            wanted, lambda: (jnp.sin(x), jnp.tan(jnp.sin(x))), lambda: (jnp.cos(x), jnp.exp(jnp.cos(x)))
+        )
+        return last, lax.cond(wanted, jnp.tan, which, hard)
+
+    assert same(lambda x: both(x, jnp.exp))
+    assert not same(lambda x: both(x, jnp.tan))
+
+
 def test_loops_in_loops() -> None:
     def nested(x: jax.Array, start: float) -> jax.Array:
         return lax.scan(lambda c, row: (c + summed(row[None] * c, start=start), c), 1.0, x)[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from tests.transforms import kernels
+from tests.transforms import checkpoints, kernels
 
 Step = Callable[..., Any]
 LAYERS, WIDTH, BATCH = 3, 8, 4
@@ -170,7 +171,11 @@ def written_out_masked() -> Step:
 
 WRITTEN_OUT = (written_out, written_out_checkpointed, written_out_masked)
 _MADE = (plain, checkpointed, with_policy, by_name, dropped, nested, accumulated, two_loops, carried, *WRITTEN_OUT)
-PROGRAMS: Mapping[str, Callable[[], Step]] = {made.__name__: made for made in _MADE} | kernels.PROGRAMS
+_STEPS = {
+    f"{attention}_{checkpoint}": partial(checkpoints.step, attention, checkpoint, scanned=True)
+    for attention, checkpoint in (("masked", "twice"), ("flash", "twice"), ("flash", "dots"), ("inner_loop", "names"))
+}
+PROGRAMS: Mapping[str, Callable[[], Step]] = {**{made.__name__: made for made in _MADE}, **kernels.PROGRAMS, **_STEPS}
 
 
 def arguments() -> tuple[Any, jax.Array]:

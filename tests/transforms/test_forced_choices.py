@@ -27,6 +27,7 @@ from planner.program.tracing.traced import Program
 from planner.testing import free_wires
 from planner.transforms.apply import formed, in_microbatches
 from planner.transforms.batch import batch_of
+from planner.transforms.remat_choice import Pinned
 from tests.transforms import loops
 from tests.transforms.choices import drawn_choice
 from tests.zoo import test_zoo
@@ -93,6 +94,15 @@ def _check(program: Program, made: Made, data: st.DataObject) -> None:
     )
     numerics = plan.verify(*args, reference=fn).numerics
     assert numerics.ok, (form, numerics)
+
+
+@pytest.mark.parametrize("how", ["save", "recompute"])
+@pytest.mark.parametrize("name", ["flash", "flash_written_out", "masked_twice"])
+def test_all_saved_or_none_of_a_kernel(name: str, how: Pinned) -> None:
+    fn, args = PROGRAMS[name]()
+    options = planner.Options(check="never", remat={"*": how}, microbatches=1)
+    plan = planner.plan(fn, args, devices=jax.devices()[:8], topology=free_wires(8), mesh=MESH, options=options)
+    assert plan.verify(*args, reference=fn).numerics.ok
 
 
 TRIED = settings(max_examples=1, deadline=None, suppress_health_check=list(HealthCheck))

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex_core
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -26,6 +27,14 @@ def is_zero(atom: Any) -> bool:
         return False
     number = np.asarray(atom.val)
     return number.dtype.kind not in "bOSU" and not number.any()
+
+
+def keeps_all_bits(eqn: Any) -> bool:
+    """Whether an equation rounds to the type that its operand has: so policies of checkpoints mark what they save."""
+    if eqn.primitive.name != "reduce_precision":
+        return False
+    params, dtype = eqn.params, eqn.outvars[0].aval.dtype
+    return (params["exponent_bits"], params["mantissa_bits"]) == (jnp.finfo(dtype).nexp, jnp.finfo(dtype).nmant)
 
 
 def equations_by(

@@ -16,6 +16,7 @@ from planner.program.jaxpr.bodies import (
     with_bodies,
     with_fields,
 )
+from planner.program.jaxpr.calls import keeps_all_bits
 from planner.program.jaxpr.variables import fresh_var, last_named
 
 CALLS = frozenset(
@@ -35,10 +36,11 @@ CALLS = frozenset(
 
 
 def inlined(jaxpr: Any, *, remats: bool = False) -> Any:
-    """A body (open or closed) with the equations of its calls in their place, and of its outermost `remats` if asked.
+    """A body (open or closed) with the equations of its calls in their place, and of its `remats` if asked.
 
-    Every result of its equations is a variable, also those that nothing reads. Bodies of loops and branches stay as they
-    are, and so do calls that name placements, or that hold constants.
+    A `remat` of which no derivative was taken is a call like any other; marks of what a policy saves are left out. Every
+    result of the equations is a variable, also those that nothing reads. Bodies of loops and branches stay as they are, and
+    so do calls that name placements, or that hold constants.
     """
     body = opened(jaxpr)
     renamed: dict[Any, Any] = {}
@@ -67,6 +69,9 @@ def _inlined(eqns: Iterable[Any], renamed: dict[Any, Any], remats: bool) -> Iter
     """Equations, those of calls opened; `renamed` says what their variables are called now, and learns of more."""
     for eqn in eqns:
         operands = [last_named(atom, renamed) for atom in eqn.invars]
+        if keeps_all_bits(eqn):
+            renamed[eqn.outvars[0]] = operands[0]
+            continue
         inner = _body_of_call(eqn, remats)
         if inner is None:
             yield eqn.replace(invars=operands)
@@ -75,7 +80,7 @@ def _inlined(eqns: Iterable[Any], renamed: dict[Any, Any], remats: bool) -> Iter
         names: dict[Any, Any] = dict(zip(body.invars, operands, strict=True))
         steps = [_renewed(step, names) for step in body.eqns]
         # What a rematerialised body computes again within itself stays so.
-        yield from _inlined(_outside(steps, eqn), names, remats and eqn.primitive.name not in REMATS)
+        yield from _inlined(_outside(steps, eqn), names, remats)
         renamed.update(zip(eqn.outvars, [last_named(atom, names) for atom in body.outvars], strict=True))
 
 
@@ -89,7 +94,7 @@ def _all_named(eqn: Any) -> Any:
 def _body_of_call(eqn: Any, remats: bool) -> Any:
     """The body that is put in the place of an equation, None where it stays."""
     name = eqn.primitive.name
-    if name not in CALLS and not (remats and name in REMATS):
+    if name not in CALLS and not (name in REMATS and (remats or not eqn.params.get("differentiated", True))):
         return None
     structure = structure_of(eqn)
     inner = None if structure is None else body_of(eqn, structure.bodies[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax.extend.core as jex_core
@@ -87,11 +88,27 @@ class Pair(Between):
     backward: Loop
     stacked: dict[int, int] = field(default_factory=dict[int, int])
     """By number the position of the stack that the backward loop reads it from, as the program is written."""
+    handed: dict[int, Any] = field(default_factory=dict[int, Any])
+    """By number what the forward loop is handed from outside and the backward loop makes."""
 
     @property
     def length(self) -> int:
         """The number of passes."""
         return self.forward.length
+
+    @cached_property
+    def once(self) -> Mapping[int, Any]:
+        """Those that are computed of what both loops take whole."""
+        found: dict[int, Any] = {
+            number: operand for number, (operand, sliced) in self.free.items() if not sliced
+        } | self.handed
+        for number in self.order():
+            made = self.made.get(number)
+            if made is not None and not made.eqn.effects:
+                read = [made.numbers[atom] for atom in made.eqn.invars if not isinstance(atom, jex_core.Literal)]
+                if found.keys() >= set(read):
+                    found.setdefault(number, None)
+        return found
 
     def find(self, defined: Mapping[Any, int], first: Mapping[int, Any]) -> None:
         """Finds what crosses; `defined` says where the body around makes a variable, `first` is the first of a number."""
@@ -133,7 +150,9 @@ class Pair(Between):
                 for number in made:
                     if number in self.free and self.free[number][0] not in backward.eqn.invars:
                         # What the forward loop is handed, as JAX has taken it out of the loop, the backward loop makes.
-                        del self.free[number]
+                        operand, sliced = self.free.pop(number)
+                        if not sliced:
+                            self.handed[number] = operand
                         self.made[number] = Made(eqn, backward.numbers, True)
                     elif number not in self.made and number not in self.free and number not in self.carried:
                         self.made[number] = Made(eqn, backward.numbers, False)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax.extend.core as jex_core
@@ -40,7 +41,7 @@ class Value:
     `aval` is that of one pass; `operands` are the values that it is computed of, as positions in the crossing, but for what
     is there anyway; `steps` compute it, together with the other values of the crossing that have its `run`. `needed`: the
     backward pass reads it as such. `forward`: the forward loop makes it. `repeatable`: it may be computed again. `saved`,
-    `repeated`: how the program is written.
+    `repeated`: how the program is written. `once`: it is the same in every pass, so that it is saved once for all of them.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Value:
     repeatable: bool
     saved: bool
     repeated: bool
+    once: bool
     run: int
 
 
@@ -104,6 +106,11 @@ class Between:
     def length(self) -> int:
         """How often the passes run."""
         return 1
+
+    @cached_property
+    def once(self) -> Mapping[int, Any]:
+        """The values that are the same in every pass, and what is there of them outside of the loops, if anything is."""
+        return {}
 
     def operands_of(self, number: int) -> list[int]:
         """The numbers that the equation of a value reads, but for what is there anyway."""
@@ -167,6 +174,7 @@ def crossing_of(pair: Between) -> Crossing:
                 and (not drawn or number in pair.repeated),
                 saved=saved,
                 repeated=repeated,
+                once=number in pair.once,
                 run=len(values) if eqn is None else runs.setdefault(id(eqn), len(values)),
             )
         )

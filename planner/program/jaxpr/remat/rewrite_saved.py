@@ -124,7 +124,7 @@ class _Scopes:
             body = recomputed_within(scope.written_out, chosen[scope.first]) if chosen else body
             return self._with_loops(body, scope, saved)
         of_loop: dict[int, list[Any]] = {}
-        stacks: dict[int, dict[int, Any]] = {}
+        stacks: dict[int, dict[int, tuple[Any, bool]]] = {}
         for position, numbers in chosen.items():
             pair = scope.pairs[position - scope.first]
             stacks.setdefault(pair.forward.position, {}).update(_as_written(pair, numbers))
@@ -187,10 +187,10 @@ def _numbers_of(pair: Between, crossing: int, positions: Sequence[int]) -> froze
     return frozenset(order[position] for position in positions)
 
 
-def _as_written(pair: Pair, numbers: frozenset[int]) -> dict[int, Any]:
-    """By number the stack that holds a saved value already."""
-    invars = pair.backward.eqn.invars
-    return {number: invars[at] for number, at in pair.stacked.items() if number in numbers}
+def _as_written(pair: Pair, numbers: frozenset[int]) -> dict[int, tuple[Any, bool]]:
+    """By number the stack that holds a saved value already, and that it is sliced."""
+    invars, stacked = pair.backward.eqn.invars, numbers - pair.once.keys()
+    return {number: (invars[at], True) for number, at in pair.stacked.items() if number in stacked}
 
 
 @dataclass
@@ -235,8 +235,13 @@ class _Body:
         return self.names[number]
 
 
-def _with_stacks(loop: Loop, of_pairs: Sequence[tuple[Pair, frozenset[int]]], stacks: dict[int, Any]) -> list[Any]:
-    """A forward loop that stacks what is saved; `stacks` learns of what it makes."""
+def _with_stacks(
+    loop: Loop, of_pairs: Sequence[tuple[Pair, frozenset[int]]], stacks: dict[int, tuple[Any, bool]]
+) -> list[Any]:
+    """A forward loop that stacks what is saved, behind what is saved of values that are the same in every pass.
+
+    `stacks` learns of what is made: by number where the backward loop reads it, and whether that is sliced.
+    """
     names: dict[int, Any] = {}
     for var in (*loop.body.invars, *(var for var, _, _ in loop.beside)):
         names.setdefault(loop.numbers[var], var)
@@ -245,27 +250,40 @@ def _with_stacks(loop: Loop, of_pairs: Sequence[tuple[Pair, frozenset[int]]], st
             names.setdefault(loop.numbers[var], var)
     body = _Body(pair=of_pairs[0][0], names=names, eqns=list(loop.body.eqns))
     added: list[tuple[Any, Any]] = []
+    outside = _Body(pair=of_pairs[0][0], names={})
     for pair, numbers in of_pairs:
-        body.pair = pair
+        body.pair = outside.pair = pair
+        outside.names.update((number, operand) for number, operand in pair.once.items() if operand is not None)
         for number in sorted(numbers):
-            if number not in stacks:
+            if number in stacks:
+                continue
+            if number in pair.once:
+                stacks[number] = outside.have(number), False
+            else:
                 var = body.have(number)
-                stacks[number] = jex_core.Var(var.aval.update(shape=(loop.length, *var.aval.shape)))
-                added.append((var, stacks[number]))
+                stack = jex_core.Var(var.aval.update(shape=(loop.length, *var.aval.shape)))
+                stacks[number] = stack, True
+                added.append((var, stack))
     beside = {
         want: [(var, operand) for var, operand, sliced in loop.beside if sliced is want] for want in (False, True)
     }
-    return _scan(
+    for eqn in body.eqns:
+        # What is computed before the loop is not computed in it.
+        if eqn.outvars and all(loop.numbers.get(var) in outside.names for var in eqn.outvars):
+            body.consts += [(var, outside.names[loop.numbers[var]]) for var in eqn.outvars]
+    taken = {var for var, _ in body.consts}
+    looped = _scan(
         loop,
         consts=[*zip(loop.body.invars, loop.eqn.invars, strict=True)][: loop.consts] + body.consts + beside[False],
         slices=[*zip(loop.body.invars, loop.eqn.invars, strict=True)][loop.first_slice :] + body.slices + beside[True],
-        eqns=body.eqns,
+        eqns=[eqn for eqn in body.eqns if taken.isdisjoint(eqn.outvars)],
         outvars=[*loop.body.outvars, *(var for var, _ in added)],
         results=[*loop.eqn.outvars, *(stack for _, stack in added)],
     )
+    return [*outside.eqns, *looped]
 
 
-def _reading(pair: Pair, saved: frozenset[int], stacks: Mapping[int, Any]) -> list[Any]:
+def _reading(pair: Pair, saved: frozenset[int], stacks: Mapping[int, tuple[Any, bool]]) -> list[Any]:
     """A backward loop that reads what is saved, and computes again what else it needs."""
     loop = pair.backward
     body = _Body(pair=pair, names={})
@@ -275,7 +293,8 @@ def _reading(pair: Pair, saved: frozenset[int], stacks: Mapping[int, Any]) -> li
             continue
         body.take(number, operand, var, sliced=position >= loop.first_slice)
     for number in sorted(saved):
-        body.take(number, stacks[number], inside(stacks[number], True), sliced=True)
+        operand, sliced = stacks[number]
+        body.take(number, operand, inside(operand, sliced), sliced=sliced)
     again = pair.again(body.names)
     for eqn in (*loop.body.eqns, *pair.forward.body.eqns):
         # What is computed again stands first, in the order of the program, as in a checkpoint.

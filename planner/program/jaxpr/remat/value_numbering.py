@@ -1,9 +1,10 @@
 """Value numbers: values of a program that are equal because they are computed alike from equal ones have one number.
 
-What a loop carries is known by where it begins and how a pass makes it of what the pass before has left, kernels by their
-parameters (see `CanonicalParams`), branches result by result. A value of a loop's body stands for those of all its passes:
-the slice of a stack that the body takes has the number of what another loop of the same length has put into that stack at
-that place. So what a backward pass computes again is known to be what the forward pass has computed.
+What a loop carries is known by where it begins and how a pass makes it of what the pass before has left, kernels by
+their parameters (see `CanonicalParams`), branches result by result. A value of a loop's body stands for those of all
+its passes: the slice of a stack that the body takes has the number of what another loop of the same length has put into
+that stack at that place; so does what a branch takes of an earlier branch on the same predicate. So what a backward
+pass computes again is known to be what the forward pass has computed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax.extend.core as jex_core
-import jax.numpy as jnp
 import numpy as np
 
 from planner.program.jaxpr.bodies import (
@@ -26,6 +26,7 @@ from planner.program.jaxpr.bodies import (
     opened,
     structure_of,
 )
+from planner.program.jaxpr.calls import keeps_all_bits
 from planner.program.jaxpr.canonicalize.inlined import inlined
 from planner.program.jaxpr.remat.carry_groups import carry_groups
 
@@ -113,6 +114,12 @@ class ValueNumbers:
     """By number what a `shard_map` returns: on which devices it is put together, of parts of which number, and how."""
     reshaped: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict[int, tuple[int, tuple[int, ...]]])
     """By number what a reshape makes: of which array without reshapes, and the shape of that."""
+    carried: dict[Hashable, list[tuple[tuple[int, ...], tuple[int, ...]]]] = field(
+        default_factory=dict[Hashable, list[tuple[tuple[int, ...], tuple[int, ...]]]]
+    )
+    """By how loops run and what carries begin with: the numbers of such carries in a pass, and of what they become."""
+    branched: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict[int, tuple[int, tuple[int, ...]]])
+    """By number what a `cond` returns: of which predicate, and what each branch makes of it."""
     expanded: dict[int, tuple[Any, Any]] = field(default_factory=dict[int, tuple[Any, Any]])
     """By identity the body of a loop, and the same with its calls opened."""
 
@@ -144,7 +151,7 @@ class ValueNumbers:
         """Numbers what an equation makes."""
         operands = [self.read(atom, numbers) for atom in eqn.invars]
         structure = structure_of(eqn)
-        if _keeps_all_bits(eqn):
+        if keeps_all_bits(eqn):
             made = operands
         elif eqn.primitive.name == "reshape" and eqn.params["dimensions"] is None:
             made = [self._of_reshape(eqn, operands[0])]
@@ -190,8 +197,23 @@ class ValueNumbers:
             case "while":
                 return self._of_while(structure, bodies, operands, depth + 1)
             case "cond":
-                made = [self._of_body(body, operands[1:], depth) for body in bodies]
-                return [self.of(("cond", operands[0], either)) for either in zip(*made, strict=True)]
+                return self._of_cond(bodies, operands[0], operands[1:], depth)
+
+    def _of_cond(self, bodies: Sequence[Any], predicate: int, operands: list[int], depth: int) -> list[int]:
+        """Results of branches; what an earlier `cond` of the same predicate returns is in each branch what that made."""
+        made: list[list[int]] = []
+        for branch, body in enumerate(bodies):
+            earlier = [self.branched.get(number, (0, ())) for number in operands]
+            taken = [
+                parts[branch] if on == predicate else number
+                for number, (on, parts) in zip(operands, earlier, strict=True)
+            ]
+            made.append(self._of_body(body, taken, depth))
+        results: list[int] = []
+        for either in zip(*made, strict=True):
+            results.append(self.of(("cond", predicate, either)))
+            self.branched[results[-1]] = predicate, either
+        return results
 
     def _of_body(self, jaxpr: Any, operands: Sequence[int], depth: int) -> list[int]:
         body = opened(jaxpr)
@@ -235,15 +257,11 @@ class ValueNumbers:
         condition, body = bodies
         first, last = structure.cond_consts, structure.cond_consts + structure.num_consts
         begun = operands[last:]
-        carried = [self._placeholder(depth, position) for position in range(len(begun))]
+        carried = [self.of(("carried", depth, position)) for position in range(len(begun))]
         left = self._of_body(body, [*operands[first:last], *carried], depth)
         goes_on = self._of_body(condition, [*operands[:first], *carried], depth)
         key = self.of(("while", tuple(begun), tuple(left), *goes_on))
         return [self.of((key, position)) for position in range(len(begun))]
-
-    def _placeholder(self, depth: int, position: int) -> int:
-        """The number that stands for what a loop carries while it is not known."""
-        return self.of(("placeholder", depth, position))
 
     def within(self, eqn: Any, structure: Structure, body: Any, operands: Sequence[int], depth: int) -> Numbers:
         """The numbers of all values in the body of a scan, whose depth this is."""
@@ -252,18 +270,25 @@ class ValueNumbers:
         for var, number in zip(body.invars[consts + carry :], operands[consts + carry :], strict=True):
             numbers[var] = self.slice_of(number, depth)
         carried, begun = body.invars[consts : consts + carry], operands[consts : consts + carry]
-        run = eqn.params["length"], eqn.params["reverse"]
+        run = depth, eqn.params["length"], eqn.params["reverse"]
         before, groups = carry_groups(body, carried)
         self.walk(before, numbers, depth)
         for group in groups:
-            # What a pass makes of a group, as terms over placeholders, says together with its beginnings what it is.
-            own = [carried[position] for position in group.carries]
-            numbers.update((var, self._placeholder(depth, position)) for position, var in enumerate(own))
-            self.walk(group.eqns, numbers, depth)
-            left = tuple([self.read(body.outvars[position], numbers) for position in group.carries])
-            key = self.of(("carried", *run, tuple([begun[position] for position in group.carries]), left))
-            numbers.update((var, self.of((key, position))) for position, var in enumerate(own))
-            self.walk(group.eqns, numbers, depth)
+            start = tuple([begun[position] for position in group.carries])
+            known = self.carried.setdefault((run, start), [])
+            fresh, left = tuple([self.new() for _ in start]), ()
+            for now, then in (*known, (fresh, ())):
+                # By induction: what begins alike and goes on alike, were it the same in a pass, is the same in every pass.
+                numbers.update((carried[position], number) for position, number in zip(group.carries, now, strict=True))
+                self.walk(group.eqns, numbers, depth)
+                left = tuple([self.read(body.outvars[position], numbers) for position in group.carries])
+                if left == then:
+                    break
+            else:
+                known.append((fresh, left))
+                if len(start) > 1:
+                    for alone, now, then in zip(start, fresh, left, strict=True):
+                        self.carried.setdefault((run, (alone,)), []).append(((now,), (then,)))
         return numbers
 
     def slice_of(self, stack: int, depth: int) -> int:
@@ -291,11 +316,3 @@ def _content(value: Any) -> Hashable:
     if isinstance(dtype, np.dtype) and value.nbytes <= SMALL_BYTES:
         return value.shape, dtype, np.asarray(value).tobytes()
     return id(value)
-
-
-def _keeps_all_bits(eqn: Any) -> bool:
-    """Whether an equation rounds to the type that its operand has: so policies of checkpoints mark what they save."""
-    if eqn.primitive.name != "reduce_precision":
-        return False
-    params, dtype = eqn.params, eqn.outvars[0].aval.dtype
-    return (params["exponent_bits"], params["mantissa_bits"]) == (jnp.finfo(dtype).nexp, jnp.finfo(dtype).nmant)
