@@ -31,15 +31,9 @@ import jax
 from cost_models import CostModelError, Profile, calibrate, parse_topology, save_profile
 from planner.api import audit, compare_topologies, pareto, plan
 from planner.cli import saved_plans
+from planner.cli.outputs import PLAN, PROFILE, check_output
 from planner.cli.parser import make_parser
-from planner.cli.program_file import (
-    check_file,
-    check_folder_of,
-    keywords_given,
-    keywords_of,
-    load_program,
-    options_of,
-)
+from planner.cli.program_file import keywords_given, keywords_of, load_program, options_of
 from planner.cli.progress import show_progress, status
 from planner.errors import ArgumentError, PlannerError
 from planner.machine.device_profile import default_profile
@@ -89,8 +83,7 @@ def _search(arguments: argparse.Namespace) -> int:
     arguments.topology = next(iter(topologies), None)
     output: Path | None = arguments.output
     if output is not None:
-        check_folder_of(output)
-        check_file(output)
+        check_output(output, PLAN, force=arguments.force)
     planned, made = _planned(arguments, plan)
     print(made)
     if output is not None:
@@ -176,7 +169,7 @@ def _audit(arguments: argparse.Namespace) -> int:
 def _calibrate(arguments: argparse.Namespace) -> int:
     """Measures, prints what was fitted and keeps it where `cost_model="measured"` looks for it."""
     if arguments.output is not None:
-        check_file(arguments.output)
+        check_output(arguments.output, PROFILE, force=arguments.force)
     profile = _measured(arguments) if arguments.compiler is None else _scheduled(arguments.compiler)
     path: Path = arguments.output or default_profile(profile.platform, profile.device_kind, profile.num_devices)
     save_profile(profile, path)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from cost_models import OBJECTIVES
+from planner.cli.outputs import add_output
 from planner.cli.planning_options import add_options
 from planner.cli.values import (
     parse_bytes,
@@ -77,12 +78,9 @@ def _add_search(commands: Any) -> None:
         "and compare collectives and memory with the prediction; where the arguments are arrays and the devices present, "
         "also run it beside a single device. Exit code 1 if that fails, as without it if a check of the plan fails",
     )
-    search.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="PATH",
-        help="write the plan there as JSON; with several --topology, a folder for all of them, plan_0.json and so on, with "
+    add_output(
+        search,
+        text="write the plan there as JSON; with several --topology, a folder for all of them, plan_0.json and so on, with "
         "a summary, topologies.json. Default: only print it",
     )
     search.add_argument(
@@ -250,11 +248,8 @@ def _add_calibrate(commands: Any) -> None:
     )
     measure.add_argument("--devices", type=parse_count, metavar="N", help="measure the first N devices. Default: all")
     measure.add_argument("--seed", type=parse_seed, default=0, metavar="N", help="of the data. Default: %(default)s")
-    measure.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="PATH",
-        help="write the profile there as JSON. Default: under ~/.cache/meshwright, where the measured cost model looks "
+    add_output(
+        measure,
+        text="write the profile there as JSON. Default: under ~/.cache/meshwright, where the measured cost model looks "
         "for it",
     )

@@ -299,7 +299,7 @@ class Plan:
         )
 
     def save(self, path: str | Path) -> None:
-        """Writes the plan to a JSON file that `planner.load` reads."""
+        """Writes the plan to a JSON file that `planner.load` reads. Raises: ArgumentError where that cannot be written."""
         save_decision(self._decision, Path(path))
 
     def report(self, path: str | Path) -> None:
