@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
 
 import planner
 from tests.pages import PAGES, ROOT, blocks, run
@@ -23,6 +25,23 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     run(page, tmp_path)
+
+
+@pytest.mark.parametrize("page", [ROOT / "CONTRIBUTING.md", *PAGES], ids=lambda page: page.stem)
+def test_no_page_has_python_that_does_not_run(page: Path) -> None:
+    """A block in another language, or in none, is not run: it may hold no Python that could be."""
+    fences = [token for token in MarkdownIt().parse(page.read_text()) if token.type == "fence"]
+    assert [
+        token.content for token in fences if token.info.split()[:1] != ["python"] and is_python(token.content)
+    ] == []
+
+
+def is_python(text: str) -> bool:
+    try:
+        ast.parse(text)
+    except SyntaxError:
+        return False
+    return True
 
 
 def test_the_reference_has_every_public_name() -> None:

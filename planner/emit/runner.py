@@ -357,7 +357,7 @@ class Runner:
         if self.target.devices is None:
             raise MeshError(
                 f"this plan is for the topology {self._decision.topology} without devices, so it cannot {what}; "
-                "plan with devices=... as well (virtual CPU devices will do)"
+                "give devices=... to planner.plan, or to bind of a saved plan (virtual CPU devices will do)"
             )
         if self.target.why_not_run:
             raise MeshError(
