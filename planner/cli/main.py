@@ -102,7 +102,7 @@ def _failed(plans: Iterable[Plan]) -> int:
 def _verified(made: Plan, planned: RequestedProgram, heading: str, to: TextIO) -> int:
     """Compiles a plan and prints what differs; the exit code."""
     with status("compiling and comparing"):
-        verification = made.verify(*planned.args)
+        verification = made.verify(*planned.args, **planned.kwargs)
     print(f"\n{heading}\n{verification}", file=to)
     return int(any(check.ok is False for check in verification.checks))
 

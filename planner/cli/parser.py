@@ -11,12 +11,12 @@ from cost_models import OBJECTIVES
 from planner.cli.outputs import add_output
 from planner.cli.planning_options import add_options
 from planner.cli.values import (
+    parse_arguments,
     parse_bytes,
     parse_count,
     parse_mesh,
     parse_names,
     parse_pin,
-    parse_positions,
     parse_rules,
     parse_seconds,
     parse_seed,
@@ -157,17 +157,17 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--donate",
-        dest="donate_argnums",
-        type=parse_positions,
-        metavar="N,...",
-        help="positions (from 0) of the arguments that the program may overwrite, as jax.jit's donate_argnums",
+        type=parse_arguments,
+        metavar="ARGUMENT,...",
+        help="the arguments that the program may overwrite, by position (from 0) or by name, as donate_argnums and "
+        "donate_argnames of jax.jit",
     )
     parser.add_argument(
         "--static",
-        dest="static_argnums",
-        type=parse_positions,
-        metavar="N,...",
-        help="positions (from 0) of the arguments that are constants, as jax.jit's static_argnums",
+        type=parse_arguments,
+        metavar="ARGUMENT,...",
+        help="the arguments that are constants, by position (from 0) or by name, as static_argnums and "
+        "static_argnames of jax.jit",
     )
 
 

@@ -66,6 +66,10 @@ def keywords_given(arguments: argparse.Namespace, planned: RequestedProgram, fn:
     for name in dict.fromkeys((*KEYWORDS, *keywords_of(fn))):
         if name not in ("options", "pins") and (value := getattr(arguments, name, None)) is not None:
             keywords[name] = load(value) if name == "like" else value
+    for what in ("donate", "static"):
+        if (marks := getattr(arguments, what, None)) is not None:
+            keywords[f"{what}_argnums"] = tuple(mark for mark in marks if isinstance(mark, int))
+            keywords[f"{what}_argnames"] = tuple(mark for mark in marks if isinstance(mark, str))
     if pinned := getattr(arguments, "pins", None):
         pins = keywords.get("pins") or {}
         if not isinstance(pins, Mapping):

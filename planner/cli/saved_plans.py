@@ -153,7 +153,7 @@ def bind(path: str, program: str) -> Plan:
     """A saved plan bound to its program. Raises: ArgumentError, PlanFileError."""
     saved = load(path)
     planned = load_program(program)
-    return saved.bind(planned.fn, planned.args)
+    return saved.bind(planned.fn, planned.args, example_kwargs=planned.kwargs)
 
 
 def _json(data: Any) -> str:

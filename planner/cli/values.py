@@ -132,8 +132,11 @@ def parse_spec(text: str) -> PartitionSpec:
     return PartitionSpec(*entries)
 
 
-def parse_positions(text: str) -> tuple[int, ...]:
-    """The argument positions of "0,1". Raises: argparse.ArgumentTypeError."""
-    if not re.fullmatch(r"\s*([0-9]+\s*(,\s*[0-9]+\s*)*)?", text):
-        raise argparse.ArgumentTypeError(f"{text!r} are no argument positions; write numbers from 0, such as 0,1")
-    return tuple(int(part) for part in text.split(",") if part.strip())
+def parse_arguments(text: str) -> tuple[int | str, ...]:
+    """The arguments of "0,mode", by position or by name. Raises: argparse.ArgumentTypeError."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not all(re.fullmatch(r"[0-9]{1,9}|[A-Za-z_]\w*", part) for part in parts):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} are no arguments; write positions from 0, or names, such as 0,1 or params,mode"
+        )
+    return tuple(int(part) if part[0].isdigit() else part for part in parts)

@@ -79,7 +79,9 @@ def check(
     if options.check == "auto":
         # The alternative is an error: that may take as long as the search.
         limit_s = max(options.affordable_compile_s, options.time_limit_s if _beyond(made) else 0.0)
-    verification = made.verify(*(() if why else args), compile_limit_s=limit_s)
+    by_position = () if why else args[: len(args) - len(made.decision.keywords)]
+    by_keyword = {} if why else dict(zip(made.decision.keywords, args[len(by_position) :], strict=True))
+    verification = made.verify(*by_position, compile_limit_s=limit_s, **by_keyword)
     remedy = verification.remedy
     if remedy:
         made, verification = made.remedied(remedy), replace(verification, remedy="")

@@ -19,8 +19,9 @@ from planner.pricing.mesh import Shape
 from planner.program.form import Form
 from planner.program.jaxpr.canonicalize.carried_stacks import with_stacks_carried
 from planner.program.jaxpr.fingerprint import fingerprint
-from planner.program.tracing.trace import trace
-from planner.program.tracing.traced import Program
+from planner.program.tracing.call import Call, call_of, marked
+from planner.program.tracing.trace import trace_call
+from planner.program.tracing.traced import Annotations, Program
 from planner.request.layouts import check_own_mesh, laid_out
 from planner.request.pins import LogicalRules, Pins
 from planner.request.place import Like, Place
@@ -35,7 +36,7 @@ class PlanRequest:
 
     `variants` hold the program, the target, and the request proper (objective, memory limit, pins). `notes` are told by
     every plan. `has_values`: whether the arguments are arrays, on which a plan can be run, and not shapes. `args` are the
-    example arguments, whole where processes bring parts of them.
+    example arguments in order (see `planner.program.tracing.call`), whole where processes bring parts of them.
     """
 
     variants: ProblemVariants
@@ -74,18 +75,23 @@ class Wanted:
     like: Like | None = None
     logical_rules: LogicalRules | None = None
     process_local: ProcessLocal = ()
+    example_kwargs: Mapping[str, Any] | None = None
     donate_argnums: Sequence[int] | int = ()
+    donate_argnames: Sequence[str] | str = ()
     static_argnums: Sequence[int] | int = ()
+    static_argnames: Sequence[str] | str = ()
 
-    @property
-    def donated(self) -> tuple[int, ...]:
-        """The positions of donated arguments. Raises: ArgumentError."""
-        return checked_positions("donate_argnums", self.donate_argnums)
+    def donated(self, call: Call) -> tuple[int, ...]:
+        """The positions of donated arguments among those of a call in order. Raises: ArgumentError."""
+        return marked(call, "donate", self.donate_argnums, self.donate_argnames)
 
-    @property
-    def static(self) -> tuple[int, ...]:
-        """The positions of static arguments. Raises: ArgumentError."""
-        return checked_positions("static_argnums", self.static_argnums)
+    def static(self, call: Call) -> tuple[int, ...]:
+        """The positions of static arguments among those of a call in order. Raises: ArgumentError."""
+        return marked(call, "static", self.static_argnums, self.static_argnames)
+
+    def traced(self, call: Call, annotations: Annotations = "keep") -> Program:
+        """The program of a call. Raises: ArgumentError, TraceError."""
+        return trace_call(call, donate=self.donated(call), static=self.static(call), annotations=annotations)
 
 
 def resolve_request(
@@ -111,13 +117,10 @@ def resolve_request(
             f"Options(autotune={options.autotune!r}) compares seconds, but objective is {objective!r}; leave one of "
             "them out"
         )
-    static = wanted.static
-    wholes = with_wholes(fn, example_args, wanted.process_local, target, static=static)
+    call = call_of(fn, example_args, wanted.example_kwargs)
+    wholes = with_wholes(call, wanted.process_local, target, static=wanted.static(call))
     objective, memory_limit = _objective(objective), _limit(wanted.memory_limit, target)
-    args = wholes.args if wholes.dims else example_args
-    program = traced or trace(
-        fn, args, donate_argnums=wanted.donated, static_argnums=static, annotations=options.annotations
-    )
+    program = traced or wanted.traced(wholes.call, options.annotations)
     program = with_stacks_carried(program) if target.carries_stacks else program
     like = None if wanted.like is None else wanted.like.decision
     own = program.parallelism
@@ -146,13 +149,13 @@ def resolve_request(
     meshes, notes = target.shared_by_all(
         offered_meshes(program, target, request, place.mesh, options.max_axes, place.axis_names)
     )
-    shapes_only = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(list(example_args)))
+    shapes_only = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(list(call.args)))
     return PlanRequest(
         variants=variants,
         meshes=meshes,
         notes=(*layout_notes, *notes, *variant_notes),
         has_values=not shapes_only,
-        args=wholes.args,
+        args=wholes.call.args,
         options=options,
     )
 
@@ -197,6 +200,7 @@ def question(of: PlanRequest) -> dict[str, str]:
         "mesh": [dict(mesh) for mesh in of.meshes],
         "donate_argnums": program.donate_argnums,
         "static_argnums": program.static_argnums,
+        "arguments by keyword": program.keywords,
         **{f"Options.{field.name}": getattr(options, field.name) for field in fields(options)},
     }
     # Who is told of the progress is a matter of each process, and so are what searches, and where plans are kept.
@@ -210,15 +214,6 @@ def checked_options(options: Options | None) -> Options:
     if options is not None and not isinstance(options, Options):
         raise ArgumentError(f"options is {options!r}; give planner.Options(...)")
     return options or Options()
-
-
-def checked_positions(what: str, positions: Sequence[int] | int) -> tuple[int, ...]:
-    """Positions of arguments as a tuple. Raises: ArgumentError."""
-    if isinstance(positions, int):
-        return (positions,)
-    if not isinstance(positions, (tuple, list, range)):
-        raise ArgumentError(f"{what} is {positions!r}; give the position of an argument, or a tuple of positions")
-    return tuple(positions)
 
 
 def _inputs(program: Program, requested: Literal["auto"] | Sequence[str]) -> Literal["auto"] | tuple[str, ...]:
