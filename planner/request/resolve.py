@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import jax
 
 from cost_models import OBJECTIVES
+from pbqp.deadline import Deadline
 from planner.decision import Request
 from planner.errors import ArgumentError
 from planner.machine.target import Target
-from planner.options import Options
+from planner.options import Options, Progress, tell
 from planner.plans.process_parts import ProcessLocal, with_wholes
 from planner.pricing.candidates.pins import check_pins, close_names, matcher
 from planner.pricing.mesh import Shape
 from planner.program.form import Form
 from planner.program.jaxpr.canonicalize.carried_stacks import with_stacks_carried
 from planner.program.jaxpr.fingerprint import fingerprint
+from planner.program.tracing.arguments import name_of
 from planner.program.tracing.call import Call, call_of, marked
 from planner.program.tracing.trace import trace_call
 from planner.program.tracing.traced import Annotations, Program
@@ -118,6 +120,8 @@ def resolve_request(
             "them out"
         )
     call = call_of(fn, example_args, wanted.example_kwargs)
+    if traced is None:
+        tell(options, f"tracing {name_of(fn)}")
     wholes = with_wholes(call, wanted.process_local, target, static=wanted.static(call))
     objective, memory_limit = _objective(objective), _limit(wanted.memory_limit, target)
     program = traced or wanted.traced(wholes.call, options.annotations)
@@ -210,10 +214,18 @@ def question(of: PlanRequest) -> dict[str, str]:
 
 
 def checked_options(options: Options | None) -> Options:
-    """The options given, or the defaults. Raises: ArgumentError."""
+    """The options given, or the defaults; their progress is told with the seconds from now on. Raises: ArgumentError."""
     if options is not None and not isinstance(options, Options):
         raise ArgumentError(f"options is {options!r}; give planner.Options(...)")
-    return options or Options()
+    found, clock = options or Options(), Deadline.never()
+    show = found.progress
+    if show is None:
+        return found
+
+    def progress(seen: Progress) -> None:
+        show(replace(seen, seconds=clock.elapsed, limit_s=found.time_limit_s))
+
+    return replace(found, progress=progress)
 
 
 def _inputs(program: Program, requested: Literal["auto"] | Sequence[str]) -> Literal["auto"] | tuple[str, ...]:

@@ -14,9 +14,10 @@ from planner.errors import ArgumentError
 from planner.explain.explain import Alternatives
 from planner.files import write_whole
 from planner.pricing.candidates.specs import spec_text
+from planner.program.form import form_text
 from planner.program.spec_entries import parts_over
 from planner.report.html.drawings import draw_arcs, draw_array, draw_memory, draw_meshes
-from planner.report.plan_report import PlanReport, form_text, plan_report
+from planner.report.plan_report import PlanReport, plan_report
 from planner.report.text_table import count
 from planner.units import quantity
 
