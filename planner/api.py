@@ -50,6 +50,7 @@ from planner.request.resolve import (
     PlanRequest,
     Wanted,
     checked_options,
+    limit_of,
     question,
     resolve_request,
     resolve_request_by_all,
@@ -85,7 +86,7 @@ def plan(
     mesh: RequestedMesh | None = None,
     axis_names: Sequence[str] | None = None,
     objective: str = "time",
-    memory_limit: float | None = None,
+    memory_limit: float | str | None = None,
     pins: Pins | None = None,
     logical_rules: LogicalRules | None = None,
     like: Like | None = None,
@@ -112,7 +113,8 @@ def plan(
         all factorizations into up to three axes are searched, and the use of fewer devices.
     axis_names: names for the axes of a searched mesh, at most as many axes as names; default x, y, z.
     objective: "time" (seconds), "energy" (joules) or "memory" (peak bytes).
-    memory_limit: bytes per device; default what a device of the topology has.
+    memory_limit: per device, in bytes or as text, such as "14GB" or "15.75GiB"; default what a device of the topology has,
+        or this machine's memory over the number of its CPU devices, where these are planned for without a topology.
     pins: shell-style pattern over names (`state/params/*/kernel`, `out/0`, a `checkpoint_name`) to PartitionSpec; or the
         name or position of an argument, or `out`, to a pytree like it of PartitionSpecs or NamedShardings, prefixes as in
         `jax.jit`, None for what is free. The mesh of shardings is the plan's.
@@ -168,7 +170,7 @@ def pareto(
     mesh: RequestedMesh | None = None,
     axis_names: Sequence[str] | None = None,
     objective: str = "time",
-    memory_limit: float | None = None,
+    memory_limit: float | str | None = None,
     pins: Pins | None = None,
     logical_rules: LogicalRules | None = None,
     like: Like | None = None,
@@ -227,7 +229,7 @@ def plan_many(
     mesh: RequestedMesh | None = None,
     axis_names: Sequence[str] | None = None,
     objective: str = "time",
-    memory_limit: float | None = None,
+    memory_limit: float | str | None = None,
     pins: Pins | None = None,
     logical_rules: LogicalRules | None = None,
     like: Like | None = None,
@@ -306,7 +308,7 @@ def compare_topologies(
     mesh: Mapping[str, int] | AbstractMesh | None = None,
     axis_names: Sequence[str] | None = None,
     objective: str = "time",
-    memory_limit: float | None = None,
+    memory_limit: float | str | None = None,
     pins: Pins | None = None,
     logical_rules: LogicalRules | None = None,
     donate_argnums: Sequence[int] | int = (),
@@ -366,7 +368,7 @@ def audit(
     topology: str | Topology | None = None,
     mesh: RequestedMesh | None = None,
     objective: str = "time",
-    memory_limit: float | None = None,
+    memory_limit: float | str | None = None,
     donate_argnums: Sequence[int] | int = (),
     donate_argnames: Sequence[str] | str = (),
     static_argnums: Sequence[int] | int = (),
@@ -434,7 +436,7 @@ def audit(
     def standing(best: Plan) -> AotReport:
         return compiled_alone(traced, best, options)
 
-    return audited(pins, planned, standing, limit_bytes=memory_limit)
+    return audited(pins, planned, standing, limit_bytes=limit_of(memory_limit))
 
 
 @without_own_frames

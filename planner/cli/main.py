@@ -33,6 +33,7 @@ from planner.api import audit, compare_topologies, pareto, plan
 from planner.cli import saved_plans
 from planner.cli.outputs import PLAN, PROFILE, check_output
 from planner.cli.parser import make_parser
+from planner.cli.planning_options import in_flags
 from planner.cli.program_file import keywords_given, keywords_of, load_program, options_of
 from planner.cli.progress import show_progress, status
 from planner.errors import ArgumentError, PlannerError
@@ -53,11 +54,12 @@ SMALL_SLICES = {"v4": "2x2x2", "v5p": "2x2x4", "tpu7x": "2x2x2"}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code of the command `argv` (default: the arguments of this process)."""
-    arguments = make_parser(COMMANDS, saved_plans.add_saved_plans).parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    arguments = make_parser(COMMANDS, saved_plans.add_saved_plans).parse_args(words)
     try:
         return arguments.command(arguments)
     except (PlannerError, CostModelError) as error:
-        print(f"meshwright: error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"meshwright: error: {' '.join(in_flags(str(error), words).split())}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         # Whoever read the output (`head`, a pager) has gone; the interpreter must not try to flush what is left.

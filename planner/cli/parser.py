@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
 from cost_models import OBJECTIVES
+from planner.cli.arguments import Parser
 from planner.cli.outputs import add_output
 from planner.cli.planning_options import add_options
 from planner.cli.values import (
@@ -35,11 +37,11 @@ PIN_HELP = (
 )
 
 
-def make_parser(commands: Mapping[str, Command], add_more: Callable[[Any], None]) -> argparse.ArgumentParser:
+def make_parser(commands: Mapping[str, Command], add_more: Callable[[Any], None]) -> Parser:
     """The parser; `command` of what it reads is the one of that name. `add_more` adds the commands on saved plans."""
-    parser = argparse.ArgumentParser(
-        prog="meshwright", description="Plans how a JAX program written for one device is placed on many."
-    )
+    parser = Parser(prog="meshwright", description="Plans how a JAX program written for one device is placed on many.")
+    version = importlib.metadata.version("meshwright")
+    parser.add_argument("--version", action="version", version=f"meshwright {version}")
     added = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_search(added)
     _add_pareto(added)
@@ -48,6 +50,8 @@ def make_parser(commands: Mapping[str, Command], add_more: Callable[[Any], None]
     _add_calibrate(added)
     for name, command in commands.items():
         added.choices[name].set_defaults(command=command)
+        added.choices[name].shorten_usage()
+    parser.shorten_usage()
     return parser
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from planner.decision import Decision
+from planner.errors import InfeasibleError
 from planner.options import UNITS, tell
 from planner.plan_file.record import decision_of, record_of
 from planner.planning.candidates import Candidates
@@ -32,12 +33,20 @@ def best_plan(
     request.check_pins()
     candidates = candidates or Candidates(request, request.problem, request.options)
     plans: dict[object, Plan] = {}
+
+    def proposed() -> Decision:
+        try:
+            return candidates.propose()
+        except InfeasibleError as error:
+            if not request.limit_note:
+                raise
+            raise error.with_sentence(request.limit_note) from error
+
     while True:
         if processes.alone:
-            candidate = candidates.propose()
+            candidate = proposed()
         else:
-            record = processes.decided(lambda: record_of(candidates.propose()))
-            candidate = decision_of(record)
+            candidate = decision_of(processes.decided(lambda: record_of(proposed())))
         key = _key(candidate)
         if key in plans:
             # It was proposed before, and is the best of those that passed or are suspicious: it is handed over.

@@ -12,6 +12,7 @@ from cost_models import OBJECTIVES
 from pbqp.deadline import Deadline
 from planner.decision import Request
 from planner.errors import ArgumentError
+from planner.machine.cores import memory_of_host
 from planner.machine.target import Target
 from planner.options import Options, Progress, tell
 from planner.plans.process_parts import ProcessLocal, with_wholes
@@ -29,6 +30,7 @@ from planner.request.pins import LogicalRules, Pins
 from planner.request.place import Like, Place
 from planner.search.offered_meshes import offered_meshes
 from planner.search.problem import PlanningProblem
+from planner.units import bytes_of, quantity
 from planner.variants.problem_variants import ProblemVariants, problem_variants
 
 
@@ -38,7 +40,7 @@ class PlanRequest:
 
     `variants` hold the program, the target, and the request proper (objective, memory limit, pins). `notes` are told by
     every plan. `has_values`: whether the arguments are arrays, on which a plan can be run, and not shapes. `args` are the
-    example arguments in order (see `planner.program.tracing.call`), whole where processes bring parts of them.
+    example arguments in order, whole where processes bring parts of them. `limit_note` is told where nothing fits.
     """
 
     variants: ProblemVariants
@@ -47,6 +49,7 @@ class PlanRequest:
     has_values: bool
     args: tuple[Any, ...]
     options: Options
+    limit_note: str = ""
 
     @property
     def target(self) -> Target:
@@ -72,7 +75,7 @@ class Wanted:
     """What is asked for beside the function, its arguments and the place: keywords of `planner.plan`."""
 
     objective: str
-    memory_limit: float | None = None
+    memory_limit: float | str | None = None
     pins: Pins | None = None
     like: Like | None = None
     logical_rules: LogicalRules | None = None
@@ -123,7 +126,10 @@ def resolve_request(
     if traced is None:
         tell(options, f"tracing {name_of(fn)}")
     wholes = with_wholes(call, wanted.process_local, target, static=wanted.static(call))
-    objective, memory_limit = _objective(objective), _limit(wanted.memory_limit, target)
+    objective, memory_limit = _objective(objective), limit_of(wanted.memory_limit)
+    limit_note = ""
+    if memory_limit is None:
+        memory_limit, limit_note = _default_limit(place)
     program = traced or wanted.traced(wholes.call, options.annotations)
     program = with_stacks_carried(program) if target.carries_stacks else program
     like = None if wanted.like is None else wanted.like.decision
@@ -161,6 +167,7 @@ def resolve_request(
         has_values=not shapes_only,
         args=wholes.call.args,
         options=options,
+        limit_note=limit_note,
     )
 
 
@@ -253,9 +260,27 @@ def _objective(name: str) -> str:
     return name
 
 
-def _limit(memory_limit: float | None, target: Target) -> float:
+def limit_of(memory_limit: float | str | None) -> float | None:
+    """Bytes per device, None where none are given. Raises: ArgumentError."""
     if memory_limit is None:
-        return float(target.topology.chip.hbm_bytes)
-    if isinstance(memory_limit, bool) or not isinstance(memory_limit, (int, float)) or not memory_limit > 0:
-        raise ArgumentError(f"memory_limit is {memory_limit!r}; give positive bytes per device, such as 14e9")
-    return float(memory_limit)
+        return None
+    try:
+        limit = bytes_of(memory_limit) if isinstance(memory_limit, str) else memory_limit
+    except ValueError as error:
+        raise ArgumentError(f"memory_limit: {error}") from None
+    if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0:
+        raise ArgumentError(f"memory_limit is {memory_limit!r}; give positive bytes per device, such as 14e9 or '14GB'")
+    return float(limit)
+
+
+def _default_limit(place: Place) -> tuple[float, str]:
+    """The bytes per device where none are given, and what is to be told of them where nothing fits; "" for a chip's own."""
+    target = place.target
+    if place.of_devices and target.on_host and target.processes.alone and (memory := memory_of_host()):
+        limit = memory / target.count
+        why = (
+            f"The limit is this machine's memory, {quantity(memory, 'B')}, over its {target.count} CPU devices; give a "
+            "topology to plan for, or memory_limit"
+        )
+        return limit, why
+    return float(target.topology.chip.hbm_bytes), ""

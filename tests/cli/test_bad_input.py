@@ -44,7 +44,7 @@ def odd_mesh(): return (lambda x: x), (X,), {"mesh": 3}
 def odd_devices(): return (lambda x: x), (X,), {"devices": "cpu"}
 def odd_pins(): return (lambda x: x), (X,), {"pins": [1]}
 def odd_objective(): return (lambda x: x), (X,), {"objective": 3}
-def odd_limit(): return (lambda x: x), (X,), {"memory_limit": "14GB"}
+def odd_limit(): return (lambda x: x), (X,), {"memory_limit": "14 furlongs"}
 def odd_rules(): return (lambda x: x), (X,), {"logical_rules": 3}
 def odd_names(): return (lambda x: x), (X,), {"axis_names": 3}
 def odd_donation(): return (lambda x: x), (X,), {"donate_argnums": "x"}
