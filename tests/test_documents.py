@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
+import inspect
 import re
 import tomllib
 from pathlib import Path
@@ -97,3 +99,18 @@ def test_blocks_of_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         run(page, tmp_path)
     assert raised.traceback[-1].lineno + 1 == 22
     assert (tmp_path / "said").exists()
+
+
+@pytest.mark.parametrize("name", ["audit", "compare_topologies", "op_graph", "pareto", "plan", "plan_many"])
+def test_the_reference_documents_parameters_that_there_are(name: str) -> None:
+    spec = importlib.util.spec_from_file_location("conf", ROOT / "docs" / "conf.py")
+    assert spec is not None
+    assert spec.loader is not None
+    conf = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(conf)
+    function = getattr(planner, name)
+    lines = (inspect.getdoc(function) or "").splitlines()
+    conf.read_docstring(None, "function", name, function, None, lines)
+    named = {match[1] for line in lines if (match := re.match(r":param \**(.+?):", line))}
+    assert named
+    assert named <= set(inspect.signature(function).parameters)

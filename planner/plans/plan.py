@@ -72,6 +72,11 @@ class Plan:
         return self._runner.program.effects.io
 
     @property
+    def prints(self) -> bool:
+        """Whether a run calls `jax.debug.print` or others of `jax.debug`."""
+        return self._runner.program.effects.prints
+
+    @property
     def decision(self) -> Decision:
         """All that was decided, as plain data."""
         return self._decision

@@ -51,10 +51,14 @@ class ShardingTypes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effects:
-    """The side effects of a program: `ordered` ones run on one device only; `io` ones reach the world outside."""
+    """The side effects of a program: `ordered` ones run on one device only; `io` ones reach the world outside.
+
+    `prints`: it has calls of `jax.debug`, such as `jax.debug.print`.
+    """
 
     ordered: bool = False
     io: bool = False
+    prints: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -153,3 +153,19 @@ def test_several_programs_have_keywords_of_their_own() -> None:
         options=NEVER,
     )
     np.testing.assert_allclose(made["all"](W, X, mode="all"), step(W, X, mode="all"), rtol=1e-5)
+
+
+def test_what_a_plan_could_be_otherwise_has_a_short_repr() -> None:
+    plan = planner.plan(step, (W, X), mesh=MESH, options=NEVER)
+    assert repr(plan.alternatives) == "<Alternatives to the plan of step on {'x': 8}>"
+
+
+def test_a_plan_says_that_its_function_was_run_where_that_prints() -> None:
+    def printing(x: Any) -> Any:
+        jax.debug.print("sum {}", x.sum())
+        return x + 1
+
+    ran = planner.plan(printing, (X,), mesh=MESH)
+    assert any("was run to check the plan" in note for note in ran.notes)
+    not_run = planner.plan(printing, (X,), mesh=MESH, options=NEVER)
+    assert not any("was run" in note for note in not_run.notes)
