@@ -18,7 +18,8 @@ autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_default_options = {"members": True}
 
-_ENTRY = re.compile(r"([\w, *]+): (.*)")
+_ENTRY = re.compile(r"([\w*][\w, *]*): (.*)")
+"""Of a section Parameters; what is indented goes on with the entry before it."""
 _FIELD = re.compile(r"`\w+`(, `\w+`)*: .*")
 _PLURAL = re.compile(r"(`[^`]+`)(?=\w)")
 

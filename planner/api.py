@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import jax
 from jax.sharding import AbstractMesh, Mesh
@@ -22,7 +22,9 @@ from planner.planning.plan_cache import planned_or_kept
 from planner.plans.loaded import LoadedPlan
 from planner.plans.plan import Plan
 from planner.plans.process_parts import ProcessLocal
-from planner.program.tracing.trace import trace
+from planner.program.tracing.call import call_of, marked
+from planner.program.tracing.own_frames import without_own_frames
+from planner.program.tracing.trace import trace_call
 from planner.report.compare import compare_decisions
 from planner.report.comparison import Comparison
 from planner.request.joint_request import (
@@ -48,7 +50,7 @@ from planner.request.resolve import (
     PlanRequest,
     Wanted,
     checked_options,
-    checked_positions,
+    limit_of,
     question,
     resolve_request,
     resolve_request_by_all,
@@ -64,24 +66,35 @@ from planner.studies.topology_search import compared, targets_of
 from planner.studies.topology_table import TopologyComparison
 from planner.verify.aot import AotReport
 
+P = ParamSpec("P")
+T = TypeVar("T")
 
-@takes_former_keywords
+
+def _public(fn: Callable[P, T]) -> Callable[P, T]:
+    """A public function: it takes former keywords, and its errors come without frames of the planner."""
+    return without_own_frames(takes_former_keywords(fn, levels=2))
+
+
+@_public
 def plan(
     fn: Callable[..., Any],
-    example_args: Sequence[Any],
+    example_args: Sequence[Any] = (),
     *,
+    example_kwargs: Mapping[str, Any] | None = None,
     devices: Sequence[jax.Device] | None = None,
     topology: str | Topology | None = None,
     mesh: RequestedMesh | None = None,
     axis_names: Sequence[str] | None = None,
     objective: str = "time",
-    memory_limit: float | None = None,
+    memory_limit: float | str | None = None,
     pins: Pins | None = None,
     logical_rules: LogicalRules | None = None,
     like: Like | None = None,
     process_local: ProcessLocal = (),
     donate_argnums: Sequence[int] | int = (),
+    donate_argnames: Sequence[str] | str = (),
     static_argnums: Sequence[int] | int = (),
+    static_argnames: Sequence[str] | str = (),
     options: Options | None = None,
 ) -> Plan:
     """The best placement found of `fn` on many devices, ready to run.
@@ -92,6 +105,7 @@ def plan(
         `with jax.set_mesh(mesh):`; what the types of its arguments and results say of placements are pins, and `pins` go
         before them.
     example_args: the tuple of its positional arguments, arrays or `jax.ShapeDtypeStruct`s.
+    example_kwargs: its arguments by keyword. The plan is called as the function is, by position or by keyword.
     devices: to run on; default `jax.devices()`, or none where only a topology is given.
     topology: a name such as "v5e:4x4" or a `Topology`, to plan for; with `devices`, costs are the topology's and the
         program is emitted for the devices.
@@ -99,7 +113,8 @@ def plan(
         all factorizations into up to three axes are searched, and the use of fewer devices.
     axis_names: names for the axes of a searched mesh, at most as many axes as names; default x, y, z.
     objective: "time" (seconds), "energy" (joules) or "memory" (peak bytes).
-    memory_limit: bytes per device; default what a device of the topology has.
+    memory_limit: per device, in bytes or as text, such as "14GB" or "15.75GiB"; default what a device of the topology has,
+        or this machine's memory over the number of its CPU devices, where these are planned for without a topology.
     pins: shell-style pattern over names (`state/params/*/kernel`, `out/0`, a `checkpoint_name`) to PartitionSpec; or the
         name or position of an argument, or `out`, to a pytree like it of PartitionSpecs or NamedShardings, prefixes as in
         `jax.jit`, None for what is free. The mesh of shardings is the plan's.
@@ -112,7 +127,8 @@ def plan(
         part, here and in calls: what it holds of a batch along dim 0, or along the dim that a mapping from names says. The
         layout is one by which its devices hold just that part; the whole are the parts together. On one process it says
         nothing.
-    donate_argnums, static_argnums: as in `jax.jit`.
+    donate_argnums, donate_argnames, static_argnums, static_argnames: as in `jax.jit`, by position or by name, however the
+        argument is given.
     options: time limit, checks, cost model, seed; see `Options`.
 
     Where the devices are of several processes, all of these make the same call and get the same plan: the lowest of them
@@ -133,30 +149,36 @@ def plan(
         like=like,
         logical_rules=logical_rules,
         process_local=process_local,
+        example_kwargs=example_kwargs,
         donate_argnums=donate_argnums,
+        donate_argnames=donate_argnames,
         static_argnums=static_argnums,
+        static_argnames=static_argnames,
     )
     return planned_or_kept(resolve_request_by_all("planner.plan", fn, example_args, place, options, wanted))
 
 
-@takes_former_keywords
+@_public
 def pareto(
     fn: Callable[..., Any],
-    example_args: Sequence[Any],
+    example_args: Sequence[Any] = (),
     *,
+    example_kwargs: Mapping[str, Any] | None = None,
     points: int = 7,
     devices: Sequence[jax.Device] | None = None,
     topology: str | Topology | None = None,
     mesh: RequestedMesh | None = None,
     axis_names: Sequence[str] | None = None,
     objective: str = "time",
-    memory_limit: float | None = None,
+    memory_limit: float | str | None = None,
     pins: Pins | None = None,
     logical_rules: LogicalRules | None = None,
     like: Like | None = None,
     process_local: ProcessLocal = (),
     donate_argnums: Sequence[int] | int = (),
+    donate_argnames: Sequence[str] | str = (),
     static_argnums: Sequence[int] | int = (),
+    static_argnames: Sequence[str] | str = (),
     options: Options | None = None,
 ) -> Front:
     """The placements of `fn` along peak memory against time: from the least memory to the least time, none dominated.
@@ -184,8 +206,11 @@ def pareto(
         like=like,
         logical_rules=logical_rules,
         process_local=process_local,
+        example_kwargs=example_kwargs,
         donate_argnums=donate_argnums,
+        donate_argnames=donate_argnames,
         static_argnums=static_argnums,
+        static_argnames=static_argnames,
     )
     more = {"points": repr(points)}
     return front_of(
@@ -193,6 +218,7 @@ def pareto(
     )
 
 
+@without_own_frames
 def plan_many(
     programs: Mapping[str, Given],
     *,
@@ -203,7 +229,7 @@ def plan_many(
     mesh: RequestedMesh | None = None,
     axis_names: Sequence[str] | None = None,
     objective: str = "time",
-    memory_limit: float | None = None,
+    memory_limit: float | str | None = None,
     pins: Pins | None = None,
     logical_rules: LogicalRules | None = None,
     like: Like | None = None,
@@ -216,8 +242,9 @@ def plan_many(
 
     Parameters
     ----------
-    programs: name to (fn, example_args), or (fn, example_args, keywords) with `donate_argnums`, `static_argnums`, `pins`,
-        `process_local` and `memory_limit` of its own, as in `plan`. A pin of one holds for all that have the array; None
+    programs: name to (fn, example_args), or (fn, example_args, keywords) with `example_kwargs`, `donate_argnums`,
+        `donate_argnames`, `static_argnums`, `static_argnames`, `pins`, `process_local` and `memory_limit` of its own, as in
+        `plan`. A pin of one holds for all that have the array; None
         keeps an array apart.
     calls: name to how often the program is called beside the others, default 1 each. What is minimised is the sum over all
         calls, or of `objective="memory"` the greatest peak.
@@ -271,19 +298,23 @@ def plan_many(
     return planned_or_kept_jointly(ready, shared, options, counts=counts, own_layouts=layouts == "own")
 
 
+@without_own_frames
 def compare_topologies(
     fn: Callable[..., Any],
     example_args: Sequence[Any],
     topologies: Sequence[str | Topology],
     *,
+    example_kwargs: Mapping[str, Any] | None = None,
     mesh: Mapping[str, int] | AbstractMesh | None = None,
     axis_names: Sequence[str] | None = None,
     objective: str = "time",
-    memory_limit: float | None = None,
+    memory_limit: float | str | None = None,
     pins: Pins | None = None,
     logical_rules: LogicalRules | None = None,
     donate_argnums: Sequence[int] | int = (),
+    donate_argnames: Sequence[str] | str = (),
     static_argnums: Sequence[int] | int = (),
+    static_argnames: Sequence[str] | str = (),
     options: Options | None = None,
 ) -> TopologyComparison:
     """The best placements found of `fn` on each of several topologies, and on one device of each of their chips.
@@ -311,16 +342,13 @@ def compare_topologies(
         memory_limit=memory_limit,
         pins=pins,
         logical_rules=logical_rules,
+        example_kwargs=example_kwargs,
         donate_argnums=donate_argnums,
+        donate_argnames=donate_argnames,
         static_argnums=static_argnums,
+        static_argnames=static_argnames,
     )
-    traced = trace(
-        fn,
-        example_args,
-        donate_argnums=wanted.donated,
-        static_argnums=wanted.static,
-        annotations=options.annotations,
-    )
+    traced = wanted.traced(call_of(fn, example_args, example_kwargs), options.annotations)
 
     def ready_for(target: Target, shared: Options) -> PlanRequest:
         place = Place(target=target, mesh=shape, axis_names=names)
@@ -329,6 +357,7 @@ def compare_topologies(
     return compared(ready_for, targets, options, objective=objective)
 
 
+@without_own_frames
 def audit(
     fn: Callable[..., Any],
     example_args: Sequence[Any],
@@ -339,9 +368,11 @@ def audit(
     topology: str | Topology | None = None,
     mesh: RequestedMesh | None = None,
     objective: str = "time",
-    memory_limit: float | None = None,
+    memory_limit: float | str | None = None,
     donate_argnums: Sequence[int] | int = (),
+    donate_argnames: Sequence[str] | str = (),
     static_argnums: Sequence[int] | int = (),
+    static_argnames: Sequence[str] | str = (),
     options: Options | None = None,
 ) -> Audit:
     """What your own shardings of `fn` cost, as a record that prints: beside the plan found without them.
@@ -367,16 +398,18 @@ def audit(
     """
     options = checked_options(options)
     chosen = replace(options, check="never", autotune="never", remat="as written", microbatches=1)
-    request = audit_request(fn, len(example_args), in_shardings, out_shardings)
+    call = call_of(fn, example_args)
+    request = audit_request(fn, len(call.args), in_shardings, out_shardings)
+    call = replace(call, fn=request.fn)
     wanted = Wanted(
         objective=objective,
         memory_limit=memory_limit,
-        donate_argnums=(*checked_positions("donate_argnums", donate_argnums), *request.donated),
-        static_argnums=(*checked_positions("static_argnums", static_argnums), *request.static),
+        donate_argnums=(*marked(call, "donate", donate_argnums, donate_argnames), *request.donated),
+        static_argnums=(*marked(call, "static", static_argnums, static_argnames), *request.static),
     )
-    pins = pins_of(request, len(example_args), wanted.static)
+    pins = pins_of(request, len(call.args), wanted.static(call))
     on_mesh = requested_mesh(mesh, pins)
-    traced = trace(request.fn, example_args, donate_argnums=wanted.donated, static_argnums=wanted.static)
+    traced = wanted.traced(call)
     named = traced.parallelism is not None
     if not pins and not named:
         raise ArgumentError(
@@ -403,15 +436,19 @@ def audit(
     def standing(best: Plan) -> AotReport:
         return compiled_alone(traced, best, options)
 
-    return audited(pins, planned, standing, limit_bytes=memory_limit)
+    return audited(pins, planned, standing, limit_bytes=limit_of(memory_limit))
 
 
+@without_own_frames
 def op_graph(
     fn: Callable[..., Any],
-    example_args: Sequence[Any],
+    example_args: Sequence[Any] = (),
     *,
+    example_kwargs: Mapping[str, Any] | None = None,
     donate_argnums: Sequence[int] | int = (),
+    donate_argnames: Sequence[str] | str = (),
     static_argnums: Sequence[int] | int = (),
+    static_argnames: Sequence[str] | str = (),
     options: Options | None = None,
 ) -> OpGraph:
     """The op graph of a function before anything is decided, a `networkx.MultiDiGraph`; `Plan.graph` has it decided.
@@ -420,7 +457,7 @@ def op_graph(
 
     Parameters
     ----------
-    fn, example_args, donate_argnums, static_argnums: as in `plan`.
+    fn, example_args, example_kwargs, donate_argnums, donate_argnames, static_argnums, static_argnames: as in `plan`.
     options: `while_trips` is used.
 
     Raises
@@ -428,20 +465,19 @@ def op_graph(
     ArgumentError, TraceError: bad input.
     """
     options = checked_options(options)
-    program = trace(
-        fn,
-        example_args,
-        donate_argnums=checked_positions("donate_argnums", donate_argnums),
-        static_argnums=checked_positions("static_argnums", static_argnums),
-    )
-    return program_graph(program, while_trips=options.while_trips)
+    call = call_of(fn, example_args, example_kwargs)
+    donate = marked(call, "donate", donate_argnums, donate_argnames)
+    static = marked(call, "static", static_argnums, static_argnames)
+    return program_graph(trace_call(call, donate=donate, static=static), while_trips=options.while_trips)
 
 
+@without_own_frames
 def load(path: str | Path) -> LoadedPlan:
     """The plan saved in `path`; `bind` it to its function. Raises: PlanFileError."""
     return LoadedPlan(load_saved(Path(path)))
 
 
+@without_own_frames
 def compare(a: Plan | LoadedPlan | str | Path, b: Plan | LoadedPlan | str | Path) -> Comparison:
     """Where two plans differ, and what that costs: a record that prints as a table.
 

@@ -139,11 +139,12 @@ class Decision:
     A plan file holds these fields, in this order: what was decided first, then what is predicted and known of it.
     `fingerprint` identifies the traced program the places belong to, in the `form` in which it is computed; `arguments` and
     `results` are its leaves, and `in_tree` says how the leaves lie in the user's arguments, as the JSON of
-    `plan_file.treedef`. `compiler_options` are those of the compiler of the topology's platform with which the prediction
-    holds. `named` are those of its `intermediates` that the program names with `checkpoint_name`, `logical` the plan in
-    terms of the indices that run through it. `choice` is the strategy chosen for every node of the problem that `request`
-    states on this mesh. `refined` says how it was chosen where compilers or runs had a say, `tried` the meshes of the
-    search in its order, `jax_version` the release by which it was made.
+    `plan_file.treedef`. `keywords` are the names of the arguments that are given by keyword: they are the last ones.
+    `compiler_options` are those of the compiler of the topology's platform with which the prediction holds. `named` are
+    those of its `intermediates` that the program names with `checkpoint_name`, `logical` the plan in terms of the indices
+    that run through it. `choice` is the strategy chosen for every node of the problem that `request` states on this mesh.
+    `refined` says how it was chosen where compilers or runs had a say, `tried` the meshes of the search in its order,
+    `jax_version` the release by which it was made.
 
     `replicated` are the ops that were placed whole because no rule says how to split them, `by_shardy` those that have no
     rule of ours and were placed by that of Shardy's registry, `guessed` those whose work nobody says: they count one
@@ -163,6 +164,7 @@ class Decision:
     in_tree: Any
     donate_argnums: tuple[int, ...]
     static_argnums: tuple[int, ...]
+    keywords: tuple[str, ...] = ()
     compiler_options: Mapping[str, str] = field(default_factory=dict[str, str])
     constraints: Mapping[Slot, tuple[PartitionSpec, ...]]
     intermediates: Mapping[str, PartitionSpec]

@@ -34,6 +34,7 @@ def write_whole(path: Path, content: bytes) -> None:
     needs a name for as long as it takes the place of another file. Who is killed in between, or writes where files need
     names, leaves one.
     """
+    _check_folder_of(path)
     _remove_left(path)
     with _unnamed(path.parent) as handle:
         if handle is not None:
@@ -56,7 +57,7 @@ def whole_folder(path: Path) -> Generator[Path]:
     `path` is what it was before or the new one, whenever the process is killed; where the kernel cannot exchange two
     folders at once it may be missing, and the next to write there brings it back. Raises: OSError.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _check_folder_of(path)
     _bring_back(path)
     _remove_left(path)
     handle, part = _made_folder(path)
@@ -67,6 +68,11 @@ def whole_folder(path: Path) -> Generator[Path]:
         shutil.rmtree(part, ignore_errors=True)
         if handle is not None:
             os.close(handle)
+
+
+def _check_folder_of(path: Path) -> None:
+    if not path.absolute().parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {str(path.absolute().parent)!r}")
 
 
 def _take_place(part: Path, path: Path) -> None:

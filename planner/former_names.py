@@ -32,12 +32,12 @@ def renamed(keywords: Mapping[str, Any], *, levels: int = 0) -> dict[str, Any]:
     return today | {FORMER_KEYWORDS[name]: keywords[name] for name in former}
 
 
-def takes_former_keywords(fn: Callable[P, T]) -> Callable[P, T]:
-    """The function, which takes the keywords of the last release, too."""
+def takes_former_keywords(fn: Callable[P, T], *, levels: int = 1) -> Callable[P, T]:
+    """The function, which takes the keywords of the last release, too; `levels` as in `warn_of`."""
 
     @wraps(fn)
     def taking(*args: Any, **kwargs: Any) -> T:
-        return fn(*args, **renamed(kwargs, levels=1))
+        return fn(*args, **renamed(kwargs, levels=levels))
 
     return taking
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from pbqp.options import GAP, Share
@@ -23,22 +23,29 @@ UNITS: Mapping[str, Unit] = {"time": "s", "energy": "J", "memory": "B"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What the search has seen so far: meshes finished of all, the mesh just begun or finished, best value and bound.
+    """What planning is at: `doing` is tracing, modelling, checking a plan and so on, or "" for a search over meshes.
 
-    Told before and after every mesh. Value and bound are in `unit`; `stage` says which of several searches it is.
+    A search tells it before and after every mesh: meshes finished of all, the mesh just begun or finished, the value of its
+    best plan, and a bound, both in `unit`. Plans that are not `below` what is known already are not sought. `stage` says
+    which of several searches it is. `seconds` are those since planning began, of `limit_s`.
     """
 
-    tried: int
-    total: int
-    mesh: Mapping[str, int]
-    incumbent: float
-    bound: float
-    seconds: float
+    doing: str = ""
+    tried: int = 0
+    total: int = 0
+    mesh: Mapping[str, int] = field(default_factory=dict[str, int])
+    incumbent: float = math.inf
+    bound: float = 0.0
+    below: float = math.inf
+    seconds: float = 0.0
+    limit_s: float = math.inf
     unit: Unit = "s"
     stage: str = ""
 
     def __str__(self) -> str:
-        return f"{self.of_stage}mesh {self.tried}/{self.total} {self.mesh_label}: {self.found} ({self.seconds:.1f} s)"
+        what = self.doing or f"mesh {self.tried}/{self.total} {self.mesh_label}: {self.found}"
+        limit = f" of {self.limit_s:g} s" if math.isfinite(self.limit_s) else ""
+        return f"{self.of_stage}{what} ({self.seconds:.1f} s{limit})"
 
     @property
     def mesh_label(self) -> str:
@@ -54,7 +61,9 @@ class Progress:
     def found(self) -> str:
         """The best value and the bound so far, in words."""
         if not math.isfinite(self.incumbent):
-            return "no plan yet"
+            return (
+                f"no plan below {quantity(self.below, self.unit)} yet" if math.isfinite(self.below) else "no plan yet"
+            )
         return f"best {quantity(self.incumbent, self.unit)}, bound {quantity(max(self.bound, 0.0), self.unit)}"
 
 
@@ -69,8 +78,10 @@ Autotune = Literal["never", "compile", "measure"]
 class Options:
     """How to plan. The first sentence about a field is also its help on the command line.
 
-    `time_limit_s`: seconds for the whole search; the best plan by then is returned, with its bound. The first large program
-    on a machine takes ten to twenty seconds more, in which the solver's inner loops are compiled and kept.
+    `time_limit_s`: seconds for the whole search; the best plan by then is returned, with its bound. Not in it: tracing, the
+    model of the program, which is made before the search, and the checks (`affordable_compile_s`). One mesh is always
+    searched, for about a second or as long as its prices take. The first large program on a machine takes ten to twenty
+    seconds more, in which the solver's inner loops are compiled and kept.
 
     `check`: whether the plan is compiled, and run beside the single device, before it is returned: where that is affordable
     ("auto"), at any price ("always"), or not at all ("never"). It runs where the arguments are concrete. For devices that
@@ -137,7 +148,8 @@ class Options:
     may use, and as memory has room for. They are forked (on Linux; elsewhere there are none), and only where a search lasts
     more than a second. The plan does not depend on how many there are unless the time limit ends the search.
 
-    `progress`: called with a `Progress` after every mesh; of several processes, on the one that searches.
+    `progress`: called with a `Progress` at every phase, and before and after every mesh; of several processes, on the one
+    that searches.
 
     Raises: ArgumentError for a value that is none of these.
     """
@@ -223,11 +235,17 @@ _POSSIBLE: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def telling(options: Options, stage: str) -> Options:
-    """The options for one of several searches, whose progress is told as of this stage."""
+    """The options for one of several searches, whose progress is told as of this stage, before stages within it."""
     show = options.progress
 
     def progress(seen: Progress) -> None:
         if show is not None:
-            show(replace(seen, stage=stage))
+            show(replace(seen, stage=f"{stage}: {seen.stage}" if seen.stage else stage))
 
     return replace(options, progress=show and progress)
+
+
+def tell(options: Options, doing: str) -> None:
+    """Tells what planning is at."""
+    if options.progress is not None:
+        options.progress(Progress(doing=doing))

@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 PREFIXES = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
 
 SMALL = ("s", "J")
 """Units of which parts are told."""
+
+
+BYTE_UNITS = {
+    "": 1.0,
+    "B": 1.0,
+    "kB": 1e3,
+    "MB": 1e6,
+    "GB": 1e9,
+    "TB": 1e12,
+    "KiB": 2.0**10,
+    "MiB": 2.0**20,
+    "GiB": 2.0**30,
+    "TiB": 2.0**40,
+}
+
+
+def bytes_of(text: str) -> float:
+    """Bytes of "14GB", "15.75GiB", "500 MB" or "1.4e10". Raises: ValueError with what to write."""
+    match = re.fullmatch(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*", text)
+    units = {unit.lower(): factor for unit, factor in BYTE_UNITS.items()}
+    try:
+        if match is None:
+            raise ValueError
+        return float(match[1]) * units[match[2].lower()]
+    except (ValueError, KeyError):
+        known = ", ".join(unit for unit in BYTE_UNITS if unit)
+        raise ValueError(f"{text!r} is no size; write a number and a unit of {known}: 14GB") from None
 
 
 def _three(value: float) -> str:

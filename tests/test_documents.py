@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
+import inspect
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
 
 import planner
 from tests.pages import PAGES, ROOT, blocks, run
@@ -23,6 +27,23 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     run(page, tmp_path)
+
+
+@pytest.mark.parametrize("page", [ROOT / "CONTRIBUTING.md", *PAGES], ids=lambda page: page.stem)
+def test_no_page_has_python_that_does_not_run(page: Path) -> None:
+    """A block in another language, or in none, is not run: it may hold no Python that could be."""
+    fences = [token for token in MarkdownIt().parse(page.read_text()) if token.type == "fence"]
+    assert [
+        token.content for token in fences if token.info.split()[:1] != ["python"] and is_python(token.content)
+    ] == []
+
+
+def is_python(text: str) -> bool:
+    try:
+        ast.parse(text)
+    except SyntaxError:
+        return False
+    return True
 
 
 def test_the_reference_has_every_public_name() -> None:
@@ -78,3 +99,18 @@ def test_blocks_of_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         run(page, tmp_path)
     assert raised.traceback[-1].lineno + 1 == 22
     assert (tmp_path / "said").exists()
+
+
+@pytest.mark.parametrize("name", ["audit", "compare_topologies", "op_graph", "pareto", "plan", "plan_many"])
+def test_the_reference_documents_parameters_that_there_are(name: str) -> None:
+    spec = importlib.util.spec_from_file_location("conf", ROOT / "docs" / "conf.py")
+    assert spec is not None
+    assert spec.loader is not None
+    conf = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(conf)
+    function = getattr(planner, name)
+    lines = (inspect.getdoc(function) or "").splitlines()
+    conf.read_docstring(None, "function", name, function, None, lines)
+    named = {match[1] for line in lines if (match := re.match(r":param \**(.+?):", line))}
+    assert named
+    assert named <= set(inspect.signature(function).parameters)

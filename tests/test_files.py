@@ -120,6 +120,7 @@ def held(folder: Path) -> dict[str, str]:
 
 def test_a_folder_is_made_and_replaced(tmp_path: Path, swap: str) -> None:
     path = tmp_path / "kept" / "front[0]*"
+    path.parent.mkdir()
     for content in ({"a": "1", "b": "2"}, {"c": "3"}, {}, {"a": "4"}):
         fill(path, **content)
         assert held(path) == content

@@ -113,3 +113,7 @@ def test_version_is_the_newest_release_of_the_changelog():
     released = re.search(r"^## (\d\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert released is not None
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == released[1]
+
+
+def test_only_public_names_are_listed() -> None:
+    assert sorted({*planner.__all__, "__version__"}) == dir(planner)

@@ -31,15 +31,10 @@ import jax
 from cost_models import CostModelError, Profile, calibrate, parse_topology, save_profile
 from planner.api import audit, compare_topologies, pareto, plan
 from planner.cli import saved_plans
+from planner.cli.outputs import PLAN, PROFILE, check_output
 from planner.cli.parser import make_parser
-from planner.cli.program_file import (
-    check_file,
-    check_folder_of,
-    keywords_given,
-    keywords_of,
-    load_program,
-    options_of,
-)
+from planner.cli.planning_options import in_flags
+from planner.cli.program_file import keywords_given, keywords_of, load_program, options_of
 from planner.cli.progress import show_progress, status
 from planner.errors import ArgumentError, PlannerError
 from planner.machine.device_profile import default_profile
@@ -59,11 +54,12 @@ SMALL_SLICES = {"v4": "2x2x2", "v5p": "2x2x4", "tpu7x": "2x2x2"}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code of the command `argv` (default: the arguments of this process)."""
-    arguments = make_parser(COMMANDS, saved_plans.add_saved_plans).parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    arguments = make_parser(COMMANDS, saved_plans.add_saved_plans).parse_args(words)
     try:
         return arguments.command(arguments)
     except (PlannerError, CostModelError) as error:
-        print(f"meshwright: error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"meshwright: error: {' '.join(in_flags(str(error), words).split())}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         # Whoever read the output (`head`, a pager) has gone; the interpreter must not try to flush what is left.
@@ -89,8 +85,7 @@ def _search(arguments: argparse.Namespace) -> int:
     arguments.topology = next(iter(topologies), None)
     output: Path | None = arguments.output
     if output is not None:
-        check_folder_of(output)
-        check_file(output)
+        check_output(output, PLAN, force=arguments.force)
     planned, made = _planned(arguments, plan)
     print(made)
     if output is not None:
@@ -109,7 +104,7 @@ def _failed(plans: Iterable[Plan]) -> int:
 def _verified(made: Plan, planned: RequestedProgram, heading: str, to: TextIO) -> int:
     """Compiles a plan and prints what differs; the exit code."""
     with status("compiling and comparing"):
-        verification = made.verify(*planned.args)
+        verification = made.verify(*planned.args, **planned.kwargs)
     print(f"\n{heading}\n{verification}", file=to)
     return int(any(check.ok is False for check in verification.checks))
 
@@ -176,7 +171,7 @@ def _audit(arguments: argparse.Namespace) -> int:
 def _calibrate(arguments: argparse.Namespace) -> int:
     """Measures, prints what was fitted and keeps it where `cost_model="measured"` looks for it."""
     if arguments.output is not None:
-        check_file(arguments.output)
+        check_output(arguments.output, PROFILE, force=arguments.force)
     profile = _measured(arguments) if arguments.compiler is None else _scheduled(arguments.compiler)
     path: Path = arguments.output or default_profile(profile.platform, profile.device_kind, profile.num_devices)
     save_profile(profile, path)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
 from cost_models import OBJECTIVES
+from planner.cli.arguments import Parser
+from planner.cli.outputs import add_output
 from planner.cli.planning_options import add_options
 from planner.cli.values import (
+    parse_arguments,
     parse_bytes,
     parse_count,
     parse_mesh,
     parse_names,
     parse_pin,
-    parse_positions,
     parse_rules,
     parse_seconds,
     parse_seed,
@@ -34,11 +37,11 @@ PIN_HELP = (
 )
 
 
-def make_parser(commands: Mapping[str, Command], add_more: Callable[[Any], None]) -> argparse.ArgumentParser:
+def make_parser(commands: Mapping[str, Command], add_more: Callable[[Any], None]) -> Parser:
     """The parser; `command` of what it reads is the one of that name. `add_more` adds the commands on saved plans."""
-    parser = argparse.ArgumentParser(
-        prog="meshwright", description="Plans how a JAX program written for one device is placed on many."
-    )
+    parser = Parser(prog="meshwright", description="Plans how a JAX program written for one device is placed on many.")
+    version = importlib.metadata.version("meshwright")
+    parser.add_argument("--version", action="version", version=f"meshwright {version}")
     added = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_search(added)
     _add_pareto(added)
@@ -47,6 +50,8 @@ def make_parser(commands: Mapping[str, Command], add_more: Callable[[Any], None]
     _add_calibrate(added)
     for name, command in commands.items():
         added.choices[name].set_defaults(command=command)
+        added.choices[name].shorten_usage()
+    parser.shorten_usage()
     return parser
 
 
@@ -77,12 +82,9 @@ def _add_search(commands: Any) -> None:
         "and compare collectives and memory with the prediction; where the arguments are arrays and the devices present, "
         "also run it beside a single device. Exit code 1 if that fails, as without it if a check of the plan fails",
     )
-    search.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="PATH",
-        help="write the plan there as JSON; with several --topology, a folder for all of them, plan_0.json and so on, with "
+    add_output(
+        search,
+        text="write the plan there as JSON; with several --topology, a folder for all of them, plan_0.json and so on, with "
         "a summary, topologies.json. Default: only print it",
     )
     search.add_argument(
@@ -159,17 +161,17 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--donate",
-        dest="donate_argnums",
-        type=parse_positions,
-        metavar="N,...",
-        help="positions (from 0) of the arguments that the program may overwrite, as jax.jit's donate_argnums",
+        type=parse_arguments,
+        metavar="ARGUMENT,...",
+        help="the arguments that the program may overwrite, by position (from 0) or by name, as donate_argnums and "
+        "donate_argnames of jax.jit",
     )
     parser.add_argument(
         "--static",
-        dest="static_argnums",
-        type=parse_positions,
-        metavar="N,...",
-        help="positions (from 0) of the arguments that are constants, as jax.jit's static_argnums",
+        type=parse_arguments,
+        metavar="ARGUMENT,...",
+        help="the arguments that are constants, by position (from 0) or by name, as static_argnums and "
+        "static_argnames of jax.jit",
     )
 
 
@@ -250,11 +252,8 @@ def _add_calibrate(commands: Any) -> None:
     )
     measure.add_argument("--devices", type=parse_count, metavar="N", help="measure the first N devices. Default: all")
     measure.add_argument("--seed", type=parse_seed, default=0, metavar="N", help="of the data. Default: %(default)s")
-    measure.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="PATH",
-        help="write the profile there as JSON. Default: under ~/.cache/meshwright, where the measured cost model looks "
+    add_output(
+        measure,
+        text="write the profile there as JSON. Default: under ~/.cache/meshwright, where the measured cost model looks "
         "for it",
     )

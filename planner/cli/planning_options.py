@@ -31,6 +31,31 @@ def add_options(parser: argparse.ArgumentParser, *, without: Collection[str] = (
                 parser.add_argument(f"--{former}", dest=field.name, action=_Former, help=argparse.SUPPRESS, **values)
 
 
+KEYWORDS: Mapping[str, str] = {
+    "memory_limit": "--memory",
+    "axis_names": "--axis-names",
+    "logical_rules": "--logical-rules",
+    "donate_argnums": "--donate",
+    "donate_argnames": "--donate",
+    "static_argnums": "--static",
+    "static_argnames": "--static",
+}
+"""The flags of keywords of `planner.plan` that are called otherwise."""
+
+
+def in_flags(text: str, given: Collection[str]) -> str:
+    """An error's text with flags for `Options(...)`, and for the keywords whose flags were `given`."""
+    text = re.sub(
+        r"Options\((\w+)=('[^']*'|[^()]*)\)",
+        lambda m: f"{FLAGS[m[1]]} {m[2].strip(chr(39))}" if m[1] in FLAGS else m[0],
+        text,
+    )
+    for keyword, flag in KEYWORDS.items():
+        if flag in given:
+            text = re.sub(rf"\b{keyword}(?:=(?:\.\.\.)?)?(?![\w(])", flag, text)
+    return text
+
+
 class _Former(argparse.Action):
     """Takes the flag of the last release, with a warning."""
 

@@ -1,4 +1,4 @@
-"""Files of the command line: programs to plan (`FILE.py:FUNCTION`) with their keywords, and where commands write."""
+"""Programs to plan, out of files (`FILE.py:FUNCTION`), with their keywords."""
 
 from __future__ import annotations
 
@@ -66,6 +66,10 @@ def keywords_given(arguments: argparse.Namespace, planned: RequestedProgram, fn:
     for name in dict.fromkeys((*KEYWORDS, *keywords_of(fn))):
         if name not in ("options", "pins") and (value := getattr(arguments, name, None)) is not None:
             keywords[name] = load(value) if name == "like" else value
+    for what in ("donate", "static"):
+        if (marks := getattr(arguments, what, None)) is not None:
+            keywords[f"{what}_argnums"] = tuple(mark for mark in marks if isinstance(mark, int))
+            keywords[f"{what}_argnames"] = tuple(mark for mark in marks if isinstance(mark, str))
     if pinned := getattr(arguments, "pins", None):
         pins = keywords.get("pins") or {}
         if not isinstance(pins, Mapping):
@@ -138,27 +142,3 @@ def _where(error: BaseException, path: Path) -> str:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
     at = f"at line {lines[-1]} " if lines else ""
     return f"{at}with {type(error).__name__}: {error}"
-
-
-# ---------------------------------------------------------------- where commands write
-
-
-def check_file(path: Path) -> None:
-    """Nothing; before minutes of work. Raises: ArgumentError where the path is of a folder, or can be that of no file."""
-    try:
-        is_folder = path.is_dir()
-    except OSError as error:  # a name longer than any file's
-        raise ArgumentError(f"{path} cannot be written: {error.strerror}; give the path of a file") from error
-    if is_folder:
-        raise ArgumentError(f"{path} is a folder; give the path of a file")
-
-
-def check_folder_of(path: Path) -> None:
-    """Nothing. Raises: ArgumentError where there is no folder for the file to lie in."""
-    folder = path.absolute().parent
-    try:
-        there = folder.is_dir()
-    except OSError:  # a name longer than any folder's
-        there = False
-    if not there:
-        raise ArgumentError(f"there is no folder {str(folder)!r} to write {path.name} to; make it")

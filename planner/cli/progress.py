@@ -34,13 +34,13 @@ def show_progress() -> Generator[Show]:
     task = bar.add_task("tracing the program", total=None, found="")
 
     def show(progress: Progress) -> None:
-        done = progress.tried >= progress.total
+        meshes = f"{progress.tried}/{progress.total} meshes  {progress.found}"
         bar.update(
             task,
             completed=progress.tried,
-            total=progress.total,
-            description=progress.of_stage + ("checking the plan" if done else f"mesh {progress.mesh_label}"),
-            found=f"{progress.tried}/{progress.total} meshes  {progress.found}",
+            total=progress.total or None,
+            description=progress.of_stage + (progress.doing or f"mesh {progress.mesh_label}"),
+            found="" if progress.doing else meshes,
         )
 
     with bar:
@@ -48,12 +48,15 @@ def show_progress() -> Generator[Show]:
 
 
 def _in_lines() -> Show:
-    """Prints a line for every mesh tried."""
+    """Prints a line for every phase and every mesh tried."""
     printed = ("", 0)
 
     def show(progress: Progress) -> None:
         nonlocal printed
-        if progress.tried and (progress.stage != printed[0] or progress.tried > printed[1]):
+        if progress.doing:
+            printed = progress.stage, 0
+            print(progress, file=sys.stderr, flush=True)
+        elif progress.tried and (progress.stage != printed[0] or progress.tried > printed[1]):
             printed = progress.stage, progress.tried
             print(progress, file=sys.stderr, flush=True)
 

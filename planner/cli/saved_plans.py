@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from planner.api import compare, load
-from planner.cli.program_file import check_file, load_program
+from planner.cli.outputs import add_output, check_page
+from planner.cli.program_file import load_program
 from planner.cli.progress import status
 from planner.plan_file.codec import as_json as plain
 from planner.plans.plan import Plan
@@ -98,9 +99,7 @@ def _add_report(commands: Any) -> None:
         metavar="FILE.py:FUNCTION",
         help="the program that was planned, as 'search' takes it: for computing by source line, memory and the op graph",
     )
-    report.add_argument(
-        "-o", "--output", metavar="PATH", help="write the page there. Default: the plan's path with .html"
-    )
+    add_output(report, text="write the page there. Default: the plan's path with .html")
 
 
 # ---------------------------------------------------------------- what they do
@@ -139,7 +138,7 @@ def report(arguments: argparse.Namespace) -> int:
     """Writes the page of a saved plan, or prints what it shows."""
     output = Path(arguments.output or Path(arguments.plan).with_suffix(".html"))
     if not arguments.json:
-        check_file(output)
+        check_page(output, has_program=arguments.program is not None, force=arguments.force)
     saved = load(arguments.plan)
     bound = None if arguments.program is None else bind(arguments.plan, arguments.program)
     if arguments.json:
@@ -154,7 +153,7 @@ def bind(path: str, program: str) -> Plan:
     """A saved plan bound to its program. Raises: ArgumentError, PlanFileError."""
     saved = load(path)
     planned = load_program(program)
-    return saved.bind(planned.fn, planned.args)
+    return saved.bind(planned.fn, planned.args, example_kwargs=planned.kwargs)
 
 
 def _json(data: Any) -> str:

@@ -11,32 +11,15 @@ import re
 
 from jax.sharding import PartitionSpec
 
-BYTE_UNITS = {
-    "": 1.0,
-    "B": 1.0,
-    "kB": 1e3,
-    "MB": 1e6,
-    "GB": 1e9,
-    "TB": 1e12,
-    "KiB": 2.0**10,
-    "MiB": 2.0**20,
-    "GiB": 2.0**30,
-    "TiB": 2.0**40,
-}
+from planner.units import bytes_of
 
 
 def parse_bytes(text: str) -> float:
     """Bytes of "14GB", "15.75GiB", "500 MB" or "1.4e10". Raises: argparse.ArgumentTypeError."""
-    match = re.fullmatch(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*", text)
-    units = {unit.lower(): factor for unit, factor in BYTE_UNITS.items()}
     try:
-        if match is None:
-            raise ValueError
-        value = float(match[1]) * units[match[2].lower()]
-    except (ValueError, KeyError):
-        known = ", ".join(unit for unit in BYTE_UNITS if unit)
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; write a number and a unit of {known}: 14GB") from None
-    return value
+        return bytes_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def parse_seconds(text: str) -> float:
@@ -132,8 +115,11 @@ def parse_spec(text: str) -> PartitionSpec:
     return PartitionSpec(*entries)
 
 
-def parse_positions(text: str) -> tuple[int, ...]:
-    """The argument positions of "0,1". Raises: argparse.ArgumentTypeError."""
-    if not re.fullmatch(r"\s*([0-9]+\s*(,\s*[0-9]+\s*)*)?", text):
-        raise argparse.ArgumentTypeError(f"{text!r} are no argument positions; write numbers from 0, such as 0,1")
-    return tuple(int(part) for part in text.split(",") if part.strip())
+def parse_arguments(text: str) -> tuple[int | str, ...]:
+    """The arguments of "0,mode", by position or by name. Raises: argparse.ArgumentTypeError."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not all(re.fullmatch(r"[0-9]{1,9}|[A-Za-z_]\w*", part) for part in parts):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} are no arguments; write positions from 0, or names, such as 0,1 or params,mode"
+        )
+    return tuple(int(part) if part[0].isdigit() else part for part in parts)

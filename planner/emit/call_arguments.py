@@ -33,6 +33,28 @@ class Part:
         return (*whole[: self.dim], whole[self.dim] // self.count, *whole[self.dim + 1 :])
 
 
+def ordered(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+    """The arguments of a call in the order of the program's. Raises: ArgumentError where some are missing or too many."""
+    if not kwargs and not program.keywords:
+        return args
+    positional = program.num_args - len(program.keywords)
+    by_keyword = program.parameters[len(args) :]
+    missing = [repr(name) for name in by_keyword if name not in kwargs]
+    unknown = [repr(name) for name in kwargs if name not in by_keyword]
+    if len(args) > positional or missing or unknown:
+        problems = [
+            f"{len(args)} are given by position" if len(args) > positional else "",
+            f"{', '.join(missing)} not given" if missing else "",
+            f"{', '.join(unknown)} given, and not planned for or given twice" if unknown else "",
+        ]
+        of_keywords = f" and the keywords {', '.join(program.keywords)}" if program.keywords else ""
+        raise ArgumentError(
+            f"{program.function_name} was planned for {positional} arguments by position{of_keywords}: "
+            f"{'; '.join(filter(None, problems))}; give the arguments that were planned for, or plan for these"
+        )
+    return (*args, *(kwargs[name] for name in by_keyword))
+
+
 def checked_leaves(
     program: Program,
     static_args: Mapping[int, Any],

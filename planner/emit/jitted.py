@@ -50,7 +50,8 @@ def _is_traced() -> bool:
 class Jitted:
     """A jitted function whose last arguments are given once, and whose results are settled after a call.
 
-    It is called, traced and lowered with the other arguments alone. `inside` is the same function as transformations
+    It is called, traced and lowered with the other arguments alone, which `ordered` puts in order: default, all come by
+    position. `inside` is the same function as transformations
     may call it; default `outside`, which is called, traced and lowered otherwise. `refused` is asked about the arguments
     where JAX refuses a call.
     """
@@ -60,16 +61,18 @@ class Jitted:
         outside: Any,
         *,
         inside: Any = None,
+        ordered: Callable[[Sequence[Any], Mapping[str, Any]], Sequence[Any]] | None = None,
         constants: Callable[[], tuple[Any, ...]] = tuple,
         settled: Callable[[Sequence[Any], Sequence[Any]], Any] | None = None,
         refused: Refused | None = None,
     ) -> None:
         self._outside, self._inside = outside, inside
-        self._constants, self._settled, self._refused = constants, settled, refused
+        self._ordered, self._constants, self._settled, self._refused = ordered, constants, settled, refused
         self.__name__: str = outside.__name__
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As of a jitted function. Raises: what it raises, or what is told of refused arguments."""
+        args = tuple(self._in_order(args, kwargs))
         called = self._outside if self._inside is None or not _is_traced() else self._inside
         try:
             results = called(*args, *self._constants())
@@ -82,17 +85,26 @@ class Jitted:
         own, updated = results
         return self._settled(args, [*jax.tree.leaves(own), *updated])
 
-    def trace(self, *args: Any) -> Any:
-        """As of a jitted function."""
-        return self._outside.trace(*args, *self._constants())
+    def _in_order(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+        if self._ordered is not None:
+            return self._ordered(args, kwargs)
+        if kwargs:  # as of JAX's own, beside in_shardings
+            raise ValueError(
+                f"{self.__name__} takes no keywords, as jax.jit beside in_shardings; got {', '.join(kwargs)}"
+            )
+        return args
 
-    def lower(self, *args: Any) -> Any:
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
         """As of a jitted function."""
-        return self._outside.lower(*args, *self._constants())
+        return self._outside.trace(*self._in_order(args, kwargs), *self._constants())
 
-    def eval_shape(self, *args: Any) -> Any:
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
         """As of a jitted function."""
-        shapes = self._outside.eval_shape(*args, *self._constants())
+        return self._outside.lower(*self._in_order(args, kwargs), *self._constants())
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """As of a jitted function."""
+        shapes = self._outside.eval_shape(*self._in_order(args, kwargs), *self._constants())
         return shapes if self._settled is None else shapes[0]
 
 

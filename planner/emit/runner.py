@@ -15,13 +15,13 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from planner.compiler.targets.table import COMPILERS
 from planner.decision import Decision
-from planner.emit.call_arguments import Part, as_planned, checked_leaves, is_part, is_planned
+from planner.emit.call_arguments import Part, as_planned, checked_leaves, is_part, is_planned, ordered
 from planner.emit.halo_exchange import exchanges
 from planner.emit.jitted import Jitted, check_layout, jitted
 from planner.emit.local_ops import local_calls
 from planner.emit.loop_all_reduce import loop_sums
 from planner.errors import ArgumentError, MeshError
-from planner.machine.global_arrays import consume, placed
+from planner.machine.global_arrays import consume, is_gone, placed, why_gone
 from planner.machine.host_parts import laid_part
 from planner.machine.target import Target
 from planner.program.graph import Graph
@@ -30,6 +30,7 @@ from planner.program.jaxpr.placements.meshless import with_axes
 from planner.program.jaxpr.rewrite import constrained
 from planner.program.mesh_axes import with_auto_axes
 from planner.program.slots import Slot
+from planner.program.tracing.call import called
 from planner.program.tracing.mutation import write_back
 from planner.program.tracing.traced import Program
 from planner.rules.kernels.kernel_parts import kernels
@@ -188,8 +189,8 @@ class Runner:
 
     @property
     def _adds(self) -> bool:
-        """Whether the compiled program takes or returns more than the function does."""
-        return bool(self.program.constants or self.program.updates)
+        """Whether the compiled program takes or returns more than the function does, or takes it otherwise."""
+        return bool(self.program.constants or self.program.updates or self.program.keywords)
 
     @cached_property
     def jit(self) -> Any:
@@ -197,7 +198,17 @@ class Runner:
         if not self._adds:
             return self._sharded
         settled = self._settled if self.program.updates else None
-        return Jitted(self._sharded, constants=lambda: self.constants, settled=settled, refused=self._refused)
+        return Jitted(
+            self._sharded,
+            ordered=self.ordered,
+            constants=lambda: self.constants,
+            settled=settled,
+            refused=self._refused,
+        )
+
+    def ordered(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+        """The arguments of a call in the order of the program's. Raises: ArgumentError."""
+        return ordered(self.program, args, kwargs)
 
     def _refused(self, args: Sequence[Any]) -> None:
         """Nothing. Raises: ArgumentError where arguments are not what was planned for, or lie otherwise."""
@@ -240,6 +251,8 @@ class Runner:
         """Leaves on their devices; `first` is the position of the first of them. Raises: ArgumentError."""
         part = slice(first, first + len(leaves))
         names, shardings = [leaf.name for leaf in self._decision.arguments[part]], self.in_shardings[part]
+        if why := why_gone(names, leaves):
+            raise ArgumentError(f"{why}; give what that call returned in its place")
         return placed(names, self._whole(leaves, first), list(shardings))
 
     def _whole(self, leaves: Sequence[Any], first: int) -> Sequence[Any]:
@@ -328,6 +341,10 @@ class Runner:
         for i, planned in self._static_args.items():
             if not is_planned(planned, args[i]):
                 return self._checked_call(args)
+        donated = jax.tree.leaves([args[i] for i in self.program.donate_argnums])
+        if any(map(is_gone, donated)):
+            # The compiled program would bring the process down (JAX 0.10 on the CPU).
+            return self._checked_call(args)
         try:
             # JAX itself checks the arguments, and places those that lie nowhere in particular.
             results = self.executable(*self._dynamic(args), *self.constants)
@@ -335,8 +352,7 @@ class Runner:
             # Before anything runs it refuses what lies elsewhere, is traced, or is not what was planned for.
             return self._checked_call(args)
         if not self._in_place:
-            # To look at every leaf takes longer than JAX takes for all of the call: it is done until it finds nothing.
-            self._in_place = consume(jax.tree.leaves([args[i] for i in self.program.donate_argnums]))
+            self._in_place = consume(donated)
         if not self.program.updates:
             return results
         self._write_back(args, self._flat_results(results))
@@ -357,7 +373,7 @@ class Runner:
         if self.target.devices is None:
             raise MeshError(
                 f"this plan is for the topology {self._decision.topology} without devices, so it cannot {what}; "
-                "plan with devices=... as well (virtual CPU devices will do)"
+                "give devices=... to planner.plan, or to bind of a saved plan (virtual CPU devices will do)"
             )
         if self.target.why_not_run:
             raise MeshError(
@@ -379,9 +395,8 @@ class Runner:
             return str(error)
         if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
             return "the arguments are shapes only"
-        for leaf, value in zip(self.program.arguments, leaves, strict=False):
-            if isinstance(value, jax.Array) and value.is_deleted():
-                return f"argument {leaf.name} was donated to an earlier call and is gone"
+        if why := why_gone([leaf.name for leaf in self.program.arguments], leaves):
+            return why
         try:
             return (*self._whole(leaves, 0), *self.program.constants)
         except ArgumentError as error:
@@ -397,6 +412,7 @@ class Runner:
 
         def flat(*leaves: Any) -> list[Any]:
             args = self.as_arguments(leaves)
-            return jax.tree.leaves(fn(*(self._static_args.get(i, value) for i, value in enumerate(args))))
+            values = [self._static_args.get(i, value) for i, value in enumerate(args)]
+            return jax.tree.leaves(called(fn, values, self.program.keywords))
 
         return jax.jit(flat)

@@ -65,7 +65,7 @@ class _Place:
     pinned: bool
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class Alternatives:
     """The problem behind a plan and what was chosen, kept for several explanations.
 
@@ -82,6 +82,9 @@ class Alternatives:
     function_name: str
     platform: str
     saved: SavedValues
+
+    def __repr__(self) -> str:
+        return f"<Alternatives to the plan of {self.function_name} on {dict(self.instance.mesh.shape)}>"
 
     @cached_property
     def problem(self) -> Problem:

@@ -31,6 +31,16 @@ def copies_that_fit(most: int) -> int:
     return max(1, min(most, int(ROOM * left / (pages * os.sysconf("SC_PAGE_SIZE")))))
 
 
+def memory_of_host() -> float | None:
+    """The bytes of memory of this machine, or of the control group of this process; None where it does not say."""
+    try:
+        total = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        limit = (GROUP / "memory.max").read_text().strip() if (GROUP / "memory.max").exists() else "max"
+        return total if limit == "max" else min(total, float(limit))
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
 def bytes_left() -> float:
     """The bytes of memory that this process and its children can still take. Raises: OSError where that is not said."""
     lines = Path("/proc/meminfo").read_text().splitlines()

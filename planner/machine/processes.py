@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -28,6 +29,7 @@ from planner.errors import InfeasibleError, MeshError, Offer, PlannerError, Proc
 
 ARRIVAL_S = 600.0
 """How long a process waits for the others to come to the first round of a call."""
+_LOG = logging.getLogger("planner")
 POLL_MS = 5000
 """After so long a wait is interrupted, so that a keyboard interrupt is seen."""
 
@@ -135,6 +137,8 @@ class Processes:
                 if "DEADLINE_EXCEEDED" not in str(error):
                     raise ProcessError(f"process {member} was lost: {error}; start all processes again") from error
             waited_ms += poll_ms
+            if limit_s is not None:
+                _LOG.warning("waiting for process %d, %g of %g s", member, waited_ms / 1000, limit_s)
             if limit_s is not None and waited_ms >= 1000 * limit_s:
                 raise ProcessError(
                     f"process {member} owns some of the devices, but did not come to this call within {limit_s:g} s; "

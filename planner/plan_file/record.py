@@ -186,6 +186,7 @@ def _check(read: Decision) -> None:
         _require(leaves_in_json(read.in_tree) == count, "in_tree", f"has not the {count} arrays that there are")
     positions = (*read.donate_argnums, *read.static_argnums)
     _require(len(set(positions)) == len(positions), "donate_argnums", "and static_argnums have one position twice")
+    _require(len(set(read.keywords)) == len(read.keywords), "keywords", "has one name twice")
     inside = [spec for specs in read.constraints.values() for spec in specs]
     for spec in (*inside, *read.intermediates.values()):
         _check_spec(spec, mesh, "a spec")

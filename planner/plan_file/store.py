@@ -43,7 +43,6 @@ def save_decision(decision: Decision, path: Path) -> None:
     """Writes a decision to `path`, whole or not at all. Raises: ArgumentError where nothing can be written there."""
     text = written(record_of(decision))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text.encode())
     except (OSError, ValueError) as error:
         raise ArgumentError(f"the plan cannot be saved as {path}: {error}; give a path that can be written") from error

@@ -30,6 +30,11 @@ FATAL = ("compiling", "numerics")
 """Checks whose failure drops a plan."""
 AFFORDABLE_OPERATIONS = 10_000
 """Programs of more are not compiled for devices that are not here unless that is asked for: it takes minutes."""
+PRINTED = (
+    "the function was run to check the plan, on the plan's devices and on one, and its jax.debug calls with it; "
+    "Options(check='never') runs nothing"
+)
+"""What a plan notes whose function prints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,10 +84,14 @@ def check(
     if options.check == "auto":
         # The alternative is an error: that may take as long as the search.
         limit_s = max(options.affordable_compile_s, options.time_limit_s if _beyond(made) else 0.0)
-    verification = made.verify(*(() if why else args), compile_limit_s=limit_s)
+    by_position = () if why else args[: len(args) - len(made.decision.keywords)]
+    by_keyword = {} if why else dict(zip(made.decision.keywords, args[len(by_position) :], strict=True))
+    verification = made.verify(*by_position, compile_limit_s=limit_s, **by_keyword)
     remedy = verification.remedy
     if remedy:
         made, verification = made.remedied(remedy), replace(verification, remedy="")
+    if made.prints and not why:
+        made = made.with_notes((*made.notes, PRINTED))
     found = [_compiling(verification, remedy)]
     if made.why_not_run and found[0].ok:
         made = _with_flags(made, target)

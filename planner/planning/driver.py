@@ -5,14 +5,17 @@ from __future__ import annotations
 from functools import partial
 
 from planner.decision import Decision
+from planner.errors import InfeasibleError
+from planner.options import UNITS, tell
 from planner.plan_file.record import decision_of, record_of
 from planner.planning.candidates import Candidates
 from planner.planning.checks import check
 from planner.plans.plan import Plan, bound
 from planner.pricing.assignment import Chosen
-from planner.pricing.mesh import shape_key
+from planner.pricing.mesh import mesh_text, shape_key
 from planner.request.resolve import PlanRequest
 from planner.search.problem import PlanningProblem
+from planner.units import quantity
 
 
 def best_plan(
@@ -25,21 +28,33 @@ def best_plan(
 
     Raises: PinError, InfeasibleError where nothing fits, CompileError where every plan was rejected.
     """
-    processes = request.target.processes
+    processes, options = request.target.processes, request.options
+    tell(options, "modelling the program")
     request.check_pins()
     candidates = candidates or Candidates(request, request.problem, request.options)
     plans: dict[object, Plan] = {}
+
+    def proposed() -> Decision:
+        try:
+            return candidates.propose()
+        except InfeasibleError as error:
+            if not request.limit_note:
+                raise
+            raise error.with_sentence(request.limit_note) from error
+
     while True:
         if processes.alone:
-            candidate = candidates.propose()
+            candidate = proposed()
         else:
-            record = processes.decided(lambda: record_of(candidates.propose()))
-            candidate = decision_of(record)
+            candidate = decision_of(processes.decided(lambda: record_of(proposed())))
         key = _key(candidate)
         if key in plans:
             # It was proposed before, and is the best of those that passed or are suspicious: it is handed over.
+            tell(options, _found(candidate))
             return plans[key].with_notes(tuple(dict.fromkeys((*candidate.notes, *plans[key].notes))))
         problem = problem_of(request, candidate)
+        found = _found(candidate)
+        tell(options, f"checking {found}")
         plan, verdict = check(
             bound_plan(request, candidate, problem),
             request.args,
@@ -50,11 +65,19 @@ def best_plan(
             not_run=not_run,
         )
         if verdict.accepted and not plans:
+            tell(options, found)
             return plan
+        tell(options, f"{found}: {verdict.rejected or verdict.suspicious or 'passed'}")
         if verdict.rejected is None:
             plans[key] = plan
         if processes.leads:
             candidates.feedback(verdict)
+
+
+def _found(decision: Decision) -> str:
+    """A plan in a line of progress: what the searches minimised, and how near to the best that is."""
+    value = quantity(decision.certificate.value, UNITS[decision.request.objective])
+    return f"the plan on {mesh_text(decision.mesh_shape)}: {value}, {decision.certificate.status}"
 
 
 def _key(decision: Decision) -> object:

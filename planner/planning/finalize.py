@@ -108,6 +108,7 @@ def decide(
         ),
         donate_argnums=program.donate_argnums,
         static_argnums=program.static_argnums,
+        keywords=program.keywords,
         jax_version=jax.__version__,
         compiler_options=dict(plan_options(request.topology.chip.platform, request.topology.chip.name)),
         form=program.form,

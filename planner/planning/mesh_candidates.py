@@ -111,7 +111,7 @@ class MeshCandidates:
         if verdict.accepted:
             return
         shape = dict(decision.mesh_shape)
-        verb = "is doubted" if verdict.rejected is None else "failed"
+        verb = "is suspicious" if verdict.rejected is None else "failed"
         self._failures.append(f"the plan on the mesh {shape} {verb}: {verdict.rejected or verdict.suspicious}")
         if verdict.memory_share is None:
             self._dropped[shape_key(shape)] = self._failures[-1]

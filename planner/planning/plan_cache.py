@@ -122,6 +122,7 @@ def check_answers(decision: Decision, request: PlanRequest) -> None:
         decision.fingerprint == fingerprint(program)
         and (decision.arguments, decision.results) == (program.arguments, program.results)
         and (decision.donate_argnums, decision.static_argnums) == (program.donate_argnums, program.static_argnums)
+        and decision.keywords == program.keywords
         and any(decision.mesh_shape == mesh for mesh in request.meshes)
     )
     if not same:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any, final
 
 from pbqp.deadline import Deadline
 from planner.decision import Decision
-from planner.options import Options
+from planner.options import Options, tell
 from planner.planning.autotune.judges import CompilerJudge, why_no_judge
 from planner.planning.autotune.measuring import Judge, MeasuringJudge, why_not_measured
 from planner.planning.autotune.prospects import Prospects
@@ -106,6 +107,15 @@ def _tuned(variants: ProblemVariants, meshes: Sequence[Shape], options: Options,
             judge = CompilerJudge(problem, pool, deadline)
         else:
             judge = MeasuringJudge(problem, values, deadline.share(REFINING_SHARE))
-        result = refine(found.candidates, meshes, prospects, judge, deadline, how=how, limit_bytes=limit)
+        result = refine(
+            found.candidates,
+            meshes,
+            prospects,
+            judge,
+            deadline,
+            how=how,
+            limit_bytes=limit,
+            tell=partial(tell, options),
+        )
     certified = [prospects.certified(decision, found) for decision in result.decisions[: FALLBACKS + 1]]
     return replace(result, decisions=tuple(replace(one, notes=(*one.notes, *best.notes)) for one in certified))

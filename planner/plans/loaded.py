@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, final
@@ -26,7 +26,9 @@ from planner.program.jaxpr.fingerprint import fingerprint
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.slots import Slot, operand_slot, result_slot
 from planner.program.spec_entries import axes_of_spec, parts_over
-from planner.program.tracing.trace import trace
+from planner.program.tracing.call import call_in_order, call_of
+from planner.program.tracing.own_frames import without_own_frames
+from planner.program.tracing.trace import trace_call
 from planner.program.tracing.traced import Leaf, Program
 from planner.report.html.render import notebook, write_page
 from planner.report.recorded import Recorded, recorded
@@ -50,18 +52,21 @@ class LoadedPlan:
         """All that was decided, as plain data."""
         return self._saved.decision
 
+    @without_own_frames
     def bind(
         self,
         fn: Callable[..., Any],
         example_args: Sequence[Any] | None = None,
         *,
+        example_kwargs: Mapping[str, Any] | None = None,
         devices: Sequence[jax.Device] | None = None,
     ) -> Plan:
         """The saved plan for `fn`, without a search.
 
-        `example_args` are only needed where the saved pytrees hold containers of the user's own or static arguments.
-        With no `devices`, `jax.devices()` serve if there are enough of them and they are of the kind planned for, else
-        the plan can only be lowered. Where the devices are of several processes, all of these make the same call.
+        `example_args` and `example_kwargs`, as in `planner.plan`, are only needed where the saved pytrees hold containers
+        of the user's own or static arguments. With no `devices`, `jax.devices()` serve if there are enough of them and they
+        are of the kind planned for, else the plan can only be lowered. Where the devices are of several processes, all of
+        these make the same call.
 
         Raises: PlanFileError when `fn` traces to another program than the saved one; ArgumentError, MeshError;
         ProcessError where another process binds another plan, failed, or does not come.
@@ -69,20 +74,16 @@ class LoadedPlan:
         decision, target = self.decision, self.target(devices)
 
         def prepared() -> tuple[tuple[Any, ...], Program]:
-            args = self._arguments(example_args)
-            if example_args is not None:
-                static, parts = decision.static_argnums, decision.request.process_local
-                exact = {exactly(name): dim for name, dim in parts.items()}
-                args = with_wholes(fn, args, exact, target, static=static).args
+            donate, static = decision.donate_argnums, decision.static_argnums
+            if example_args is None and example_kwargs is None:
+                call = call_in_order(fn, self._arguments(), decision.keywords)
+            else:
+                exact = {exactly(name): dim for name, dim in decision.request.process_local.items()}
+                call = call_of(fn, () if example_args is None else example_args, example_kwargs)
+                call = with_wholes(call, exact, target, static=static).call
             target.shared_by_all([decision.mesh_shape])
-            program = trace(
-                fn,
-                args,
-                donate_argnums=decision.donate_argnums,
-                static_argnums=decision.static_argnums,
-                annotations=decision.request.annotations,
-            )
-            return args, self._same_program(with_stacks_carried(program) if target.carries_stacks else program)
+            program = trace_call(call, donate=donate, static=static, annotations=decision.request.annotations)
+            return call.args, self._same_program(with_stacks_carried(program) if target.carries_stacks else program)
 
         def question(_: object) -> dict[str, str]:
             specs = (decision.in_specs, decision.out_specs, decision.constraints)
@@ -161,15 +162,8 @@ class LoadedPlan:
             f"{jax.__version__}){why}; plan again"
         )
 
-    def _arguments(self, example_args: Sequence[Any] | None) -> tuple[Any, ...]:
-        """Arguments to trace with: those given, or shapes as the file tells them. Raises: ArgumentError."""
-        if example_args is not None:
-            if not isinstance(example_args, (tuple, list)):
-                raise ArgumentError(
-                    f"example_args must be the tuple of positional arguments, got {type(example_args).__name__}; "
-                    "write bind(fn, (x,)) for one argument"
-                )
-            return tuple(example_args)
+    def _arguments(self) -> tuple[Any, ...]:
+        """Arguments in order to trace with: shapes as the file tells them. Raises: ArgumentError."""
         decision = self.decision
         tree = tree_of_json(decision.in_tree)
         keys = {leaf.aval.dtype for leaf in decision.arguments if leaf.aval.dtype.startswith("key<")}

@@ -72,6 +72,11 @@ class Plan:
         return self._runner.program.effects.io
 
     @property
+    def prints(self) -> bool:
+        """Whether a run calls `jax.debug.print` or others of `jax.debug`."""
+        return self._runner.program.effects.prints
+
+    @property
     def decision(self) -> Decision:
         """All that was decided, as plain data."""
         return self._decision
@@ -88,7 +93,10 @@ class Plan:
 
     @cached_property
     def in_specs(self) -> tuple[Any, ...]:
-        """The PartitionSpec of every argument leaf: a tuple of pytrees like the arguments (None for static ones)."""
+        """The PartitionSpec of every argument leaf: a tuple of pytrees like the arguments (None for static ones).
+
+        Arguments that are given by keyword alone come last, in alphabetical order; also in what follows.
+        """
         return self._runner.as_arguments(self._decision.in_specs)
 
     @cached_property
@@ -184,16 +192,20 @@ class Plan:
         """
         return self._runner.jit
 
-    def place(self, *args: Any) -> tuple[Any, ...]:
-        """The arguments on their devices, sharded as planned. Raises: ArgumentError, MeshError (none that run).
+    def place(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """The arguments on their devices, sharded as planned, in the order of `in_specs`.
+
+        Raises: ArgumentError, MeshError (none that run).
 
         Where the devices are of several processes, a value that a process holds itself must be the same on all of them;
         what differs by process comes as a global array (`jax.make_array_from_process_local_data`).
         """
-        return self._runner.place(args)
+        return self._runner.place(self._runner.ordered(args, kwargs))
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The result of the function, computed sharded: places the arguments and runs the compiled program.
+
+        Arguments are given by position or by keyword, as to the function.
 
         Donated arguments are consumed, as `jax.jit` does it, wherever they lay; after a call that found them all in place
         it is left to JAX, which keeps what it has to copy. Flax nnx objects that the function changes in place are
@@ -202,7 +214,7 @@ class Plan:
 
         Raises: ArgumentError, MeshError (none that run).
         """
-        return self._runner(args)
+        return self._runner(self._runner.ordered(args, kwargs))
 
     # ------------------------------------------------------------ evidence
 
@@ -212,15 +224,16 @@ class Plan:
         reference: Callable[..., Any] | None = None,
         rtol: float | None = None,
         compile_limit_s: float = COMPILE_LIMIT_S,
+        **kwargs: Any,
     ) -> Verification:
         """What the plan does beside what it promised: numerics, collectives and memory. Raises nothing, says all.
 
-        Without arguments, or with shapes only, the numerics are not checked. For a topology without devices, or TPUs to
-        compile for only, the program is compiled for them where their compiler is installed, for at most
-        `compile_limit_s` (nothing is compiled again that was compiled to check the plan). `reference` is the
-        function whose results, on one device, the plan's are compared with; default the program as it was traced. How
-        far they may differ follows from the program's own rounding; with `rtol`, floats may by that share of the
-        largest value of their leaf.
+        `kwargs` are arguments of the function by keyword. Without arguments, or with shapes only, the numerics are not
+        checked. For a topology without devices, or TPUs to compile for only, the program is compiled for them where their
+        compiler is installed, for at most `compile_limit_s` (nothing is compiled again that was compiled to check the
+        plan). `reference` is the function whose results, on one device, the plan's are compared with; default the program
+        as it was traced. How far they may differ follows from the program's own rounding; with `rtol`, floats may by that
+        share of the largest value of their leaf.
 
         Where the devices are of several processes, all of them must call this together and get one verdict. Numerics are
         checked where the arguments are the same on all processes, or global arrays small enough to be gathered.
@@ -232,7 +245,7 @@ class Plan:
         return verify(
             self._decision,
             self._runner,
-            self._runner.runnable(args),
+            self._runner.runnable(self._runner.ordered(args, kwargs) if args or kwargs else ()),
             seed=self._seed,
             reference=None if reference is None else self._runner.like(reference),
             rtol=rtol,
@@ -299,7 +312,7 @@ class Plan:
         )
 
     def save(self, path: str | Path) -> None:
-        """Writes the plan to a JSON file that `planner.load` reads."""
+        """Writes the plan to a JSON file that `planner.load` reads. Raises: ArgumentError where that cannot be written."""
         save_decision(self._decision, Path(path))
 
     def report(self, path: str | Path) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -12,7 +12,8 @@ from planner.errors import ArgumentError
 from planner.machine.host_parts import whole_of
 from planner.machine.target import Target
 from planner.pricing.candidates.pins import close_names, matcher
-from planner.program.tracing.arguments import joined, parameter_names
+from planner.program.tracing.arguments import joined
+from planner.program.tracing.call import Call
 
 ProcessLocal = Sequence[str] | Mapping[str, int]
 """Names of arguments, or patterns over names, or these to the dim along which the parts are put together (else 0)."""
@@ -20,27 +21,25 @@ ProcessLocal = Sequence[str] | Mapping[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WithWholes:
-    """Arguments as the function takes them, and the dims of parts by the names of their arrays."""
+    """A call with the arguments that its function takes, and the dims of parts by the names of their arrays."""
 
-    args: tuple[Any, ...]
+    call: Call
     dims: Mapping[str, int]
 
 
-def with_wholes(
-    fn: Callable[..., Any], args: Sequence[Any], process_local: ProcessLocal, target: Target, *, static: Sequence[int]
-) -> WithWholes:
-    """The arguments with wholes in the place of this process's parts. Raises: ArgumentError, MeshError."""
+def with_wholes(call: Call, process_local: ProcessLocal, target: Target, *, static: Sequence[int]) -> WithWholes:
+    """The call with wholes in the place of this process's parts. Raises: ArgumentError, MeshError."""
     by_pattern = _dims_by_pattern(process_local)
-    if not by_pattern or not isinstance(args, (tuple, list)):
-        return WithWholes(args=tuple(args) if isinstance(args, (tuple, list)) else (), dims={})
-    names = parameter_names(fn, len(args))
+    if not by_pattern:
+        return WithWholes(call=call, dims={})
+    names = call.parameters
     known: list[str] = []
     dims: dict[str, int] = {}
     used: set[str] = set()
     matches = [(pattern, matcher(pattern), dim) for pattern, dim in by_pattern.items()]
     wholes: list[Any] = []
-    for i, value in enumerate(args):
-        if i in static or i - len(args) in static:
+    for i, value in enumerate(call.args):
+        if i in static:
             wholes.append(value)
             continue
         leaves, tree = jax.tree_util.tree_flatten_with_path(value)
@@ -66,7 +65,7 @@ def with_wholes(
                 f"process_local names {pattern!r}, and no argument is called so; names look like "
                 f"{close_names(pattern, [*names, *known])}"
             )
-    return WithWholes(args=tuple(wholes), dims=dims)
+    return WithWholes(call=replace(call, args=tuple(wholes)), dims=dims)
 
 
 def _dims_by_pattern(process_local: ProcessLocal) -> dict[str, int]:

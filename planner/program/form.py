@@ -27,4 +27,12 @@ class Form:
         return Form(**given, saved=tuple(None if one is None else tuple(map(int, one)) for one in saved))
 
 
+def form_text(form: Form) -> str:
+    """How a program is computed."""
+    passes = f"{form.microbatches} microbatches" if form.microbatches > 1 else ""
+    chosen = [one for one in form.saved if one is not None]
+    saved = f"{sum(map(len, chosen))} values saved for the backward pass as chosen" if chosen else ""
+    return ", ".join(filter(None, (passes, saved))) or "as written"
+
+
 AS_WRITTEN = Form()

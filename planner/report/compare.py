@@ -6,12 +6,12 @@ from jax.sharding import PartitionSpec
 
 from planner.decision import Decision
 from planner.pricing.candidates.specs import entries_of
+from planner.program.form import form_text
 from planner.program.graph import type_text
 from planner.program.spec_entries import parts_over
 from planner.program.tracing.traced import Leaf
 from planner.report.collectives import CollectiveUse, collective_uses, merged
 from planner.report.comparison import FIGURE_NAMES, ArrayChange, CollectiveChange, Comparison, Figure, alike
-from planner.report.plan_report import form_text
 from planner.report.rows import rows_of, split_into
 
 

@@ -13,7 +13,6 @@ from planner.decision import Checked, Decision, OpNote
 from planner.explain.explain import Alternatives
 from planner.folded import fold_numbers
 from planner.plan_file.codec import as_json
-from planner.program.form import Form
 from planner.program.graph import type_text
 from planner.program.spec_entries import parts_over
 from planner.program.tracing.traced import Leaf
@@ -149,14 +148,6 @@ def plan_report(decision: Decision, program: Alternatives | None = None) -> Plan
         memory=memory_over_time(program.memory, program.choice),
         folds=(fold_ops(graph, "by module"), fold_ops(graph, "by line")),
     )
-
-
-def form_text(form: Form) -> str:
-    """How a program is computed."""
-    passes = f"{form.microbatches} microbatches" if form.microbatches > 1 else ""
-    chosen = [one for one in form.saved if one is not None]
-    saved = f"{sum(map(len, chosen))} values saved for the backward pass as chosen" if chosen else ""
-    return ", ".join(part for part in (passes, saved) if part) or "as written"
 
 
 def _links(decision: Decision) -> dict[str, str]:

@@ -14,7 +14,16 @@ from planner.request.matching_arrays import SharedArrays, shared_arrays
 from planner.request.pins import Pins, named_pins, names_meant, with_common
 from planner.request.resolve import PlanRequest
 
-OWN = ("donate_argnums", "static_argnums", "pins", "memory_limit", "process_local")
+OWN = (
+    "example_kwargs",
+    "donate_argnums",
+    "donate_argnames",
+    "static_argnums",
+    "static_argnames",
+    "pins",
+    "memory_limit",
+    "process_local",
+)
 """Keywords of `plan` that a program may have of its own."""
 LAYOUTS = ("one", "own")
 Given = tuple[Callable[..., Any], Sequence[Any]] | tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]
@@ -31,6 +40,11 @@ class RequestedProgram:
     fn: Callable[..., Any]
     args: tuple[Any, ...]
     keywords: Mapping[str, Any]
+
+    @property
+    def kwargs(self) -> Mapping[str, Any]:
+        """Its example arguments by keyword."""
+        return self.keywords.get("example_kwargs") or {}
 
     @property
     def pins(self) -> Pins | None:
@@ -54,7 +68,7 @@ def requested_programs(
             )
         keywords = given[2] if len(given) == 3 else {}
         if isinstance(keywords, Mapping):
-            keywords = renamed(keywords, levels=2)
+            keywords = renamed(keywords, levels=3)
         if not isinstance(keywords, Mapping) or not set(keywords) <= set(OWN):
             raise ArgumentError(
                 f"the program {name!r} has the keywords {keywords!r:.200}; of its own it may have {', '.join(OWN)}: all "

@@ -25,11 +25,15 @@ Like = Plan | LoadedPlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A target, the mesh on it where that is fixed, and the names that the axes of a searched one have."""
+    """A target, the mesh on it where that is fixed, and the names that the axes of a searched one have.
+
+    `of_devices`: the topology is that of the devices, not one that the user names.
+    """
 
     target: Target
     mesh: Shape | None
     axis_names: tuple[str, ...] = AXIS_NAMES
+    of_devices: bool = False
 
 
 def requested_place(
@@ -47,7 +51,8 @@ def requested_place(
     if like is not None:
         return _as_other(like, devices=devices, topology=topology, requested=requested)
     concrete = requested if isinstance(requested, Mesh) else None
-    return Place(target=resolve(devices, topology, concrete), mesh=_shape(requested), axis_names=names)
+    target = resolve(devices, topology, concrete)
+    return Place(target=target, mesh=_shape(requested), axis_names=names, of_devices=topology is None)
 
 
 def checked_names(names: Any, *, fixed: bool) -> tuple[str, ...]:

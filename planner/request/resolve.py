@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import jax
 
 from cost_models import OBJECTIVES
+from pbqp.deadline import Deadline
 from planner.decision import Request
 from planner.errors import ArgumentError
+from planner.machine.cores import memory_of_host
 from planner.machine.target import Target
-from planner.options import Options
+from planner.options import Options, Progress, tell
 from planner.plans.process_parts import ProcessLocal, with_wholes
 from planner.pricing.candidates.pins import check_pins, close_names, matcher
 from planner.pricing.mesh import Shape
 from planner.program.form import Form
 from planner.program.jaxpr.canonicalize.carried_stacks import with_stacks_carried
 from planner.program.jaxpr.fingerprint import fingerprint
-from planner.program.tracing.trace import trace
-from planner.program.tracing.traced import Program
+from planner.program.tracing.arguments import name_of
+from planner.program.tracing.call import Call, call_of, marked
+from planner.program.tracing.trace import trace_call
+from planner.program.tracing.traced import Annotations, Program
 from planner.request.layouts import check_own_mesh, laid_out
 from planner.request.pins import LogicalRules, Pins
 from planner.request.place import Like, Place
 from planner.search.offered_meshes import offered_meshes
 from planner.search.problem import PlanningProblem
+from planner.units import bytes_of, quantity
 from planner.variants.problem_variants import ProblemVariants, problem_variants
 
 
@@ -35,7 +40,7 @@ class PlanRequest:
 
     `variants` hold the program, the target, and the request proper (objective, memory limit, pins). `notes` are told by
     every plan. `has_values`: whether the arguments are arrays, on which a plan can be run, and not shapes. `args` are the
-    example arguments, whole where processes bring parts of them.
+    example arguments in order, whole where processes bring parts of them. `limit_note` is told where nothing fits.
     """
 
     variants: ProblemVariants
@@ -44,6 +49,7 @@ class PlanRequest:
     has_values: bool
     args: tuple[Any, ...]
     options: Options
+    limit_note: str = ""
 
     @property
     def target(self) -> Target:
@@ -69,23 +75,28 @@ class Wanted:
     """What is asked for beside the function, its arguments and the place: keywords of `planner.plan`."""
 
     objective: str
-    memory_limit: float | None = None
+    memory_limit: float | str | None = None
     pins: Pins | None = None
     like: Like | None = None
     logical_rules: LogicalRules | None = None
     process_local: ProcessLocal = ()
+    example_kwargs: Mapping[str, Any] | None = None
     donate_argnums: Sequence[int] | int = ()
+    donate_argnames: Sequence[str] | str = ()
     static_argnums: Sequence[int] | int = ()
+    static_argnames: Sequence[str] | str = ()
 
-    @property
-    def donated(self) -> tuple[int, ...]:
-        """The positions of donated arguments. Raises: ArgumentError."""
-        return checked_positions("donate_argnums", self.donate_argnums)
+    def donated(self, call: Call) -> tuple[int, ...]:
+        """The positions of donated arguments among those of a call in order. Raises: ArgumentError."""
+        return marked(call, "donate", self.donate_argnums, self.donate_argnames)
 
-    @property
-    def static(self) -> tuple[int, ...]:
-        """The positions of static arguments. Raises: ArgumentError."""
-        return checked_positions("static_argnums", self.static_argnums)
+    def static(self, call: Call) -> tuple[int, ...]:
+        """The positions of static arguments among those of a call in order. Raises: ArgumentError."""
+        return marked(call, "static", self.static_argnums, self.static_argnames)
+
+    def traced(self, call: Call, annotations: Annotations = "keep") -> Program:
+        """The program of a call. Raises: ArgumentError, TraceError."""
+        return trace_call(call, donate=self.donated(call), static=self.static(call), annotations=annotations)
 
 
 def resolve_request(
@@ -111,13 +122,15 @@ def resolve_request(
             f"Options(autotune={options.autotune!r}) compares seconds, but objective is {objective!r}; leave one of "
             "them out"
         )
-    static = wanted.static
-    wholes = with_wholes(fn, example_args, wanted.process_local, target, static=static)
-    objective, memory_limit = _objective(objective), _limit(wanted.memory_limit, target)
-    args = wholes.args if wholes.dims else example_args
-    program = traced or trace(
-        fn, args, donate_argnums=wanted.donated, static_argnums=static, annotations=options.annotations
-    )
+    call = call_of(fn, example_args, wanted.example_kwargs)
+    if traced is None:
+        tell(options, f"tracing {name_of(fn)}")
+    wholes = with_wholes(call, wanted.process_local, target, static=wanted.static(call))
+    objective, memory_limit = _objective(objective), limit_of(wanted.memory_limit)
+    limit_note = ""
+    if memory_limit is None:
+        memory_limit, limit_note = _default_limit(place)
+    program = traced or wanted.traced(wholes.call, options.annotations)
     program = with_stacks_carried(program) if target.carries_stacks else program
     like = None if wanted.like is None else wanted.like.decision
     own = program.parallelism
@@ -146,14 +159,15 @@ def resolve_request(
     meshes, notes = target.shared_by_all(
         offered_meshes(program, target, request, place.mesh, options.max_axes, place.axis_names)
     )
-    shapes_only = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(list(example_args)))
+    shapes_only = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(list(call.args)))
     return PlanRequest(
         variants=variants,
         meshes=meshes,
         notes=(*layout_notes, *notes, *variant_notes),
         has_values=not shapes_only,
-        args=wholes.args,
+        args=wholes.call.args,
         options=options,
+        limit_note=limit_note,
     )
 
 
@@ -197,6 +211,7 @@ def question(of: PlanRequest) -> dict[str, str]:
         "mesh": [dict(mesh) for mesh in of.meshes],
         "donate_argnums": program.donate_argnums,
         "static_argnums": program.static_argnums,
+        "arguments by keyword": program.keywords,
         **{f"Options.{field.name}": getattr(options, field.name) for field in fields(options)},
     }
     # Who is told of the progress is a matter of each process, and so are what searches, and where plans are kept.
@@ -206,19 +221,18 @@ def question(of: PlanRequest) -> dict[str, str]:
 
 
 def checked_options(options: Options | None) -> Options:
-    """The options given, or the defaults. Raises: ArgumentError."""
+    """The options given, or the defaults; their progress is told with the seconds from now on. Raises: ArgumentError."""
     if options is not None and not isinstance(options, Options):
         raise ArgumentError(f"options is {options!r}; give planner.Options(...)")
-    return options or Options()
+    found, clock = options or Options(), Deadline.never()
+    show = found.progress
+    if show is None:
+        return found
 
+    def progress(seen: Progress) -> None:
+        show(replace(seen, seconds=clock.elapsed, limit_s=found.time_limit_s))
 
-def checked_positions(what: str, positions: Sequence[int] | int) -> tuple[int, ...]:
-    """Positions of arguments as a tuple. Raises: ArgumentError."""
-    if isinstance(positions, int):
-        return (positions,)
-    if not isinstance(positions, (tuple, list, range)):
-        raise ArgumentError(f"{what} is {positions!r}; give the position of an argument, or a tuple of positions")
-    return tuple(positions)
+    return replace(found, progress=progress)
 
 
 def _inputs(program: Program, requested: Literal["auto"] | Sequence[str]) -> Literal["auto"] | tuple[str, ...]:
@@ -246,9 +260,27 @@ def _objective(name: str) -> str:
     return name
 
 
-def _limit(memory_limit: float | None, target: Target) -> float:
+def limit_of(memory_limit: float | str | None) -> float | None:
+    """Bytes per device, None where none are given. Raises: ArgumentError."""
     if memory_limit is None:
-        return float(target.topology.chip.hbm_bytes)
-    if isinstance(memory_limit, bool) or not isinstance(memory_limit, (int, float)) or not memory_limit > 0:
-        raise ArgumentError(f"memory_limit is {memory_limit!r}; give positive bytes per device, such as 14e9")
-    return float(memory_limit)
+        return None
+    try:
+        limit = bytes_of(memory_limit) if isinstance(memory_limit, str) else memory_limit
+    except ValueError as error:
+        raise ArgumentError(f"memory_limit: {error}") from None
+    if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0:
+        raise ArgumentError(f"memory_limit is {memory_limit!r}; give positive bytes per device, such as 14e9 or '14GB'")
+    return float(limit)
+
+
+def _default_limit(place: Place) -> tuple[float, str]:
+    """The bytes per device where none are given, and what is to be told of them where nothing fits; "" for a chip's own."""
+    target = place.target
+    if place.of_devices and target.on_host and target.processes.alone and (memory := memory_of_host()):
+        limit = memory / target.count
+        why = (
+            f"The limit is this machine's memory, {quantity(memory, 'B')}, over its {target.count} CPU devices; give a "
+            "topology to plan for, or memory_limit"
+        )
+        return limit, why
+    return float(target.topology.chip.hbm_bytes), ""

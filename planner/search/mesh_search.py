@@ -329,8 +329,9 @@ class _MeshSearch:
                     tried=ended if tried is None else tried,
                     total=len(self.meshes),
                     mesh=self.meshes[mesh],
-                    incumbent=self.best,
+                    incumbent=min((found.value for found in self.candidates.values()), default=math.inf),
                     bound=min(self.bounds.values(), default=0.0),
+                    below=self.how.below,
                     seconds=self.deadline.elapsed,
                     unit=UNITS[self.objective],
                 )

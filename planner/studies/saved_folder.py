@@ -25,6 +25,8 @@ def check_folder(folder: Path, summary: str, what: str) -> None:
         raise ArgumentError(f"the {what} cannot be saved in {folder}: {error.strerror}; give another folder") from error
     if not there.is_dir():
         raise ArgumentError(f"{there} is a file; give a folder to save the {what} in")
+    if there not in (folder, folder.parent):
+        raise ArgumentError(f"there is no folder {str(folder.parent)!r} to write {folder.name} to; make it")
     ours = {name for name in names if name == summary or (name.startswith("plan_") and name.endswith(".json"))}
     if names and (summary not in names or names != ours):
         raise ArgumentError(

@@ -11,9 +11,10 @@ import numpy as np
 
 from pbqp.deadline import Deadline
 from planner.errors import InfeasibleError
-from planner.options import GAP, Options
+from planner.options import GAP, Options, telling
 from planner.pricing.instance import Instance
 from planner.pricing.mesh import Shape, shape_key
+from planner.program.form import AS_WRITTEN, form_text
 from planner.program.jaxpr.remat.rewrite_saved import program_steps
 from planner.search.best_on_mesh import WORTHWHILE
 from planner.search.mesh_search import SearchOptions, SearchResult, search
@@ -118,10 +119,16 @@ class VariantSearch:
         """The best plans of a program in one form, None where there is none below a value within the limit.
 
         A mesh tried later must be better by a share of `worth`. Under a limit the search ends at a `gap`, where no other is
-        asked for, wider than that of a single form; the certificate says at which.
+        asked for, wider than that of a single form; the certificate says at which. Where no time is left, none is sought
+        that must be below another.
         """
+        if self.late and math.isfinite(below):
+            self.over = False
+            return None
         limit = problem.roomy_limit
         options = replace(self.options, time_limit_s=self.deadline.left(1.0), gap=self._gap(gap))
+        if problem.program.form != AS_WRITTEN:
+            options = telling(options, form_text(problem.program.form))
         try:
             found = search(
                 self.meshes,
@@ -159,7 +166,10 @@ class VariantSearch:
             for mesh, tried in zip(self.meshes, searched.result.tried, strict=True)
             if tried.bound is not None and tried.bound < below
         ]
-        proven = replace(self, meshes=open_meshes).search(searched.problem, below=below, worth=FORM_GAP)
+        options = telling(self.options, "closer to the best")
+        proven = replace(self, meshes=open_meshes, options=options).search(
+            searched.problem, below=below, worth=FORM_GAP
+        )
         if proven is None:
             return searched
         again = {shape_key(tried.mesh): tried for tried in proven.result.tried}

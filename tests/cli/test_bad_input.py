@@ -44,7 +44,7 @@ def odd_mesh(): return (lambda x: x), (X,), {"mesh": 3}
 def odd_devices(): return (lambda x: x), (X,), {"devices": "cpu"}
 def odd_pins(): return (lambda x: x), (X,), {"pins": [1]}
 def odd_objective(): return (lambda x: x), (X,), {"objective": 3}
-def odd_limit(): return (lambda x: x), (X,), {"memory_limit": "14GB"}
+def odd_limit(): return (lambda x: x), (X,), {"memory_limit": "14 furlongs"}
 def odd_rules(): return (lambda x: x), (X,), {"logical_rules": 3}
 def odd_names(): return (lambda x: x), (X,), {"axis_names": 3}
 def odd_donation(): return (lambda x: x), (X,), {"donate_argnums": "x"}
@@ -152,7 +152,10 @@ CASES = (
     "calibrate --budget 0", "calibrate --budget -1", "calibrate --budget nan", "calibrate --budget x",
     "calibrate --devices 0", "calibrate --devices -1", "calibrate --devices 99", "calibrate --devices x",
     "calibrate --seed -1", "calibrate --compiler nonsense", "calibrate --compiler v5e:0x0", "calibrate --compiler h100:8",
-    "calibrate -o folder",
+    "calibrate -o folder", "calibrate -o program.py", "calibrate -o none/of.json",
+    f"search {GOOD} -o program.py", f"search {GOOD} -o text.json", f"search {GOOD} -o other.json",
+    *(f"report saved.json -o {words}" for words in ("program.py", "saved.json", "none/of.html")),
+    f"pareto {GOOD} -o none/of", f"search {GOOD} {COMPARED} -o none/of",
     "", "absent", "--absent",
 )  # fmt: skip
 HINT = re.compile(r"; |\buse\b|\bgive\b|\bmake\b|\bwrite\b|\bchoose from\b|required|unrecognized|invalid|expected|see ")
@@ -255,6 +258,31 @@ def test_a_page_is_written_and_told_as_data(folder: Path, capsys: pytest.Capture
     assert json.loads(capsys.readouterr().out)["memory"] is None
 
 
+def test_only_what_a_command_wrote_is_overwritten(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    search = ["search", *GOOD.split(), "--check", "never", "-o"]
+    (folder / "empty.json").touch()
+    for name in ("empty.json", "saved.json"):
+        assert main([*search, name]) == 0
+    assert main([*search, "text.json"]) == 2
+    assert (folder / "text.json").read_text() == FILES["text.json"]
+    assert main([*search, "text.json", "--force"]) == 0
+    assert planner.load(folder / "text.json").decision.function_name == "<lambda>"
+
+
+def test_a_page_is_not_replaced_by_one_that_shows_less(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "saved.json"]) == 0
+    assert main(["report", "saved.json"]) == 0
+    assert main(["report", "saved.json", "program.py:good"]) == 0
+    fuller = (folder / "saved.html").read_text()
+    capsys.readouterr()
+    assert main(["report", "saved.json"]) == 2
+    assert "shows more than a page of the plan alone" in capsys.readouterr().err
+    assert (folder / "saved.html").read_text() == fuller
+    assert main(["report", "saved.json", "program.py:good"]) == 0
+    assert main(["report", "saved.json", "--force"]) == 0
+    assert (folder / "saved.html").read_text() != fuller
+
+
 @pytest.mark.parametrize("words", CASES, ids=lambda words: words[:60])
 def test_bad_input_is_told_in_a_sentence(words: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     try:
@@ -271,3 +299,4 @@ def test_bad_input_is_told_in_a_sentence(words: str, folder: Path, capsys: pytes
     assert "Traceback" not in err
     assert not out
     assert (folder / "mine" / "thesis.tex").exists()
+    assert (folder / "program.py").read_text() == PROGRAM

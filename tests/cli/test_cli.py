@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 import planner
 from planner.cli.main import main
 from planner.cli.program_file import load_program
-from planner.cli.values import parse_bytes, parse_mesh, parse_pin, parse_positions, parse_rules, parse_spec
+from planner.cli.values import parse_arguments, parse_bytes, parse_mesh, parse_pin, parse_rules, parse_spec
 from planner.errors import ArgumentError
 
 PROGRAM = """
@@ -106,8 +106,8 @@ def test_pin_mesh_positions():
     assert parse_pin("params/*/kernel=None,model") == ("params/*/kernel", P(None, "model"))
     assert parse_pin("out/0=") == ("out/0", P())
     assert parse_mesh("data=16, model=2") == {"data": 16, "model": 2}
-    assert parse_positions("0,1") == (0, 1)
-    assert parse_positions("") == ()
+    assert parse_arguments("0, mode") == (0, "mode")
+    assert parse_arguments("") == ()
 
 
 def test_logical_rules():
@@ -132,8 +132,8 @@ def test_logical_rules():
         (parse_spec, "x,(y,z"),
         (parse_spec, "x y"),
         (parse_spec, "x,,y"),
-        (parse_positions, "a"),
-        (parse_positions, "-1"),
+        (parse_arguments, "a b"),
+        (parse_arguments, "-1"),
         (parse_rules, "batch"),
         (parse_rules, "batch=data,"),
         (parse_rules, "batch=(data,,model)"),

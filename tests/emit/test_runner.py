@@ -137,6 +137,21 @@ def test_donated_arguments_are_consumed_wherever_they_lie() -> None:
     assert not x.is_deleted()
 
 
+def test_an_argument_that_was_donated_is_told_by_name() -> None:
+    p = planner.plan(train_step, train_args(), mesh={"data": 8}, donate_argnums=0, options=NEVER)
+    state, x = p.place(*train_args())
+    gone = r"argument state/\w+/.* was donated to an earlier call and is gone; give what that call returned"
+    for _ in range(3):  # the second call takes the short way
+        before, (state, _) = state, p(state, x)
+        for use in (p, p.place):
+            with pytest.raises(ArgumentError, match=gone):
+                use(before, x)
+    with pytest.raises(ArgumentError, match=r"argument state/m/.* was donated"):
+        p({**state, "m": before["m"]}, x)
+    wanted = train_step(state, x)[1]
+    assert_same(p(state, x)[1], wanted)
+
+
 def test_containers_that_hold_arrays_only() -> None:
     p = planner.plan(lambda own: Picky(own.value * 2), (Picky(X),), mesh={"x": 8}, options=NEVER)
     for _ in range(3):

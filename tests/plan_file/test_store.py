@@ -60,6 +60,7 @@ def made() -> planner.Plan:
 
 @pytest.fixture
 def path(made: planner.Plan, tmp_path: Path) -> Path:
+    (tmp_path / "folder").mkdir()
     made.save(tmp_path / "folder" / "plan.json")
     return tmp_path / "folder" / "plan.json"
 
@@ -280,6 +281,10 @@ def test_files_that_cannot_be_read_or_written(made: planner.Plan, tmp_path: Path
             planner.load(path)
     with pytest.raises(ArgumentError, match=r"cannot be saved as .*give a path"):
         made.save(tmp_path / "bytes" / "plan.json")
+    with pytest.raises(ArgumentError, match=r"there is no folder '.*none'"):
+        made.save(tmp_path / "none" / "plan.json")
+    with pytest.raises(ArgumentError, match=r"there is no folder '.*none'"):
+        made.report(tmp_path / "none" / "plan.html")
     (tmp_path / "taken").mkdir()
     with pytest.raises(ArgumentError, match="cannot be saved"):
         made.save(tmp_path / "taken")

@@ -154,12 +154,12 @@ def test_where_nothing_fits_by_the_compiler_that_is_said(scripted: Callable[...,
         planned(mesh={"x": 8})
 
 
-def test_a_doubted_plan_gives_way_to_a_faster_one(scripted: Callable[..., Compiler]) -> None:
+def test_a_suspicious_plan_gives_way_to_a_faster_one(scripted: Callable[..., Compiler]) -> None:
     compiler = scripted(report(gathered=1e13, seconds=100.0), report(seconds=1e-9))
     plan = planned()
     assert len(compiler.seen) == 2
     assert plan.decision.mesh_shape == compiler.seen[1][0] != compiler.seen[0][0]
-    assert any("is doubted: collectives" in note for note in plan.notes)
+    assert any("is suspicious: collectives" in note for note in plan.notes)
     assert any("the fastest of 2 plans by the compiler's schedule, 0.001 us" in note for note in plan.notes)
     assert plan.checked[0].ok is True
 
@@ -171,10 +171,12 @@ def test_a_plan_whose_schedule_takes_more_than_promised_gives_way_to_a_faster_on
     plan = planned()
     assert len(compiler.seen) == 2
     assert plan.decision.mesh_shape == compiler.seen[1][0] != compiler.seen[0][0]
-    assert any("is doubted: seconds: the compiler's schedule takes 100 s, promised were" in note for note in plan.notes)
+    assert any(
+        "is suspicious: seconds: the compiler's schedule takes 100 s, promised were" in note for note in plan.notes
+    )
 
 
-def test_a_doubted_plan_stays_where_the_others_are_no_better(scripted: Callable[..., Compiler]) -> None:
+def test_a_suspicious_plan_stays_where_the_others_are_no_better(scripted: Callable[..., Compiler]) -> None:
     compiler = scripted(report(gathered=1e13, seconds=100.0), report(gathered=1e13, seconds=101.0))
     plan = planned()
     assert len(compiler.seen) == 4

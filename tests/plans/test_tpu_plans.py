@@ -79,7 +79,7 @@ def test_a_plan_whose_weights_are_split_over_all_devices_passes_its_check() -> N
     sums = [c for c in plan.predicted.collectives if (c.kind, c.emitted) == ("all-reduce", "reduce-scatter")]
     assert sum(c.bytes * c.count for c in sums) > 1e7
     assert {check.verdict for check in plan.checked if check.what != "numerics"} == {"ok"}
-    assert not any("doubted" in note for note in plan.notes)
+    assert not any("suspicious" in note for note in plan.notes)
 
 
 def test_the_peak_of_a_small_program_is_bounded_from_above() -> None:

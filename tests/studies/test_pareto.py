@@ -92,6 +92,7 @@ def test_the_table_and_within(front: planner.Front) -> None:
 
 def test_a_saved_front_is_loaded_plan_by_plan_and_replaced(front: planner.Front, tmp_path: Path) -> None:
     folder = tmp_path / "kept" / "front"
+    folder.parent.mkdir()
     front.save(folder)
     shorter = planner.Front(front[:2], objective="time")
     shorter.save(folder)

@@ -10,7 +10,7 @@ the best plan tried is taken, and where none served, what was planned without.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, final
 
@@ -23,6 +23,7 @@ from planner.planning.autotune.prospects import Leaning, Prospects
 from planner.planning.autotune.trials import EndedTrial, Trying, Variants
 from planner.pricing.mesh import Shape
 from planner.search.best_on_mesh import Candidate
+from planner.units import quantity
 
 REFINING_SHARE = 0.5
 """Part of the time after which no more trials are begun, if there is a plan by then."""
@@ -53,10 +54,14 @@ def refine(
     how: Literal["compile", "measure"],
     limit_bytes: float,
     emissions: Variants = variants,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Result:
-    """The best of the plans tried, from `candidates` on, the best by the prices as they are first."""
+    """The best of the plans tried, from `candidates` on, the best by the prices as they are first.
+
+    What was tried is told as it comes, in words.
+    """
     trying = Trying(judge, emissions, limit_bytes=limit_bytes)
-    run = _Refining(candidates, meshes, prospects, trying, deadline)
+    run = _Refining(candidates, meshes, prospects, trying, deadline, tell)
     try:
         ended = run.rounds()
     except KeyboardInterrupt:
@@ -92,8 +97,9 @@ class _Refining:
         prospects: Prospects,
         trying: Trying,
         deadline: Deadline,
+        tell: Callable[[str], None],
     ) -> None:
-        self._candidates, self._prospects, self._trying = candidates, prospects, trying
+        self._candidates, self._prospects, self._trying, self._tell = candidates, prospects, trying, tell
         # When no more trials are begun; when those that run are given up if none has come to an end.
         self._soft, self._hard = deadline.share(REFINING_SHARE), deadline
         # Those of most devices first: mostly they are faster, and those of fewer are ruled out by them at once.
@@ -134,7 +140,13 @@ class _Refining:
         self._trying.fill()
         if not self._trying.judge.pending:
             return False
-        return self._trying.take(self._until.left() if wait else 0.0)
+        if not self._trying.take(self._until.left() if wait else 0.0):
+            return False
+        best = quantity(self._trying.best, "s") if math.isfinite(self._trying.best) else "none that fits"
+        self._tell(
+            f"autotuning, round {self.round} of at most {MOST_ROUNDS}: {len(self._trying.tried)} tried, best {best}"
+        )
+        return True
 
     def _look_around(self) -> int:
         """Seeks prospects on all meshes, while trials run; how many are new."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,8 +23,10 @@ class Brought:
     notes: tuple[str, ...] = ()
 
 
-def brought(fn: Callable[..., Any], count: int) -> Brought:
-    """What a function brings along when it is called with `count` positional arguments.
+def brought(fn: Callable[..., Any], count: int, by_keyword: Sequence[str] = ()) -> Brought:
+    """What a function brings along when it is called with `count` positional arguments, and others by keyword.
+
+    Those by keyword have the positions after the others.
 
     Read of `jax.jit`, `flax.nnx.jit` and `equinox.filter_jit`, and of what `functools.partial` or an instance binds of
     them; nothing for a plain function. Raises: ArgumentError for a jitted function that does not tell.
@@ -38,7 +40,8 @@ def brought(fn: Callable[..., Any], count: int) -> Brought:
     filtered: Any = fn
     if type(fn).__module__.startswith("equinox.") and isinstance(getattr(fn, "donate_first", None), bool):
         donates = {i for i in range(bound + count) if (filtered.donate_rest if i else filtered.donate_first)}
-        return Brought(donate=_shifted(donates, bound), notes=_notes_on_bound(donates, bound))
+        named = range(count, count + len(by_keyword) if filtered.donate_rest else count)
+        return Brought(donate=_shifted(donates, bound) | set(named), notes=_notes_on_bound(donates, bound))
     if not isinstance(jitted, jax.stages.Wrapped):
         return Brought()
     info = getattr(jitted, "_jit_info", None)
@@ -67,7 +70,13 @@ def brought(fn: Callable[..., Any], count: int) -> Brought:
         for name, value in dropped.items()
         if value
     ]
-    return Brought(donate=_shifted(donates, bound), static=_shifted(static, bound), notes=(*of_bound, *notes))
+    donated, constant = (
+        {count + i for i, name in enumerate(by_keyword) if name in names}
+        for names in (info.donate_argnames, info.static_argnames)
+    )
+    return Brought(
+        donate=_shifted(donates, bound) | donated, static=_shifted(static, bound) | constant, notes=(*of_bound, *notes)
+    )
 
 
 def _shifted(positions: set[int], bound: int) -> frozenset[int]:

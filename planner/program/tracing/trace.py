@@ -31,37 +31,47 @@ from planner.program.tracing.arguments import (
     aval_of,
     joined,
     name_of,
-    parameter_names,
     positions,
     typed_as_placed,
 )
+from planner.program.tracing.call import Call, call_of, marked, named_as
 from planner.program.tracing.gc_pause import paused
 from planner.program.tracing.jitted import brought
 from planner.program.tracing.libraries import heard
 from planner.program.tracing.mutation import Changes, Watch, check_immutable, shares, tied
+from planner.program.tracing.own_frames import users_line
 from planner.program.tracing.traced import Annotations, Leaf, Program, ShardingTypes
 
 
-@paused()
 def trace(
     fn: Callable[..., Any],
     example_args: Sequence[Any],
     *,
-    donate_argnums: Sequence[int] = (),
-    static_argnums: Sequence[int] = (),
+    donate_argnums: Sequence[int] | int = (),
+    static_argnums: Sequence[int] | int = (),
     annotations: Annotations = "keep",
 ) -> Program:
-    """The program `fn` is for arguments like `example_args` (arrays or `jax.ShapeDtypeStruct`s; nothing is computed).
+    """The program `fn` is for arguments like `example_args`; see `trace_call`."""
+    call = call_of(fn, example_args)
+    donate, static = marked(call, "donate", donate_argnums), marked(call, "static", static_argnums)
+    return trace_call(call, donate=donate, static=static, annotations=annotations)
 
-    Donation and static arguments of a jitted function's own join those that are given. What `fn` changes in place in Flax
-    nnx objects is among the results, see `Program.updates`. `annotations` says whether placements that it names itself stay
-    (see `Options`).
+
+@paused()
+def trace_call(
+    call: Call, *, donate: Sequence[int] = (), static: Sequence[int] = (), annotations: Annotations = "keep"
+) -> Program:
+    """The program that a function is for arguments like those of a call (arrays or `jax.ShapeDtypeStruct`s).
+
+    Nothing is computed. `donate` and `static` are positions among the arguments in order; those of a jitted function's own
+    join them. What the function changes in place in Flax nnx objects is among the results, see `Program.updates`.
+    `annotations` says whether placements that it names itself stay (see `Options`).
 
     Raises: ArgumentError for arguments that are not arrays or positions that do not exist; TraceError when JAX cannot
     trace the function, or when it changes arguments in a way that a compiled function cannot.
     """
-    given = _checked_arguments(fn, example_args, donate_argnums, static_argnums)
-    return _as_program(fn, given, _traced(fn, given), annotations)
+    given = _checked_arguments(call, donate, static)
+    return _as_program(given, _traced(given), annotations)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +81,7 @@ class _Given:
     `notes` are what a jitted function tells of itself.
     """
 
-    args: tuple[Any, ...]
-    parameters: tuple[str, ...]
+    call: Call
     donate: frozenset[int]
     dynamic: tuple[int, ...]
     leaves: tuple[Leaf, ...]
@@ -82,7 +91,7 @@ class _Given:
     @property
     def values(self) -> tuple[Any, ...]:
         """The arguments that are not static."""
-        return tuple(self.args[i] for i in self.dynamic)
+        return tuple(self.call.args[i] for i in self.dynamic)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,21 +107,12 @@ class _Traced:
     sums: Sequence[int]
 
 
-def _checked_arguments(
-    fn: Any, example_args: Any, donate_argnums: Sequence[int], static_argnums: Sequence[int]
-) -> _Given:
+def _checked_arguments(call: Call, to_donate: Sequence[int], constant: Sequence[int]) -> _Given:
     """The arguments a function is given, with what a jitted one says of them. Raises: ArgumentError."""
-    if not callable(fn):
-        raise ArgumentError(f"fn must be a function, got {type(fn).__name__}; pass the function to be planned")
-    if not isinstance(example_args, (tuple, list)):
-        raise ArgumentError(
-            f"example_args must be the tuple of positional arguments, got {type(example_args).__name__}; "
-            "write plan(fn, (x,)) for one argument"
-        )
-    args = tuple(example_args)
-    own = brought(fn, len(args))
-    static = positions("static_argnums", static_argnums, len(args)) | own.static
-    donate = positions("donate_argnums", donate_argnums, len(args)) | own.donate
+    args, parameters = call.args, call.parameters
+    own = brought(call.fn, call.positional, call.keywords)
+    static = positions("static_argnums", constant, len(args)) | own.static
+    donate = positions("donate_argnums", to_donate, len(args)) | own.donate
     if both := static & donate:
         whose = " (the jitted function says one of it itself)" if both & (own.static | own.donate) else ""
         raise ArgumentError(f"argument {min(both)} is both static and donated{whose}; only arrays can be donated")
@@ -122,11 +122,10 @@ def _checked_arguments(
                 f"static argument {i} is {type(args[i]).__name__}, which has no hash; give a hashable value, such as a "
                 "tuple for a list, or do not make it static"
             )
-    dynamic, parameters = tuple(i for i in range(len(args)) if i not in static), parameter_names(fn, len(args))
+    dynamic = tuple(i for i in range(len(args)) if i not in static)
     leaves, donated = _leaves(args, parameters, dynamic, donate)
     return _Given(
-        args=args,
-        parameters=parameters,
+        call=call,
         donate=donate,
         dynamic=dynamic,
         leaves=leaves,
@@ -158,9 +157,10 @@ def _leaves(
     return tuple(leaves), frozenset(donated)
 
 
-def _traced(fn: Callable[..., Any], given: _Given) -> _Traced:
+def _traced(given: _Given) -> _Traced:
     """The jaxpr of a function, whose last results are what it changed in place. Raises: TraceError."""
-    call, seen = _watched(fn, given)
+    fn = given.call.fn
+    call, seen = _watched(given)
     mesh = explicit_mesh()
     typed = jax.tree.map(abstracted if mesh is None else typed_as_placed, given.values)
     try:
@@ -169,8 +169,10 @@ def _traced(fn: Callable[..., Any], given: _Given) -> _Traced:
     except TraceError:
         raise
     except Exception as error:
+        line = users_line(error)
         raise TraceError(
-            f"{name_of(fn)} could not be traced: {type(error).__name__}: {error}. {_remedy(error)}"
+            f"{name_of(fn)} could not be traced: {f'{line}: ' if line else ''}{type(error).__name__}: "
+            f"{str(error).rstrip('.')}. {_remedy(error)}"
         ) from error
     jaxpr, notes = traced.jaxpr, ignored
     if getattr(jaxpr, "is_high", False):  # JAX 0.12: primitives such as custom_root, which only their lowering can run
@@ -200,22 +202,22 @@ def _traced(fn: Callable[..., Any], given: _Given) -> _Traced:
     )
 
 
-def _watched(fn: Callable[..., Any], given: _Given) -> tuple[Callable[..., Any], list[Changes]]:
-    """A function of the arguments that are not static, which also returns what `fn` changed; and where that is told."""
+def _watched(given: _Given) -> tuple[Callable[..., Any], list[Changes]]:
+    """A function of the arguments that are not static, which also returns what it changed; and where that is told."""
     retie, seen = tied(given.values), list[Changes]()
 
     def call(*copies: Any) -> Any:
         copies = copies if retie is None else retie(copies)
-        full = list(given.args)
+        full = list(given.call.args)
         for i, value in zip(given.dynamic, copies, strict=True):
             full[i] = value
-        watch = Watch([given.parameters[i] for i in given.dynamic], copies)
-        result = fn(*full)
+        watch = Watch([given.call.parameters[i] for i in given.dynamic], copies)
+        result = given.call.result(full)
         changes = watch.changes(result, given.donated)
         seen.append(changes)
         return result, changes.added, [value for _, value in changes.lost]
 
-    return call, seen
+    return named_as(given.call, given.dynamic, call), seen
 
 
 def _remedy(error: Exception) -> str:
@@ -227,10 +229,23 @@ def _remedy(error: Exception) -> str:
             "Placements such as out_sharding= are for a mesh with Explicit axes that is set: plan the function under its "
             "own, with jax.set_mesh(jax.make_mesh(sizes, names)): planner.plan(...)"
         )
-    return "The planner accepts what jax.jit accepts; make values that steer Python control flow static_argnums"
+    if isinstance(error, _NEED_VALUES):
+        return (
+            "Values that Python or numpy needs must be static arguments (static_argnums, static_argnames); else compute "
+            "with jax.numpy and jax.lax"
+        )
+    return "Under jax.jit it fails so, too; make it run there first"
 
 
-def _as_program(fn: Callable[..., Any], given: _Given, traced: _Traced, annotations: Annotations) -> Program:
+_NEED_VALUES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+"""Errors for want of a value that is not there while a function is traced."""
+
+
+def _as_program(given: _Given, traced: _Traced, annotations: Annotations) -> Program:
     """The program of a traced function: its large constants made arguments, its results named."""
     jaxpr, of_annotations = without_annotations(with_plain_constraints(with_lowered(traced.jaxpr)), annotations)
     jaxpr, constants = hoisted(with_rolls(jaxpr))
@@ -262,8 +277,9 @@ def _as_program(fn: Callable[..., Any], given: _Given, traced: _Traced, annotati
         updates=traced.changes.updates,
         donate_argnums=tuple(sorted(given.donate)),
         dynamic_argnums=given.dynamic,
-        parameters=given.parameters,
-        function_name=name_of(fn),
+        parameters=given.call.parameters,
+        keywords=given.call.keywords,
+        function_name=name_of(given.call.fn),
         annotations=annotations,
         traced=traced.jaxpr,
         types=types,

@@ -51,24 +51,28 @@ class ShardingTypes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effects:
-    """The side effects of a program: `ordered` ones run on one device only; `io` ones reach the world outside."""
+    """The side effects of a program: `ordered` ones run on one device only; `io` ones reach the world outside.
+
+    `prints`: it has calls of `jax.debug`, such as `jax.debug.print`.
+    """
 
     ordered: bool = False
     io: bool = False
+    prints: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
     """A traced function: its jaxpr, the pytrees around it and the names of its leaves.
 
-    `arguments` are the leaves of the user's arguments, whose names are `parameters`, then the large arrays that the
-    function closes over, whose values are `constants`; `parallelism` is the mesh it names itself, if it does. The results
-    are the leaves of the function's own, in `out_tree`, then those it has written into its arguments. `updates` are
-    (position of an argument leaf, position of the result that takes its place in the user's object after a call); see
-    `mutation`. `annotations` says whether the placements that it names itself are still in `jaxpr`. `form` is how `jaxpr`
-    computes what the function does, and `written` the jaxpr of the function as it is written where that is another;
-    `traced` is what JAX made of the function, of the user's arguments alone, before anything was rewritten. What its types
-    said of placements is in `types`, and by constraints in the jaxprs.
+    `arguments` are the leaves of the user's arguments, whose names are `parameters`, the last of them `keywords`, then the
+    large arrays that the function closes over, whose values are `constants`; `parallelism` is the mesh it names itself, if
+    it does. The results are the leaves of the function's own, in `out_tree`, then those it has written into its arguments.
+    `updates` are (position of an argument leaf, position of the result that takes its place in the user's object after a
+    call); see `mutation`. `annotations` says whether the placements that it names itself are still in `jaxpr`. `form` is
+    how `jaxpr` computes what the function does, and `written` the jaxpr of the function as it is written where that is
+    another; `traced` is what JAX made of the function, of the user's arguments alone, before anything was rewritten. What
+    its types said of placements is in `types`, and by constraints in the jaxprs.
     """
 
     jaxpr: Any
@@ -87,6 +91,7 @@ class Program:
     dynamic_argnums: tuple[int, ...]
     parameters: tuple[str, ...]
     function_name: str
+    keywords: tuple[str, ...] = ()
     annotations: Annotations = "keep"
     form: Form = AS_WRITTEN
     written: Any = None
@@ -109,7 +114,7 @@ class Program:
 
     @property
     def num_args(self) -> int:
-        """How many arguments the function takes, static ones included."""
+        """How many arguments the function takes, static ones and those by keyword included."""
         return len(self.parameters)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,16 @@ from planner.errors import ArgumentError
 from planner.explain.explain import Alternatives
 from planner.files import write_whole
 from planner.pricing.candidates.specs import spec_text
+from planner.program.form import form_text
 from planner.program.spec_entries import parts_over
 from planner.report.html.drawings import draw_arcs, draw_array, draw_memory, draw_meshes
-from planner.report.plan_report import PlanReport, form_text, plan_report
+from planner.report.plan_report import PlanReport, plan_report
 from planner.report.text_table import count
 from planner.units import quantity
 
+HEAD = 1000
+"""Bytes of a page, in which it says what made it, and from what."""
+_MADE_FROM = re.compile(rb'<meta name="generator" content="meshwright, from a (program|plan)">')
 COLOURS = 5
 """Colours of mesh axes in `page.css`."""
 
@@ -30,12 +35,21 @@ def write_page(decision: Decision, program: Alternatives | None, path: str | Pat
     """
     text, path = page(plan_report(decision, program)), Path(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text.encode())
     except (OSError, ValueError) as error:
         raise ArgumentError(
             f"the page cannot be written as {path}: {error}; give a path that can be written"
         ) from error
+
+
+def made_from(path: Path) -> str | None:
+    """What the page in a file was made from: "program", or "plan" where its file alone; None where it is no such page."""
+    try:
+        with path.open("rb") as file:
+            found = _MADE_FROM.search(file.read(HEAD))
+    except OSError:
+        return None
+    return found[1].decode() if found else None
 
 
 def page(report: PlanReport) -> str:

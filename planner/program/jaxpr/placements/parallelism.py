@@ -46,5 +46,7 @@ def _meshes(jaxpr: Any) -> Iterator[Any]:
 def effects_of(jaxpr: Any) -> Effects:
     names = {type(effect).__name__ for effect in jaxpr.effects}
     return Effects(
-        ordered=any(name.startswith("Ordered") for name in names), io=any("IOEffect" in name for name in names)
+        ordered=any(name.startswith("Ordered") for name in names),
+        io=any("IOEffect" in name for name in names),
+        prints=any("DebugEffect" in name for name in names),
     )
