@@ -27,7 +27,8 @@ def _scanned(x: Any, weights: Any) -> Any:
 
 def _messages(x: Any, senders: Any, w: Any) -> Any:
     whole = laid(x, 4)
-    return jnp.concatenate([whole[senders], whole[senders // 2]], axis=1) @ w
+    ends = jnp.concatenate([whole[senders], jnp.maximum(whole[senders // 2], 0)], axis=1)
+    return jnp.where(senders[:, None] > 7, ends, 0) @ w
 
 
 def _narrowed_before_its_loop(found: Compiled) -> bool:
@@ -75,7 +76,7 @@ PROBES = (
                 devices=4,
             ),
         ),
-        shows="a float32 table whose rows are joined and multiplied is gathered narrow",
+        shows="a float32 table whose rows are joined, masked and multiplied is gathered narrow",
         seen=lambda found: [one.dtypes for one in found.report.collectives] == [("bf16",)],
     ),
     Probe(

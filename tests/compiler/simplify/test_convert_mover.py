@@ -45,7 +45,7 @@ def _stacked(x: jax.Array) -> jax.Array:
 def _messages(x: jax.Array) -> jax.Array:
     """What is sent along the edges of a graph by the nodes at both ends."""
     ends = jnp.concatenate([x[jnp.arange(8)], x[jnp.arange(8, 16)]], axis=1)
-    return ends @ jnp.ones((64, 32))
+    return jnp.where(jnp.arange(8)[:, None] > 2, ends, 0) @ jnp.ones((64, 32))
 
 
 def _halves(x: jax.Array) -> jax.Array:
