@@ -37,7 +37,7 @@ from pbqp.options import SolveOptions
 from pbqp.problem import Problem
 from pbqp.row_table import RowTable
 from pbqp.smaller.prepared import Prepared
-from pbqp.solution import RELATIVE_TOLERANCE, Detail, Solution
+from pbqp.solution import Detail, Solution
 
 if TYPE_CHECKING:
     from pbqp.compiled.multiplicative_weights import Dual
@@ -190,7 +190,6 @@ def bound_and_prune(prepared: Prepared, local: Incumbent, options: SolveOptions)
         answer = _eliminated(prepared, local)
         if answer is not None:
             local.offer(answer)
-            local.raise_bound(local.value)
             return
         after = sum(network.unary[node].size - 1 for node in network.live)
         if until.passed or (turn > 0 and after > ROUND_PAYS * before):
@@ -220,6 +219,7 @@ def _eliminated(prepared: Prepared, best: Incumbent) -> Indices | None:
         return None
     picks = {node: int(choice[node]) for node in prepared.network.live}
     answer = prepared.complete(picks)
+    bound = elimination.proven(prepared.network, bound)
     best.raise_bound(min(bound, prepared.problem.evaluate(answer.tolist())))
     best.offer(answer)
     return answer
@@ -244,10 +244,7 @@ def _program(prepared: Prepared, local: Incumbent, seconds: float, gap: float) -
     result = program.solve(seconds, local.value, gap)
     if result.choice is not None:
         local.offer(prepared.complete(result.choice))
-    bound = result.bound
-    if math.isfinite(local.value) and bound >= local.value * (1 - math.copysign(RELATIVE_TOLERANCE, local.value)):
-        bound = min(bound, local.value)
-    local.raise_bound(min(bound, local.value) if local.choice is not None else bound)
+    local.raise_bound(min(result.bound, local.value) if local.choice is not None else result.bound)
 
 
 MOST_CONFLICTING = 32

@@ -10,15 +10,20 @@ import numpy as np
 from pbqp.network.network import Indices
 from pbqp.options import SolveOptions
 from pbqp.problem import Problem
+from pbqp.rounding import Rounding
 from pbqp.row_table import RowTable
-from pbqp.solution import Detail, Solution, Status, is_optimal
+from pbqp.solution import RELATIVE_TOLERANCE, Detail, Solution, Status
+
+FORGIVEN = 4
+"""What a bound and what it was made from may lack, in errors of a bound."""
 
 
 @final
 class Incumbent:
     """Keeps the cheapest choice that violates no row, and the highest bound. A bound of `inf` says: infeasible.
 
-    Without a choice, `value` is the cutoff: what is sought must cost less.
+    Without a choice, `value` is the cutoff: what is sought must cost less. `tolerance` is the part of its value by which
+    an optimum may be above the bound: nothing where floats represent all costs.
     """
 
     def __init__(self, problem: Problem, rows: RowTable, options: SolveOptions) -> None:
@@ -27,9 +32,9 @@ class Incumbent:
         self.options = options
         self.choice: tuple[int, ...] | None = None
         self.value = options.cutoff
-        self.bound = -math.inf
-        finite = (np.abs(costs[np.isfinite(costs)]).max(initial=0.0) for costs in problem.node_costs)
-        self.scale = float(sum(finite))
+        self.rounding = Rounding.of(problem.node_costs, (edge.costs for edge in problem.edges))
+        self.bound = self.rounding.reached(-math.inf)
+        self.tolerance = 0.0 if self.rounding.whole else RELATIVE_TOLERANCE
 
     def offer(self, choice: Indices) -> bool:
         """Takes over a choice of all nodes if it is feasible and cheaper; True if it violates no row."""
@@ -54,6 +59,7 @@ class Incumbent:
 
     def raise_bound(self, bound: float) -> None:
         """Takes over a bound if it is higher."""
+        bound = self.rounding.reached(bound)
         if bound > self.bound:
             self.bound = bound
             self.options.tell(self.value, min(self.bound, self.value))
@@ -61,9 +67,7 @@ class Incumbent:
     @property
     def proven(self) -> bool:
         """Whether nothing better can exist: the value is optimal, or there is none below the cutoff."""
-        if self.choice is None:
-            return self.bound >= self.value
-        return is_optimal(self.value, self.bound, self.scale)
+        return self.bound == math.inf or self._leaves(self.value, self.bound, self.tolerance)
 
     @property
     def settled(self) -> bool:
@@ -72,8 +76,12 @@ class Incumbent:
 
     def settles(self, value: float, bound: float) -> bool:
         """Whether a bound leaves no more below a value than is of no interest."""
-        enough = math.isfinite(value) and value - bound <= self.options.gap * abs(value)
-        return enough or is_optimal(value, bound, self.scale)
+        return self._leaves(value, bound, max(self.options.gap, self.tolerance))
+
+    def _leaves(self, value: float, bound: float, gap: float) -> bool:
+        """Whether a bound leaves no more than this part of a value below it, rounding forgiven."""
+        rounding = 0.0 if self.rounding.whole else FORGIVEN * self.rounding.error(value)
+        return math.isfinite(value) and value - self.rounding.reached(bound) <= gap * abs(value) + rounding
 
     def solution(self, method: str, detail: Detail) -> Solution:
         """The record of what is known."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from pbqp.memory_rows import Indices, Row, Schedule, spread
-from pbqp.problem import Array, Problem
+from pbqp.problem import NEAR, Array, Problem
 from pbqp.vectors import summed_by
 
 Carried = Mapping[int, Sequence[tuple[int, Array]]]
@@ -119,7 +119,7 @@ class RowTable:
 
         None where the rows leave some node without a choice.
         """
-        room = self.limits - self.least(labels)
+        room = self.limits - self.least(labels) + NEAR * np.abs(self.limits)
         if (room < 0).any():
             return None
         rooms = np.full(self.nodes.size, np.inf)

@@ -11,7 +11,7 @@ Status = Literal["optimal", "feasible", "infeasible", "unknown"]
 Detail = Mapping[str, int | float | str | tuple[str, ...]]
 
 RELATIVE_TOLERANCE = 1e-6
-"""A choice counts as optimal when its value is within this part of the bound."""
+"""A choice counts as optimal when its value is within this part of the bound; of whole costs it must be the bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +38,3 @@ class Solution:
         if self.choice is None or math.isinf(self.bound):
             return math.inf
         return max(0.0, self.value - self.bound) / max(abs(self.value), 1e-300)
-
-
-def is_optimal(value: float, bound: float, scale: float) -> bool:
-    """Whether `bound` proves `value` optimal; `scale` is the size of the costs, whose rounding is forgiven."""
-    return math.isfinite(value) and value - bound <= RELATIVE_TOLERANCE * abs(value) + 1e-12 * scale

@@ -25,9 +25,9 @@ from pbqp.incumbent import Incumbent
 from pbqp.network.network import Indices, Network
 from pbqp.options import SolveOptions
 from pbqp.problem import Array
+from pbqp.rounding import Rounding
 from pbqp.smaller.prepared import Prepared
 from pbqp.smaller.reductions import Reducer, undo
-from pbqp.solution import RELATIVE_TOLERANCE
 
 THRIFTY_PRICE = 1e4
 """Price of a whole limit, in costs of the free optimum, at which the cheapest choice takes next to the least bytes."""
@@ -45,9 +45,22 @@ class Priced:
     bound: float
 
 
-def minimise_exactly(network: Network, extra: dict[int, Array]) -> dict[int, int] | None:
-    """The optimal choice of the live nodes with `extra` added to their costs; None if too dear, or impossible."""
+def priced_rounding(prepared: Prepared, prices: Array, extra: dict[int, Array]) -> Rounding:
+    """The rounding of costs that prices of rows (seconds per byte), `extra` in all for each node, add to."""
+    rows = prepared.rows
+    amount = float(prices @ np.abs(rows.limits)) + sum(float(np.abs(paid).max()) for paid in extra.values())
+    return prepared.network.rounding.priced(amount, rows.count)
+
+
+def minimise_exactly(
+    network: Network, extra: dict[int, Array], rounding: Rounding
+) -> tuple[dict[int, int], float] | None:
+    """The optimal choice of the live nodes with `extra` added to their costs, and what every choice costs at the least.
+
+    None if too dear, or impossible.
+    """
     twin = network.copy()
+    twin.rounding = rounding
     for node in twin.live & extra.keys():
         twin.unary[node] = twin.unary[node] + extra[node][twin.labels[node]]
     nodes = sorted(twin.live)
@@ -58,44 +71,52 @@ def minimise_exactly(network: Network, extra: dict[int, Array]) -> dict[int, int
     if not elimination.affordable(order):
         return None
     choice = np.zeros(len(network.labels), dtype=np.intp)
-    if math.isinf(elimination.eliminate(twin, order, choice)):
+    least = elimination.eliminate(twin, order, choice)
+    if math.isinf(least):
         return None
     undo(reducer.trail, choice)
-    return {node: int(choice[node]) for node in nodes}
+    return {node: int(choice[node]) for node in nodes}, elimination.proven(twin, least)
 
 
 def best_prices(prepared: Prepared, best: Incumbent, options: SolveOptions, seconds: float) -> Priced:
     """The best prices found within `seconds`; every choice met on the way is repaired and offered to `best`."""
-    network, rows = prepared.network, prepared.rows
+    rows = prepared.rows
     until = options.deadline.within(seconds)
     units = np.maximum(np.abs(rows.limits), 1.0)
     prices = np.zeros(rows.count)
     result = Priced(prices=prices, bound=-math.inf)
     cuts: list[tuple[float, Array]] = []
     for _ in range(CUT_ROUNDS):
-        picks = minimise_exactly(network, rows.price(prices / units))
-        if picks is None:
+        optimum = _at(prepared, prices / units)
+        if optimum is None:
             break
+        picks, lower = optimum
         cost, over = _cut(prepared, picks)
-        lower = cost + float(prices @ over)
         cuts.append((cost, over))
         if lower > result.bound:
             result = Priced(prices=prices / units, bound=lower)
         cuts += [_cut(prepared, found) for found in _repaired(prepared, best, picks, options)]
         if not any((over <= 0).all() for _, over in cuts):
-            thrifty = minimise_exactly(network, rows.price(np.full(rows.count, THRIFTY_PRICE * abs(cost)) / units))
+            thrifty = _at(prepared, np.full(rows.count, THRIFTY_PRICE * abs(cost)) / units)
             if thrifty is None:
                 break
-            cuts.append(_cut(prepared, thrifty))
-            found = _repaired(prepared, best, thrifty, options)
+            cuts.append(_cut(prepared, thrifty[0]))
+            found = _repaired(prepared, best, thrifty[0], options)
             cuts += [_cut(prepared, choice) for choice in found]
         if until.passed or not any((over <= 0).all() for _, over in cuts):
             break
         height, prices = _propose(cuts)
         gap = min(height, best.value) - result.bound
-        if gap <= max(options.gap, RELATIVE_TOLERANCE) * abs(result.bound) or gap < 0.02 * (best.value - result.bound):
+        if gap <= max(options.gap, best.tolerance) * abs(result.bound) or gap < 0.02 * (best.value - result.bound):
             break
     return result
+
+
+def _at(prepared: Prepared, prices: Array) -> tuple[dict[int, int], float] | None:
+    """The best choice of the live nodes at some prices (seconds per byte) and the bound it proves; None if too dear."""
+    extra = prepared.rows.price(prices)
+    optimum = minimise_exactly(prepared.network, extra, priced_rounding(prepared, prices, extra))
+    return None if optimum is None else (optimum[0], optimum[1] - float(prices @ prepared.rows.limits))
 
 
 def _cut(prepared: Prepared, picks: dict[int, int]) -> tuple[float, Array]:

@@ -124,10 +124,13 @@ def _renumbered(
 
 @final
 class Messages:
-    """The messages of a network; `extra`, the prices of memory rows, adds to its costs and may change at any time."""
+    """The messages of a network; `extra`, the prices of memory rows, adds to its costs and may change at any time, and
+    with it what the bounds are lowered by, `rounding`.
+    """
 
     def __init__(self, network: Network) -> None:
-        self.constant = network.constant
+        self.constant, self._lost = network.constant, network.lost
+        self.rounding = network.rounding
         self.unary, edges = normalise(network)
         self.extra: dict[int, Array] = {}
         self.order = sorted(self.unary)
@@ -168,11 +171,12 @@ class Messages:
                 taken += wire.low
                 wire.forward = message - wire.low
         after = 0.0
+        error = self._lost + self.rounding.error(taken)
         credit = dict.fromkeys(self.order, 0.0)
         for node in reversed(self.order):
             after += credit[node]
             total = self._total(node)
-            self.bounds[node] = total + (before[node] + after)
+            self.bounds[node] = total + (before[node] + after - error)
             least = float(total[total.argmin()])
             after += least
             share = (total - least) * self._weight(node)
@@ -181,7 +185,7 @@ class Messages:
                 low = float(message[message.argmin()])
                 credit[wire.first] += low
                 wire.backward = message - low
-        self.bound = self.constant + after
+        self.bound = self.constant + after - error
         return self.bound
 
     def decode(self) -> dict[int, int]:

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pbqp.bounds.cutting_planes import Priced
+from pbqp.bounds.cutting_planes import Priced, priced_rounding
 from pbqp.bounds.messages import Messages
+from pbqp.exact.elimination import proven
 from pbqp.heuristics.local_search import LocalSearch
 from pbqp.incumbent import Incumbent
 from pbqp.network.network import Indices
@@ -25,7 +26,7 @@ from pbqp.options import SolveOptions
 from pbqp.problem import Array, Problem
 from pbqp.row_table import RowTable
 from pbqp.smaller.prepared import Prepared
-from pbqp.solution import RELATIVE_TOLERANCE, Solution
+from pbqp.solution import Solution
 
 PAIR_STEPS = 5
 """Pairs of choices are pruned every so many steps, single choices at each."""
@@ -51,7 +52,7 @@ def tighten(
     network, rows = prepared.network, prepared.rows
     if not network.live:
         best.offer(prepared.complete({}))
-        return network.constant
+        return proven(network, network.constant)
     until = options.deadline.within(effort.seconds)
     messages = Messages(network)
     units = np.maximum(np.abs(rows.limits), 1.0)
@@ -74,23 +75,22 @@ def tighten(
         if step % 10 == 3 or (step < 3 and best.choice is None):
             _search(prepared, best, picks, options, until.left(), effort.kicks)
         if math.isfinite(best.value):
-            slack = 1e-9 * (abs(best.value) + abs(bound))
             if step % PAIR_STEPS == PAIR_STEPS - 1:
-                for m, n, pruned in messages.forbid_pairs(best.value + slack, offset):
+                for m, n, pruned in messages.forbid_pairs(best.value, offset):
                     prepared.count("pruned_pairs", int(pruned.sum()))
                     network.forbid_pairs(m, n, pruned)
-            kept = messages.above(best.value + slack, offset) or messages.unsupported()
+            kept = messages.above(best.value, offset) or messages.unsupported()
             if not _prune(prepared, messages, kept):
                 bound = max(bound, best.value)
                 break
         if left != sum(network.unary[node].size for node in network.live):
             picks = messages.decode()
         gap = best.value - bound
-        if gap <= max(options.gap, 0.2 * RELATIVE_TOLERANCE) * abs(best.value) or until.passed:
+        if gap <= max(options.gap, 0.2 * best.tolerance) * abs(best.value) or until.passed:
             break
         if all(network.unary[node].size == 1 for node in network.live):
             best.offer(prepared.complete({node: int(network.labels[node][0]) for node in network.live}))
-            bound = max(bound, best.value)
+            bound = max(bound, proven(network, best.value))
             break
         if step % 10 == 9:
             if reached - marks[-1] < effort.progress * (best.value - reached if math.isfinite(gap) else abs(bound)):
@@ -112,9 +112,9 @@ def tighten(
 def _charge(messages: Messages, prepared: Prepared, prices: Array) -> None:
     """Sets the prices (seconds per byte) that the messages see."""
     network = prepared.network
-    messages.extra = {
-        node: extra[network.labels[node]] for node, extra in prepared.rows.price(prices).items() if node in network.live
-    }
+    extra = prepared.rows.price(prices)
+    messages.extra = {node: paid[network.labels[node]] for node, paid in extra.items() if node in network.live}
+    messages.rounding = priced_rounding(prepared, prices, extra)
 
 
 def _prune(prepared: Prepared, messages: Messages, kept: dict[int, Indices]) -> bool:

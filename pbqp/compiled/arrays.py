@@ -13,6 +13,7 @@ from pbqp.compiled.kernels import Floats, Ints, Net, Uses
 from pbqp.identity import numbered
 from pbqp.memory_rows import spread
 from pbqp.network.network import Indices, Network
+from pbqp.rounding import Rounding
 from pbqp.row_table import Carried, RowTable
 from pbqp.smaller.smaller import Choice
 from pbqp.vectors import summed_by
@@ -26,13 +27,15 @@ class Arrays:
     """The records of the kernels, and what leads back: `labels` of the nodes in `names`, among `nodes` of the problem.
 
     `transposed` are the tables of the net transposed, each in its place. Bytes are as in the rows; `limits` and `units`
-    (what a row's overuse is measured in) belong to the rows.
+    (what a row's overuse is measured in) belong to the rows, `rounding` and `lost` to the network.
     """
 
     nodes: int
     names: Ints
     labels: tuple[Indices, ...]
     constant: float
+    rounding: Rounding
+    lost: float
     net: Net
     transposed: Floats
     uses: Uses
@@ -62,6 +65,8 @@ class Arrays:
             names=np.asarray(names, dtype=np.int64),
             labels=tuple(network.labels[node] for node in names),
             constant=network.constant,
+            rounding=network.rounding,
+            lost=network.lost,
             net=Net(
                 size=size,
                 offset=np.cumsum(size) - size,
@@ -84,8 +89,8 @@ class Arrays:
         net, uses = self.net, self.uses
         sizes, offsets = net.size.tolist(), net.offset.tolist()
         unary = [net.unary[begin : begin + size] for begin, size in zip(offsets, sizes, strict=True)]
-        network = Network(unary, [np.arange(size) for size in sizes], [{} for _ in sizes])
-        network.constant = self.constant
+        network = Network(unary, [np.arange(size) for size in sizes], [{} for _ in sizes], self.rounding)
+        network.constant, network.lost = self.constant, self.lost
         for m, n, begin in zip(net.first.tolist(), net.second.tolist(), net.table_at.tolist(), strict=True):
             network.add_table(m, n, net.tables[begin : begin + sizes[m] * sizes[n]].reshape(sizes[m], sizes[n]))
         holders = np.repeat(np.arange(net.size.size), np.diff(uses.uses_at))

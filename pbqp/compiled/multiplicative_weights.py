@@ -35,8 +35,6 @@ BETTER = 1e-5
 """Rise of the bound that counts, as a part of it."""
 FIRST = 0.1
 """Sum of the first prices, in the bound without prices."""
-ROUNDING = 1e-9
-"""What bounds may be off by, relative."""
 FLOOR = 30.0
 """Logarithm of the largest price over the least."""
 
@@ -119,7 +117,7 @@ class Dual:
 
     def possible(self, value: float) -> NDArray[np.bool_]:
         """Which choices may be part of something that costs no more than `value`: their bounds do not rule them out."""
-        return self.floors <= value + ROUNDING * (abs(value) + abs(self.bound))
+        return self.floors <= value
 
     def per_choice(self, prices: Floats, out: Floats) -> Floats:
         """What every choice pays at these prices, written into `out`."""
@@ -137,7 +135,12 @@ class Dual:
         a = self.arrays
         net = a.net._replace(unary=a.net.unary + self.per_choice(self._now, self.paid))
         rest = a.constant - float(self._now @ (a.limits / a.units))
-        lower = sweep(net, a.transposed, self._mail, self.bounds) + rest
+        swept = sweep(net, a.transposed, self._mail, self.bounds)
+        amount = float(
+            self._now @ np.abs(a.limits / a.units) + np.maximum.reduceat(np.abs(self.paid), net.offset).sum()
+        )
+        rest -= a.lost + a.rounding.priced(amount, self._now.size).error(swept + a.constant)
+        lower = swept + rest
         self.bounds += rest
         self._last = lower
         np.maximum(self.floors, self.bounds, out=self.floors)

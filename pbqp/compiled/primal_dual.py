@@ -23,6 +23,7 @@ from pbqp.compiled.kernels import Floats, Ints
 from pbqp.compiled.multiplicative_weights import Dual
 from pbqp.compiled.rising import Rising
 from pbqp.deadline import Deadline
+from pbqp.exact.elimination import proven
 from pbqp.exact.lazy_rows import LazyRows
 from pbqp.incumbent import Incumbent
 from pbqp.network.network import Indices
@@ -32,7 +33,7 @@ from pbqp.row_table import RowTable
 from pbqp.smaller.folding import Tied
 from pbqp.smaller.prepared import Prepared
 from pbqp.smaller.smaller import Chain
-from pbqp.solution import RELATIVE_TOLERANCE, Detail, Solution
+from pbqp.solution import Detail, Solution
 
 HEAD_START, LOOK = 0.12, 100
 """Part of the time in which only the dual runs, so that the primal starts with prices that mean something, and the steps
@@ -110,7 +111,7 @@ def _improve(prepared: Prepared, best: Incumbent, options: SolveOptions) -> str:
     while True:
         if not prepared.network.live:
             best.offer(prepared.complete({}))
-            best.raise_bound(prepared.network.constant if best.choice is None else best.value)
+            best.raise_bound(min(proven(prepared.network, prepared.network.constant), best.value))
             return "gap"
         tied = Tied(prepared.network.copy(), prepared.rows)
         if tied.possible:
@@ -242,7 +243,7 @@ class _Stage:
         """Descents of the primal, one after the other; what ended them, as for `run`."""
         dual, best, rising = self.dual, self.best, self.rising
         cores = Cores(self.arrays, self.options.seed)
-        little = 0.5 * max(self.options.gap, RELATIVE_TOLERANCE)
+        little = 0.5 * max(self.options.gap, best.tolerance)
         began = progress = self.options.elapsed()
         value, bound, descents = math.inf, -math.inf, 0
         open_choices = self.arrays.net.unary.size - self.arrays.net.size.size

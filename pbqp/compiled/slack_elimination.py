@@ -45,8 +45,6 @@ PLAIN = 30_000
 """Sums of so many numbers are taken at once; larger ones only where there is room."""
 ROWS = 1 << 16
 """Numbers summed at a time of those."""
-ROUNDING = 1e-12
-"""What sums may be off by, as a part of the bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -114,7 +112,7 @@ class _Elimination:
         net = arrays.net
         self.labels: list[Ints] = [np.arange(size) for size in net.size.tolist()]
         self.unary = list(np.split(slack.unary, net.offset[1:]))
-        self.room = target - slack.bound + ROUNDING * abs(target)
+        self.room = target - slack.bound + arrays.rounding.error(target)
         self.holding: list[dict[int, _Factor]] = [{} for _ in self.labels]
         self.buckets: list[_Bucket] = []
         self.work = self.held = 0

@@ -85,7 +85,7 @@ def affordable(order: Order) -> bool:
 
 
 def eliminate(network: Network, order: Order, choice: NDArray[np.intp]) -> float:
-    """The minimum over all live nodes; their best choices are written into `choice`. `inf` if none is possible."""
+    """The minimum over all live nodes as computed; `inf` if none is possible. Writes their best choices into `choice`."""
     buckets, rest = _forward(network, order)
     value = network.constant + sum(float(factor.table) for factor in rest)
     if math.isinf(value):
@@ -98,6 +98,12 @@ def eliminate(network: Network, order: Order, choice: NDArray[np.intp]) -> float
         picks[node] = int(costs.argmin())
         choice[node] = network.labels[node][picks[node]]
     return value
+
+
+def proven(network: Network, minimum: float) -> float:
+    """What every choice costs at the least if `minimum` is that of its network, as computed."""
+    error = 0.0 if network.rounding.whole else network.rounding.error(minimum)
+    return minimum - network.lost - error
 
 
 def eliminate_all_but(network: Network, order: Order, node: int) -> Array:

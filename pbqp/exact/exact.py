@@ -38,7 +38,7 @@ def solve_elimination(problem: Problem, options: SolveOptions) -> Solution:
     if elimination.affordable(order):
         choice = np.zeros(len(problem.node_costs), dtype=np.intp)
         bound = elimination.eliminate(prepared.network, order, choice)
-        best.raise_bound(bound)
+        best.raise_bound(elimination.proven(prepared.network, bound))
         if math.isfinite(bound):
             best.offer(prepared.complete({node: int(choice[node]) for node in prepared.network.live}))
     return best.solution("elimination", prepared.detail)

@@ -26,6 +26,7 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, milp
 
+from pbqp.exact.elimination import proven
 from pbqp.network.network import Network, normalise
 from pbqp.problem import Array
 from pbqp.row_table import RowTable
@@ -33,8 +34,10 @@ from pbqp.solution import RELATIVE_TOLERANCE
 
 ROW_MARGIN = 1e-5
 """By which part of its room a row is tightened where HiGHS (feasibility tolerance 1e-6) overstepped it."""
-UNITS = 1e3
-"""The room between lower bound and best value, in the program's units: HiGHS's tolerances are 1e-7 absolute."""
+UNITS = 1e8
+"""The room between lower bound and best value, in the program's units: HiGHS's tolerances are absolute."""
+TOLERANCE = 1e-7
+"""What HiGHS may be off by for every cost that a choice sums up, in those units; and ten times that for all of it."""
 
 
 Lines = tuple[sparse.csr_array, Array]
@@ -87,8 +90,11 @@ class IntegerProgram:
             default=0.0,
         )
         room = upper - self.base
-        self.room = room * (1 + 1e-9) if 0 < room < math.inf else largest
+        self._least = proven(network, self.base)
+        self.room = upper - self._least if 0 < room < math.inf else largest
         self.scale = UNITS / self.room if self.room > 0 else 1.0
+        self._error = TOLERANCE * (network.rounding.terms + 10) / self.scale
+        self._tolerance = 0.0 if network.rounding.whole else 0.2 * RELATIVE_TOLERANCE
         self.offsets: dict[int, int] = {}
         self.binaries = 0
         for node, values in unary.items():
@@ -172,10 +178,10 @@ class IntegerProgram:
         """
         stated = self._stated
         if self.size == 0:
-            return Answer(values=stated.costs, bound=self.base, ended=True)
+            return Answer(values=stated.costs, bound=self._least, ended=True)
         if not math.isfinite(self.base):
             return Answer(values=None, bound=math.inf, ended=True)
-        enough = max(gap, 0.2 * RELATIVE_TOLERANCE)
+        enough = max(gap, self._tolerance)
         enough = enough * abs(upper) / self.room if self.room > 0 and math.isfinite(upper) else 0.0
         constraints: list[Any] = [LinearConstraint(stated.equalities, _any(stated.sides), _any(stated.sides))]
         if lines is not None:
@@ -185,7 +191,7 @@ class IntegerProgram:
             integrality=(np.arange(self.size) < self.binaries) & (not relaxed),
             bounds=Bounds(0.0, _any(stated.possible.astype(np.float64))),
             constraints=constraints,
-            options={"time_limit": max(time_limit, 0.01), "mip_rel_gap": min(max(enough, 1e-9), 0.5)},
+            options={"time_limit": max(time_limit, 0.01), "mip_rel_gap": min(enough, 0.5)},
         )
         if answer.status == 2:
             return Answer(values=None, bound=math.inf, ended=True)
@@ -195,7 +201,7 @@ class IntegerProgram:
         else:
             dual = 0.0 if answer.mip_dual_bound is None else float(answer.mip_dual_bound)
         values = None if answer.x is None else np.asarray(answer.x)
-        return Answer(values=values, bound=self.base + max(0.0, dual / self.scale), ended=ended)
+        return Answer(values=values, bound=self._least + max(0.0, dual / self.scale - self._error), ended=ended)
 
     def whole(self, values: Array) -> Array:
         """The variables with 1 at the largest of every node, and 0 elsewhere."""

@@ -16,6 +16,7 @@ from pbqp.identity import numbered
 from pbqp.memory_rows import Indices
 from pbqp.network.table_cache import TableCache
 from pbqp.problem import Array, Problem
+from pbqp.rounding import Rounding
 
 
 @final
@@ -25,7 +26,8 @@ class Network:
     `unary[n][i]` is the cost of the i-th remaining choice of node n, `labels[n][i]` that choice in the problem's own
     numbering (ascending), `tables[m][n]` the costs between m (rows) and n (columns); `tables[n][m]` is its transpose.
     `live` are the nodes not yet eliminated, `constant` the cost that no longer depends on any choice. Edges that are alike
-    share one table, and what changes them alike keeps it so (`table_cache`).
+    share one table, and what changes them alike keeps it so (`table_cache`). `rounding` is that of the problem, `lost` by
+    how much a choice may cost more in the network beyond that.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class Network:
         unary: list[Array],
         labels: list[Indices],
         tables: list[dict[int, Array]],
+        rounding: Rounding,
         table_cache: TableCache | None = None,
     ) -> None:
         self.unary = unary
@@ -40,13 +43,16 @@ class Network:
         self.tables = tables
         self.live = set(range(len(unary)))
         self.constant = 0.0
+        self.rounding, self.lost = rounding, 0.0
         self.table_cache = table_cache or TableCache()
 
     @staticmethod
     def of(problem: Problem, table_cache: TableCache | None = None) -> Network:
         """The whole problem as a network; parallel edges are merged, tables of single edges stay shared."""
         labels = [np.arange(costs.size) for costs in problem.node_costs]
-        network = Network([costs.copy() for costs in problem.node_costs], labels, [{} for _ in labels], table_cache)
+        rounding = Rounding.of(problem.node_costs, (edge.costs for edge in problem.edges))
+        unary = [costs.copy() for costs in problem.node_costs]
+        network = Network(unary, labels, [{} for _ in labels], rounding, table_cache)
         for edge in problem.edges:
             network.add_table(*edge.nodes, edge.costs)
         return network
@@ -54,9 +60,9 @@ class Network:
     def copy(self) -> Network:
         """An independent copy; tables are shared, because no reduction writes into a table."""
         unary, tables = [costs.copy() for costs in self.unary], [dict(row) for row in self.tables]
-        twin = Network(unary, list(self.labels), tables, self.table_cache)
+        twin = Network(unary, list(self.labels), tables, self.rounding, self.table_cache)
         twin.live = set(self.live)
-        twin.constant = self.constant
+        twin.constant, twin.lost = self.constant, self.lost
         return twin
 
     def keep(self, node: int, positions: Indices | NDArray[np.bool_]) -> None:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from pbqp.network.network import Indices, Network, classes, firsts
 from pbqp.network.table_cache import TableCache
 from pbqp.problem import Array
+from pbqp.rounding import UNIT
 
 PAIR_BUDGET = 400_000
 """Largest number of (choice, choice, partner) triples looked at per edge in one dominance test."""
@@ -132,6 +133,9 @@ class Reducer:
             network.unary[node] = network.unary[node] + parts[0]
             network.unary[other] = network.unary[other] + parts[1]
             network.disconnect(node, other)
+            network.lost += parts[2]
+            if not network.rounding.whole:
+                network.lost += 4 * UNIT * float(np.abs(table).max())
             self._changed.update((node, other))
             self.counts["separable"] += 1
 
@@ -220,16 +224,17 @@ def _possible(table: Array) -> NDArray[np.bool_]:
     return table.min(axis=1) < np.inf
 
 
-def _separated(table: Array) -> tuple[Array, Array] | None:
-    """f and g of a table that is f[p] + g[q]; None for one that is not."""
+def _separated(table: Array) -> tuple[Array, Array, float] | None:
+    """f and g of a table that is f[p] + g[q], and by how much it may be less than their sum; None for one that is not."""
     size = np.abs(table).max()
     if not np.isfinite(size):
         return None
     first, second = table[:, :1], table[:1]
     rest = table - first - (second - second[0, 0])
-    if np.abs(rest).max() > SEPARABLE_TOLERANCE * size:
+    left = float(np.abs(rest).max())
+    if left > SEPARABLE_TOLERANCE * size:
         return None
-    return first[:, 0], second[0] - second[0, 0]
+    return first[:, 0], second[0] - second[0, 0], left
 
 
 def _dominated(unary: Array, tables: tuple[Array, ...], usage: Array, table_cache: TableCache) -> NDArray[np.bool_]:

@@ -148,6 +148,10 @@ class Primitive:
     carries: bool = False
     """It does to partial results what it does to whole ones: it only moves elements. Asked by `rule_for`."""
 
+    moves: bool = False
+    """It only moves elements of its operands of the type of its result, or picks one of several. Asked by
+    `convert_mover`."""
+
     partial_on_parts: bool = False
     """Run alone on a part of what it reduces it gives a partial result. Others, such as a masked gather, must know which
     part it is. Asked by `rule_for`."""

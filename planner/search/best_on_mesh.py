@@ -20,7 +20,7 @@ from pbqp.network.table_cache import TableCache
 from pbqp.options import SolveOptions
 from pbqp.smaller.quotient import describe_sharing, solve_shared
 from pbqp.smaller.smaller import Chain, floor_of
-from pbqp.solution import Solution
+from pbqp.solution import RELATIVE_TOLERANCE, Solution
 from planner.pricing.instance import Instance
 from planner.pricing.memory import MemoryModel
 from planner.search.least_memory import GAP, Aim, Least, least_memory
@@ -201,7 +201,7 @@ def free_plan(
     else:
         free = solve_shared(made.problem, solving, cutoff, gap, compiled=is_compiled(looked.stated.node_values))
     if free.choice is None:
-        left = cutoff * (1 - gap)
+        left = cutoff * (1 - max(gap, RELATIVE_TOLERANCE))
         mesh = dict(looked.stated.mesh.shape)
         note = "" if free.bound >= left else f"mesh {mesh}: nothing found within {seconds:.0f} s"
         return Outcome(candidate=None, bound=min(free.bound, cutoff), note=note)

@@ -62,8 +62,9 @@ class NarrowReads:
             return min(aval.itemsize, self.graph.tensors[op.results[0]].aval.itemsize)
         if row.matmul and aval.dtype == "float32" and op.params.get("precision") is None:
             return aval.itemsize if is_by_vector(self.graph, op) else BFLOAT16_BYTES
-        if row.carries or row.renames or op.kind in TAKEN_IN or op.kind == "loop_stack":
-            return self.width(op.results[0])
+        moves = row.moves and (tensor == op.operands[0] or not row.picks)
+        if moves or row.carries or row.renames or op.kind in TAKEN_IN or op.kind == "loop_stack":
+            return max(self.width(result) for result in op.results)
         return aval.itemsize
 
 

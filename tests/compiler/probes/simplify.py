@@ -25,6 +25,12 @@ def _scanned(x: Any, weights: Any) -> Any:
     return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w.astype(x.dtype)), None), x, weights)[0]
 
 
+def _messages(x: Any, senders: Any, w: Any) -> Any:
+    whole = laid(x, 4)
+    ends = jnp.concatenate([whole[senders], jnp.maximum(whole[senders // 2], 0)], axis=1)
+    return jnp.where(senders[:, None] > 7, ends, 0) @ w
+
+
 def _narrowed_before_its_loop(found: Compiled) -> bool:
     return any(
         one.opcode in ("convert", "fusion") and one.shape.startswith(f"bf16{dims_text(LAYERS, WIDTH, WIDTH)}")
@@ -54,6 +60,23 @@ PROBES = (
             ),
         ),
         shows="a float32 weight that is narrowed after its gather is gathered narrow",
+        seen=lambda found: [one.dtypes for one in found.report.collectives] == [("bf16",)],
+    ),
+    Probe(
+        of="convert-mover",
+        topology="v5e:2x2",
+        programs=(
+            Program(
+                fn=_messages,
+                args=(
+                    Array(shape=(65536, 256), dtype=jnp.float32, spec=P("x")),
+                    Array(shape=(32768,), dtype=jnp.int32),
+                    Array(shape=(512, 256), dtype=jnp.float32),
+                ),
+                devices=4,
+            ),
+        ),
+        shows="a float32 table whose rows are joined, masked and multiplied is gathered narrow",
         seen=lambda found: [one.dtypes for one in found.report.collectives] == [("bf16",)],
     ),
     Probe(

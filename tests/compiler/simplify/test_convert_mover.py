@@ -42,6 +42,18 @@ def _stacked(x: jax.Array) -> jax.Array:
     return jax.lax.scan(lambda c, row: (c + row.reshape(4, 8) @ jnp.ones((8, 32)), None), jnp.zeros((4, 32)), stack)[0]
 
 
+def _messages(x: jax.Array) -> jax.Array:
+    """What is sent along the edges of a graph by the nodes at both ends."""
+    ends = jnp.concatenate([x[jnp.arange(8)], x[jnp.arange(8, 16)]], axis=1)
+    return jnp.where(jnp.arange(8)[:, None] > 2, ends, 0) @ jnp.ones((64, 32))
+
+
+def _halves(x: jax.Array) -> jax.Array:
+    """Two halves, of which one is multiplied and the other is not."""
+    left, right = jnp.split(x, 2)
+    return (left @ x.T).sum() + jnp.sin(right).sum()
+
+
 @pytest.mark.parametrize(
     ("read", "share"),
     [
@@ -51,8 +63,10 @@ def _stacked(x: jax.Array) -> jax.Array:
         (_cast, HALF),
         (_stacked, HALF),
         (_times_vector, WHOLE),
+        (_messages, HALF),
+        (_halves, WHOLE),
     ],
-    ids=["matmul", "matmul and sum", "exact matmul", "cast", "stacked", "times a vector"],
+    ids=["matmul", "matmul and sum", "exact matmul", "cast", "stacked", "times a vector", "messages", "halves"],
 )
 def test_the_width_in_which_a_tensor_is_read_is_that_in_which_it_stands(
     read: Callable[[jax.Array], jax.Array], share: float
