@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from planner.api import pareto as pareto
     from planner.api import plan as plan
     from planner.api import plan_many as plan_many
+    from planner.calls.jit import jit as jit
+    from planner.calls.planned_function import PlannedFunction as PlannedFunction
     from planner.options import Options as Options
     from planner.plans.loaded import LoadedPlan as LoadedPlan
     from planner.plans.plan import Plan as Plan
@@ -47,6 +49,8 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "pbqp.problem": ("Problem",),
     "pbqp.solution": ("Solution",),
     "planner.api": ("audit", "compare", "compare_topologies", "load", "op_graph", "pareto", "plan", "plan_many"),
+    "planner.calls.jit": ("jit",),
+    "planner.calls.planned_function": ("PlannedFunction",),
     "planner.options": ("Options",),
     "planner.plans.loaded": ("LoadedPlan",),
     "planner.plans.plan": ("Plan",),
@@ -72,6 +76,7 @@ __all__ = [
     "LoadedPlan",
     "Options",
     "Plan",
+    "PlannedFunction",
     "Problem",
     "Programs",
     "Solution",
@@ -82,6 +87,7 @@ __all__ = [
     "compare",
     "compare_topologies",
     "errors",
+    "jit",
     "load",
     "op_graph",
     "pareto",
