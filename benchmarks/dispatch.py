@@ -52,7 +52,11 @@ def measure(leaves: int, rounds: int) -> dict[str, Any]:
         f"layer{i}": {f"w{k}": jnp.ones((64,)) for k in range(PER_LAYER)} for i in range(max(leaves // PER_LAYER, 1))
     }
     devices = jax.devices()
-    asked: dict[str, Any] = {"mesh": {"x": len(devices)}, "donate_argnums": 0, "options": planner.Options(check="never")}
+    asked: dict[str, Any] = {
+        "mesh": {"x": len(devices)},
+        "donate_argnums": 0,
+        "options": planner.Options(check="never"),
+    }
     p = planner.plan(step, (state,), **asked)
 
     def by_hand() -> Callable[..., Any]:
@@ -100,13 +104,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    columns = ("by hand again", "plan", "jit")
-    print(f"{'arrays':>7}{'by hand':>10}", *(f"{name + ': more':>20}{'(quartiles)':>16}" for name in columns), "allowed  us")
+    names = ("by hand again", "plan", "jit")
+    print(
+        f"{'arrays':>7}{'by hand':>10}",
+        *(f"{name + ': more':>20}{'(quartiles)':>16}" for name in names),
+        "allowed  us",
+    )
     for leaves, rounds in ROUNDS.items():
         row = measure(leaves, given.rounds or rounds)
         rows.append(row)
         print(f"{leaves:7}{1e6 * row['seconds_quartiles']['by hand'][1]:10.0f}", end="")
-        for name in columns:
+        for name in names:
             low, more, high = (1e6 * value for value in row["more_seconds_quartiles"][name])
             print(f"{more:21.1f}{f'({low:.0f} to {high:.0f})':>16}", end="")
         print(f"{1e6 * row['allowed_seconds']:9.1f}", flush=True)

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, final
 
 import jax
 from jax.core import Tracer
+from jax.sharding import get_abstract_mesh
+from jax.tree import flatten
 
 from planner.api import plan
 from planner.calls.call_form import CallForm, CallForms
@@ -102,27 +104,29 @@ class _Prepared:
         return result if self.results is None else self.results.put_back(result)
 
 
-class _Entry(NamedTuple):
+@final
+class _Entry:
     """A plan, and what is known of the call that it was last used for. Its arrays are not kept."""
 
-    plan: Plan
-    prepared: _Prepared
-    form: CallForm
-    tree: Any
-    kinds: list[Any]
-    mesh: Any
-    static: dict[int, Any]
+    def __init__(self, made: Plan, prepared: _Prepared, call: _Call) -> None:
+        self.plan, self.prepared = made, prepared
+        self.form, self.tree, self.kinds, self.mesh = call.form, call.tree, call.kinds, call.mesh
+        self.static = {i: call.values[i] for i in sorted(call.form.static)}
+        self.plain = not (call.form.keywords or self.static or prepared.parted)
+
+    def has_types(self, tree: Any, kinds: list[Any], mesh: Any) -> bool:
+        """Whether arrays of such types came in the last call."""
+        if tree != self.tree or kinds != self.kinds or mesh != self.mesh:
+            return False
+        # Results of one executable share the objects of their types: the next comparison is then one of addresses.
+        self.kinds = kinds
+        return True
 
     def serves(self, call: _Call) -> bool:
         """Whether a call is like the last one: then it has the same plan."""
-        if not (
-            call.form is self.form and call.kinds == self.kinds and call.tree == self.tree and call.mesh == self.mesh
-        ):
+        if call.form is not self.form or not self.has_types(call.tree, call.kinds, call.mesh):
             return False
-        # Results of one executable share the objects of their types: the next comparison is then one of addresses.
-        self.kinds[:] = call.kinds
-        leaves, values = call.leaves, call.values
-        pairs = ((self.prepared.static_leaves, leaves), (self.static, values))
+        pairs = ((self.prepared.static_leaves, call.leaves), (self.static, call.values))
         return all(is_same(value, given[i]) for planned, given in pairs for i, value in planned.items())
 
 
@@ -160,8 +164,12 @@ class PlannedFunction:
 
         Raises: as `planner.plan`; TypeError for arguments that the function does not take.
         """
-        call = self._call(args, kwargs)
         entry = self._last
+        if entry is not None and entry.plain and not kwargs:
+            leaves, tree = flatten(args)
+            if entry.has_types(tree, kinds_of(leaves), get_abstract_mesh()):
+                return entry.plan(*args)
+        call = self._call(args, kwargs)
         if entry is None or not entry.serves(call):
             entry = self._entry(call)
         return entry.prepared.result(entry.plan(*entry.prepared.values(call)))
@@ -203,21 +211,20 @@ class PlannedFunction:
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Call:
         form = self._forms.form(args, kwargs)
         values = form.values(args, kwargs)
-        leaves, tree = jax.tree.flatten(tuple([values[i] for i in form.dynamic]) if form.static else values)
-        mesh = jax.sharding.get_abstract_mesh()
-        return _Call(form, values, leaves, tree, kinds_of(leaves), mesh)
+        leaves, tree = flatten(tuple([values[i] for i in form.dynamic]) if form.static else values)
+        return _Call(form, values, leaves, tree, kinds_of(leaves), get_abstract_mesh())
 
     def _entry(self, call: _Call) -> _Entry:
         """The plan of a call, made where there is none yet. Raises: as `planner.plan`."""
         prepared = _Prepared(self._fn, call)
         mesh = explicit_mesh()
-        static = {i: call.values[i] for i in sorted(call.form.static)}
+        static = [*(call.values[i] for i in sorted(call.form.static)), *prepared.static_leaves.values()]
         key = (
             call.form.key,
             call.tree,
             placeless(call.kinds, typed=mesh is not None),
             mesh,
-            tuple((type(value), value) for value in (*static.values(), *prepared.static_leaves.values())),
+            tuple((type(value), value) for value in static),
         )
         with self._lock:
             found = self._entries.get(key)
@@ -226,9 +233,7 @@ class PlannedFunction:
             else:
                 made, prepared = found.plan, found.prepared
             # The dict keeps the order in which plans were made.
-            self._last = self._entries[key] = _Entry(
-                made, prepared, call.form, call.tree, call.kinds, call.mesh, static
-            )
+            self._last = self._entries[key] = _Entry(made, prepared, call)
             return self._last
 
     def _planned(self, call: _Call, prepared: _Prepared) -> Plan:
