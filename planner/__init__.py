@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from planner.options import Options as Options
     from planner.plans.loaded import LoadedPlan as LoadedPlan
     from planner.plans.plan import Plan as Plan
+    from planner.plans.what_if import WhatIf as WhatIf
     from planner.report.comparison import Comparison as Comparison
     from planner.rules.kernels.rule_for import rule_for as rule_for
     from planner.studies.audit import Audit as Audit
@@ -54,6 +55,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "planner.options": ("Options",),
     "planner.plans.loaded": ("LoadedPlan",),
     "planner.plans.plan": ("Plan",),
+    "planner.plans.what_if": ("WhatIf",),
     "planner.report.comparison": ("Comparison",),
     "planner.rules.kernels.rule_for": ("rule_for",),
     "planner.studies.audit": ("Audit",),
@@ -83,6 +85,7 @@ __all__ = [
     "Topology",
     "TopologyComparison",
     "Verification",
+    "WhatIf",
     "audit",
     "compare",
     "compare_topologies",

@@ -24,6 +24,7 @@ PLANNER = [
     "Topology",
     "TopologyComparison",
     "Verification",
+    "WhatIf",
     "audit",
     "compare",
     "compare_topologies",

@@ -24,6 +24,7 @@ from planner.logical import LogicalAxes
 from planner.machine.target import Target
 from planner.plan_file.store import save_decision
 from planner.plans.alternatives import alternatives
+from planner.plans.what_if import WhatIf, what_if
 from planner.prediction import Predicted, Products
 from planner.program.graph import Graph
 from planner.program.jaxpr.microbatch.expanded import has_remats
@@ -273,6 +274,26 @@ class Plan:
         Without a path: the arguments that matter most. Raises: ArgumentError for a name that is none.
         """
         return explain(self.alternatives, path)
+
+    def what_if(
+        self,
+        pins: Mapping[str, PartitionSpec] | None = None,
+        *,
+        mesh: Mapping[str, int] | None = None,
+        memory_limit: float | None = None,
+    ) -> WhatIf:
+        """What would change with other pins, on another mesh or within another memory limit; it prints as `compare` does.
+
+        Nothing is traced, compiled or searched beyond one mesh: the program, its microbatches and saved values stay, and
+        everything else is chosen anew by the solver. That takes about a second for a language model, and more where memory
+        is short. The notes say how it was chosen, and whether that is proven to be the best of the mesh.
+
+        `pins`: patterns over names to PartitionSpecs; they go before those of the plan. `mesh`: axis name to size.
+        `memory_limit`: bytes per device.
+
+        Raises: ArgumentError, PinError, MeshError; InfeasibleError where the pins leave nothing to choose.
+        """
+        return what_if(self.alternatives, self._decision, pins, mesh, memory_limit, seed=self._seed)
 
     def with_checks(self, checked: Sequence[Checked], compiled: Verification | None = None) -> Plan:
         """The same plan with these checks on record; what was compiled for them serves it, too, as `compiled` does."""
