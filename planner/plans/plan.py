@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -30,7 +32,10 @@ from planner.program.graph import Graph
 from planner.program.jaxpr.microbatch.expanded import has_remats
 from planner.program.tracing.traced import Program
 from planner.report.html.render import notebook, write_page
+from planner.report.summary import flat_summary
 from planner.report.text import describe
+from planner.report.timeline import trace_events
+from planner.report.writing import write_text
 from planner.search.problem import PlanningProblem
 from planner.verify.verification import COMPILE_LIMIT_S, Verification, verify
 
@@ -329,6 +334,22 @@ class Plan:
         Raises: ArgumentError where nothing can be written there, or as `explain` does.
         """
         write_page(self._decision, self.alternatives, path)
+
+    def trace(self, path: str | Path) -> None:
+        """Writes the predicted step as trace events in JSON, for ui.perfetto.dev or chrome://tracing.
+
+        One device stands for all; its tracks are loops, computing, and the links of mesh axes. It lasts
+        `predicted.seconds`; the runs of a loop's body are drawn as one.
+
+        Raises: ArgumentError where nothing can be written there, or as `explain` does.
+        """
+        events = trace_events(self.graph, devices=math.prod(self._decision.mesh_shape.values()))
+        write_text(path, json.dumps(events), "the trace")
+
+    @property
+    def summary(self) -> dict[str, float | str]:
+        """The figures of the plan as a flat dict, for trackers of experiments: `wandb.config.update(plan.summary)`."""
+        return flat_summary(self._decision)
 
     def __str__(self) -> str:
         return describe(self._decision)
