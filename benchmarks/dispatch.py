@@ -118,7 +118,7 @@ def main() -> None:
             low, more, high = (1e6 * value for value in row["more_seconds_quartiles"][name])
             print(f"{more:21.1f}{f'({low:.0f} to {high:.0f})':>16}", end="")
         print(f"{1e6 * row['allowed_seconds']:9.1f}", flush=True)
-    given.out.write_text(json.dumps({**stamp(), "cases": rows}, indent=1) + "\n")
+    given.out.write_text(json.dumps({**stamp(), "load_average": os.getloadavg()[0], "cases": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ compute, as `equinox.filter_jit` has it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,14 +60,21 @@ def static_leaves(tree: Any, names: Sequence[str]) -> dict[int, Any]:
     for position, (path, leaf) in enumerate(paths):
         if _is_array(leaf) or (isinstance(leaf, NUMBERS) and position not in within):
             continue
-        if not isinstance(leaf, Hashable):
-            item: int = path[0].idx
-            raise ArgumentError(
-                f"argument {joined(names[item], path[1:])} is {leaf!r:.80} of type {type(leaf).__name__}: no array, "
-                "and without a hash it cannot be static; give an array or a hashable value"
-            )
+        item: int = path[0].idx
+        check_hash(joined(names[item], path[1:]), leaf)
         found[position] = leaf
     return found
+
+
+def check_hash(name: str, value: Any) -> None:
+    """Nothing. Raises: ArgumentError for a static value without a hash."""
+    try:
+        hash(value)
+    except TypeError as error:
+        raise ArgumentError(
+            f"argument {name} is {value!r:.80} of type {type(value).__name__}: no array, and without a hash it cannot be "
+            "static; give an array or a hashable value"
+        ) from error
 
 
 def _within_modules(tree: Any) -> set[int]:

@@ -20,7 +20,7 @@ from jax.tree import flatten
 
 from planner.api import plan
 from planner.calls.call_form import CallForm, CallForms
-from planner.calls.leaves import Parted, StaticResults, example, is_same, kinds_of, placeless, static_leaves
+from planner.calls.leaves import Parted, StaticResults, check_hash, example, is_same, kinds_of, placeless, static_leaves
 from planner.errors import ArgumentError, NothingSharedError
 from planner.plans.loaded import LoadedPlan
 from planner.plans.plan import Plan
@@ -29,6 +29,16 @@ from planner.program.tracing.arguments import name_of
 
 PLACE = ("devices", "topology", "mesh", "axis_names")
 """Keywords that say where a plan lies: one that follows another lies where that does."""
+
+
+class _Key(NamedTuple):
+    """All that the plan of a call depends on; `mesh` is the one that is set around it where that has Explicit axes."""
+
+    form: tuple[Any, ...]
+    tree: Any
+    types: tuple[Any, ...]
+    mesh: Any
+    static: tuple[Any, ...]
 
 
 class _Call(NamedTuple):
@@ -116,7 +126,7 @@ class _Entry:
 
     def has_types(self, tree: Any, kinds: list[Any], mesh: Any) -> bool:
         """Whether arrays of such types came in the last call."""
-        if tree != self.tree or kinds != self.kinds or mesh != self.mesh:
+        if tree != self.tree or kinds != self.kinds or (mesh is not self.mesh and mesh != self.mesh):
             return False
         # Results of one executable share the objects of their types: the next comparison is then one of addresses.
         self.kinds = kinds
@@ -140,7 +150,7 @@ class PlannedFunction:
 
     def __init__(self, fn: Callable[..., Any], forms: CallForms, keywords: Mapping[str, Any], like: Any) -> None:
         self._fn, self._forms, self._keywords, self._like = fn, forms, dict(keywords), like
-        self._entries: dict[Any, _Entry] = {}
+        self._entries: dict[_Key, _Entry] = {}
         self._last: _Entry | None = None
         self._lock = threading.RLock()
         update_wrapper(self, fn)
@@ -218,25 +228,28 @@ class PlannedFunction:
         """The plan of a call, made where there is none yet. Raises: as `planner.plan`."""
         prepared = _Prepared(self._fn, call)
         mesh = explicit_mesh()
+        for i in call.form.static:
+            check_hash(call.form.names[i], call.values[i])
         static = [*(call.values[i] for i in sorted(call.form.static)), *prepared.static_leaves.values()]
-        key = (
-            call.form.key,
-            call.tree,
-            placeless(call.kinds, typed=mesh is not None),
-            mesh,
-            tuple((type(value), value) for value in static),
+        key = _Key(
+            form=call.form.key,
+            tree=call.tree,
+            types=placeless(call.kinds, typed=mesh is not None),
+            mesh=mesh,
+            static=tuple((type(value), value) for value in static),
         )
         with self._lock:
             found = self._entries.get(key)
             if found is None:
-                made = self._planned(call, prepared)
+                made = self._planned(call, prepared, mesh)
             else:
                 made, prepared = found.plan, found.prepared
             # The dict keeps the order in which plans were made.
             self._last = self._entries[key] = _Entry(made, prepared, call)
             return self._last
 
-    def _planned(self, call: _Call, prepared: _Prepared) -> Plan:
+    def _planned(self, call: _Call, prepared: _Prepared, mesh: Any) -> Plan:
+        """A plan for a call; under a mesh that is set, it follows plans made under that mesh only."""
         form, values = call.form, prepared.values(call)
         if any(isinstance(leaf, Tracer) for leaf in call.leaves):
             values = [value if i in form.static else jax.tree.map(example, value) for i, value in enumerate(values)]
@@ -248,7 +261,7 @@ class PlannedFunction:
             static_argnums=tuple(sorted(form.static)),
         )
         alone = {name: value for name, value in self._keywords.items() if name not in PLACE}
-        for other in self.plans:
+        for other in [entry.plan for key, entry in self._entries.items() if key.mesh == mesh]:
             try:
                 return make(like=other, **alone)
             except NothingSharedError:

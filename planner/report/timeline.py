@@ -7,8 +7,8 @@ All devices do the same, so one stands for each of them. Its tracks are
     links of AXES       the collectives over these axes, each before the op that reads what it brings
 
 The runs of a loop's body are drawn as one of their whole length: an op in a loop of 32 passes is one event with the
-seconds of all 32. A collective has the seconds that are not hidden beside computing. So the length of the timeline is what a
-call is predicted to take.
+seconds of all 32. A collective has the seconds that are not hidden beside computing. So the length of the timeline is what
+a call is predicted to take.
 """
 
 from __future__ import annotations

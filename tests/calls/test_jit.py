@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,27 @@ def test_under_transformations_of_jax() -> None:
     assert_same(found, jax.grad(lambda params: mlp(params, x).sum())(params))
     assert_same(jax.jit(lambda params: f(params, x=x))(params), mlp(params, x))
     assert len(f.plans) == 1
+
+
+def test_under_a_mesh_with_explicit_axes() -> None:
+    f = jit(lambda x: x * 2, mesh=None)
+    plain = f(X)
+    mesh = jax.make_mesh((8,), ("rows",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        placed = f(jax.device_put(X, jax.NamedSharding(mesh, P("rows"))))
+        assert placed.sharding.spec[0] == "rows"
+    assert_same(f(X), plain)
+    assert len(f.plans) == 2
+
+
+def test_threads_share_one_plan() -> None:
+    f = jit(mlp)
+    params, x = mlp_args()
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: f(params, x), range(4)))
+    assert len(f.plans) == 1
+    for one in found:
+        assert_same(one, mlp(params, x))
 
 
 def test_methods() -> None:
@@ -270,6 +292,8 @@ def test_what_is_no_function() -> None:
         jit(3)
     with pytest.raises(ArgumentError, match="x is both static and donated"):
         jit(lambda x: x, static_argnums=0, donate_argnums=0)(1)
+    with pytest.raises(ArgumentError, match=r"argument n is \(\[1\],\) of type tuple.*hash"):
+        jit(lambda x, n: x, static_argnames="n")(X, n=([1],))
     with pytest.raises(MeshError):
         planner.jit(lambda x: x, mesh={"x": 64})(X)
 
