@@ -15,7 +15,6 @@ from typing import Any, final
 from planner.errors import ArgumentError
 from planner.program.tracing.arguments import name_of, parameter_names
 from planner.program.tracing.jitted import brought
-from planner.request.resolve import checked_positions
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -128,13 +127,8 @@ class CallForms:
 
     def _checked(self, kind: str, argnums: Any, argnames: Any) -> tuple[frozenset[int], frozenset[str]]:
         """Positions and names; parameters that can be given both ways are among both."""
-        nums = checked_positions(f"{kind}_argnums", argnums)
-        given = (argnames,) if isinstance(argnames, str) else argnames
-        if not isinstance(given, (tuple, list)) or not all(isinstance(name, str) for name in given):
-            raise ArgumentError(
-                f"{kind}_argnames is {argnames!r:.200}; give the name of a parameter, or a tuple of names"
-            )
-        names = set(given)
+        nums = _listed(f"{kind}_argnums", argnums, int, "the position of an argument, or a tuple of positions")
+        names = set(_listed(f"{kind}_argnames", argnames, str, "the name of a parameter, or a tuple of names"))
         if self._signature is None:
             return frozenset(nums), frozenset(names)
         kinds, parameters = inspect.Parameter, list(self._parameters.values())
@@ -150,7 +144,7 @@ class CallForms:
         if kinds.VAR_POSITIONAL in open_ended:
             return frozenset(nums), frozenset(names)
         for i in nums:
-            if not isinstance(i, int) or not -len(positional) <= i < len(positional):
+            if not -len(positional) <= i < len(positional):
                 raise ArgumentError(
                     f"{kind}_argnums holds {i!r}, but {function} takes {len(positional)} positional arguments; "
                     "give one of their positions"
@@ -168,3 +162,11 @@ class CallForms:
         nums, wanted = of
         wanted = wanted | {names[i] for i in (*nums, *of_jitted) if -len(names) <= i < len(names)}
         return frozenset(i for i, name in enumerate(given) if name in wanted)
+
+
+def _listed(what: str, given: Any, kind: type, wanted: str) -> tuple[Any, ...]:
+    """One or several marks as a tuple. Raises: ArgumentError."""
+    several = given if isinstance(given, (tuple, list, range)) else (given,)
+    if not all(isinstance(one, kind) for one in several):
+        raise ArgumentError(f"{what} is {given!r:.200}; give {wanted}")
+    return tuple(several)
