@@ -40,7 +40,7 @@ from benchmarks.stamp import stamp
 from planner.errors import InfeasibleError
 from planner.machine.target import Target, resolve
 from planner.options import Options
-from planner.planning.finalize import decide
+from planner.plans.finalize import decide
 from planner.program.tracing.trace import trace
 from planner.search.mesh_search import SearchOptions, search
 from planner.search.offered_meshes import offered_meshes

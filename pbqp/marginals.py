@@ -120,6 +120,20 @@ def marginals(
     return found
 
 
+def cheapest_near(
+    problem: Problem, start: Sequence[int], *, seconds: float, seed: int = 0
+) -> tuple[float, tuple[int, ...]]:
+    """The least total cost found near a choice of all nodes, and the choice with it; rows are ignored.
+
+    The least of all where elimination is affordable, else what local search from `start` finds in so many `seconds`. The
+    cost is `inf` where every choice is forbidden, or all that were found.
+    """
+    choice = np.zeros(len(problem.node_costs), np.intp)
+    options = SolveOptions(deadline=Deadline.after(seconds), seed=seed)
+    value, _ = _least(Network.of(problem), dict(enumerate(start)), options, choice)
+    return value, tuple(choice.tolist())
+
+
 def _search(
     network: Network, node: int, of: Indices, found: Marginals, start: Sequence[int] | None, effort: Effort
 ) -> None:

@@ -28,9 +28,12 @@ if TYPE_CHECKING:
     from planner.api import pareto as pareto
     from planner.api import plan as plan
     from planner.api import plan_many as plan_many
+    from planner.calls.jit import jit as jit
+    from planner.calls.planned_function import PlannedFunction as PlannedFunction
     from planner.options import Options as Options
     from planner.plans.loaded import LoadedPlan as LoadedPlan
     from planner.plans.plan import Plan as Plan
+    from planner.plans.what_if import WhatIf as WhatIf
     from planner.report.comparison import Comparison as Comparison
     from planner.rules.kernels.rule_for import rule_for as rule_for
     from planner.studies.audit import Audit as Audit
@@ -47,9 +50,12 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "pbqp.problem": ("Problem",),
     "pbqp.solution": ("Solution",),
     "planner.api": ("audit", "compare", "compare_topologies", "load", "op_graph", "pareto", "plan", "plan_many"),
+    "planner.calls.jit": ("jit",),
+    "planner.calls.planned_function": ("PlannedFunction",),
     "planner.options": ("Options",),
     "planner.plans.loaded": ("LoadedPlan",),
     "planner.plans.plan": ("Plan",),
+    "planner.plans.what_if": ("WhatIf",),
     "planner.report.comparison": ("Comparison",),
     "planner.rules.kernels.rule_for": ("rule_for",),
     "planner.studies.audit": ("Audit",),
@@ -72,16 +78,19 @@ __all__ = [
     "LoadedPlan",
     "Options",
     "Plan",
+    "PlannedFunction",
     "Problem",
     "Programs",
     "Solution",
     "Topology",
     "TopologyComparison",
     "Verification",
+    "WhatIf",
     "audit",
     "compare",
     "compare_topologies",
     "errors",
+    "jit",
     "load",
     "op_graph",
     "pareto",

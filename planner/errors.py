@@ -17,6 +17,10 @@ class ArgumentError(PlannerError):
     """An argument of the public API, or of the planned function, is not what it must be."""
 
 
+class NothingSharedError(ArgumentError):
+    """A plan that another one is to follow has none of its arrays."""
+
+
 class PinError(PlannerError):
     """A pin names nothing, names an unknown axis, or cannot split the tensor it names."""
 

@@ -6,6 +6,7 @@ kept in files shown, explained, compared and drawn, the devices here measured.
     python -m planner pareto FILE.py:FUNCTION --topology v5e:16x16 -o front
     python -m planner show plan.json
     python -m planner explain plan.json FILE.py:FUNCTION
+    python -m planner what-if plan.json FILE.py:FUNCTION --pin 'params/*/kernel=None,(data,model)'
     python -m planner compare plan.json other.json
     python -m planner report plan.json FILE.py:FUNCTION -o plan.html
     python -m planner audit FILE.py:FUNCTION --topology v5e:4x4
@@ -206,6 +207,7 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "pareto": _pareto,
     "show": saved_plans.show,
     "explain": saved_plans.explain_saved,
+    "what-if": saved_plans.what_if_saved,
     "compare": saved_plans.compare_two,
     "report": saved_plans.report,
     "audit": _audit,

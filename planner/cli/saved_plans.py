@@ -13,6 +13,7 @@ from planner.api import compare, load
 from planner.cli.outputs import add_output, check_page
 from planner.cli.program_file import load_program
 from planner.cli.progress import status
+from planner.cli.values import parse_bytes, parse_mesh, parse_pin
 from planner.plan_file.codec import as_json as plain
 from planner.plans.plan import Plan
 from planner.report.plan_report import decision_data, plan_report, report_data
@@ -27,6 +28,7 @@ def add_saved_plans(commands: Any) -> None:
     """Adds the commands on saved plans."""
     _add_show(commands)
     _add_explain(commands)
+    _add_what_if(commands)
     _add_compare(commands)
     _add_report(commands)
 
@@ -67,6 +69,34 @@ def _add_explain(commands: Any) -> None:
         metavar="NAME",
         help="an array's name in the printed plan, or a shell-style pattern such as 'params/*/kernel'. Default: the "
         "largest arguments, of those of one type and spec one",
+    )
+
+
+def _add_what_if(commands: Any) -> None:
+    what_if = _of_plan(
+        commands,
+        "what-if",
+        about="print what another spec, mesh or memory limit would change in a saved plan",
+        description="Prices the program of a saved plan with other specs of some arrays, on another mesh or within another "
+        "memory limit, everything else chosen anew on that mesh, and prints where that differs from the plan, as 'compare' "
+        "does. Microbatches and saved values stay; no other mesh is searched, and nothing is compiled.",
+    )
+    what_if.add_argument(
+        "program", metavar="FILE.py:FUNCTION", help="the program that was planned, as 'search' takes it"
+    )
+    what_if.add_argument(
+        "--pin",
+        dest="pins",
+        type=parse_pin,
+        action="append",
+        metavar="PATTERN=SPEC",
+        help="give the arrays whose names match this spec, as --pin of 'search' does; may be given many times",
+    )
+    what_if.add_argument(
+        "--mesh", type=parse_mesh, metavar="AXIS=SIZE,...", help="another mesh, such as data=16,model=4"
+    )
+    what_if.add_argument(
+        "--memory", dest="memory_limit", type=parse_bytes, metavar="SIZE", help="another memory limit, such as 14GB"
     )
 
 
@@ -124,6 +154,19 @@ def explain_saved(arguments: argparse.Namespace) -> int:
         with status("pricing alternatives"):
             found = bound.explain(name)
     print(_json(plain(found)) if arguments.json else found)
+    return 0
+
+
+def what_if_saved(arguments: argparse.Namespace) -> int:
+    """Prints what other specs, another mesh or another memory limit would change in a saved plan."""
+    bound = bind(arguments.plan, arguments.program)
+    with status("pricing"):
+        found = bound.what_if(
+            dict(arguments.pins) if arguments.pins else None, mesh=arguments.mesh, memory_limit=arguments.memory_limit
+        )
+    comparison = found.comparison
+    facts = {**plain(comparison), "same": comparison.same, "fits": found.fits, "proven": found.proven}
+    print(_json(facts) if arguments.json else found)
     return 0
 
 

@@ -15,6 +15,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import reduce
+from operator import or_
 from typing import NamedTuple, final
 
 import numpy as np
@@ -36,9 +38,10 @@ from planner.rules.rule import Dims
 
 
 class Moved(NamedTuple):
-    """What some collectives do: their kinds, bytes and seconds, per call."""
+    """What some collectives do: their kinds, the bit set of the axes they run over, bytes and seconds, per call."""
 
     kinds: tuple[str, ...] = ()
+    mask: int = 0
     bytes: float = 0.0
     seconds: float = 0.0
 
@@ -163,14 +166,16 @@ class _Decided:
 
     def _way(self, tensor: int, way: Iterable[Transfer | None], spec_to: str, halo: Moved = NOTHING) -> Attributes:
         taken = [transfer for transfer in way if transfer is not None]
-        kinds = [kind for t in taken for kind in self.moved.get(t.id, NOTHING).kinds]
+        ways = [*(self.moved.get(t.id, NOTHING) for t in taken), halo]
         charged = [*map(self._charge, taken), halo]
+        mask = reduce(or_, (moved.mask for moved in ways))
         summed = self.summed.get(tensor)
         return {
             "spec_from": self._made(tensor),
             "partial": "" if summed is None else self._axes(summed.source, summed.reduced),
             "spec_to": spec_to,
-            "collective": "+".join([*kinds, *halo.kinds]),
+            "collective": "+".join(kind for moved in ways for kind in moved.kinds),
+            "axes": ",".join(self.instance.mesh.axes(mask)),
             "bytes": math.fsum(moved.bytes for moved in charged),
             "seconds": math.fsum(moved.seconds for moved in charged),
         }
@@ -184,14 +189,15 @@ class _Decided:
 
     def _moved(self, transfer: Transfer, steps: Sequence[Step]) -> Moved:
         seconds = math.fsum(self.chosen.step_seconds(transfer, steps))
-        return self._run(self.runs.of_transfers.get(transfer.id, ()), self.chosen.trips(transfer) * seconds)
+        mask = reduce(or_, (step.mask for step in steps if step.kind is not None), 0)
+        return self._run(self.runs.of_transfers.get(transfer.id, ()), mask, self.chosen.trips(transfer) * seconds)
 
-    def _run(self, collectives: Sequence[Collective], seconds: float) -> Moved:
+    def _run(self, collectives: Sequence[Collective], mask: int, seconds: float) -> Moved:
         mesh = self.instance.mesh
         lowered = as_lowered(
             collectives, self.model.compiler, lambda kind, axes, moved: mesh.runs_as(kind, mesh.mask(axes), moved)
         )
-        return Moved(tuple(c.kind for c in lowered), math.fsum(c.count * c.bytes for c in lowered), seconds)
+        return Moved(tuple(c.kind for c in lowered), mask, math.fsum(c.count * c.bytes for c in lowered), seconds)
 
     def _seconds(self, kind: str, mask: int, moved: float) -> float:
         return self.instance.mesh.collective_seconds(kind, mask, moved)
@@ -202,14 +208,15 @@ class _Decided:
         for op in graph.of_kinds(kinds_where(lambda row: row.slides is not None)):
             node = grouping.group_of[op.id]
             chosen = self.instance.strategies[node].keep(np.asarray([self.chosen.choice[node]]))
-            seconds = defaultdict[int, float](float)
+            seconds, masks = defaultdict[int, float](float), defaultdict[int, int](int)
             for fetch in fetches(self.model, op, chosen, self.instance.mesh):
                 price = self._seconds("collective-permute", fetch.mask, float(fetch.bytes[0]))
                 seconds[fetch.tensor] += graph.regions[op.region].trips * price / fetch.shared
+                masks[fetch.tensor] |= fetch.mask
             runs = self.runs.of_halos.get(op.id, ())
             for tensor, price in seconds.items():
                 mine = [collective for fetched, collective in runs if fetched == tensor]
-                found[op.id, op.operands.index(tensor)] = self._run(mine, price)
+                found[op.id, op.operands.index(tensor)] = self._run(mine, masks[tensor], price)
         return found
 
     # ------------------------------------------------------------ words

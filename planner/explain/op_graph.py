@@ -20,6 +20,7 @@ of a tensor. Their names are `argument0`, `constant0`, `op0`, `result0` and so o
              partial        the axes over which partial sums of it are left, separated by commas
              spec_to        as it is read; "" before anything is decided
              collective     the kinds of collectives that take it there, joined by "+"; "" for none
+             axes           the mesh axes over which they run, separated by commas
              bytes          that are moved, per call: before anything is decided the whole tensor at every trip
              seconds        of moving them, per call; nan before anything is decided
 
@@ -67,7 +68,7 @@ class Descriptions(Protocol):
         ...
 
     def of_read(self, op: Op, position: int) -> Attributes:
-        """spec_from, partial, spec_to, collective, bytes, seconds of what an op reads."""
+        """spec_from, partial, spec_to, collective, axes, bytes, seconds of what an op reads."""
         ...
 
     def of_return(self, position: int) -> Attributes:
@@ -208,7 +209,7 @@ class Undecided:
 
     def _travelling(self, tensor: int, trips: float) -> Attributes:
         moved = float(trips * self.graph.tensors[tensor].aval.bytes)
-        specs: Attributes = {"spec_from": "", "partial": "", "spec_to": "", "collective": ""}
+        specs: Attributes = {"spec_from": "", "partial": "", "spec_to": "", "collective": "", "axes": ""}
         return {**specs, "bytes": moved, "seconds": math.nan}
 
 

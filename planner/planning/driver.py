@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from planner.decision import Decision
@@ -96,7 +97,8 @@ def bound_plan(request: PlanRequest, decision: Decision, problem: PlanningProble
         program,
         request.target,
         request.args,
-        partial(problem_of, request, decision),
+        # A plan outlives the arrays that it was made for.
+        partial(problem_of, replace(request, args=()), decision),
         seed=request.options.seed,
         graph=None if problem is None else problem.graph,
     )

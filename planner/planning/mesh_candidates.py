@@ -18,7 +18,7 @@ from planner.decision import Decision
 from planner.errors import CompileError, InfeasibleError, PinError
 from planner.options import Options
 from planner.planning.checks import Verdict, why_not_compiled
-from planner.planning.finalize import decide
+from planner.plans.finalize import decide
 from planner.pricing.mesh import Shape, ShapeKey, mesh_text, shape_key
 from planner.search.fewer_devices import on_fewer_devices
 from planner.search.mesh_search import SearchOptions, SearchResult, search

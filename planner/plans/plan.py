@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -24,12 +26,16 @@ from planner.logical import LogicalAxes
 from planner.machine.target import Target
 from planner.plan_file.store import save_decision
 from planner.plans.alternatives import alternatives
+from planner.plans.what_if import WhatIf, what_if
 from planner.prediction import Predicted, Products
 from planner.program.graph import Graph
 from planner.program.jaxpr.microbatch.expanded import has_remats
 from planner.program.tracing.traced import Program
 from planner.report.html.render import notebook, write_page
+from planner.report.summary import flat_summary
 from planner.report.text import describe
+from planner.report.timeline import trace_events
+from planner.report.writing import write_text
 from planner.search.problem import PlanningProblem
 from planner.verify.verification import COMPILE_LIMIT_S, Verification, verify
 
@@ -287,6 +293,26 @@ class Plan:
         """
         return explain(self.alternatives, path)
 
+    def what_if(
+        self,
+        pins: Mapping[str, PartitionSpec] | None = None,
+        *,
+        mesh: Mapping[str, int] | None = None,
+        memory_limit: float | None = None,
+    ) -> WhatIf:
+        """What would change with other pins, on another mesh or within another memory limit; it prints as `compare` does.
+
+        Nothing is traced, compiled or searched beyond one mesh: the program, its microbatches and saved values stay, and
+        everything else is chosen anew by the solver. That takes about a second for a language model, and more where memory
+        is short. The notes say how it was chosen, and whether that is proven to be the best of the mesh.
+
+        `pins`: patterns over names to PartitionSpecs; they go before those of the plan. `mesh`: axis name to size.
+        `memory_limit`: bytes per device.
+
+        Raises: ArgumentError, PinError, MeshError; InfeasibleError where the pins leave nothing to choose.
+        """
+        return what_if(self.alternatives, self._decision, pins, mesh, memory_limit, seed=self._seed)
+
     def with_checks(self, checked: Sequence[Checked], compiled: Verification | None = None) -> Plan:
         """The same plan with these checks on record; what was compiled for them serves it, too, as `compiled` does."""
         return self._with(replace(self._decision, checked=tuple(checked)), compiled)
@@ -321,6 +347,22 @@ class Plan:
         Raises: ArgumentError where nothing can be written there, or as `explain` does.
         """
         write_page(self._decision, self.alternatives, path)
+
+    def trace(self, path: str | Path) -> None:
+        """Writes the predicted step as trace events in JSON, for ui.perfetto.dev or chrome://tracing.
+
+        One device stands for all; its tracks are loops, computing, and the links of mesh axes. It lasts
+        `predicted.seconds`; the runs of a loop's body are drawn as one.
+
+        Raises: ArgumentError where nothing can be written there, or as `explain` does.
+        """
+        events = trace_events(self.graph, devices=math.prod(self._decision.mesh_shape.values()))
+        write_text(path, json.dumps(events), "the trace")
+
+    @property
+    def summary(self) -> dict[str, float | str]:
+        """The figures of the plan as a flat dict, for trackers of experiments: `wandb.config.update(plan.summary)`."""
+        return flat_summary(self._decision)
 
     def __str__(self) -> str:
         return describe(self._decision)

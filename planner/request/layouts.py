@@ -9,7 +9,7 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from planner.decision import Decision
-from planner.errors import ArgumentError, MeshError, PinError
+from planner.errors import MeshError, NothingSharedError, PinError
 from planner.machine.target import Target
 from planner.pricing.candidates.pins import exactly, pinned_dims
 from planner.program.graph import type_text
@@ -36,7 +36,7 @@ def laid_out(
 
     `among_others`: the pins common to it and other programs, where it is planned with others, else None.
 
-    Raises: PinError; ArgumentError where nothing of the other plan is found in the program, unless it is among others.
+    Raises: PinError; NothingSharedError where nothing of the other plan is found in the program, unless it is among others.
     """
     stated = pins if among_others is None else with_common(pins, among_others, program)
     named, notes = by_rules(named_pins(stated, program), logical_rules, program, axes)
@@ -52,7 +52,7 @@ def laid_out(
     if not same.of and among_others is not None:
         return dict(named.specs), (*notes, f"it has nothing in common with the plan of {like.function_name}")
     if not same.of:
-        raise ArgumentError(
+        raise NothingSharedError(
             f"like= is the plan of {like.function_name}, and no argument or result of {program.function_name} is one of "
             f"its arrays, by names, structure and types: the one has {_some(theirs)}, the other {_some(mine)}; leave like "
             "out, or say with pins what is to lie how"

@@ -20,7 +20,7 @@ from planner.errors import PinError
 from planner.machine.device_profile import measured_model
 from planner.machine.target import Target
 from planner.pricing.build_instance import Terms, state
-from planner.pricing.candidates.pins import match_pins, pinned_dims
+from planner.pricing.candidates.pins import Pins, match_pins, pinned_dims
 from planner.pricing.host_feeding import Feeding, feeding_of
 from planner.pricing.instance import Instance
 from planner.pricing.mesh import Mesh, Shape, make_mesh
@@ -30,6 +30,9 @@ from planner.program.jaxpr.flatten import build_graph
 from planner.program.tracing.gc_pause import paused
 from planner.program.tracing.traced import Program
 from planner.search.shared_layers import Members, SharedInstance, members
+
+MatchedPins = tuple[Mapping[int, PartitionSpec], Mapping[int, PartitionSpec]]
+"""Pinned specs by tensor, and by position of an output."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -170,6 +173,20 @@ class PlanningProblem:
         """The problem on one mesh, with every decision. Raises: PinError, InfeasibleError where the pins do not fit it."""
         return self.state(self.mesh(shape)).whole()
 
+    def pinned_instance(self, pins: Pins, mesh: Mesh) -> Instance:
+        """The problem on a mesh with these pins in the place of the user's, on the same model of the program.
+
+        Raises: PinError, InfeasibleError where the pins do not fit the mesh.
+        """
+        matched = match_pins(pins, self.graph)
+        inside = [tensor for tensor in matched[0] if self.model.flow.home[tensor] is None]
+        if inside:
+            raise PinError(
+                f"{self.graph.tensors[inside[0]].name} is computed inside of a kernel and has no placement of its own; "
+                "plan with this pin, which keeps it"
+            )
+        return state(self.model, terms_of(self, mesh, matched))
+
     def without(self, *names: PassName) -> PlanningProblem:
         """The same problem with passes of the compiler switched off, to measure what they are worth."""
         return replace(self, analysis=replace(self.analysis, without=names, patterns={}))
@@ -214,9 +231,10 @@ def _score(request: Request) -> Objective:
     return objective(name, request.topology.chip)
 
 
-def terms_of(problem: PlanningProblem, mesh: Mesh) -> Terms:
-    """What the problem on one mesh is stated of. Raises: PinError."""
+def terms_of(problem: PlanningProblem, mesh: Mesh, pins: MatchedPins | None = None) -> Terms:
+    """What the problem on one mesh is stated of; `pins` in the place of the user's. Raises: PinError."""
     analysis, topology, graph, shape = problem.analysis, problem.request.topology, problem.graph, mesh.shape
+    tensor_pins, output_pins = (analysis.tensor_pins, analysis.output_pins) if pins is None else pins
 
     def pinned(name: str, tensor: int, spec: PartitionSpec) -> tuple[int, ...]:
         return mesh.locations(pinned_dims(name, spec, graph.tensors[tensor].aval.shape, shape))
@@ -226,10 +244,10 @@ def terms_of(problem: PlanningProblem, mesh: Mesh) -> Terms:
         cost_model=analysis.cost_model,
         objective=_score(problem.request),
         hbm_bytes_per_s=topology.chip.memory_bytes_per_s,
-        pins={t: pinned(graph.tensors[t].name, t, spec) for t, spec in analysis.tensor_pins.items()},
+        pins={t: pinned(graph.tensors[t].name, t, spec) for t, spec in tensor_pins.items()},
         output_pins={
             position: pinned(graph.output_names[position], graph.outputs[position], spec)
-            for position, spec in analysis.output_pins.items()
+            for position, spec in output_pins.items()
         },
         parts={t: mesh.locations(_across(problem, t, dim, shape)) for t, dim in analysis.parts.items()},
         patterns=analysis.patterns.setdefault(len(mesh.sizes), Patterns()),

@@ -416,3 +416,31 @@ def test_calibrate_asks_a_compiler(tmp_path, capsys, monkeypatch):
     assert asked == ["v5e:4x4", "v5p:2x2x4", "v5e:2x2"]
     assert "no such compiler" in capsys.readouterr().err
     assert not (tmp_path / "profile.json").exists()
+
+
+def test_what_if_of_a_saved_plan(program, tmp_path, capsys):
+    path = str(tmp_path / "plan.json")
+    search = [
+        "search",
+        f"{program}:small",
+        "--topology",
+        "v5e:2x4",
+        "--mesh",
+        "x=4,y=2",
+        "--check",
+        "never",
+        "-o",
+        path,
+    ]
+    assert main(search) == 0
+    capsys.readouterr()
+    assert main(["what-if", path, f"{program}:small", "--pin", "params/0=(x,y)"]) == 0
+    printed = capsys.readouterr().out
+    assert "if params/0 is P(('x', 'y'))" in printed
+    assert "everything else is chosen anew" in printed
+    assert main(["what-if", path, f"{program}:small", "--mesh", "x=8", "--memory", "1GB", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["mesh_b"] == {"x": 8}
+    assert found["fits"] is True
+    assert main(["what-if", path, f"{program}:small"]) == 2
+    assert "nothing is asked; give pins, mesh or memory_limit" in capsys.readouterr().err

@@ -44,6 +44,7 @@ OF_EDGES = {
     "partial": str,
     "spec_to": str,
     "collective": str,
+    "axes": str,
     "bytes": float,
     "seconds": float,
 }

@@ -26,8 +26,8 @@ from planner.compiler.targets.table import CPU
 from planner.emit.constraints import place
 from planner.emit.runner import Runner
 from planner.machine.target import Target
-from planner.planning.finalize import decide
 from planner.plans.alternatives import alternatives
+from planner.plans.finalize import decide
 from planner.plans.plan import Plan
 from planner.pricing.assignment import Chosen
 from planner.pricing.instance import Instance

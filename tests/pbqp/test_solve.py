@@ -17,7 +17,7 @@ from pbqp.bounds.messages import Messages
 from pbqp.deadline import Deadline
 from pbqp.errors import SolverError
 from pbqp.incumbent import Incumbent
-from pbqp.marginals import Effort, marginals, min_marginals
+from pbqp.marginals import Effort, cheapest_near, marginals, min_marginals
 from pbqp.methods import METHODS, solve
 from pbqp.network.network import Network
 from pbqp.options import SolveOptions
@@ -159,6 +159,22 @@ def test_min_marginals_agree_with_forcing_each_choice(problem: Problem, data: st
         forced = np.where(np.arange(totals.size) == pick, problem.node_costs[node], np.inf)
         costs = tuple(forced if other == node else values for other, values in enumerate(problem.node_costs))
         assert close(total, solve(replace(problem, node_costs=costs), method="brute").value)
+
+
+@settings(max_examples=40)
+@given(problem=problems(rows=False), affordable=st.booleans())
+def test_the_cheapest_near_a_choice_is_no_dearer_than_it(problem: Problem, affordable: bool) -> None:
+    start = [0] * len(problem.node_costs)
+    with pytest.MonkeyPatch.context() as patched:
+        if not affordable:
+            patched.setattr("pbqp.exact.elimination.MAX_WORK", -1)
+        value, choice = cheapest_near(problem, start, seconds=0.05)
+    best = solve(problem, method="brute").value
+    if affordable:
+        assert close(value, best)
+    if np.isfinite(value):
+        assert value == pytest.approx(problem.evaluate(choice), rel=1e-9, abs=1e-9)
+        assert value <= problem.evaluate(start) + 1e-9 * (1.0 + abs(best))
 
 
 @settings(max_examples=60)

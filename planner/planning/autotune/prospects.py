@@ -20,7 +20,7 @@ from planner.errors import InfeasibleError, PinError
 from planner.options import Options
 from planner.planning.autotune.corrections import Corrections
 from planner.planning.autotune.lessons import Promise, promise_of
-from planner.planning.finalize import decide
+from planner.plans.finalize import decide
 from planner.pricing.assignment import Chosen
 from planner.pricing.calibrated import corrected, leaning
 from planner.pricing.instance import Instance

@@ -10,15 +10,14 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from planner.decision import Decision
-from planner.errors import ArgumentError
 from planner.explain.explain import Alternatives
-from planner.files import write_whole
 from planner.pricing.candidates.specs import spec_text
 from planner.program.form import form_text
 from planner.program.spec_entries import parts_over
 from planner.report.html.drawings import draw_arcs, draw_array, draw_memory, draw_meshes
 from planner.report.plan_report import PlanReport, plan_report
 from planner.report.text_table import count
+from planner.report.writing import write_text
 from planner.units import quantity
 
 HEAD = 1000
@@ -33,13 +32,7 @@ def write_page(decision: Decision, program: Alternatives | None, path: str | Pat
 
     Raises: ArgumentError where nothing can be written there.
     """
-    text, path = page(plan_report(decision, program)), Path(path)
-    try:
-        write_whole(path, text.encode())
-    except (OSError, ValueError) as error:
-        raise ArgumentError(
-            f"the page cannot be written as {path}: {error}; give a path that can be written"
-        ) from error
+    write_text(path, page(plan_report(decision, program)), "the page")
 
 
 def made_from(path: Path) -> str | None:
