@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec
 
 from cost_models import OBJECTIVES, CostModelError, Topology, parse_topology
 from cost_models.hardware import Platform
+from cost_models.network.collectives import CollectiveKind
 from planner.compiler.emission.options import options_of_plans
 from planner.decision import Decision, Request
 from planner.plan_file.codec import CONVERTER, MOST_INTEGER, as_json, from_json, read_by_fields
@@ -265,6 +266,7 @@ def _check_figures(read: Decision) -> None:
     if refined is not None and refined.chosen is not None:
         _require(0 <= refined.chosen < len(refined.trials), "refined.chosen", "is none of the trials")
     for collective in predicted.collectives:
+        _require(collective.kind in get_args(CollectiveKind), "predicted.collectives", "have a kind that there is not")
         unknown: Iterable[str] = set(collective.axes) - set(read.mesh_shape)
         _require(
             not unknown,

@@ -309,7 +309,7 @@ def test_the_command_line_overrides_the_file(program, capsys):
         (["--topology", "v5e:2x2", "--pin", "nothing=x"], "matches no tensor"),
         (["--topology", "v5e:2x2", "--mesh", "x=64"], "needs 64 devices"),
         (["--topology", "v5e:2x2", "--mesh", "x=2", "--memory", "1kB"], "no plan fits"),
-        (["--topology", "v5e:2x2", "--time-limit", "-1"], "time_limit_s"),
+        (["--topology", "v5e:2x2", "--time-limit", "-1"], "--time-limit -1.0 is not possible"),
         (["--topology", "v5e:2x2", "-o", "/nowhere/at/all.json"], "no folder"),
     ],
 )
