@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar
 
@@ -12,9 +13,9 @@ from jax.sharding import AbstractMesh, Mesh
 
 from cost_models import Topology
 from planner.decision import Decision
-from planner.errors import ArgumentError
+from planner.errors import ArgumentError, PlannerError
 from planner.explain.op_graph import OpGraph, program_graph
-from planner.former_names import takes_former_keywords
+from planner.former_names import renamed
 from planner.machine.target import Target
 from planner.options import Options
 from planner.plan_file.store import load_saved
@@ -23,7 +24,7 @@ from planner.plans.loaded import LoadedPlan
 from planner.plans.plan import Plan
 from planner.plans.process_parts import ProcessLocal
 from planner.program.tracing.call import call_of, marked
-from planner.program.tracing.own_frames import without_own_frames
+from planner.program.tracing.own_frames import leave_own_frames_out, without_own_frames
 from planner.program.tracing.trace import trace_call
 from planner.report.compare import compare_decisions
 from planner.report.comparison import Comparison
@@ -72,7 +73,16 @@ T = TypeVar("T")
 
 def _public(fn: Callable[P, T]) -> Callable[P, T]:
     """A public function: it takes former keywords, and its errors come without frames of the planner."""
-    return without_own_frames(takes_former_keywords(fn, levels=2))
+
+    @wraps(fn)
+    def public(*args: Any, **kwargs: Any) -> T:
+        try:
+            return fn(*args, **renamed(kwargs, levels=1))
+        except PlannerError as error:
+            leave_own_frames_out(error)
+            raise
+
+    return public
 
 
 @_public

@@ -5,12 +5,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 FORMER_KEYWORDS: Mapping[str, str] = {"recompute": "remat", "refine": "autotune", "host_local": "process_local"}
 """Keywords of the last release, and what they are called today."""
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -32,19 +31,15 @@ def renamed(keywords: Mapping[str, Any], *, levels: int = 0) -> dict[str, Any]:
     return today | {FORMER_KEYWORDS[name]: keywords[name] for name in former}
 
 
-def takes_former_keywords(fn: Callable[P, T], *, levels: int = 1) -> Callable[P, T]:
-    """The function, which takes the keywords of the last release, too; `levels` as in `warn_of`."""
-
-    @wraps(fn)
-    def taking(*args: Any, **kwargs: Any) -> T:
-        return fn(*args, **renamed(kwargs, levels=levels))
-
-    return taking
-
-
 def with_former_keywords(kind: type[T]) -> type[T]:
     """The class, which is made by the keywords of the last release, too."""
-    kind.__init__ = takes_former_keywords(kind.__init__)
+    made: Callable[..., None] = kind.__init__
+
+    @wraps(made)
+    def init(*args: Any, **kwargs: Any) -> None:
+        made(*args, **renamed(kwargs, levels=1))
+
+    kind.__init__ = init
     return kind
 
 

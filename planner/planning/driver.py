@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -34,20 +36,12 @@ def best_plan(
     request.check_pins()
     candidates = candidates or Candidates(request, request.problem, request.options)
     plans: dict[object, Plan] = {}
-
-    def proposed() -> Decision:
-        try:
-            return candidates.propose()
-        except InfeasibleError as error:
-            if not request.limit_note:
-                raise
-            raise error.with_sentence(request.limit_note) from error
-
     while True:
-        if processes.alone:
-            candidate = proposed()
-        else:
-            candidate = decision_of(processes.decided(lambda: record_of(proposed())))
+        with _limit_told(request.limit_note):
+            if processes.alone:
+                candidate = candidates.propose()
+            else:
+                candidate = decision_of(processes.decided(lambda: record_of(candidates.propose())))
         key = _key(candidate)
         if key in plans:
             # It was proposed before, and is the best of those that passed or are suspicious: it is handed over.
@@ -73,6 +67,17 @@ def best_plan(
             plans[key] = plan
         if processes.leads:
             candidates.feedback(verdict)
+
+
+@contextmanager
+def _limit_told(note: str) -> Generator[None]:
+    """Adds to the error of a plan that does not fit where its limit came from; nothing where `note` is ""."""
+    try:
+        yield
+    except InfeasibleError as error:
+        if not note:
+            raise
+        raise error.with_sentence(note) from error
 
 
 def _found(decision: Decision) -> str:

@@ -32,18 +32,18 @@ def without_own_frames(fn: Callable[P, T]) -> Callable[P, T]:
         try:
             return fn(*args, **kwargs)
         except PlannerError as error:
-            if getattr(jax.config, "jax_traceback_filtering", None) != "off" and NOTE not in getattr(
-                error, "__notes__", ()
-            ):
-                error.add_note(NOTE)
-                _filter(error)
+            leave_own_frames_out(error)
             raise
 
     return filtered
 
 
-def _filter(error: BaseException) -> None:
-    """Takes the planner's frames out of the tracebacks of an error and of what caused it."""
+def leave_own_frames_out(error: BaseException) -> None:
+    """Takes the planner's frames out of the tracebacks of an error and of what caused it, and says so, unless JAX shows its
+    own."""
+    if getattr(jax.config, "jax_traceback_filtering", None) == "off" or NOTE in getattr(error, "__notes__", ()):
+        return
+    error.add_note(NOTE)
     cause: BaseException | None = error
     while cause is not None:
         cause.__traceback__ = _others(cause.__traceback__)
