@@ -93,10 +93,14 @@ def compare_collectives(
     lost = max(extra - missing, min(missing, call - decision.predicted.seconds), 0.0)
     broken = differs and lost > BROKEN_SHARE * call
     reason = (
-        f"{quantity(total[1], 'B')} in {quantity(seconds[1], 's')} compiled, {quantity(total[0], 'B')} in "
-        f"{quantity(seconds[0], 's')} promised; {quantity(extra, 's')} compiled that were not promised, "
-        f"{quantity(missing, 's')} promised that were not compiled"
+        f"{quantity(total[1], 'B')} in {quantity(seconds[1], 's')}, as promised" if any(total) else "none, as promised"
     )
+    if found:
+        reason = (
+            f"{quantity(total[1], 'B')} in {quantity(seconds[1], 's')} compiled, {quantity(total[0], 'B')} in "
+            f"{quantity(seconds[0], 's')} promised; {quantity(extra, 's')} compiled that were not promised, "
+            f"{quantity(missing, 's')} promised that were not compiled"
+        )
     if broken:
         reason = f"a broken promise costs {quantity(lost, 's')} of the {quantity(call, 's')} of a call: {reason}"
     return Collectives(

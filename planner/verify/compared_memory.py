@@ -65,9 +65,9 @@ def compare_memory(decision: Decision, compiled: CompiledMemory, platform: str) 
         allowed = max(PEAK_TOLERANCE * max(peak), DEVICE_SHARE * decision.request.topology.chip.hbm_bytes)
         ok, differs = peak[1] <= limit, abs(peak[0] - peak[1]) > allowed
         extra = peak_text(peak[0], peak[1], limit)
-    borders = (
-        f"arguments {arguments[1]:.6g} of {arguments[0]:.6g}, results {outputs[1]:.6g} of {outputs[0]:.6g}, "
-        f"aliased {aliased[1]:.6g} of {aliased[0]:.6g} bytes"
+    borders = ", ".join(
+        f"{what} {_beside(actual, promised)}"
+        for what, (promised, actual) in (("arguments", arguments), ("results", outputs), ("aliased", aliased))
     )
     return Memory(
         ok=ok,
@@ -79,6 +79,12 @@ def compare_memory(decision: Decision, compiled: CompiledMemory, platform: str) 
         peak=peak,
         limit_bytes=limit,
     )
+
+
+def _beside(actual: float, promised: float) -> str:
+    """Bytes as compiled, and as promised where that is something else."""
+    found, other = quantity(actual, "B"), quantity(promised, "B")
+    return f"{found} as promised" if found == other else f"{found}, promised {other}"
 
 
 def does_not_fit(decision: Decision, needed_bytes: float | None) -> Memory:

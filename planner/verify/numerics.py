@@ -112,7 +112,8 @@ def compare_numerics(
         )
     elif rows:
         reason = (
-            f"{len(rows)} results equal the single device's; closest {rows[0][0]}: {rows[0][1]:.3g} of {rows[0][2]:.3g}"
+            f"{len(rows)} results equal the single device's; largest difference {rows[0][1]:.3g}, allowed "
+            f"{rows[0][2]:.3g}, in {rows[0][0]}"
         )
     else:
         reason = "the function returns nothing"
