@@ -56,7 +56,7 @@ def jit(
 
     Raises
     ------
-    ArgumentError for donated or static arguments that `fn` has not; calls raise as `plan` does.
+    ArgumentError where `fn` is no function; calls raise as `plan` does.
     """
     keywords = {
         "devices": devices,

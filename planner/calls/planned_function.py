@@ -42,7 +42,7 @@ class _Key(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """The arguments of one call: all of its `values` by position, and the leaves of those that are not static."""
+    """The arguments of one call: all of its `values` in order, and the leaves of those that are not static."""
 
     form: CallForm
     values: tuple[Any, ...]
@@ -67,7 +67,7 @@ class _PartedArgument:
 
 @final
 class _Prepared:
-    """A function of the values of calls by position, without their static leaves."""
+    """A function of the arguments of calls without their static leaves."""
 
     def __init__(self, fn: Callable[..., Any], call: _Call) -> None:
         form = call.form
@@ -86,11 +86,11 @@ class _Prepared:
         self.results = StaticResults() if self.parted else None
         # As it is, the function brings along what it is known by: what jax.jit was told, its place in the source.
         self.fn = fn
-        if form.keywords or self.results is not None:
-            self.fn = form.by_position(self._called(fn), name_of(fn))
+        if self.results is not None:
+            self.fn = form.around(fn, self.results.taken_out(self._whole(fn)))
 
-    def _called(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """The function of values by position."""
+    def _whole(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """The function of arguments in order, which puts the static leaves back."""
 
         def whole(*values: Any) -> Any:
             full = list(values)
@@ -98,7 +98,7 @@ class _Prepared:
                 full[one.position] = one.parted.whole(full[one.position])
             return self.form.call(fn, full)
 
-        return whole if self.results is None else self.results.taken_out(whole)
+        return whole
 
     def values(self, call: _Call) -> Sequence[Any]:
         """The values of a call, of which the static leaves are taken out."""
@@ -108,6 +108,10 @@ class _Prepared:
         for one in self.parted:
             values[one.position] = one.parted.dynamic(call.leaves[one.start : one.end])
         return values
+
+    def called(self, fn: Callable[..., Any], call: _Call) -> Any:
+        """What a function like the planned one returns for a call."""
+        return call.form.call(fn, self.values(call))
 
     def result(self, result: Any) -> Any:
         """The result of a call, with its static leaves."""
@@ -122,7 +126,7 @@ class _Entry:
         self.plan, self.prepared = made, prepared
         self.form, self.tree, self.kinds, self.mesh = call.form, call.tree, call.kinds, call.mesh
         self.static = {i: call.values[i] for i in sorted(call.form.static)}
-        self.plain = not (call.form.keywords or self.static or prepared.parted)
+        self.plain = not (call.form.given or self.static or prepared.parted)
 
     def has_types(self, tree: Any, kinds: list[Any], mesh: Any) -> bool:
         """Whether arrays of such types came in the last call."""
@@ -163,16 +167,14 @@ class PlannedFunction:
     def plan_for(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan that a call with these arguments, or shapes, has: made where there is none yet. Nothing is run.
 
-        It takes the arguments by position: keywords after the named ones, what `*args` takes last.
-
-        Raises: as `planner.plan`; TypeError for arguments that the function does not take.
+        Raises: as `planner.plan`.
         """
         return self._entry(self._call(args, kwargs)).plan
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The result of the function, computed as its plan for such arguments places it; see `Plan.__call__`.
 
-        Raises: as `planner.plan`; TypeError for arguments that the function does not take.
+        Raises: as `planner.plan`.
         """
         entry = self._last
         if entry is not None and entry.plain and not kwargs:
@@ -182,7 +184,7 @@ class PlannedFunction:
         call = self._call(args, kwargs)
         if entry is None or not entry.serves(call):
             entry = self._entry(call)
-        return entry.prepared.result(entry.plan(*entry.prepared.values(call)))
+        return entry.prepared.result(entry.prepared.called(entry.plan, call))
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """`jax.stages.Traced` of the sharded function. Raises: as `plan_for`."""
@@ -195,7 +197,7 @@ class PlannedFunction:
     def _of_jit(self, what: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         call = self._call(args, kwargs)
         entry = self._entry(call)
-        return getattr(entry.plan.jit, what)(*entry.prepared.values(call))
+        return entry.prepared.called(getattr(entry.plan.jit, what), call)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """The shapes and element types of the result, as `jax.eval_shape` gives them; nothing is planned."""
@@ -206,7 +208,7 @@ class PlannedFunction:
         def of_dynamic(*dynamic: Any) -> Any:
             for i, value in zip(call.form.dynamic, dynamic, strict=True):
                 values[i] = value
-            return prepared.fn(*values)
+            return call.form.call(prepared.fn, values)
 
         return prepared.result(jax.eval_shape(of_dynamic, *(values[i] for i in call.form.dynamic)))
 
@@ -256,9 +258,10 @@ class PlannedFunction:
         make = partial(
             plan,
             prepared.fn,
-            tuple(values),
-            donate_argnums=tuple(sorted(form.donated)),
-            static_argnums=tuple(sorted(form.static)),
+            tuple(values[: form.positional]),
+            example_kwargs=form.by_keyword(values),
+            donate_argnames=[form.names[i] for i in sorted(form.donated)],
+            static_argnames=[form.names[i] for i in sorted(form.static)],
         )
         alone = {name: value for name, value in self._keywords.items() if name not in PLACE}
         for other in [entry.plan for key, entry in self._entries.items() if key.mesh == mesh]:
