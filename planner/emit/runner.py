@@ -341,9 +341,8 @@ class Runner:
         for i, planned in self._static_args.items():
             if not is_planned(planned, args[i]):
                 return self._checked_call(args)
-        donated = jax.tree.leaves([args[i] for i in self.program.donate_argnums])
-        if any(map(is_gone, donated)):
-            # The compiled program would bring the process down (JAX 0.10 on the CPU).
+        if self.target.platform == "cpu" and self._donated_before(args):
+            # The compiled program would bring the process down (JAX 0.10).
             return self._checked_call(args)
         try:
             # JAX itself checks the arguments, and places those that lie nowhere in particular.
@@ -351,12 +350,22 @@ class Runner:
         except (TypeError, ValueError):
             # Before anything runs it refuses what lies elsewhere, is traced, or is not what was planned for.
             return self._checked_call(args)
+        except RuntimeError:
+            if self._donated_before(args):
+                return self._checked_call(args)
+            raise
         if not self._in_place:
-            self._in_place = consume(donated)
+            self._in_place = consume(self._donated(args))
         if not self.program.updates:
             return results
         self._write_back(args, self._flat_results(results))
         return results[0]
+
+    def _donated(self, args: Sequence[Any]) -> list[Any]:
+        return jax.tree.leaves([args[i] for i in self.program.donate_argnums])
+
+    def _donated_before(self, args: Sequence[Any]) -> bool:
+        return any(map(is_gone, self._donated(args)))
 
     def _checked_call(self, args: Sequence[Any]) -> Any:
         """The result of a call whose arguments are looked at, and placed, one by one."""
