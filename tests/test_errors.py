@@ -23,7 +23,11 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a donated position that is no number": ({"donate_argnums": "x"}, E.ArgumentError, "is 'x'; give"),
     "a float as a position": ({"static_argnums": (1.0,)}, E.ArgumentError, r"is \(1.0,\); give the position"),
     "a memory limit below zero": ({"memory_limit": -1}, E.ArgumentError, "is -1; give positive bytes"),
-    "a memory limit in words": ({"memory_limit": "much"}, E.ArgumentError, "'much' is no size; write a number and a unit"),
+    "a memory limit in words": (
+        {"memory_limit": "much"},
+        E.ArgumentError,
+        "'much' is no size; write a number and a unit",
+    ),
     "a memory limit of no number": ({"memory_limit": float("nan")}, E.ArgumentError, "is nan; give"),
     "a memory limit of true": ({"memory_limit": True}, E.ArgumentError, "is True; give"),
     "a mesh beyond the devices": (

@@ -55,12 +55,12 @@ SMALL_SLICES = {"v4": "2x2x2", "v5p": "2x2x4", "tpu7x": "2x2x2"}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code of the command `argv` (default: the arguments of this process)."""
-    words = sys.argv[1:] if argv is None else argv
-    arguments = make_parser(COMMANDS, saved_plans.add_saved_plans).parse_args(words)
+    given = sys.argv[1:] if argv is None else argv
+    arguments = make_parser(COMMANDS, saved_plans.add_saved_plans).parse_args(given)
     try:
         return arguments.command(arguments)
     except (PlannerError, CostModelError) as error:
-        print(f"meshwright: error: {' '.join(in_flags(str(error), words).split())}", file=sys.stderr)
+        print(f"meshwright: error: {' '.join(in_flags(str(error), given).split())}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         # Whoever read the output (`head`, a pager) has gone; the interpreter must not try to flush what is left.

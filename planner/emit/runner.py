@@ -21,7 +21,7 @@ from planner.emit.jitted import Jitted, check_layout, jitted
 from planner.emit.local_ops import local_calls
 from planner.emit.loop_all_reduce import loop_sums
 from planner.errors import ArgumentError, MeshError
-from planner.machine.global_arrays import consume, is_gone, placed, why_gone
+from planner.machine.global_arrays import consume, is_deleted_array, placed, why_deleted
 from planner.machine.host_parts import laid_part
 from planner.machine.target import Target
 from planner.program.graph import Graph
@@ -251,7 +251,7 @@ class Runner:
         """Leaves on their devices; `first` is the position of the first of them. Raises: ArgumentError."""
         part = slice(first, first + len(leaves))
         names, shardings = [leaf.name for leaf in self._decision.arguments[part]], self.in_shardings[part]
-        if why := why_gone(names, leaves):
+        if why := why_deleted(names, leaves):
             raise ArgumentError(f"{why}; give what that call returned in its place")
         return placed(names, self._whole(leaves, first), list(shardings))
 
@@ -341,7 +341,7 @@ class Runner:
         for i, planned in self._static_args.items():
             if not is_planned(planned, args[i]):
                 return self._checked_call(args)
-        if self.target.platform == "cpu" and self._donated_before(args):
+        if self.target.on_host and self._donated_before(args):
             # The compiled program would bring the process down (JAX 0.10).
             return self._checked_call(args)
         try:
@@ -365,7 +365,7 @@ class Runner:
         return jax.tree.leaves([args[i] for i in self.program.donate_argnums])
 
     def _donated_before(self, args: Sequence[Any]) -> bool:
-        return any(map(is_gone, self._donated(args)))
+        return any(map(is_deleted_array, self._donated(args)))
 
     def _checked_call(self, args: Sequence[Any]) -> Any:
         """The result of a call whose arguments are looked at, and placed, one by one."""
@@ -404,7 +404,7 @@ class Runner:
             return str(error)
         if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
             return "the arguments are shapes only"
-        if why := why_gone([leaf.name for leaf in self.program.arguments], leaves):
+        if why := why_deleted([leaf.name for leaf in self.program.arguments], leaves):
             return why
         try:
             return (*self._whole(leaves, 0), *self.program.constants)

@@ -46,22 +46,22 @@ def _placed(name: str, value: Any, sharding: NamedSharding) -> Any:
 
 def consume(values: Sequence[Any]) -> bool:
     """Whether all values are gone, as a call consumes what is donated to it; arrays that are still there are freed."""
-    there = [value for value in values if not is_gone(value)]
+    there = [value for value in values if not is_deleted_array(value)]
     for value in there:
         if isinstance(value, jax.Array):
             value.delete()
     return not there
 
 
-def is_gone(value: Any) -> bool:
+def is_deleted_array(value: Any) -> bool:
     """Whether a value is an array that was donated or deleted."""
     return hasattr(value, "is_deleted") and not isinstance(value, Tracer) and value.is_deleted()
 
 
-def why_gone(names: Sequence[str], values: Sequence[Any]) -> str:
+def why_deleted(names: Sequence[str], values: Sequence[Any]) -> str:
     """That one of some values, by name, was donated; "" where all are there."""
-    gone = (name for name, value in zip(names, values, strict=False) if is_gone(value))
-    return next((f"argument {name} was donated to an earlier call and is gone" for name in gone), "")
+    deleted = (name for name, value in zip(names, values, strict=False) if is_deleted_array(value))
+    return next((f"argument {name} was donated to an earlier call and is gone" for name in deleted), "")
 
 
 def is_global(value: Any) -> bool:

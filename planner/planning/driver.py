@@ -37,7 +37,7 @@ def best_plan(
     candidates = candidates or Candidates(request, request.problem, request.options)
     plans: dict[object, Plan] = {}
     while True:
-        with _limit_told(request.limit_note):
+        with _with_limit_note(request.limit_note):
             if processes.alone:
                 candidate = candidates.propose()
             else:
@@ -70,7 +70,7 @@ def best_plan(
 
 
 @contextmanager
-def _limit_told(note: str) -> Generator[None]:
+def _with_limit_note(note: str) -> Generator[None]:
     """Adds to the error of a plan that does not fit where its limit came from; nothing where `note` is ""."""
     try:
         yield
