@@ -21,7 +21,7 @@ from planner.emit.jitted import Jitted, check_layout, jitted
 from planner.emit.local_ops import local_calls
 from planner.emit.loop_all_reduce import loop_sums
 from planner.errors import ArgumentError, MeshError
-from planner.machine.global_arrays import consume, is_deleted_array, placed, why_deleted
+from planner.machine.global_arrays import any_deleted, consume, placed, why_deleted
 from planner.machine.host_parts import laid_part
 from planner.machine.target import Target
 from planner.program.graph import Graph
@@ -365,7 +365,7 @@ class Runner:
         return jax.tree.leaves([args[i] for i in self.program.donate_argnums])
 
     def _donated_before(self, args: Sequence[Any]) -> bool:
-        return any(map(is_deleted_array, self._donated(args)))
+        return any_deleted(self._donated(args))
 
     def _checked_call(self, args: Sequence[Any]) -> Any:
         """The result of a call whose arguments are looked at, and placed, one by one."""

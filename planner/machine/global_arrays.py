@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Sequence
+from operator import methodcaller
 from typing import Any
 
 import jax
@@ -56,6 +57,17 @@ def consume(values: Sequence[Any]) -> bool:
 def is_deleted_array(value: Any) -> bool:
     """Whether a value is an array that was donated or deleted."""
     return hasattr(value, "is_deleted") and not isinstance(value, Tracer) and value.is_deleted()
+
+
+_IS_DELETED = methodcaller("is_deleted")
+
+
+def any_deleted(values: Sequence[Any]) -> bool:
+    """Whether any of some values is an array that was donated or deleted; quick where all are arrays."""
+    try:
+        return True in map(_IS_DELETED, values)
+    except (AttributeError, TypeError):
+        return any(map(is_deleted_array, values))
 
 
 def why_deleted(names: Sequence[str], values: Sequence[Any]) -> str:
