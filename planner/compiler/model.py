@@ -120,9 +120,7 @@ class CompilerModel:
 
     `release` is the one that the passes were read off. `models_kernels`: kernels and their traffic are known, so that time
     is priced kernel by kernel. `room` is the share of a device's memory up to which programs are scheduled as they are.
-    `hidden_gathers` is the share of an all-gather that runs beside matmuls where enough of them are there, and
-    `products_in_vmem` whether results of matmuls may stay on the chip. `reports_peak`: its report of peak
-    memory can be relied on.
+    `products_in_vmem`: results of matmuls may stay on the chip. `reports_peak`: its report of peak memory can be relied on.
     """
 
     platform: Platform
@@ -130,7 +128,6 @@ class CompilerModel:
     passes: tuple[Pass, ...]
     models_kernels: bool = True
     room: float = 1.0
-    hidden_gathers: float = 0.0
     products_in_vmem: bool = True
     reports_peak: bool = True
     _names: frozenset[str] = field(init=False, repr=False, compare=False)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from jax.sharding import PartitionSpec
 
+from planner.compiler.collectives.overlap import HIDDEN
 from planner.compiler.schedule.prefetched_weights import WeightsThere
 from planner.decisions.decision_graph import Transfer
 from planner.pricing.candidates.specs import spec_of
@@ -213,7 +214,7 @@ class Chosen:
             found.append(float(of_fixed * fixed + of_bytes * per_byte * step.bytes))
         kinds = SUMMING if transfer.reduced else ("all-gather",)
         moves = sum(seconds for step, seconds in zip(steps, found, strict=True) if step.kind in kinds)
-        beside = min(mesh.compiler.hidden_gathers * moves, hidden)
+        beside = min(HIDDEN * moves, hidden)
         shown = 1 - beside / moves if moves else 1.0
         return [shown * s if step.kind in kinds else s for step, s in zip(steps, found, strict=True)], beside
 

@@ -19,6 +19,7 @@ from pbqp.identity import numbered
 from pbqp.problem import Edge, Problem
 from pbqp.vectors import Floats, Indices, distinct_lines
 from planner.compiler.analysis import Model
+from planner.compiler.collectives.overlap import HIDDEN
 from planner.compiler.layout.row_major_lanes import InRows
 from planner.decisions.decision_graph import Transfer
 from planner.pricing.bodies.body_memory import BodyMemory
@@ -134,8 +135,7 @@ class Instance:
         mesh, found = self.mesh, self.model.savings
         if self.model.kernels is None:
             return ALL, 0.0
-        hides = mesh.compiler.hidden_gathers and self.objective.name == "time"
-        flops = found.overlap_flops.get(transfer.id, 0.0) if hides else 0.0
+        flops = found.overlap_flops.get(transfer.id, 0.0) if self.objective.name == "time" else 0.0
         return shares_of(found, transfer.id), flops / (mesh.num_devices * mesh.matmul_flops_per_s)
 
     def counted(self, shares: Shares, step: Step) -> tuple[float, float]:
@@ -177,7 +177,7 @@ class Instance:
             if hidden:
                 kinds = SUMS if transfer.reduced else GATHERS
                 moves = priced(tuple((a * c, b * d) for (a, b), (c, d) in zip(kinds, shares, strict=True)))
-                values = values - np.minimum(self.mesh.compiler.hidden_gathers * moves, hidden)
+                values = values - np.minimum(HIDDEN * moves, hidden)
             trips = np.asarray(transfer.trips)
             if transfer.region_after_loop is not None:
                 # A sum that stays in place waits for the end of the loop (see `loop_sums`).

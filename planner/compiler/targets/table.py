@@ -19,14 +19,6 @@ from planner.compiler.model import CompilerModel
 from planner.compiler.schedule import passes as schedule
 from planner.compiler.simplify import passes as simplify
 
-HIDDEN_GATHERS = 0.9
-"""The share of an all-gather that runs beside matmuls where enough of them stand before it, as of weights.
-
-In schedules by libtpu 0.0.42 of Llama, GPT, Mixtral and ViT train steps on v5e:4x4 and v5p:4x4x4 whose layers are a loop,
-up to 0.12 of the gathers of weights are exposed. Those by jaxlib 0.10.2 for 8 H100 hide 0.9 to all of them in the loops of
-Llama and GPT, and next to nothing else.
-"""
-
 TPU = CompilerModel(
     platform="tpu",
     release="libtpu 0.0.42",
@@ -71,7 +63,6 @@ TPU = CompilerModel(
     # Nearer to the limit values are computed again to save memory: Llama-3-8B on v5p:4x4x4 takes 15 % more time with 102 of
     # 102.8 GB than with 97.
     room=0.95,
-    hidden_gathers=HIDDEN_GATHERS,
 )
 
 
@@ -112,7 +103,6 @@ GPU = CompilerModel(
     # From four fifths of the memory on values are computed again, which costs little, but may need more memory in the end
     # and not fit: Llama-3-8B on h100:8 with 81 of 84.9 GB.
     room=0.9,
-    hidden_gathers=HIDDEN_GATHERS,
 )
 
 
@@ -172,7 +162,7 @@ def flops_that_hide(topology: Topology) -> tuple[float, float]:
     before it bring, twice its bytes, comes over the slowest wire that as many groups share as it can have; both twice, as
     it may be compiled to an all-reduce. Nothing where no gather is hidden.
     """
-    if not compiler_of(topology.chip).hidden_gathers:
+    if not compiler_of(topology.chip).runs("async-all-gather"):
         return 0.0, 0.0
     flops_per_s = topology.num_devices * topology.chip.peak("bfloat16", "matrix")
     seconds = 2 * topology.num_devices * max(topology.link_latency_s)

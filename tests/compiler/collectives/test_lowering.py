@@ -8,7 +8,8 @@ import pytest
 
 from cost_models import Roofline, parse_topology
 from planner.compiler.collectives.lowering import all_reduced_bytes
-from planner.compiler.targets.table import HIDDEN_GATHERS, flops_that_hide
+from planner.compiler.collectives.overlap import HIDDEN
+from planner.compiler.targets.table import flops_that_hide
 
 ALWAYS, NEVER, GATHERED = math.inf, 0.0, 16 * 2**20
 
@@ -85,7 +86,7 @@ def test_no_gather_takes_longer_than_the_matmuls_that_hide_any(name: str, shape:
         (latency, each), *parts = gathers
         held = [bytes / math.prod(shape[:axis]) for axis in range(len(shape))]
         one_by_one = sum(fixed + slope * size for (fixed, slope), size in zip(parts, held, strict=True))
-        assert HIDDEN_GATHERS * max(latency + each * bytes, one_by_one) <= hidden
+        assert HIDDEN * max(latency + each * bytes, one_by_one) <= hidden
 
 
 def test_nothing_hides_gathers_where_they_run_alone() -> None:

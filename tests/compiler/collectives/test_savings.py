@@ -15,7 +15,8 @@ import planner
 from cost_models import CHIPS, Roofline, parse_topology
 from planner.compiler.analysis import Model, model_of
 from planner.compiler.collectives.lowering import as_lowered
-from planner.compiler.targets.table import CPU, HIDDEN_GATHERS, TPU, compiler_of
+from planner.compiler.collectives.overlap import HIDDEN
+from planner.compiler.targets.table import CPU, TPU, compiler_of
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.tracing.trace import trace
 from planner.verify.aot import unavailable_reason
@@ -173,7 +174,7 @@ def test_gathers_of_weights_are_hidden(topology: str) -> None:
         assert gather.kind == "all-gather"
         latency_s, seconds_per_byte = Roofline(topology=chips).collective_affine(gather.kind, links)
         whole += gather.count * (latency_s + gather.bytes * seconds_per_byte)
-    assert plan.predicted.communication_seconds == pytest.approx((1 - HIDDEN_GATHERS) * whole, rel=1e-6)
+    assert plan.predicted.communication_seconds == pytest.approx((1 - HIDDEN) * whole, rel=1e-6)
     total = math.fsum(a.get("seconds", 0.0) for *_, a in (*plan.graph.nodes(data=True), *plan.graph.edges(data=True)))
     assert total == pytest.approx(plan.predicted.seconds, rel=1e-6)
 
