@@ -26,7 +26,7 @@ def jit(
     mesh: RequestedMesh | None = None,
     axis_names: Sequence[str] | None = None,
     objective: str = "time",
-    memory_limit: float | None = None,
+    memory_limit: float | str | None = None,
     pins: Pins | None = None,
     logical_rules: LogicalRules | None = None,
     like: Like | PlannedFunction | None = None,

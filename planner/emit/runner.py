@@ -351,10 +351,12 @@ class Runner:
             # Before anything runs it refuses what lies elsewhere, is traced, or is not what was planned for.
             return self._checked_call(args)
         except RuntimeError:
+            # So JAX refuses deleted arrays, without their names.
             if self._donated_before(args):
                 return self._checked_call(args)
             raise
         if not self._in_place:
+            # To look at every leaf takes longer than JAX takes for all of the call: it is done until it finds nothing.
             self._in_place = consume(self._donated(args))
         if not self.program.updates:
             return results

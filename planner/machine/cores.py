@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -35,8 +36,7 @@ def memory_of_host() -> float | None:
     """The bytes of memory of this machine, or of the control group of this process; None where it does not say."""
     try:
         total = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-        limit = (GROUP / "memory.max").read_text().strip() if (GROUP / "memory.max").exists() else "max"
-        return total if limit == "max" else min(total, float(limit))
+        return min(total, _limit_of_group())
     except (AttributeError, OSError, ValueError):
         return None
 
@@ -45,7 +45,14 @@ def bytes_left() -> float:
     """The bytes of memory that this process and its children can still take. Raises: OSError where that is not said."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     left = 1024.0 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    limit, used = GROUP / "memory.max", GROUP / "memory.current"
-    if limit.exists() and used.exists() and limit.read_text().strip() != "max":
-        left = min(left, float(limit.read_text()) - float(used.read_text()))
+    limit, used = _limit_of_group(), GROUP / "memory.current"
+    if math.isfinite(limit) and used.exists():
+        left = min(left, limit - float(used.read_text()))
     return left
+
+
+def _limit_of_group() -> float:
+    """The most bytes that the control group of this process may take; inf without a limit."""
+    limit = GROUP / "memory.max"
+    text = limit.read_text().strip() if limit.exists() else "max"
+    return math.inf if text == "max" else float(text)

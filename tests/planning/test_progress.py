@@ -16,14 +16,14 @@ from planner.verify.verification import Collectives, Memory, Numerics, Verificat
 from tests.small import mlp, mlp_args
 
 
-def told_of(fn: Any, args: Any, *, options: dict[str, Any], **keywords: Any) -> tuple[planner.Plan, list[Progress]]:
+def progress_of(fn: Any, args: Any, *, options: dict[str, Any], **keywords: Any) -> tuple[planner.Plan, list[Progress]]:
     told: list[Progress] = []
     plan = planner.plan(fn, args, options=planner.Options(progress=told.append, **options), **keywords)
     return plan, told
 
 
 def test_every_phase_is_told_and_the_last_line_is_the_plan() -> None:
-    plan, told = told_of(mlp, mlp_args(), options={})
+    plan, told = progress_of(mlp, mlp_args(), options={})
     doing = [seen.doing for seen in told if seen.doing]
     value = f"{quantity(plan.certificate.value, 's')}, {plan.certificate.status}"
     assert doing[:2] == ["tracing mlp", "modelling the program"]
@@ -45,7 +45,7 @@ def test_a_rejected_plan_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         return Verification(numerics=numerics, collectives=Collectives(ok=False, reason=reason), memory=memory)
 
     monkeypatch.setattr(planner.Plan, "verify", verify)
-    _, told = told_of(mlp, mlp_args(), options={})
+    _, told = progress_of(mlp, mlp_args(), options={})
     assert any("x=8" in seen.doing and "does not compile" in seen.doing for seen in told)
 
 
@@ -78,7 +78,7 @@ def test_no_other_form_is_searched_after_the_time_limit() -> None:
     args = ([jax.ShapeDtypeStruct((512, 512), jnp.float32)] * 4, jax.ShapeDtypeStruct((4096, 512), jnp.float32))
     keywords = {"topology": "v5e:2x2", "memory_limit": 20e6, "donate_argnums": 0}
     stages = {
-        limit: {seen.stage for seen in told_of(deep_step, args, options=options, **keywords)[1] if not seen.doing}
+        limit: {seen.stage for seen in progress_of(deep_step, args, options=options, **keywords)[1] if not seen.doing}
         for limit in (1e-6, 60.0)
         for options in ({"check": "never", "time_limit_s": limit},)
     }

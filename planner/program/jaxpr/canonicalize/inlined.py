@@ -79,7 +79,6 @@ def _inlined(eqns: Iterable[Any], renamed: dict[Any, Any], remats: bool) -> Iter
         body = opened(inner)
         names: dict[Any, Any] = dict(zip(body.invars, operands, strict=True))
         steps = [_renewed(step, names) for step in body.eqns]
-        # What a rematerialised body computes again within itself stays so.
         yield from _inlined(_outside(steps, eqn), names, remats)
         renamed.update(zip(eqn.outvars, [last_named(atom, names) for atom in body.outvars], strict=True))
 
