@@ -93,7 +93,7 @@ class Incumbent:
         return Solution(
             choice=self.choice,
             value=math.inf if self.choice is None else self.value,
-            bound=self.bound if self.choice is None else min(self.bound, self.value),
+            bound=self.bound if self.choice is None else min(self.bound, self.problem.evaluate_down(self.choice)),
             status=status,
             seconds=self.options.elapsed(),
             method=method,

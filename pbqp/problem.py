@@ -68,10 +68,21 @@ class Problem:
 
         Rows play no part: see `violations`.
         """
+        return math.fsum(self._terms(choice))
+
+    def evaluate_down(self, choice: Sequence[int]) -> float:
+        """The largest float that is not above the total cost of `choice`: what a bound may reach."""
+        terms = self._terms(choice)
+        total = math.fsum(terms)
+        above = math.isfinite(total) and math.fsum((*terms, -total)) < 0
+        return math.nextafter(total, -math.inf) if above else total
+
+    def _terms(self, choice: Sequence[int]) -> list[float]:
+        """The costs that `choice` adds up."""
         _check_choice(self, choice)
         terms = [float(costs[pick]) for costs, pick in zip(self.node_costs, choice, strict=True)]
         terms += [float(edge.costs[choice[edge.nodes[0]], choice[edge.nodes[1]]]) for edge in self.edges]
-        return math.fsum(terms)
+        return terms
 
     def violations(self, choice: Sequence[int]) -> list[tuple[Row, float]]:
         """The rows over their limit under `choice`, each with the bytes it uses."""

@@ -88,7 +88,7 @@ def solve_brute(problem: Problem, options: SolveOptions) -> Solution:
     return Solution(
         choice=best,
         value=value,
-        bound=value,
+        bound=value if best is None else problem.evaluate_down(best),
         status="infeasible" if best is None else "optimal",
         seconds=options.elapsed(),
         method="brute",

@@ -69,6 +69,14 @@ def test_bounds_of_floats_are_rounded_down(method: str, problem: Problem) -> Non
         assert Fraction(found.bound) <= exact_value(problem, optimum.choice)
 
 
+def test_a_bound_stays_below_a_value_that_floats_round_up() -> None:
+    problem = Problem(name="rounded up", node_costs=(np.asarray([0.1]), np.asarray([0.2])), edges=())
+    exact = Fraction(0.1) + Fraction(0.2)
+    assert problem.evaluate((0, 0)) > exact
+    for method in METHODS:
+        assert Fraction(solve(problem, method=method).bound) <= exact
+
+
 def test_a_program_of_whole_costs_finds_the_last_units() -> None:
     random = np.random.default_rng(43)
     sizes = (4, 3, 4, 4)
