@@ -88,6 +88,11 @@ class Plan:
         return self._decision
 
     @property
+    def runner(self) -> Runner:
+        """What runs it: its program on its devices, as functions of flat arguments too."""
+        return self._runner
+
+    @property
     def target(self) -> Target:
         """The topology it was priced for, and the devices it was made for, if there are any."""
         return self._runner.target
