@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from planner.api import audit as audit
     from planner.api import compare as compare
     from planner.api import compare_topologies as compare_topologies
+    from planner.api import fallbacks as fallbacks
     from planner.api import load as load
     from planner.api import op_graph as op_graph
     from planner.api import pareto as pareto
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from planner.report.comparison import Comparison as Comparison
     from planner.rules.kernels.rule_for import rule_for as rule_for
     from planner.studies.audit import Audit as Audit
+    from planner.studies.fallbacks.record import Fallbacks as Fallbacks
     from planner.studies.joint import Programs as Programs
     from planner.studies.pareto import Front as Front
     from planner.studies.topology_table import TopologyComparison as TopologyComparison
@@ -49,7 +51,17 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "pbqp.methods": ("solve",),
     "pbqp.problem": ("Problem",),
     "pbqp.solution": ("Solution",),
-    "planner.api": ("audit", "compare", "compare_topologies", "load", "op_graph", "pareto", "plan", "plan_many"),
+    "planner.api": (
+        "audit",
+        "compare",
+        "compare_topologies",
+        "fallbacks",
+        "load",
+        "op_graph",
+        "pareto",
+        "plan",
+        "plan_many",
+    ),
     "planner.calls.jit": ("jit",),
     "planner.calls.planned_function": ("PlannedFunction",),
     "planner.options": ("Options",),
@@ -59,6 +71,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "planner.report.comparison": ("Comparison",),
     "planner.rules.kernels.rule_for": ("rule_for",),
     "planner.studies.audit": ("Audit",),
+    "planner.studies.fallbacks.record": ("Fallbacks",),
     "planner.studies.joint": ("Programs",),
     "planner.studies.pareto": ("Front",),
     "planner.studies.topology_table": ("TopologyComparison",),
@@ -74,6 +87,7 @@ _DISTRIBUTION = "meshwright"
 __all__ = [
     "Audit",
     "Comparison",
+    "Fallbacks",
     "Front",
     "LoadedPlan",
     "Options",
@@ -90,6 +104,7 @@ __all__ = [
     "compare",
     "compare_topologies",
     "errors",
+    "fallbacks",
     "jit",
     "load",
     "op_graph",

@@ -59,6 +59,8 @@ from planner.request.resolve import (
 from planner.studies.audit import Audit
 from planner.studies.audit_search import audit_request, audited, pins_of
 from planner.studies.compiled_shardings import compiled_alone
+from planner.studies.fallbacks.record import Fallbacks
+from planner.studies.fallbacks.search import fallbacks_of
 from planner.studies.joint import Programs
 from planner.studies.joint_cache import planned_or_kept_jointly
 from planner.studies.pareto import Front, check_front
@@ -479,6 +481,47 @@ def op_graph(
     donate = marked(call, "donate", donate_argnums, donate_argnames)
     static = marked(call, "static", static_argnums, static_argnames)
     return program_graph(trace_call(call, donate=donate, static=static), while_trips=options.while_trips)
+
+
+@without_own_frames
+def fallbacks(
+    plan: Plan,
+    topologies: Sequence[str | Topology],
+    *,
+    within: float = 0.05,
+    compile_ahead: bool = True,
+    options: Options | None = None,
+) -> Fallbacks:
+    """Plans of the same program for what may be left of its devices, and what moving its state there takes.
+
+    Printed, it is a table: for each topology the time of a call, how much of the state stays in place, and what comes over
+    the chip network, the data-centre network and from hosts, in bytes and seconds. A topology on which nothing fits has its
+    row, too. Each plan is one as `plan` returns it, of the same arguments with the same batch; `save` keeps them all, and
+    `Plan.abstract_arguments` restores a checkpoint in their layout.
+
+    Parameters
+    ----------
+    plan: today's, bound to its function.
+    topologies: names such as "v5e:8x16" and "v5e:16x16*3", or `Topology`s. One that is part of the plan's is planned on the
+        devices of the plan that are left, where it has such.
+    within: the share of its time per call that a fallback may take longer than the fastest, where its state takes less to
+        move.
+    compile_ahead: whether the programs of fallbacks whose devices are here are compiled. JAX keeps them for later processes
+        where `jax_compilation_cache_dir` is set.
+    options: as in `plan`, for all of it: each topology has an equal part of `time_limit_s` and `affordable_compile_s`.
+        Plans are not looked up in `cache`, and `autotune` is for single plans.
+
+    Raises
+    ------
+    ArgumentError for topologies or options that are none; as `Plan.explain` does. What keeps a topology from having a plan
+    is told in its row.
+    """
+    options = checked_options(options)
+    if not isinstance(plan, Plan):
+        raise ArgumentError(f"plan is {plan!r:.80}; give a plan, or a saved one that is bound to its function")
+    if isinstance(within, bool) or not isinstance(within, (int, float)) or not within >= 0:
+        raise ArgumentError(f"within is {within!r}; give a share of 0 or more, such as 0.05")
+    return fallbacks_of(plan, targets_of(topologies), options, within=within, compile_ahead=compile_ahead)
 
 
 @without_own_frames

@@ -106,6 +106,11 @@ class Runner:
         return self._decision.compiler_options if meant else {}
 
     @property
+    def static_args(self) -> Mapping[int, Any]:
+        """The values of static arguments by position."""
+        return self._static_args
+
+    @property
     def own_results(self) -> int:
         """How many results are the function's own; the others go into its arguments."""
         return self.program.out_tree.num_leaves
