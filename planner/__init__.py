@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from planner.api import pareto as pareto
     from planner.api import plan as plan
     from planner.api import plan_many as plan_many
+    from planner.api import serving as serving
     from planner.calls.jit import jit as jit
     from planner.calls.planned_function import PlannedFunction as PlannedFunction
     from planner.options import Options as Options
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from planner.studies.fallbacks.record import Fallbacks as Fallbacks
     from planner.studies.joint import Programs as Programs
     from planner.studies.pareto import Front as Front
+    from planner.studies.serving import Serving as Serving
     from planner.studies.topology_table import TopologyComparison as TopologyComparison
     from planner.verify.verification import Verification as Verification
 
@@ -61,6 +63,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "pareto",
         "plan",
         "plan_many",
+        "serving",
     ),
     "planner.calls.jit": ("jit",),
     "planner.calls.planned_function": ("PlannedFunction",),
@@ -74,6 +77,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "planner.studies.fallbacks.record": ("Fallbacks",),
     "planner.studies.joint": ("Programs",),
     "planner.studies.pareto": ("Front",),
+    "planner.studies.serving": ("Serving",),
     "planner.studies.topology_table": ("TopologyComparison",),
     "planner.verify.verification": ("Verification",),
 }
@@ -95,6 +99,7 @@ __all__ = [
     "PlannedFunction",
     "Problem",
     "Programs",
+    "Serving",
     "Solution",
     "Topology",
     "TopologyComparison",
@@ -112,6 +117,7 @@ __all__ = [
     "plan",
     "plan_many",
     "rule_for",
+    "serving",
     "solve",
     "testing",
 ]

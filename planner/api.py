@@ -17,7 +17,7 @@ from planner.errors import ArgumentError, PlannerError
 from planner.explain.op_graph import OpGraph, program_graph
 from planner.former_names import renamed
 from planner.machine.target import Target
-from planner.options import Options
+from planner.options import Options, telling
 from planner.plan_file.store import load_saved
 from planner.planning.plan_cache import planned_or_kept
 from planner.plans.loaded import LoadedPlan
@@ -65,12 +65,16 @@ from planner.studies.joint import Programs
 from planner.studies.joint_cache import planned_or_kept_jointly
 from planner.studies.pareto import Front, check_front
 from planner.studies.pareto_search import front_of
+from planner.studies.serving import Serving, calls_of, check_batches, served
 from planner.studies.topology_search import compared, targets_of
 from planner.studies.topology_table import TopologyComparison
 from planner.verify.aot import AotReport
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+WITHIN = 0.05
+"""The share of its time that a fallback may take longer, unless the user says so."""
 
 
 def _public(fn: Callable[P, T]) -> Callable[P, T]:
@@ -311,6 +315,58 @@ def plan_many(
 
 
 @without_own_frames
+def serving(
+    programs: Callable[[int], Mapping[str, Given]],
+    batch_sizes: Sequence[int],
+    *,
+    tokens: int = 256,
+    topology: str | Topology | None = None,
+    devices: Sequence[jax.Device] | None = None,
+    mesh: RequestedMesh | None = None,
+    memory_limit: float | str | None = None,
+    options: Options | None = None,
+) -> Serving:
+    """Latency per token against tokens per second over batch sizes, as a record that prints: with the knee between both.
+
+    For each batch size the programs are planned together, as by `plan_many`: weights and cache lie alike in all of them.
+
+    Parameters
+    ----------
+    programs: gives for a batch size the programs by name, as `plan_many` takes them. "decode" makes one token of every
+        request; all others, such as "prefill", are called once per batch of requests. Quantized weights are arguments of
+        their own type.
+    batch_sizes: requests that are served side by side.
+    tokens: that a request makes: how often "decode" is called for one call of the others.
+    options: as in `plan`, for all of it: each batch size has an equal part of `time_limit_s` and `affordable_compile_s`.
+    All others as in `plan`.
+
+    Raises
+    ------
+    As `plan_many`; InfeasibleError only where no batch size fits.
+    """
+    options = checked_options(options)
+    check_batches(batch_sizes, tokens)
+    count = len(batch_sizes)
+    part = replace(
+        options, time_limit_s=options.time_limit_s / count, affordable_compile_s=options.affordable_compile_s / count
+    )
+
+    def planned(batch: int) -> Programs:
+        given = programs(batch)
+        return plan_many(
+            given,
+            calls=calls_of(given, tokens),
+            topology=topology,
+            devices=devices,
+            mesh=mesh,
+            memory_limit=memory_limit,
+            options=telling(part, f"batch {batch}"),
+        )
+
+    return served(planned, batch_sizes, tokens)
+
+
+@without_own_frames
 def compare_topologies(
     fn: Callable[..., Any],
     example_args: Sequence[Any],
@@ -488,7 +544,7 @@ def fallbacks(
     plan: Plan,
     topologies: Sequence[str | Topology],
     *,
-    within: float = 0.05,
+    within: float = WITHIN,
     compile_ahead: bool = True,
     options: Options | None = None,
 ) -> Fallbacks:
