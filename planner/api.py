@@ -562,8 +562,9 @@ def fallbacks(
         devices of the plan that are left, where it has such.
     within: the share of its time per call that a fallback may take longer than the fastest, where its state takes less to
         move.
-    compile_ahead: whether the programs of fallbacks whose devices are here are compiled. JAX keeps them for later processes
-        where `jax_compilation_cache_dir` is set.
+    compile_ahead: whether the programs of fallbacks whose devices are here are compiled: for this process, and, where
+        `jax_compilation_cache_dir` is set, for others that see the same devices. In one that sees fewer devices JAX (0.10)
+        compiles again.
     options: as in `plan`, for all of it: each topology has an equal part of `time_limit_s` and `affordable_compile_s`.
         Plans are not looked up in `cache`, and `autotune` is for single plans.
 

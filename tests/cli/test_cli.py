@@ -428,7 +428,7 @@ def test_fallbacks_of_a_saved_plan(program, tmp_path, capsys):
     assert main([*ask, "--topology", "v5e:2x1", "--json"]) == 0
     assert [row["topology"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["v5e:2x2", "v5e:2x1"]
     assert main([*ask, "--within", "-1"]) == 2
-    assert "--within is -1" in capsys.readouterr().err
+    assert "within is -1.0; give a share" in capsys.readouterr().err
 
 
 def test_what_if_of_a_saved_plan(program, tmp_path, capsys):

@@ -52,9 +52,13 @@ def fallbacks_of(
     ]
     if any(row.compiled for row in rows):
         folder: str | None = jax.config.jax_compilation_cache_dir  # pyright: ignore
-        kept = f"kept for other processes in {folder}" if folder else "for this process alone"
-        more = "" if folder else "; set jax_compilation_cache_dir to keep them"
-        notes.append(f"what was compiled here is {kept}{more}")
+        kept = (
+            f"processes that see the same devices find it in {folder}"
+            if folder
+            else "it is kept for this process alone"
+        )
+        more = "" if folder else "; set jax_compilation_cache_dir to keep it for others that see the same devices"
+        notes.append(f"of what was compiled here: {kept}{more}")
     return Fallbacks(rows, of=plan, notes=notes)
 
 
