@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     from planner.api import audit as audit
     from planner.api import compare as compare
     from planner.api import compare_topologies as compare_topologies
+    from planner.api import fallbacks as fallbacks
     from planner.api import load as load
     from planner.api import op_graph as op_graph
     from planner.api import pareto as pareto
     from planner.api import plan as plan
     from planner.api import plan_many as plan_many
+    from planner.api import serving as serving
     from planner.calls.jit import jit as jit
     from planner.calls.planned_function import PlannedFunction as PlannedFunction
     from planner.options import Options as Options
@@ -37,8 +39,10 @@ if TYPE_CHECKING:
     from planner.report.comparison import Comparison as Comparison
     from planner.rules.kernels.rule_for import rule_for as rule_for
     from planner.studies.audit import Audit as Audit
+    from planner.studies.fallbacks.record import Fallbacks as Fallbacks
     from planner.studies.joint import Programs as Programs
     from planner.studies.pareto import Front as Front
+    from planner.studies.serving import Serving as Serving
     from planner.studies.topology_table import TopologyComparison as TopologyComparison
     from planner.verify.verification import Verification as Verification
 
@@ -49,7 +53,18 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "pbqp.methods": ("solve",),
     "pbqp.problem": ("Problem",),
     "pbqp.solution": ("Solution",),
-    "planner.api": ("audit", "compare", "compare_topologies", "load", "op_graph", "pareto", "plan", "plan_many"),
+    "planner.api": (
+        "audit",
+        "compare",
+        "compare_topologies",
+        "fallbacks",
+        "load",
+        "op_graph",
+        "pareto",
+        "plan",
+        "plan_many",
+        "serving",
+    ),
     "planner.calls.jit": ("jit",),
     "planner.calls.planned_function": ("PlannedFunction",),
     "planner.options": ("Options",),
@@ -59,8 +74,10 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "planner.report.comparison": ("Comparison",),
     "planner.rules.kernels.rule_for": ("rule_for",),
     "planner.studies.audit": ("Audit",),
+    "planner.studies.fallbacks.record": ("Fallbacks",),
     "planner.studies.joint": ("Programs",),
     "planner.studies.pareto": ("Front",),
+    "planner.studies.serving": ("Serving",),
     "planner.studies.topology_table": ("TopologyComparison",),
     "planner.verify.verification": ("Verification",),
 }
@@ -74,6 +91,7 @@ _DISTRIBUTION = "meshwright"
 __all__ = [
     "Audit",
     "Comparison",
+    "Fallbacks",
     "Front",
     "LoadedPlan",
     "Options",
@@ -81,6 +99,7 @@ __all__ = [
     "PlannedFunction",
     "Problem",
     "Programs",
+    "Serving",
     "Solution",
     "Topology",
     "TopologyComparison",
@@ -90,6 +109,7 @@ __all__ = [
     "compare",
     "compare_topologies",
     "errors",
+    "fallbacks",
     "jit",
     "load",
     "op_graph",
@@ -97,6 +117,7 @@ __all__ = [
     "plan",
     "plan_many",
     "rule_for",
+    "serving",
     "solve",
     "testing",
 ]

@@ -17,7 +17,7 @@ from planner.errors import ArgumentError, PlannerError
 from planner.explain.op_graph import OpGraph, program_graph
 from planner.former_names import renamed
 from planner.machine.target import Target
-from planner.options import Options
+from planner.options import Options, telling
 from planner.plan_file.store import load_saved
 from planner.planning.plan_cache import planned_or_kept
 from planner.plans.loaded import LoadedPlan
@@ -59,16 +59,22 @@ from planner.request.resolve import (
 from planner.studies.audit import Audit
 from planner.studies.audit_search import audit_request, audited, pins_of
 from planner.studies.compiled_shardings import compiled_alone
+from planner.studies.fallbacks.record import Fallbacks
+from planner.studies.fallbacks.search import fallbacks_of
 from planner.studies.joint import Programs
 from planner.studies.joint_cache import planned_or_kept_jointly
 from planner.studies.pareto import Front, check_front
 from planner.studies.pareto_search import front_of
+from planner.studies.serving import Serving, calls_of, check_batches, served
 from planner.studies.topology_search import compared, targets_of
 from planner.studies.topology_table import TopologyComparison
 from planner.verify.aot import AotReport
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+WITHIN = 0.05
+"""The share of its time that a fallback may take longer, unless the user says so."""
 
 
 def _public(fn: Callable[P, T]) -> Callable[P, T]:
@@ -309,6 +315,58 @@ def plan_many(
 
 
 @without_own_frames
+def serving(
+    programs: Callable[[int], Mapping[str, Given]],
+    batch_sizes: Sequence[int],
+    *,
+    tokens: int = 256,
+    topology: str | Topology | None = None,
+    devices: Sequence[jax.Device] | None = None,
+    mesh: RequestedMesh | None = None,
+    memory_limit: float | str | None = None,
+    options: Options | None = None,
+) -> Serving:
+    """Latency per token against tokens per second over batch sizes, as a record that prints: with the knee between both.
+
+    For each batch size the programs are planned together, as by `plan_many`: weights and cache lie alike in all of them.
+
+    Parameters
+    ----------
+    programs: gives for a batch size the programs by name, as `plan_many` takes them. "decode" makes one token of every
+        request; all others, such as "prefill", are called once per batch of requests. Quantized weights are arguments of
+        their own type.
+    batch_sizes: requests that are served side by side.
+    tokens: that a request makes: how often "decode" is called for one call of the others.
+    options: as in `plan`, for all of it: each batch size has an equal part of `time_limit_s` and `affordable_compile_s`.
+    All others as in `plan`.
+
+    Raises
+    ------
+    As `plan_many`; InfeasibleError only where no batch size fits.
+    """
+    options = checked_options(options)
+    check_batches(batch_sizes, tokens)
+    count = len(batch_sizes)
+    part = replace(
+        options, time_limit_s=options.time_limit_s / count, affordable_compile_s=options.affordable_compile_s / count
+    )
+
+    def planned(batch: int) -> Programs:
+        given = programs(batch)
+        return plan_many(
+            given,
+            calls=calls_of(given, tokens),
+            topology=topology,
+            devices=devices,
+            mesh=mesh,
+            memory_limit=memory_limit,
+            options=telling(part, f"batch {batch}"),
+        )
+
+    return served(planned, batch_sizes, tokens)
+
+
+@without_own_frames
 def compare_topologies(
     fn: Callable[..., Any],
     example_args: Sequence[Any],
@@ -479,6 +537,48 @@ def op_graph(
     donate = marked(call, "donate", donate_argnums, donate_argnames)
     static = marked(call, "static", static_argnums, static_argnames)
     return program_graph(trace_call(call, donate=donate, static=static), while_trips=options.while_trips)
+
+
+@without_own_frames
+def fallbacks(
+    plan: Plan,
+    topologies: Sequence[str | Topology],
+    *,
+    within: float = WITHIN,
+    compile_ahead: bool = True,
+    options: Options | None = None,
+) -> Fallbacks:
+    """Plans of the same program for what may be left of its devices, and what moving its state there takes.
+
+    Printed, it is a table: for each topology the time of a call, how much of the state stays in place, and what comes over
+    the chip network, the data-centre network and from hosts, in bytes and seconds. A topology on which nothing fits has its
+    row, too. Each plan is one as `plan` returns it, of the same arguments with the same batch; `save` keeps them all, and
+    `Plan.abstract_arguments` restores a checkpoint in their layout.
+
+    Parameters
+    ----------
+    plan: today's, bound to its function.
+    topologies: names such as "v5e:8x16" and "v5e:16x16*3", or `Topology`s. One that is part of the plan's is planned on the
+        devices of the plan that are left, where it has such.
+    within: the share of its time per call that a fallback may take longer than the fastest, where its state takes less to
+        move.
+    compile_ahead: whether the programs of fallbacks whose devices are here are compiled: for this process, and, where
+        `jax_compilation_cache_dir` is set, for others that see the same devices. In one that sees fewer devices JAX (0.10)
+        compiles again.
+    options: as in `plan`, for all of it: each topology has an equal part of `time_limit_s` and `affordable_compile_s`.
+        Plans are not looked up in `cache`, and `autotune` is for single plans.
+
+    Raises
+    ------
+    ArgumentError for topologies or options that are none; as `Plan.explain` does. What keeps a topology from having a plan
+    is told in its row.
+    """
+    options = checked_options(options)
+    if not isinstance(plan, Plan):
+        raise ArgumentError(f"plan is {plan!r:.80}; give a plan, or a saved one that is bound to its function")
+    if isinstance(within, bool) or not isinstance(within, (int, float)) or not within >= 0:
+        raise ArgumentError(f"within is {within!r}; give a share of 0 or more, such as 0.05")
+    return fallbacks_of(plan, targets_of(topologies), options, within=within, compile_ahead=compile_ahead)
 
 
 @without_own_frames

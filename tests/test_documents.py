@@ -101,7 +101,9 @@ def test_blocks_of_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert (tmp_path / "said").exists()
 
 
-@pytest.mark.parametrize("name", ["audit", "compare_topologies", "op_graph", "pareto", "plan", "plan_many"])
+@pytest.mark.parametrize(
+    "name", ["audit", "compare_topologies", "fallbacks", "op_graph", "pareto", "plan", "plan_many", "serving"]
+)
 def test_the_reference_documents_parameters_that_there_are(name: str) -> None:
     spec = importlib.util.spec_from_file_location("conf", ROOT / "docs" / "conf.py")
     assert spec is not None

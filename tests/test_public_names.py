@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PLANNER = [
     "Audit",
     "Comparison",
+    "Fallbacks",
     "Front",
     "LoadedPlan",
     "Options",
@@ -20,6 +21,7 @@ PLANNER = [
     "PlannedFunction",
     "Problem",
     "Programs",
+    "Serving",
     "Solution",
     "Topology",
     "TopologyComparison",
@@ -29,6 +31,7 @@ PLANNER = [
     "compare",
     "compare_topologies",
     "errors",
+    "fallbacks",
     "jit",
     "load",
     "op_graph",
@@ -36,6 +39,7 @@ PLANNER = [
     "plan",
     "plan_many",
     "rule_for",
+    "serving",
     "solve",
     "testing",
 ]

@@ -21,6 +21,7 @@ from jax.tree import flatten
 from planner.api import plan
 from planner.calls.call_form import CallForm, CallForms
 from planner.calls.leaves import Parted, StaticResults, check_hash, example, is_same, kinds_of, placeless, static_leaves
+from planner.emit.runner import Runner
 from planner.errors import ArgumentError, NothingSharedError
 from planner.plans.loaded import LoadedPlan
 from planner.plans.plan import Plan
@@ -126,7 +127,8 @@ class _Entry:
         self.plan, self.prepared = made, prepared
         self.form, self.tree, self.kinds, self.mesh = call.form, call.tree, call.kinds, call.mesh
         self.static = {i: call.values[i] for i in sorted(call.form.static)}
-        self.plain = not (call.form.given or self.static or prepared.parted)
+        plain = not (call.form.given or self.static or prepared.parted)
+        self.quick = _quick_call(made.runner, call) if plain else None
 
     def has_types(self, tree: Any, kinds: list[Any], mesh: Any) -> bool:
         """Whether arrays of such types came in the last call."""
@@ -142,6 +144,30 @@ class _Entry:
             return False
         pairs = ((self.prepared.static_leaves, call.leaves), (self.static, call.values))
         return all(is_same(value, given[i]) for planned, given in pairs for i, value in planned.items())
+
+
+_UNLIKE = object()
+"""The answer to a call that is not like the last one."""
+
+
+def _quick_call(run: Runner, last: _Call) -> Callable[[tuple[Any, ...]], Any]:
+    """The call of a plan for arguments by position alone, whose result is `_UNLIKE` where they are not like the last ones.
+
+    As in `planner.emit.short_call`, all that it needs is bound once.
+    """
+    planned, mesh, kinds = last.tree, last.mesh, last.kinds
+
+    def quick(args: tuple[Any, ...]) -> Any:
+        nonlocal kinds
+        leaves, tree = flatten(args)
+        found = kinds_of(leaves)
+        under = get_abstract_mesh()
+        if tree != planned or found != kinds or (under is not mesh and under != mesh):
+            return _UNLIKE
+        kinds = found  # shared by the results of one executable, so that the next comparison is one of addresses
+        return run(args, leaves)
+
+    return quick
 
 
 @final
@@ -177,10 +203,10 @@ class PlannedFunction:
         Raises: as `planner.plan`.
         """
         entry = self._last
-        if entry is not None and entry.plain and not kwargs:
-            leaves, tree = flatten(args)
-            if entry.has_types(tree, kinds_of(leaves), get_abstract_mesh()):
-                return entry.plan(*args)
+        if entry is not None and entry.quick is not None and not kwargs:
+            result = entry.quick(args)
+            if result is not _UNLIKE:
+                return result
         call = self._call(args, kwargs)
         if entry is None or not entry.serves(call):
             entry = self._entry(call)

@@ -7,6 +7,7 @@ kept in files shown, explained, compared and drawn, the devices here measured.
     python -m planner show plan.json
     python -m planner explain plan.json FILE.py:FUNCTION
     python -m planner what-if plan.json FILE.py:FUNCTION --pin 'params/*/kernel=None,(data,model)'
+    python -m planner fallbacks plan.json FILE.py:FUNCTION --topology v5e:8x16
     python -m planner compare plan.json other.json
     python -m planner report plan.json FILE.py:FUNCTION -o plan.html
     python -m planner audit FILE.py:FUNCTION --topology v5e:4x4
@@ -208,6 +209,7 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "show": saved_plans.show,
     "explain": saved_plans.explain_saved,
     "what-if": saved_plans.what_if_saved,
+    "fallbacks": saved_plans.fallbacks_saved,
     "compare": saved_plans.compare_two,
     "report": saved_plans.report,
     "audit": _audit,

@@ -1,4 +1,4 @@
-"""Commands on saved plans: show one, explain it, draw it, compare two."""
+"""Commands on saved plans: show one, explain it, ask what else, plan for what may be left, draw it, compare two."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from planner.api import compare, load
+from planner.api import WITHIN, compare, fallbacks, load
 from planner.cli.outputs import add_output, check_page
 from planner.cli.program_file import load_program
-from planner.cli.progress import status
-from planner.cli.values import parse_bytes, parse_mesh, parse_pin
+from planner.cli.progress import show_progress, status
+from planner.cli.values import parse_bytes, parse_mesh, parse_pin, parse_seconds
+from planner.options import Check, Options
 from planner.plan_file.codec import as_json as plain
 from planner.plans.plan import Plan
 from planner.report.plan_report import decision_data, plan_report, report_data
 from planner.report.text import describe
+from planner.studies.fallbacks import record
+from planner.studies.saved_folder import check_folder
 
 PROGRAM = re.compile(r".*:[A-Za-z_]\w*|:.*|.*:")
 """What is meant for FILE.py:FUNCTION: names of arrays have a colon only before the number of a line."""
@@ -29,6 +32,7 @@ def add_saved_plans(commands: Any) -> None:
     _add_show(commands)
     _add_explain(commands)
     _add_what_if(commands)
+    _add_fallbacks(commands)
     _add_compare(commands)
     _add_report(commands)
 
@@ -100,6 +104,53 @@ def _add_what_if(commands: Any) -> None:
     )
 
 
+def _add_fallbacks(commands: Any) -> None:
+    fallbacks = _of_plan(
+        commands,
+        "fallbacks",
+        about="plan for the devices that may be left, and print what going over to them takes",
+        description="Plans the program of a saved plan, with the same arguments, for topologies that may be left of its "
+        "devices, and prints for each the time of a call and what its state moves: what stays, what comes over the chip "
+        "network and the data-centre network, and what no device left holds, so that it comes from a checkpoint.",
+    )
+    fallbacks.add_argument(
+        "program", metavar="FILE.py:FUNCTION", help="the program that was planned, as 'search' takes it"
+    )
+    fallbacks.add_argument(
+        "--topology",
+        action="append",
+        required=True,
+        metavar="NAME",
+        help="chips that may be left, such as v5e:8x16 of v5e:16x16; may be given many times",
+    )
+    fallbacks.add_argument(
+        "--within",
+        type=float,
+        default=WITHIN,
+        metavar="SHARE",
+        help="the share of its time per call that a plan may take longer than the fastest, where its state takes less to "
+        "move. Default: %(default)g",
+    )
+    fallbacks.add_argument(
+        "--time-limit",
+        dest="time_limit_s",
+        type=parse_seconds,
+        metavar="SECONDS",
+        help="seconds for all searches. Default: as of 'search'",
+    )
+    fallbacks.add_argument(
+        "--check", choices=get_args(Check), help="whether the plans are compiled, as of 'search'. Default: auto"
+    )
+    fallbacks.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FOLDER",
+        help="write the plans there, plan_0.json and so on, for planner.load and 'show', with a summary, fallbacks.json; "
+        "fallbacks that are there are replaced. Default: only print them",
+    )
+
+
 def _add_compare(commands: Any) -> None:
     compare = _of_plan(
         commands,
@@ -168,6 +219,23 @@ def what_if_saved(arguments: argparse.Namespace) -> int:
     facts = {**plain(comparison), "same": comparison.same, "fits": found.fits, "proven": found.proven}
     print(_json(facts) if arguments.json else found)
     return 0
+
+
+def fallbacks_saved(arguments: argparse.Namespace) -> int:
+    """Plans the program of a saved plan for what may be left of its devices; the exit code by the checks of the plans."""
+    output: Path | None = arguments.output
+    if output is not None:
+        check_folder(output.absolute(), record.SUMMARY, "fallbacks")
+    bound = bind(arguments.plan, arguments.program)
+    given = {"check": arguments.check, "time_limit_s": arguments.time_limit_s}
+    with show_progress() as progress:
+        options = Options(progress=progress, **{name: value for name, value in given.items() if value is not None})
+        found = fallbacks(bound, arguments.topology, within=arguments.within, options=options)
+    print(_json(found.summary) if arguments.json else found)
+    if output is not None:
+        found.save(output)
+        print(f"wrote the fallbacks and a summary to {output}", file=sys.stderr)
+    return int(any(check.ok is False for row in found if row.plan is not None for check in row.plan.checked))
 
 
 def compare_two(arguments: argparse.Namespace) -> int:

@@ -15,13 +15,14 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from planner.compiler.targets.table import COMPILERS
 from planner.decision import Decision
-from planner.emit.call_arguments import Part, as_planned, checked_leaves, is_part, is_planned, ordered
+from planner.emit.call_arguments import Part, as_planned, checked_leaves, is_part, ordered
 from planner.emit.halo_exchange import exchanges
 from planner.emit.jitted import Jitted, check_layout, jitted
 from planner.emit.local_ops import local_calls
 from planner.emit.loop_all_reduce import loop_sums
+from planner.emit.short_call import ShortCall, short_call
 from planner.errors import ArgumentError, MeshError
-from planner.machine.global_arrays import any_deleted, consume, placed, why_deleted
+from planner.machine.global_arrays import consume, placed, why_deleted
 from planner.machine.host_parts import laid_part
 from planner.machine.target import Target
 from planner.program.graph import Graph
@@ -54,7 +55,7 @@ class Runner:
     ) -> None:
         self.program, self.target = program, target
         self._decision, self._static_args, self._graph = decision, dict(static_args), graph
-        self._has_run = self._in_place = False
+        self._short_call: ShortCall | None = None
         members, dims = len(target.processes.members), decision.request.process_local
         self._parts = {
             position: Part(dim=dims[leaf.name], count=members)
@@ -103,6 +104,11 @@ class Runner:
         """Those that the compiler of the target is given: the decision's, where it is the one that they are for."""
         meant = self.target.platform == self._decision.request.topology.chip.platform
         return self._decision.compiler_options if meant else {}
+
+    @property
+    def static_args(self) -> Mapping[int, Any]:
+        """The values of static arguments by position."""
+        return self._static_args
 
     @property
     def own_results(self) -> int:
@@ -333,41 +339,33 @@ class Runner:
         own, updated = results if self.program.updates else (results, ())
         return [*jax.tree.leaves(own), *updated]
 
-    def __call__(self, args: Sequence[Any]) -> Any:
-        """The result of a call, as `Plan.__call__` describes it. Raises: ArgumentError, MeshError (none that run)."""
-        args = self._with_wholes(args)
-        if not self._has_run or len(args) != self.program.num_args:
+    def __call__(self, args: Sequence[Any], leaves: Sequence[Any] | None = None) -> Any:
+        """The result of a call, as `Plan.__call__` describes it; `leaves` are those of the dynamic arguments, if at hand.
+
+        Raises: ArgumentError, MeshError (none that run).
+        """
+        if self._parts:
+            args, leaves = self._with_wholes(args), None
+        short = self._short_call
+        if short is None or len(args) != self.program.num_args:
             return self._checked_call(args)
-        for i, planned in self._static_args.items():
-            if not is_planned(planned, args[i]):
-                return self._checked_call(args)
-        if self.target.on_host and self._donated_before(args):
-            # The compiled program would bring the process down (JAX 0.10).
-            return self._checked_call(args)
-        try:
-            # JAX itself checks the arguments, and places those that lie nowhere in particular.
-            results = self.executable(*self._dynamic(args), *self.constants)
-        except (TypeError, ValueError):
-            # Before anything runs it refuses what lies elsewhere, is traced, or is not what was planned for.
-            return self._checked_call(args)
-        except RuntimeError:
-            # So JAX refuses deleted arrays, without their names.
-            if self._donated_before(args):
-                return self._checked_call(args)
-            raise
-        if not self._in_place:
-            # To look at every leaf takes longer than JAX takes for all of the call: it is done until it finds nothing.
-            self._in_place = consume(self._donated(args))
-        if not self.program.updates:
-            return results
+        return short(args, leaves)
+
+    def _short(self) -> ShortCall:
+        return short_call(
+            executable=self.executable,
+            constants=self.constants,
+            static_args=self._static_args,
+            dynamic=self._dynamic,
+            donated=lambda args: jax.tree.leaves([args[i] for i in self.program.donate_argnums]),
+            checked=self._checked_call,
+            settled=self._settled_short if self.program.updates else None,
+            target=self.target,
+        )
+
+    def _settled_short(self, args: Sequence[Any], results: Any) -> Any:
         self._write_back(args, self._flat_results(results))
         return results[0]
-
-    def _donated(self, args: Sequence[Any]) -> list[Any]:
-        return jax.tree.leaves([args[i] for i in self.program.donate_argnums])
-
-    def _donated_before(self, args: Sequence[Any]) -> bool:
-        return any_deleted(self._donated(args))
 
     def _checked_call(self, args: Sequence[Any]) -> Any:
         """The result of a call whose arguments are looked at, and placed, one by one."""
@@ -377,7 +375,8 @@ class Runner:
             return self._settled(args, self.flat_jit(*leaves, *self.constants))
         results = self.flat_call(*self._laid(leaves, 0), *self.constants)
         consume([leaves[i] for i in sorted(self.program.donated)])
-        self._has_run = self._takes_pytrees and not self._is_narrow
+        if self._short_call is None and self._takes_pytrees and not self._is_narrow:
+            self._short_call = self._short()
         return self._settled(args, results)
 
     def _need_devices(self, what: str) -> None:

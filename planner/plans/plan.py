@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
+import jax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from planner.autotune_log import Refined
@@ -88,6 +89,11 @@ class Plan:
         return self._decision
 
     @property
+    def runner(self) -> Runner:
+        """What runs it: its program on its devices, as functions of flat arguments too."""
+        return self._runner
+
+    @property
     def target(self) -> Target:
         """The topology it was priced for, and the devices it was made for, if there are any."""
         return self._runner.target
@@ -119,6 +125,16 @@ class Plan:
     def out_shardings(self) -> Any:
         """The NamedSharding of every result leaf: a pytree like the result."""
         return self._runner.as_result(self._runner.out_shardings)
+
+    @cached_property
+    def abstract_arguments(self) -> tuple[Any, ...]:
+        """Every argument leaf as a ShapeDtypeStruct with its sharding: pytrees like the arguments (None for static ones).
+
+        A checkpoint is restored with it in the layout of the plan.
+        """
+        pairs = zip(self._runner.program.in_avals, self._runner.in_shardings, strict=True)
+        shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding) for aval, sharding in pairs]
+        return self._runner.as_arguments(shapes)
 
     @property
     def constraints(self) -> Mapping[str, PartitionSpec]:

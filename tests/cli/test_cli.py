@@ -418,6 +418,19 @@ def test_calibrate_asks_a_compiler(tmp_path, capsys, monkeypatch):
     assert not (tmp_path / "profile.json").exists()
 
 
+def test_fallbacks_of_a_saved_plan(program, tmp_path, capsys):
+    path, folder = str(tmp_path / "plan.json"), tmp_path / "left"
+    assert main(["search", f"{program}:small", "--topology", "v5e:2x4", "--check", "never", "-o", path]) == 0
+    ask = ["fallbacks", path, f"{program}:small", "--topology", "v5e:2x2", "--check", "never"]
+    assert main([*ask, "-o", str(folder)]) == 0
+    assert "Fallbacks of" in capsys.readouterr().out
+    assert planner.load(folder / "plan_0.json").decision.topology == "v5e:2x2"
+    assert main([*ask, "--topology", "v5e:2x1", "--json"]) == 0
+    assert [row["topology"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["v5e:2x2", "v5e:2x1"]
+    assert main([*ask, "--within", "-1"]) == 2
+    assert "within is -1.0; give a share" in capsys.readouterr().err
+
+
 def test_what_if_of_a_saved_plan(program, tmp_path, capsys):
     path = str(tmp_path / "plan.json")
     search = [

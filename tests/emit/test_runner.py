@@ -152,6 +152,19 @@ def test_an_argument_that_was_donated_is_told_by_name() -> None:
     assert_same(p(state, x)[1], wanted)
 
 
+@pytest.mark.parametrize("devices", [1, 8])
+def test_an_array_that_another_function_consumed_is_told_by_name(devices: int) -> None:
+    place: Any = {"mesh": {"x": devices}, "devices": jax.devices()[:devices], "options": NEVER}
+    p = planner.plan(lambda x: x * 2, (X,), **place)
+    other = planner.plan(lambda x: x + 1, (X,), donate_argnums=0, **place)
+    (x,) = p.place(jnp.copy(X))
+    for _ in range(3):
+        assert_same(p(x), X * 2)
+    other(x)
+    with pytest.raises(ArgumentError, match="argument x was donated to an earlier call and is gone"):
+        p(x)
+
+
 def test_containers_that_hold_arrays_only() -> None:
     p = planner.plan(lambda own: Picky(own.value * 2), (Picky(X),), mesh={"x": 8}, options=NEVER)
     for _ in range(3):
