@@ -16,8 +16,8 @@ from planner.cli.progress import status
 from planner.cli.values import parse_bytes, parse_mesh, parse_pin
 from planner.plan_file.codec import as_json as plain
 from planner.plans.plan import Plan
+from planner.printing.printed import Printed
 from planner.report.plan_report import decision_data, plan_report, report_data
-from planner.report.text import describe
 
 PROGRAM = re.compile(r".*:[A-Za-z_]\w*|:.*|.*:")
 """What is meant for FILE.py:FUNCTION: names of arrays have a colon only before the number of a line."""
@@ -137,9 +137,8 @@ def _add_report(commands: Any) -> None:
 
 def show(arguments: argparse.Namespace) -> int:
     """Prints a saved plan."""
-    decision = load(arguments.plan).decision
-    print(_json(decision_data(decision)) if arguments.json else describe(decision))
-    return 0
+    saved = load(arguments.plan)
+    return _said(saved, decision_data(saved.decision), arguments)
 
 
 def explain_saved(arguments: argparse.Namespace) -> int:
@@ -153,8 +152,7 @@ def explain_saved(arguments: argparse.Namespace) -> int:
         bound = bind(arguments.plan, program)
         with status("pricing alternatives"):
             found = bound.explain(name)
-    print(_json(plain(found)) if arguments.json else found)
-    return 0
+    return _said(found, plain(found), arguments)
 
 
 def what_if_saved(arguments: argparse.Namespace) -> int:
@@ -166,15 +164,13 @@ def what_if_saved(arguments: argparse.Namespace) -> int:
         )
     comparison = found.comparison
     facts = {**plain(comparison), "same": comparison.same, "fits": found.fits, "proven": found.proven}
-    print(_json(facts) if arguments.json else found)
-    return 0
+    return _said(found, facts, arguments)
 
 
 def compare_two(arguments: argparse.Namespace) -> int:
     """Prints where two saved plans differ."""
     found = compare(load(arguments.a), load(arguments.b))
-    print(_json({**plain(found), "same": found.same}) if arguments.json else found)
-    return 0
+    return _said(found, {**plain(found), "same": found.same}, arguments)
 
 
 def report(arguments: argparse.Namespace) -> int:
@@ -197,6 +193,15 @@ def bind(path: str, program: str) -> Plan:
     saved = load(path)
     planned = load_program(program)
     return saved.bind(planned.fn, planned.args, example_kwargs=planned.kwargs)
+
+
+def _said(record: Printed, data: Any, arguments: argparse.Namespace) -> int:
+    """Prints a record, or its data where JSON is asked for; the exit code."""
+    if arguments.json:
+        print(_json(data))
+    else:
+        record.show()
+    return 0
 
 
 def _json(data: Any) -> str:

@@ -28,12 +28,14 @@ from planner.plan_file.store import save_decision
 from planner.plans.alternatives import alternatives
 from planner.plans.what_if import WhatIf, what_if
 from planner.prediction import Predicted, Products
+from planner.printing.parts import Part
+from planner.printing.printed import Printed
 from planner.program.graph import Graph
 from planner.program.jaxpr.microbatch.expanded import has_remats
 from planner.program.tracing.traced import Program
-from planner.report.html.render import notebook, write_page
+from planner.report.html.render import write_page
 from planner.report.summary import flat_summary
-from planner.report.text import describe
+from planner.report.text import plan_parts
 from planner.report.timeline import trace_events
 from planner.report.writing import write_text
 from planner.search.problem import PlanningProblem
@@ -41,7 +43,7 @@ from planner.verify.verification import COMPILE_LIMIT_S, Verification, verify
 
 
 @final
-class Plan:
+class Plan(Printed):
     """A placement of one function on one mesh, as `planner.plan` or `planner.load(...).bind` return it.
 
     Call it like the function; `jit` is the sharded function itself, `verify` compares what it does with what was
@@ -364,11 +366,8 @@ class Plan:
         """The figures of the plan as a flat dict, for trackers of experiments: `wandb.config.update(plan.summary)`."""
         return flat_summary(self._decision)
 
-    def __str__(self) -> str:
-        return describe(self._decision)
-
-    def _repr_html_(self) -> str:
-        return notebook(self._decision)
+    def _parts(self) -> list[Part]:
+        return plan_parts(self._decision)
 
     def __repr__(self) -> str:
         return (
