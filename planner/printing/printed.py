@@ -30,8 +30,9 @@ class Printed(ABC):
     def _repr_html_(self) -> str:
         return html_of(self._parts())
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(terminal_text(self._parts(), sys.stdout))
+    def _repr_mimebundle_(self, **asked: Any) -> dict[str, str]:
+        # IPython takes the text from here: `_repr_pretty_` gives way to the `__repr__` of a subclass.
+        return {"text/plain": terminal_text(self._parts(), sys.stdout)}
 
     def show(self, file: TextIO | None = None) -> None:
         """Prints it to a file, by default the standard output: in the width and colours of a terminal, where it is one.
