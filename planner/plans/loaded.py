@@ -32,6 +32,7 @@ from planner.program.tracing.call import call_in_order, call_of
 from planner.program.tracing.own_frames import without_own_frames
 from planner.program.tracing.trace import trace_call
 from planner.program.tracing.traced import Leaf, Program
+from planner.report.drawn_arrays import Drawing, draw_arrays
 from planner.report.html.render import write_page
 from planner.report.recorded import Recorded, recorded
 from planner.report.text import plan_parts
@@ -107,6 +108,13 @@ class LoadedPlan(Printed):
         path: the largest arguments. Raises: ArgumentError for a name that the file has not.
         """
         return recorded(self.decision, path)
+
+    def draw(self, path: str | None = None) -> Drawing:
+        """The arguments and results of a name or pattern, drawn: how they are cut, and which devices hold which part.
+
+        Without a path: the largest arguments. Raises: ArgumentError for a name that is none.
+        """
+        return draw_arrays(self.decision, path)
 
     def report(self, path: str | Path) -> None:
         """Writes a page of the plan, as `Plan.report`: without what only its program can tell, which `bind` brings.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jax.sharding import PartitionSpec
 
 from planner.pricing.candidates.specs import spec_text
 from planner.pricing.mesh import mesh_text
+from planner.printing.axes import new_axes
 from planner.printing.parts import Part, section, table_of
 from planner.printing.printed import Printed
 from planner.units import listed, quantity
@@ -107,6 +109,22 @@ class Comparison(Printed):
 
     def _parts(self) -> list[Part]:
         return comparison_parts(self)
+
+    def plot(self, ax: Any = None) -> Any:
+        """The matplotlib axes with every figure of B as a multiple of A's. `ax`: where to draw it.
+
+        Raises: ImportError where matplotlib is not installed.
+        """
+        ax = new_axes("Comparison.plot") if ax is None else ax
+        figures = [figure for figure in self.figures if figure.a > 0]
+        names = [FIGURE_NAMES[figure.name][0].strip() for figure in figures]
+        bars = ax.barh(names, [figure.b / figure.a for figure in figures])
+        ax.bar_label(bars, [quantity(figure.b, figure.unit) for figure in figures], padding=3)
+        ax.margins(x=0.2)
+        ax.axvline(1.0, color="black", linewidth=1)
+        ax.invert_yaxis()
+        ax.set(xlabel="B / A", title=f"A: {self.a}\nB: {self.b}")
+        return ax
 
 
 def alike(a: float, b: float) -> bool:

@@ -11,9 +11,10 @@ from planner.decision import Decision
 from planner.errors import ArgumentError
 from planner.options import Options
 from planner.plans.plan import Plan
+from planner.printing.axes import new_axes
 from planner.printing.parts import Part, count, table_of
 from planner.printing.printed import Printed
-from planner.studies.saved_folder import file_name, new_axes, save_folder
+from planner.studies.saved_folder import file_name, save_folder
 from planner.units import quantity
 
 FORMAT = "meshwright front"
