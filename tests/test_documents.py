@@ -17,7 +17,7 @@ import planner
 from planner.cli.main import COMMANDS
 from tests.pages import PAGES, ROOT, blocks, run
 
-NEEDS = {"feeding": "grain", "layouts": "orbax.checkpoint"}
+NEEDS = {"feeding": "grain", "layouts": "orbax.checkpoint", "reading_a_plan": "matplotlib"}
 """What a page imports that not everybody has."""
 
 
