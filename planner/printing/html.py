@@ -28,7 +28,7 @@ def _table(table: Table) -> str:
 
 
 def _cell(tag: str, side: str, text: str) -> str:
-    return f'<{tag} style="text-align:{side}">{_text(text)}</{tag}>'
+    return f'<{tag} style="text-align:{side};white-space:pre-wrap">{_text(text)}</{tag}>'
 
 
 def _text(text: str) -> str:

@@ -96,7 +96,7 @@ def test_html_escapes_text_and_marks_what_failed() -> None:
     assert "[a] &lt;b&gt; :smile:" in html
     assert "params/<wbr>layers/<wbr>" in html
     assert html.count("<strong") == 1
-    assert '<td style="text-align:right">1 GB</td>' in html
+    assert '<td style="text-align:right;white-space:pre-wrap">1 GB</td>' in html
 
 
 @pytest.mark.parametrize("record", [Audit, Certificate, Comparison, Front, Programs, TopologyComparison, Verification])
