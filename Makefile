@@ -13,7 +13,7 @@ EXTRAS := dev,examples,tpu
 STAMP := .venv/.installed-tpu
 endif
 
-SOURCES := planner cost_models pbqp benchmarks tests
+SOURCES := planner cost_models pbqp benchmarks examples tests
 # The demo is no benchmark, nor what several share, nor what compares two states of the code; the contest's instances are not part of the repository.
 NO_BENCHMARKS := $(addprefix benchmarks/,__init__.py problems.py stamp.py suite.py demo.py iopddl.py same_plans.py \
   compiled_row.py pass_page.py ablation_programs.py)

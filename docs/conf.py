@@ -1,8 +1,16 @@
 """The documentation as a site: pages in Markdown, the reference from the docstrings."""
 
+import contextlib
 import importlib.metadata
+import io
+import os
 import re
 from typing import Any
+
+from docutils import nodes
+from sphinx.util.docutils import SphinxDirective
+
+from planner.cli.main import main
 
 project = "Meshwright"
 author = "the authors of Meshwright"
@@ -54,6 +62,20 @@ def read_docstring(app: Any, what: str, name: str, obj: Any, options: Any, lines
     lines[:] = [_PLURAL.sub(r"\1\\ ", line) for line in read]  # a word may go on behind a name, as in `PartitionSpec`s
 
 
+class Command(SphinxDirective):
+    """The help of a command of `meshwright`, as it prints it."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        os.environ["COLUMNS"] = "88"  # the width that argparse prints for
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+            main([self.arguments[0], "--help"])
+        return [nodes.literal_block(said.getvalue(), said.getvalue(), language="text")]
+
+
 def setup(app: Any) -> None:
     """Called by Sphinx."""
+    app.add_directive("command", Command)
     app.connect("autodoc-process-docstring", read_docstring)

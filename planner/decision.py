@@ -12,16 +12,19 @@ from cost_models import Topology
 from planner.autotune_log import Refined
 from planner.logical import NO_AXES, LogicalAxes
 from planner.prediction import Predicted
+from planner.printing.parts import Part, table_of
+from planner.printing.printed import Printed
 from planner.program.form import AS_WRITTEN, Form
 from planner.program.slots import Slot
 from planner.program.tracing.traced import Annotations, Leaf
+from planner.units import quantity
 
 OPTIMAL_GAP = 2e-6
 """Gap below which a plan counts as optimal: that of floating-point sums and of ties between meshes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Certificate:
+class Certificate(Printed):
     """How good the plan is among all of the search space, by the cost model: `lower_bound` <= any plan <= `value`.
 
     `value` and `lower_bound` are in `unit`; `gap` is (value - lower_bound) / value. `within_bytes`: it is among the plans
@@ -63,6 +66,18 @@ class Certificate:
         if self.gap <= OPTIMAL_GAP:
             return "optimal"
         return f"within {100 * self.gap:.2g} %" if self.lower_bound > 0 else "not proven"
+
+    def _parts(self) -> list[Part]:
+        among = [] if self.within_bytes is None else [("among plans of at most", quantity(self.within_bytes, "B"))]
+        rows = [
+            ("value", f"{self.value:.6g} {self.unit}"),
+            ("lower bound", f"{self.lower_bound:.6g} {self.unit}"),
+            ("gap", f"{100 * self.gap:.2g} %"),
+            *among,
+            ("meshes", str(self.meshes)),
+            ("searched for", quantity(self.solve_seconds, "s")),
+        ]
+        return [self.status, table_of("|>", rows)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -149,7 +149,7 @@ class Options:
     more than a second. The plan does not depend on how many there are unless the time limit ends the search.
 
     `progress`: called with a `Progress` at every phase, and before and after every mesh; of several processes, on the one
-    that searches.
+    that searches. "auto" shows a bar in IPython and notebooks, and nothing elsewhere; None shows nothing.
 
     Raises: ArgumentError for a value that is none of these.
     """
@@ -172,7 +172,7 @@ class Options:
     inputs: Literal["auto"] | Sequence[str] = "auto"
     affordable_compile_s: float = 60.0
     workers: int | None = None
-    progress: Callable[[Progress], object] | None = None
+    progress: Callable[[Progress], object] | Literal["auto"] | None = "auto"
 
     def __post_init__(self) -> None:
         for name, (holds, wanted) in _POSSIBLE.items():
@@ -229,7 +229,7 @@ _POSSIBLE: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "affordable_compile_s": (_positive, "seconds > 0"),
     "workers": (lambda v: v is None or _count(v), "a number of processes from 1 on, or None for what the machine has"),
     "inputs": (_are_names, "'auto', or a tuple of names of arguments"),
-    "progress": (lambda v: v is None or callable(v), "a function of one argument, or None"),
+    "progress": (lambda v: v is None or v == "auto" or callable(v), "a function of one argument, 'auto', or None"),
 }
 """What every option may be, and the words that say so."""
 
@@ -237,15 +237,16 @@ _POSSIBLE: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 def telling(options: Options, stage: str) -> Options:
     """The options for one of several searches, whose progress is told as of this stage, before stages within it."""
     show = options.progress
+    if not callable(show):
+        return options
 
     def progress(seen: Progress) -> None:
-        if show is not None:
-            show(replace(seen, stage=f"{stage}: {seen.stage}" if seen.stage else stage))
+        show(replace(seen, stage=f"{stage}: {seen.stage}" if seen.stage else stage))
 
-    return replace(options, progress=show and progress)
+    return replace(options, progress=progress)
 
 
 def tell(options: Options, doing: str) -> None:
     """Tells what planning is at."""
-    if options.progress is not None:
+    if callable(options.progress):
         options.progress(Progress(doing=doing))

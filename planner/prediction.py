@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planner.printing.parts import Part, section, table_of
+from planner.printing.printed import Printed
+from planner.units import quantity
+
+MOST_COLLECTIVES = 12
+"""Collectives that are printed one by one: those that move most."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
@@ -32,7 +39,7 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Predicted:
+class Predicted(Printed):
     """All per device and call. `seconds` is the sum of computing and of the communication that is exposed.
 
     `hidden_seconds` of communication run beside computing. `seconds_range` is what a machine may take, from the spread of
@@ -58,6 +65,40 @@ class Predicted:
     host_bytes: float = 0.0
     hidden_seconds: float = 0.0
     seconds_range: tuple[float, float] | None = None
+
+    def _parts(self) -> list[Part]:
+        between = "" if self.seconds_range is None else " to ".join(quantity(each, "s") for each in self.seconds_range)
+        figures = [
+            ("time of a call", quantity(self.seconds, "s"), between),
+            ("  computing", quantity(self.compute_seconds, "s"), ""),
+            ("  communicating", quantity(self.communication_seconds, "s"), ""),
+            ("  beside computing", quantity(self.hidden_seconds, "s"), ""),
+            ("operations", quantity(self.flops, "FLOP"), ""),
+            ("read and written", quantity(self.traffic_bytes, "B"), ""),
+            ("energy", quantity(self.energy_joules, "J"), ""),
+            ("peak memory", quantity(self.peak_bytes, "B"), ""),
+            ("  arguments", quantity(self.argument_bytes, "B"), ""),
+            ("  results", quantity(self.output_bytes, "B"), ""),
+            ("  results in donated arguments", quantity(self.alias_bytes, "B"), ""),
+        ]
+        largest = sorted(self.collectives, key=lambda one: -one.count * one.bytes)
+        moved = [
+            (
+                one.kind,
+                ",".join(one.axes),
+                f"{one.count:g}",
+                quantity(one.count * one.bytes, "B"),
+                one.tensor,
+                one.source,
+            )
+            for one in largest
+        ]
+        columns = "|axes|>runs|>bytes|of|at"
+        return [
+            "Predicted per device and call",
+            table_of("|>|", figures),
+            *section("collectives", columns, moved, MOST_COLLECTIVES),
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

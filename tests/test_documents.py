@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import inspect
 import re
+import runpy
 import tomllib
 from pathlib import Path
 
@@ -13,9 +14,10 @@ import pytest
 from markdown_it import MarkdownIt
 
 import planner
+from planner.cli.main import COMMANDS
 from tests.pages import PAGES, ROOT, blocks, run
 
-NEEDS = {"feeding": "grain", "layouts": "orbax.checkpoint"}
+NEEDS = {"feeding": "grain", "layouts": "orbax.checkpoint", "reading_a_plan": "matplotlib"}
 """What a page imports that not everybody has."""
 
 
@@ -99,6 +101,17 @@ def test_blocks_of_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         run(page, tmp_path)
     assert raised.traceback[-1].lineno + 1 == 22
     assert (tmp_path / "said").exists()
+
+
+def test_every_command_has_a_page() -> None:
+    pages = {path.stem: path.read_text() for path in (ROOT / "docs" / "commands").glob("*.md")}
+    assert set(pages) == set(COMMANDS)
+    assert [name for name, text in pages.items() if f"```{{command}} {name}\n" not in text] == []
+
+
+def test_the_drawing_of_collectives_is_that_of_its_script() -> None:
+    drawn = runpy.run_path(str(ROOT / "docs" / "draw_collectives.py"))["picture"]()
+    assert drawn == (ROOT / "docs" / "collectives.svg").read_text()
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ from planner.report.text import describe_profile
 from planner.request.joint_request import RequestedProgram
 from planner.studies import pareto as front
 from planner.studies import topology_table
+from planner.studies.audit import Audit
 from planner.studies.saved_folder import check_folder
 from planner.verify.compiler_clock import compiler_profile
 
@@ -89,7 +90,7 @@ def _search(arguments: argparse.Namespace) -> int:
     if output is not None:
         check_output(output, PLAN, force=arguments.force)
     planned, made = _planned(arguments, plan)
-    print(made)
+    made.show()
     if output is not None:
         made.save(output)
         print(f"wrote {output}", file=sys.stderr)
@@ -107,7 +108,8 @@ def _verified(made: Plan, planned: RequestedProgram, heading: str, to: TextIO) -
     """Compiles a plan and prints what differs; the exit code."""
     with status("compiling and comparing"):
         verification = made.verify(*planned.args, **planned.kwargs)
-    print(f"\n{heading}\n{verification}", file=to)
+    print(f"\n{heading}", file=to)
+    verification.show(to)
     return int(any(check.ok is False for check in verification.checks))
 
 
@@ -153,7 +155,7 @@ def _hand_over(
     found: front.Front | topology_table.TopologyComparison, plans: int, arguments: argparse.Namespace
 ) -> None:
     """Prints a table of plans and writes them, as the arguments say."""
-    print(json.dumps(found.summary, indent=1) if arguments.json else found)
+    _say(found, arguments)
     if arguments.output is not None:
         found.save(arguments.output)
         print(f"wrote {plans} plans and a summary to {arguments.output}", file=sys.stderr)
@@ -166,8 +168,16 @@ def _audit(arguments: argparse.Namespace) -> int:
     keywords["options"] = options_of(arguments, planned)
     with status("pricing the shardings"):
         found = audit(planned.fn, planned.args, **keywords)
-    print(json.dumps(found.summary, indent=1) if arguments.json else found)
+    _say(found, arguments)
     return 0
+
+
+def _say(found: front.Front | topology_table.TopologyComparison | Audit, arguments: argparse.Namespace) -> None:
+    """Prints a table, or its data where JSON is asked for."""
+    if arguments.json:
+        print(json.dumps(found.summary, indent=1))
+    else:
+        found.show()
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:

@@ -89,7 +89,7 @@ def _values(kind: Any, name: str) -> dict[str, Any]:
         return {"type": _choice_or(choices, _names, "names"), "metavar": "NAME,..."}
     if str in kinds:
         return {"metavar": "PATH"}
-    return {"choices": choices} if choices and bool not in kinds else {}
+    return {"choices": choices} if len(choices) > 1 and bool not in kinds else {}
 
 
 def _choice_or(choices: Sequence[str], read: Callable[[str], Any], wanted: str) -> Callable[[str], Any]:

@@ -17,8 +17,8 @@ from planner.cli.values import parse_bytes, parse_mesh, parse_pin, parse_seconds
 from planner.options import Check, Options
 from planner.plan_file.codec import as_json as plain
 from planner.plans.plan import Plan
+from planner.printing.printed import Printed
 from planner.report.plan_report import decision_data, plan_report, report_data
-from planner.report.text import describe
 from planner.studies.fallbacks import record
 from planner.studies.saved_folder import check_folder
 
@@ -188,9 +188,8 @@ def _add_report(commands: Any) -> None:
 
 def show(arguments: argparse.Namespace) -> int:
     """Prints a saved plan."""
-    decision = load(arguments.plan).decision
-    print(_json(decision_data(decision)) if arguments.json else describe(decision))
-    return 0
+    saved = load(arguments.plan)
+    return _said(saved, decision_data(saved.decision), arguments)
 
 
 def explain_saved(arguments: argparse.Namespace) -> int:
@@ -204,8 +203,7 @@ def explain_saved(arguments: argparse.Namespace) -> int:
         bound = bind(arguments.plan, program)
         with status("pricing alternatives"):
             found = bound.explain(name)
-    print(_json(plain(found)) if arguments.json else found)
-    return 0
+    return _said(found, plain(found), arguments)
 
 
 def what_if_saved(arguments: argparse.Namespace) -> int:
@@ -217,8 +215,7 @@ def what_if_saved(arguments: argparse.Namespace) -> int:
         )
     comparison = found.comparison
     facts = {**plain(comparison), "same": comparison.same, "fits": found.fits, "proven": found.proven}
-    print(_json(facts) if arguments.json else found)
-    return 0
+    return _said(found, facts, arguments)
 
 
 def fallbacks_saved(arguments: argparse.Namespace) -> int:
@@ -231,7 +228,7 @@ def fallbacks_saved(arguments: argparse.Namespace) -> int:
     with show_progress() as progress:
         options = Options(progress=progress, **{name: value for name, value in given.items() if value is not None})
         found = fallbacks(bound, arguments.topology, within=arguments.within, options=options)
-    print(_json(found.summary) if arguments.json else found)
+    _said(found, found.summary, arguments)
     if output is not None:
         found.save(output)
         print(f"wrote the fallbacks and a summary to {output}", file=sys.stderr)
@@ -241,8 +238,7 @@ def fallbacks_saved(arguments: argparse.Namespace) -> int:
 def compare_two(arguments: argparse.Namespace) -> int:
     """Prints where two saved plans differ."""
     found = compare(load(arguments.a), load(arguments.b))
-    print(_json({**plain(found), "same": found.same}) if arguments.json else found)
-    return 0
+    return _said(found, {**plain(found), "same": found.same}, arguments)
 
 
 def report(arguments: argparse.Namespace) -> int:
@@ -265,6 +261,15 @@ def bind(path: str, program: str) -> Plan:
     saved = load(path)
     planned = load_program(program)
     return saved.bind(planned.fn, planned.args, example_kwargs=planned.kwargs)
+
+
+def _said(record: Printed, data: Any, arguments: argparse.Namespace) -> int:
+    """Prints a record, or its data where JSON is asked for; the exit code."""
+    if arguments.json:
+        print(_json(data))
+    else:
+        record.show()
+    return 0
 
 
 def _json(data: Any) -> str:

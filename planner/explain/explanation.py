@@ -12,6 +12,8 @@ from jax.sharding import PartitionSpec
 from planner.explain.reasons import Reason
 from planner.explain.saved_values import SavedValue
 from planner.pricing.candidates.specs import spec_text
+from planner.printing.parts import Part
+from planner.printing.printed import Printed
 from planner.units import quantity
 
 MOST_MOVES = 4
@@ -149,7 +151,7 @@ def same_cost(a: Alternative, b: Alternative) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+class Explanation(Printed):
     """Why tensors are placed as they are.
 
     Values are in `unit` per call, of plans on this mesh without a memory limit; `minimised` is the plan's objective.
@@ -166,9 +168,9 @@ class Explanation:
         """Whether an alternative costs less than the plan: something else than its cost ruled it out."""
         return any(tensor.cheaper for tensor in self.tensors)
 
-    def __str__(self) -> str:
+    def _parts(self) -> list[Part]:
         what = "peak bytes per device" if self.minimised == "memory" else f"{self.unit} per call"
-        lines: list[str] = []
+        lines: list[Part] = []
         if self.tensors:
             lines.append(
                 f"Each spec with the best plan that has it, in {what}, and the bytes of the array on each device:"
@@ -183,4 +185,4 @@ class Explanation:
             lines.append(
                 "What costs less than the plan breaks its memory limit, or was not found in the search's time."
             )
-        return "\n".join(lines)
+        return lines

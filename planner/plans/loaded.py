@@ -20,6 +20,8 @@ from planner.plan_file.treedef import tree_of_json
 from planner.plans.plan import Plan, bound
 from planner.plans.process_parts import with_wholes
 from planner.pricing.candidates.pins import exactly
+from planner.printing.parts import Part
+from planner.printing.printed import Printed
 from planner.program.graph import Graph
 from planner.program.jaxpr.canonicalize.carried_stacks import with_stacks_carried
 from planner.program.jaxpr.fingerprint import fingerprint
@@ -30,9 +32,10 @@ from planner.program.tracing.call import call_in_order, call_of
 from planner.program.tracing.own_frames import without_own_frames
 from planner.program.tracing.trace import trace_call
 from planner.program.tracing.traced import Leaf, Program
-from planner.report.html.render import notebook, write_page
+from planner.report.drawn_arrays import Drawing, draw_arrays
+from planner.report.html.render import write_page
 from planner.report.recorded import Recorded, recorded
-from planner.report.text import describe
+from planner.report.text import plan_parts
 from planner.search.problem import planning_problem
 from planner.transforms.apply import formed
 
@@ -41,7 +44,7 @@ KEY_TYPES = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe
 
 
 @final
-class LoadedPlan:
+class LoadedPlan(Printed):
     """A saved plan, not yet bound to a function; printing it shows the plan."""
 
     def __init__(self, saved: Saved) -> None:
@@ -106,6 +109,13 @@ class LoadedPlan:
         """
         return recorded(self.decision, path)
 
+    def draw(self, path: str | None = None) -> Drawing:
+        """The arguments and results of a name or pattern, drawn: how they are cut, and which devices hold which part.
+
+        Without a path: the largest arguments. Raises: ArgumentError for a name that is none.
+        """
+        return draw_arrays(self.decision, path)
+
     def report(self, path: str | Path) -> None:
         """Writes a page of the plan, as `Plan.report`: without what only its program can tell, which `bind` brings.
 
@@ -113,11 +123,8 @@ class LoadedPlan:
         """
         write_page(self.decision, None, path)
 
-    def __str__(self) -> str:
-        return describe(self.decision)
-
-    def _repr_html_(self) -> str:
-        return notebook(self.decision)
+    def _parts(self) -> list[Part]:
+        return plan_parts(self.decision)
 
     def __repr__(self) -> str:
         return f"<LoadedPlan of {self.decision.function_name} on {dict(self.decision.mesh_shape)}>"

@@ -29,12 +29,18 @@ from planner.plan_file.store import save_decision
 from planner.plans.alternatives import alternatives
 from planner.plans.what_if import WhatIf, what_if
 from planner.prediction import Predicted, Products
+from planner.printing.axes import new_axes
+from planner.printing.parts import Part
+from planner.printing.printed import Printed
 from planner.program.graph import Graph
 from planner.program.jaxpr.microbatch.expanded import has_remats
 from planner.program.tracing.traced import Program
-from planner.report.html.render import notebook, write_page
+from planner.report.drawn_arrays import Drawing, draw_arrays
+from planner.report.html.render import write_page
+from planner.report.plots import plot_memory, plot_time
+from planner.report.program_report import memory_over_time, seconds_by_place
 from planner.report.summary import flat_summary
-from planner.report.text import describe
+from planner.report.text import plan_parts
 from planner.report.timeline import trace_events
 from planner.report.writing import write_text
 from planner.search.problem import PlanningProblem
@@ -42,7 +48,7 @@ from planner.verify.verification import COMPILE_LIMIT_S, Verification, verify
 
 
 @final
-class Plan:
+class Plan(Printed):
     """A placement of one function on one mesh, as `planner.plan` or `planner.load(...).bind` return it.
 
     Call it like the function; `jit` is the sharded function itself, `verify` compares what it does with what was
@@ -309,6 +315,13 @@ class Plan:
         """
         return explain(self.alternatives, path)
 
+    def draw(self, path: str | None = None) -> Drawing:
+        """The arguments and results of a name or pattern, drawn: how they are cut, and which devices hold which part.
+
+        Without a path: the largest arguments. Raises: ArgumentError for a name that is none.
+        """
+        return draw_arrays(self._decision, path)
+
     def what_if(
         self,
         pins: Mapping[str, PartitionSpec] | None = None,
@@ -375,21 +388,38 @@ class Plan:
         events = trace_events(self.graph, devices=math.prod(self._decision.mesh_shape.values()))
         write_text(path, json.dumps(events), "the trace")
 
+    def plot_memory(self, ax: Any = None) -> Any:
+        """The matplotlib axes with the memory of a device over the step, and its limit. `ax`: where to draw it.
+
+        Raises: ImportError where matplotlib is not installed; as `explain` does.
+        """
+        ax = new_axes("Plan.plot_memory") if ax is None else ax
+        stated, decision = self.alternatives, self._decision
+        memory = memory_over_time(stated.memory, stated.choice)
+        return plot_memory(memory, decision.request.memory_limit, _titled(decision, "memory over a call"), ax)
+
+    def plot_time(self, ax: Any = None) -> Any:
+        """The matplotlib axes with the seconds of a call by source line. Raises: as `plot_memory`."""
+        ax = new_axes("Plan.plot_time") if ax is None else ax
+        lines = seconds_by_place(self.graph, "by line")
+        return plot_time(lines, _titled(self._decision, "time of a call by line"), ax)
+
     @property
     def summary(self) -> dict[str, float | str]:
         """The figures of the plan as a flat dict, for trackers of experiments: `wandb.config.update(plan.summary)`."""
         return flat_summary(self._decision)
 
-    def __str__(self) -> str:
-        return describe(self._decision)
-
-    def _repr_html_(self) -> str:
-        return notebook(self._decision)
+    def _parts(self) -> list[Part]:
+        return plan_parts(self._decision)
 
     def __repr__(self) -> str:
         return (
             f"<Plan of {self._decision.function_name} on {dict(self._decision.mesh_shape)}: {self.certificate.status}>"
         )
+
+
+def _titled(decision: Decision, what: str) -> str:
+    return f"{decision.function_name} for {decision.topology}: {what}"
 
 
 def bound(

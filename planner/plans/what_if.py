@@ -32,8 +32,10 @@ from planner.pricing.candidates.specs import spec_text
 from planner.pricing.instance import Instance
 from planner.pricing.memory import MemoryModel
 from planner.pricing.mesh import Shape, mesh_text, shape_key
+from planner.printing.parts import Part
+from planner.printing.printed import Printed
 from planner.report.compare import compare_decisions
-from planner.report.comparison import Comparison
+from planner.report.comparison import Comparison, comparison_parts
 from planner.search.best_on_mesh import Candidate
 from planner.search.within_limit import OVER, LimitSearch
 from planner.units import quantity
@@ -49,7 +51,7 @@ LIMIT_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIf:
+class WhatIf(Printed):
     """What would change: `comparison` of the plan (A) with what it would be (B), and that as a `decision`.
 
     `fits`: whether B keeps to the memory limit. `proven`: whether no plan of this mesh and form is better by a thousandth.
@@ -60,8 +62,8 @@ class WhatIf:
     fits: bool
     proven: bool
 
-    def __str__(self) -> str:
-        return str(self.comparison)
+    def _parts(self) -> list[Part]:
+        return comparison_parts(self.comparison)
 
 
 def what_if(

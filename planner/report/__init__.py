@@ -2,5 +2,5 @@
 
 In: decisions, and problems of their programs.
 Out: one record, `PlanReport`, as text, JSON and HTML.
-Entry: `planner.report.text.describe`.
+Entry: `planner.report.text.plan_parts`.
 """

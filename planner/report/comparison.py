@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jax.sharding import PartitionSpec
 
 from planner.pricing.candidates.specs import spec_text
 from planner.pricing.mesh import mesh_text
-from planner.report.text_table import Part, section, table_of, text_of
+from planner.printing.axes import new_axes
+from planner.printing.parts import Part, section, table_of
+from planner.printing.printed import Printed
 from planner.units import listed, quantity
 
 MOST_ARRAYS = 24
@@ -72,7 +75,7 @@ class CollectiveChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class Comparison(Printed):
     """Where two plans differ. `notes` say what could not be compared, and how it was compared instead.
 
     `arrays` are arguments and results, `intermediates` those inside, `only_a` and `only_b` names of arrays of one alone.
@@ -96,28 +99,32 @@ class Comparison:
     def same(self) -> bool:
         """Whether nothing that is compared differs."""
         same_figures = all(alike(figure.a, figure.b) for figure in self.figures)
-        lists = (self.arrays, self.intermediates, self.only_a, self.only_b, self._different_collectives)
+        lists = (self.arrays, self.intermediates, self.only_a, self.only_b, self.different_collectives)
         return same_figures and not any(lists) and (self.mesh_a, self.form_a) == (self.mesh_b, self.form_b)
 
     @property
-    def _different_collectives(self) -> list[CollectiveChange]:
+    def different_collectives(self) -> list[CollectiveChange]:
+        """The collectives of which runs or bytes are not the same."""
         return [m for m in self.collectives if not (alike(m.bytes_a, m.bytes_b) and alike(m.runs_a, m.runs_b))]
 
-    def __str__(self) -> str:
-        parts: list[Part] = [f"A  {self.a}\nB  {self.b}", table_of("|>A|>B|>B - A|>", _summary(self))]
-        if self.same:
-            parts.append("\nThe plans are the same.")
-        parts += _placed("arguments and results", self.arrays)
-        parts += _placed("intermediates", self.intermediates)
-        for which, names in (("A", self.only_a), ("B", self.only_b)):
-            if names:
-                parts.append(f"\nonly in {which}: {listed(names, MOST_NAMES)}")
-        rows = [_moved(one) for one in self._different_collectives]
-        title = "collectives that differ, per device and call"
-        parts += section(title, "|over|>A|>B|>bytes|>seconds alone", rows, MOST_COLLECTIVES)
-        if self.notes:
-            parts += ["\nnotes", *(f"- {note}" for note in self.notes)]
-        return text_of(parts)
+    def _parts(self) -> list[Part]:
+        return comparison_parts(self)
+
+    def plot(self, ax: Any = None) -> Any:
+        """The matplotlib axes with every figure of B as a multiple of A's. `ax`: where to draw it.
+
+        Raises: ImportError where matplotlib is not installed.
+        """
+        ax = new_axes("Comparison.plot") if ax is None else ax
+        figures = [figure for figure in self.figures if figure.a > 0]
+        names = [FIGURE_NAMES[figure.name][0].strip() for figure in figures]
+        bars = ax.barh(names, [figure.b / figure.a for figure in figures])
+        ax.bar_label(bars, [quantity(figure.b, figure.unit) for figure in figures], padding=3)
+        ax.margins(x=0.2)
+        ax.axvline(1.0, color="black", linewidth=1)
+        ax.invert_yaxis()
+        ax.set(xlabel="B / A", title=f"A: {self.a}\nB: {self.b}")
+        return ax
 
 
 def alike(a: float, b: float) -> bool:
@@ -126,6 +133,24 @@ def alike(a: float, b: float) -> bool:
 
 
 # ---------------------------------------------------------------- as text
+
+
+def comparison_parts(comparison: Comparison) -> list[Part]:
+    """What a comparison says, to be printed."""
+    parts: list[Part] = [f"A  {comparison.a}\nB  {comparison.b}", table_of("|>A|>B|>B - A|>", _summary(comparison))]
+    if comparison.same:
+        parts.append("\nThe plans are the same.")
+    parts += _placed("arguments and results", comparison.arrays)
+    parts += _placed("intermediates", comparison.intermediates)
+    for which, names in (("A", comparison.only_a), ("B", comparison.only_b)):
+        if names:
+            parts.append(f"\nonly in {which}: {listed(names, MOST_NAMES)}")
+    rows = [_moved(one) for one in comparison.different_collectives]
+    title = "collectives that differ, per device and call"
+    parts += section(title, "|over|>A|>B|>bytes|>seconds alone", rows, MOST_COLLECTIVES)
+    if comparison.notes:
+        parts += ["\nnotes", *(f"- {note}" for note in comparison.notes)]
+    return parts
 
 
 def _summary(comparison: Comparison) -> list[tuple[str, ...]]:

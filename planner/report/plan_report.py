@@ -13,13 +13,13 @@ from planner.decision import Checked, Decision, OpNote
 from planner.explain.explain import Alternatives
 from planner.folded import fold_numbers
 from planner.plan_file.codec import as_json
+from planner.printing.parts import count
 from planner.program.graph import type_text
 from planner.program.spec_entries import parts_over
 from planner.program.tracing.traced import Leaf
 from planner.report.collectives import CollectiveUse, by_cost, collective_uses, merged
 from planner.report.program_report import Fold, Line, MemoryOverTime, fold_ops, memory_over_time, seconds_by_place
 from planner.report.rows import TableRow, bytes_on_device, returned_as_taken, rows_of
-from planner.report.text_table import count
 from planner.units import quantity
 
 WIRES = {"torus": "neighbours' wires", "switch": "switch", "full": "wires between all", "network": "network"}

@@ -13,6 +13,8 @@ from planner.errors import ArgumentError
 from planner.logical import Names
 from planner.pricing.candidates.pins import base_name, close_names, matcher
 from planner.pricing.candidates.specs import spec_text
+from planner.printing.parts import Part
+from planner.printing.printed import Printed
 from planner.program.graph import type_text
 from planner.program.tracing.traced import Leaf
 from planner.report.collectives import CollectiveUse, collective_uses
@@ -66,16 +68,16 @@ class RecordedArray:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class Recorded(Printed):
     """What a plan's file says of arrays, `left` more of which match; `missing` says what its program would add."""
 
     arrays: tuple[RecordedArray, ...]
     left: int
     missing: str = WHAT_IS_MISSING
 
-    def __str__(self) -> str:
+    def _parts(self) -> list[Part]:
         more = [f"and {self.left} more"] if self.left else []
-        return "\n".join([*map(str, self.arrays), *more, self.missing])
+        return [*map(str, self.arrays), *more, self.missing]
 
 
 def recorded(decision: Decision, path: str | None) -> Recorded:

@@ -10,10 +10,11 @@ from planner.decision import Decision
 from planner.emit.alternatives import options_text
 from planner.folded import fold_numbers
 from planner.pricing.candidates.specs import spec_text
+from planner.printing.parts import Part, count, section, table_of
+from planner.printing.text import text_of
 from planner.report.collectives import CollectiveUse
 from planner.report.plan_report import PlanReport, at_source, plan_report
 from planner.report.rows import TableRow, rows_of
-from planner.report.text_table import Part, count, section, table_of, text_of
 from planner.units import listed, quantity
 
 MOST_ROWS = 40
@@ -24,24 +25,22 @@ MOST_AXES = 12
 MOST_EXCEPTIONS = 4
 
 
-def describe(decision: Decision) -> str:
-    """The plan as text: what it costs, where arguments and results lie, what is communicated, what was checked."""
+def plan_parts(decision: Decision) -> list[Part]:
+    """What a plan says: what it costs, where arguments and results lie, what is communicated, what was checked."""
     report = plan_report(decision)
-    return text_of(
-        [
-            report.title,
-            table_of("|", _summary(report)),
-            f"\narguments: {count(len(decision.arguments), 'array')}",
-            *_leaf_table(report.arguments),
-            *_results(report),
-            *_axes(decision),
-            *_intermediates(decision),
-            *_collectives(report),
-            *_ops(report),
-            *_refined(decision.refined),
-            *_checks(report),
-        ]
-    )
+    return [
+        report.title,
+        table_of("|", _summary(report)),
+        f"\narguments: {count(len(decision.arguments), 'array')}",
+        *_leaf_table(report.arguments),
+        *_results(report),
+        *_axes(decision),
+        *_intermediates(decision),
+        *_collectives(report),
+        *_ops(report),
+        *_refined(decision.refined),
+        *_checks(report),
+    ]
 
 
 # ---------------------------------------------------------------- the parts of a plan

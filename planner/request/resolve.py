@@ -18,6 +18,7 @@ from planner.options import Options, Progress, tell
 from planner.plans.process_parts import ProcessLocal, with_wholes
 from planner.pricing.candidates.pins import check_pins, close_names, matcher
 from planner.pricing.mesh import Shape
+from planner.printing.progress import shown_in_ipython
 from planner.program.form import Form
 from planner.program.jaxpr.canonicalize.carried_stacks import with_stacks_carried
 from planner.program.jaxpr.fingerprint import fingerprint
@@ -225,14 +226,20 @@ def checked_options(options: Options | None) -> Options:
     if options is not None and not isinstance(options, Options):
         raise ArgumentError(f"options is {options!r}; give planner.Options(...)")
     found, clock = options or Options(), Deadline.never()
-    show = found.progress
-    if show is None:
-        return found
+    show = _bar() if found.progress == "auto" else found.progress
+    if not callable(show):
+        return replace(found, progress=None)
 
     def progress(seen: Progress) -> None:
         show(replace(seen, seconds=clock.elapsed, limit_s=found.time_limit_s))
 
     return replace(found, progress=progress)
+
+
+def _bar() -> Callable[[Progress], object] | None:
+    """What shows progress in IPython; None outside of it."""
+    draw = shown_in_ipython()
+    return None if draw is None else lambda seen: draw(str(seen), seen.tried, 0 if seen.doing else seen.total)
 
 
 def _inputs(program: Program, requested: Literal["auto"] | Sequence[str]) -> Literal["auto"] | tuple[str, ...]:

@@ -323,7 +323,7 @@ class _MeshSearch:
     def _tell(self, mesh: int, tried: int | None = None) -> None:
         """Tells how far the search is: that it is at a mesh, and how many were `tried`."""
         ended = sum(report.following is None for report in self.reports.values())
-        if self.options.progress is not None:
+        if callable(self.options.progress):
             self.options.progress(
                 Progress(
                     tried=ended if tried is None else tried,

@@ -12,10 +12,11 @@ from planner.decision import Decision
 from planner.plan_file.codec import as_json
 from planner.pricing.candidates.specs import spec_text
 from planner.pricing.mesh import mesh_text
+from planner.printing.parts import Part, section, table_of
+from planner.printing.printed import Printed
 from planner.report.collectives import CollectiveUse, collective_uses, total_seconds
 from planner.report.comparison import FIGURE_NAMES
 from planner.report.plan_report import decision_data
-from planner.report.text_table import Part, section, table_of, text_of
 from planner.studies.compiled_shardings import AsCompiled, Larger, Repeated
 from planner.units import quantity
 
@@ -56,7 +57,7 @@ class Gain:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Audit:
+class Audit(Printed):
     """What a user's own shardings cost.
 
     `own` is the best completion of these shardings: what they leave open is placed as well as can be. `compiled` is the
@@ -82,20 +83,18 @@ class Audit:
             **{name: as_json(getattr(self, name)) for name in ("compiled", "surprises", "whole", "gains", "notes")},
         }
 
-    def __str__(self) -> str:
+    def _parts(self) -> list[Part]:
         own = self.own
-        return text_of(
-            [
-                f"Audit of the shardings of {own.function_name} for {own.topology}",
-                table_of("|>yours|>free|>", _beside(own, self.free)),
-                *(_own_shardings_compiled(own, self.compiled) if self.compiled else []),
-                *_collectives("collectives", self.surprises, "the free plan does without"),
-                *_whole(self.whole),
-                *_gains(self.gains),
-                "\nnotes",
-                *(f"- {note}" for note in self.notes),
-            ]
-        )
+        return [
+            f"Audit of the shardings of {own.function_name} for {own.topology}",
+            table_of("|>yours|>free|>", _beside(own, self.free)),
+            *(_own_shardings_compiled(own, self.compiled) if self.compiled else []),
+            *_collectives("collectives", self.surprises, "the free plan does without"),
+            *_whole(self.whole),
+            *_gains(self.gains),
+            "\nnotes",
+            *(f"- {note}" for note in self.notes),
+        ]
 
     def __repr__(self) -> str:
         return f"<Audit of {self.own.function_name} on {dict(self.own.mesh_shape)}>"

@@ -11,7 +11,8 @@ from jax.sharding import PartitionSpec
 from planner.decision import Certificate
 from planner.plans.plan import Plan
 from planner.pricing.candidates.specs import spec_text
-from planner.report.text_table import table_of, text_of
+from planner.printing.parts import Part, table_of
+from planner.printing.printed import Printed
 from planner.units import quantity
 
 UNITS = {"seconds": "s", "joules": "J", "bytes": "B"}
@@ -36,7 +37,7 @@ class LayoutMove:
 
 
 @final
-class Programs(dict[str, Plan]):
+class Programs(Printed, dict[str, Plan]):
     """The plans of several programs by name, on one mesh; each is a plan as `planner.plan` returns it.
 
     `calls` is how often each counts. `shared` is how many arrays several of them have; these lie alike in all, but for
@@ -58,7 +59,7 @@ class Programs(dict[str, Plan]):
         self.calls, self.shared, self.moves = dict(calls), shared, tuple(moves)
         self.certificate, self.notes = certificate, tuple(notes)
 
-    def __str__(self) -> str:
+    def _parts(self) -> list[Part]:
         first = next(iter(self.values())).decision
         shape = " x ".join(f"{name}={size}" for name, size in first.mesh_shape.items())
         how = f"{len(self.moves)} of them moved between layouts" if self.moves else "in one layout"
@@ -71,27 +72,27 @@ class Programs(dict[str, Plan]):
             checks = ", ".join(c.what + (" (differs)" if c.differs else "") for c in passed) or "none"
             figures = (quantity(value, unit), quantity(all_calls, unit), quantity(plan.predicted.peak_bytes, "B"))
             rows.append((name, f"{self.calls[name]:g}", *figures, checks))
-        lines = [
+        parts: list[Part] = [
             f"{len(self)} programs for {first.topology} on the mesh {shape}, {self.shared} arrays shared, {how}",
             f"certificate  {found.status}: {quantity(found.value, unit)} for all calls, and no layouts are below "
             f"{quantity(found.lower_bound, unit)} by this cost model",
             "",
-            text_of([table_of("|>calls|>of each|>in all|>peak|checks", rows)]),
+            table_of("|>calls|>of each|>in all|>peak|checks", rows),
         ]
         longest = sorted(self.moves, key=lambda move: -move.seconds)
         if self.moves:
-            lines += ["", "moved at every call"]
-            lines += [
+            parts += ["", "moved at every call"]
+            parts += [
                 f"- {move.program}: {move.array} from {spec_text(move.source)} to {spec_text(move.target)}, "
                 f"{quantity(move.bytes, 'B')} in {quantity(move.seconds, 's')}"
                 for move in longest[:MOST_MOVES]
             ]
         if len(longest) > MOST_MOVES:
             rest = sum(move.seconds for move in longest[MOST_MOVES:])
-            lines.append(f"- {len(longest) - MOST_MOVES} more in {quantity(rest, 's')}")
+            parts.append(f"- {len(longest) - MOST_MOVES} more in {quantity(rest, 's')}")
         if self.notes:
-            lines += ["", "notes", *(f"- {note}" for note in self.notes)]
-        return "\n".join(lines)
+            parts += ["", "notes", *(f"- {note}" for note in self.notes)]
+        return parts
 
     def __repr__(self) -> str:
         return f"<Programs {', '.join(self)}: {self.certificate.status}>"

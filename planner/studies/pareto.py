@@ -11,8 +11,10 @@ from planner.decision import Decision
 from planner.errors import ArgumentError
 from planner.options import Options
 from planner.plans.plan import Plan
-from planner.report.text_table import count, table_of, text_of
-from planner.studies.saved_folder import file_name, new_axes, save_folder
+from planner.printing.axes import new_axes
+from planner.printing.parts import Part, count, table_of
+from planner.printing.printed import Printed
+from planner.studies.saved_folder import file_name, save_folder
 from planner.units import quantity
 
 FORMAT = "meshwright front"
@@ -34,7 +36,7 @@ def cost_of(decision: Decision, objective: str) -> float:
 
 
 @final
-class Front(tuple[Plan, ...]):
+class Front(Printed, tuple[Plan, ...]):
     """Plans of one function, the least peak of memory first: each next one takes more of it and costs less.
 
     Every one is a plan as `planner.plan` returns it. `notes` say what the search did not finish. `objective` is what is
@@ -87,7 +89,7 @@ class Front(tuple[Plan, ...]):
             ],
         }
 
-    def __str__(self) -> str:
+    def _parts(self) -> list[Part]:
         first = self[0].decision
         unit, costs = UNITS[self.objective], [cost_of(plan.decision, self.objective) for plan in self]
         heading = (
@@ -109,7 +111,7 @@ class Front(tuple[Plan, ...]):
             for i, (plan, cost) in enumerate(zip(self, costs, strict=True))
         ]
         columns = f">|>peak|>of largest|>{self.objective}|>of least|mesh|certificate|checks"
-        return text_of([heading, table_of(columns, rows), *(f"- {note}" for note in self.notes)])
+        return [heading, table_of(columns, rows), *(f"- {note}" for note in self.notes)]
 
     def __repr__(self) -> str:
         return f"<Front of {self[0].decision.function_name}: {len(self)} plans>"

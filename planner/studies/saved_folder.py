@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +53,3 @@ def save_folder(folder: str | Path, plans: Sequence[Plan], summary: str, record:
 def file_name(position: int) -> str:
     """The name of the file of a plan."""
     return f"plan_{position}.json"
-
-
-def new_axes(who: str) -> Any:
-    """The axes of a new figure, for whoever draws. Raises: ImportError where matplotlib is not installed."""
-    try:
-        pyplot = import_module("matplotlib.pyplot")
-    except ImportError as error:
-        raise ImportError(
-            f"{who} draws with matplotlib, which is not installed: pip install 'meshwright[viz]'"
-        ) from error
-    return pyplot.subplots(layout="constrained")[1]

@@ -20,7 +20,8 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 from planner.errors import ArgumentError, InfeasibleError
-from planner.report.text_table import table_of, text_of
+from planner.printing.parts import Part, table_of
+from planner.printing.printed import Printed
 from planner.studies.joint import Programs
 from planner.units import quantity
 
@@ -45,7 +46,7 @@ class ServingPoint:
 
 
 @final
-class Serving(tuple[ServingPoint, ...]):
+class Serving(Printed, tuple[ServingPoint, ...]):
     """Batch sizes in increasing order; `tokens` are those of a request, `knee` is the batch size of best balance."""
 
     tokens: int
@@ -91,12 +92,12 @@ class Serving(tuple[ServingPoint, ...]):
         """What the table says, as plain data: seconds, bytes per device."""
         return {"tokens": self.tokens, "knee": self.knee.batch, "rows": [_data(point) for point in self]}
 
-    def __str__(self) -> str:
+    def _parts(self) -> list[Part]:
         plans = self.front[0].plans or {}
         of = next(iter(plans.values())).decision
         heading = f"Serving by {', '.join(plans)} on {of.topology}: {self.tokens} tokens per request"
         columns = ">batch|>latency per token|>first token|>tokens/s|>peak|mesh|certificate|"
-        return text_of([heading, table_of(columns, map(self._cells, self))])
+        return [heading, table_of(columns, map(self._cells, self))]
 
     def _cells(self, point: ServingPoint) -> tuple[str, ...]:
         if point.plans is None:

@@ -11,8 +11,10 @@ from typing import Any, final
 
 from cost_models import Chip, Topology
 from planner.plans.plan import Plan
-from planner.report.text_table import table_of, text_of
-from planner.studies.saved_folder import file_name, new_axes, save_folder
+from planner.printing.axes import new_axes
+from planner.printing.parts import Part, table_of
+from planner.printing.printed import Printed
+from planner.studies.saved_folder import file_name, save_folder
 from planner.units import quantity
 
 FORMAT = "meshwright topologies"
@@ -69,7 +71,7 @@ class Figures:
 
 
 @final
-class TopologyComparison:
+class TopologyComparison(Printed):
     """Plans of one function, a row for every topology in the order asked for, then one device of each chip alone.
 
     Every plan is one as `planner.plan` returns it. `notes` say which is the fastest, and where one device is enough.
@@ -122,10 +124,10 @@ class TopologyComparison:
             "checked": {check.what: check.ok for check in row.plan.checked},
         }
 
-    def __str__(self) -> str:
+    def _parts(self) -> list[Part]:
         heading = f"Topologies for {self.fastest.decision.function_name}, by call"
         columns = "topology|devices|>time|>x devices|>energy|>memory left|>efficiency|limited by|certificate"
-        return text_of([heading, table_of(columns, map(self._cells, self.rows)), *(f"- {note}" for note in self.notes)])
+        return [heading, table_of(columns, map(self._cells, self.rows)), *(f"- {note}" for note in self.notes)]
 
     def _cells(self, row: TopologyRow) -> tuple[str, ...]:
         """A row of the printed table."""

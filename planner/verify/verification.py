@@ -21,6 +21,8 @@ from planner.machine.global_arrays import in_common
 from planner.machine.processes import Processes
 from planner.machine.target import Target
 from planner.prediction import Products
+from planner.printing.parts import Part
+from planner.printing.printed import Printed
 from planner.units import quantity
 from planner.verify.aot import AotReport
 from planner.verify.compared_collectives import BETWEEN_SLICES, Collectives, between_slices, compare_collectives
@@ -47,7 +49,7 @@ class Seconds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verification:
+class Verification(Printed):
     """The three verdicts. `ok`: nothing that was checked failed, and something was checked.
 
     What fails are wrong results, memory that does not fit, and collectives where a promise is broken that costs more than
@@ -88,14 +90,14 @@ class Verification:
             Checked(what="memory", ok=memory.ok, detail=memory.reason, differs=memory.differs),
         )
 
-    def __str__(self) -> str:
+    def _parts(self) -> list[Part]:
         lines = [f"{check.what}: {check.verdict}. {check.detail}" for check in self.checks]
         if self.seconds is not None:
             lines.append(f"seconds: {self.seconds.reason}")
         if self.recomputation is not None:
             outcome = {True: "as planned", False: "UNDONE", None: "not checked"}[self.recomputation.ok]
             lines.append(f"recomputation: {outcome}. {self.recomputation.reason}")
-        return "\n".join([*lines, *(f"  {text}" for text in self.collectives.surprises)])
+        return [*lines, *(f"  {text}" for text in self.collectives.surprises)]
 
 
 def verify(

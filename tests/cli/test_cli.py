@@ -287,7 +287,7 @@ def test_the_command_line_keeps_the_rest_of_the_files_options(program, monkeypat
 
     def noted(fn, args, **keywords):
         asked.append(keywords["options"])
-        return SimpleNamespace(checked=())
+        return SimpleNamespace(checked=(), show=lambda: None)
 
     monkeypatch.setattr("planner.cli.main.plan", noted)
     text = program.read_text() + "\n\ndef tuned():\n    import planner\n    fn, args, _ = small()\n"
@@ -352,7 +352,7 @@ def test_every_option_of_the_library_that_text_can_give_is_an_option_of_the_comm
 
     def noted(fn, args, *, donate_argnums, options):
         asked.append(options)
-        return SimpleNamespace(checked=())
+        return SimpleNamespace(checked=(), show=lambda: None)
 
     monkeypatch.setattr("planner.cli.main.plan", noted)
     given = (

@@ -1,4 +1,4 @@
-"""The page of a plan as HTML, one file that asks nobody for anything, and its short form for a cell of a notebook."""
+"""The page of a plan as HTML, one file that asks nobody for anything."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from planner.decision import Decision
 from planner.explain.explain import Alternatives
 from planner.pricing.candidates.specs import spec_text
+from planner.printing.parts import count
 from planner.program.form import form_text
 from planner.program.spec_entries import parts_over
 from planner.report.html.drawings import draw_arcs, draw_array, draw_memory, draw_meshes
 from planner.report.plan_report import PlanReport, plan_report
-from planner.report.text_table import count
 from planner.report.writing import write_text
 from planner.units import quantity
 
@@ -47,19 +47,10 @@ def made_from(path: Path) -> str | None:
 
 def page(report: PlanReport) -> str:
     """The whole page."""
-    return _rendered("page.html", report)
-
-
-def notebook(decision: Decision) -> str:
-    """The HTML that a notebook shows for a plan: its figures, and where the largest arrays lie."""
-    return _rendered("notebook.html", plan_report(decision))
-
-
-def _rendered(name: str, report: PlanReport) -> str:
     mesh = report.decision.mesh_shape
     return (
         _templates()
-        .get_template(name)
+        .get_template("page.html")
         .render(
             report=report,
             decision=report.decision,

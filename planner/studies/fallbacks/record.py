@@ -10,7 +10,8 @@ from typing import Any, final
 from cost_models import Topology
 from planner.errors import ArgumentError
 from planner.plans.plan import Plan
-from planner.report.text_table import count, table_of, text_of
+from planner.printing.parts import Part, count, table_of
+from planner.printing.printed import Printed
 from planner.studies.fallbacks.moved import LINKS, Move
 from planner.studies.saved_folder import file_name, save_folder
 from planner.units import quantity
@@ -39,7 +40,7 @@ class Fallback:
 
 
 @final
-class Fallbacks(tuple[Fallback, ...]):
+class Fallbacks(Printed, tuple[Fallback, ...]):
     """The fallbacks of a plan, in the order asked for; `of` is the plan, `notes` say what was assumed."""
 
     of: Plan
@@ -70,14 +71,14 @@ class Fallbacks(tuple[Fallback, ...]):
             "rows": list(map(_data, self)),
         }
 
-    def __str__(self) -> str:
+    def _parts(self) -> list[Part]:
         of = self.of.decision
         state = next((row.move.state_bytes for row in self if row.move is not None), 0.0)
         heading = (
             f"Fallbacks of {of.function_name} for {of.topology}, {quantity(of.predicted.seconds, 's')} per call: "
             f"{count(len(self), 'topology', 'topologies')}, a state of {quantity(state, 'B')}"
         )
-        return text_of([heading, table_of(COLUMNS, map(self._cells, self)), *(f"- {note}" for note in self.notes)])
+        return [heading, table_of(COLUMNS, map(self._cells, self)), *(f"- {note}" for note in self.notes)]
 
     def __repr__(self) -> str:
         return f"<Fallbacks of {self.of.decision.function_name}: {len(self)} rows>"

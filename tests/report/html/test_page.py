@@ -153,13 +153,6 @@ def test_every_shape_can_be_drawn_whole_and_split(shape: tuple[int, ...]) -> Non
         assert "ruler" in drawn(P("x"))
 
 
-def test_a_notebook_shows_a_compact_view(p: planner.Plan) -> None:
-    view = p._repr_html_()
-    assert quantity(p.predicted.seconds, "s") in view
-    assert "<script" not in view
-    assert len(view) < 20_000
-
-
 def test_a_page_that_cannot_be_written_is_told(p: planner.Plan, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ArgumentError, match="cannot be written"):
