@@ -10,6 +10,7 @@ from typing import Literal
 from jax.sharding import PartitionSpec
 
 from planner.explain.reasons import Reason
+from planner.explain.recipe import Recipes
 from planner.explain.saved_values import SavedValue
 from planner.pricing.candidates.specs import spec_text
 from planner.units import quantity
@@ -153,13 +154,15 @@ class Explanation:
     """Why tensors are placed as they are.
 
     Values are in `unit` per call, of plans on this mesh without a memory limit; `minimised` is the plan's objective.
-    `saved` are those values of that name that a backward pass reads: saved, or computed again.
+    `saved` are those values of that name that a backward pass reads: saved, or computed again. `recipes` is the plan beside
+    the usual recipes, where no name was asked for.
     """
 
     tensors: tuple[TensorExplanation, ...]
     unit: str
     minimised: str
     saved: tuple[SavedValue, ...] = ()
+    recipes: Recipes | None = None
 
     @property
     def limited(self) -> bool:
@@ -169,6 +172,8 @@ class Explanation:
     def __str__(self) -> str:
         what = "peak bytes per device" if self.minimised == "memory" else f"{self.unit} per call"
         lines: list[str] = []
+        if self.recipes is not None and self.recipes.others:
+            lines += ["The plan beside the usual recipes, per device and call, by the same model:", str(self.recipes)]
         if self.tensors:
             lines.append(
                 f"Each spec with the best plan that has it, in {what}, and the bytes of the array on each device:"
