@@ -22,15 +22,15 @@ ALIKE = 2e-3
 class Recipe:
     """A usual placement, with what a call would take per device: `predicted` is None where the program does not allow it.
 
-    `mesh` is that on which it is best. `share` is what is minimised as a multiple of the plan's, `why` what makes it worse,
-    or what keeps it from being used.
+    `mesh` is that on which it is best. `share` is what is minimised as a multiple of the plan's, None where that is not
+    known. `why` says what makes it worse, or what keeps it from being used.
     """
 
     name: str
     mesh: Mapping[str, int]
     predicted: Predicted | None
     fits: bool
-    share: float
+    share: float | None
     why: str
 
     @property

@@ -103,14 +103,14 @@ class _Pricing:
             except (MeshError, InfeasibleError) as error:
                 why = why or str(error)
         if not found:
-            return Recipe(name=name, mesh=meshes[0], predicted=None, fits=False, share=math.inf, why=why)
+            return Recipe(name=name, mesh=meshes[0], predicted=None, fits=False, share=None, why=why)
         one, mine = min(found, key=lambda priced: (not priced.fits, priced.value)), self._plan
         return Recipe(
             name=name,
             mesh=one.chosen.instance.mesh.shape,
             predicted=one.predicted,
             fits=one.fits,
-            share=one.value / mine.value if mine.value else 1.0,
+            share=one.value / mine.value if mine.value else None,
             why=why_worse(
                 (mine.chosen, mine.predicted), (one.chosen, one.predicted), self._problem.request, fits=one.fits
             ),
