@@ -145,10 +145,12 @@ class TensorExplanation:
         place = "pinned" if self.pinned else f"decided at {self.decided_by}"
         lines = [f"{self.name} {list(self.shape)}, {place}"]
         rows = self.rows
-        specs, cost, size = (max((len(row[i]) for row in rows), default=0) for i in (1, 2, 3))
+        wide = [
+            max(map(len, column)) for column in zip(*((row.specs, row.cost, row.bytes) for row in rows), strict=True)
+        ]
         for row in rows:
             mark = "->" if row.chosen else "  "
-            lines.append(f"  {mark} {row.specs:<{specs}}  {row.cost:>{cost}}  {row.bytes:>{size}}")
+            lines.append(f"  {mark} {row.specs:<{wide[0]}}  {row.cost:>{wide[1]}}  {row.bytes:>{wide[2]}}")
             lines += [f"       {row.reason}"] if row.reason else []
         lines += [f"     {line}" for line in self.left_out]
         lines += [f"     {self.memory}"] if self.memory else []

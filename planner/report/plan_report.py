@@ -27,7 +27,7 @@ from planner.units import quantity
 
 WIRES = {"torus": "neighbours' wires", "switch": "switch", "full": "wires between all", "network": "network"}
 """What the page calls the kinds of links of a machine."""
-MOST_EXPLAINED = 24
+MOST_EXPLAINED = 12
 """Rows of arrays whose alternatives are looked for: the largest."""
 EXPLAIN_SECONDS = 20.0
 """Seconds for the alternatives of all of them, where the problem is too large for exact figures."""
