@@ -26,17 +26,7 @@ from cost_models import parse_topology
 
 RESULTS = Path(__file__).resolve().parent / "results" / "page_size.json"
 MOST_BYTES = 3_000_000
-ONLY = (
-    "llama 8B",
-    "gpt unrolled x8",
-    "t5 large",
-    "mixtral 8x7B",
-    "vit large",
-    "unet",
-    "resnet50",
-    "gnn",
-    "decode 8B b128",
-)
+ONLY = ("llama 8B", "t5 large", "decode 8B b128", "gpt unrolled x8")
 _OUTSIDE = re.compile(r"""(?:src|href|action)=["'](?!data:|#)|url\(|@import""")
 
 

@@ -29,7 +29,7 @@ WIRES = {"torus": "neighbours' wires", "switch": "switch", "full": "wires betwee
 """What the page calls the kinds of links of a machine."""
 MOST_EXPLAINED = 12
 """Rows of arrays whose alternatives are looked for: the largest."""
-EXPLAIN_SECONDS = 20.0
+EXPLAIN_SECONDS = 10.0
 """Seconds for the alternatives of all of them, where the problem is too large for exact figures."""
 OPS = {
     "replicated": "placed whole for lack of a rule",
