@@ -118,6 +118,8 @@ class _Pricing:
 
     def _best(self, shape: Shape, *, stored: bool) -> _Priced:
         """The best choice of a recipe on a mesh. Raises: MeshError, InfeasibleError."""
+        if shape[DATA] > 1 and not self._examples:
+            raise InfeasibleError("no dim of its arguments was found that counts examples")
         instance = self._instance(self._problem.mesh(shape), stored=stored)
         memory, limit = MemoryModel(instance=instance), self._problem.request.memory_limit
         free = solve_shared(instance.problem, _solving(FREE_SECONDS))

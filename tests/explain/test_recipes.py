@@ -77,6 +77,14 @@ def test_a_batch_that_does_not_divide_is_told() -> None:
     assert found["FSDP + tensor parallel"].mesh["data"] in (2, 4)
 
 
+def test_a_program_without_examples_has_no_data_parallelism() -> None:
+    p = planner.plan(jnp.linalg.det, (jax.ShapeDtypeStruct((64, 64), jnp.float32),), topology="cpu:4", options=NEVER)
+    found = {one.name: one for one in p.alternatives.recipes.others}
+    assert found["data parallel"].verdict == "not possible"
+    assert "counts examples" in found["FSDP"].why
+    assert found["one device"].fits
+
+
 def test_examples_of_a_program_without_a_state_are_those_of_its_batch() -> None:
     p = planner.plan(mlp, shapes(mlp_args()), topology="cpu:8", options=NEVER)
     one = p.alternatives.recipes.others[0]
