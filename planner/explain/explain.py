@@ -25,6 +25,8 @@ from planner.explain.explanation import (
 )
 from planner.explain.op_graph import OpGraph, nodes_of
 from planner.explain.reasons import Reason, cost_reason, memory_reason
+from planner.explain.recipe import Recipes
+from planner.explain.recipes import recipes
 from planner.explain.saved_values import SavedValue, SavedValues, naming
 from planner.pricing.assignment import Chosen
 from planner.pricing.candidates.pins import base_name, close_names, matcher
@@ -105,6 +107,11 @@ class Alternatives:
     def network(self) -> OpGraph:
         """The op graph as decided, frozen."""
         return nx.freeze(decided(self.chosen, platform=self.platform, name=self.function_name))
+
+    @cached_property
+    def recipes(self) -> Recipes:
+        """The plan beside the usual recipes, which are priced when this is first read."""
+        return recipes(self.problem_of_program, self.chosen)
 
     @cached_property
     def places(self) -> dict[str, _Place]:
@@ -275,7 +282,7 @@ class Alternatives:
 def explain(alternatives: Alternatives, path: str | None) -> Explanation:
     """The explanation of the tensors and saved values `path` names, or of the largest arguments, one of each type and spec.
 
-    Raises: ArgumentError.
+    Without a path, the usual recipes are beside the plan. Raises: ArgumentError.
     """
     graph, places, saved = alternatives.instance.model.graph, alternatives.places, list[SavedValue]()
     if path is None:
@@ -300,6 +307,7 @@ def explain(alternatives: Alternatives, path: str | None) -> Explanation:
         unit="bytes" if alternatives.minimised == "memory" else alternatives.instance.objective.unit,
         minimised=alternatives.minimised,
         saved=tuple(saved),
+        recipes=alternatives.recipes if path is None else None,
     )
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from jax.sharding import PartitionSpec
 
 from planner.explain.reasons import Reason
+from planner.explain.recipe import Recipes
 from planner.explain.saved_values import SavedValue
 from planner.pricing.candidates.specs import spec_text
 from planner.printing.parts import Part
@@ -60,6 +61,16 @@ class Move:
         return f"{self.collective} to {self.spec} for {self.reader}: {figures}"
 
 
+class AlternativeRow(NamedTuple):
+    """Alternatives that cost alike, as they are told: their specs, the cost beside the plan's, bytes, and the reason."""
+
+    chosen: bool
+    specs: str
+    cost: str
+    bytes: str
+    reason: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorExplanation:
     """A tensor's spec among its alternatives, best first; `pinned` where the user left no alternative.
@@ -97,27 +108,53 @@ class TensorExplanation:
                 last.insert(0 if one.chosen else len(last), one)
         return tuple(map(tuple, found))
 
-    def __str__(self) -> str:
-        place = "pinned" if self.pinned else f"decided at {self.decided_by}"
-        lines = [f"{self.name} {list(self.shape)}, {place}"]
-        mine = next((a for a in self.alternatives if a.chosen), None)
-        groups = self.alike
-        shown = [of for i, of in enumerate(groups) if i <= MOST_ALTERNATIVES or of[0].chosen]
-        cells = [(_names(of), self._cost(of[0], mine), f"{quantity(of[0].bytes, 'B')} each") for of in shown]
-        wide = [max((len(cell[i]) for cell in cells), default=0) for i in range(3)]
-        for of, (names, cost, size) in zip(shown, cells, strict=True):
-            mark = "->" if of[0].chosen else "  "
-            lines.append(f"  {mark} {names:<{wide[0]}}  {cost:>{wide[1]}}  {size:>{wide[2]}}")
-            if of[0].reason is not None:
-                net = of[0].value - mine.value if mine is not None else of[0].reason.more
-                lines.append(f"       {of[0].reason.text_for(net)}")
+    @property
+    def rows(self) -> tuple[AlternativeRow, ...]:
+        """The alternatives that are told of: the chosen spec and the best others."""
+        mine = self._mine
+        rows: list[AlternativeRow] = []
+        for of in self._shown:
+            one, reason = of[0], of[0].reason
+            net = 0.0 if reason is None else one.value - mine.value if mine is not None else reason.more
+            size = f"{quantity(one.bytes, 'B')} each"
+            text = "" if reason is None else reason.text_for(net)
+            rows.append(AlternativeRow(one.chosen, _names(of), self._cost(one, mine), size, text))
+        return tuple(rows)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What is not told of one by one, as lines."""
+        groups, shown, mine = self.alike, self._shown, self._mine
+        lines: list[str] = []
         left = sum(map(len, groups)) - sum(map(len, shown))
         if left:
             rest = min((of[0].value for of in groups if of not in shown), default=0.0)
             more = f", from +{quantity(rest - mine.value, self.unit)} on" if mine and rest > mine.value else ""
-            lines.append(f"     and {left} more{more}")
+            lines.append(f"and {left} more{more}")
         if self.unseen:
-            lines.append(f"     and {self.unseen} that were not looked at, whose lower bounds are higher")
+            lines.append(f"and {self.unseen} that were not looked at, whose lower bounds are higher")
+        return tuple(lines)
+
+    @property
+    def _mine(self) -> Alternative | None:
+        return next((a for a in self.alternatives if a.chosen), None)
+
+    @property
+    def _shown(self) -> Sequence[Sequence[Alternative]]:
+        return [of for i, of in enumerate(self.alike) if i <= MOST_ALTERNATIVES or of[0].chosen]
+
+    def __str__(self) -> str:
+        place = "pinned" if self.pinned else f"decided at {self.decided_by}"
+        lines = [f"{self.name} {list(self.shape)}, {place}"]
+        rows = self.rows
+        wide = [
+            max(map(len, column)) for column in zip(*((row.specs, row.cost, row.bytes) for row in rows), strict=True)
+        ]
+        for row in rows:
+            mark = "->" if row.chosen else "  "
+            lines.append(f"  {mark} {row.specs:<{wide[0]}}  {row.cost:>{wide[1]}}  {row.bytes:>{wide[2]}}")
+            lines += [f"       {row.reason}"] if row.reason else []
+        lines += [f"     {line}" for line in self.left_out]
         lines += [f"     {self.memory}"] if self.memory else []
         lines += [f"     moved by {move}" for move in self.moves[:MOST_MOVES]]
         if len(self.moves) > MOST_MOVES:
@@ -155,13 +192,15 @@ class Explanation(Printed):
     """Why tensors are placed as they are.
 
     Values are in `unit` per call, of plans on this mesh without a memory limit; `minimised` is the plan's objective.
-    `saved` are those values of that name that a backward pass reads: saved, or computed again.
+    `saved` are those values of that name that a backward pass reads: saved, or computed again. `recipes` is the plan beside
+    the usual recipes, where no name was asked for.
     """
 
     tensors: tuple[TensorExplanation, ...]
     unit: str
     minimised: str
     saved: tuple[SavedValue, ...] = ()
+    recipes: Recipes | None = None
 
     @property
     def limited(self) -> bool:
@@ -171,6 +210,8 @@ class Explanation(Printed):
     def _parts(self) -> list[Part]:
         what = "peak bytes per device" if self.minimised == "memory" else f"{self.unit} per call"
         lines: list[Part] = []
+        if self.recipes is not None and self.recipes.others:
+            lines += ["The plan beside the usual recipes, per device and call, by the same model:", str(self.recipes)]
         if self.tensors:
             lines.append(
                 f"Each spec with the best plan that has it, in {what}, and the bytes of the array on each device:"

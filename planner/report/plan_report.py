@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from jax.sharding import PartitionSpec
 
 from planner.decision import Checked, Decision, OpNote
 from planner.explain.explain import Alternatives
+from planner.explain.explanation import TensorExplanation
+from planner.explain.recipe import Recipes
 from planner.folded import fold_numbers
 from planner.plan_file.codec import as_json
 from planner.printing.parts import count
 from planner.program.graph import type_text
+from planner.program.jaxpr.source_text import texts_of
 from planner.program.spec_entries import parts_over
 from planner.program.tracing.traced import Leaf
 from planner.report.collectives import CollectiveUse, by_cost, collective_uses, merged
@@ -24,6 +27,10 @@ from planner.units import quantity
 
 WIRES = {"torus": "neighbours' wires", "switch": "switch", "full": "wires between all", "network": "network"}
 """What the page calls the kinds of links of a machine."""
+MOST_EXPLAINED = 12
+"""Rows of arrays whose alternatives are looked for: the largest."""
+EXPLAIN_SECONDS = 10.0
+"""Seconds for the alternatives of all of them, where the problem is too large for exact figures."""
 OPS = {
     "replicated": "placed whole for lack of a rule",
     "guessed": "work guessed as one operation per result element",
@@ -50,8 +57,9 @@ class PlanReport:
     `links` the wires under each axis. `ops` are those that the planner knows less of, by what it did with them. `checks`
     are those of one verdict and detail as one.
 
-    `lines` are seconds by source line, `modules` by module. Without the program `lines` are of communication alone, and
-    `modules`, `memory` and `folds` are empty.
+    `lines` are seconds by source line, `modules` by module, `texts` what stands at source lines. `recipes` is the plan
+    beside the usual recipes, `alternatives` are other specs of the largest arrays and what they would cost, by `first` of
+    their row. Without the program `lines` are of communication alone, and what follows is empty.
     """
 
     decision: Decision
@@ -66,6 +74,9 @@ class PlanReport:
     modules: tuple[Line, ...] = ()
     memory: MemoryOverTime | None = None
     folds: tuple[Fold, ...] = ()
+    recipes: Recipes | None = None
+    alternatives: Mapping[str, TensorExplanation] = field(default_factory=dict[str, TensorExplanation])
+    texts: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def title(self) -> str:
@@ -141,13 +152,25 @@ def plan_report(decision: Decision, program: Alternatives | None = None) -> Plan
     if program is None:
         return report
     graph = program.network
+    lines, folds = seconds_by_place(graph, "by line"), (fold_ops(graph, "by module"), fold_ops(graph, "by line"))
+    places = {line.source for line in lines} | {stage.source for fold in folds for stage in fold.stages}
     return replace(
         report,
-        lines=seconds_by_place(graph, "by line"),
+        lines=lines,
         modules=seconds_by_place(graph, "by module"),
         memory=memory_over_time(program.memory, program.choice),
-        folds=(fold_ops(graph, "by module"), fold_ops(graph, "by line")),
+        folds=folds,
+        recipes=program.recipes,
+        alternatives=_explained(program, (*report.arguments, *report.results)),
+        texts=texts_of(program.problem_of_program.program.jaxpr, places),
     )
+
+
+def _explained(program: Alternatives, rows: Sequence[TableRow]) -> dict[str, TensorExplanation]:
+    """The alternatives of the largest arrays, by the name of the first of each row."""
+    largest = sorted(rows, key=lambda row: -row.bytes)[:MOST_EXPLAINED]
+    places = {row.first: program.places[row.first] for row in largest if row.shape and row.first in program.places}
+    return {name: program.of(place, EXPLAIN_SECONDS / len(places)) for name, place in places.items()}
 
 
 def _links(decision: Decision) -> dict[str, str]:
@@ -237,7 +260,7 @@ def decision_data(decision: Decision) -> dict[str, Any]:
 
 def report_data(report: PlanReport) -> dict[str, Any]:
     """All that the page of a plan shows as JSON can hold it; the decision is under "plan"."""
-    own = {field.name: as_json(getattr(report, field.name)) for field in fields(report) if field.name != "decision"}
+    own = {part.name: as_json(getattr(report, part.name)) for part in fields(report) if part.name != "decision"}
     return {"plan": decision_data(report.decision), **own, "has_program": report.memory is not None}
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from planner.explain.op_graph import OpGraph
+from planner.folded import fold_numbers
 from planner.pricing.memory import MemoryModel
 
 Node = Mapping[str, Any]
@@ -121,7 +122,10 @@ class Fold:
 
 
 def seconds_by_place(graph: OpGraph, by: By) -> tuple[Line, ...]:
-    """Seconds by place, most first: computing at the place of an op, collectives at that of the op that reads."""
+    """Seconds by place, most first: computing at the place of an op, collectives at that of the op that reads.
+
+    Modules whose names differ in their numbers, those of repeated layers, are one.
+    """
     place, found = _PLACES[by], defaultdict[str, list[float]](lambda: [0.0, 0.0])
     for _, node in graph.nodes(data=True):
         if node["seconds"]:
@@ -130,7 +134,16 @@ def seconds_by_place(graph: OpGraph, by: By) -> tuple[Line, ...]:
         if edge["seconds"]:
             reader, maker = graph.nodes[target], graph.nodes[source]
             found[place(reader if reader["op"] not in ENDS or maker["op"] in ENDS else maker)][1] += edge["seconds"]
-    lines = [Line(source=at, compute_seconds=c, communication_seconds=m) for at, (c, m) in found.items()]
+    names = list(found)
+    alike = [None if by == "by module" else name for name in names]
+    lines = [
+        Line(
+            source=name,
+            compute_seconds=sum(found[names[i]][0] for i in members),
+            communication_seconds=sum(found[names[i]][1] for i in members),
+        )
+        for name, members in fold_numbers(names, alike)
+    ]
     return tuple(sorted(lines, key=Line.order))
 
 

@@ -25,9 +25,13 @@ _NUMBERS = re.compile(r"\{[\d.,]+\}|\d+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRow:
-    """Leaves of one type and spec. `bytes` are those of all of them on one device, `also` the roots folded in."""
+    """Leaves of one type and spec. `bytes` are those of all of them on one device, `also` the roots folded in.
+
+    `first` is the name of the first of them.
+    """
 
     name: str
+    first: str
     type: str
     shape: tuple[int, ...]
     spec: PartitionSpec
@@ -41,6 +45,7 @@ def rows_of(leaves: Sequence[Leaf], specs: Sequence[PartitionSpec], mesh_shape: 
     rows = [
         TableRow(
             name=leaf.name,
+            first=leaf.name,
             type=type_text(leaf.aval),
             shape=leaf.aval.shape,
             spec=spec,

@@ -28,7 +28,7 @@ _PLANNER = str(Path(__file__).parents[2])
 _NAMING = str(Path(__file__).parents[1] / "tracing" / "libraries.py")
 _FRAME = re.compile(r"(.*?):(\d+)(?::\d+)?(?: \(|$)")
 _SLASH = re.compile(r"[/\\]")
-_ALL_FRAMES = 1 << 20
+ALL_FRAMES = 1 << 20
 
 
 class Origin(NamedTuple):
@@ -92,7 +92,7 @@ def lines_of(source_info: Any) -> tuple[str, str]:
     innermost = source_info_util.summarize(source_info)
     if not _LIBRARY.search(innermost):
         return short_line(innermost), short_line(innermost)
-    frames = source_info_util.summarize(source_info, num_frames=_ALL_FRAMES).splitlines()
+    frames = source_info_util.summarize(source_info, num_frames=ALL_FRAMES).splitlines()
     return own_line(reversed(frames)), short_line(innermost)
 
 
@@ -109,5 +109,11 @@ def own_line(frames: Iterable[str]) -> str:
 
 def short_line(frame: str) -> str:
     """`folder/file.py:line` of a frame such as `/path/folder/file.py:12:8 (function)`."""
+    file, line = file_and_line(frame)
+    return f"{'/'.join(re.split(_SLASH, file)[-2:])}:{line}" if file else ""
+
+
+def file_and_line(frame: str) -> tuple[str, int]:
+    """The file and the line of such a frame; ("", 0) where it says none."""
     found = _FRAME.match(frame)
-    return "" if found is None else f"{'/'.join(re.split(_SLASH, found[1])[-2:])}:{found[2]}"
+    return ("", 0) if found is None else (found[1], int(found[2]))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from planner.decision import Decision, Tried
+from planner.explain.recipe import Recipes
 from planner.program.spec_entries import axes_of_spec, parts_over
 from planner.report.program_report import Fold, MemoryOverTime, StageFlow
 from planner.report.rows import TableRow
@@ -45,6 +46,14 @@ class ArrayDrawing:
     width: float
     height: float
     marks: Sequence[Mark]
+
+    @property
+    def description(self) -> str:
+        """The drawing in words: "dim 0 cut by data, dim 1 whole; 4 parts, each on 2 devices"."""
+        if not self.axes:
+            return "a scalar"
+        dims = [f"dim {d} {'cut by ' + ' and '.join(axes) if axes else 'whole'}" for d, axes in enumerate(self.axes)]
+        return f"{', '.join(dims)}; {self.parts} parts, each on {self.copies} devices"
 
 
 def draw_array(row: TableRow, mesh: Mapping[str, int]) -> ArrayDrawing:
@@ -144,6 +153,19 @@ def draw_memory(memory: MemoryOverTime, limit: float) -> MemoryDrawing:
     outline = "M" + " L".join(f"{a:.2f} {b:.3f}" for a, b in points)
     peak_x = 100 * (memory.peak_step + 0.5) / memory.steps
     return MemoryDrawing(outline, peak_x, y(memory.peak_bytes), y(limit) if near else None)
+
+
+# ---------------------------------------------------------------- recipes
+
+FAR = 3.0
+"""Bars of recipes that take more than so many times what the plan takes are drawn as long as the longest other one."""
+
+
+def longest_bar(recipes: Recipes) -> float:
+    """The seconds, hidden ones included, that the longest bar stands for."""
+    all_of = [recipes.predicted, *(one.predicted for one in recipes.others if one.predicted is not None)]
+    most = FAR * recipes.predicted.seconds
+    return max(p.seconds + p.hidden_seconds for p in all_of if p.seconds <= most)
 
 
 # ---------------------------------------------------------------- the op graph

@@ -15,7 +15,7 @@ from planner.pricing.candidates.specs import spec_text
 from planner.printing.parts import count
 from planner.program.form import form_text
 from planner.program.spec_entries import parts_over
-from planner.report.html.drawings import draw_arcs, draw_array, draw_memory, draw_meshes
+from planner.report.html.drawings import draw_arcs, draw_array, draw_memory, draw_meshes, longest_bar
 from planner.report.plan_report import PlanReport, plan_report
 from planner.report.writing import write_text
 from planner.units import quantity
@@ -75,7 +75,7 @@ def _templates() -> Environment:
     filters: dict[str, Any] = environment.filters
     filters |= {"unit": quantity, "percent": _percent, "spec": spec_text, "form": form_text, "things": count}
     functions: dict[str, Any] = environment.globals
-    for function in (draw_arcs, draw_array, draw_memory, draw_meshes, parts_over):
+    for function in (draw_arcs, draw_array, draw_memory, draw_meshes, longest_bar, parts_over):
         functions[function.__name__] = function
     return environment
 
