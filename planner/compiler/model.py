@@ -76,6 +76,7 @@ PassName = Literal[
     "constrain-anchors-only",
     "slices-of-donated-stacks",
     "no-windowed-einsum",
+    "fused-broadcasts",
     "stacks-in-carry",
 ]
 """Every pass of every target. Where XLA has a pass for it, its name there."""
