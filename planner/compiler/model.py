@@ -58,6 +58,8 @@ PassName = Literal[
     "buffer-assignment",
     "sibling-operands",
     "widened-siblings",
+    "complex-planes",
+    "real-transforms",
     "masked-groups",
     "memory-space-assignment",
     "cross-program-prefetch",

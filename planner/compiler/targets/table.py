@@ -45,6 +45,8 @@ TPU = CompilerModel(
         buffers.BUFFER_ASSIGNMENT,
         simplify.CSE,
         buffers.WIDENED_SIBLINGS,
+        buffers.COMPLEX_PLANES,
+        buffers.REAL_TRANSFORMS,
         simplify.LOOP_INVARIANT_CONVERTS,
         buffers.MEMORY_SPACE_ASSIGNMENT,
         buffers.CROSS_PROGRAM_PREFETCH,
