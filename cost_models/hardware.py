@@ -129,6 +129,11 @@ class Chip:
         """The share of the matrix unit's peak that large matmuls of a dtype reach."""
         return self.efficiencies.get(dtype, self.matrix_efficiency)
 
+    def seconds_range(self, computing: float, communicating: float) -> tuple[float, float]:
+        """The least and the most seconds that work may take by these figures, of its seconds of either kind."""
+        spread = self.compute_spread * computing + COMMUNICATION_SPREAD * communicating
+        return computing + communicating - spread, computing + communicating + spread
+
     @property
     def memory_bytes_per_s(self) -> float:
         """The bytes per second that are read from and written to memory."""

@@ -58,6 +58,8 @@ PassName = Literal[
     "buffer-assignment",
     "sibling-operands",
     "widened-siblings",
+    "complex-planes",
+    "real-transforms",
     "masked-groups",
     "memory-space-assignment",
     "cross-program-prefetch",
@@ -76,6 +78,7 @@ PassName = Literal[
     "constrain-anchors-only",
     "slices-of-donated-stacks",
     "no-windowed-einsum",
+    "fused-broadcasts",
     "stacks-in-carry",
 ]
 """Every pass of every target. Where XLA has a pass for it, its name there."""

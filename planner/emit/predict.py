@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cost_models import Chip, EnergyObjective, Topology
-from cost_models.hardware import COMMUNICATION_SPREAD
 from planner.compiler.collectives.lowering import as_lowered
 from planner.decisions.decision_graph import Transfer
 from planner.emit.by_hand import ADDING, by_hand, chosen_split
@@ -48,10 +47,9 @@ def predict(chosen: Chosen, topology: Topology) -> Predicted:
             prices[kind, axes] = energy.collective(kind, group, affine)
         fixed, per_byte = prices[kind, axes]
         joules += collective.count * (fixed + per_byte * collective.bytes)
-    spread = topology.chip.compute_spread * compute + COMMUNICATION_SPREAD * communication
     return Predicted(
         seconds=compute + communication,
-        seconds_range=(compute + communication - spread, compute + communication + spread),
+        seconds_range=topology.chip.seconds_range(compute, communication),
         hidden_seconds=chosen.hidden_seconds,
         compute_seconds=compute,
         communication_seconds=communication,

@@ -100,6 +100,14 @@ def test_collectives_by_sparse_cores_are_on_where_runs_are_published_and_a_varia
     assert sparse.compiler_options == {**plan_options("tpu", "v5p"), **SPARSE_CORE_COLLECTIVES}
 
 
+def test_only_plans_for_v6e_have_the_option_that_fuses_broadcasts() -> None:
+    name = "xla_tpu_enable_aggressive_broadcast_priority_update"
+    assert plan_options("tpu", "v6e")[name] == "true"
+    assert all(name not in plan_options("tpu", chip) for chip in ("v4", "v5e", "v5p", "tpu7x"))
+    made = planner.plan(mlp, shapes(mlp_args()), topology="v6e:2x2", options=NEVER)
+    assert made.decision.compiler_options == plan_options("tpu", "v6e")
+
+
 def test_plans_for_cpus_have_no_variants() -> None:
     assert variants(planner.plan(mlp, mlp_args(), mesh={"x": 8}, options=NEVER).decision) == ()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from planner.compiler.buffers.buffer import Buffer
+from planner.compiler.buffers.complex_planes import complex_planes, real_transforms
 from planner.compiler.buffers.copy_insertion import in_place
 from planner.compiler.buffers.sibling_operands import sibling_operands, widened_siblings
 from planner.compiler.fusion.ragged_dot import masked_buffers
@@ -42,6 +43,14 @@ def _sibling_operands(program: CompiledProgram) -> None:
 
 def _widened_siblings(program: CompiledProgram) -> None:
     program.buffers += widened_siblings(program.graph, program.materialized, program.last_use)
+
+
+def _complex_planes(program: CompiledProgram) -> None:
+    program.buffers += complex_planes(program.graph, program.last_use)
+
+
+def _real_transforms(program: CompiledProgram) -> None:
+    program.buffers += real_transforms(program.graph)
 
 
 def _masked_groups(program: CompiledProgram) -> None:
@@ -90,6 +99,24 @@ WIDENED_SIBLINGS = Pass(
     evidence=Evidence(release="libtpu 0.0.42", seen="residual streams in bfloat16 with norms in float32 on v5e:4x4"),
     writes=("buffers",),
     run=_widened_siblings,
+)
+
+COMPLEX_PLANES = Pass(
+    name="complex-planes",
+    phase="buffers",
+    does="Splits complex arguments into real and imaginary parts, and joins complex results of them.",
+    evidence=Evidence(release="libtpu 0.0.42", seen="transforms and products of complex arguments of 1 GB on v5e:2x2"),
+    writes=("buffers",),
+    run=_complex_planes,
+)
+
+REAL_TRANSFORMS = Pass(
+    name="real-transforms",
+    phase="buffers",
+    does="Computes Fourier transforms of real numbers as complex ones of the whole length, whose steps are stored.",
+    evidence=Evidence(release="libtpu 0.0.42", seen="transforms along one dim and two, there and back, on v5e:2x2"),
+    writes=("buffers",),
+    run=_real_transforms,
 )
 
 MASKED_GROUPS = Pass(

@@ -43,6 +43,13 @@ NO_WINDOWED_EINSUM = Pass(
     ),
 )
 
+FUSED_BROADCASTS = Pass(
+    name="fused-broadcasts",
+    phase="emission",
+    does="On v6e, broadcasts constants and masks in the kernels that read them, by a compiler option (see `options`).",
+    evidence=Evidence(release="libtpu 0.0.42", seen="attention over 4,096 keys in a Llama on v6e:4x4"),
+)
+
 STACKS_IN_CARRY = Pass(
     name="stacks-in-carry",
     phase="emission",

@@ -12,7 +12,7 @@ from cost_models.hardware import Platform
 from planner.compiler.buffers import passes as buffers
 from planner.compiler.collectives import passes as collectives
 from planner.compiler.emission import passes as emission
-from planner.compiler.emission.options import SPARSE_CORE_CHIPS
+from planner.compiler.emission.options import FUSED_BROADCASTS, SPARSE_CORE_CHIPS
 from planner.compiler.fusion import passes as fusion
 from planner.compiler.layout import passes as layout
 from planner.compiler.model import CompilerModel
@@ -45,6 +45,8 @@ TPU = CompilerModel(
         buffers.BUFFER_ASSIGNMENT,
         simplify.CSE,
         buffers.WIDENED_SIBLINGS,
+        buffers.COMPLEX_PLANES,
+        buffers.REAL_TRANSFORMS,
         simplify.LOOP_INVARIANT_CONVERTS,
         buffers.MEMORY_SPACE_ASSIGNMENT,
         buffers.CROSS_PROGRAM_PREFETCH,
@@ -58,6 +60,7 @@ TPU = CompilerModel(
         emission.CONSTRAIN_ANCHORS_ONLY,
         emission.SLICES_OF_DONATED_STACKS,
         emission.NO_WINDOWED_EINSUM,
+        emission.FUSED_BROADCASTS,
         emission.STACKS_IN_CARRY,
     ),
     # Nearer to the limit values are computed again to save memory: Llama-3-8B on v5p:4x4x4 takes 15 % more time with 102 of
@@ -150,7 +153,8 @@ def compiler_of(chip: Chip) -> CompilerModel:
 @lru_cache(maxsize=64)
 def _compiler(platform: Platform, name: str, cores: int) -> CompilerModel:
     own = COMPILERS[platform]
-    absent = () if SPARSE_CORE_CHIPS.get(name) else (collectives.SPARSE_CORE_COLLECTIVES,)
+    of_chips = ((collectives.SPARSE_CORE_COLLECTIVES, SPARSE_CORE_CHIPS), (emission.FUSED_BROADCASTS, FUSED_BROADCASTS))
+    absent = [one for one, chips in of_chips if not chips.get(name)]
     # Several cores share the result of a matmul, which then does not stay on the chip.
     return replace(own, passes=tuple(p for p in own.passes if p not in absent), products_in_vmem=cores == 1)
 

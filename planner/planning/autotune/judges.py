@@ -109,12 +109,14 @@ def _compiled(decision: Decision, report: AotReport) -> TrialVerdict:
         estimate = scheduled_seconds(report, topology, mesh)
     except PlannerError as error:
         return TrialVerdict(status="error", message=str(error)[:MOST_MESSAGE], peak_bytes=peak)
+    exposed = estimate.exposed_collective_seconds
     return TrialVerdict(
         status="ok",
         message=message,
         outcome=TrialOutcome(
             seconds=estimate.seconds,
-            exposed=estimate.exposed_collective_seconds,
+            seconds_most=topology.chip.seconds_range(estimate.seconds - exposed, exposed)[1],
+            exposed=exposed,
             communicating=estimate.collective_seconds,
             collectives=report.collectives,
         ),

@@ -60,10 +60,12 @@ class Promise:
 class TrialOutcome:
     """What was found of a plan that ran, or whose schedule could be read.
 
-    `exposed` and `communicating` seconds and the `collectives` are None where only all `seconds` are known.
+    `seconds_most` is what a machine may take at most by the spread of the rates; of a run, its seconds. `exposed` and
+    `communicating` seconds and the `collectives` are None where only all `seconds` are known.
     """
 
     seconds: float
+    seconds_most: float
     exposed: float | None
     communicating: float | None
     collectives: Sequence[CompiledCollective] | None

@@ -96,7 +96,9 @@ class MeasuringJudge:
             return TrialVerdict(status=status, message=text[:MOST_MESSAGE])
         return TrialVerdict(
             status="ok",
-            outcome=TrialOutcome(seconds=seconds, exposed=None, communicating=None, collectives=None),
+            outcome=TrialOutcome(
+                seconds=seconds, seconds_most=seconds, exposed=None, communicating=None, collectives=None
+            ),
             peak_bytes=peak,
             collectives=predicted_and_found(decision, collectives),
         )

@@ -3,8 +3,10 @@
 A round seeks the best plan of every mesh at the prices as they are corrected by then, and of the most promising meshes
 plans of one kind (see `prospects`). What is tried next is what is expected to be the fastest, as long as it may come out
 faster than the best so far, judging by how far the last trials were off; of plans close to the best other emissions are
-tried, too. It ends when a round brings nothing new that may be better, when time is over, or when it is interrupted: then
-the best plan tried is taken, and where none served, what was planned without.
+tried, too. It ends when a round brings nothing new that may be better, when time is over, or when it is interrupted. Then
+the plan tried is taken that a machine may take the least time for at most: where the intervals of two plans lie apart, that
+is the faster one, and where they overlap, the one that is better in the worst case. Where none served, what was planned
+without trials is.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from planner.emit.alternatives import variants
 from planner.planning.autotune.measuring import Judge
 from planner.planning.autotune.prospects import Leaning, Prospects
 from planner.planning.autotune.trials import EndedTrial, Trying, Variants
-from planner.pricing.mesh import Shape
+from planner.pricing.mesh import Shape, mesh_text
 from planner.search.best_on_mesh import Candidate
 from planner.units import quantity
 
@@ -38,7 +40,7 @@ FIRST_REACH = 1.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The decisions tried that serve, fastest first, and the record of it all."""
+    """The decisions tried that serve, those of the least seconds at most first, and the record of it all."""
 
     decisions: tuple[Decision, ...]
     refined: Refined
@@ -68,7 +70,7 @@ def refine(
         ended = "it was interrupted"
     order = sorted(
         (i for i, tried in enumerate(trying.tried) if math.isfinite(tried.seconds)),
-        key=lambda i: (trying.tried[i].seconds, i),
+        key=lambda i: (trying.tried[i].seconds_most, trying.tried[i].seconds, i),
     )
     refined = Refined(
         how=how,
@@ -80,12 +82,25 @@ def refine(
         ended=ended,
     )
     return Result(
-        decisions=tuple(_decision(trying.tried[i], replace(refined, chosen=i)) for i in order), refined=refined
+        decisions=tuple(_decision(trying, trying.tried[i], replace(refined, chosen=i)) for i in order), refined=refined
     )
 
 
-def _decision(tried: EndedTrial, refined: Refined) -> Decision:
-    return replace(tried.emitted.decision, refined=refined)
+def _decision(trying: Trying, tried: EndedTrial, refined: Refined) -> Decision:
+    """What was emitted in a trial, with the record of all, and why it goes before a faster one, if it does."""
+    decision = tried.emitted.decision
+    faster = [
+        other for other in trying.tried if other.seconds < tried.seconds and other.seconds_most > tried.seconds_most
+    ]
+    if faster:
+        fastest = min(faster, key=lambda other: other.seconds)
+        note = (
+            f"a plan on the mesh {mesh_text(fastest.trial.mesh)} takes {quantity(fastest.seconds, 's')} by its schedule, "
+            f"and this one {quantity(tried.seconds, 's')}; by the spread of the rates that one may take up to "
+            f"{quantity(fastest.seconds_most, 's')}, and this one {quantity(tried.seconds_most, 's')}"
+        )
+        decision = replace(decision, notes=(*decision.notes, note))
+    return replace(decision, refined=refined)
 
 
 @final

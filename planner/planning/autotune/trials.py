@@ -50,10 +50,11 @@ class Emitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EndedTrial:
-    """A trial that came to an end: what was emitted, and its record."""
+    """A trial that came to an end: what was emitted, its record, and the most seconds that it may take on a machine."""
 
     emitted: Emitted
     trial: Trial
+    seconds_most: float
 
     @property
     def seconds(self) -> float:
@@ -137,7 +138,11 @@ class Trying:
         emitted, expected = self._running.popleft()
         if verdict.remedy:
             emitted = replace(emitted, decision=remedied(emitted.decision, verdict.remedy))
-        tried = EndedTrial(emitted=emitted, trial=_record(emitted, expected, verdict))
+        tried = EndedTrial(
+            emitted=emitted,
+            trial=_record(emitted, expected, verdict),
+            seconds_most=math.inf if verdict.outcome is None else verdict.outcome.seconds_most,
+        )
         self._remember(tried, expected)
         before = self.best
         self.tried.append(tried)

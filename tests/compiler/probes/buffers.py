@@ -62,7 +62,28 @@ TYPES = tuple(
     for dtype in (jnp.float32, jnp.bfloat16)
 )
 
+SPECTRUM = Array(shape=(65536, 1024), dtype=jnp.complex64)
+SIGNAL_BYTES = 4 * 65536 * 1024
+
 PROBES = (
+    Probe(
+        of="complex-planes",
+        topology="v5e:1x1",
+        programs=(Program(fn=jnp.fft.fft, args=(SPECTRUM,)),),
+        shows="beside a complex argument and its transform stand the real and imaginary parts of both",
+        seen=lambda found: 2.9 < found.memory.temp_bytes / SIGNAL_BYTES < 4.1,
+    ),
+    Probe(
+        of="real-transforms",
+        topology="v5e:1x1",
+        programs=(
+            Program(
+                fn=lambda x: jnp.fft.irfft(jnp.fft.rfft(x) * 2), args=(Array(shape=(65536, 1024), dtype=jnp.float32),)
+            ),
+        ),
+        shows="a transform of real numbers and back holds several arrays beside the spectrum",
+        seen=lambda found: 3.4 < found.memory.temp_bytes / SIGNAL_BYTES < 4.1,
+    ),
     *(
         Probe(
             of="copy-insertion",

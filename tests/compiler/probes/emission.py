@@ -9,12 +9,15 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from planner.compiler.emission.options import plan_options
 from tests.compiler.probes.layout import AT, BATCH, CACHE, HEADS, LAYERS, STACK_BYTES, WIDTH
 from tests.compiler.probes.probe import Array, Probe, Program, laid
 
 THRESHOLD = "xla_jf_spmd_threshold_for_windowed_einsum_mib"
 STEPS, ROWS = 16, 8192
 STEPS_BYTES = 2 * STEPS * ROWS * 1024
+KEYS = 4096
+SCORES_BYTES = 4 * BATCH * KEYS * KEYS
 
 
 def _tensor_parallel(x: Any, up: Any, down: Any) -> Any:
@@ -48,6 +51,13 @@ def _decoded(caches: Any, query: Any, at: Any) -> Any:
     return lax.fori_loop(0, LAYERS, body, (caches, query))
 
 
+def _masked_attention(q: Any, k: Any, v: Any) -> Any:
+    scores = jnp.einsum("bqd,bkd->bqk", q, k, preferred_element_type=jnp.float32) / 8.0
+    seen = jnp.arange(KEYS)[:, None] >= jnp.arange(KEYS)
+    weights = jax.nn.softmax(jnp.where(seen, scores, -1e30), -1).astype(v.dtype)
+    return jnp.einsum("bqk,bkd->bqd", weights, v)
+
+
 PROBES = (
     Probe(
         of="slices-of-donated-stacks",
@@ -78,6 +88,18 @@ PROBES = (
         seen=lambda low, high: (
             any(one.windowed for one in low.report.collectives)
             and not any(one.windowed for one in high.report.collectives)
+        ),
+    ),
+    Probe(
+        of="fused-broadcasts",
+        topology="v6e:1x1",
+        programs=tuple(
+            Program(fn=_masked_attention, args=(Array(shape=(BATCH, KEYS, 64)),) * 3, options=options)
+            for options in ({}, plan_options("tpu", "v6e"))
+        ),
+        shows="scale and mask of scores are stored in the size of the scores without the option alone",
+        seen=lambda stored, fused: (
+            stored.memory.temp_bytes > 3 * SCORES_BYTES and fused.memory.temp_bytes < 1.1 * SCORES_BYTES
         ),
     ),
     *(
