@@ -92,7 +92,9 @@ class Chip:
     `link_bytes_per_s`: per direction, and per axis of a torus or per device of a switch.
     `core_link_bytes_per_s`: between the two devices of one chip, 0 where a chip is one device. `node_size`: devices
     that share the fast switch, 0 for a torus. `network_bytes_per_s`: per device and direction between nodes, or slices.
-    `host_link_bytes_per_s`: from the memory of its host to one device.
+    `host_link_bytes_per_s`: from the memory of its host to one device, and back at the same time. `host_memory_bytes`: that
+    memory, one device's part of it, in the machines that Google Cloud lets (docs.cloud.google.com/tpu/docs/plan-tpus and
+    compute/docs/accelerator-optimized-machines); 0 where it is not known.
     """
 
     name: str
@@ -119,6 +121,7 @@ class Chip:
     network_bytes_per_s: float = 0.0
     network_latency_s: float = 0.0
     host_link_bytes_per_s: float = PCIE_BYTES_PER_S
+    host_memory_bytes: float = 0.0
     static_watts: float
     joules_per_flop: float
     joules_per_hbm_byte: float
@@ -183,6 +186,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             network_bytes_per_s=3.125e9,
             network_latency_s=_DCN_LATENCY_S,
             host_link_bytes_per_s=8e9,
+            host_memory_bytes=407e9 / 8,
             static_watts=45.0,
             joules_per_flop=0.24e-12,
             joules_per_hbm_byte=31e-12,
@@ -214,6 +218,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             network_bytes_per_s=3.125e9,
             network_latency_s=_DCN_LATENCY_S,
             host_link_bytes_per_s=15e9,
+            host_memory_bytes=384e9 / 8,
             static_watts=50.0,
             joules_per_flop=0.31e-12,
             joules_per_hbm_byte=31e-12,
@@ -244,6 +249,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             network_bytes_per_s=6.25e9,
             network_latency_s=_DCN_LATENCY_S,
             host_link_bytes_per_s=15e9,
+            host_memory_bytes=448e9 / 4,
             static_watts=110.0,
             joules_per_flop=0.27e-12,
             joules_per_hbm_byte=31e-12,
@@ -276,6 +282,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             network_bytes_per_s=6.5e9,
             network_latency_s=_DCN_LATENCY_S,
             host_link_bytes_per_s=32e9,
+            host_memory_bytes=720e9 / 4,
             static_watts=115.0,
             joules_per_flop=0.23e-12,
             joules_per_hbm_byte=31e-12,
@@ -309,6 +316,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             network_bytes_per_s=6.25e9,
             network_latency_s=_DCN_LATENCY_S,
             host_link_bytes_per_s=16e9,
+            host_memory_bytes=960e9 / 8,
             static_watts=145.0,
             joules_per_flop=0.19e-12,
             joules_per_hbm_byte=31e-12,
@@ -345,6 +353,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             network_bytes_per_s=25e9,
             network_latency_s=9.6e-6,
             host_link_bytes_per_s=32e9,
+            host_memory_bytes=680e9 / 8,
             static_watts=60.0,
             joules_per_flop=0.89e-12,
             joules_per_hbm_byte=31e-12,
@@ -382,6 +391,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             network_bytes_per_s=50e9,
             network_latency_s=9.6e-6,
             host_link_bytes_per_s=64e9,
+            host_memory_bytes=1872e9 / 8,
             static_watts=75.0,
             joules_per_flop=0.53e-12,
             joules_per_hbm_byte=31e-12,
@@ -421,6 +431,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             network_bytes_per_s=50e9,
             network_latency_s=9.6e-6,
             host_link_bytes_per_s=64e9,
+            host_memory_bytes=2952e9 / 8,
             static_watts=80.0,
             joules_per_flop=0.48e-12,
             joules_per_hbm_byte=31e-12,
@@ -453,6 +464,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             network_bytes_per_s=50e9,
             network_latency_s=9.6e-6,
             host_link_bytes_per_s=64e9,
+            host_memory_bytes=3968e9 / 8,
             static_watts=140.0,
             joules_per_flop=0.28e-12,
             joules_per_hbm_byte=31e-12,

@@ -151,6 +151,7 @@ class Topology:
             core_link_bytes_per_s=0.0,
             network_bytes_per_s=2 * chip.network_bytes_per_s,
             host_link_bytes_per_s=2 * chip.host_link_bytes_per_s,
+            host_memory_bytes=2 * chip.host_memory_bytes,
             static_watts=2 * chip.static_watts,
             source=f"both cores together; {chip.source}",
         )

@@ -20,6 +20,7 @@ from planner.compiler.isomorphic_groups import isomorphic
 from planner.compiler.layout.tiles import memory_order
 from planner.compiler.model import CompilerModel
 from planner.compiler.program import CompiledProgram, compiled
+from planner.compiler.schedule.host_copies import HostCopy, host_copies
 from planner.compiler.schedule.live_ranges import Copied, Holdings, copied, freed_inside, held
 from planner.compiler.schedule.prefetched_weights import WeightsThere, weights_there
 from planner.compiler.simplify.sharding_remover import SeenThrough
@@ -117,6 +118,11 @@ class Model:
             return self.given_savings
         flow = self.seen.flow(self.flow)
         return savings_of(self.seen.graph, self.grouping, flow, self.compiled.narrow, self.compiler, self.hiding)
+
+    @cached_property
+    def host_copies(self) -> Mapping[int, HostCopy]:
+        """By op what is copied to the host and back."""
+        return host_copies(self.seen.graph)
 
     @cached_property
     def weights_there(self) -> tuple[WeightsThere, ...]:

@@ -153,8 +153,14 @@ class Instance:
         shares, hidden = self.savings(transfer)
         alike = (
             *(self.kind_of[transfer.source], transfer.source_dims, transfer.reduced, order, shares, hidden),
-            *(self.kind_of[transfer.target], transfer.target_dims, aval.shape, aval.bytes, transfer.trips),
-            *(transfer.trips_after_loop, transfer.widened, transfer.waiting),
+            *(
+                self.kind_of[transfer.target],
+                transfer.target_dims,
+                aval.shape,
+                aval.bytes,
+                transfer.trips,
+            ),
+            *(transfer.trips_after_loop, transfer.widened, transfer.waiting, aval.host_itemsize),
         )
         found = self._cache.get(alike)
         if found is not None:
@@ -162,6 +168,10 @@ class Instance:
         source, target = self.strategies[transfer.source], self.strategies[transfer.target]
         s, p = source.locations(transfer.source_dims), source.splits(transfer.reduced)
         t = target.locations(transfer.target_dims)
+        if aval.host_itemsize:
+            # Nothing moves between the memories of hosts.
+            stays = np.logical_and((s[:, None] == t[None]).all(axis=2), ~p.any(axis=1, keepdims=True))
+            return self._cache.setdefault(alike, np.where(stays, 0.0, np.inf))
         pairs = (s.tobytes(), p.tobytes(), t.tobytes(), aval.shape, aval.bytes, order)
         often = (transfer.trips, transfer.trips_after_loop, transfer.widened, transfer.waiting)
         key = (pairs, often, shares, hidden)

@@ -51,7 +51,8 @@ class Mesh:
     is the memory for arrays on each chip, and `kernel_seconds` the least that a kernel takes. `chip` is its name,
     `compiler` the model of its compiler. Matmuls take at least the flops of a device over `matmul_flops_per_s`. A mesh of
     one device may stand for several, at no more than what the parts of a program take on all of these: `pooled_devices`.
-    `border_on_chip`: the operands and results of the body of an op are on the chip, if small.
+    `border_on_chip`: the operands and results of the body of an op are on the chip, if small. `host_per_byte` is the value
+    of a byte that goes to the host or comes from it, `host_seconds_per_byte` its seconds.
     """
 
     shape: Mapping[str, int]
@@ -71,6 +72,8 @@ class Mesh:
     matmul_flops_per_s: float = math.inf
     attention_efficiency: float = 1.0
     matrix_lanes: int = 128
+    host_seconds_per_byte: float = 0.0
+    host_per_byte: float = 0.0
 
     @property
     def num_devices(self) -> int:
@@ -162,6 +165,8 @@ def make_mesh(
             value = objective.collective(run, wires, affine)
             for table, number in zip(tables, (*value, *affine, all_reduced), strict=True):
                 table[kind][mask] = number
+    host_seconds = 1 / topology.chip.host_link_bytes_per_s
+    _, host_per_byte = objective.collective("collective-permute", (), (0.0, host_seconds))
     return Mesh(
         shape=dict(shape),
         names=names,
@@ -178,6 +183,8 @@ def make_mesh(
         matmul_flops_per_s=topology.chip.peak("bfloat16", "matrix") * topology.chip.efficiency("bfloat16"),
         attention_efficiency=topology.chip.attention_efficiency,
         matrix_lanes=topology.chip.matrix_lanes,
+        host_seconds_per_byte=host_seconds,
+        host_per_byte=host_per_byte,
     )
 
 

@@ -111,7 +111,25 @@ def group_work(program: Model, group: Group, strategies: Strategies, model: Cost
     if row.places or row.collective is not None:
         # A placement is nothing but the moves for it; of a collective the price is all, its passes over memory included.
         return Work(**{part.name: np.zeros(len(strategies)) for part in fields(Work)})
+    if op.id in program.host_copies:
+        return _host_copy(program, op, strategies, mesh)
     return _heavy(program, op, strategies, model, mesh)
+
+
+def _host_copy(program: Model, op: Op, strategies: Strategies, mesh: Mesh) -> Work:
+    """The work of a copy to the host, or from it: what is waited for of its time on the link."""
+    copy, nothing = program.host_copies[op.id], np.zeros(len(strategies))
+    waited = copy.exposed(mesh.matmul_flops_per_s * mesh.host_seconds_per_byte) * program.graph.regions[op.region].trips
+    located = strategies.locations(program.grouping.placements[op.id].results[0])
+    moved = waited * local_bytes(located, strategies.axis_sizes, copy.bytes)
+    return Work(
+        seconds=nothing,
+        flops=nothing,
+        traffic_bytes=nothing,
+        guessed_bytes=nothing,
+        exchange=mesh.host_per_byte * moved,
+        exchange_seconds=mesh.host_seconds_per_byte * moved,
+    )
 
 
 def kernel_traffic(program: Model, group: Group, strategies: Strategies, mesh: Mesh) -> dict[int, Floats] | None:

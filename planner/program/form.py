@@ -14,17 +14,24 @@ class Form:
     `microbatches`: in how many passes over equal parts of the batch, whose sums are added up. `saved`: which values are
     saved for each of the backward loops of the program in microbatches, as positions in its `crossings`; what else it
     needs of its forward loop is computed again. An entry of None leaves a loop as written, and so does one that is missing.
+    `offloaded`: which of these wait in the memory of the host, as positions likewise.
     """
 
     microbatches: int = 1
     saved: tuple[tuple[int, ...] | None, ...] = ()
+    offloaded: tuple[tuple[int, ...], ...] = ()
 
     @staticmethod
     def of(record: Mapping[str, Any]) -> Form:
         """A form from its record in a plan file. Raises: TypeError, ValueError where it is none."""
         given = dict(record)
         saved: list[list[int] | None] = given.pop("saved", [])
-        return Form(**given, saved=tuple(None if one is None else tuple(map(int, one)) for one in saved))
+        offloaded: list[list[int]] = given.pop("offloaded", [])
+        return Form(
+            **given,
+            saved=tuple(None if one is None else tuple(map(int, one)) for one in saved),
+            offloaded=tuple(tuple(map(int, one)) for one in offloaded),
+        )
 
 
 def form_text(form: Form) -> str:
@@ -32,7 +39,8 @@ def form_text(form: Form) -> str:
     passes = f"{form.microbatches} microbatches" if form.microbatches > 1 else ""
     chosen = [one for one in form.saved if one is not None]
     saved = f"{sum(map(len, chosen))} values saved for the backward pass as chosen" if chosen else ""
-    return ", ".join(filter(None, (passes, saved))) or "as written"
+    offloaded = f"{sum(map(len, form.offloaded))} of them on the host" if any(form.offloaded) else ""
+    return ", ".join(filter(None, (passes, saved, offloaded))) or "as written"
 
 
 AS_WRITTEN = Form()

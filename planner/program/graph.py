@@ -14,11 +14,16 @@ Path = tuple[int | str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aval:
-    """Shape and element type of an array; `itemsize` in bytes (0 for values that occupy nothing, e.g. tokens)."""
+    """Shape and element type of an array; `itemsize` in bytes of a device's memory.
+
+    That is 0 for values that occupy nothing there, such as tokens and arrays in the memory of the host, which take
+    `host_itemsize` bytes there.
+    """
 
     shape: tuple[int, ...]
     dtype: str
     itemsize: float
+    host_itemsize: float = 0.0
     size: int = field(init=False, repr=False, compare=False)
     """Number of elements."""
     bytes: float = field(init=False, repr=False, compare=False)
@@ -27,6 +32,11 @@ class Aval:
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", math.prod(self.shape))
         object.__setattr__(self, "bytes", self.size * self.itemsize)
+
+    @property
+    def host_bytes(self) -> float:
+        """Bytes of the whole array in the memory of hosts."""
+        return self.size * self.host_itemsize
 
 
 SHORT_DTYPES = {"bfloat16": "bf16", "float": "f", "uint": "u", "int": "i", "complex": "c"}

@@ -43,6 +43,7 @@ def step_time(
             kernel_seconds=chip.kernel_latency_s,
             lanes=chip.matrix_lanes if chip.platform == "tpu" else 1,
             attention_efficiency=chip.attention_efficiency,
+            host_bytes_per_s=chip.host_link_bytes_per_s,
         ),
         collective_seconds=prices.compiled,
     )

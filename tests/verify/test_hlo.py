@@ -501,6 +501,41 @@ ENTRY %main (p: bf16[1024,1024]) -> bf16[1024,1024] {
     assert result.exposed_collective_seconds == pytest.approx(0.5 - 1.073741824 / 4)
 
 
+def test_schedule_waits_for_copies_to_hosts() -> None:
+    text = """HloModule m, is_scheduled=true, num_partitions=1
+
+%send (s: f32[8,1024], u: f32[1,1024], i: s32[]) -> f32[8,1024] {
+  %s = f32[8,1024]{1,0:S(5)} parameter(0)
+  %u = f32[1,1024]{1,0} parameter(1)
+  %i = s32[] parameter(2)
+  ROOT %r = f32[8,1024]{1,0:S(5)} dynamic-update-slice(%s, %u, %i, %i)
+}
+
+ENTRY %main (p: bf16[1024,1024], s: f32[8,1024], u: f32[1,1024], i: s32[]) -> f32[8,1024] {
+  %p = bf16[1024,1024]{1,0} parameter(0)
+  %s = f32[8,1024]{1,0:S(5)} parameter(1)
+  %u = f32[1,1024]{1,0} parameter(2)
+  %i = s32[] parameter(3)
+  %c = (f32[1024]{0}, f32[1024]{0:S(5)}, u32[]) copy-start(%s)
+  %a = ((f32[8,1024]{1,0:S(5)}, f32[1,1024]{1,0}, s32[]), f32[8,1024]{1,0:S(5)}, u32[]) async-start(%s, %u, %i), calls=%send
+  %d = bf16[1024,1024]{1,0} dot(%p, %p), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %b = f32[1024]{0} copy-done(%c)
+  ROOT %e = f32[8,1024]{1,0:S(5)} async-done(%a), calls=%send
+}
+"""
+
+    def exposed(host_bytes_per_s: float) -> float:
+        rates = schedule.Rates(flops_per_s=2**31, hbm_bytes_per_s=1e30, host_bytes_per_s=host_bytes_per_s)
+        found = schedule.estimate_seconds(text, num_devices=1, rates=rates, collective_seconds=lambda _: 0.0)
+        assert found.compute_seconds == pytest.approx(1.0)
+        return found.exposed_collective_seconds
+
+    # Each way 4096 bytes, at the same time, beside one second of computing.
+    assert exposed(1e9) == 0
+    assert exposed(4096.0) == 0
+    assert exposed(1024.0) == pytest.approx(3.0)
+
+
 def test_unscheduled_text_is_refused() -> None:
     with pytest.raises(ArgumentError, match="is_scheduled"):
         schedule.estimate_seconds("HloModule m\n", num_devices=8, rates=RATES, collective_seconds=ring(46.7e9))

@@ -55,7 +55,7 @@ def test_what_is_known_to_help_says_of_what_platform_and_where_it_was_seen() -> 
         assert remedy_of(remedy.platform, f"x {error} y", remedy.options) == "", "it did not help"
         assert remedy_of("cpu", error, {}) == ""
         assert remedy_of(remedy.platform, "anything else", {}) == ""
-    assert options_of_plans("tpu") == plan_options("tpu", "v6e")
+    assert options_of_plans("tpu") == plan_options("tpu", "v6e", offloads=True)
 
 
 def test_a_known_error_is_tried_once_more_with_its_remedy(runs: Runs) -> None:

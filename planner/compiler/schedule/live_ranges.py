@@ -19,6 +19,7 @@ from pbqp.vectors import Indices
 from planner.compiler.buffers.buffer import Buffer
 from planner.compiler.layout.row_major_lanes import InRows
 from planner.compiler.program import CompiledProgram
+from planner.compiler.schedule.host_copies import host_copies
 from planner.decisions.decision_graph import Flow, Read, Transfer
 from planner.program.dataflow import reached, source_through
 from planner.program.graph import Aval, Body, Graph
@@ -209,6 +210,12 @@ def _held(program: CompiledProgram, flow: Flow, freed: Mapping[Read, int]) -> It
             stop = buffer.stop - (buffer.tensor in inside)
             held = Item(buffer.tensor, home[0], home[1], start, stop, buffer.fraction)
             yield held._replace(several=buffer.several, at_once=at_once)
+    for op in map(graph.ops.__getitem__, host_copies(graph)):
+        # While one trip of a loop computes, what the one before has left travels, or what the next one reads.
+        if graph.regions[op.region].parent is not None:
+            dims = program.grouping.placements[op.id].results[0]
+            tensor = max(op.operands[0], op.results[0], key=lambda tensor: graph.tensors[tensor].aval.bytes)
+            yield Item(tensor, program.grouping.group_of[op.id], dims, *program.spans[op.region])
 
 
 @paused()

@@ -29,10 +29,10 @@ class NarrowReads:
 
     def fraction(self, tensor: int, reads: Iterable[tuple[int, int]] | None = None) -> float:
         """The part of its bytes that a tensor takes where it serves these reads (op, operand position), or all of them."""
-        if not self.moved:
-            return 1.0
         graph = self.graph
         aval = graph.tensors[tensor].aval
+        if not self.moved or not aval.itemsize:
+            return 1.0
         if reads is None:
             width = self.width(tensor)
         else:

@@ -10,6 +10,7 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import ShapedArray
 
 from planner.program.jaxpr.bodies import LOWERED, opened, with_bodies, with_fields
 from planner.program.jaxpr.placements.meshless import equations_made
@@ -50,7 +51,10 @@ def equations_by(
     Results that it returns as they came in, or twice, are not made: they are the keys of a mapping to what they are.
     `axis_env` are the named axes that the function may use, and their sizes.
     """
-    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in operands]
+    avals = [
+        ShapedArray(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type, memory_space=v.aval.memory_space)
+        for v in operands
+    ]
     made = equations_made(function, *avals, axis_env=axis_env)
     names: dict[Any, Any] = dict(zip(made.invars, operands, strict=True))
     others: dict[Any, Any] = {}

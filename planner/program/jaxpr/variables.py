@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import jax
 import jax.extend.core as jex_core
 
 
@@ -33,3 +34,8 @@ def with_own_variables(eqns: Iterable[Any], names: dict[Any, Any]) -> Iterator[A
 
 def fresh_var(var: Any) -> Any:
     return jex_core.Var(var.aval)
+
+
+def is_on_host(var: Any) -> bool:
+    """Whether an array lies in the memory of the host."""
+    return getattr(var.aval, "memory_space", None) == jax.memory.Space.Host

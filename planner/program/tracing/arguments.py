@@ -111,4 +111,7 @@ def aval_of(value: Any) -> Aval:
         # A key of the default generator is two 32-bit words; the layout of other extended types is close enough.
         return Aval(shape=tuple(map(int, shape)), dtype=name, itemsize=8)
     narrow = {"int4": 0.5, "uint4": 0.5, "int2": 0.25, "uint2": 0.25, "float4_e2m1fn": 0.5, "float0": 0}
-    return Aval(shape=tuple(map(int, shape)), dtype=name, itemsize=narrow.get(name, np.dtype(dtype).itemsize))
+    itemsize = narrow.get(name, np.dtype(dtype).itemsize)
+    if getattr(value, "memory_space", None) == jax.memory.Space.Host:
+        return Aval(shape=tuple(map(int, shape)), dtype=name, itemsize=0, host_itemsize=itemsize)
+    return Aval(shape=tuple(map(int, shape)), dtype=name, itemsize=itemsize)

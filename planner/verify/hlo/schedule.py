@@ -9,6 +9,9 @@ Instructions are walked in schedule order with one clock per computation:
                     than its HBM bytes over the bandwidth. Allocating takes nothing
     a collective    takes its ring time; if asynchronous it runs from its start to its done, after those before it over
                     the same groups, and only what has not passed by its done is exposed
+    a copy to the memory of the host, or from there
+                    takes its bytes over the host's link, after those before it that way; from its start to its done it
+                    runs beside the rest, and what has not passed by then is exposed
     a while loop    takes its body's time times its trip count
 
 Ignored: contention between collectives over different groups, wrap-around and hop distance of the physical torus,
@@ -19,9 +22,11 @@ are 2 to 5 times too many (so never compare an estimate by cycles with one witho
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from planner.verify.hlo.collectives import CompiledCollective, describe_collectives
 from planner.verify.hlo.schedule_walk import FREE, WRAPPERS, ScheduleEstimate, ScheduleWalk, Totals, start_of
@@ -35,7 +40,7 @@ class Rates:
 
     `clock_hz` None means: do not use the compiler's cycles. `kernel_seconds` is the least time of any kernel; `lanes` is
     the extent to which matrix units fill up the dims of their weights; `attention_efficiency` is the share of these rates
-    that kernels with exponentials reach.
+    that kernels with exponentials reach; `host_bytes_per_s` is the rate of the link to the host, each way.
     """
 
     flops_per_s: float
@@ -44,6 +49,7 @@ class Rates:
     kernel_seconds: float = 0.0
     lanes: int = 1
     attention_efficiency: float = 1.0
+    host_bytes_per_s: float = math.inf
 
 
 def estimate_seconds(
@@ -126,6 +132,17 @@ class _Clock:
             self.wait(key)
 
 
+class _HostCopy(NamedTuple):
+    to_host: bool
+    bytes: float
+    starts: bool
+
+
+HOST = "S(5)"
+"""How a layout says that an array is in the memory of the host."""
+_MAY_COPY = ("async-start", "copy", "dynamic-slice", "dynamic-update-slice", "fusion")
+
+
 class _Walker(ScheduleWalk[Rates]):
     def walk(self, computation: Computation) -> Totals:
         clock = _Clock()
@@ -140,6 +157,10 @@ class _Walker(ScheduleWalk[Rates]):
                 clock.send(key, collective.groups, seconds)
                 if not self._is_start(instruction):
                     clock.wait(key)
+            elif (host := self._host_copy(instruction, computation)) is not None:
+                clock.send(instruction.name, host.to_host, host.bytes / self.rates.host_bytes_per_s)
+                if not host.starts:
+                    clock.wait(instruction.name)
             elif opcode in ("copy-start", "slice-start"):
                 self._fetch(clock, instruction.name, _first_array(instruction.shape))
             elif opcode == "async-start" and self._is_slice(instruction):
@@ -157,6 +178,24 @@ class _Walker(ScheduleWalk[Rates]):
                 clock.run(self._op(instruction, computation))
         clock.finish()
         return totals
+
+    def _host_copy(self, instruction: Instruction, computation: Computation) -> _HostCopy | None:
+        """What an instruction copies to the memory of the host or from there; None where it does not."""
+        if instruction.opcode == "copy-start":
+            result, source = re.findall(r"\w+\[[^\]]*\](?:\{[^}]*\})?", instruction.shape)[:2]
+            to_host, from_host, moved = HOST in result, HOST in source, result
+        elif instruction.opcode in _MAY_COPY:
+            callee = self.module.computations[instruction.called[0]] if instruction.called else computation
+            root = callee.root if instruction.called else instruction
+            read = [callee.by_name[name].shape for name in root.operands if name in callee.by_name]
+            updated = read[1:2] if root.opcode == "dynamic-update-slice" else read
+            to_host, from_host = HOST in root.shape, any(HOST in shape for shape in updated)
+            moved = root.shape if updated is read else read[1]
+        else:
+            return None
+        if to_host == from_host:
+            return None
+        return _HostCopy(to_host=to_host, bytes=bytes_of(moved), starts=instruction.opcode.endswith("-start"))
 
     def _fetch(self, clock: _Clock, name: str, shape: str) -> None:
         clock.fetch(name, bytes_of(shape) / self.rates.hbm_bytes_per_s)

@@ -96,6 +96,11 @@ class Pair(Between):
         """The number of passes."""
         return self.forward.length
 
+    @property
+    def forward_eqns(self) -> Sequence[Any]:
+        """Those of the forward loop's body."""
+        return self.forward.body.eqns
+
     @cached_property
     def once(self) -> Mapping[int, Any]:
         """Those that are computed of what both loops take whole."""

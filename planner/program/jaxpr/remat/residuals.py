@@ -9,7 +9,7 @@ on such values alone, can be saved, which stacks it, or computed again of others
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -61,11 +61,13 @@ class Value:
 class Crossing:
     """The values that cross from a forward to a backward pass, in an order in which they can be computed.
 
-    The passes run `length` times. What only the backward pass computes of them, the forward pass can compute too.
+    The passes run `length` times. What only the backward pass computes of them, the forward pass can compute too. `steps`
+    are those of one run of a forward loop's body; layers written out have none.
     """
 
     values: tuple[Value, ...]
     length: int
+    steps: tuple[Step, ...] = ()
 
 
 NEVER_REPEATED = frozenset(
@@ -106,6 +108,11 @@ class Between:
     def length(self) -> int:
         """How often the passes run."""
         return 1
+
+    @property
+    def forward_eqns(self) -> Sequence[Any]:
+        """The equations of the body of a forward loop, where there is one."""
+        return ()
 
     @cached_property
     def once(self) -> Mapping[int, Any]:
@@ -178,7 +185,8 @@ def crossing_of(pair: Between) -> Crossing:
                 run=len(values) if eqn is None else runs.setdefault(id(eqn), len(values)),
             )
         )
-    return Crossing(values=tuple(values), length=pair.length)
+    steps = tuple(step for eqn in pair.forward_eqns for step in steps_of(eqn, 1.0))
+    return Crossing(values=tuple(values), length=pair.length, steps=steps)
 
 
 def _name(eqn: Any) -> str:

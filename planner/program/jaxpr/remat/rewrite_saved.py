@@ -6,10 +6,13 @@ no compiler merges it with what the forward loop has computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
+import jax
 import jax.extend.core as jex_core
 from jax.interpreters import partial_eval
 
@@ -20,7 +23,7 @@ from planner.program.jaxpr.remat.loop_pairs import Loop, Pair, inside, pairs_in
 from planner.program.jaxpr.remat.residuals import Between, Crossing, Step, crossing_of, steps_of
 from planner.program.jaxpr.remat.unrolled_layers import WrittenOut, recomputed_within, written_out_in
 from planner.program.jaxpr.remat.value_numbering import Numbers, ValueNumbers
-from planner.program.jaxpr.variables import fresh_var
+from planner.program.jaxpr.variables import fresh_var, is_on_host
 from planner.program.tracing.gc_pause import paused
 from planner.program.tracing.traced import Program
 
@@ -40,13 +43,13 @@ def program_steps(program: Program) -> Iterator[Step]:
         yield from steps_of(eqn, 1.0)
 
 
-def with_saved(program: Program, saved: Saved) -> Program:
+def with_saved(program: Program, saved: Saved, offloaded: Saved = MappingProxyType({})) -> Program:
     """The program in which of these crossings just these values are saved; what else is needed is computed again.
 
-    Raises: NoSuchValues.
+    Of what loops save, those `offloaded` wait in the memory of the host. Raises: NoSuchValues.
     """
     jaxpr = inlined(program.jaxpr)
-    scopes = _scopes_of(program)
+    scopes = _scopes_of(program, offloaded)
     new = scopes.rewritten(opened(jaxpr), saved)
     absent = [position for position in saved if position >= scopes.count]
     if absent:
@@ -82,6 +85,7 @@ class _Scopes:
 
     held: Mapping[Any, Any] = field(default_factory=dict[Any, Any])
     """By variable the arrays that the program holds."""
+    offloaded: Saved = field(default_factory=dict[int, Sequence[int]])
     values: ValueNumbers = field(default_factory=ValueNumbers)
     count: int = 0
 
@@ -125,9 +129,12 @@ class _Scopes:
             return self._with_loops(body, scope, saved)
         of_loop: dict[int, list[Any]] = {}
         stacks: dict[int, dict[int, tuple[Any, bool]]] = {}
+        offloaded: set[int] = set()
         for position, numbers in chosen.items():
             pair = scope.pairs[position - scope.first]
-            stacks.setdefault(pair.forward.position, {}).update(_as_written(pair, numbers))
+            away = _numbers_of(pair, position, self.offloaded.get(position, ())) - pair.once.keys()
+            offloaded |= away
+            stacks.setdefault(pair.forward.position, {}).update(_as_written(pair, numbers - away))
         for forward in {p.forward.position: p.forward for p in scope.pairs}.values():
             of_it = [
                 (scope.pairs[position - scope.first], numbers)
@@ -135,7 +142,7 @@ class _Scopes:
                 if scope.pairs[position - scope.first].forward is forward
             ]
             if of_it:
-                of_loop[forward.position] = _with_stacks(forward, of_it, stacks[forward.position])
+                of_loop[forward.position] = _with_stacks(forward, of_it, stacks[forward.position], offloaded)
         for position, numbers in chosen.items():
             pair = scope.pairs[position - scope.first]
             of_loop[pair.backward.position] = _reading(pair, numbers, stacks[pair.forward.position])
@@ -157,12 +164,12 @@ class _Scopes:
         return body.replace(eqns=eqns)
 
 
-def _scopes_of(program: Program) -> _Scopes:
+def _scopes_of(program: Program, offloaded: Saved = MappingProxyType({})) -> _Scopes:
     body = opened(program.jaxpr)
     held = dict(zip(body.constvars, consts_of(program.jaxpr), strict=False))
     first = len(body.invars) - len(program.constants)
     held.update(zip(body.invars[first:], program.constants, strict=True))
-    return _Scopes(held=held)
+    return _Scopes(held=held, offloaded=offloaded)
 
 
 def _others(scope: _Scope) -> list[Any]:
@@ -205,9 +212,16 @@ class _Body:
     """(variable of the body, operand outside) of what is the same in every pass, and of what is taken slice by slice."""
 
     def take(self, number: int, operand: Any, var: Any, *, sliced: bool) -> None:
-        """Takes a value from outside."""
+        """Takes a value from outside, and to the device from the host."""
         (self.slices if sliced else self.consts).append((var, operand))
-        self.names[number] = var
+        self.names[number] = self.put(var, jax.memory.Space.Device) if is_on_host(var) else var
+
+    def put(self, var: Any, where: jax.memory.Space) -> Any:
+        """A value in another memory."""
+        moved = jex_core.Var(var.aval.update(memory_space=where))
+        source = self.pair.backward.eqn.source_info
+        self.eqns += equations_by(partial(jax.device_put, device=where), [var], [moved], source)[0]
+        return moved
 
     def have(self, number: int) -> Any:
         """The variable of a value, which is taken from outside or computed of others if it is not there."""
@@ -236,7 +250,10 @@ class _Body:
 
 
 def _with_stacks(
-    loop: Loop, of_pairs: Sequence[tuple[Pair, frozenset[int]]], stacks: dict[int, tuple[Any, bool]]
+    loop: Loop,
+    of_pairs: Sequence[tuple[Pair, frozenset[int]]],
+    stacks: dict[int, tuple[Any, bool]],
+    offloaded: Container[int],
 ) -> list[Any]:
     """A forward loop that stacks what is saved, behind what is saved of values that are the same in every pass.
 
@@ -261,6 +278,7 @@ def _with_stacks(
                 stacks[number] = outside.have(number), False
             else:
                 var = body.have(number)
+                var = body.put(var, jax.memory.Space.Host) if number in offloaded else var
                 stack = jex_core.Var(var.aval.update(shape=(loop.length, *var.aval.shape)))
                 stacks[number] = stack, True
                 added.append((var, stack))
