@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from pbqp.options import GAP, Share
 from planner.errors import ArgumentError
 from planner.former_names import with_former_keywords
-from planner.units import quantity
+from planner.units import bytes_of, quantity
 
 Microbatches = Literal["auto"] | int
 """Whether layers share: where it loses nothing or the problem is large ("auto"), wherever they repeat, or never."""
@@ -69,6 +70,8 @@ class Progress:
 
 Remat = Literal["auto", "as written", "none", "full"] | Mapping[str, Literal["save", "recompute"]]
 """Which values that a backward pass reads of its forward pass are saved; a mapping says it of some, by name."""
+Offload = Literal["auto", "never"] | Mapping[str, Literal["host"]]
+"""What waits in the memory of hosts; a mapping names it."""
 Check = Literal["auto", "always", "never"]
 Autotune = Literal["never", "compile", "measure"]
 
@@ -104,6 +107,14 @@ class Options:
     `jax.checkpoint`s; "none" saves everything, "full" computes again whatever can be. A mapping from patterns over their
     names (of `checkpoint_name`, else as intermediates are named, as the notes and `explain` print them) to "save" or
     "recompute" says it of some, and leaves the others to "auto"; a later pattern wins.
+
+    `offload`: whether values that are saved for the backward pass may wait in the memory of hosts: where memory is short
+    and that gains 2 % or lets a plan fit ("auto"; on TPUs), or not at all ("never"). A mapping from patterns over their
+    names to "host" sends some there, on GPUs as well. Of loops, each pass sends what it has saved; the links of hosts are
+    those of the chips' rows (`cost_models`). The notes say what waits there, and how many bytes that are.
+
+    `host_memory_limit`: bytes of the memory of hosts that one device's arrays may take, or text such as "40GB"; default 0.8
+    of what Google Cloud's machines have for each.
 
     `annotations`: "keep" makes the mesh and the placements that the program names itself part of the plan, "free" takes
     them out, so that the planner may find a better mesh and better specs. Such are `with_sharding_constraint`, logical
@@ -160,6 +171,8 @@ class Options:
     profile: str | None = None
     gap: float = GAP
     remat: Remat = "auto"
+    offload: Offload = "auto"
+    host_memory_limit: float | str | None = None
     annotations: Literal["keep", "free"] = "keep"
     seed: int = 0
     max_axes: int = 3
@@ -199,6 +212,18 @@ def _is_remat(value: object) -> bool:
     return value in ("auto", "as written", "none", "full")
 
 
+def _is_offload(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return bool(value) and all(isinstance(k, str) and how == "host" for k, how in value.items())
+    return value in ("auto", "never")
+
+
+def _is_size(value: Any) -> bool:
+    with suppress(ValueError):
+        return value is None or (bytes_of(value) if isinstance(value, str) else _positive(value) and value) > 0
+    return False
+
+
 def _is_trips(value: object) -> bool:
     return all(map(_positive, value.values() if isinstance(value, Mapping) else (value,)))
 
@@ -217,6 +242,8 @@ _POSSIBLE: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         _is_remat,
         "one of 'auto', 'as written', 'none', 'full', or a mapping from patterns to 'save' or 'recompute'",
     ),
+    "offload": (_is_offload, "'auto', 'never', or a mapping from patterns to 'host'"),
+    "host_memory_limit": (_is_size, "bytes > 0, or text such as '40GB'"),
     "annotations": (lambda v: v in ("keep", "free"), "'keep' or 'free'"),
     "seed": (lambda v: type(v) is int and v >= 0, "an integer of 0 or more"),
     "max_axes": (lambda v: v in (1, 2, 3), "1, 2 or 3"),

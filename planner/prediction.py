@@ -47,6 +47,7 @@ class Predicted(Printed):
 
     `feed_seconds` are beside them: what it takes to bring the inputs from hosts, which a pipeline that prefetches hides
     behind the call before. `fed_bytes` of inputs go to a device; the busiest host loads `host_bytes` for its devices.
+    `offloaded_bytes` of arrays wait in the memory of a device's host.
     """
 
     seconds: float
@@ -63,6 +64,7 @@ class Predicted(Printed):
     feed_seconds: float = 0.0
     fed_bytes: float = 0.0
     host_bytes: float = 0.0
+    offloaded_bytes: float = 0.0
     hidden_seconds: float = 0.0
     seconds_range: tuple[float, float] | None = None
 

@@ -15,12 +15,11 @@ def variants(decision: Decision) -> tuple[Decision, ...]:
     On TPU: windowed einsum left to the compiler, which costs up to half of a step or gains a few per cent, and on v5p
     collectives by its SparseCores. What is predicted of a variant is what is predicted of `decision`.
     """
-    chip = decision.request.topology.chip
-    if decision.compiler_options != plan_options(chip.platform, chip.name):
+    chip, offloads = decision.request.topology.chip, any(decision.form.offloaded)
+    if decision.compiler_options != plan_options(chip.platform, chip.name, offloads=offloads):
         return ()
-    return tuple(
-        replace(decision, compiler_options=dict(options)) for options in other_options(chip.platform, chip.name)
-    )
+    others = other_options(chip.platform, chip.name, offloads=offloads)
+    return tuple(replace(decision, compiler_options=dict(options)) for options in others)
 
 
 def remedied(decision: Decision, error: str) -> Decision:

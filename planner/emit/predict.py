@@ -68,7 +68,21 @@ def predict(chosen: Chosen, topology: Topology) -> Predicted:
         feed_seconds=sum(one.seconds for one in fed),
         fed_bytes=sum(one.device_bytes for one in fed),
         host_bytes=sum(one.host_bytes for one in fed),
+        offloaded_bytes=_offloaded_bytes(chosen),
     )
+
+
+def _offloaded_bytes(chosen: Chosen) -> float:
+    """Bytes per device of what loops leave on hosts."""
+    graph, sizes = chosen.instance.model.graph, chosen.instance.mesh.mask_sizes()
+    stacks = [tensor for op in graph.of_kinds(("loop_stack",)) for tensor in op.results]
+    found = 0.0
+    for tensor in stacks:
+        aval = graph.tensors[tensor].aval
+        if aval.host_itemsize:
+            split = sum(1 << axis for axis, dim in enumerate(chosen.home(tensor)) if dim >= 0)
+            found += aval.host_bytes / float(sizes[split])
+    return found
 
 
 def _peak_bytes(chosen: Chosen, chip: Chip, argument_bytes: float) -> float:

@@ -23,7 +23,7 @@ def products_of(chosen: Chosen, saved: SavedValues, passes: int) -> tuple[Produc
     front = saved.front
     if front is None:
         return ()
-    choice = front.settled(saved.saved)
+    choice = front.settled(saved.form.saved, saved.form.offloaded)
     again: dict[str, float] = {}
     for crossing, repeated in zip(front.crossings, choice.repeated, strict=True):
         for step in (step for position in repeated for step in crossing.values[position].steps):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from planner.pricing.candidates.pins import base_name, matcher
+from planner.program.form import Form
 from planner.program.graph import Aval
 from planner.transforms.remat_choice import Choice, Front
 from planner.units import quantity
@@ -20,8 +21,9 @@ class SavedValue:
     """A value, or several that are chosen alike: `saved`, or computed again.
 
     All figures are per device and call, were all of it split evenly: `bytes` that saving takes, `seconds` and `flops` of
-    computing it again. `other_bytes`, `other_seconds` and `other_flops` are what the other choice adds, all else as it is
-    but for what is needed then; None where there is no other. `count` values run in `passes` each.
+    computing it again. `on_host`: what is saved waits there. `other_bytes`, `other_seconds` and `other_flops` are what the
+    other choice adds, all else as it is but for what is needed then; None where there is no other. `count` values run in
+    `passes` each.
     """
 
     name: str
@@ -29,6 +31,7 @@ class SavedValue:
     count: int
     passes: int
     saved: bool
+    on_host: bool
     bytes: float
     seconds: float
     flops: float
@@ -40,7 +43,7 @@ class SavedValue:
         times = " x ".join(str(times) for times in (self.count, self.passes) if times > 1)
         shape = f"{self.aval.dtype}{list(self.aval.shape)}{f' x {times}' if times else ''}"
         again = f"{quantity(self.seconds, 's')} and {quantity(self.flops, 'FLOP')} to compute again"
-        now = "saved" if self.saved else "computed again"
+        now = f"saved{' in the memory of the host' if self.on_host else ''}" if self.saved else "computed again"
         lines = [f"{self.name} {shape}: {now}; {quantity(self.bytes, 'B')} to save, {again}"]
         if self.other_bytes is None or self.other_seconds is None or self.other_flops is None:
             lines.append(f"     it cannot be {'computed again' if self.saved else 'saved'}")
@@ -57,12 +60,12 @@ class SavedValue:
 class SavedValues:
     """What is known of the saved values of a plan, found when it is asked for.
 
-    `make` gives the choices of the program, `saved` which values are saved of each crossing (None: as written), `devices`
-    share all of it.
+    `make` gives the choices of the program, `form` which values are saved of each crossing, and where, `devices` share all
+    of it.
     """
 
     make: Callable[[], Front | None]
-    saved: Sequence[Sequence[int] | None]
+    form: Form
     devices: int
 
     @cached_property
@@ -76,7 +79,7 @@ class SavedValues:
         front = self.front
         if front is None:
             return []
-        choice = front.settled(self.saved)
+        choice = front.settled(self.form.saved, self.form.offloaded)
         found = [self._described(front, choice, places) for places in front.alike()]
         return sorted((value for value in found if value is not None), key=lambda value: -value.bytes)
 
@@ -96,6 +99,7 @@ class SavedValues:
             count=len(saved or again),
             passes=1 if saved and value.once else front.crossings[crossing].length,
             saved=bool(saved),
+            on_host=bool(saved) and choice.offloads(saved[0]),
             bytes=size,
             seconds=seconds,
             flops=flops,

@@ -92,7 +92,8 @@ def _named(name: str) -> Topology | None:
 
 
 def _row(leaf: dict[str, Any], spec: Any) -> dict[str, Any]:
-    return {"name": leaf["name"], **leaf["aval"], "weak": leaf["weak"], "constant": leaf["constant"], "spec": spec}
+    aval = {name: value for name, value in leaf["aval"].items() if name != "host_itemsize"}
+    return {"name": leaf["name"], **aval, "weak": leaf["weak"], "constant": leaf["constant"], "spec": spec}
 
 
 # ---------------------------------------------------------------- reading

@@ -42,7 +42,7 @@ def alternatives(problem: PlanningProblem, decision: Decision) -> Alternatives:
         platform=problem.request.topology.chip.platform,
         saved=SavedValues(
             make=lambda: _front(problem.program, problem.request.topology.chip),
-            saved=decision.form.saved,
+            form=decision.form,
             devices=math.prod(decision.mesh_shape.values()),
         ),
     )
@@ -50,5 +50,5 @@ def alternatives(problem: PlanningProblem, decision: Decision) -> Alternatives:
 
 def _front(program: Program, chip: Chip) -> Front | None:
     """The choices of what a program saves, that the one of its form is among; None where there are none."""
-    found = crossings(formed(program.as_written, replace(program.form, saved=())))
+    found = crossings(formed(program.as_written, replace(program.form, saved=(), offloaded=())))
     return Front(found, chip, parts=program.form.microbatches) if found else None

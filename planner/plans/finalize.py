@@ -110,7 +110,11 @@ def decide(
         static_argnums=program.static_argnums,
         keywords=program.keywords,
         jax_version=jax.__version__,
-        compiler_options=dict(plan_options(request.topology.chip.platform, request.topology.chip.name)),
+        compiler_options=dict(
+            plan_options(
+                request.topology.chip.platform, request.topology.chip.name, offloads=any(program.form.offloaded)
+            )
+        ),
         form=program.form,
     )
 

@@ -27,6 +27,7 @@ FIGURE_NAMES = {
     "flops": ("operations", "FLOP"),
     "traffic_bytes": ("read and written", "B"),
     "peak_bytes": ("peak memory", "B"),
+    "offloaded_bytes": ("waiting on hosts", "B"),
     "argument_bytes": ("  arguments", "B"),
     "output_bytes": ("  results", "B"),
     "energy_joules": ("energy", "J"),

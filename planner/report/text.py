@@ -70,6 +70,9 @@ def _summary(report: PlanReport) -> list[tuple[str, str]]:
             f"({count(c.meshes, 'mesh', 'meshes')}, {c.solve_seconds:.1f} s)",
         ),
     ]
+    if p.offloaded_bytes:
+        waits = f"{quantity(p.offloaded_bytes, 'B')} per device wait for the backward pass"
+        rows.insert(4, ("host memory", waits))
     if decision.form.microbatches > 1:
         rows.insert(1, ("form", f"{decision.form.microbatches} microbatches, one after the other"))
     if p.feed_seconds:

@@ -25,7 +25,7 @@ def formed(program: Program, form: Form) -> Program:
 
 def with_values_saved(program: Program, form: Form) -> Program:
     """A program in the microbatches of a form, with the values saved that it says. Raises: ArgumentError."""
-    if form.saved == program.form.saved:
+    if (form.saved, form.offloaded) == (program.form.saved, program.form.offloaded):
         return program
     return replace(_saving(program, form), form=form, written=program.as_written.jaxpr)
 
@@ -56,7 +56,7 @@ def _saving(program: Program, form: Form) -> Program:
     """A program whose backward passes are handed what a form says. Raises: ArgumentError."""
     saved = {position: chosen for position, chosen in enumerate(form.saved) if chosen is not None}
     try:
-        return with_saved(program, saved) if saved else program
+        return with_saved(program, saved, dict(enumerate(form.offloaded))) if saved else program
     except NoSuchValues as error:
         raise ArgumentError(
             f"{program.function_name} has no such values to save for its backward pass {error}: the plan is another "

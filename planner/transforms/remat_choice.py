@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import milp
-from scipy.sparse import coo_array, csr_array, vstack
+from scipy.sparse import coo_array, csr_array, eye_array, hstack, vstack
 from scipy.sparse.csgraph import connected_components
 
 import cost_models
@@ -28,13 +28,14 @@ from cost_models.hardware import Chip, Platform
 from pbqp.vectors import Floats
 from planner.errors import ArgumentError
 from planner.folded import fold_numbers
+from planner.program.form import Form
 from planner.program.graph import Aval
 from planner.program.jaxpr.remat.residuals import Crossing, Step, Value
 from planner.rules.primitives import PRIMITIVES
 from planner.units import quantity
 
-Pinned = Literal["save", "recompute"]
-"""What a user says of a value: it is not computed again, or it is not saved."""
+Pinned = Literal["save", "recompute", "host"]
+"""What a user says of a value: it is not computed again, or it is not saved, or it waits in the memory of the host."""
 
 FUSED_PASS: Mapping[Platform, float] = {"tpu": 0.1, "gpu": 0.2, "cpu": 1.0}
 """Part of a pass over its result that an op costs which a compiler fuses with what reads it: a TPU's matmuls compute their
@@ -48,6 +49,9 @@ UNSURE = 0.1
 5 % longer than if they are saved, where the prices say 6 % less (a decoder on v5p:4x4x4)."""
 EVEN = 1e-12
 """What it costs beside all else that a value is there: of what costs nothing, nothing is saved without need."""
+BESIDE, EXPOSED = 0.25, 0.1
+"""The part of a pass's computing during which what it saves may travel to the host, and the part of that which is waited
+for."""
 SOLVE_SECONDS = 2.0
 """Most seconds for one choice within a budget; what is found by then is offered."""
 
@@ -56,15 +60,26 @@ SOLVE_SECONDS = 2.0
 class Choice:
     """Which values of every crossing are saved, and which computed again.
 
-    `bytes` are what the saved ones take on all devices at a time, `flops` what is computed again in a call, `seconds` those
-    of one chip for computing again, and for writing and reading what is saved.
+    Those `offloaded` wait in the memory of hosts, where they take `host_bytes` at a time. `bytes` are what the other saved
+    ones take on all devices at a time, `flops` what is computed again in a call, `seconds` those of one chip for computing
+    again, and for writing and reading what is saved.
     """
 
     saved: tuple[tuple[int, ...], ...]
     repeated: tuple[tuple[int, ...], ...]
+    offloaded: tuple[tuple[int, ...], ...]
     bytes: float
+    host_bytes: float
     flops: float
     seconds: float
+
+    def offloads(self, place: tuple[int, int]) -> bool:
+        """Whether a value, by the positions of its crossing and in it, waits on the host."""
+        return bool(self.offloaded) and place[1] in self.offloaded[place[0]]
+
+    def of(self, form: Form) -> Form:
+        """A form with this choice."""
+        return replace(form, saved=self.saved, offloaded=self.offloaded)
 
 
 def step_seconds(step: Step, chip: Chip) -> float:
@@ -89,6 +104,17 @@ def _shapes(avals: Sequence[Aval]) -> list[tuple[int, ...]]:
     return [aval.shape for aval in avals]
 
 
+class _Away(NamedTuple):
+    """By kind of values whether it can wait on hosts (1 or 0), and the seconds of links that are waited for.
+
+    `shares` has a row for each crossing: which part of what can travel during a pass each kind is.
+    """
+
+    possible: NDArray[np.float64]
+    seconds: NDArray[np.float64]
+    shares: Any
+
+
 class Front:
     """The choices for the crossings of a program on a kind of chip; `pinned` says by name what a user wants of values.
 
@@ -104,7 +130,7 @@ class Front:
         *,
         parts: int = 1,
     ) -> None:
-        self.crossings, self.pinned = crossings, pinned
+        self.crossings, self.pinned, self._chip, self._parts = crossings, pinned, chip, parts
         self._values = [(crossing, value) for crossing in crossings for value in crossing.values]
         self._first = np.cumsum([0, *(len(crossing.values) for crossing in crossings)])
         read: Floats = np.array([value.aval.bytes * crossing.length for crossing, value in self._values])
@@ -129,6 +155,9 @@ class Front:
             np.int64,
         )
         """For each value the first that the same run of an equation makes: what is computed again is paid once for all."""
+        self._on_host: NDArray[np.bool_] = np.array(
+            [pinned.get(value.name) == "host" and can_wait(crossing, value) for crossing, value in self._values], bool
+        )
         self._saving: Floats = parts * (self._bytes + read) / chip.memory_bytes_per_s
 
     @cached_property
@@ -195,12 +224,12 @@ class Front:
         """As little as can be is saved: whatever can be computed again is."""
         return self._cut(saving=self._saving + self._bytes * (1 + self._again.sum()) / max(self._bytes.min(), 1.0))
 
-    def settled(self, saved: Sequence[Sequence[int] | None]) -> Choice:
+    def settled(self, saved: Sequence[Sequence[int] | None], offloaded: Sequence[Sequence[int]] = ()) -> Choice:
         """The choice that saves these values of each crossing; of one left out, or None, those that it saves as written.
 
-        What else is needed is computed again, and saved where it cannot be.
+        Of these some are `offloaded`. What else is needed is computed again, and saved where it cannot be.
         """
-        kept, repeated = np.zeros(len(self._values), bool), np.zeros(len(self._values), bool)
+        kept, repeated, away = (np.zeros(len(self._values), bool) for _ in range(3))
         for at, (first, crossing) in enumerate(zip(self._first.tolist(), self.crossings, strict=False)):
             given = saved[at] if at < len(saved) else None
             own = {i for i, value in enumerate(crossing.values) if value.saved} if given is None else set(given)
@@ -217,7 +246,8 @@ class Front:
                     own.add(position)
             kept[[first + i for i in own]] = True
             repeated[[first + i for i in again]] = True
-        return self._choice(kept, repeated)
+            away[[first + i for i in (offloaded[at] if at < len(offloaded) else ())]] = True
+        return self._choice(kept, repeated, away)
 
     def alike(self) -> list[list[tuple[int, int]]]:
         """The values that are chosen alike, as positions of their crossings and in these."""
@@ -237,17 +267,18 @@ class Front:
     def keeps_pins(self) -> bool:
         """Whether the program as written is as the user wants it."""
         pins = (self.pinned.get(value.name) for _, value in self._values)
-        return all(
-            pin is None or not (value.repeated if pin == "save" else value.saved)
+        against = (
+            pin is not None and (pin == "host" or (value.repeated if pin == "save" else value.saved))
             for pin, (_, value) in zip(pins, self._values, strict=True)
         )
+        return not any(against)
 
     def can(self, places: Sequence[tuple[int, int]], how: Pinned) -> bool:
-        """Whether all of some values can be saved, or computed again."""
-        return all(
-            self._savable[crossing][position] if how == "save" else self.crossings[crossing].values[position].repeatable
-            for crossing, position in places
-        )
+        """Whether all of some values can be saved, or computed again, or wait on the host."""
+        of = [(self.crossings[at], self.crossings[at].values[i], self._savable[at][i]) for at, i in places]
+        if how == "recompute":
+            return all(value.repeatable for _, value, _ in of)
+        return all(can_save and (how == "save" or can_wait(crossing, value)) for crossing, value, can_save in of)
 
     @cached_property
     def _savable(self) -> list[list[bool]]:
@@ -282,8 +313,42 @@ class Front:
         if least.bytes < ALIKE * before.bytes:
             yield least
 
-    def _cut(self, *, again: Floats | None = None, saving: Floats | None = None, budget: float = math.inf) -> Choice:
-        """The choice of least seconds, at these prices if given, within so many bytes."""
+    def offloading(self, budgets: Sequence[float], host_budget: float) -> Iterator[Choice]:
+        """The fastest choices within so many bytes of all devices, and of hosts, where some of the values wait there."""
+        before: Choice | None = None
+        for budget in budgets:
+            found = self._cut(budget=max(budget, 1.0), host_budget=host_budget)
+            if found.offloaded and (before is None or found.bytes < ALIKE * before.bytes):
+                yield found
+                before = found
+
+    @cached_property
+    def _away(self) -> _Away:
+        """What waiting on hosts takes."""
+        of, count = self._kinds, int(self._kinds.max()) + 1
+        possible, seconds = np.ones(count), np.zeros(count)
+        share = np.zeros((len(self.crossings), count))
+        link = self._chip.host_link_bytes_per_s
+        for at, (first, crossing) in enumerate(zip(self._first.tolist(), self.crossings, strict=False)):
+            room = BESIDE * link * math.fsum(step_seconds(step, self._chip) for step in crossing.steps)
+            for i, value in enumerate(crossing.values):
+                kind = of[first + i]
+                if can_wait(crossing, value) and room:
+                    share[at, kind] += value.aval.bytes / room
+                    seconds[kind] += self._parts * crossing.length * EXPOSED * 2 * value.aval.bytes / link
+                else:
+                    possible[kind] = 0.0
+        return _Away(possible=possible, seconds=seconds, shares=csr_array(share))
+
+    def _cut(
+        self,
+        *,
+        again: Floats | None = None,
+        saving: Floats | None = None,
+        budget: float = math.inf,
+        host_budget: float = 0.0,
+    ) -> Choice:
+        """The choice of least seconds, at these prices if given, within so many bytes, and so many of hosts."""
         of, count, (runs, of_run) = self._kinds, int(self._kinds.max()) + 1, self._run_kinds
         first = np.unique(self._runs)
         paid = (self._again if again is None else again)[first]
@@ -299,10 +364,20 @@ class Front:
         needed, repeatable = np.zeros(count), np.ones(count)
         np.maximum.at(needed, of, [float(value.needed) for _, value in self._values])
         np.minimum.at(repeatable, of, [float(value.repeatable) for _, value in self._values])
-        repeatable[[kind for kind, pin in self._pins.items() if pin == "save"]] = 0.0
+        repeatable[[kind for kind, pin in self._pins.items() if pin != "recompute"]] = 0.0
         lower = np.concatenate([np.zeros(count), needed, np.zeros(runs)])
         upper = np.concatenate([repeatable, np.ones(count + runs)])
         rows, most = self._implications, np.zeros(self._implications.shape[0])
+        if host_budget:
+            # Last come the kinds that wait on hosts: of those saved, as many as travel.
+            away, one = self._away, eye_array(count)
+            costs, size = np.append(costs, away.seconds), np.append(size, -bytes_of)
+            lower, upper = np.append(lower, np.zeros(count)), np.append(upper, away.possible)
+            saved = hstack([one, -one, csr_array((count, runs)), one])
+            travels = hstack([csr_array((len(self.crossings), 2 * count + runs)), away.shares])
+            held = hstack([csr_array((1, 2 * count + runs)), csr_array(bytes_of[None, :] / host_budget)])
+            rows = vstack([hstack([rows, csr_array((rows.shape[0], count))]), saved, travels, held])
+            most = np.concatenate([most, np.zeros(count), np.ones(len(self.crossings) + 1)])
         if math.isfinite(budget):
             rows, most = vstack([rows, csr_array(size[None, :] / budget)]), np.append(most, 1.0)
         scale = max(float(np.abs(costs).max()), 1e-300)
@@ -311,7 +386,7 @@ class Front:
             costs / scale,
             constraints=(rows, np.full_like(most, -np.inf), most),
             bounds=(lower, upper),
-            integrality=np.full(2 * count + runs, float(math.isfinite(budget))),
+            integrality=np.full(len(costs), float(math.isfinite(budget))),
             options={"time_limit": SOLVE_SECONDS},
         )
         if found.x is None and math.isinf(budget):
@@ -319,7 +394,8 @@ class Front:
         if found.x is None:
             return self.nothing
         repeated, there = (found.x[:count] > 0.5)[of], (found.x[count : 2 * count] > 0.5)[of]
-        return self._choice(there & ~repeated, repeated)
+        away_of = (found.x[2 * count + runs :] > 0.5)[of] if host_budget else None
+        return self._choice(there & ~repeated, repeated, away_of)
 
     @cached_property
     def _implications(self) -> Any:
@@ -349,13 +425,20 @@ class Front:
         numbers[several] = np.arange(len(several))
         return len(several), numbers[joined]
 
-    def _choice(self, saved: np.ndarray, repeated: np.ndarray) -> Choice:
-        bounds = list(pairwise(self._first.tolist()))
+    def _choice(self, saved: np.ndarray, repeated: np.ndarray, offloaded: np.ndarray | None = None) -> Choice:
+        away = saved & (self._on_host if offloaded is None else self._on_host | offloaded)
         runs = np.unique(self._runs[repeated])
+
+        def by_crossing(chosen: np.ndarray) -> tuple[tuple[int, ...], ...]:
+            bounds = pairwise(self._first.tolist())
+            return tuple(tuple(np.flatnonzero(chosen[first:last]).tolist()) for first, last in bounds)
+
         return Choice(
-            saved=tuple(tuple(np.flatnonzero(saved[first:last]).tolist()) for first, last in bounds),
-            repeated=tuple(tuple(np.flatnonzero(repeated[first:last]).tolist()) for first, last in bounds),
-            bytes=float(self._bytes[saved].sum()),
+            saved=by_crossing(saved),
+            repeated=by_crossing(repeated),
+            offloaded=by_crossing(away) if away.any() else (),
+            bytes=float(self._bytes[saved & ~away].sum()),
+            host_bytes=float(self._bytes[away].sum()),
             flops=float(self._flops[runs].sum()),
             seconds=float(self._saving[saved].sum() + self._again[runs].sum()),
         )
@@ -372,6 +455,11 @@ def savable(crossing: Crossing) -> list[bool]:
         passed = all(_is_fused(step) for step in value.steps)
         found.append(value.forward or (passed and all(found[i] for i in value.operands)))
     return found
+
+
+def can_wait(crossing: Crossing, value: Value) -> bool:
+    """Whether a value, where it is saved, can wait on the host: a loop stacks it, pass by pass."""
+    return crossing.length > 1 and not value.once and value.forward and value.aval.itemsize > 0
 
 
 MOST_NAMED = 6
@@ -392,6 +480,13 @@ def describe_remat(crossings: Sequence[Crossing], choice: Choice, written: Choic
         )
     more = (choice.bytes - written.bytes) / devices
     memory = f"{quantity(abs(more), 'B')} {'more' if more >= 0 else 'less'} are saved per device than as written"
+    if choice.offloaded:
+        away = [
+            crossing.values[i].name
+            for crossing, positions in zip(crossings, choice.offloaded, strict=True)
+            for i in sorted(positions, key=lambda i, of=crossing: -of.values[i].aval.bytes)
+        ]
+        memory += f", {quantity(choice.host_bytes / devices, 'B')} wait in the memory of its host ({_named(away)})"
     again, before = (quantity(one.flops / devices, "FLOP") for one in (choice, written))
     return f"recomputation: {'; '.join(clauses)}; {memory}, {again} are computed again, {before} as written"
 

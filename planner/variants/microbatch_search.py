@@ -64,7 +64,7 @@ class Counts:
             spared = front.written.seconds - front.fastest.seconds
             with suppress(PinError):  # of a value that this form does not have
                 if search.may_fit(front.fastest):
-                    form = replace(base.program.form, saved=front.fastest.saved)
+                    form = front.fastest.of(base.program.form)
                     return Floors(search.variants.of(form), axes, devices, spared=0.0)
         return Floors(base, axes, devices, spared)
 
@@ -75,7 +75,7 @@ class Counts:
         return search.variants.base.program.form.microbatches == 1 and search.options.microbatches == "auto"
 
     @cached_property
-    def _counts(self) -> list[int]:
+    def possible(self) -> list[int]:
         """The numbers of microbatches that may be chosen."""
         batch = self._search.variants.batch if self._left_open else None
         return [] if batch is None or isinstance(batch, Refused) else part_counts(batch.extent)
@@ -90,10 +90,10 @@ class Counts:
         if not self._left_open or not self._search.variants.request.topology.chip.on_chip_bytes:
             return None
         whole = self._floors.of(1)
-        if self._floors.of(MOST_FOR_CHIPS) > (1 - LEAP) * whole or not self._counts:
+        if self._floors.of(MOST_FOR_CHIPS) > (1 - LEAP) * whole or not self.possible:
             return None
-        first = self._floors.least_parts(self._counts, self._fitting, self._last)
-        if self._floors.of(self._counts[first]) > (1 - LEAP) * whole:
+        first = self._floors.least_parts(self.possible, self._fitting, self._last)
+        if self._floors.of(self.possible[first]) > (1 - LEAP) * whole:
             return None
         found = self._best_count(first, None, misses=1, below=whole)
         if found is None:
@@ -104,9 +104,9 @@ class Counts:
         """The best plans in microbatches where memory or the room on chips is short; those given where they gain less."""
         if whole is not None and not self._search.short and not whole.is_kept_back:
             return self._on_chips(whole)
-        if not self._counts:
+        if not self.possible:
             return whole
-        first = self._floors.least_parts(self._counts, self._fitting, self._last)
+        first = self._floors.least_parts(self.possible, self._fitting, self._last)
         more = self._best_count(first, whole, misses=MISSES)
         if more is not None and whole is None:
             return _with_reason(more, f"fits {quantity(self._search.variants.base.roomy_limit, 'B')} per device")
@@ -123,22 +123,22 @@ class Counts:
     def _fitting(self) -> int:
         """The position of the least number in which the fastest choice fits, were all of it split evenly."""
         front = self._front
-        fitting = (at for at, count in enumerate(self._counts) if front and self._search.may_fit(front.fastest, count))
-        return next(fitting, len(self._counts) - 1)
+        fitting = (at for at, count in enumerate(self.possible) if front and self._search.may_fit(front.fastest, count))
+        return next(fitting, len(self.possible) - 1)
 
     @property
     def _last(self) -> int:
         """The position of the largest number that is tried for what stays on the chips."""
-        few = sum(count <= MOST_FOR_CHIPS for count in self._counts) - 1
-        return min(max(few, self._fitting + STRIDE), len(self._counts) - 1)
+        few = sum(count <= MOST_FOR_CHIPS for count in self.possible) - 1
+        return min(max(few, self._fitting + STRIDE), len(self.possible) - 1)
 
     def _on_chips(self, best: VariantResult) -> VariantResult:
         """The best plans in microbatches of which enough more stays on the chips; those given where they gain less."""
         enough = WORTH_A_LOOK * value_of(best)
-        if best.gain_on_chips(MOST_FOR_CHIPS) < enough or not self._counts:
+        if best.gain_on_chips(MOST_FOR_CHIPS) < enough or not self.possible:
             return best
-        few = range(sum(count <= MOST_FOR_CHIPS for count in self._counts))
-        first = bisect_left(few, True, key=lambda at: best.gain_on_chips(self._counts[at]) >= enough)
+        few = range(sum(count <= MOST_FOR_CHIPS for count in self.possible))
+        first = bisect_left(few, True, key=lambda at: best.gain_on_chips(self.possible[at]) >= enough)
         return best if first == len(few) else self._best_count(first, best, misses=1) or best
 
     # ------------------------------------------------------------ the best of these numbers
@@ -151,7 +151,7 @@ class Counts:
         More than the first are tried as long as that gains or so many `misses` are not met, in large steps where more could
         be saved in more, and last the neighbours of the best.
         """
-        counts, more, found, missed, at, tried = self._counts, None, first, 0, first, set[int]()
+        counts, more, found, missed, at, tried = self.possible, None, first, 0, first, set[int]()
         while at < len(counts):
             cutoff = self._cutoff(counts[at], more or best, below)
             other = self._of_microbatches(counts[at], below=cutoff, rough=(more or best) is not None)
@@ -175,7 +175,7 @@ class Counts:
         What takes all of the memory in one pass does not fit by the compiler, as a rule.
         """
         best = None
-        for count in self._counts:
+        for count in self.possible:
             if self._search.late:
                 break
             before = best
@@ -246,7 +246,7 @@ class Counts:
             return
         front = Front(crossed, variants.request.topology.chip, search.pinned, parts=count)
         for choice in islice(filter(search.may_fit, front.offered()), MOST_CHOICES):
-            problem = variants.of(replace(form, saved=choice.saved))
+            problem = variants.of(choice.of(form))
             yield problem, (note, search.remat_note(front, choice)), search.slower(front, choice)
         if front.keeps_pins:
             yield variants.of(form), (note,), search.slower(front, front.written)

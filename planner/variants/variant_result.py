@@ -20,6 +20,7 @@ from planner.search.best_on_mesh import WORTHWHILE
 from planner.search.mesh_search import SearchOptions, SearchResult, search
 from planner.search.problem import PlanningProblem
 from planner.transforms.remat_choice import Choice, Front, Pinned, describe_remat, program_seconds
+from planner.units import bytes_of
 from planner.variants.problem_variants import ProblemVariants
 
 GAIN = 0.02
@@ -29,6 +30,13 @@ HOPE = 0.01
 FORM_GAP = 5e-3
 """What may be left between the best plan under a memory limit and the bound, where no other gap is asked for: forms differ
 by more."""
+HOST_PART, UNKNOWN_HOST_BYTES = 0.8, 16e9
+"""The part of the memory of hosts that arrays may take, and the bytes of it for each device where it is not known."""
+ON_GPUS = (
+    ". XLA's GPU compiler is known to compute wrong gradients of values that loops leave on hosts (openxla/xla issue "
+    "46231): compare results on the devices, plan.verify(*args)"
+)
+"""What is to be told of plans for GPUs with values on hosts."""
 TIGHT = 0.8
 """From this part of the limit on, what is saved may be what keeps plans from being faster."""
 
@@ -186,9 +194,21 @@ class VariantSearch:
 
     def may_fit(self, choice: Choice, parts: int = 1) -> bool:
         """Whether the arguments and what is saved, of one of these parts of the batch, fit, were all of it split evenly."""
+        return choice.bytes / parts <= self.room
+
+    @property
+    def room(self) -> float:
+        """The bytes of all devices that arguments leave."""
         written = self.variants.base
-        arguments = sum(leaf.aval.bytes for leaf in written.program.arguments)
-        return (arguments + choice.bytes / parts) / self.devices <= written.roomy_limit
+        return self.devices * written.roomy_limit - sum(leaf.aval.bytes for leaf in written.program.arguments)
+
+    @property
+    def host_room(self) -> float:
+        """The bytes of hosts that the arrays of all devices may take."""
+        given = self.options.host_memory_limit
+        limit = bytes_of(given) if isinstance(given, str) else given
+        has = self.variants.request.topology.chip.host_memory_bytes
+        return self.devices * (limit or HOST_PART * has or UNKNOWN_HOST_BYTES)
 
     def hopes_for(self, front: Front) -> bool:
         """Whether another choice of what is saved promises enough to be tried before the program as it is written."""
@@ -205,5 +225,6 @@ class VariantSearch:
         return (choice.seconds - front.fastest.seconds) / self.devices
 
     def remat_note(self, front: Front, choice: Choice) -> str:
-        """What a plan says of the values that are computed again."""
-        return describe_remat(front.crossings, choice, front.written, self.devices)
+        """What a plan says of the values that are computed again, or wait on hosts."""
+        doubt = ON_GPUS if choice.offloaded and self.variants.request.topology.chip.platform == "gpu" else ""
+        return describe_remat(front.crossings, choice, front.written, self.devices) + doubt

@@ -25,6 +25,8 @@ from planner.program.jaxpr.remat.rewrite_saved import crossings
 from planner.search.mesh_search import SearchOptions, SearchResult, search
 from planner.search.problem import PlanningProblem
 from planner.transforms.remat_choice import ALIKE, Choice, Front, Pinned
+from planner.units import quantity
+from planner.variants.host_memory import with_host_memory
 from planner.variants.microbatch_search import Counts
 from planner.variants.problem_variants import ProblemVariants
 from planner.variants.variant_result import GAIN, VariantResult, VariantSearch, value_of
@@ -49,8 +51,9 @@ def best_variant(
     `explained`.
     """
     written, how = variants.base, options.remat
-    found = () if how == "as written" else crossings(written.program)
-    pinned = pinned_values(how, found) if isinstance(how, Mapping) else {}
+    given = isinstance(options.offload, Mapping)
+    found = () if how == "as written" and not given else crossings(written.program)
+    pinned = pinned_values(_pins(options), found)
     parts = written.program.form.microbatches
     front = Front(found, written.request.topology.chip, pinned, parts=parts) if found else None
     deadline = Deadline.after(options.time_limit_s)
@@ -64,6 +67,7 @@ def best_variant(
             best = compared.whole()
         else:
             best = counts.of_a_leap() or counts.gaining_most_on(compared.whole())
+            best = with_host_memory(search, best, counts.possible)
         if best is not None and best.result.tie_broken is not None:
             return replace(best, result=best.result.tie_broken())
         if best is not None:
@@ -72,10 +76,24 @@ def best_variant(
             return counts.roomier(
                 _as_requested(written, meshes, options, judged=judged, explained=explained, room=False)
             )
-    choice = front.everything if how == "none" else front.nothing
-    problem = variants.of(replace(written.program.form, saved=choice.saved))
+    choice = {"none": front.everything, "as written": front.written}.get(str(how), front.nothing)
+    if choice.host_bytes > search.host_room:
+        raise InfeasibleError(
+            f"what Options(offload=...) names takes {quantity(choice.host_bytes / search.devices, 'B')} of hosts for each "
+            f"device, and the limit is {quantity(search.host_room / search.devices, 'B')}; name fewer values, or raise "
+            "Options(host_memory_limit=...)"
+        )
+    problem = variants.of(choice.of(written.program.form))
     notes = (search.remat_note(front, choice),)
     return _as_requested(problem, meshes, options, judged=judged, explained=explained, notes=notes)
+
+
+def _pins(options: Options) -> Mapping[str, Pinned]:
+    """What the options say of values, by patterns over their names."""
+    pins: dict[str, Pinned] = {}
+    for given in (options.remat, options.offload):
+        pins.update(given if isinstance(given, Mapping) else {})
+    return pins
 
 
 def pinned_values(pins: Mapping[str, Pinned], found: Sequence[Crossing]) -> dict[str, Pinned]:
@@ -87,8 +105,8 @@ def pinned_values(pins: Mapping[str, Pinned], found: Sequence[Crossing]) -> dict
         if not matching:
             close = close_names(pattern, names) if names else "nothing: the program has no backward pass that reads any"
             raise PinError(
-                f"no value that the backward pass reads is named {pattern!r}, as Options(remat=...) has it; names look "
-                f"like {close}"
+                f"no value that the backward pass reads is named {pattern!r}, as Options(remat=... or offload=...) has "
+                f"it; names look like {close}"
             )
         pinned |= dict.fromkeys(matching, how)
     return pinned
@@ -213,7 +231,7 @@ class _Comparison:
         """The best plans with a choice of what is saved of a value below this."""
         search, found = self.search, None
         with suppress(PinError):  # of a value that this form does not have
-            form = replace(search.variants.base.program.form, saved=choice.saved)
+            form = choice.of(search.variants.base.program.form)
             found = search.search(search.variants.of(form), below=below)
         if found is None:
             return None

@@ -1,4 +1,4 @@
-"""Any legal form is right: what is saved and the number of microbatches drawn at random, planned, and run on 8 devices.
+"""Any legal form is right: what is saved, and where, and the number of microbatches drawn at random, run on 8 devices.
 
 The programs are the model files at their small size, the zoo of this folder's tests, those with loops of every kind
 (dropout, nested, several), and those of public libraries where they are present.
@@ -27,7 +27,7 @@ from planner.program.tracing.traced import Program
 from planner.testing import free_wires
 from planner.transforms.apply import formed, in_microbatches
 from planner.transforms.batch import batch_of
-from planner.transforms.remat_choice import Pinned
+from planner.transforms.remat_choice import Pinned, can_wait
 from tests.transforms import loops
 from tests.transforms.choices import drawn_choice
 from tests.zoo import test_zoo
@@ -78,7 +78,11 @@ def _check(program: Program, made: Made, data: st.DataObject) -> None:
     fn, args = made
     parted = _in_parts(program, data.draw(st.sampled_from(COUNTS), label="microbatches"))
     saved = tuple(drawn_choice(data, crossing) for crossing in crossings(parted))
-    form = Form(microbatches=parted.form.microbatches, saved=saved)
+    offloaded = tuple(
+        tuple(i for i in one or () if can_wait(crossing, crossing.values[i]) and data.draw(st.booleans(), label="host"))
+        for one, crossing in zip(saved, crossings(parted), strict=True)
+    )
+    form = Form(microbatches=parted.form.microbatches, saved=saved, offloaded=offloaded)
     run = jex_core.jaxpr_as_fun(formed(program, form).jaxpr)
 
     def in_form(*given: Any) -> Any:

@@ -1,0 +1,91 @@
+"""The best plans whose saved values wait in the memory of hosts, where memory is short.
+
+As much of what a loop saves goes there as travels beside its computing (`remat_choice.Front.offloading`). That leaves room
+to save more of each part of the batch, and to take it in fewer parts: both are tried, from the whole batch at once on.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from dataclasses import replace
+
+from planner.errors import ArgumentError, PinError
+from planner.program.form import Form
+from planner.program.jaxpr.remat.rewrite_saved import crossings
+from planner.transforms.remat_choice import Front
+from planner.variants.variant_result import GAIN, VariantResult, VariantSearch, value_of
+
+ABOUT, LITTLE_LESS, LITTLE = 1.25, 0.5, 0.1
+"""Parts of the room in the memory of devices: of what is told by the best plan, of all where there is none, and little."""
+MISSES = 2
+"""How many numbers of microbatches that gain nothing end it."""
+
+
+def with_host_memory(search: VariantSearch, best: VariantResult | None, counts: list[int]) -> VariantResult | None:
+    """The best plans with values on hosts, or those given where none gains enough.
+
+    `counts` are the numbers of microbatches that may be chosen beside one.
+    """
+    request = search.variants.request
+    left_open = search.options.offload == "auto" and request.objective == "time"
+    if not left_open or request.topology.chip.platform != "tpu" or not _is_short(search, best):
+        return best
+    least, most = search.variants.base.program.form.microbatches, math.inf if best is None else best.parts
+    gained, missed = False, 0
+    for count in (least, *counts):
+        found = _in_parts(search, count, best) if count <= most else None
+        if found is None and not search.over:
+            missed += 1
+        if search.late or missed == MISSES or (found is None and gained):
+            break
+        best, gained = found or best, gained or found is not None
+    return best
+
+
+def _is_short(search: VariantSearch, best: VariantResult | None) -> bool:
+    """Whether more memory may let plans be faster."""
+    return best is None or search.short or best.is_kept_back
+
+
+def _in_parts(search: VariantSearch, count: int, best: VariantResult | None) -> VariantResult | None:
+    """The best plans in so many microbatches that gain enough on the best so far; None where none do."""
+    with suppress(ArgumentError, PinError):  # of an op that is not known by parts
+        variants = search.variants
+        form = replace(variants.base.program.form, microbatches=count)
+        front = _front(search, form)
+        if front is None:
+            return None
+        for choice in front.offloading(_budgets(search, count, best), search.host_room):
+            below = value_of(best) * (1 - GAIN)
+            found = search.search(variants.of(choice.of(form)), below=below)
+            if found is not None:
+                notes = (variants.describe(count),) if count > 1 else ()
+                notes = (*notes, search.remat_note(front, choice))
+                return replace(found, notes=notes, slower=search.slower(front, choice))
+    return None
+
+
+def _front(search: VariantSearch, form: Form) -> Front | None:
+    """The choices of what is saved in so many microbatches; None where there are none."""
+    program = search.variants.forms.program(replace(form, saved=(), offloaded=()))
+    chip, found = search.variants.request.topology.chip, crossings(program)
+    return Front(found, chip, search.pinned, parts=form.microbatches) if found else None
+
+
+def _budgets(search: VariantSearch, count: int, best: VariantResult | None) -> list[float]:
+    """The bytes of all devices that saved values may take in so many microbatches, the most first, as sums to be tried.
+
+    What the best plan holds beside arguments and saved values grows with the part of the batch that is computed at a time,
+    or does not: so the last one is little.
+    """
+    little = LITTLE * search.room
+    if best is None:
+        return [LITTLE_LESS * search.room, little]
+    form = best.problem.program.form
+    front = _front(search, form)
+    saved = front.settled(form.saved, form.offloaded).bytes if front else 0.0
+    arguments = search.devices * best.problem.roomy_limit - search.room
+    working = search.devices * best.result.candidates[0].peak_bytes - arguments - saved
+    room = search.room - max(working, 0.0) * best.parts / count
+    return [ABOUT * room, little] if ABOUT * room > little else [little]
