@@ -12,7 +12,7 @@ from planner.pricing.assignment import Chosen
 from planner.program.graph import Graph, Op
 from planner.program.jaxpr.remat.residuals import line_of
 from planner.rules.op_work import body_of, op_flops
-from planner.transforms.remat_choice import step_flops
+from planner.transforms.remat_prices import step_flops
 
 
 def products_of(chosen: Chosen, saved: SavedValues, passes: int) -> tuple[Products, ...]:

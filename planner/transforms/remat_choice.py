@@ -23,23 +23,18 @@ from scipy.optimize import milp
 from scipy.sparse import coo_array, csr_array, eye_array, hstack, vstack
 from scipy.sparse.csgraph import connected_components
 
-import cost_models
-from cost_models.hardware import Chip, Platform
+from cost_models.hardware import Chip
 from pbqp.vectors import Floats
 from planner.errors import ArgumentError
 from planner.folded import fold_numbers
 from planner.program.form import Form
-from planner.program.graph import Aval
-from planner.program.jaxpr.remat.residuals import Crossing, Step, Value
-from planner.rules.primitives import PRIMITIVES
+from planner.program.jaxpr.remat.residuals import Crossing, Value
+from planner.transforms.remat_prices import is_fused, is_view, step_flops, step_seconds
 from planner.units import quantity
 
 Pinned = Literal["save", "recompute", "host"]
 """What a user says of a value: it is not computed again, or it is not saved, or it waits in the memory of the host."""
 
-FUSED_PASS: Mapping[Platform, float] = {"tpu": 0.1, "gpu": 0.2, "cpu": 1.0}
-"""Part of a pass over its result that an op costs which a compiler fuses with what reads it: a TPU's matmuls compute their
-operands on the way, a GPU's read some from memory."""
 ALIKE = 0.9
 """Choices whose bytes differ by less than this are not both offered."""
 ALIKE_STEPS = 2
@@ -80,28 +75,6 @@ class Choice:
     def of(self, form: Form) -> Form:
         """A form with this choice."""
         return replace(form, saved=self.saved, offloaded=self.offloaded)
-
-
-def step_seconds(step: Step, chip: Chip) -> float:
-    """Seconds of a leaf of the program, as often as it runs, on one chip."""
-    made = sum(aval.bytes for aval in step.results)
-    row = PRIMITIVES.get(step.kind)
-    if row is not None and row.fused:
-        return step.runs * FUSED_PASS[chip.platform] * made / chip.memory_bytes_per_s
-    flops = step_flops(step) / step.runs
-    dtype, engine = step.operands[0].dtype if step.operands else "float32", cost_models.engine(step.kind)
-    rate = chip.peak(dtype, engine) * (chip.efficiency(dtype) if engine == "matrix" else 1.0)
-    moved = made + sum(aval.bytes for aval in step.operands)
-    return step.runs * max(flops / rate, moved / chip.memory_bytes_per_s)
-
-
-def step_flops(step: Step) -> float:
-    """Operations of a leaf of the program, as often as it runs."""
-    return step.runs * cost_models.flops(step.kind, _shapes(step.operands), _shapes(step.results), step.params)
-
-
-def _shapes(avals: Sequence[Aval]) -> list[tuple[int, ...]]:
-    return [aval.shape for aval in avals]
 
 
 class _Away(NamedTuple):
@@ -200,7 +173,7 @@ class Front:
         """
         heavy = np.array(
             [
-                value.forward if crossing.length == 1 else not all(_is_view(step) for step in value.steps)
+                value.forward if crossing.length == 1 else not all(is_view(step) for step in value.steps)
                 for crossing, value in self._values
             ]
         )
@@ -214,7 +187,7 @@ class Front:
         """
         pairs = list(zip(self.crossings, self.fastest.repeated, self.written.repeated, strict=True))
         barred = any(crossing.length == 1 and written for crossing, _, written in pairs)
-        split = any(not all(map(_is_fused, crossing.values[i].steps)) for crossing, again, _ in pairs for i in again)
+        split = any(not all(map(is_fused, crossing.values[i].steps)) for crossing, again, _ in pairs for i in again)
         near = self.everything.seconds - self.fastest.seconds <= UNSURE * program_seconds
         worth = (barred or (split and near)) and self.everything.saved != self.fastest.saved
         return self.everything if worth else None
@@ -452,7 +425,7 @@ def savable(crossing: Crossing) -> list[bool]:
     """
     found: list[bool] = []
     for value in crossing.values:
-        passed = all(_is_fused(step) for step in value.steps)
+        passed = all(is_fused(step) for step in value.steps)
         found.append(value.forward or (passed and all(found[i] for i in value.operands)))
     return found
 
@@ -470,7 +443,7 @@ def describe_remat(crossings: Sequence[Crossing], choice: Choice, written: Choic
     """What a choice is, beside the program as written: what is saved, what of that is more than a view is not."""
     clauses: list[str] = []
     for crossing, saved, repeated, before in zip(crossings, choice.saved, choice.repeated, written.saved, strict=True):
-        again = [crossing.values[i].name for i in repeated if not all(map(_is_fused, crossing.values[i].steps))]
+        again = [crossing.values[i].name for i in repeated if not all(map(is_fused, crossing.values[i].steps))]
         kept = [crossing.values[i].name for i in sorted(saved, key=lambda i: -crossing.values[i].aval.bytes)]
         read = sum(value.needed for value in crossing.values)
         each = "" if crossing.length == 1 else f" of each of {crossing.length} passes"
@@ -496,18 +469,3 @@ def _named(names: Sequence[str]) -> str:
     folded = [fold.name for fold in fold_numbers(distinct, [None] * len(distinct))]
     more = f" and {len(folded) - MOST_NAMED} more" if len(folded) > MOST_NAMED else ""
     return ", ".join(folded[:MOST_NAMED]) + more
-
-
-def program_seconds(steps: Iterator[Step], chip: Chip) -> float:
-    """What a whole program takes on one chip, at the prices of the front."""
-    return math.fsum(step_seconds(step, chip) for step in steps)
-
-
-def _is_fused(step: Step) -> bool:
-    row = PRIMITIVES.get(step.kind)
-    return row is not None and row.fused
-
-
-def _is_view(step: Step) -> bool:
-    """Whether an op computes nothing: it names, moves, converts or repeats."""
-    return _is_fused(step) and (step.kind == "convert_element_type" or step_flops(step) == 0)

@@ -16,7 +16,7 @@ from planner.program.jaxpr.remat.rewrite_saved import crossings
 from planner.transforms.remat_choice import Front
 from planner.variants.variant_result import GAIN, VariantResult, VariantSearch, value_of
 
-ABOUT, LITTLE_LESS, LITTLE = 1.25, 0.5, 0.1
+ABOUT, HALF, LITTLE = 1.25, 0.5, 0.1
 """Parts of the room in the memory of devices: of what is told by the best plan, of all where there is none, and little."""
 MISSES = 2
 """How many numbers of microbatches that gain nothing end it."""
@@ -29,23 +29,20 @@ def with_host_memory(search: VariantSearch, best: VariantResult | None, counts: 
     """
     request = search.variants.request
     left_open = search.options.offload == "auto" and request.objective == "time"
-    if not left_open or request.topology.chip.platform != "tpu" or not _is_short(search, best):
+    is_short = best is None or search.short or best.is_kept_back
+    if not left_open or request.topology.chip.platform != "tpu" or not is_short or search.room <= 0:
         return best
-    least, most = search.variants.base.program.form.microbatches, math.inf if best is None else best.parts
+    most = math.inf if best is None else best.parts
     gained, missed = False, 0
-    for count in (least, *counts):
-        found = _in_parts(search, count, best) if count <= most else None
-        if found is None and not search.over:
-            missed += 1
-        if search.late or missed == MISSES or (found is None and gained):
+    for count in (search.variants.base.program.form.microbatches, *counts):
+        if count > most or missed == MISSES or search.late:
             break
+        found = _in_parts(search, count, best)
+        if found is None and gained:
+            break
+        missed += found is None and not search.over
         best, gained = found or best, gained or found is not None
     return best
-
-
-def _is_short(search: VariantSearch, best: VariantResult | None) -> bool:
-    """Whether more memory may let plans be faster."""
-    return best is None or search.short or best.is_kept_back
 
 
 def _in_parts(search: VariantSearch, count: int, best: VariantResult | None) -> VariantResult | None:
@@ -81,7 +78,7 @@ def _budgets(search: VariantSearch, count: int, best: VariantResult | None) -> l
     """
     little = LITTLE * search.room
     if best is None:
-        return [LITTLE_LESS * search.room, little]
+        return [HALF * search.room, little]
     form = best.problem.program.form
     front = _front(search, form)
     saved = front.settled(form.saved, form.offloaded).bytes if front else 0.0

@@ -19,7 +19,8 @@ from planner.program.jaxpr.remat.rewrite_saved import program_steps
 from planner.search.best_on_mesh import WORTHWHILE
 from planner.search.mesh_search import SearchOptions, SearchResult, search
 from planner.search.problem import PlanningProblem
-from planner.transforms.remat_choice import Choice, Front, Pinned, describe_remat, program_seconds
+from planner.transforms.remat_choice import Choice, Front, Pinned, describe_remat
+from planner.transforms.remat_prices import program_seconds
 from planner.units import bytes_of
 from planner.variants.problem_variants import ProblemVariants
 
