@@ -104,7 +104,8 @@ def test_the_explanation_of_a_plan_prints_them_and_that_of_a_name_does_not(
 
 
 def test_a_program_that_names_its_own_mesh_has_none() -> None:
-    mesh = jax.sharding.AbstractMesh((4, 2), ("a", "b"))
+    automatic = (jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.sharding.AbstractMesh((4, 2), ("a", "b"), axis_types=automatic)
 
     def fn(x: jax.Array) -> jax.Array:
         return jax.shard_map(jnp.sin, mesh=mesh, in_specs=jax.P("a"), out_specs=jax.P("a"))(x)
