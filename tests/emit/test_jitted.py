@@ -100,6 +100,12 @@ def test_collectives_by_sparse_cores_are_on_where_runs_are_published_and_a_varia
     assert sparse.compiler_options == {**plan_options("tpu", "v5p"), **SPARSE_CORE_COLLECTIVES}
 
 
+def test_all_to_alls_are_not_asynchronous_where_slices_do_not_compile_so() -> None:
+    name = "xla_tpu_enable_async_all_to_all"
+    assert name not in plan_options("tpu", "v5e")
+    assert all(plan_options("tpu", chip)[name] == "true" for chip in ("v4", "v5p", "v6e", "tpu7x"))
+
+
 def test_only_plans_for_v6e_have_the_option_that_fuses_broadcasts() -> None:
     name = "xla_tpu_enable_aggressive_broadcast_priority_update"
     assert plan_options("tpu", "v6e")[name] == "true"

@@ -23,15 +23,22 @@ ASYNC_COLLECTIVES: Mapping[str, str] = MappingProxyType(
     {
         "xla_enable_async_all_gather": "true",
         "xla_enable_async_all_reduce": "true",
-        "xla_tpu_enable_async_all_to_all": "true",
         "xla_tpu_enable_async_collective_fusion_fuse_all_gather": "true",
-        "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": "true",
     }
 )
 """Compiler options of TPUs under which collectives run beside what does not wait for them; MaxText runs with them.
 
 Of the schedules by libtpu 0.0.42 of a Llama 3 8B on v5p:4x4x4 they take 6 %, of a GPT 1.3B and a Mixtral there 5 %, of a
-Llama on v5e:4x4 1 % and of a Mixtral 3 %, for no memory. libtpu 0.0.52 has them too.
+Llama on v5e:4x4 1 % and of a Mixtral 3 %, for no memory. libtpu 0.0.52 has them too. All-reduces are not fused with
+kernels: on v4 these outgrow the chip's memory in full compiles, and schedules gain nothing (GPT 1.3B on v5p:2x2x4 151 ms
+with and without, on v5e:4x4 399 ms with and 397 without).
+"""
+
+ASYNC_ALL_TO_ALL: Mapping[str, str] = MappingProxyType({"xla_tpu_enable_async_all_to_all": "true"})
+"""The same for all-to-alls, not on v5e: slices of more than 4x4 end in "Async all-to-all not supported on limited ICI".
+
+That error comes after the schedule is known, in full compiles by libtpu 0.0.42. v4, v5p, v6e and tpu7x compile, in slices
+of up to 512 chips.
 """
 
 SPARSE_CORE_COLLECTIVES: Mapping[str, str] = MappingProxyType(
@@ -77,6 +84,7 @@ def plan_options(platform: Platform, chip: str, *, offloads: bool = False) -> Ma
     return {
         **NO_WINDOWED_EINSUM[platform],
         **(ASYNC_COLLECTIVES if platform == "tpu" else {}),
+        **(ASYNC_ALL_TO_ALL if platform == "tpu" and chip != "v5e" else {}),
         **(SPARSE_CORE_COLLECTIVES if SPARSE_CORE_CHIPS.get(chip) else {}),
         **FUSED_BROADCASTS.get(chip, {}),
         **(HOST_COPIES if offloads and platform == "tpu" else {}),
@@ -127,7 +135,7 @@ def options_of_plans(platform: Platform) -> Mapping[str, str]:
     """All compiler options that plans for a platform may carry."""
     options = {**NO_WINDOWED_EINSUM[platform]}
     if platform == "tpu":
-        options |= {**ASYNC_COLLECTIVES, **SPARSE_CORE_COLLECTIVES, **HOST_COPIES}
+        options |= {**ASYNC_COLLECTIVES, **ASYNC_ALL_TO_ALL, **SPARSE_CORE_COLLECTIVES, **HOST_COPIES}
         for own in FUSED_BROADCASTS.values():
             options |= own
     for remedy in REMEDIES.values():
