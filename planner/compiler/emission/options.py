@@ -23,22 +23,27 @@ ASYNC_COLLECTIVES: Mapping[str, str] = MappingProxyType(
     {
         "xla_enable_async_all_gather": "true",
         "xla_enable_async_all_reduce": "true",
+        "xla_tpu_enable_async_all_to_all": "true",
         "xla_tpu_enable_async_collective_fusion_fuse_all_gather": "true",
+        "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": "true",
     }
 )
 """Compiler options of TPUs under which collectives run beside what does not wait for them; MaxText runs with them.
 
 Of the schedules by libtpu 0.0.42 of a Llama 3 8B on v5p:4x4x4 they take 6 %, of a GPT 1.3B and a Mixtral there 5 %, of a
-Llama on v5e:4x4 1 % and of a Mixtral 3 %, for no memory. libtpu 0.0.52 has them too. All-reduces are not fused with
-kernels: on v4 these outgrow the chip's memory in full compiles, and schedules gain nothing (GPT 1.3B on v5p:2x2x4 151 ms
-with and without, on v5e:4x4 399 ms with and 397 without).
+Llama on v5e:4x4 1 % and of a Mixtral 3 %, for no memory. libtpu 0.0.52 has them too.
 """
 
-ASYNC_ALL_TO_ALL: Mapping[str, str] = MappingProxyType({"xla_tpu_enable_async_all_to_all": "true"})
-"""The same for all-to-alls, not on v5e: slices of more than 4x4 end in "Async all-to-all not supported on limited ICI".
+LEFT_OUT: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "v4": frozenset({"xla_tpu_enable_async_collective_fusion_fuse_all_reduce"}),
+        "v5e": frozenset({"xla_tpu_enable_async_all_to_all"}),
+    }
+)
+"""Those of them that plans for a chip leave out: full compiles by libtpu 0.0.42 end in errors after the schedule is known.
 
-That error comes after the schedule is known, in full compiles by libtpu 0.0.42. v4, v5p, v6e and tpu7x compile, in slices
-of up to 512 chips.
+On v4 kernels with all-reduces outgrow the memory of the chip; on v5e slices of more than 4x4 "Async all-to-all [is] not
+supported on limited ICI". The others compile, in slices of up to 512 chips.
 """
 
 SPARSE_CORE_COLLECTIVES: Mapping[str, str] = MappingProxyType(
@@ -79,12 +84,16 @@ sends 80 GB per chip they take 2.0 of 4.5 s of waiting at 15 GB/s, for no memory
 """
 
 
+def _async_collectives(chip: str) -> Mapping[str, str]:
+    left_out = LEFT_OUT.get(chip, frozenset())
+    return {name: value for name, value in ASYNC_COLLECTIVES.items() if name not in left_out}
+
+
 def plan_options(platform: Platform, chip: str, *, offloads: bool = False) -> Mapping[str, str]:
     """The compiler options that every plan for a chip has, or every one that `offloads` arrays to hosts."""
     return {
         **NO_WINDOWED_EINSUM[platform],
-        **(ASYNC_COLLECTIVES if platform == "tpu" else {}),
-        **(ASYNC_ALL_TO_ALL if platform == "tpu" and chip != "v5e" else {}),
+        **(_async_collectives(chip) if platform == "tpu" else {}),
         **(SPARSE_CORE_COLLECTIVES if SPARSE_CORE_CHIPS.get(chip) else {}),
         **FUSED_BROADCASTS.get(chip, {}),
         **(HOST_COPIES if offloads and platform == "tpu" else {}),
@@ -135,7 +144,7 @@ def options_of_plans(platform: Platform) -> Mapping[str, str]:
     """All compiler options that plans for a platform may carry."""
     options = {**NO_WINDOWED_EINSUM[platform]}
     if platform == "tpu":
-        options |= {**ASYNC_COLLECTIVES, **ASYNC_ALL_TO_ALL, **SPARSE_CORE_COLLECTIVES, **HOST_COPIES}
+        options |= {**ASYNC_COLLECTIVES, **SPARSE_CORE_COLLECTIVES, **HOST_COPIES}
         for own in FUSED_BROADCASTS.values():
             options |= own
     for remedy in REMEDIES.values():
