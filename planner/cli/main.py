@@ -21,7 +21,6 @@ sentence; 130 interrupted.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,7 +32,7 @@ import jax
 from cost_models import CostModelError, Profile, calibrate, parse_topology, save_profile
 from planner.api import audit, compare_topologies, pareto, plan
 from planner.cli import saved_plans
-from planner.cli.outputs import PLAN, PROFILE, check_output
+from planner.cli.outputs import PLAN, PROFILE, check_output, say
 from planner.cli.parser import make_parser
 from planner.cli.planning_options import in_flags
 from planner.cli.program_file import keywords_given, keywords_of, load_program, options_of
@@ -45,7 +44,6 @@ from planner.report.text import describe_profile
 from planner.request.joint_request import RequestedProgram
 from planner.studies import pareto as front
 from planner.studies import topology_table
-from planner.studies.audit import Audit
 from planner.studies.saved_folder import check_folder
 from planner.verify.compiler_clock import compiler_profile
 
@@ -155,7 +153,7 @@ def _hand_over(
     found: front.Front | topology_table.TopologyComparison, plans: int, arguments: argparse.Namespace
 ) -> None:
     """Prints a table of plans and writes them, as the arguments say."""
-    _say(found, arguments)
+    say(found, found.summary, arguments)
     if arguments.output is not None:
         found.save(arguments.output)
         print(f"wrote {plans} plans and a summary to {arguments.output}", file=sys.stderr)
@@ -168,16 +166,8 @@ def _audit(arguments: argparse.Namespace) -> int:
     keywords["options"] = options_of(arguments, planned)
     with status("pricing the shardings"):
         found = audit(planned.fn, planned.args, **keywords)
-    _say(found, arguments)
+    say(found, found.summary, arguments)
     return 0
-
-
-def _say(found: front.Front | topology_table.TopologyComparison | Audit, arguments: argparse.Namespace) -> None:
-    """Prints a table, or its data where JSON is asked for."""
-    if arguments.json:
-        print(json.dumps(found.summary, indent=1))
-    else:
-        found.show()
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 from cost_models import profile
 from planner.errors import ArgumentError
 from planner.plan_file import record
+from planner.printing.printed import Printed
 from planner.report.html.render import made_from
 
 FORCE = "--force"
@@ -75,3 +77,16 @@ def _format_of(path: Path) -> Any:
     except (OSError, ValueError, RecursionError):
         return None
     return found.get("format") if isinstance(found, dict) else None
+
+
+def say(record: Printed, data: Any, arguments: argparse.Namespace) -> int:
+    """Prints a record, or its data where JSON is asked for; the exit code."""
+    if arguments.json:
+        print(json_text(data))
+    else:
+        record.show()
+    return 0
+
+
+def json_text(data: Any) -> str:
+    return json.dumps(data, indent=1)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from pathlib import Path
 from typing import Any, get_args
 
 from planner.api import WITHIN, compare, fallbacks, load
-from planner.cli.outputs import add_output, check_page
+from planner.cli.outputs import add_output, check_page, json_text, say
 from planner.cli.program_file import load_program
 from planner.cli.progress import show_progress, status
 from planner.cli.values import parse_bytes, parse_mesh, parse_pin, parse_seconds
 from planner.options import Check, Options
 from planner.plan_file.codec import as_json as plain
 from planner.plans.plan import Plan
-from planner.printing.printed import Printed
 from planner.report.plan_report import decision_data, plan_report, report_data
 from planner.studies.fallbacks import record
 from planner.studies.saved_folder import check_folder
@@ -189,7 +187,7 @@ def _add_report(commands: Any) -> None:
 def show(arguments: argparse.Namespace) -> int:
     """Prints a saved plan."""
     saved = load(arguments.plan)
-    return _said(saved, decision_data(saved.decision), arguments)
+    return say(saved, decision_data(saved.decision), arguments)
 
 
 def explain_saved(arguments: argparse.Namespace) -> int:
@@ -203,7 +201,7 @@ def explain_saved(arguments: argparse.Namespace) -> int:
         bound = bind(arguments.plan, program)
         with status("pricing alternatives"):
             found = bound.explain(name)
-    return _said(found, plain(found), arguments)
+    return say(found, plain(found), arguments)
 
 
 def what_if_saved(arguments: argparse.Namespace) -> int:
@@ -215,7 +213,7 @@ def what_if_saved(arguments: argparse.Namespace) -> int:
         )
     comparison = found.comparison
     facts = {**plain(comparison), "same": comparison.same, "fits": found.fits, "proven": found.proven}
-    return _said(found, facts, arguments)
+    return say(found, facts, arguments)
 
 
 def fallbacks_saved(arguments: argparse.Namespace) -> int:
@@ -228,7 +226,7 @@ def fallbacks_saved(arguments: argparse.Namespace) -> int:
     with show_progress() as progress:
         options = Options(progress=progress, **{name: value for name, value in given.items() if value is not None})
         found = fallbacks(bound, arguments.topology, within=arguments.within, options=options)
-    _said(found, found.summary, arguments)
+    say(found, found.summary, arguments)
     if output is not None:
         found.save(output)
         print(f"wrote the fallbacks and a summary to {output}", file=sys.stderr)
@@ -238,7 +236,7 @@ def fallbacks_saved(arguments: argparse.Namespace) -> int:
 def compare_two(arguments: argparse.Namespace) -> int:
     """Prints where two saved plans differ."""
     found = compare(load(arguments.a), load(arguments.b))
-    return _said(found, {**plain(found), "same": found.same}, arguments)
+    return say(found, {**plain(found), "same": found.same}, arguments)
 
 
 def report(arguments: argparse.Namespace) -> int:
@@ -249,7 +247,7 @@ def report(arguments: argparse.Namespace) -> int:
     saved = load(arguments.plan)
     bound = None if arguments.program is None else bind(arguments.plan, arguments.program)
     if arguments.json:
-        print(_json(report_data(plan_report(saved.decision, None if bound is None else bound.alternatives))))
+        print(json_text(report_data(plan_report(saved.decision, None if bound is None else bound.alternatives))))
         return 0
     (saved if bound is None else bound).report(output)
     print(f"wrote {output}", file=sys.stderr)
@@ -261,16 +259,3 @@ def bind(path: str, program: str) -> Plan:
     saved = load(path)
     planned = load_program(program)
     return saved.bind(planned.fn, planned.args, example_kwargs=planned.kwargs)
-
-
-def _said(record: Printed, data: Any, arguments: argparse.Namespace) -> int:
-    """Prints a record, or its data where JSON is asked for; the exit code."""
-    if arguments.json:
-        print(_json(data))
-    else:
-        record.show()
-    return 0
-
-
-def _json(data: Any) -> str:
-    return json.dumps(data, indent=1)

@@ -75,7 +75,6 @@ with 4,096 queries at once takes 493 ms and 19.2 GB with the option, and 813 ms 
 for TPUs sets it, too. libtpu 0.0.52 has it. Compilers for v4, v5e, v5p and tpu7x store none of these, with or without.
 """
 
-
 HOST_COPIES: Mapping[str, str] = MappingProxyType({"xla_tpu_pcie_bandwidth_multiplier": "0.1"})
 """Compiler options of TPUs under which copies from the host begin early enough in a loop's trip.
 
