@@ -108,10 +108,13 @@ class Options:
     names (of `checkpoint_name`, else as intermediates are named, as the notes and `explain` print them) to "save" or
     "recompute" says it of some, and leaves the others to "auto"; a later pattern wins.
 
-    `offload`: whether values that are saved for the backward pass may wait in the memory of hosts: where memory is short
-    and that gains 2 % or lets a plan fit ("auto"; on TPUs), or not at all ("never"). A mapping from patterns over their
-    names to "host" sends some there, on GPUs as well. Of loops, each pass sends what it has saved; the links of hosts are
-    those of the chips' rows (`cost_models`). The notes say what waits there, and how many bytes that are.
+    `offload`: whether values that are saved for the backward pass, the state of an optimizer and parameters may wait in the
+    memory of hosts: where memory is short and that gains 2 % or lets a plan fit ("auto"; on TPUs), or not at all ("never").
+    A mapping from patterns over names of saved values and of arguments to "host" sends some there, on GPUs as well, such as
+    `{"opt_state/*": "host"}`. Of loops, each pass sends what it has saved. Arguments on hosts must be given away
+    (`donate_argnums`); they are updated slice by slice, layer by layer where they have a dim of layers. Parameters wait
+    where only loops read them besides, with the state that is updated with them. The links of hosts are those of the chips'
+    rows (`cost_models`). The notes say what waits there, and how many bytes that are.
 
     `host_memory_limit`: bytes of the memory of hosts that one device's arrays may take, or text such as "40GB"; default 0.8
     of what Google Cloud's machines have for each.

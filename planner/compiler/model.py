@@ -73,6 +73,7 @@ PassName = Literal[
     "reduce-scatter-decomposer",
     "cpu-collectives",
     "result-table",
+    "one-memory",
     "sum-before-slice",
     "read-as-stored",
     "constrain-anchors-only",

@@ -15,7 +15,7 @@ def variants(decision: Decision) -> tuple[Decision, ...]:
     On TPU: windowed einsum left to the compiler, which costs up to half of a step or gains a few per cent, and on v5p
     collectives by its SparseCores. What is predicted of a variant is what is predicted of `decision`.
     """
-    chip, offloads = decision.request.topology.chip, any(decision.form.offloaded)
+    chip, offloads = decision.request.topology.chip, decision.form.uses_hosts
     if decision.compiler_options != plan_options(chip.platform, chip.name, offloads=offloads):
         return ()
     others = other_options(chip.platform, chip.name, offloads=offloads)

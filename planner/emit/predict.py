@@ -73,16 +73,19 @@ def predict(chosen: Chosen, topology: Topology) -> Predicted:
 
 
 def _offloaded_bytes(chosen: Chosen) -> float:
-    """Bytes per device of what loops leave on hosts."""
-    graph, sizes = chosen.instance.model.graph, chosen.instance.mesh.mask_sizes()
+    """Bytes per device of arguments that lie on hosts, and of what loops leave there."""
+    graph = chosen.instance.model.graph
     stacks = [tensor for op in graph.of_kinds(("loop_stack",)) for tensor in op.results]
-    found = 0.0
-    for tensor in stacks:
-        aval = graph.tensors[tensor].aval
-        if aval.host_itemsize:
-            split = sum(1 << axis for axis, dim in enumerate(chosen.home(tensor)) if dim >= 0)
-            found += aval.host_bytes / float(sizes[split])
-    return found
+    return sum(_host_bytes(chosen, tensor) for tensor in (*graph.inputs, *stacks))
+
+
+def _host_bytes(chosen: Chosen, tensor: int) -> float:
+    """Bytes per device of a tensor in the memory of hosts."""
+    aval = chosen.instance.model.graph.tensors[tensor].aval
+    if not aval.host_itemsize:
+        return 0.0
+    split = sum(1 << axis for axis, dim in enumerate(chosen.home(tensor)) if dim >= 0)
+    return aval.host_bytes / float(chosen.instance.mesh.mask_sizes()[split])
 
 
 def _peak_bytes(chosen: Chosen, chip: Chip, argument_bytes: float) -> float:
@@ -285,7 +288,11 @@ def _border_bytes(chosen: Chosen) -> tuple[float, float, float]:
 
     As `jax.jit` compiles them: arguments that nothing reads or returns are left out.
     """
-    graph, stored = chosen.instance.model.graph, chosen.stored_bytes
+    graph, together = chosen.instance.model.graph, chosen.instance.model.compiler.runs("one-memory")
+
+    def stored(tensor: int) -> float:
+        return chosen.stored_bytes(tensor) + (_host_bytes(chosen, tensor) if together else 0.0)
+
     kept = {graph.inputs[position] for position in graph.kept}
     fed = {out: stored(graph.inputs[position]) for out, position in graph.feeds.items()}
     outputs = sum(fed[i] if i in fed else stored(tensor) for i, tensor in enumerate(graph.outputs))

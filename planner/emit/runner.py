@@ -25,6 +25,7 @@ from planner.errors import ArgumentError, MeshError
 from planner.machine.global_arrays import consume, placed, why_deleted
 from planner.machine.host_parts import laid_part
 from planner.machine.target import Target
+from planner.program.form import ON_HOST
 from planner.program.graph import Graph
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.jaxpr.placements.meshless import with_axes
@@ -33,8 +34,22 @@ from planner.program.mesh_axes import with_auto_axes
 from planner.program.slots import Slot
 from planner.program.tracing.call import called
 from planner.program.tracing.mutation import write_back
-from planner.program.tracing.traced import Program
+from planner.program.tracing.traced import Leaf, Program
 from planner.rules.kernels.kernel_parts import kernels
+
+
+def _taking_from_hosts(run: Callable[..., list[Any]], hosted: Sequence[int]) -> Callable[..., list[Any]]:
+    """A function of flat arguments, those at these positions on hosts, whose types need not say so where it is traced."""
+    if not hosted:
+        return run
+
+    def moved(*leaves: Any) -> list[Any]:
+        placed = list(leaves)
+        for position in hosted:
+            placed[position] = jax.device_put(leaves[position], jax.memory.Space.Host)
+        return run(*placed)
+
+    return moved
 
 
 @final
@@ -92,12 +107,20 @@ class Runner:
     @cached_property
     def in_shardings(self) -> tuple[NamedSharding, ...]:
         """Those of the flat arguments."""
-        return tuple(NamedSharding(self._outer_mesh, spec) for spec in self._decision.in_specs)
+        return self._shardings(self._decision.in_specs, self.program.arguments)
 
     @cached_property
     def out_shardings(self) -> tuple[NamedSharding, ...]:
         """Those of the flat results."""
-        return tuple(NamedSharding(self._outer_mesh, spec) for spec in self._decision.out_specs)
+        return self._shardings(self._decision.out_specs, self.program.results)
+
+    def _shardings(self, specs: Sequence[PartitionSpec], leaves: Sequence[Leaf]) -> tuple[NamedSharding, ...]:
+        """Those of arrays, some of which lie in the memory of hosts."""
+        mesh = self._outer_mesh
+        return tuple(
+            NamedSharding(mesh, spec, memory_kind=ON_HOST if leaf.aval.host_itemsize else None)
+            for spec, leaf in zip(specs, leaves, strict=True)
+        )
 
     @property
     def compiler_options(self) -> Mapping[str, str]:
@@ -147,7 +170,7 @@ class Runner:
         parts = local_calls(graph, laid, mesh, COMPILERS[self.target.platform])
         sums = loop_sums(graph, laid, mesh)
         by_hand = {**exchanges(graph, laid, mesh), **kernels(graph, laid, mesh), **parts, **sums.terms}
-        run = constrained(self.program, edits, by_hand, sums.around)
+        run = _taking_from_hosts(constrained(self.program, edits, by_hand, sums.around), self.program.form.hosted)
         return (lambda *leaves: list(map(with_axes, run(*leaves), self.out_shardings))) if types else run
 
     @cached_property

@@ -72,8 +72,8 @@ def decide(
         request=request,
         choice=tuple(map(int, candidate.choice)),
         mesh_shape=placement.mesh_shape,
-        arguments=program.arguments,
-        results=program.results,
+        arguments=program.as_written.arguments,
+        results=program.as_written.results,
         in_tree=json_of_tree(program.in_tree),
         in_specs=placement.in_specs,
         out_specs=placement.out_specs,
@@ -111,9 +111,7 @@ def decide(
         keywords=program.keywords,
         jax_version=jax.__version__,
         compiler_options=dict(
-            plan_options(
-                request.topology.chip.platform, request.topology.chip.name, offloads=any(program.form.offloaded)
-            )
+            plan_options(request.topology.chip.platform, request.topology.chip.name, offloads=program.form.uses_hosts)
         ),
         form=program.form,
     )

@@ -148,16 +148,16 @@ class LoadedPlan(Printed):
                 f"{program.function_name} donates the arguments {program.donate_argnums}, as it is jitted, where the saved "
                 f"plan donates {donated}; plan again"
             )
+        if program.results != saved.results:
+            raise PlanFileError(
+                f"the saved plan of {saved.function_name} has other results than its program; plan again"
+            )
         try:
             program = formed(program, saved.form)
         except ArgumentError as error:
             raise PlanFileError(self._another(program, f": {error}")) from error
         if fingerprint(program) != saved.fingerprint:
             raise PlanFileError(self._another(program))
-        if program.results != saved.results:
-            raise PlanFileError(
-                f"the saved plan of {saved.function_name} has other results than its program; plan again"
-            )
         if self._saved.edited:
             check_places(program, saved)
         return program

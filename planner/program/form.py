@@ -14,12 +14,19 @@ class Form:
     `microbatches`: in how many passes over equal parts of the batch, whose sums are added up. `saved`: which values are
     saved for each of the backward loops of the program in microbatches, as positions in its `crossings`; what else it
     needs of its forward loop is computed again. An entry of None leaves a loop as written, and so does one that is missing.
-    `offloaded`: which of these wait in the memory of the host, as positions likewise.
+    `offloaded`: which of these wait in the memory of the host, as positions likewise. `hosted`: the positions of arguments
+    that lie in the memory of the host, and what takes their place.
     """
 
     microbatches: int = 1
     saved: tuple[tuple[int, ...] | None, ...] = ()
     offloaded: tuple[tuple[int, ...], ...] = ()
+    hosted: tuple[int, ...] = ()
+
+    @property
+    def uses_hosts(self) -> bool:
+        """Whether arrays wait in the memory of hosts."""
+        return bool(self.hosted) or any(self.offloaded)
 
     @staticmethod
     def of(record: Mapping[str, Any]) -> Form:
@@ -27,8 +34,10 @@ class Form:
         given = dict(record)
         saved: list[list[int] | None] = given.pop("saved", [])
         offloaded: list[list[int]] = given.pop("offloaded", [])
+        hosted: list[int] = given.pop("hosted", [])
         return Form(
             **given,
+            hosted=tuple(map(int, hosted)),
             saved=tuple(None if one is None else tuple(map(int, one)) for one in saved),
             offloaded=tuple(tuple(map(int, one)) for one in offloaded),
         )
@@ -40,7 +49,10 @@ def form_text(form: Form) -> str:
     chosen = [one for one in form.saved if one is not None]
     saved = f"{sum(map(len, chosen))} values saved for the backward pass as chosen" if chosen else ""
     offloaded = f"{sum(map(len, form.offloaded))} of them on the host" if any(form.offloaded) else ""
-    return ", ".join(filter(None, (passes, saved, offloaded))) or "as written"
+    hosted = f"{len(form.hosted)} arguments on the host" if form.hosted else ""
+    return ", ".join(filter(None, (passes, saved, offloaded, hosted))) or "as written"
 
 
 AS_WRITTEN = Form()
+ON_HOST = "pinned_host"
+"""The kind of memory that arrays on hosts are in."""

@@ -71,7 +71,7 @@ def _summary(report: PlanReport) -> list[tuple[str, str]]:
         ),
     ]
     if p.offloaded_bytes:
-        waits = f"{quantity(p.offloaded_bytes, 'B')} per device wait for the backward pass"
+        waits = f"{quantity(p.offloaded_bytes, 'B')} per device"
         rows.insert(4, ("host memory", waits))
     if decision.form.microbatches > 1:
         rows.insert(1, ("form", f"{decision.form.microbatches} microbatches, one after the other"))

@@ -12,6 +12,7 @@ from planner.program.jaxpr.microbatch.slicing import NotInParts
 from planner.program.jaxpr.remat.rewrite_saved import NoSuchValues, with_saved
 from planner.program.tracing.traced import Program
 from planner.transforms.batch import Refused, batch_of
+from planner.transforms.host_arguments import with_arguments_on_host
 
 
 def formed(program: Program, form: Form) -> Program:
@@ -19,6 +20,8 @@ def formed(program: Program, form: Form) -> Program:
 
     Raises: ArgumentError where the program cannot be computed so.
     """
+    if form.hosted:
+        program = with_arguments_on_host(program, form.hosted)
     in_parts = program if form.microbatches == 1 else in_microbatches(program, form.microbatches, batch_of(program))
     return with_values_saved(in_parts, form)
 
@@ -31,9 +34,10 @@ def with_values_saved(program: Program, form: Form) -> Program:
 
 
 def in_microbatches(program: Program, count: int, batch: Batch | Refused) -> Program:
-    """A program as written in so many microbatches, as its batch may be taken. Raises: ArgumentError."""
+    """A program, nothing saved as chosen, in so many microbatches, as its batch may be taken. Raises: ArgumentError."""
     jaxpr = _in_microbatches(program, count, batch)
-    return replace(program, jaxpr=jaxpr, form=Form(microbatches=count), written=program.jaxpr)
+    form = replace(program.form, microbatches=count)
+    return replace(program, jaxpr=jaxpr, form=form, written=program.as_written.jaxpr)
 
 
 def _in_microbatches(program: Program, count: int, batch: Batch | Refused) -> object:

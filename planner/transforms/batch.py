@@ -87,7 +87,7 @@ def _sought(program: Program, *, remats: bool) -> Batch | Refused:
         after_loop = sum(flops for op, flops in heavy.items() if spread.is_late(graph.ops[op]))
         share = inside / (sum(heavy.values()) - after_loop) if sum(heavy.values()) > after_loop else 1.0
         if share >= ENOUGH and any(map(spread.inside, graph.ops)):
-            return _batch(spread, jaxpr)
+            return batch_in(spread, jaxpr)
         why = _whole(spread, tensor, dim) if spread.early else "little of its work runs over its batch"
         refused = refused or Refused(why=why)
     return refused or Refused(why="none of its arguments has a dim that could be a batch")
@@ -203,7 +203,7 @@ def _whole(spread: Spread, tensor: int, dim: int) -> str:
     return f"{op_name(op)} at {op.source} {TAKES_WHOLE} (the batch is dim {dim} of {graph.tensors[tensor].name})"
 
 
-def _batch(spread: Spread, jaxpr: object) -> Batch:
+def batch_in(spread: Spread, jaxpr: object) -> Batch:
     """What is run when, of a program whose arrays are spread so."""
     graph = spread.program.graph
     parts, cut = spread.places()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 from planner.decision import Request
 from planner.machine.target import Target
@@ -14,30 +14,48 @@ from planner.program.tracing.traced import Program
 from planner.search.problem import PlanningProblem, planning_problem
 from planner.transforms.apply import in_microbatches, with_values_saved
 from planner.transforms.batch import Refused, batch_of
+from planner.transforms.host_arguments import with_arguments_on_host
+
+Hosted = tuple[int, ...]
+"""The positions of arguments on hosts."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ProgramForms:
-    """A program as it is `written`, and in other forms; `in_parts` are those made so far, by number of microbatches."""
+    """A program as it is `written`, and in other forms.
+
+    `on_hosts` are those made so far by what of their arguments lies on hosts, `in_parts` by that and the number of
+    microbatches, `batches` how these may be taken.
+    """
 
     written: Program
-    in_parts: dict[int, Program] = field(default_factory=dict[int, Program])
+    on_hosts: dict[Hosted, Program] = field(default_factory=dict[Hosted, Program])
+    in_parts: dict[tuple[Hosted, int], Program] = field(default_factory=dict[tuple[Hosted, int], Program])
+    batches: dict[Hosted, Batch | Refused] = field(default_factory=dict[Hosted, "Batch | Refused"])
 
-    @cached_property
     @paused()
-    def batch(self) -> Batch | Refused:
-        """How the program may be computed batch part by batch part, or why it cannot be."""
-        return batch_of(self.written)
+    def batch(self, hosted: Hosted) -> Batch | Refused:
+        """How the program with these arguments on hosts may be computed batch part by batch part, or why it cannot be."""
+        if hosted not in self.batches:
+            self.batches[hosted] = batch_of(self.start(hosted))
+        return self.batches[hosted]
 
     @paused()
     def program(self, form: Form) -> Program:
         """The program in a form. Raises: ArgumentError where it cannot be computed so."""
-        count = form.microbatches
+        hosted, count = form.hosted, form.microbatches
+        start = self.start(hosted)
         if count == 1:
-            return with_values_saved(self.written, form)
-        if count not in self.in_parts:
-            self.in_parts[count] = in_microbatches(self.written, count, self.batch)
-        return with_values_saved(self.in_parts[count], form)
+            return with_values_saved(start, form)
+        if (hosted, count) not in self.in_parts:
+            self.in_parts[hosted, count] = in_microbatches(start, count, self.batch(hosted))
+        return with_values_saved(self.in_parts[hosted, count], form)
+
+    def start(self, hosted: Hosted) -> Program:
+        """The program as written with these arguments on hosts. Raises: ArgumentError where they cannot wait there."""
+        if hosted and hosted not in self.on_hosts:
+            self.on_hosts[hosted] = with_arguments_on_host(self.written, hosted)
+        return self.on_hosts[hosted] if hosted else self.written
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,7 +79,7 @@ class ProblemVariants:
     @property
     def batch(self) -> Batch | Refused:
         """See `ProgramForms.batch`."""
-        return self.forms.batch
+        return self.forms.batch(self.base_form.hosted)
 
     @property
     def base(self) -> PlanningProblem:
@@ -78,11 +96,16 @@ class ProblemVariants:
     def in_microbatches(self, problem: PlanningProblem, count: int) -> PlanningProblem:
         """The same problem for the program in so many microbatches. Raises: ArgumentError, PinError."""
         request = problem.request
-        return self.of(Form(microbatches=count)).with_objective(request.objective, request.memory_limit)
+        form = replace(problem.program.form, microbatches=count, saved=(), offloaded=())
+        return self.of(form).with_objective(request.objective, request.memory_limit)
 
     def starting(self, problem: PlanningProblem) -> ProblemVariants:
         """The same problems, for what one of them minimises, and beginning with its form."""
         return replace(self, request=problem.request, base_form=problem.program.form)
+
+    def on_hosts(self, positions: Sequence[int]) -> ProblemVariants:
+        """The same problems, beginning with the form that has these of its arguments on hosts."""
+        return replace(self, base_form=replace(self.base_form, hosted=tuple(sorted(positions))))
 
     def with_request(self, request: Request) -> ProblemVariants:
         """The same program for a request that may have other pins."""

@@ -205,11 +205,12 @@ class VariantSearch:
 
     @property
     def host_room(self) -> float:
-        """The bytes of hosts that the arrays of all devices may take."""
+        """The bytes of hosts that arguments leave for other arrays of all devices."""
         given = self.options.host_memory_limit
         limit = bytes_of(given) if isinstance(given, str) else given
         has = self.variants.request.topology.chip.host_memory_bytes
-        return self.devices * (limit or HOST_PART * has or UNKNOWN_HOST_BYTES)
+        waiting = sum(leaf.aval.host_bytes for leaf in self.variants.base.program.arguments)
+        return self.devices * (limit or HOST_PART * has or UNKNOWN_HOST_BYTES) - waiting
 
     def hopes_for(self, front: Front) -> bool:
         """Whether another choice of what is saved promises enough to be tried before the program as it is written."""

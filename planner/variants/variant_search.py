@@ -22,10 +22,12 @@ from planner.pricing.candidates.pins import close_names
 from planner.pricing.mesh import Shape
 from planner.program.jaxpr.remat.residuals import Crossing
 from planner.program.jaxpr.remat.rewrite_saved import crossings
+from planner.program.tracing.traced import Program
 from planner.search.mesh_search import SearchOptions, SearchResult, search
 from planner.search.problem import PlanningProblem
 from planner.transforms.remat_choice import ALIKE, Choice, Front, Pinned
 from planner.units import quantity
+from planner.variants.host_arguments import hosts_note, named_on_hosts, with_arguments_on_hosts
 from planner.variants.host_memory import with_host_memory
 from planner.variants.microbatch_search import Counts
 from planner.variants.problem_variants import ProblemVariants
@@ -50,13 +52,43 @@ def best_variant(
     Raises: PinError, also where a pattern names no value that a backward pass reads; InfeasibleError, which says why if
     `explained`.
     """
+    deadline = Deadline.after(options.time_limit_s)
+    named = named_on_hosts(variants, options)
+
+    def sought(variants: ProblemVariants, *, explained: bool = False) -> VariantResult:
+        return _best_form(variants, meshes, options, deadline, judged=lambda: False, explained=explained)
+
+    best: VariantResult | InfeasibleError
+    try:
+        best = sought(named, explained=explained)
+    except InfeasibleError as error:
+        best = error
+    if named is not variants and isinstance(best, VariantResult):
+        return replace(best, notes=(*best.notes, hosts_note(best)))
+    try:
+        return with_arguments_on_hosts(named, best, options, sought)
+    except InfeasibleError:
+        if not judged():
+            raise
+        return _best_form(named, meshes, options, deadline, judged=judged, explained=explained)
+
+
+def _best_form(
+    variants: ProblemVariants,
+    meshes: Sequence[Shape],
+    options: Options,
+    deadline: Deadline,
+    *,
+    judged: Callable[[], bool],
+    explained: bool,
+) -> VariantResult:
+    """The same of the program with its arguments where they lie."""
     written, how = variants.base, options.remat
     given = isinstance(options.offload, Mapping)
     found = () if how == "as written" and not given else crossings(written.program)
-    pinned = pinned_values(_pins(options), found)
+    pinned = pinned_values(_pins(options, written.program), found)
     parts = written.program.form.microbatches
     front = Front(found, written.request.topology.chip, pinned, parts=parts) if found else None
-    deadline = Deadline.after(options.time_limit_s)
     search = VariantSearch(variants=variants, meshes=meshes, options=options, pinned=pinned, deadline=deadline)
     counts = Counts(search, front)
     if front is None:
@@ -88,12 +120,13 @@ def best_variant(
     return _as_requested(problem, meshes, options, judged=judged, explained=explained, notes=notes)
 
 
-def _pins(options: Options) -> Mapping[str, Pinned]:
-    """What the options say of values, by patterns over their names."""
+def _pins(options: Options, program: Program) -> Mapping[str, Pinned]:
+    """What the options say of values, by patterns over their names; arguments on hosts are none of them."""
     pins: dict[str, Pinned] = {}
     for given in (options.remat, options.offload):
         pins.update(given if isinstance(given, Mapping) else {})
-    return pins
+    hosted = [program.arguments[i].name for i in program.form.hosted]
+    return {pattern: how for pattern, how in pins.items() if not (how == "host" and any(map(naming(pattern), hosted)))}
 
 
 def pinned_values(pins: Mapping[str, Pinned], found: Sequence[Crossing]) -> dict[str, Pinned]:

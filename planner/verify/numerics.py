@@ -26,6 +26,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from planner.decision import Decision
 from planner.machine.global_arrays import host, is_key, parts, placed, whole
 from planner.machine.target import Target
+from planner.program.form import ON_HOST
 from planner.program.jaxpr.canonicalize.widen import in_wider_type, narrowest_float
 from planner.program.jaxpr.placements.parallelism import named_devices
 from planner.program.jaxpr.rewrite import plain
@@ -75,7 +76,11 @@ def compare_numerics(
         held = whole(args, mesh)
         names = [leaf.name for leaf in decision.arguments]
         # Keys made anew: what is donated must not be what the single device runs on.
-        on_mesh = placed(names, list(map(host, held)), [NamedSharding(mesh, spec) for spec in decision.in_specs])
+        shardings = [
+            NamedSharding(mesh, spec, memory_kind=ON_HOST if i in decision.form.hosted else None)
+            for i, spec in enumerate(decision.in_specs)
+        ]
+        on_mesh = placed(names, list(map(host, held)), shardings)
         found = [parts(v) for v in executable(*on_mesh)]
         with _on(device):
             expected = [host(v) for v in reference(*map(_single(device), held))]

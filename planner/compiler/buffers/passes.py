@@ -135,6 +135,13 @@ RESULT_TABLE = Pass(
     evidence=Evidence(release="jaxlib 0.10.2", seen="memory reports of all programs of the tests on cpu:8"),
 )
 
+ONE_MEMORY = Pass(
+    name="one-memory",
+    phase="buffers",
+    does="Counts arguments and results on hosts among those on the devices: they share one memory.",
+    evidence=Evidence(release="jaxlib 0.10.2", seen="optimizer states on hosts on cpu:8"),
+)
+
 MEMORY_SPACE_ASSIGNMENT = Pass(
     name="memory-space-assignment",
     phase="memory space",

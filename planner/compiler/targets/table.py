@@ -128,6 +128,7 @@ CPU = CompilerModel(
         collectives.ALL_REDUCE_REASSOCIATE,
         collectives.ALL_REDUCE_COMBINER,
         buffers.RESULT_TABLE,
+        buffers.ONE_MEMORY,
         collectives.REDUCE_SCATTER_DECOMPOSER,
         collectives.CPU_COLLECTIVES,
         emission.SUM_BEFORE_SLICE,

@@ -28,6 +28,12 @@ class Leaf:
     logical: Names | None = None
     """The names that the user gives its dims."""
 
+    def on(self, *, host: bool) -> Leaf:
+        """The same in the memory of hosts, or of devices."""
+        aval, itemsize = self.aval, self.aval.itemsize or self.aval.host_itemsize
+        here, there = (0.0, itemsize) if host else (itemsize, 0.0)
+        return replace(self, aval=Aval(shape=aval.shape, dtype=aval.dtype, itemsize=here, host_itemsize=there))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallelism:
@@ -101,7 +107,12 @@ class Program:
     @property
     def as_written(self) -> Program:
         """The program as it is written."""
-        return self if self.written is None else replace(self, jaxpr=self.written, written=None, form=AS_WRITTEN)
+        if self.written is None:
+            return self
+        arguments, results = (
+            tuple(leaf.on(host=False) for leaf in leaves) for leaves in (self.arguments, self.results)
+        )
+        return replace(self, jaxpr=self.written, written=None, form=AS_WRITTEN, arguments=arguments, results=results)
 
     @property
     def leaves(self) -> Mapping[int, range]:

@@ -134,7 +134,7 @@ class _Loop:
                 ]
                 return added, found[len(sums) :]
 
-            zeros = [jnp.zeros(var.aval.shape, _adding(var.aval.dtype)) for var in sums]
+            zeros = [jnp.zeros(var.aval.shape, adding(var.aval.dtype)) for var in sums]
             totals, stacks = lax.scan(trip, zeros, [*xs, jnp.arange(count, dtype=jnp.int32)])
             whole = [lax.convert_element_type(t, var.aval.dtype) for t, var in zip(totals, sums, strict=True)]
             for stack, var in zip(stacks, parts, strict=True):
@@ -156,6 +156,6 @@ class _Loop:
         return partial_eval.dce_jaxpr(whole, [True] * len(returned), instantiate=True)[0]
 
 
-def _adding(dtype: Any) -> Any:
+def adding(dtype: Any) -> Any:
     """The type in which values of a type are added up."""
     return jnp.float32 if str(dtype) in NARROW else dtype
