@@ -55,6 +55,7 @@ PassName = Literal[
     "live-ranges",
     "same-type-reuse",
     "copy-insertion",
+    "while-loop-fusible-sinking",
     "buffer-assignment",
     "sibling-operands",
     "widened-siblings",

@@ -235,7 +235,9 @@ def _check_request(read: Decision, topology: Topology) -> None:
     known = options_of_plans(topology.chip.platform)
     for name, value in read.compiler_options.items():
         _require(
-            known.get(name) == value, "compiler_options", f"has {name[:80]}, which no plan for {topology.name} sets so"
+            value in known.get(name, ()),
+            "compiler_options",
+            f"has {name[:80]}, which no plan for {topology.name} sets so",
         )
 
 

@@ -68,7 +68,8 @@ class Region:
     """A body of a loop or branch. `trips` is the product of the lengths of the loops around it, its own included.
 
     `assumed` is the part of that product that nothing says: the lengths of loops that end when some value does. `copies`
-    is how often a body stands in the compiled program: more than once in an unrolled loop.
+    is how often a body stands in the compiled program: more than once in an unrolled loop. `reverse`: a scan goes through
+    its slices and its stacks from the last to the first, as those of backward passes do.
     """
 
     id: int
@@ -79,6 +80,7 @@ class Region:
     source: str
     assumed: float = 1.0
     copies: int = 1
+    reverse: bool = False
 
     def per_run(self, total: float) -> float:
         """What one run takes of what all runs of a call take together; nothing where there is none."""

@@ -228,7 +228,7 @@ def run_request(request: AotRequest, *, stopped: Callable[[], bool] = lambda: Fa
     error with a known remedy is tried once more with that, and both count for `timeout_s`.
     """
     report = _run_once(request, stopped)
-    if report.status not in ("error", "crash"):
+    if report.status not in ("error", "crash", "oom"):
         return report
     options = {name: str(value) for name, value in request.compiler_options.items()}
     error = remedy_of("gpu" if request.platform == "cuda" else request.platform, report.message, options)
@@ -237,7 +237,7 @@ def run_request(request: AotRequest, *, stopped: Callable[[], bool] = lambda: Fa
         return report
     helped = {**request.compiler_options, **REMEDIES[error].options}
     again = _run_once(replace(request, compiler_options=helped, timeout_s=left), stopped)
-    if again.status in ("error", "crash"):
+    if again.status in ("error", "crash") or again.status == report.status:
         return report
     return replace(again, seconds=report.seconds + again.seconds, remedy=error)
 

@@ -15,7 +15,13 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import planner
-from planner.compiler.emission.options import ASYNC_COLLECTIVES, LEFT_OUT, SPARSE_CORE_COLLECTIVES, plan_options
+from planner.compiler.emission.options import (
+    ASYNC_COLLECTIVES,
+    LEFT_OUT,
+    NO_WINDOWED_EINSUM,
+    SPARSE_CORE_COLLECTIVES,
+    plan_options,
+)
 from planner.emit.alternatives import variants
 from planner.emit.jitted import Jitted, jitted
 from planner.errors import ArgumentError
@@ -88,7 +94,7 @@ def test_other_compilers_are_not_given_the_options(for_tpu: planner.Plan, tmp_pa
 
 def test_windowed_einsum_is_a_variant(for_tpu: planner.Plan) -> None:
     (windows,) = variants(for_tpu.decision)
-    kept = {name: on for name, on in for_tpu.decision.compiler_options.items() if name in ASYNC_COLLECTIVES}
+    kept = {name: on for name, on in for_tpu.decision.compiler_options.items() if name not in NO_WINDOWED_EINSUM["tpu"]}
     assert windows == replace(for_tpu.decision, compiler_options=kept)
     assert variants(windows) == ()
 

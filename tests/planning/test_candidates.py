@@ -205,7 +205,7 @@ def test_a_fixed_mesh_is_kept(scripted: Callable[..., Compiler]) -> None:
 def test_a_plan_carries_the_options_without_which_its_compiler_fails(
     scripted: Callable[..., Compiler], tmp_path: Path
 ) -> None:
-    ((error, remedy),) = REMEDIES.items()
+    error, remedy = next(iter(REMEDIES.items()))
     made, seconds = report(seconds=1.0)()
     compiler = scripted(lambda: (replace(made, remedy=error), seconds))
     plan = planned(mesh={"x": 8}, topology="h100:8")
@@ -224,7 +224,7 @@ def test_a_plan_carries_the_options_without_which_its_compiler_fails(
 
 
 def test_a_plan_without_the_options_that_it_takes_is_told(scripted: Callable[..., Compiler]) -> None:
-    ((error, _),) = REMEDIES.items()
+    error = next(iter(REMEDIES))
     made, seconds = report(seconds=1.0)()
     scripted(lambda: (replace(made, remedy=error), seconds))
     found = planned(mesh={"x": 8}, topology="h100:8", options=planner.Options(check="never")).verify()

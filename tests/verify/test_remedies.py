@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.compiler.emission.options import REMEDIES, options_of_plans, plan_options, remedy_of
+from planner.compiler.emission.options import REMEDIES, SCHEDULER_MEMORY, options_of_plans, plan_options, remedy_of
 from planner.verify import aot
 from planner.verify.aot import AotReport, AotRequest
 from planner.verify.kept_reports import KeptReports
@@ -50,12 +50,27 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
 def test_what_is_known_to_help_says_of_what_platform_and_where_it_was_seen() -> None:
     for error, remedy in REMEDIES.items():
         assert remedy.evidence
-        assert remedy.options.items() <= options_of_plans(remedy.platform).items()
-        assert remedy_of(remedy.platform, f"x {error} y", {}) == error
-        assert remedy_of(remedy.platform, f"x {error} y", remedy.options) == "", "it did not help"
-        assert remedy_of("cpu", error, {}) == ""
-        assert remedy_of(remedy.platform, "anything else", {}) == ""
-    assert options_of_plans("tpu") == plan_options("tpu", "v6e", offloads=True)
+        known = options_of_plans(remedy.platform)
+        assert all(value in known[name] for name, value in remedy.options.items())
+        assert remedy_of(remedy.platform, f"x {error} y", remedy.under) == error
+        assert remedy_of(remedy.platform, f"x {error} y", {**remedy.under, **remedy.options}) == "", "it did not help"
+        assert remedy_of("cpu", error, remedy.under) == ""
+        assert remedy_of(remedy.platform, "anything else", remedy.under) == ""
+    known = options_of_plans("tpu")
+    own = plan_options("tpu", "v6e", offloads=True)
+    assert known.keys() == own.keys()
+    assert all(value in known[name] for name, value in own.items())
+
+
+def test_a_program_that_only_fits_with_less_for_the_schedule_is_compiled_so(runs: Runs) -> None:
+    own = plan_options("tpu", "v5e")
+    request = replace(REQUEST, topology="v5e:4x4", platform="tpu", compiler_options=own)
+    failed = AotReport(status="oom", message="RESOURCE_EXHAUSTED: Ran out of memory on HBM", seconds=4.0)
+    report, asked = runs(request, failed, DONE)
+    assert (report.status, report.remedy) == ("ok", "Ran out of memory")
+    assert asked[1].compiler_options == {**own, SCHEDULER_MEMORY: "95"}
+    assert runs(request, failed, replace(failed, needed_bytes=1.0))[0] == failed, "neither fits"
+    assert runs(replace(request, compiler_options={}), failed)[0] == failed, "the scheduler has its default"
 
 
 def test_a_known_error_is_tried_once_more_with_its_remedy(runs: Runs) -> None:

@@ -42,6 +42,7 @@ TPU = CompilerModel(
         schedule.LIVE_RANGES,
         # Copies are inserted where live ranges overlap, and buffers are allocated for what is not in place.
         buffers.COPY_INSERTION,
+        buffers.WHILE_LOOP_FUSIBLE_SINKING,
         buffers.BUFFER_ASSIGNMENT,
         simplify.CSE,
         buffers.WIDENED_SIBLINGS,

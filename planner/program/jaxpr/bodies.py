@@ -38,6 +38,7 @@ class Structure:
     cond_consts: int = 0
     length: float = 1
     copies: int = 1
+    reverse: bool = False
     takes: tuple[int, ...] | None = None
     """The operands that the body takes, where it does not take all."""
 
@@ -62,6 +63,7 @@ def _structure_of_scan(eqn: Any) -> Structure:
         num_carry=carry,
         length=length,
         copies=unroll + length % unroll if length > unroll else max(length, 1),
+        reverse=params["reverse"],
     )
 
 

@@ -150,7 +150,17 @@ class Builder:
         self.ops.append(Op(number, kind, read, made, params, primitive, region, path, own, *lines, body))
         return results
 
-    def region(self, parent: int, kind: str, length: float, source: str, *, known: bool = True, copies: int = 1) -> int:
+    def region(
+        self,
+        parent: int,
+        kind: str,
+        length: float,
+        source: str,
+        *,
+        known: bool = True,
+        copies: int = 1,
+        reverse: bool = False,
+    ) -> int:
         outside = self.regions[parent]
         self.regions.append(
             Region(
@@ -162,6 +172,7 @@ class Builder:
                 source=source,
                 assumed=outside.assumed * (1.0 if known else length),
                 copies=copies,
+                reverse=reverse,
             )
         )
         return len(self.regions) - 1

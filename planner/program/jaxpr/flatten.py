@@ -183,7 +183,7 @@ def _boundary(
 def _scan(b: Builder, eqn: Any, s: Structure, operands: list[int], path: Path, region: int) -> list[int]:
     body, inner = s.bodies[0], body_of(eqn, s.bodies[0])
     origin, name, variables = b.origin(eqn), body_path((), s.bodies[0])[0], opened(inner).invars
-    loop = b.region(region, "scan", s.length, origin.source, copies=s.copies)
+    loop = b.region(region, "scan", s.length, origin.source, copies=s.copies, reverse=s.reverse)
     env: Env = {}
     carries: list[int] = []
     for i, (operand, var) in enumerate(zip(operands, variables, strict=True)):

@@ -12,6 +12,7 @@ import pytest
 from jax import lax
 
 from planner.compiler.analysis import Model, model_of
+from planner.compiler.targets.table import TPU
 from planner.pricing.memory import whole_bytes
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.tracing.trace import trace
@@ -203,6 +204,23 @@ def test_a_carry_of_which_neighbours_are_read_is_made_elsewhere_and_copied_in_ev
     model = _model(lambda carry: lax.fori_loop(0, 8, step, carry), args, True)
     assert _of_kind(model, "loop_carry_out") == [16.0] * copies
     assert whole_bytes(model) == pytest.approx((count + copies) * grid.size * 4, rel=1e-3)
+
+
+@pytest.mark.parametrize(("reverse", "nested", "zeroed"), [(True, True, [4.0]), (False, True, []), (True, False, [])])
+def test_a_tpu_writes_zeros_for_the_stack_of_a_reversed_loop_inside_another(
+    reverse: bool, nested: bool, zeroed: list[float]
+) -> None:
+    def stacks(x: jax.Array, w: jax.Array) -> jax.Array:
+        return lax.scan(lambda x, _: (jnp.tanh(x @ w), x), x, None, length=8, reverse=reverse)[1]
+
+    def summed(x: jax.Array, w: jax.Array) -> jax.Array:
+        total = jnp.zeros((8, *x.shape), x.dtype)
+        return lax.scan(lambda total, _: (total + stacks(x, w), None), total, None, length=4)[0]
+
+    args = jax.ShapeDtypeStruct((64, 64), jnp.float32), jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    graph = build_graph(trace(summed if nested else stacks, args), while_trips=1.0)
+    model = model_of(graph, pinned_outputs=set(), kept=set(), compiler=TPU)
+    assert _of_kind(model, "loop_stack") == zeroed
 
 
 def _of_kind(model: Model, kind: str) -> list[float]:

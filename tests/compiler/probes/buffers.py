@@ -36,6 +36,22 @@ def _gradients(x: Any, w: Any, h: Any, g: Any) -> Any:
     return x.T @ z, z @ w.T
 
 
+def _stacks(starts: Any, w: Any, *, reverse: bool) -> Any:
+    """The sum of the stacks that a loop inside another leaves."""
+
+    def trip(total: Any, start: Any) -> Any:
+        made = lax.scan(lambda x, _: (jnp.tanh(x @ w), x), start, None, length=8, reverse=reverse)[1]
+        return total + made, None
+
+    return lax.scan(trip, jnp.zeros((8, *starts.shape[1:]), starts.dtype), starts)[0]
+
+
+def _zeros(found: Compiled) -> bool:
+    return any(
+        one.opcode == "broadcast" and "[8,4096,1024]" in one.shape for body in found.bodies for one in body.instructions
+    )
+
+
 def _in(dtype: Any) -> Callable[..., Any]:
     def fn(x: Any, w: Any, a: Any, b: Any) -> Any:
         h = x @ w
@@ -93,6 +109,19 @@ PROBES = (
             seen=lambda new, both: not _copies(new) and new.memory.temp_bytes < 0.1 * BYTES and _copies(both),
         )
         for topology in ("v5e:1x1", "h100:1", "cpu:1")
+    ),
+    Probe(
+        of="while-loop-fusible-sinking",
+        topology="v5e:1x1",
+        programs=tuple(
+            Program(
+                fn=partial(_stacks, reverse=reverse),
+                args=(Array(shape=(4, 4096, 1024), dtype=jnp.float32), Array(shape=(1024, 1024), dtype=jnp.float32)),
+            )
+            for reverse in (False, True)
+        ),
+        shows="zeros are written for the stack of a loop inside another where it is reversed",
+        seen=lambda straight, reverse: not _zeros(straight) and _zeros(reverse),
     ),
     *(
         Probe(

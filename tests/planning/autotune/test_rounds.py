@@ -155,7 +155,7 @@ def test_other_emissions_of_good_plans_are_tried(problem: PlanningProblem) -> No
 
 
 def test_a_plan_that_took_a_remedy_carries_it(problem: PlanningProblem) -> None:
-    ((error, remedy),) = REMEDIES.items()
+    error, remedy = next(iter(REMEDIES.items()))
     result = refined(problem, Judge(lambda decision: replace(ran(decision.predicted.seconds), remedy=error)))
     best = result.decisions[0]
     assert remedy.options.items() <= best.compiler_options.items()
