@@ -26,7 +26,8 @@ def counted_kernels() -> Iterator[None]:
         call = pallas_call_of(params)
         work = call_work(call)
         if isinstance(work.flops, float) and isinstance(work.bytes, float):
-            params["cost_estimate"] = call.estimated(work.flops, work.bytes).params["cost_estimate"]
+            estimated = call.estimated(work.flops, work.exponentials, work.bytes)
+            params["cost_estimate"] = estimated.params["cost_estimate"]
         return calls._pallas_call_lowering(ctx, *nodes, **params)
 
     mlir.register_lowering(calls.pallas_call_p, counted)

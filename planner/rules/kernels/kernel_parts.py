@@ -178,7 +178,7 @@ def _pallas_kernel(op: Op) -> Parts:
     def run(*values: Any) -> list[Any]:
         flops, moved = work.flops, work.bytes
         if isinstance(flops, float) and isinstance(moved, float) and not work.guessed:
-            return call.estimated(flops, moved).smaller(op.primitive, values)
+            return call.estimated(flops, work.exponentials, moved).smaller(op.primitive, values)
         return call.smaller(op.primitive, values)
 
     return Parts(rule=call_rule(call), run=run, work=work, on_parts=run)

@@ -30,7 +30,8 @@ class KernelWork:
     None where nothing says: then it counts one operation per result element, and every operand and result once.
     `guessed` says whether the flops are not known, or those of a part of it are not; `dtype` is that of the products that
     take most of them, None for that of the first operand. `attends`: it computes exponentials between its products, as
-    attention does, or nobody knows that it does not.
+    attention does, or nobody knows that it does not. `exponentials` are how many of its `flops` are such, where they are
+    counted.
     """
 
     name: str
@@ -40,6 +41,7 @@ class KernelWork:
     guessed: bool
     dtype: str | None = None
     attends: bool = True
+    exponentials: float = 0.0
 
     @property
     def depends_on_shapes(self) -> bool:

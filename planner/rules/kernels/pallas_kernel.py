@@ -54,13 +54,14 @@ def call_work(call: PallasCall) -> KernelWork:
     """
     estimate, reading = call.params["cost_estimate"], call.reading
     flops: dict[Engine, float] = {"vector": 0.0, "matrix": 0.0}
-    largest, dtype = 0.0, None
+    largest, dtype, exponentials = 0.0, None, 0.0
     guessed = reading is None or reading.unknown_trips
     for step in () if reading is None else reading.counted:
         engine = cost_models.engine(step.kind)
         counted = step.times * cost_models.flops(step.kind, step.operands, step.results, step.params)
         flops[engine] += counted
         guessed |= not cost_models.is_known(step.kind)
+        exponentials += counted * (step.kind in EXPONENTIALS)
         if engine == "matrix" and counted > largest:
             largest, dtype = counted, step.dtype
     total = None if reading is None else sum(flops.values())
@@ -77,5 +78,6 @@ def call_work(call: PallasCall) -> KernelWork:
         engine="matrix" if flops["matrix"] > flops["vector"] else "vector",
         guessed=guessed,
         dtype=dtype,
-        attends=call.reading is None or any(step.kind in EXPONENTIALS for step in call.reading.counted),
+        attends=reading is None or any(step.kind in EXPONENTIALS for step in reading.counted),
+        exponentials=exponentials,
     )

@@ -222,13 +222,17 @@ class PallasCall:
                 shape[split.dims[array]] //= parts[split.axis]
         return tuple(shape)
 
-    def estimated(self, flops: float, moved_bytes: float) -> PallasCall:
-        """The call with an estimate of its work where its author gives none: compilers schedule by it."""
+    def estimated(self, flops: float, exponentials: float, moved_bytes: float) -> PallasCall:
+        """The call with an estimate of its work where its author gives none: compilers schedule by it.
+
+        `flops` are all of its operations; the estimate says of the `exponentials` among them that they are such.
+        """
         if self.params["cost_estimate"] is not None:
             return self
         # The class has no public name that is there without importing Pallas, which a program without kernels need not.
         estimate = sys.modules[type(self.params["grid_mapping"]).__module__].CostEstimate
-        work = estimate(flops=int(flops), transcendentals=0, bytes_accessed=int(moved_bytes))
+        others, counted = int(flops) - int(exponentials), int(exponentials)
+        work = estimate(flops=others, transcendentals=counted, bytes_accessed=int(moved_bytes))
         return replace(self, params={**self.params, "cost_estimate": work})
 
     def smaller(self, primitive: Any, operands: Sequence[Any]) -> list[Any]:
