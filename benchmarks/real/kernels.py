@@ -1,7 +1,8 @@
-"""Pallas kernels that tell their compiler what they take, so that the judge of schedules can count them.
+"""Kernels of programs that nobody planned, lowered so that the judge of schedules can count them.
 
-A kernel whose author gives no cost estimate is a call without work in the compiler's text. Plans give their kernels an
-estimate, counted in the body; a codebase's own program needs the same, or its attention would be free.
+A Pallas kernel whose author gives no cost estimate is a call without work in the compiler's text. Plans give their kernels
+an estimate, counted in the body; a codebase's own program needs the same, or its attention would be free. Attention by
+cuDNN is lowered only where the devices are; within a `shard_map` it needs none.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from planner.rules.kernels.pallas_kernel import call_work
 
 @contextmanager
 def counted_kernels() -> Iterator[None]:
-    """While this lasts, every Pallas kernel that is lowered has a cost estimate."""
+    """While this lasts, every Pallas kernel that is lowered has a cost estimate, and cuDNN's run on whatever they are given."""
     calls = import_module("jax._src.pallas.pallas_call")
 
     def counted(ctx: Any, *nodes: Any, **params: Any) -> Any:
@@ -30,8 +31,20 @@ def counted_kernels() -> Iterator[None]:
             params["cost_estimate"] = estimated.params["cost_estimate"]
         return calls._pallas_call_lowering(ctx, *nodes, **params)
 
+    cudnn = import_module("jax._src.cudnn.fused_attention_stablehlo")
+    ways = [
+        (getattr(cudnn, f"_dot_product_attention_{way}_p_wrapper"), getattr(cudnn, f"_dot_product_attention_{way}_lower"))
+        for way in ("fwd", "bwd")
+    ]
+    here = import_module("jax._src.dispatch").prim_requires_devices_during_lowering
     mlir.register_lowering(calls.pallas_call_p, counted)
+    for attention, _ in ways:
+        mlir.register_lowering(attention, mlir.lower_fun(attention.impl, multiple_results=True))
+        here.discard(attention)
     try:
         yield
     finally:
         mlir.register_lowering(calls.pallas_call_p, calls._pallas_call_lowering)
+        for attention, partitioned in ways:
+            mlir.register_lowering(attention, mlir.lower_fun(partitioned, multiple_results=True))
+            here.add(attention)
