@@ -16,6 +16,7 @@ from benchmarks.hand_plans.kinds import Kind
 from benchmarks.hand_plans.specs import Placement
 from benchmarks.models.base import Model
 from benchmarks.models.places import path_name, placed
+from benchmarks.real.kernels import counted
 from cost_models import Chip
 from planner.compiler.emission.options import NO_WINDOWED_EINSUM, plan_options
 
@@ -99,7 +100,7 @@ def jitted(model: Model, family: Family, hand: HandPlan) -> Any:
 
     def step(*args: Any) -> Any:
         with placed(activation, weight if hand.gathered else None, on_parts):
-            return model.fn(*args)
+            return counted(model.fn)(*args)
 
     given = argument_specs(model, place)
     results = _result_specs(model, given)

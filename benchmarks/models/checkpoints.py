@@ -23,8 +23,8 @@ Policy = Literal[
 """Computed again is all of a layer ("as written"), nothing ("none"), what one of JAX's policies does not save, what is no
 result of a kernel, or neither that nor of a matmul with a weight (MaxText's "minimal_flash")."""
 POLICIES: tuple[Policy, ...] = ("as written", "none", "dots_saveable", "dots_with_no_batch_dims_saveable")
-WITH_KERNELS: tuple[Policy, ...] = (*POLICIES, "kernels", "dots and kernels")
-"""Those for programs that have kernels."""
+WITH_KERNELS: tuple[Policy, ...] = ("as written", "none", "kernels", "dots and kernels")
+"""Those for programs whose attention is a kernel: without its result the others compute it again."""
 KERNELS = frozenset({"pallas_call", "dot_product_attention_fwd_wrapper"})
 """Primitives that call a kernel of attention."""
 

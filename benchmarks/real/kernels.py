@@ -7,20 +7,34 @@ cuDNN is lowered only where the devices are; within a `shard_map` it needs none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
+import jax
+import jax.extend.core as jex_core
 from jax.interpreters import mlir
 
+from planner.program.jaxpr.pallas.known_scalars import with_estimates
 from planner.program.jaxpr.pallas.pallas_calls import pallas_call_of
 from planner.rules.kernels.pallas_kernel import call_work
 
 
+def counted(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, whose kernels that look up constants say what they work with these, as those of plans do."""
+
+    def estimated(*args: Any) -> Any:
+        closed, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
+        results = jex_core.jaxpr_as_fun(with_estimates(closed))(*jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+    return estimated
+
+
 @contextmanager
 def counted_kernels() -> Iterator[None]:
-    """While this lasts, every Pallas kernel that is lowered has a cost estimate, and cuDNN's run on whatever they are given."""
+    """While this lasts, Pallas kernels that are lowered have a cost estimate, and cuDNN's run on what they are given."""
     calls = import_module("jax._src.pallas.pallas_call")
 
     def counted(ctx: Any, *nodes: Any, **params: Any) -> Any:
@@ -33,7 +47,10 @@ def counted_kernels() -> Iterator[None]:
 
     cudnn = import_module("jax._src.cudnn.fused_attention_stablehlo")
     ways = [
-        (getattr(cudnn, f"_dot_product_attention_{way}_p_wrapper"), getattr(cudnn, f"_dot_product_attention_{way}_lower"))
+        (
+            getattr(cudnn, f"_dot_product_attention_{way}_p_wrapper"),
+            getattr(cudnn, f"_dot_product_attention_{way}_lower"),
+        )
         for way in ("fwd", "bwd")
     ]
     here = import_module("jax._src.dispatch").prim_requires_devices_during_lowering

@@ -19,9 +19,6 @@ Declared = float | Callable[..., float]
 Amount = float | Callable[[Sequence[tuple[int, ...]]], float]
 """A number is that of the whole arrays, which parts share evenly; a function takes the shapes of the operands of a part."""
 
-EXPONENTIALS = frozenset(("exp", "exp2", "logistic"))
-"""Primitives of which attention makes the weights of its scores."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelWork:
