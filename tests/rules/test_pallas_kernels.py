@@ -18,10 +18,8 @@ from jax.sharding import PartitionSpec as P
 
 import planner
 from planner.program.jaxpr.flatten import build_graph
-from planner.program.jaxpr.pallas.pallas_calls import pallas_call_of
 from planner.program.tracing.trace import trace
 from planner.rules.choose import op_rule
-from planner.rules.kernels.pallas_kernel import call_work
 from planner.rules.op_work import declared_bytes, is_guessed, op_flops
 from planner.testing import assert_same_as_single_device, free_wires
 
@@ -322,21 +320,6 @@ def test_a_causal_mask_spares_the_blocks_above_the_diagonal() -> None:
     q = jax.ShapeDtypeStruct((1, 1, 1024, 128), jnp.float32)
     backward = [work(squared(partial(flash.flash_attention, causal=causal)), q, q, q)[1][0] for causal in (True, False)]
     assert backward[0] / backward[1] == pytest.approx(36 / 64, rel=0.05)
-
-
-def test_an_estimate_says_which_operations_are_exponentials() -> None:
-    mask = masks.MultiHeadMask([masks.CausalMask((1024, 1024))])
-    kernel: Any = splash.make_splash_mha(mask, head_shards=1, q_seq_shards=1)
-    graph = build_graph(trace(lambda q: kernel(q, q, q), [jax.ShapeDtypeStruct((1, 1024, 128), jnp.float32)]))
-    (op,) = graph.of_kinds(("pallas_call",))
-    call = pallas_call_of(op.params)
-    work = call_work(call)
-    scores = 36 * 128 * 128  # of the blocks on and below the diagonal
-    assert scores <= work.exponentials < 1.2 * scores
-    assert isinstance(work.flops, float)
-    estimate = call.estimated(work.flops, work.exponentials, 1.0).params["cost_estimate"]
-    assert estimate.transcendentals == int(work.exponentials)
-    assert estimate.flops + estimate.transcendentals == int(work.flops)
 
 
 def test_a_loop_whose_length_follows_from_data_is_guessed() -> None:

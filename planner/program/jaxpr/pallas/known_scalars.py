@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.extend.core as jex_core
 import numpy as np
+from jax.core import Tracer
 
 from planner.program.jaxpr.bodies import (
     Place,
@@ -77,7 +78,7 @@ def _is_variable(atom: Any) -> bool:
 
 
 def _integers(value: Any) -> Table | None:
-    if isinstance(value, jax.core.Tracer) or not isinstance(value, (np.ndarray, jax.Array)):
+    if isinstance(value, Tracer) or not isinstance(value, (np.ndarray, jax.Array)):
         return None
     if value.nbytes > MOST_BYTES or not (np.issubdtype(value.dtype, np.integer) or value.dtype == np.bool_):
         return None
