@@ -33,19 +33,19 @@ RESULTS = Path(__file__).resolve().parent / "results" / "memory_choices.json"
 CASES = (
     ("llama 8B s4096 kernel", "v5p:4x4x4"),
     ("llama 8B kernel", "v5e:16x16"),
-    ("gpt 175B kernel", "v5e:16x16"),
-    ("deepseek-like 708B kernel", "v5p:4x4x4"),
     ("mixtral 8x7B kernel", "v5e:4x4"),
     ("llama 8B s4096 kernel", "h100:8"),
     ("t5 large", "v5e:4x4"),
     ("gpt 1.3B kernel", "v5e:4x4"),
+    ("deepseek-like 708B kernel", "v5p:4x4x4"),
+    ("gpt 175B kernel", "v5e:16x16"),
     ("llama 70B kernel", "v5p:4x4x4"),
-    ("vit large", "v5e:4x4"),
+    ("vit large", "v5p:4x4x4"),
     ("unet remat", "v5e:4x4"),
     ("mixtral 8x7B kernel", "v5p:4x4x4"),
     ("gpt deep x16 kernel", "v5e:4x4"),
     ("t5 large", "v5p:4x4x4"),
-    ("vit large", "v5p:4x4x4"),
+    ("vit large", "v5e:4x4"),
     ("llama 8B s4096", "v5p:4x4x4"),
 )
 OURS: dict[str, Remat] = {"ours": "auto", "ours as written": "as written"}
