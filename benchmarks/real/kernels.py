@@ -7,7 +7,7 @@ cuDNN is lowered only where the devices are; within a `shard_map` it needs none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
@@ -33,7 +33,7 @@ def counted(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def counted_kernels() -> Iterator[None]:
+def counted_kernels() -> Generator[None]:
     """While this lasts, Pallas kernels that are lowered have a cost estimate, and cuDNN's run on what they are given."""
     calls = import_module("jax._src.pallas.pallas_call")
 
