@@ -6,8 +6,9 @@
 Each program is planned with what is saved left to the planner (`ours`) and kept as written (`ours as written`), and set
 beside hand plans (`benchmarks.hand_plans`) whose layers are checkpointed by the policies that people use
 (`benchmarks.models.checkpoints`). The hand plans are the best of the same program and topology in the file of
-`benchmarks.plan_quality`; where it has none, the usual kinds on the usual mesh. The best pair of a plan and a policy is
-then compiled in every way to write it.
+`benchmarks.plan_quality` (with attention in plain JAX, where it is a kernel here); where it has none, the usual kinds on
+the usual mesh. The first is compiled with every policy, the others with its two best, and the best pair in every way to
+write it. All have the compiler options of our plans, but for windowed einsum.
 
 All are compiled for the topology with no device present. Rows in the file stay, so that a run can go on.
 """
@@ -53,7 +54,7 @@ OURS: dict[str, Remat] = {"ours": "auto", "ours as written": "as written"}
 HANDS = 3
 """Hand plans, best first, that are tried; the first with every policy, the others with its best."""
 BEST_POLICIES = 2
-USUAL = ("dp", "fsdp", "hsdp", "fsdp+tp")
+USUAL = ("dp", "fsdp", "hsdp", "fsdp+tp", "fsdp+ep", "fsdp+tp+ep")
 """Kinds that are tried first where nothing is known of a program's hand plans."""
 
 
