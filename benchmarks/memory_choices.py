@@ -6,8 +6,9 @@
 Each program is planned with what is saved left to the planner (`ours`) and kept as written (`ours as written`), and set
 beside hand plans (`benchmarks.hand_plans`) whose layers are checkpointed by the policies that people use
 (`benchmarks.models.checkpoints`). The hand plans are the best of the same program and topology in the file of
-`benchmarks.plan_quality`; where it has none, the usual kinds on the usual mesh. The best pair of a plan and a policy is
-then compiled in every way to write it.
+`benchmarks.plan_quality` (with attention in plain JAX, where it is a kernel here); where it has none, the usual kinds on
+the usual mesh. The first is compiled with every policy, the others with its two best, and the best pair in every way to
+write it. All have the compiler options of our plans, but for windowed einsum.
 
 All are compiled for the topology with no device present. Rows in the file stay, so that a run can go on.
 """
@@ -23,7 +24,7 @@ from pathlib import Path
 from benchmarks import plan_quality
 from benchmarks.hand_plans import HandPlan, jitted, meshes_of
 from benchmarks.hand_plans.families import Family
-from benchmarks.models.checkpoints import POLICIES, Policy, with_policy
+from benchmarks.models.checkpoints import POLICIES, WITH_KERNELS, Policy, with_policy
 from benchmarks.plan_quality import UNCHECKED, Case, Row, compiled, ours, score
 from benchmarks.suite import PROGRAMS
 from cost_models import Topology, parse_topology
@@ -31,23 +32,29 @@ from planner.options import Remat
 
 RESULTS = Path(__file__).resolve().parent / "results" / "memory_choices.json"
 CASES = (
-    ("mixtral 8x7B", "v5e:4x4"),
-    ("gpt 1.3B", "v5e:4x4"),
-    ("llama 8B", "v5e:4x4"),
-    ("gpt deep x16", "v5e:4x4"),
-    ("llama 8B", "v5p:4x4x4"),
-    ("llama 8B s4096", "v5p:4x4x4"),
+    ("llama 8B s4096 kernel", "v5p:4x4x4"),
+    ("llama 8B kernel", "v5e:16x16"),
+    ("mixtral 8x7B kernel", "v5e:4x4"),
+    ("llama 8B s4096 kernel", "h100:8"),
     ("t5 large", "v5e:4x4"),
-    ("t5 large", "v5p:4x4x4"),
-    ("vit large", "v5e:4x4"),
+    ("gpt 1.3B kernel", "v5e:4x4"),
+    ("deepseek-like 708B kernel", "v5p:4x4x4"),
+    ("gpt 175B kernel", "v5e:16x16"),
+    ("llama 70B kernel", "v5p:4x4x4"),
     ("vit large", "v5p:4x4x4"),
     ("unet remat", "v5e:4x4"),
+    ("mixtral 8x7B kernel", "v5p:4x4x4"),
+    ("gpt deep x16 kernel", "v5e:4x4"),
+    ("t5 large", "v5p:4x4x4"),
+    ("vit large", "v5e:4x4"),
+    ("llama 8B s4096", "v5p:4x4x4"),
 )
 OURS: dict[str, Remat] = {"ours": "auto", "ours as written": "as written"}
 """Our plans, by what is asked for."""
 HANDS = 3
-"""Hand plans, best first, that are tried with every policy."""
-USUAL = ("dp", "fsdp", "hsdp", "fsdp+tp")
+"""Hand plans, best first, that are tried; the first with every policy, the others with its best."""
+BEST_POLICIES = 2
+USUAL = ("dp", "fsdp", "hsdp", "fsdp+tp", "fsdp+ep", "fsdp+tp+ep")
 """Kinds that are tried first where nothing is known of a program's hand plans."""
 
 
@@ -91,18 +98,20 @@ def hand_row(case: Case, hand: HandPlan, policy: Policy) -> Row:
     if found is not None:
         return found
     jit = jitted(with_policy(case.model, policy), PROGRAMS[case.program].family, hand)
-    row = compiled(jit, case.model, case.topology, hand.mesh, hand.compiler_options)
+    row = compiled(jit, case.model, case.topology, hand.mesh, hand.compiler_options(case.topology.chip))
     return case.keep({"plan": name, "policy": policy, "mesh": dict(hand.mesh), **row})
 
 
 def hands(case: Case, known: Sequence[Row]) -> None:
-    """The rows of the hand plans of a case: the best that are known, else the best of the usual, with every policy."""
+    """The rows of the hand plans of a case: the best that are known, else the best of the usual, with the best policies."""
     family, topology = PROGRAMS[case.program].family, case.topology
     chosen = best_hands(known, all_ways(family, topology))
     if not chosen:
         usual = usual_hands(family, topology.num_devices)
         chosen = sorted(usual, key=lambda hand: score(hand_row(case, hand, "as written")))[:HANDS]
-    tried = [(hand, policy, hand_row(case, hand, policy)) for hand in chosen for policy in POLICIES]
+    policies = WITH_KERNELS if PROGRAMS[case.program].plain else POLICIES
+    ranked = sorted(policies, key=lambda policy: score(hand_row(case, chosen[0], policy)))
+    tried = [(hand, policy, hand_row(case, hand, policy)) for hand in chosen for policy in ranked[:BEST_POLICIES]]
     hand, policy, _ = min(tried, key=lambda one: score(one[2]))
     for way in hand.variants(windows=topology.chip.platform == "tpu"):
         hand_row(case, way, policy)
@@ -183,7 +192,8 @@ def main() -> None:
     for program, topology in () if options.summary else _cases(options.only, options.topology):
         case = Case(program, parse_topology(topology), options.out, rows, options.again)
         if "hand" in options.plans:
-            hands(case, [row for row in known if (row["program"], row["topology"]) == (program, topology)])
+            plain = PROGRAMS[program].plain or program
+            hands(case, [row for row in known if (row["program"], row["topology"]) == (plain, topology)])
         if "ours" in options.plans:
             for name in OURS:
                 our_row(case, name)

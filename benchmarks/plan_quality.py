@@ -30,6 +30,7 @@ import planner
 from benchmarks.compiled_row import Row, compiled_row
 from benchmarks.hand_plans import HandPlan, Kind, jitted, meshes_of, pins
 from benchmarks.models.base import Model
+from benchmarks.real.kernels import counted_kernels
 from benchmarks.stamp import stamp
 from benchmarks.suite import PROGRAMS, TOPOLOGIES, Program
 from cost_models import Topology, parse_topology
@@ -55,14 +56,15 @@ def compiled(
 ) -> Row:
     """What the compiler of a topology makes of a jitted program: fit, seconds of the schedule, peak, collectives."""
     try:
-        report = aot_compile(
-            jit,
-            model.args,
-            mesh_shape=mesh,
-            topology=topology.name,
-            timeout_s=COMPILE_LIMIT_S,
-            compiler_options=options,
-        )
+        with counted_kernels():
+            report = aot_compile(
+                jit,
+                model.args,
+                mesh_shape=mesh,
+                topology=topology.name,
+                timeout_s=COMPILE_LIMIT_S,
+                compiler_options=options,
+            )
     except CompileError as error:
         return {"status": "error", "message": str(error)[:300]}
     return compiled_row(report, topology, mesh)
@@ -154,7 +156,7 @@ class Case:
             return found
         try:
             jit = jitted(self.model, PROGRAMS[self.program].family, hand)
-            row = compiled(jit, self.model, self.topology, hand.mesh, hand.compiler_options)
+            row = compiled(jit, self.model, self.topology, hand.mesh, hand.compiler_options(self.topology.chip))
         except (TypeError, ValueError) as error:
             row = {"status": "error", "message": f"{type(error).__name__}: {error}"[:300]}
         return self.keep({"plan": hand.name, "mesh": dict(hand.mesh), **row})

@@ -30,6 +30,7 @@ from benchmarks.models import (
     unet,
     vit,
 )
+from benchmarks.models.attention import KERNELS, Kernel
 from benchmarks.models.base import Model
 from cost_models import Topology
 
@@ -40,10 +41,14 @@ STATE_SHARE = 0.4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """How a program is built for a topology, and the family of its hand plans."""
+    """How a program is built for a topology, and the family of its hand plans.
+
+    `plain` is the name of the same program with attention in plain JAX, of one whose attention is a kernel.
+    """
 
     build: Callable[[Topology], Model]
     family: Family
+    plain: str | None = None
 
 
 def argument_bytes(model: Model) -> int:
@@ -61,48 +66,63 @@ def layers_held(build: Callable[[int], Model], most: int, topology: Topology) ->
     return max(1, min(most, 1 + int((room - one) / (two - one))))
 
 
-def _layered(build: Callable[[int, int], Model], most: int) -> Callable[[Topology], Model]:
-    """`build(layers, devices)` with as many layers as a topology holds."""
+def _layered(build: Callable[[int, Topology], Model], most: int) -> Callable[[Topology], Model]:
+    """`build(layers, topology)` with as many layers as a topology holds."""
 
     def sized(topology: Topology) -> Model:
-        devices = topology.num_devices
-        return build(layers_held(lambda layers: build(layers, devices), most, topology), devices)
+        return build(layers_held(lambda layers: build(layers, topology), most, topology), topology)
 
     return sized
 
 
-def _llama(name: str, *, sequence: int = 8192, query_block: int | None = 512) -> Program:
+def _kernel(plain: str | None, topology: Topology) -> Kernel | None:
+    """The kernel for attention on a topology, in the version with a kernel of a program that is `plain` elsewhere."""
+    return KERNELS[topology.chip.platform] if plain is not None else None
+
+
+def _llama(name: str, *, sequence: int = 8192, query_block: int | None = 512, plain: str | None = None) -> Program:
     config = replace(llama.CONFIGS[name], sequence=sequence, query_block=query_block)
 
-    def build(n: int, devices: int) -> Model:
-        return llama.llama(replace(config, layers=n), batch=devices * 8192 // sequence, size="real")
+    def build(n: int, topology: Topology) -> Model:
+        sized = replace(config, layers=n, kernel=_kernel(plain, topology))
+        return llama.llama(sized, batch=topology.num_devices * 8192 // sequence, size="real")
 
-    return Program(family=FAMILIES["llama"], build=_layered(build, config.layers))
+    return Program(family=FAMILIES["llama"], build=_layered(build, config.layers), plain=plain)
 
 
-def _gpt(name: str, *, layers: int | None = None, scan: bool = True) -> Program:
+def _gpt(name: str, *, layers: int | None = None, scan: bool = True, plain: str | None = None) -> Program:
     config = gpt.CONFIGS[name]
 
-    def build(n: int, devices: int) -> Model:
-        return gpt.gpt(replace(config, layers=n), batch=max(64, devices), scan=scan, tied=scan, size="real")
+    def build(n: int, topology: Topology) -> Model:
+        sized = replace(config, layers=n, kernel=_kernel(plain, topology))
+        return gpt.gpt(sized, batch=max(64, topology.num_devices), scan=scan, tied=scan, size="real")
 
-    return Program(family=FAMILIES["gpt"], build=_layered(build, layers or config.layers))
+    return Program(family=FAMILIES["gpt"], build=_layered(build, layers or config.layers), plain=plain)
 
 
-def _sparse(name: str) -> Program:
+def _sparse(name: str, *, plain: str | None = None) -> Program:
     config = sparse.CONFIGS[name]
-    return Program(
-        family=FAMILIES["sparse"],
-        build=_layered(
-            lambda n, devices: sparse.sparse(replace(config, layers=n), batch=devices, size="real"), config.layers
-        ),
-    )
+
+    def build(n: int, topology: Topology) -> Model:
+        sized = replace(config, layers=n, kernel=_kernel(plain, topology))
+        return sparse.sparse(sized, batch=topology.num_devices, size="real")
+
+    return Program(family=FAMILIES["sparse"], build=_layered(build, config.layers), plain=plain)
+
+
+def _deep(*, plain: str | None = None) -> Program:
+    config = replace(deep.REAL, layers=16)
+
+    def build(topology: Topology) -> Model:
+        return deep.deep(replace(config, kernel=_kernel(plain, topology)), batch=512, size="real")
+
+    return Program(family=FAMILIES["deep"], build=build, plain=plain)
 
 
 def _decode(name: str, batch: int, *, quantized: bool = False) -> Program:
     config = llama.CONFIGS[name]
 
-    def build(n: int, _: int) -> Model:
+    def build(n: int, _: Topology) -> Model:
         return decode.decode(replace(config, layers=n), batch=batch, size="real", quantized=quantized)
 
     return Program(family=FAMILIES["decode"], build=_layered(build, config.layers))
@@ -129,9 +149,17 @@ PROGRAMS: Mapping[str, Program] = {
     "gpt 1.3B": _gpt("1.3B"),
     "gpt 175B": _gpt("175B"),
     "gpt unrolled x8": _gpt("1.3B", layers=8, scan=False),
-    "gpt deep x16": _fixed("deep", lambda: deep.deep(replace(deep.REAL, layers=16), batch=512, size="real")),
+    "gpt deep x16": _deep(),
     "mixtral 8x7B": _sparse("8x7B"),
     "deepseek-like 708B": _sparse("V3"),
+    "llama 8B kernel": _llama("8B", plain="llama 8B"),
+    "llama 8B s4096 kernel": _llama("8B", sequence=4096, plain="llama 8B s4096"),
+    "llama 70B kernel": _llama("70B", plain="llama 70B"),
+    "gpt 1.3B kernel": _gpt("1.3B", plain="gpt 1.3B"),
+    "gpt 175B kernel": _gpt("175B", plain="gpt 175B"),
+    "gpt deep x16 kernel": _deep(plain="gpt deep x16"),
+    "mixtral 8x7B kernel": _sparse("8x7B", plain="mixtral 8x7B"),
+    "deepseek-like 708B kernel": _sparse("V3", plain="deepseek-like 708B"),
     "t5 large": _per_device("t5", 64, lambda batch: t5.t5(t5.LARGE, batch=batch, size="real")),
     "moe": _fixed("moe", lambda: moe.build("real")),
     "bert": _fixed("bert", lambda: bert.build("real")),

@@ -88,8 +88,12 @@ def scaled_matmul(operands: Shapes, results: Shapes, params: Params) -> float:
 
 
 def attention(operands: Shapes, results: Shapes, params: Params) -> float:
-    """2 matmuls of queries (b, t, n, h), or (b, n, t, h) in layout 1, with keys and values of length s: 4 b t n h s."""
-    return 4.0 * math.prod(operands[0]) * operands[1][2 if params.get("layout") == 1 else 1]
+    """2 matmuls of queries (b, t, n, h), or (b, n, t, h) in layout 1, with keys and values of length s: 4 b t n h s.
+
+    Under a causal mask half of that: blocks of scores that are masked are not computed.
+    """
+    whole = 4.0 * math.prod(operands[0]) * operands[1][2 if params.get("layout") == 1 else 1]
+    return whole / 2 if "CAUSAL" in str(params.get("mask_type")) else whole
 
 
 def attention_backward(operands: Shapes, results: Shapes, params: Params) -> float:

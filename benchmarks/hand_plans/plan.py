@@ -16,8 +16,11 @@ from benchmarks.hand_plans.kinds import Kind
 from benchmarks.hand_plans.specs import Placement
 from benchmarks.models.base import Model
 from benchmarks.models.places import path_name, placed
+from benchmarks.real.kernels import counted
+from cost_models import Chip
+from planner.compiler.emission.options import NO_WINDOWED_EINSUM, plan_options
 
-NO_WINDOWS: Mapping[str, str] = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
+NO_WINDOWS = NO_WINDOWED_EINSUM["tpu"]
 """Compiler options that keep XLA for TPUs from turning gathers and scatters beside matmuls into loops of permutes."""
 
 
@@ -40,10 +43,10 @@ class HandPlan:
         sizes = "x".join(map(str, self.mesh.values()))
         return f"{self.kind.name} {sizes}{' gathered' * self.gathered}{' no windows' * (not self.windows)}"
 
-    @property
-    def compiler_options(self) -> dict[str, str]:
-        """What `jax.jit` is given as `compiler_options`."""
-        return {} if self.windows else dict(NO_WINDOWS)
+    def compiler_options(self, chip: Chip) -> dict[str, str]:
+        """What `jax.jit` is given as `compiler_options` for a chip: those of plans, but for `windows`."""
+        own = plan_options(chip.platform, chip.name)
+        return {name: value for name, value in own.items() if not (self.windows and name in NO_WINDOWS)}
 
     def variants(self, *, windows: bool) -> tuple[HandPlan, ...]:
         """The other ways to write it: weights gathered at use or not; where there are `windows`, with and without them."""
@@ -75,7 +78,7 @@ def hand_plans(family: Family, devices: int) -> Iterator[HandPlan]:
 def jitted(model: Model, family: Family, hand: HandPlan) -> Any:
     """The program as people write it: shardings on arguments and results, constraints on what the model names.
 
-    Over an abstract mesh; compile it with `hand.compiler_options`.
+    Over an abstract mesh; compile it with `hand.compiler_options(chip)`.
     """
     place = Placement(kind=hand.kind, family=family, mesh=hand.mesh)
     sizes, names = tuple(hand.mesh.values()), tuple(hand.mesh)
@@ -90,9 +93,14 @@ def jitted(model: Model, family: Family, hand: HandPlan) -> Any:
     def weight(x: jax.Array, path: str) -> jax.Array:
         return constrain(x, place.weight(path, x.shape, stored=False))
 
+    def on_parts(kernel: Any, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+        # Heads of queries are split as those of the keys that they share.
+        spec = place.activation("attention", key.shape)
+        return jax.shard_map(kernel, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)(query, key, value)
+
     def step(*args: Any) -> Any:
-        with placed(activation, weight if hand.gathered else None):
-            return model.fn(*args)
+        with placed(activation, weight if hand.gathered else None, on_parts):
+            return counted(model.fn)(*args)
 
     given = argument_specs(model, place)
     results = _result_specs(model, given)

@@ -17,9 +17,16 @@ from flax import nnx
 
 from benchmarks.models.base import Model
 
-Policy = Literal["as written", "none", "dots_saveable", "dots_with_no_batch_dims_saveable"]
-"""Computed again is all of a layer ("as written"), nothing ("none"), or what one of JAX's policies does not save."""
+Policy = Literal[
+    "as written", "none", "dots_saveable", "dots_with_no_batch_dims_saveable", "kernels", "dots and kernels"
+]
+"""Computed again is all of a layer ("as written"), nothing ("none"), what one of JAX's policies does not save, what is no
+result of a kernel, or neither that nor of a matmul with a weight (MaxText's "minimal_flash")."""
 POLICIES: tuple[Policy, ...] = ("as written", "none", "dots_saveable", "dots_with_no_batch_dims_saveable")
+WITH_KERNELS: tuple[Policy, ...] = ("as written", "none", "kernels", "dots and kernels")
+"""Those for programs whose attention is a kernel: without its result the others compute it again."""
+KERNELS = frozenset({"pallas_call", "dot_product_attention_fwd_wrapper"})
+"""Primitives that call a kernel of attention."""
 
 _policy: Any = jax.make_user_context("as written")
 """A context that JAX's caches of traced functions know of."""
@@ -43,8 +50,20 @@ def remat_call(layer: Callable[..., Any], *, remat: bool) -> Callable[..., Any]:
     return nnx.remat(layer, **_given(policy)) if remat and policy != "none" else layer
 
 
+def _kernels(primitive: Any, *_: Any, **__: Any) -> bool:
+    return primitive.name in KERNELS
+
+
 def _given(policy: Policy) -> Mapping[str, Any]:
-    return {} if policy == "as written" else {"policy": getattr(jax.checkpoint_policies, policy)}
+    if policy == "as written":
+        return {}
+    jax_policies = jax.checkpoint_policies
+    if policy == "kernels":
+        return {"policy": _kernels}
+    if policy == "dots and kernels":
+        dots = jax_policies.dots_with_no_batch_dims_saveable
+        return {"policy": jax_policies.save_from_both_policies(dots, _kernels)}
+    return {"policy": getattr(jax_policies, policy)}
 
 
 def with_policy(model: Model, policy: Policy) -> Model:

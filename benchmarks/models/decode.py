@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from benchmarks.models.attention import attend
 from benchmarks.models.base import Model, Size, Tree, arguments, seed
 from benchmarks.models.language import parameters
-from benchmarks.models.llama import CONFIGS, SMALL, LlamaConfig, attend, rms_norm, rope, shapes, swiglu
+from benchmarks.models.llama import CONFIGS, SMALL, LlamaConfig, rms_norm, rope, shapes, swiglu
 
 Layout = Literal["scanned", "carried", "indexed", "unrolled"]
 """How a step goes over its layers and their cache: "scanned", the cache of a layer is a scanned input, the updated one a

@@ -5,11 +5,13 @@ over f32 parameters, trained by AdamW with f32 moments and no decay of norms.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from benchmarks.models.attention import Kernel, causal_attention
 from benchmarks.models.base import Model, Size, Tree
 from benchmarks.models.checkpoints import checkpoint
 from benchmarks.models.language import language_model
@@ -18,13 +20,14 @@ from benchmarks.models.places import activation, at_use
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepConfig:
-    """Sizes of a GPT; the feed-forward layer is four times as wide as the model."""
+    """Sizes of a GPT; the feed-forward layer is four times as wide as the model; a `kernel` may compute its attention."""
 
     width: int
     layers: int
     heads: int
     vocabulary: int = 51200
     sequence: int = 1024
+    kernel: Kernel | None = None
 
 
 # The depth ladder of Aceso (EuroSys'24) goes up to 1,024 layers of this width: https://doi.org/10.1145/3627703.3629554
@@ -60,27 +63,31 @@ def layer_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
     return (y * scale).astype(x.dtype)
 
 
-def block(x: jax.Array, layer: Tree, mask: jax.Array) -> jax.Array:
+def block(x: jax.Array, layer: Tree, mask: jax.Array, kernel: Kernel | None = None) -> jax.Array:
     """Pre-norm attention and feed-forward: x of shape (batch, sequence, width), mask of (sequence, sequence)."""
     layer = at_use(jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), layer))
     h = layer_norm(x, layer["attention_norm"])
     qkv = jnp.einsum("bsm,mthd->tbshd", h, layer["qkv"])
     query, key, value = qkv[0], qkv[1], qkv[2]
-    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32)
-    weights = jax.nn.softmax(scores * query.shape[-1] ** -0.5 + mask).astype(value.dtype)
-    mixed = activation(jnp.einsum("bhqk,bkhd->bqhd", weights, value), "attention")
+    if kernel is None:
+        scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32)
+        weights = jax.nn.softmax(scores * query.shape[-1] ** -0.5 + mask).astype(value.dtype)
+        mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
+    else:
+        mixed = causal_attention(query, key, value, kernel=kernel)
+    mixed = activation(mixed, "attention")
     x = activation(x + jnp.einsum("bshd,hdm->bsm", mixed, layer["out"]), "residual")
     h = layer_norm(x, layer["mlp_norm"])
     return x + jnp.tanh(h @ layer["up"]) @ layer["down"]
 
 
-def forward(params: Tree, ids: jax.Array) -> jax.Array:
+def forward(config: DeepConfig, params: Tree, ids: jax.Array) -> jax.Array:
     """bf16 hidden states of shape (batch, sequence, width) before the head."""
     position = jnp.arange(ids.shape[1])
     mask = jnp.where(position[:, None] >= position, 0.0, -1e30)
     x = (params["embed"][ids] + params["positions"]).astype(jnp.bfloat16)
     for layer in params["layers"]:
-        x = checkpoint(block)(x, layer, mask)
+        x = checkpoint(partial(block, kernel=config.kernel))(x, layer, mask)
     return layer_norm(x, params["norm"])
 
 
@@ -88,7 +95,7 @@ def deep(config: DeepConfig, *, batch: int, size: Size = "small", name: str = "d
     """A train step on `batch` sequences; the batch is {"ids", "labels"}, each of shape (batch, sequence)."""
     return language_model(
         name,
-        forward,
+        partial(forward, config),
         shapes(config),
         vocabulary=config.vocabulary,
         sequence=config.sequence,

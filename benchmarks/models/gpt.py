@@ -5,6 +5,7 @@ Trained by AdamW with clipping by the global norm and no decay of biases and nor
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import flax.linen as nn
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from benchmarks.models.attention import Kernel, causal_attention
 from benchmarks.models.base import Model, Size, Tree, arguments, matrices_only, seed, trained
 from benchmarks.models.checkpoints import remat
 from benchmarks.models.places import activation
@@ -19,13 +21,14 @@ from benchmarks.models.places import activation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPTConfig:
-    """Sizes of a GPT; the feed-forward layer is four times as wide as the model."""
+    """Sizes of a GPT; the feed-forward layer is four times as wide as the model; a `kernel` may compute its attention."""
 
     width: int
     layers: int
     heads: int
     vocabulary: int = 51200
     sequence: int = 1024
+    kernel: Kernel | None = None
 
 
 CONFIGS = {
@@ -41,6 +44,13 @@ CONFIGS = {
 SMALL = GPTConfig(width=64, layers=4, heads=8, vocabulary=256, sequence=32)
 
 
+def _attention(kernel: Kernel | None) -> Callable[..., jax.Array]:
+    """What Flax calls to mix values; a kernel masks by itself."""
+    if kernel is None:
+        return nn.dot_product_attention
+    return lambda query, key, value, **_: causal_attention(query, key, value, kernel=kernel)
+
+
 class Block(nn.Module):
     """Pre-norm attention and feed-forward; (x, mask) -> (x, None), the form that `nn.scan` wants."""
 
@@ -51,7 +61,12 @@ class Block(nn.Module):
         c, dtype = self.config, jnp.bfloat16
         h = nn.LayerNorm(dtype=dtype, name="attention_norm")(x)
         mixed = nn.MultiHeadDotProductAttention(
-            c.heads, dtype=dtype, force_fp32_for_softmax=True, deterministic=True, name="attention"
+            c.heads,
+            dtype=dtype,
+            force_fp32_for_softmax=True,
+            deterministic=True,
+            attention_fn=_attention(c.kernel),
+            name="attention",
         )(h, mask=mask)
         x = activation(x + mixed, "residual")
         h = nn.LayerNorm(dtype=dtype, name="mlp_norm")(x)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from benchmarks.models.attention import Kernel, causal_attention
 from benchmarks.models.base import Model, Size, Tree
 from benchmarks.models.checkpoints import checkpoint
 from benchmarks.models.language import language_model
@@ -22,7 +23,7 @@ from benchmarks.models.places import activation, at_use
 class LlamaConfig:
     """Sizes of a Llama; `query_block` is how many queries attend at a time in training (None: all at once).
 
-    The layers are scanned, or written out one after the other.
+    Instead, a `kernel` may compute the attention of training. The layers are scanned, or written out one after the other.
     """
 
     width: int
@@ -34,6 +35,7 @@ class LlamaConfig:
     sequence: int = 8192
     rope_base: float = 500000.0
     query_block: int | None = None
+    kernel: Kernel | None = None
     scan: bool = True
 
     @property
@@ -96,32 +98,6 @@ def rope(x: jax.Array, positions: jax.Array, base: float) -> jax.Array:
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
-def attend(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array) -> jax.Array:
-    """Grouped-query attention: (b, q, h, d), (b, k, g, d), (b, k, g, d), (q, k) -> (b, q, h, d); softmax in f32."""
-    batch, length, heads, head_dim = query.shape
-    groups = key.shape[2]
-    grouped = query.reshape(batch, length, groups, heads // groups, head_dim)
-    scores = jnp.einsum("bqgrd,bkgd->bgrqk", grouped, key, preferred_element_type=jnp.float32) * head_dim**-0.5
-    weights = jax.nn.softmax(jnp.where(mask, scores, -1e30)).astype(value.dtype)
-    return jnp.einsum("bgrqk,bkgd->bqgrd", weights, value).reshape(query.shape)
-
-
-def causal_attention(query: jax.Array, key: jax.Array, value: jax.Array, block: int | None) -> jax.Array:
-    """Causal attention, `block` queries at a time in a loop that keeps no scores for the backward pass."""
-    batch, length, heads, head_dim = query.shape
-    positions = jnp.arange(length)
-    if block is None or block >= length:
-        return attend(query, key, value, positions[:, None] >= positions)
-
-    @jax.checkpoint
-    def one(start: jax.Array, part: jax.Array) -> jax.Array:
-        return attend(part, key, value, (start + jnp.arange(block))[:, None] >= positions)
-
-    parts = jnp.moveaxis(query.reshape(batch, length // block, block, heads, head_dim), 1, 0)
-    mixed = lax.map(lambda xs: one(*xs), (jnp.arange(0, length, block), parts))
-    return jnp.moveaxis(mixed, 0, 1).reshape(query.shape)
-
-
 def swiglu(x: jax.Array, layer: Tree) -> jax.Array:
     """The gated feed-forward layer (https://arxiv.org/abs/2002.05202)."""
     return (jax.nn.silu(x @ layer["gate"]) * (x @ layer["up"])) @ layer["down"]
@@ -137,7 +113,8 @@ def forward(config: LlamaConfig, params: Tree, ids: jax.Array) -> jax.Array:
         query = rope(jnp.einsum("bsm,mhd->bshd", h, layer["wq"]), positions, config.rope_base)
         key = rope(jnp.einsum("bsm,mgd->bsgd", h, layer["wk"]), positions, config.rope_base)
         value = jnp.einsum("bsm,mgd->bsgd", h, layer["wv"])
-        mixed = activation(causal_attention(query, key, value, config.query_block), "attention")
+        mixed = causal_attention(query, key, value, block=config.query_block, kernel=config.kernel)
+        mixed = activation(mixed, "attention")
         x = x + jnp.einsum("bshd,hdm->bsm", mixed, layer["wo"])
         x = activation(x, "residual")
         return x + swiglu(rms_norm(x, layer["ffn_norm"]), layer), None

@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from benchmarks.models.attention import Kernel, causal_attention
 from benchmarks.models.base import Model, Size, Tree
 from benchmarks.models.checkpoints import checkpoint
 from benchmarks.models.language import language_model
-from benchmarks.models.llama import causal_attention, rms_norm, rope
+from benchmarks.models.llama import rms_norm, rope
 from benchmarks.models.places import activation, at_use
 
 
@@ -25,7 +26,8 @@ class SparseConfig:
     """Sizes of a decoder of experts.
 
     `latent` is the width that keys and values are computed from (None: the model's), `shared_ffn` that of the expert that
-    takes every token (None: there is none), `group` the tokens that share the experts' capacity.
+    takes every token (None: there is none), `group` the tokens that share the experts' capacity. Attention is by a
+    `kernel`, or `query_block` queries at a time.
     """
 
     width: int
@@ -42,6 +44,7 @@ class SparseConfig:
     sequence: int = 4096
     group: int = 1024
     query_block: int | None = 512
+    kernel: Kernel | None = None
 
 
 CONFIGS = {
@@ -150,7 +153,8 @@ def forward(config: SparseConfig, params: Tree, ids: jax.Array) -> jax.Array:
         query = rope(jnp.einsum("bsm,mhd->bshd", h, layer["wq"]), positions, 1e6)
         key = rope(jnp.einsum("bsm,mgd->bsgd", source, layer["wk"]), positions, 1e6)
         value = jnp.einsum("bsm,mgd->bsgd", source, layer["wv"])
-        mixed = activation(causal_attention(query, key, value, config.query_block), "attention")
+        mixed = causal_attention(query, key, value, block=config.query_block, kernel=config.kernel)
+        mixed = activation(mixed, "attention")
         x = activation(x + jnp.einsum("bshd,hdm->bsm", mixed, layer["wo"]), "residual")
         return x + experts(config, rms_norm(x, layer["ffn_norm"]), layer), None
 

@@ -286,6 +286,10 @@ class Front:
         if least.bytes < ALIKE * before.bytes:
             yield least
 
+    def within(self, budget: float) -> Choice:
+        """The fastest choice within so many bytes of all devices."""
+        return self._cut(budget=budget)
+
     def offloading(self, budgets: Sequence[float], host_budget: float) -> Iterator[Choice]:
         """The fastest choices within so many bytes of all devices, and of hosts, where some of the values wait there."""
         before: Choice | None = None

@@ -9,6 +9,7 @@ import cost_models
 from cost_models.hardware import Chip, Platform
 from planner.program.graph import Aval
 from planner.program.jaxpr.remat.residuals import Step
+from planner.rules.kernels.kernel_parts import kernel_work
 from planner.rules.primitives import PRIMITIVES
 
 FUSED_PASS: Mapping[Platform, float] = {"tpu": 0.1, "gpu": 0.2, "cpu": 1.0}
@@ -22,15 +23,24 @@ def step_seconds(step: Step, chip: Chip) -> float:
     row = PRIMITIVES.get(step.kind)
     if row is not None and row.fused:
         return step.runs * FUSED_PASS[chip.platform] * made / chip.memory_bytes_per_s
+    kernel = kernel_work(step.kind, step.params)
     flops = step_flops(step) / step.runs
     dtype, engine = step.operands[0].dtype if step.operands else "float32", cost_models.engine(step.kind)
+    moved, reached = made + sum(aval.bytes for aval in step.operands), 1.0
+    if kernel is not None:
+        engine, dtype = kernel.engine, kernel.dtype or dtype
+        declared = kernel.bytes(_shapes(step.operands)) if callable(kernel.bytes) else kernel.bytes
+        moved = moved if declared is None else declared
+        reached = chip.attention_efficiency if kernel.attends and engine == "matrix" else 1.0
     rate = chip.peak(dtype, engine) * (chip.efficiency(dtype) if engine == "matrix" else 1.0)
-    moved = made + sum(aval.bytes for aval in step.operands)
-    return step.runs * max(flops / rate, moved / chip.memory_bytes_per_s)
+    return step.runs * max(flops / rate, moved / chip.memory_bytes_per_s) / reached
 
 
 def step_flops(step: Step) -> float:
     """Operations of a leaf of the program, as often as it runs."""
+    kernel = kernel_work(step.kind, step.params)
+    if kernel is not None and kernel.flops is not None:
+        return step.runs * (kernel.flops(_shapes(step.operands)) if callable(kernel.flops) else kernel.flops)
     return step.runs * cost_models.flops(step.kind, _shapes(step.operands), _shapes(step.results), step.params)
 
 

@@ -12,7 +12,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 
@@ -21,7 +21,7 @@ from planner.options import UNITS
 from planner.program.jaxpr.remat.rewrite_saved import crossings
 from planner.search.problem import PlanningProblem
 from planner.transforms.batch import Refused
-from planner.transforms.remat_choice import Front
+from planner.transforms.remat_choice import Choice, Front
 from planner.units import quantity
 from planner.variants.lower_bounds import Floors
 from planner.variants.variant_result import FORM_GAP, GAIN, VariantResult, VariantSearch, value_of
@@ -43,6 +43,18 @@ PER_PART = 0.5
 """The part of what plans in microbatches take beyond their floor that grows with their number, at the least."""
 MOST_CHOICES = 2
 """How many choices of what is saved are tried with one number of microbatches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Offer:
+    """A program in microbatches with a choice of what is saved, of a front; `slower` than its fastest choice by so many
+    seconds."""
+
+    problem: PlanningProblem
+    notes: tuple[str, ...]
+    slower: float
+    front: Front | None = None
+    choice: Choice | None = None
 
 
 class Counts:
@@ -222,34 +234,62 @@ class Counts:
             return None
         worth, gap = (GAIN, ROUGH) if rough else (FORM_GAP, FORM_GAP)
         with suppress(ArgumentError, PinError):  # of an op that is not known by parts
-            for problem, notes, slower in self._problems_in(count):
-                found = search.search(problem, below=below, worth=worth, gap=gap)
-                if found is not None:
-                    return replace(found, notes=notes, slower=slower)
-                if not search.over:
-                    break
+            found = self._first_that_fits(count, below=below, worth=worth, gap=gap)
+            if found is not None:
+                return found
             if not search.over:
                 self._missed.append((count, below))
         return None
 
-    def _problems_in(self, count: int) -> Iterator[tuple[PlanningProblem, tuple[str, ...], float]]:
-        """The problems in so many microbatches, with notes and seconds beyond the fastest choice.
+    def _first_that_fits(self, count: int, *, below: float, worth: float, gap: float) -> VariantResult | None:
+        """The best plans in so many microbatches that save the most of what fits. Raises: ArgumentError, PinError."""
+        search = self._search
 
-        First with what saves the most of what fits, then as written. Raises: ArgumentError, PinError.
+        def best_of(offer: _Offer, below: float) -> VariantResult | None:
+            found = search.search(offer.problem, below=below, worth=worth, gap=gap)
+            return None if found is None else replace(found, notes=offer.notes, slower=offer.slower)
+
+        for offer in self._offered_in(count):
+            found = best_of(offer, below)
+            if found is None and not search.over:
+                return None
+            if found is None:
+                continue
+            front, choice = offer.front, offer.choice
+            more = None if front is None or choice is None else search.filling(front, choice, found)
+            if front is None or more is None:
+                return found
+            filled = best_of(self._offer(count, front, more), value_of(found))
+            search.over = False
+            return filled or found
+        return None
+
+    def _offered_in(self, count: int) -> Iterator[_Offer]:
+        """The problems in so many microbatches, first with what saves the most of what fits, then as written.
+
+        Raises: ArgumentError, PinError.
         """
         search, variants = self._search, self._search.variants
         form = replace(variants.base.program.form, microbatches=count)
         program = variants.forms.program(form)
-        note, crossed = variants.describe(count), () if search.options.remat == "as written" else crossings(program)
+        crossed = () if search.options.remat == "as written" else crossings(program)
         if not crossed:
-            yield variants.of(form), (note,), 0.0
+            yield _Offer(problem=variants.of(form), notes=(variants.describe(count),), slower=0.0)
             return
         front = Front(crossed, variants.request.topology.chip, search.pinned, parts=count)
         for choice in islice(filter(search.may_fit, front.offered()), MOST_CHOICES):
-            problem = variants.of(choice.of(form))
-            yield problem, (note, search.remat_note(front, choice)), search.slower(front, choice)
+            yield self._offer(count, front, choice)
         if front.keeps_pins:
-            yield variants.of(form), (note,), search.slower(front, front.written)
+            as_written = self._offer(count, front, front.written)
+            yield replace(as_written, problem=variants.of(form), notes=as_written.notes[:1])
+
+    def _offer(self, count: int, front: Front, choice: Choice) -> _Offer:
+        search, variants = self._search, self._search.variants
+        form = choice.of(replace(variants.base.program.form, microbatches=count))
+        notes = variants.describe(count), search.remat_note(front, choice)
+        return _Offer(
+            problem=variants.of(form), notes=notes, slower=search.slower(front, choice), front=front, choice=choice
+        )
 
 
 def part_counts(extent: int) -> list[int]:

@@ -41,6 +41,9 @@ ON_GPUS = (
 TIGHT = 0.8
 """From this part of the limit on, what is saved may be what keeps plans from being faster."""
 
+FILLED = 0.9
+"""The part of the room that a plan leaves in which more is saved."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariantResult:
@@ -202,6 +205,18 @@ class VariantSearch:
         """The bytes of all devices that arguments leave."""
         written = self.variants.base
         return self.devices * written.roomy_limit - sum(leaf.aval.bytes for leaf in written.program.arguments)
+
+    def filling(self, front: Front, choice: Choice, best: VariantResult) -> Choice | None:
+        """The choice that also saves what the best plan with a choice leaves room for; None where that gains too little.
+
+        Choices are offered in steps of half the bytes, so that the first that fits may leave half of the room.
+        """
+        if self.variants.request.objective != "time" or choice.bytes >= front.fastest.bytes:
+            return None
+        left = best.limit_bytes - best.result.candidates[0].peak_bytes
+        found = front.within(choice.bytes + FILLED * left * self.devices / best.parts)
+        gained = (choice.seconds - found.seconds) / self.devices
+        return found if gained >= GAIN / 2 * value_of(best) else None
 
     @property
     def host_room(self) -> float:

@@ -274,7 +274,7 @@ class _Comparison:
         self, offered: Iterable[Choice], as_written: VariantResult | None, best: VariantResult | None = None
     ) -> VariantResult | None:
         """The best plans with one of these choices, or the `best` so far, those as written where no other gains enough."""
-        search = self.search
+        search, taken = self.search, None
         for choice in offered:
             if not search.may_fit(choice):
                 search.short = True
@@ -283,10 +283,17 @@ class _Comparison:
             if found is None and best is not None:
                 break
             if found is not None:
-                best = found
+                best, taken = found, choice
                 if search.variants.request.objective != "memory" and not best.is_kept_back:
                     break
+        if best is not None and taken is not None and search.short:
+            best = self._filled(taken, best)
         return best or as_written
+
+    def _filled(self, taken: Choice, best: VariantResult) -> VariantResult:
+        """The best plans with more saved than in the best so far, where they leave room; else those."""
+        more = self.search.filling(self.front, taken, best)
+        return best if more is None else self._of(more, value_of(best)) or best
 
     def _written_is_slower(self, best: VariantResult) -> bool:
         """Whether the operations that only the program as written repeats keep it from being as good as these plans."""

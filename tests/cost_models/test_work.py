@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 import jax
@@ -114,6 +115,16 @@ def test_attention_is_two_matmuls_forward_and_five_backward() -> None:
     forward = flops("dot_product_attention_fwd_wrapper", shapes, [(2, 128, 4, 64)], {"layout": 0})
     assert forward == 2 * (2 * 2 * 4 * 128 * 256 * 64)
     assert flops("dot_product_attention_bwd_wrapper", shapes, [(2, 128, 4, 64)], {"layout": 0}) == 2.5 * forward
+
+
+@pytest.mark.parametrize("mask", ["CAUSAL", "PADDING_CAUSAL"])
+def test_a_causal_mask_leaves_half_of_the_scores(mask: str) -> None:
+    shapes, mask_type = [(2, 128, 4, 64)] * 3, Enum("MaskType", ["NO_MASK", mask])
+    whole, half = (
+        flops("dot_product_attention_fwd_wrapper", shapes, shapes[:1], {"layout": 0, "mask_type": mask_type[name]})
+        for name in ("NO_MASK", mask)
+    )
+    assert half == whole / 2
 
 
 def test_an_unknown_primitive_counts_its_result_and_says_so() -> None:

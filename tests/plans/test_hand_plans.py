@@ -10,11 +10,15 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import planner
-from benchmarks.hand_plans import HandPlan, family_of, hand_plans, jitted, meshes_of, pins
+from benchmarks.hand_plans import NO_WINDOWS, HandPlan, family_of, hand_plans, jitted, meshes_of, pins
 from benchmarks.hand_plans.kinds import FSDP, HSDP, Kind
-from benchmarks.models import MODELS
+from benchmarks.models import MODELS, llama
+from benchmarks.models.attention import Kernel
 from benchmarks.models.base import Model
 from benchmarks.models.places import placed
+from benchmarks.real.kernels import counted_kernels
+from cost_models import parse_topology
+from planner.compiler.emission.options import plan_options
 
 DEVICES = 8
 SMALL = 2**8
@@ -118,9 +122,29 @@ def test_weights_are_gathered_where_they_are_used(name: str) -> None:
     assert more[1] > more[0]
 
 
-def test_windows_are_a_compiler_option() -> None:
+@pytest.mark.parametrize(
+    ("kernel", "platform", "call"),
+    [("splash", "tpu", "tpu_custom_call"), ("cudnn", "cuda", "__cudnn$fmhaSoftmaxBackward")],
+)
+def test_kernels_run_on_what_a_device_has(kernel: Kernel, platform: str, call: str) -> None:
+    config = replace(llama.SMALL, width=8 * 64, layers=1, sequence=256, kernel=kernel)
+    model = llama.llama(config, batch=16, size="real")
+    hand = HandPlan(kind=_kind("llama", "fsdp+tp"), mesh={"data": 2, "model": 4})
+    with counted_kernels():
+        lowered = jitted(model, family_of("llama"), hand).trace(*model.args).lower(lowering_platforms=(platform,))
+    calls = [line for line in lowered.as_text().splitlines() if call in line]
+    part = "tensor<8x2x256x64xbf16>" if kernel == "splash" else "tensor<8x256x2x64xbf16>"
+    assert calls
+    assert all(part in line for line in calls)
+
+
+def test_hand_plans_are_compiled_as_ours_but_for_windows() -> None:
+    chip = parse_topology("v5e:4x4").chip
     ways = HandPlan(kind=FSDP, mesh={"data": DEVICES}).variants(windows=True)
-    assert {(way.gathered, bool(way.compiler_options)) for way in ways} == {(False, True), (True, False), (True, True)}
+    options = {(way.gathered, way.windows): way.compiler_options(chip) for way in ways}
+    assert set(options) == {(False, False), (True, True), (True, False)}
+    assert options[True, False] == options[False, False] == plan_options("tpu", "v5e")
+    assert options[True, False].items() - options[True, True].items() == NO_WINDOWS.items()
 
 
 def test_programs_stand_as_they_were_outside() -> None:

@@ -93,6 +93,25 @@ ENTRY %main (a: bf16[1024,1024], b: bf16[1024,1024]) -> bf16[1024,1024] {{
     assert found.seconds == US(2 * 1024**3 / (0.5 * 989e12))
 
 
+@pytest.mark.parametrize(("way", "products"), [("", 2), ("Backward", 5)])
+@pytest.mark.parametrize(("mask", "share"), [("NO_MASK", 1.0), ("CAUSAL", 0.5)])
+def test_attention_of_a_library_takes_the_scores_of_its_configuration(
+    way: str, products: int, mask: str, share: float
+) -> None:
+    scores = '"intermediate_tensor_shape": {"element_type": "BF16", "dimensions": ["2", "8", "1024", "1024"]}'
+    config = f'{{"cudnn_fmha_backend_config": {{{scores}, "mask_type": "{mask}"}}}}'
+    called = f'custom_call_target="__cudnn$fmhaSoftmax{way}", backend_config={config}'
+    found = judged(f"""
+ENTRY %main (q: bf16[2,1024,8,128], k: bf16[2,1024,2,128]) -> bf16[2,8,1024,128] {{
+  %q = bf16[2,1024,8,128]{{3,2,1,0}} parameter(0)
+  %k = bf16[2,1024,2,128]{{3,2,1,0}} parameter(1)
+  %mixed = (bf16[2,8,1024,128]{{3,1,2,0}}, u8[0]{{0}}) custom-call(%q, %k, %k), {called}
+  ROOT %out = bf16[2,8,1024,128]{{3,1,2,0}} get-tuple-element(%mixed), index=0
+}}
+""")
+    assert found.seconds == US(share * products * 2 * 2 * 8 * 1024**2 * 128 / (0.5 * 989e12))
+
+
 def kernel(note: str, body: str = "ROOT %e = f32[1048576]{0} exponential(%p)") -> str:
     return f"""
 %fused (p: f32[1048576]) -> f32[1048576] {{

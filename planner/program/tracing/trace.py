@@ -19,6 +19,7 @@ from planner.program.jaxpr.bodies import consts_of
 from planner.program.jaxpr.calls import with_lowered
 from planner.program.jaxpr.canonicalize.rolls import with_rolls
 from planner.program.jaxpr.constants import hoisted, result_avals, without_last
+from planner.program.jaxpr.pallas.known_scalars import with_estimates
 from planner.program.jaxpr.placements.demanded_specs import with_plain_constraints
 from planner.program.jaxpr.placements.free_annotations import without_annotations
 from planner.program.jaxpr.placements.parallelism import effects_of, parallelism_of
@@ -248,7 +249,7 @@ _NEED_VALUES = (
 def _as_program(given: _Given, traced: _Traced, annotations: Annotations) -> Program:
     """The program of a traced function: its large constants made arguments, its results named."""
     jaxpr, of_annotations = without_annotations(with_plain_constraints(with_lowered(traced.jaxpr)), annotations)
-    jaxpr, constants = hoisted(with_rolls(jaxpr))
+    jaxpr, constants = hoisted(with_rolls(with_estimates(jaxpr)))
     closed_over = [
         Leaf(name=f"closed_over/{i}", aval=aval_of(abstracted(value)), constant=True)
         for i, value in enumerate(constants)

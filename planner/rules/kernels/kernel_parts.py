@@ -171,6 +171,14 @@ def kernel_of(op: Op) -> Parts | None:
     return parts if isinstance(parts, Parts) else None
 
 
+def kernel_work(kind: str, params: Mapping[str, Any]) -> KernelWork | None:
+    """The work of the kernel that an equation of this kind runs; None where it runs none that `kernel_of` knows."""
+    if kind == "pallas_call":
+        return call_work(pallas_call_of(params))
+    parts = params.get("partition") if traits(kind).by_hand == "kernel" else None
+    return parts.work if isinstance(parts, Parts) else None
+
+
 def _pallas_kernel(op: Op) -> Parts:
     call = pallas_call_of(op.params)
     work = call_work(call)
@@ -178,7 +186,7 @@ def _pallas_kernel(op: Op) -> Parts:
     def run(*values: Any) -> list[Any]:
         flops, moved = work.flops, work.bytes
         if isinstance(flops, float) and isinstance(moved, float) and not work.guessed:
-            return call.estimated(flops, moved).smaller(op.primitive, values)
+            return call.estimated(flops, work.exponentials, moved).smaller(op.primitive, values)
         return call.smaller(op.primitive, values)
 
     return Parts(rule=call_rule(call), run=run, work=work, on_parts=run)

@@ -19,9 +19,6 @@ Declared = float | Callable[..., float]
 Amount = float | Callable[[Sequence[tuple[int, ...]]], float]
 """A number is that of the whole arrays, which parts share evenly; a function takes the shapes of the operands of a part."""
 
-EXPONENTIALS = frozenset(("exp", "exp2", "logistic"))
-"""Primitives of which attention makes the weights of its scores."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelWork:
@@ -30,7 +27,8 @@ class KernelWork:
     None where nothing says: then it counts one operation per result element, and every operand and result once.
     `guessed` says whether the flops are not known, or those of a part of it are not; `dtype` is that of the products that
     take most of them, None for that of the first operand. `attends`: it computes exponentials between its products, as
-    attention does, or nobody knows that it does not.
+    attention does, or nobody knows that it does not. `exponentials` are how many of its `flops` are such, where they are
+    counted.
     """
 
     name: str
@@ -40,6 +38,7 @@ class KernelWork:
     guessed: bool
     dtype: str | None = None
     attends: bool = True
+    exponentials: float = 0.0
 
     @property
     def depends_on_shapes(self) -> bool:

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-import cost_models
-from cost_models.hardware import Engine
 from planner.program.graph import Aval
+from planner.program.jaxpr.pallas.kernel_counts import counted_steps
 from planner.program.jaxpr.pallas.pallas_calls import READ_FORMS, PallasCall, pallas_call_of
 from planner.rules.factors import Factors
-from planner.rules.kernels.kernel_work import EXPONENTIALS, KernelWork
+from planner.rules.kernels.kernel_work import KernelWork
 from planner.rules.rule import Dim, Rule
 
 
@@ -53,18 +52,9 @@ def call_work(call: PallasCall) -> KernelWork:
     work is guessed.
     """
     estimate, reading = call.params["cost_estimate"], call.reading
-    flops: dict[Engine, float] = {"vector": 0.0, "matrix": 0.0}
-    largest, dtype = 0.0, None
-    guessed = reading is None or reading.unknown_trips
-    for step in () if reading is None else reading.counted:
-        engine = cost_models.engine(step.kind)
-        counted = step.times * cost_models.flops(step.kind, step.operands, step.results, step.params)
-        flops[engine] += counted
-        guessed |= not cost_models.is_known(step.kind)
-        if engine == "matrix" and counted > largest:
-            largest, dtype = counted, step.dtype
-    total = None if reading is None else sum(flops.values())
-    moved = None if reading is None else call.moved_bytes
+    counts = None if reading is None else counted_steps(reading)
+    total, moved = (None, None) if counts is None else (counts.flops, call.moved_bytes)
+    guessed = counts is None or counts.guessed
     if call.known is not None:
         total, moved, guessed = call.known.flops, call.known.moved_bytes, False
     if estimate is not None:
@@ -74,8 +64,9 @@ def call_work(call: PallasCall) -> KernelWork:
         name=str(call.params["name"] or "pallas_call"),
         flops=total,
         bytes=moved,
-        engine="matrix" if flops["matrix"] > flops["vector"] else "vector",
+        engine="vector" if counts is None else counts.engine,
         guessed=guessed,
-        dtype=dtype,
-        attends=call.reading is None or any(step.kind in EXPONENTIALS for step in call.reading.counted),
+        dtype=None if counts is None else counts.dtype,
+        attends=counts is None or counts.exponentials > 0,
+        exponentials=0.0 if counts is None else counts.exponentials,
     )

@@ -15,12 +15,13 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from planner.errors import ArgumentError, RuleError
 from planner.program.graph import Graph, Op
 from planner.program.jaxpr.flatten import build_graph
+from planner.program.jaxpr.pallas.kernel_counts import EXPONENTIALS
 from planner.program.tracing.arguments import name_of
 from planner.program.tracing.trace import trace
 from planner.rules.choose import op_rule
 from planner.rules.composite import CompositeStep, compose
 from planner.rules.kernels.kernel_parts import COMBINE, Parts, as_sdy_rule, kernel_of
-from planner.rules.kernels.kernel_work import EXPONENTIALS, Declared, KernelWork, amount, checked
+from planner.rules.kernels.kernel_work import Declared, KernelWork, amount, checked
 from planner.rules.op_work import engine_of, flops_of, guessed_in
 from planner.rules.primitives import slides_of, traits
 from planner.rules.rule import Dim, Kind, Rule, parse_rule

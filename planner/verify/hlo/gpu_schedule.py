@@ -27,6 +27,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 from cost_models import Chip
 from planner.verify.hlo.collectives import CompiledCollective, describe_collectives
@@ -188,6 +189,8 @@ class _Kernel:
         """Operations of matrix products and convolutions."""
         if _is_library_product(self.instruction):
             return _library_flops(self.instruction, self.computation)
+        if _is_library_attention(self.instruction):
+            return _attention_flops(self.instruction, self.computation)
         if _is_library_convolution(self.instruction):
             roles = _roles(self.instruction, self.computation)
             return convolution_flops(self.instruction.attributes, *roles, lanes=1)
@@ -230,6 +233,24 @@ def _is_library_product(instruction: Instruction) -> bool:
 
 def _is_library_convolution(instruction: Instruction) -> bool:
     return instruction.opcode == "custom-call" and 'custom_call_target="__cudnn$conv' in instruction.attributes
+
+
+def _is_library_attention(instruction: Instruction) -> bool:
+    return instruction.opcode == "custom-call" and 'custom_call_target="__cudnn$fmha' in instruction.attributes
+
+
+def _attention_flops(instruction: Instruction, computation: Computation) -> float:
+    """Operations of attention that a library computes, as `cost_models` counts them; nothing where its scores are not said.
+
+    The configuration says how many scores there are; the last dim of queries is contracted.
+    """
+    scores = re.search(r'"intermediate_tensor_shape": ?\{[^{}]*?"dimensions": ?\[([^\]]*)\]', instruction.attributes)
+    if scores is None:
+        return 0.0
+    features = next(arrays_of(computation.by_name[instruction.operands[0]].shape))[1][-1]
+    products = 2.0 * features * prod(map(int, re.findall(r"\d+", scores[1])))
+    masked = 0.5 if re.search(r'"mask_type": ?"\w*CAUSAL"', instruction.attributes) else 1.0
+    return masked * products * (5 if "Backward" in instruction.attributes.split("backend_config")[0] else 2)
 
 
 def _roles(convolution: Instruction, computation: Computation) -> tuple[str, str, str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +20,7 @@ import numpy as np
 
 from planner.program.jaxpr.bodies import body_of, opened, structure_of
 from planner.program.jaxpr.pallas.grid_tables import (
+    MOST_POINTS,
     SCALAR_STEPS,
     Table,
     bodies_of,
@@ -29,9 +31,6 @@ from planner.program.jaxpr.pallas.grid_tables import (
     period_of,
     trips_of,
 )
-
-MOST_POINTS = 1 << 22
-"""Tables of more points of a grid are not made: what they would hold is unknown."""
 
 
 class BlockAccess(NamedTuple):
@@ -88,6 +87,7 @@ class Walk:
     grid: tuple[int, ...]
     program_axes: tuple[int, ...]
     dynamic: frozenset[int]
+    scalars: Mapping[int, Table] = field(default_factory=dict[int, Table])
     periods: dict[int, int] = field(default_factory=dict[int, int])
     accesses: list[BlockAccess] = field(default_factory=list[BlockAccess])
     counted: list[CountedStep] = field(default_factory=list[CountedStep])
@@ -151,7 +151,9 @@ class Walk:
         if known and math.prod(np.broadcast_shapes(*(table.shape for table in tables))) <= MOST_POINTS:
             return [SCALAR_STEPS[name](eqn.params, *tables)]
         if name in ("get", "swap", "addupdate"):
-            self._state(eqn, values, touches)
+            made = self._state(eqn, values, touches)
+            self._count(eqn, where, times)
+            return None if made is None else [made]
         elif name == "cond":
             return self._cond(eqn, values, where, times, touches)
         elif name == "while":
@@ -197,7 +199,8 @@ class Walk:
 
     # ------------------------------------------------------------ arrays
 
-    def _state(self, eqn: Any, values: Sequence[Any], touches: list[Touch]) -> None:
+    def _state(self, eqn: Any, values: Sequence[Any], touches: list[Touch]) -> Table | None:
+        """Notes how a variable is read or written; the table that is read, of scalars that are known."""
         reads = eqn.primitive.name == "get"
         first = 1 if reads else 2
         ref, rest = values[0], list(values[first:])
@@ -207,7 +210,7 @@ class Walk:
         if not isinstance(ref, Ref):
             for value in rest:
                 self.dropped(value)
-            return
+            return None
         whole = eqn.primitive.name == "swap" and all(is_all(indexer, ref.shape) for indexer in indexers)
         if not whole or id(eqn.outvars[0]) in self.used:
             # Of what is written in part the rest stays: what it was is still needed.
@@ -220,6 +223,12 @@ class Walk:
                 self.dropped(value)
         if ref.held_whole:
             self._looked_up(ref, numbers)
+        if ref.number not in self.scalars or numbers is None or any(number is None for number in numbers):
+            return None
+        known = self.scalars[ref.number]
+        limits = zip(numbers, known.shape, strict=True)
+        # What a kernel reads beyond its scalars it does not use.
+        return known[tuple(np.clip(number, 0, extent - 1) for number, extent in limits if number is not None)]
 
     def _looked_up(self, ref: Ref, numbers: Sequence[Table | None] | None) -> None:
         """An element of an array that the kernel holds whole is read; without numbers, any of it."""
@@ -308,32 +317,36 @@ class GridReading:
     unknown_trips: bool
 
 
-def grid_reading(params: Mapping[str, Any]) -> GridReading:
-    """The reading of a `pallas_call` with these params. Raises: AttributeError, KeyError where they are of another form."""
+def grid_reading(params: Mapping[str, Any], known: Mapping[int, Table] = MappingProxyType({})) -> GridReading:
+    """The reading of a `pallas_call` with these params, where some of the scalars that are fetched first are `known`.
+
+    Raises: AttributeError, KeyError where they are of another form.
+    """
     mapping, jaxpr = params["grid_mapping"], params["jaxpr"]
     fixed = [isinstance(extent, int) for extent in mapping.grid]
-    grid = tuple(extent if known else 1 for extent, known in zip(mapping.grid, fixed, strict=True))
+    grid = tuple(extent if is_fixed else 1 for extent, is_fixed in zip(mapping.grid, fixed, strict=True))
     vmapped = tuple(mapping.vmapped_dims)
     body = Walk(
         grid=grid,
         program_axes=tuple(axis for axis in range(len(grid)) if axis not in vmapped),
-        dynamic=frozenset(axis for axis, known in enumerate(fixed) if not known),
+        dynamic=frozenset(axis for axis, is_fixed in enumerate(fixed) if not is_fixed),
+        scalars=known,
     )
     scalars, blocks = mapping.num_index_operands, mapping.block_mappings
     shapes = [tuple(aval.shape) for aval in mapping.index_map_avals[len(grid) :]]
     refs = [Ref(number, shape, True) for number, shape in enumerate(shapes)]
     for number, block in enumerate(blocks, scalars):
-        places = [body.place(axis) for axis in range(len(grid))]
+        axes = [body.place(axis) for axis in range(len(grid))]
         maps = opened(block.index_map_jaxpr)
-        given = dict(zip(maps.invars, [*places, *refs[:scalars]], strict=True))
+        given = dict(zip(maps.invars, [*axes, *refs[:scalars]], strict=True))
         numbers, _ = body.walk(block.index_map_jaxpr, given, 0.0, 0.0)
         extents = tuple(int(getattr(size, "block_size", 1)) for size in block.block_shape)
         modes = [type(size).__name__ for size in block.block_shape]
-        known = tuple(
+        places = tuple(
             table if isinstance(table, np.ndarray) and mode in ("Blocked", "Squeezed", "Element") else None
             for table, mode in zip(numbers, modes, strict=True)
         )
-        body.accesses.append(BlockAccess(number, known, extents, tuple(mode == "Element" for mode in modes), True))
+        body.accesses.append(BlockAccess(number, places, extents, tuple(mode == "Element" for mode in modes), True))
         shape = tuple(block.array_aval.shape)
         # The variable has the dims of the array where none is squeezed out.
         held = extents == shape and "Squeezed" not in modes and number < scalars + mapping.num_inputs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ import numpy.typing as npt
 from planner.program.jaxpr.bodies import body_of, opened
 
 Table = npt.NDArray[np.int64]
+MOST_POINTS = 1 << 22
+"""Tables of more points of a grid are not made: what they would hold is unknown."""
 
 
 def _same(params: Mapping[str, Any], x: Any, *_: Any) -> Any:
@@ -78,6 +81,19 @@ def period_of(table: Table, axis: int) -> int:
     along = np.moveaxis(table, axis, 0)
     extent = len(along)
     return next(n for n in range(1, extent + 1) if extent % n == 0 and (n == extent or (along[n:] == along[:-n]).all()))
+
+
+def fetches(numbers: Sequence[Table | None], grid: Sequence[int]) -> float:
+    """How often the number of a block changes over a grid, whose last axis changes first; None follows from data."""
+    tables = [table for table in numbers if table is not None]
+    if len(tables) < len(numbers):
+        return float(math.prod(grid))
+    axes = [axis for table in tables for axis, extent in enumerate(table.shape) if extent > 1]
+    outer = tuple(grid[: max(axes, default=-1) + 1])
+    if math.prod(outer) > MOST_POINTS or not outer:
+        return float(math.prod(outer))
+    places = [np.broadcast_to(table, (*outer, *(1,) * (len(grid) - len(outer)))).reshape(-1) for table in tables]
+    return 1.0 + np.count_nonzero(np.any([np.diff(place) != 0 for place in places], axis=0))
 
 
 def is_integer(var: Any, name: str) -> bool:

@@ -24,7 +24,7 @@ import numpy as np
 from planner.program.jaxpr.bodies import equations_of, opened
 from planner.program.jaxpr.pallas.grid_reading import GridReading, grid_reading
 from planner.program.jaxpr.pallas.grid_splits import GridSplit, grid_splits
-from planner.program.jaxpr.pallas.grid_tables import bodies_of
+from planner.program.jaxpr.pallas.grid_tables import bodies_of, fetches
 
 PAGED = "jax.experimental.pallas.ops.tpu.paged_attention.paged_attention_kernel"
 
@@ -158,22 +158,15 @@ class PallasCall:
 
     @cached_property
     def moved_bytes(self) -> float:
-        """The bytes that go between memory and the chip: a block each time that its number may have changed.
+        """The bytes that go between memory and the chip: a block each time that its number changes.
 
-        The last axis of a grid changes first, so a block is fetched anew for every step of the innermost axis on which it
-        depends and of those around it; one that follows from data for every step.
+        A block whose number follows from data is fetched for every step.
         """
         assert self.reading is not None
-        grid, moved = self.reading.grid, 0.0
-        for access in self.reading.accesses:
-            if access.fetched:
-                axes = [
-                    axis for table in access.numbers if table is not None for axis, n in enumerate(table.shape) if n > 1
-                ]
-                last = len(grid) - 1 if any(table is None for table in access.numbers) else max(axes, default=-1)
-                size = math.prod(access.blocks) * self._avals[access.array].dtype.itemsize
-                moved += size * math.prod(grid[: last + 1])
-        return moved
+        grid = self.reading.grid
+        fetched = (access for access in self.reading.accesses if access.fetched)
+        sizes = ((access, self._avals[access.array].dtype.itemsize) for access in fetched)
+        return sum(math.prod(access.blocks) * size * fetches(access.numbers, grid) for access, size in sizes)
 
     @cached_property
     def known(self) -> KnownKernel | None:
@@ -222,13 +215,17 @@ class PallasCall:
                 shape[split.dims[array]] //= parts[split.axis]
         return tuple(shape)
 
-    def estimated(self, flops: float, moved_bytes: float) -> PallasCall:
-        """The call with an estimate of its work where its author gives none: compilers schedule by it."""
+    def estimated(self, flops: float, exponentials: float, moved_bytes: float) -> PallasCall:
+        """The call with an estimate of its work where its author gives none: compilers schedule by it.
+
+        `flops` are all of its operations; the estimate says of the `exponentials` among them that they are such.
+        """
         if self.params["cost_estimate"] is not None:
             return self
         # The class has no public name that is there without importing Pallas, which a program without kernels need not.
         estimate = sys.modules[type(self.params["grid_mapping"]).__module__].CostEstimate
-        work = estimate(flops=int(flops), transcendentals=0, bytes_accessed=int(moved_bytes))
+        others, counted = int(flops) - int(exponentials), int(exponentials)
+        work = estimate(flops=others, transcendentals=counted, bytes_accessed=int(moved_bytes))
         return replace(self, params={**self.params, "cost_estimate": work})
 
     def smaller(self, primitive: Any, operands: Sequence[Any]) -> list[Any]:
