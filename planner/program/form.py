@@ -14,12 +14,14 @@ class Form:
     `microbatches`: in how many passes over equal parts of the batch, whose sums are added up. `saved`: which values are
     saved for each of the backward loops of the program in microbatches, as positions in its `crossings`; what else it
     needs of its forward loop is computed again. An entry of None leaves a loop as written, and so does one that is missing.
-    `offloaded`: which of these wait in the memory of the host, as positions likewise.
+    `offloaded`: which of these wait in the memory of the host, as positions likewise. `least_of_passes`: loops within layers
+    keep as little as can be of a pass for their backward loops; crossings are those of the program with such loops.
     """
 
     microbatches: int = 1
     saved: tuple[tuple[int, ...] | None, ...] = ()
     offloaded: tuple[tuple[int, ...], ...] = ()
+    least_of_passes: bool = False
 
     @staticmethod
     def of(record: Mapping[str, Any]) -> Form:
@@ -40,7 +42,8 @@ def form_text(form: Form) -> str:
     chosen = [one for one in form.saved if one is not None]
     saved = f"{sum(map(len, chosen))} values saved for the backward pass as chosen" if chosen else ""
     offloaded = f"{sum(map(len, form.offloaded))} of them on the host" if any(form.offloaded) else ""
-    return ", ".join(filter(None, (passes, saved, offloaded))) or "as written"
+    least = "least kept of passes of loops within layers" if form.least_of_passes else ""
+    return ", ".join(filter(None, (passes, least, saved, offloaded))) or "as written"
 
 
 AS_WRITTEN = Form()

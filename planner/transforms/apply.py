@@ -9,6 +9,7 @@ from planner.program.batch_parts import Batch
 from planner.program.form import Form
 from planner.program.jaxpr.microbatch.loop import microbatched
 from planner.program.jaxpr.microbatch.slicing import NotInParts
+from planner.program.jaxpr.remat.nested_loops import with_least_of_passes
 from planner.program.jaxpr.remat.rewrite_saved import NoSuchValues, with_saved
 from planner.program.tracing.traced import Program
 from planner.transforms.batch import Refused, batch_of
@@ -19,8 +20,20 @@ def formed(program: Program, form: Form) -> Program:
 
     Raises: ArgumentError where the program cannot be computed so.
     """
-    in_parts = program if form.microbatches == 1 else in_microbatches(program, form.microbatches, batch_of(program))
+    start = least_of_passes(program) if form.least_of_passes else program
+    if start is None:
+        raise ArgumentError(
+            f"{program.function_name} has no loops within layers that keep more of a pass than they must, as the plan has it: "
+            "the plan is another program's, or another release's; make it again"
+        )
+    in_parts = start if form.microbatches == 1 else in_microbatches(start, form.microbatches, batch_of(start))
     return with_values_saved(in_parts, form)
+
+
+def least_of_passes(program: Program) -> Program | None:
+    """A program as written whose loops within layers keep as little as can be of a pass; None where they do as written."""
+    least = with_least_of_passes(program)
+    return least and replace(least, form=replace(program.form, least_of_passes=True), written=program.jaxpr)
 
 
 def with_values_saved(program: Program, form: Form) -> Program:
@@ -31,9 +44,10 @@ def with_values_saved(program: Program, form: Form) -> Program:
 
 
 def in_microbatches(program: Program, count: int, batch: Batch | Refused) -> Program:
-    """A program as written in so many microbatches, as its batch may be taken. Raises: ArgumentError."""
+    """A program in so many microbatches, as its batch may be taken. Raises: ArgumentError."""
     jaxpr = _in_microbatches(program, count, batch)
-    return replace(program, jaxpr=jaxpr, form=Form(microbatches=count), written=program.jaxpr)
+    form = replace(program.form, microbatches=count)
+    return replace(program, jaxpr=jaxpr, form=form, written=program.as_written.jaxpr)
 
 
 def _in_microbatches(program: Program, count: int, batch: Batch | Refused) -> object:

@@ -12,7 +12,7 @@ from planner.program.form import Form
 from planner.program.tracing.gc_pause import paused
 from planner.program.tracing.traced import Program
 from planner.search.problem import PlanningProblem, planning_problem
-from planner.transforms.apply import in_microbatches, with_values_saved
+from planner.transforms.apply import in_microbatches, least_of_passes, with_values_saved
 from planner.transforms.batch import Refused, batch_of
 
 
@@ -29,9 +29,19 @@ class ProgramForms:
         """How the program may be computed batch part by batch part, or why it cannot be."""
         return batch_of(self.written)
 
+    @cached_property
+    @paused()
+    def with_least_of_passes(self) -> ProgramForms | None:
+        """The forms of the program whose loops within layers keep the least; None where that is as it is written."""
+        least = least_of_passes(self.written)
+        return least and ProgramForms(written=least)
+
     @paused()
     def program(self, form: Form) -> Program:
         """The program in a form. Raises: ArgumentError where it cannot be computed so."""
+        least = self.with_least_of_passes if form.least_of_passes and not self.written.form.least_of_passes else None
+        if least is not None:
+            return least.program(form)
         count = form.microbatches
         if count == 1:
             return with_values_saved(self.written, form)
@@ -75,10 +85,18 @@ class ProblemVariants:
             self.made[form] = planning_problem(program=program, target=self.target, request=self.request)
         return self.made[form].with_objective(self.request.objective, self.request.memory_limit)
 
+    def with_least_of_passes(self) -> ProblemVariants | None:
+        """The same problems, beginning with the form whose loops within layers keep the least; None where there is none."""
+        begun = self.base_form.least_of_passes
+        if begun or self.forms.with_least_of_passes is None:
+            return None
+        return replace(self, base_form=replace(self.base_form, least_of_passes=True))
+
     def in_microbatches(self, problem: PlanningProblem, count: int) -> PlanningProblem:
         """The same problem for the program in so many microbatches. Raises: ArgumentError, PinError."""
         request = problem.request
-        return self.of(Form(microbatches=count)).with_objective(request.objective, request.memory_limit)
+        form = Form(microbatches=count, least_of_passes=self.base_form.least_of_passes)
+        return self.of(form).with_objective(request.objective, request.memory_limit)
 
     def starting(self, problem: PlanningProblem) -> ProblemVariants:
         """The same problems, for what one of them minimises, and beginning with its form."""

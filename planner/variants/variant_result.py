@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -15,7 +15,7 @@ from planner.options import GAP, Options, telling
 from planner.pricing.instance import Instance
 from planner.pricing.mesh import Shape, shape_key
 from planner.program.form import AS_WRITTEN, form_text
-from planner.program.jaxpr.remat.rewrite_saved import program_steps
+from planner.program.jaxpr.remat.scopes import program_steps
 from planner.search.best_on_mesh import WORTHWHILE
 from planner.search.mesh_search import SearchOptions, SearchResult, search
 from planner.search.problem import PlanningProblem
@@ -105,12 +105,16 @@ class VariantSearch:
     variants: ProblemVariants
     meshes: Sequence[Shape]
     options: Options
-    pinned: Mapping[str, Pinned]
-    deadline: Deadline
+    pinned: Mapping[str, Pinned] = field(default_factory=dict[str, Pinned])
     short: bool = False
     """Whether memory was too short for a form that was tried."""
     over: bool = False
     """Whether what would be better is over the limit in the form that was searched last."""
+
+    @cached_property
+    def deadline(self) -> Deadline:
+        """When all forms are to be searched: counted from when it is first asked for."""
+        return Deadline.after(self.options.time_limit_s)
 
     @property
     def late(self) -> bool:

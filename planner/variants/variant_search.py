@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from pbqp.deadline import Deadline
 from planner.errors import ArgumentError, InfeasibleError, PinError
 from planner.explain.saved_values import naming
 from planner.options import Options
 from planner.pricing.candidates.pins import close_names
 from planner.pricing.mesh import Shape
 from planner.program.jaxpr.remat.residuals import Crossing
-from planner.program.jaxpr.remat.rewrite_saved import crossings
+from planner.program.jaxpr.remat.scopes import crossings
 from planner.search.mesh_search import SearchOptions, SearchResult, search
 from planner.search.problem import PlanningProblem
 from planner.transforms.remat_choice import ALIKE, Choice, Front, Pinned
@@ -47,17 +46,31 @@ def best_variant(
 ) -> VariantResult:
     """The best plans of a program, in the form that is asked for, or the best one.
 
-    Raises: PinError, also where a pattern names no value that a backward pass reads; InfeasibleError, which says why if
-    `explained`.
+    If loops within layers can keep less of a pass than they do, what the layers save is chosen for the program in which they
+    do; else, or where that has no plan as good as the program as written, for this one. Raises: PinError, also where a
+    pattern names no value that a backward pass reads; InfeasibleError, which says why if `explained`.
     """
+    left_open = options.remat == "auto" or isinstance(options.remat, Mapping)
+    least = variants.with_least_of_passes() if left_open and variants.base_form.saved == () else None
+    with suppress(PinError, InfeasibleError):  # of values that only the program as written has
+        if least is not None:
+            best = _best_variant(least, meshes, options, judged=lambda: False, explained=False)
+            search = VariantSearch(variants=variants, meshes=meshes, options=options)
+            return search.search(variants.base, below=value_of(best) * (1 + GAIN)) or best
+    return _best_variant(variants, meshes, options, judged=judged, explained=explained)
+
+
+def _best_variant(
+    variants: ProblemVariants, meshes: Sequence[Shape], options: Options, *, judged: Callable[[], bool], explained: bool
+) -> VariantResult:
+    """The best plans of a program whose loops within layers stay as they are."""
     written, how = variants.base, options.remat
     given = isinstance(options.offload, Mapping)
     found = () if how == "as written" and not given else crossings(written.program)
     pinned = pinned_values(_pins(options), found)
     parts = written.program.form.microbatches
     front = Front(found, written.request.topology.chip, pinned, parts=parts) if found else None
-    deadline = Deadline.after(options.time_limit_s)
-    search = VariantSearch(variants=variants, meshes=meshes, options=options, pinned=pinned, deadline=deadline)
+    search = VariantSearch(variants=variants, meshes=meshes, options=options, pinned=pinned)
     counts = Counts(search, front)
     if front is None:
         return counts.roomier(_as_requested(written, meshes, options, judged=judged, explained=explained))

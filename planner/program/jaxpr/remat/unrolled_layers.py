@@ -22,6 +22,7 @@ from jax import lax
 from planner.program.jaxpr.bodies import REMATS, counted_body, structure_of
 from planner.program.jaxpr.calls import equations_by
 from planner.program.jaxpr.canonicalize.inlined import inlined
+from planner.program.jaxpr.remat.loop_pairs import Pair
 from planner.program.jaxpr.remat.residuals import Between, Made
 from planner.program.jaxpr.remat.value_numbering import Numbers, ValueNumbers
 from planner.program.jaxpr.remat.widened_results import HEAVY, widened
@@ -146,6 +147,17 @@ class WrittenOut(Between):
                 number = self.numbers[atom]
                 if number not in self.free:
                     self.needed[number] = None
+
+    def number_of(self, atom: Any) -> int | None:
+        """The number of what an equation of the backward pass reads, where it has one."""
+        return self.numbers.get(self.named(atom))
+
+    def is_within(self, loops: Pair) -> bool:
+        """Whether a pair of loops is of a layer: layers begin before its forward loop and behind it."""
+        position = {id(eqn): at for at, eqn in enumerate(self.body.eqns)}
+        makers = (id(self.made[number].eqn) for number in self.fixed if number in self.made)
+        borders = [position[made] for made in makers if made in position]
+        return bool(borders) and min(borders) < loops.forward.position < max(borders)
 
     def named(self, atom: Any) -> Any:
         """What a variable is called: those that checkpoints return are called as within."""
