@@ -18,6 +18,7 @@ from jax.interpreters import partial_eval
 
 from planner.program.jaxpr.bodies import body_of, closed, opened
 from planner.program.jaxpr.calls import equations_by, scanned
+from planner.program.jaxpr.canonicalize.broadcasts_in_loops import with_broadcasts_in_loops
 from planner.program.jaxpr.canonicalize.inlined import inlined, unread_dropped
 from planner.program.jaxpr.remat.loop_pairs import Loop, Pair, inside
 from planner.program.jaxpr.remat.residuals import Between
@@ -45,7 +46,7 @@ def with_saved(
     if absent:
         raise NoSuchValues(absent[0])
     pruned, _ = partial_eval.dce_jaxpr(new, [True] * len(new.outvars), instantiate=True)
-    pruned = unread_dropped(pruned)
+    pruned = with_broadcasts_in_loops(unread_dropped(pruned))
     return replace(program, jaxpr=jaxpr.replace(jaxpr=pruned) if jaxpr is not opened(jaxpr) else pruned)
 
 
