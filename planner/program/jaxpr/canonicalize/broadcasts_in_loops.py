@@ -12,7 +12,15 @@ from typing import Any, NamedTuple
 
 import jax.extend.core as jex_core
 
-from planner.program.jaxpr.bodies import body_of, closed, holds_constants, opened, structure_of, with_bodies, with_fields
+from planner.program.jaxpr.bodies import (
+    body_of,
+    closed,
+    holds_constants,
+    opened,
+    structure_of,
+    with_bodies,
+    with_fields,
+)
 from planner.program.jaxpr.calls import equations_by, scanned
 from planner.program.jaxpr.variables import called, fresh_var, with_own_variables
 from planner.program.tracing.arguments import aval_of

@@ -11,10 +11,13 @@ layer computes the layer's loops again, whose pairs then stand in one body; and 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import jax.extend.core as jex_core
 
 from planner.program.jaxpr.bodies import structure_of
+from planner.program.jaxpr.canonicalize.joined_loops import with_loops_joined
 from planner.program.jaxpr.remat.loop_pairs import Pair
 from planner.program.jaxpr.remat.residuals import Between, crossing_of
 from planner.program.jaxpr.remat.rewrite_saved import with_saved
@@ -25,16 +28,39 @@ from planner.program.tracing.traced import Program
 
 @paused()
 def with_least_of_passes(program: Program) -> Program | None:
-    """A program whose loops within layers keep as little as can be of a pass; None where they do as it is written."""
-    together = {at: list(_but_for_loops(crossing)) for at, crossing in _with_stacks_of_loops(program)}
-    joined = with_saved(program, together) if together else program
+    """A program whose loops within layers keep as little as can be of a pass; None where they do as it is written.
+
+    A loop over groups of layers is first made one over all layers.
+    """
+    ungrouped = _with_groups_joined(program)
+    start = ungrouped or program
+    together = {at: list(_but_for_loops(crossing)) for at, crossing in _with_stacks_of_loops(start)}
+    joined = with_saved(start, together) if together else start
     least: dict[int, list[int]] = {}
     gains = False
     scopes = Scopes.of_program(joined, within_layers=True).of(joined.jaxpr)
     for at, crossing in enumerate(crossing_of(found) for scope in scopes for found in scope.crossings):
         least[at] = [i for i, value in enumerate(crossing.values) if not value.repeatable]
         gains |= any(value.saved and value.repeatable for value in crossing.values)
-    return with_saved(joined, least, within_layers=True) if gains else None
+    return with_saved(joined, least, within_layers=True) if gains else ungrouped
+
+
+def _with_groups_joined(program: Program) -> Program | None:
+    """A program whose loops over groups of layers are loops over layers; None where it has no such loops.
+
+    If all is saved, so that no pass of a group stands in its backward pass, the bodies of both loops are one loop each.
+    """
+    crossings = (found for scope in Scopes.of_program(program).of(program.jaxpr) for found in scope.crossings)
+    saved: dict[int, list[int]] = {}
+    for position, crossing in enumerate(crossings):
+        if sum(is_loop(eqn) for eqn in crossing.late) == 1 and sum(map(is_loop, crossing.forward_eqns)) == 1:
+            values = crossing_of(crossing).values
+            saved[position] = [i for i, value in enumerate(values) if value.forward or not value.repeatable]
+    if not saved:
+        return None
+    alone = with_saved(program, saved)
+    joined = with_loops_joined(alone.jaxpr)
+    return None if joined is alone.jaxpr else replace(alone, jaxpr=joined)
 
 
 def _with_stacks_of_loops(program: Program) -> Iterator[tuple[int, Between]]:
@@ -44,7 +70,7 @@ def _with_stacks_of_loops(program: Program) -> Iterator[tuple[int, Between]]:
         stacked = _made_by_loops(crossing)
         for eqn in crossing.late if stacked else ():
             structure = structure_of(eqn)
-            if structure is not None and structure.kind == "scan":
+            if structure is not None and is_loop(eqn):
                 sliced = eqn.invars[structure.num_consts + structure.num_carry :]
                 if not stacked.isdisjoint(crossing.number_of(atom) for atom in sliced if not _is_literal(atom)):
                     yield position, crossing
@@ -56,8 +82,7 @@ def _made_by_loops(crossing: Between) -> set[int]:
     found: set[int] = set()
     for number in crossing.order():
         made = crossing.made.get(number)
-        structure = None if made is None else structure_of(made.eqn)
-        if structure is not None and structure.kind == "scan":
+        if made is not None and is_loop(made.eqn):
             found.add(number)
     return found
 
@@ -71,6 +96,12 @@ def _but_for_loops(crossing: Between) -> Iterator[int]:
     for position, (number, value) in enumerate(zip(crossing.order(), crossing_of(crossing).values, strict=True)):
         if not value.repeatable or (value.forward and number not in loops):
             yield position
+
+
+def is_loop(eqn: Any) -> bool:
+    """Whether an equation is a loop of known length."""
+    structure = structure_of(eqn)
+    return structure is not None and structure.kind == "scan"
 
 
 def _is_literal(atom: object) -> bool:

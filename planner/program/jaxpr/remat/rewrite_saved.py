@@ -27,6 +27,7 @@ from planner.program.jaxpr.remat.unrolled_layers import recomputed_within
 from planner.program.jaxpr.variables import fresh_var, is_on_host
 from planner.program.tracing.traced import Program
 
+
 def with_saved(
     program: Program,
     saved: Saved,
