@@ -1,4 +1,4 @@
-"""Do plans depend on the checkpoints that a program is written with? They should not: what is saved is the planner's choice.
+"""Do plans depend on the checkpoints of a program? They should not: what is saved is the planner's choice.
 
     python -m benchmarks.invariance [--only NAME,NAME] [--topology T,T] [--policies P,P] [--compiled] [--out FILE.json]
     python -m benchmarks.invariance --summary [--out FILE.json]

@@ -14,8 +14,8 @@ class Form:
     `microbatches`: in how many passes over equal parts of the batch, whose sums are added up. `saved`: which values are
     saved for each of the backward loops of the program in microbatches, as positions in its `crossings`; what else it
     needs of its forward loop is computed again. An entry of None leaves a loop as written, and so does one that is missing.
-    `offloaded`: which of these wait in the memory of the host, as positions likewise. `least_of_passes`: loops within layers
-    keep as little as can be of a pass for their backward loops; crossings are those of the program with such loops.
+    `offloaded`: which of these wait in the memory of the host, as positions likewise. `least_of_passes`: loops within
+    layers keep as little as can be of a pass for their backward loops; `crossings` are those of that program.
     """
 
     microbatches: int = 1

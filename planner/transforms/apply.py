@@ -23,7 +23,7 @@ def formed(program: Program, form: Form) -> Program:
     start = least_of_passes(program) if form.least_of_passes else program
     if start is None:
         raise ArgumentError(
-            f"{program.function_name} has no loops within layers that keep more of a pass than they must, as the plan has it: "
+            f"{program.function_name} has no loops within layers that can keep less of a pass, as the plan has it: "
             "the plan is another program's, or another release's; make it again"
         )
     in_parts = start if form.microbatches == 1 else in_microbatches(start, form.microbatches, batch_of(start))

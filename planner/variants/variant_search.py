@@ -46,9 +46,9 @@ def best_variant(
 ) -> VariantResult:
     """The best plans of a program, in the form that is asked for, or the best one.
 
-    If loops within layers can keep less of a pass than they do, what the layers save is chosen for the program in which they
-    do; else, or where that has no plan as good as the program as written, for this one. Raises: PinError, also where a
-    pattern names no value that a backward pass reads; InfeasibleError, which says why if `explained`.
+    If loops within layers can keep less of a pass than they do, what the layers save is chosen for the program in which
+    they do; else, or where that has no plan as good as the program as written, for this one. Raises: PinError, also where
+    a pattern names no value that a backward pass reads; InfeasibleError, which says why if `explained`.
     """
     left_open = options.remat == "auto" or isinstance(options.remat, Mapping)
     least = variants.with_least_of_passes() if left_open and variants.base_form.saved == () else None

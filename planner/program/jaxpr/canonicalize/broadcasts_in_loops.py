@@ -25,10 +25,8 @@ from planner.program.jaxpr.calls import equations_by, scanned
 from planner.program.jaxpr.variables import called, fresh_var, with_own_variables
 from planner.program.tracing.arguments import aval_of
 
-CHEAP = frozenset(
-    ("broadcast_in_dim", "convert_element_type", "reshape", "squeeze", "iota", "eq", "ne", "lt", "le", "gt", "ge")
-    + ("and", "or", "not", "select_n")
-)
+VIEWS = ("broadcast_in_dim", "convert_element_type", "reshape", "squeeze", "iota")
+CHEAP = frozenset((*VIEWS, "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "select_n"))
 """Primitives that compilers fuse with what reads them, and that compute next to nothing."""
 LARGE_BYTES = 2**20
 """Smaller arrays stay outside: they are read fast."""

@@ -88,9 +88,9 @@ def _made_by_loops(crossing: Between) -> set[int]:
 
 
 def _but_for_loops(crossing: Between) -> Iterator[int]:
-    """The positions of what is saved where the backward pass of a layer computes its loops again; all in layers written out.
+    """The positions of what is saved where the backward pass of a layer computes its loops again.
 
-    There the loops of both passes are in one body anyway.
+    Of layers written out all is saved: there the loops of both passes are in one body anyway.
     """
     loops = _made_by_loops(crossing) if isinstance(crossing, Pair) else set[int]()
     for position, (number, value) in enumerate(zip(crossing.order(), crossing_of(crossing).values, strict=True)):

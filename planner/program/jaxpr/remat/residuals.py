@@ -111,7 +111,7 @@ class Between:
 
     def number_of(self, atom: Any) -> int | None:
         """The number of what an equation of the backward pass reads, where it has one."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not say what {atom} is")
 
     @property
     def forward_eqns(self) -> Sequence[Any]:

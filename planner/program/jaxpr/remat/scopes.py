@@ -1,10 +1,10 @@
-"""Where values cross from forward to backward passes: the bodies of a program with pairs of loops, or layers written out."""
+"""Where values cross from forward to backward passes: bodies with pairs of loops, or with layers written out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from planner.program.jaxpr.bodies import body_of, consts_of, opened, structure_of
 from planner.program.jaxpr.canonicalize.inlined import inlined
@@ -74,7 +74,7 @@ class Scopes:
     count: int = 0
 
     @classmethod
-    def of_program(cls, program: Program, **given: Any) -> Scopes:
+    def of_program(cls, program: Program, **given: Any) -> Self:
         """Those of a program."""
         body = opened(program.jaxpr)
         held = dict(zip(body.constvars, consts_of(program.jaxpr), strict=False))
