@@ -1,4 +1,4 @@
-"""Loops within layers, and loops over groups of layers: what can be saved does not depend on the checkpoints around them."""
+"""Loops within layers and over groups of layers: what can be saved does not depend on the checkpoints around them."""
 
 from __future__ import annotations
 
