@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -40,7 +41,7 @@ def test_a_loop_takes_what_a_large_broadcast_is_made_of() -> None:
     assert SHAPE in _operands(traced)
     assert SHAPE not in _operands(found)
     assert not any(eqn.outvars[0].aval.shape == SHAPE for eqn in found.jaxpr.eqns)
-    (result,) = jax.core.eval_jaxpr(found.jaxpr, found.consts, *ARGS)
+    (result,) = jex_core.jaxpr_as_fun(found)(*map(jnp.asarray, ARGS))
     np.testing.assert_allclose(result, _step(HEADS)(*ARGS), rtol=1e-6)
 
 

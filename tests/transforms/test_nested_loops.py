@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 import jax
+import jax.extend.core as jex_core
 import numpy as np
 import pytest
 
@@ -66,8 +67,8 @@ def test_the_least_of_passes_computes_the_same(policy: Policy, block: int | None
     program = _traced(model)
     least = formed(program, Form(least_of_passes=True))
     flat = jax.tree.leaves(model.args)
-    expected = jax.jit(jax.extend.core.jaxpr_as_fun(program.jaxpr))(*flat)
-    found = jax.jit(jax.extend.core.jaxpr_as_fun(least.jaxpr))(*flat)
+    expected = jax.jit(jex_core.jaxpr_as_fun(program.jaxpr))(*flat)
+    found = jax.jit(jex_core.jaxpr_as_fun(least.jaxpr))(*flat)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(np.asarray(one, float), np.asarray(other, float), rtol=2e-2, atol=1e-3)
 

@@ -68,7 +68,8 @@ def _with_sources(eqn: Any, makers: Mapping[Any, Any]) -> list[Any]:
     steps: dict[Any, Any] = {}
     kept: list[tuple[Any, Any]] = []
     for var, operand in zip(body.invars[: structure.num_consts], eqn.invars, strict=False):
-        source = _source(operand, makers, known) if operand in makers else None
+        is_made = not isinstance(operand, jex_core.Literal) and operand in makers
+        source = _source(operand, makers, known) if is_made else None
         if source is None or source.bytes * TIMES > (size := aval_of(operand.aval).bytes) or size < LARGE_BYTES:
             kept.append((var, operand))
             continue
