@@ -14,7 +14,7 @@ from jax import lax
 
 from benchmarks.models.attention import Kernel, causal_attention
 from benchmarks.models.base import Model, Size, Tree
-from benchmarks.models.checkpoints import checkpoint
+from benchmarks.models.checkpoints import checkpoint, scanned
 from benchmarks.models.language import language_model
 from benchmarks.models.places import activation, at_use
 
@@ -121,7 +121,7 @@ def forward(config: LlamaConfig, params: Tree, ids: jax.Array) -> jax.Array:
 
     x = params["embed"].astype(jnp.bfloat16)[ids]
     if config.scan:
-        x, _ = lax.scan(checkpoint(block, prevent_cse=False), x, params["layers"])
+        x = scanned(block, x, params["layers"])
     else:
         for n in range(config.layers):
             x, _ = checkpoint(block)(x, params["layers"][n])

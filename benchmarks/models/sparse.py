@@ -15,7 +15,7 @@ from jax import lax
 
 from benchmarks.models.attention import Kernel, causal_attention
 from benchmarks.models.base import Model, Size, Tree
-from benchmarks.models.checkpoints import checkpoint
+from benchmarks.models.checkpoints import scanned
 from benchmarks.models.language import language_model
 from benchmarks.models.llama import rms_norm, rope
 from benchmarks.models.places import activation, at_use
@@ -159,7 +159,7 @@ def forward(config: SparseConfig, params: Tree, ids: jax.Array) -> jax.Array:
         return x + experts(config, rms_norm(x, layer["ffn_norm"]), layer), None
 
     x = params["embed"].astype(jnp.bfloat16)[ids]
-    x, _ = lax.scan(checkpoint(block, prevent_cse=False), x, params["layers"])
+    x = scanned(block, x, params["layers"])
     return rms_norm(x, params["norm"])
 
 

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
 from benchmarks.models.base import Model, Size, Tree, arguments, matrices_only, seed, trained
-from benchmarks.models.checkpoints import checkpoint
+from benchmarks.models.checkpoints import scanned
 from benchmarks.models.language import cross_entropy, parameters
 from benchmarks.models.llama import rms_norm
 from benchmarks.models.places import activation, at_use
@@ -102,7 +101,7 @@ def stack(x: jax.Array, params: Tree, bias: jax.Array, read: jax.Array | None = 
         h = activation(jax.nn.relu(rms_norm(x, layer["mlp"]["norm"]) @ layer["mlp"]["up"]), "hidden")
         return x + h @ layer["mlp"]["down"], None
 
-    x, _ = lax.scan(checkpoint(block, prevent_cse=False), x, params["layers"])
+    x = scanned(block, x, params["layers"])
     return rms_norm(x, params["norm"])
 
 

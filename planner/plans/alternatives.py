@@ -11,7 +11,7 @@ from planner.errors import ArgumentError
 from planner.explain.explain import Alternatives
 from planner.explain.saved_values import SavedValues
 from planner.pricing.assignment import Chosen
-from planner.program.jaxpr.remat.rewrite_saved import crossings
+from planner.program.jaxpr.remat.scopes import crossings
 from planner.program.tracing.traced import Program
 from planner.search.problem import PlanningProblem
 from planner.transforms.apply import formed

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from planner.errors import ArgumentError, PinError
 from planner.program.form import Form
-from planner.program.jaxpr.remat.rewrite_saved import crossings
+from planner.program.jaxpr.remat.scopes import crossings
 from planner.transforms.remat_choice import Front
 from planner.variants.variant_result import GAIN, VariantResult, VariantSearch, value_of
 

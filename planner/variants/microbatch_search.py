@@ -18,7 +18,7 @@ from itertools import islice
 
 from planner.errors import ArgumentError, PinError
 from planner.options import UNITS
-from planner.program.jaxpr.remat.rewrite_saved import crossings
+from planner.program.jaxpr.remat.scopes import crossings
 from planner.search.problem import PlanningProblem
 from planner.transforms.batch import Refused
 from planner.transforms.remat_choice import Choice, Front

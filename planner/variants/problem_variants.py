@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from planner.decision import Request
 from planner.machine.target import Target
@@ -12,50 +13,54 @@ from planner.program.form import Form
 from planner.program.tracing.gc_pause import paused
 from planner.program.tracing.traced import Program
 from planner.search.problem import PlanningProblem, planning_problem
-from planner.transforms.apply import in_microbatches, with_values_saved
+from planner.transforms.apply import in_microbatches, least_of_passes, started, with_values_saved
 from planner.transforms.batch import Refused, batch_of
-from planner.transforms.host_arguments import with_arguments_on_host
-
-Hosted = tuple[int, ...]
-"""The positions of arguments on hosts."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ProgramForms:
     """A program as it is `written`, and in other forms.
 
-    `on_hosts` are those made so far by what of their arguments lies on hosts, `in_parts` by that and the number of
-    microbatches, `batches` how these may be taken.
+    `starts` are those made so far by the starts of their forms, `in_parts` by these in so many microbatches, `batches` how
+    the starts may be taken in parts.
     """
 
     written: Program
-    on_hosts: dict[Hosted, Program] = field(default_factory=dict[Hosted, Program])
-    in_parts: dict[tuple[Hosted, int], Program] = field(default_factory=dict[tuple[Hosted, int], Program])
-    batches: dict[Hosted, Batch | Refused] = field(default_factory=dict[Hosted, "Batch | Refused"])
+    starts: dict[Form, Program] = field(default_factory=dict[Form, Program])
+    in_parts: dict[Form, Program] = field(default_factory=dict[Form, Program])
+    batches: dict[Form, Batch | Refused] = field(default_factory=dict[Form, "Batch | Refused"])
 
     @paused()
-    def batch(self, hosted: Hosted) -> Batch | Refused:
-        """How the program with these arguments on hosts may be computed batch part by batch part, or why it cannot be."""
-        if hosted not in self.batches:
-            self.batches[hosted] = batch_of(self.start(hosted))
-        return self.batches[hosted]
+    def batch(self, form: Form) -> Batch | Refused:
+        """How the program in the start of a form may be computed batch part by batch part, or why it cannot be."""
+        if form.start not in self.batches:
+            self.batches[form.start] = batch_of(self.start(form))
+        return self.batches[form.start]
+
+    @cached_property
+    @paused()
+    def least_of_passes(self) -> Program | None:
+        """The program whose loops within layers keep the least of a pass; None where that is as it is written."""
+        return least_of_passes(self.written.as_written)
 
     @paused()
     def program(self, form: Form) -> Program:
         """The program in a form. Raises: ArgumentError where it cannot be computed so."""
-        hosted, count = form.hosted, form.microbatches
-        start = self.start(hosted)
-        if count == 1:
+        start = self.start(form)
+        if form.microbatches == 1:
             return with_values_saved(start, form)
-        if (hosted, count) not in self.in_parts:
-            self.in_parts[hosted, count] = in_microbatches(start, count, self.batch(hosted))
-        return with_values_saved(self.in_parts[hosted, count], form)
+        parts = replace(form.start, microbatches=form.microbatches)
+        if parts not in self.in_parts:
+            self.in_parts[parts] = in_microbatches(start, form.microbatches, self.batch(form))
+        return with_values_saved(self.in_parts[parts], form)
 
-    def start(self, hosted: Hosted) -> Program:
-        """The program as written with these arguments on hosts. Raises: ArgumentError where they cannot wait there."""
-        if hosted and hosted not in self.on_hosts:
-            self.on_hosts[hosted] = with_arguments_on_host(self.written, hosted)
-        return self.on_hosts[hosted] if hosted else self.written
+    def start(self, form: Form) -> Program:
+        """The program in the start of a form. Raises: ArgumentError where it cannot be computed so."""
+        if form.start == self.written.form.start:
+            return self.written
+        if form.start not in self.starts:
+            self.starts[form.start] = started(self.written.as_written, form)
+        return self.starts[form.start]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -79,7 +84,7 @@ class ProblemVariants:
     @property
     def batch(self) -> Batch | Refused:
         """See `ProgramForms.batch`."""
-        return self.forms.batch(self.base_form.hosted)
+        return self.forms.batch(self.base_form)
 
     @property
     def base(self) -> PlanningProblem:
@@ -93,10 +98,16 @@ class ProblemVariants:
             self.made[form] = planning_problem(program=program, target=self.target, request=self.request)
         return self.made[form].with_objective(self.request.objective, self.request.memory_limit)
 
+    def with_least_of_passes(self) -> ProblemVariants | None:
+        """The same problems, beginning with the form whose loops within layers keep the least; None where there is none."""
+        if self.base_form.least_of_passes or self.forms.least_of_passes is None:
+            return None
+        return replace(self, base_form=replace(self.base_form, least_of_passes=True))
+
     def in_microbatches(self, problem: PlanningProblem, count: int) -> PlanningProblem:
         """The same problem for the program in so many microbatches. Raises: ArgumentError, PinError."""
         request = problem.request
-        form = replace(problem.program.form, microbatches=count, saved=(), offloaded=())
+        form = replace(problem.program.form.start, microbatches=count)
         return self.of(form).with_objective(request.objective, request.memory_limit)
 
     def starting(self, problem: PlanningProblem) -> ProblemVariants:

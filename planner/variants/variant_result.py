@@ -15,7 +15,7 @@ from planner.options import GAP, Options, telling
 from planner.pricing.instance import Instance
 from planner.pricing.mesh import Shape, shape_key
 from planner.program.form import AS_WRITTEN, form_text
-from planner.program.jaxpr.remat.rewrite_saved import program_steps
+from planner.program.jaxpr.remat.scopes import program_steps
 from planner.search.best_on_mesh import WORTHWHILE
 from planner.search.mesh_search import SearchOptions, SearchResult, search
 from planner.search.problem import PlanningProblem

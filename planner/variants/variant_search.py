@@ -21,7 +21,7 @@ from planner.options import Options
 from planner.pricing.candidates.pins import close_names
 from planner.pricing.mesh import Shape
 from planner.program.jaxpr.remat.residuals import Crossing
-from planner.program.jaxpr.remat.rewrite_saved import crossings
+from planner.program.jaxpr.remat.scopes import crossings
 from planner.program.tracing.traced import Program
 from planner.search.mesh_search import SearchOptions, SearchResult, search
 from planner.search.problem import PlanningProblem
@@ -49,8 +49,9 @@ def best_variant(
 ) -> VariantResult:
     """The best plans of a program, in the form that is asked for, or the best one.
 
-    Raises: PinError, also where a pattern names no value that a backward pass reads; InfeasibleError, which says why if
-    `explained`.
+    If loops within layers can keep less of a pass than they do, what the layers save is chosen for the program in which
+    they do; else, or where that has no plan as good as the program as written, for this one. Raises: PinError, also where
+    a pattern names no value that a backward pass reads; InfeasibleError, which says why if `explained`.
     """
     deadline = Deadline.after(options.time_limit_s)
     named = named_on_hosts(variants, options)
@@ -83,6 +84,26 @@ def _best_form(
     explained: bool,
 ) -> VariantResult:
     """The same of the program with its arguments where they lie."""
+    left_open = options.remat == "auto" or isinstance(options.remat, Mapping)
+    least = variants.with_least_of_passes() if left_open and variants.base_form.saved == () else None
+    with suppress(PinError, InfeasibleError):  # of values that only the program as written has
+        if least is not None:
+            best = _of_loops_so(least, meshes, options, deadline, judged=lambda: False, explained=False)
+            search = VariantSearch(variants=variants, meshes=meshes, options=options, pinned={}, deadline=deadline)
+            return search.search(variants.base, below=value_of(best) * (1 + GAIN)) or best
+    return _of_loops_so(variants, meshes, options, deadline, judged=judged, explained=explained)
+
+
+def _of_loops_so(
+    variants: ProblemVariants,
+    meshes: Sequence[Shape],
+    options: Options,
+    deadline: Deadline,
+    *,
+    judged: Callable[[], bool],
+    explained: bool,
+) -> VariantResult:
+    """The best plans of a program whose loops within layers stay as they are."""
     written, how = variants.base, options.remat
     given = isinstance(options.offload, Mapping)
     found = () if how == "as written" and not given else crossings(written.program)

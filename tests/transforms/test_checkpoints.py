@@ -16,7 +16,7 @@ from benchmarks.models.base import Model
 from benchmarks.models.checkpoints import POLICIES, with_policy
 from cost_models import parse_topology
 from planner.program.form import Form
-from planner.program.jaxpr.remat.rewrite_saved import crossings, program_steps
+from planner.program.jaxpr.remat.scopes import crossings, program_steps
 from planner.program.tracing.trace import trace
 from planner.transforms.apply import formed
 from planner.transforms.remat_choice import Front

@@ -21,7 +21,7 @@ import planner
 from benchmarks.models import MODELS
 from planner.errors import ArgumentError
 from planner.program.form import Form
-from planner.program.jaxpr.remat.rewrite_saved import crossings
+from planner.program.jaxpr.remat.scopes import crossings
 from planner.program.tracing.trace import trace
 from planner.program.tracing.traced import Program
 from planner.testing import free_wires

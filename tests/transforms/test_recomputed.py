@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cost_models import parse_topology
 from planner.errors import ArgumentError
 from planner.program.form import Form
-from planner.program.jaxpr.remat.rewrite_saved import crossings
+from planner.program.jaxpr.remat.scopes import crossings
 from planner.program.tracing.trace import trace
 from planner.program.tracing.traced import Program
 from planner.transforms.apply import formed

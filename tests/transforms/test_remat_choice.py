@@ -12,7 +12,7 @@ from jax import lax
 from benchmarks.models import MODELS
 from cost_models import parse_topology
 from planner.program.form import Form
-from planner.program.jaxpr.remat.rewrite_saved import crossings
+from planner.program.jaxpr.remat.scopes import crossings
 from planner.program.tracing.trace import trace
 from planner.transforms.apply import in_microbatches, with_values_saved
 from planner.transforms.batch import batch_of

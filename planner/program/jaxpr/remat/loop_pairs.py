@@ -96,6 +96,10 @@ class Pair(Between):
         """The number of passes."""
         return self.forward.length
 
+    def number_of(self, atom: Any) -> int | None:
+        """The number of what an equation of the backward loop reads, where it has one."""
+        return self.backward.numbers.get(atom)
+
     @property
     def forward_eqns(self) -> Sequence[Any]:
         """Those of the forward loop's body."""

@@ -109,6 +109,10 @@ class Between:
         """How often the passes run."""
         return 1
 
+    def number_of(self, atom: Any) -> int | None:
+        """The number of what an equation of the backward pass reads, where it has one."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what {atom} is")
+
     @property
     def forward_eqns(self) -> Sequence[Any]:
         """The equations of the body of a forward loop, where there is one."""

@@ -6,7 +6,7 @@ no compiler merges it with what the forward loop has computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -16,46 +16,38 @@ import jax
 import jax.extend.core as jex_core
 from jax.interpreters import partial_eval
 
-from planner.program.jaxpr.bodies import body_of, closed, consts_of, opened, structure_of
+from planner.program.jaxpr.bodies import body_of, closed, opened
 from planner.program.jaxpr.calls import equations_by, scanned
+from planner.program.jaxpr.canonicalize.broadcasts_in_loops import with_broadcasts_in_loops
 from planner.program.jaxpr.canonicalize.inlined import inlined, unread_dropped
-from planner.program.jaxpr.remat.loop_pairs import Loop, Pair, inside, pairs_in
-from planner.program.jaxpr.remat.residuals import Between, Crossing, Step, crossing_of, steps_of
-from planner.program.jaxpr.remat.unrolled_layers import WrittenOut, recomputed_within, written_out_in
-from planner.program.jaxpr.remat.value_numbering import Numbers, ValueNumbers
+from planner.program.jaxpr.remat.loop_pairs import Loop, Pair, inside
+from planner.program.jaxpr.remat.residuals import Between
+from planner.program.jaxpr.remat.scopes import Saved, Scope, Scopes
+from planner.program.jaxpr.remat.unrolled_layers import recomputed_within
 from planner.program.jaxpr.variables import fresh_var, is_on_host
-from planner.program.tracing.gc_pause import paused
 from planner.program.tracing.traced import Program
 
-Saved = Mapping[int, Sequence[int]]
-"""By position of a crossing, the positions of its values that are saved; a crossing left out stays as written."""
 
-
-@paused()
-def crossings(program: Program) -> tuple[Crossing, ...]:
-    """What crosses between the loops of a program, in the order in which `with_saved` counts."""
-    return tuple(crossing_of(found) for scope in _scopes_of(program).of(program.jaxpr) for found in scope.crossings)
-
-
-def program_steps(program: Program) -> Iterator[Step]:
-    """The leaves of a program, each with how often it runs."""
-    for eqn in opened(program.jaxpr).eqns:
-        yield from steps_of(eqn, 1.0)
-
-
-def with_saved(program: Program, saved: Saved, offloaded: Saved = MappingProxyType({})) -> Program:
+def with_saved(
+    program: Program,
+    saved: Saved,
+    offloaded: Saved = MappingProxyType({}),
+    *,
+    within_layers: bool = False,
+) -> Program:
     """The program in which of these crossings just these values are saved; what else is needed is computed again.
 
-    Of what loops save, those `offloaded` wait in the memory of the host. Raises: NoSuchValues.
+    Of what loops save, those `offloaded` wait in the memory of the host. The crossings are those of `crossings`, or, as
+    `Scopes` has it, those `within_layers`. Raises: NoSuchValues.
     """
     jaxpr = inlined(program.jaxpr)
-    scopes = _scopes_of(program, offloaded)
+    scopes = _Rewriting.of_program(program, offloaded=offloaded, within_layers=within_layers)
     new = scopes.rewritten(opened(jaxpr), saved)
     absent = [position for position in saved if position >= scopes.count]
     if absent:
         raise NoSuchValues(absent[0])
     pruned, _ = partial_eval.dce_jaxpr(new, [True] * len(new.outvars), instantiate=True)
-    pruned = unread_dropped(pruned)
+    pruned = with_broadcasts_in_loops(unread_dropped(pruned))
     return replace(program, jaxpr=jaxpr.replace(jaxpr=pruned) if jaxpr is not opened(jaxpr) else pruned)
 
 
@@ -63,70 +55,24 @@ class NoSuchValues(Exception):
     """A program has no such crossing, or the crossing no such values; its text is the crossing's position."""
 
 
-@dataclass
-class _Scope:
-    """A body with pairs of loops, or with layers written out, counted from `first`."""
+@dataclass(kw_only=True)
+class _Rewriting(Scopes):
+    """The bodies of a program in the making; of what loops save, those `offloaded` wait in the memory of the host."""
 
-    body: Any
-    numbers: Numbers
-    pairs: list[Pair]
-    written_out: WrittenOut | None
-    first: int
-
-    @property
-    def crossings(self) -> Sequence[Between]:
-        """What crosses in it."""
-        return self.pairs if self.written_out is None else (self.written_out,)
-
-
-@dataclass
-class _Scopes:
-    """The bodies of a program with pairs of loops, outermost first; loops of a pair are not looked into."""
-
-    held: Mapping[Any, Any] = field(default_factory=dict[Any, Any])
-    """By variable the arrays that the program holds."""
     offloaded: Saved = field(default_factory=dict[int, Sequence[int]])
-    values: ValueNumbers = field(default_factory=ValueNumbers)
-    count: int = 0
 
-    def of(self, jaxpr: Any, known: Sequence[int] = ()) -> Iterator[_Scope]:
-        """The bodies, one after the other; of the first operands the numbers are `known`."""
-        scope = self._scope(inlined(opened(jaxpr)), known)
-        yield scope
-        for loop in _others(scope):
-            yield from self.of(body_of(loop, ("jaxpr", None)), self._same_in_every_pass(scope, loop))
-
-    def _scope(self, body: Any, known: Sequence[int]) -> _Scope:
-        """What crosses in a body, whose other operands are equal to nothing that is known."""
-        numbers: Numbers = {
-            var: self.values.constant(self.held[var]) if var in self.held else self.values.new()
-            for var in (*body.constvars, *body.invars)
-        }
-        numbers.update(zip(body.invars, known, strict=False))
-        pairs = list(pairs_in(body, numbers, self.values, 0))
-        written_out = None if pairs else written_out_in(body, numbers, self.values)
-        scope = _Scope(body=body, numbers=numbers, pairs=pairs, written_out=written_out, first=self.count)
-        self.count += len(scope.crossings)
-        return scope
-
-    def _same_in_every_pass(self, scope: _Scope, loop: Any) -> list[int]:
-        """The numbers of what a loop takes that is the same in every pass: two that are equal are so within it."""
-        structure = structure_of(loop)
-        consts = 0 if structure is None else structure.num_consts
-        return [self.values.read(atom, scope.numbers) for atom in loop.invars[:consts]]
-
-    def rewritten(self, body: Any, saved: Saved, known: Sequence[int] = ()) -> Any:
-        """A body, and those in it, with the chosen values saved; `known` as for `of`."""
+    def rewritten(self, body: Any, saved: Saved, known: Sequence[int] = (), *, in_layer: bool = False) -> Any:
+        """A body, and those in it, with the chosen values saved; `known` and `in_layer` as for `of`."""
         body = inlined(body)
-        scope = self._scope(body, known)
+        scope = self.scope(body, known, in_layer=in_layer)
         chosen = {
             position: _numbers_of(pair, position, saved[position])
             for position, pair in enumerate(scope.crossings, scope.first)
             if position in saved
         }
-        if scope.written_out is not None:
+        if scope.written_out is not None and not self.within_layers:
             body = recomputed_within(scope.written_out, chosen[scope.first]) if chosen else body
-            return self._with_loops(body, scope, saved)
+            return self._with_loops(body, scope, saved, in_layer=in_layer)
         of_loop: dict[int, list[Any]] = {}
         stacks: dict[int, dict[int, tuple[Any, bool]]] = {}
         offloaded: set[int] = set()
@@ -147,14 +93,16 @@ class _Scopes:
             pair = scope.pairs[position - scope.first]
             of_loop[pair.backward.position] = _reading(pair, numbers, stacks[pair.forward.position])
         eqns = [of_loop.get(position, [eqn]) for position, eqn in enumerate(body.eqns)]
-        return self._with_loops(body.replace(eqns=[eqn for some in eqns for eqn in some]), scope, saved)
+        rewritten = body.replace(eqns=[eqn for some in eqns for eqn in some])
+        return self._with_loops(rewritten, scope, saved, in_layer=in_layer)
 
-    def _with_loops(self, body: Any, scope: _Scope, saved: Saved) -> Any:
-        """A body with the chosen values saved in the bodies of the scope's loops that are of no pair."""
+    def _with_loops(self, body: Any, scope: Scope, saved: Saved, *, in_layer: bool) -> Any:
+        """A body with the chosen values saved in the bodies of the scope's loops that are looked into."""
         new: dict[Any, tuple[Any, Any]] = {}
-        for loop in _others(scope):
-            inner, known = body_of(loop, ("jaxpr", None)), self._same_in_every_pass(scope, loop)
-            new[loop.outvars[0]] = inner, inner.replace(jaxpr=self.rewritten(opened(inner), saved, known))
+        for loop, within in self.inner(scope, in_layer=in_layer):
+            inner, known = body_of(loop, ("jaxpr", None)), self.same_in_every_pass(scope, loop)
+            loop_body = self.rewritten(opened(inner), saved, known, in_layer=within)
+            new[loop.outvars[0]] = inner, inner.replace(jaxpr=loop_body)
         eqns: list[Any] = []
         for eqn in body.eqns:
             old, rewritten = new.get(eqn.outvars[0], (None, None)) if eqn.outvars else (None, None)
@@ -162,28 +110,6 @@ class _Scopes:
             same = old is not None and eqn.params.get("jaxpr") is old
             eqns.append(eqn.replace(params={**eqn.params, "jaxpr": rewritten}) if same else eqn)
         return body.replace(eqns=eqns)
-
-
-def _scopes_of(program: Program, offloaded: Saved = MappingProxyType({})) -> _Scopes:
-    body = opened(program.jaxpr)
-    held = dict(zip(body.constvars, consts_of(program.jaxpr), strict=False))
-    first = len(body.invars) - len(program.constants)
-    held.update(zip(body.invars[first:], program.constants, strict=True))
-    return _Scopes(held=held, offloaded=offloaded)
-
-
-def _others(scope: _Scope) -> list[Any]:
-    """The loops of a body that are of no pair."""
-    paired = {loop.position for pair in scope.pairs for loop in (pair.forward, pair.backward)}
-    return [
-        eqn
-        for position, eqn in enumerate(scope.body.eqns)
-        if position not in paired
-        and (structure := structure_of(eqn)) is not None
-        and structure.kind == "scan"
-        and eqn.outvars
-        and not eqn.effects
-    ]
 
 
 def _numbers_of(pair: Between, crossing: int, positions: Sequence[int]) -> frozenset[int]:

@@ -22,6 +22,7 @@ from jax import lax
 from planner.program.jaxpr.bodies import REMATS, counted_body, structure_of
 from planner.program.jaxpr.calls import equations_by
 from planner.program.jaxpr.canonicalize.inlined import inlined
+from planner.program.jaxpr.remat.loop_pairs import Pair
 from planner.program.jaxpr.remat.residuals import Between, Made
 from planner.program.jaxpr.remat.value_numbering import Numbers, ValueNumbers
 from planner.program.jaxpr.remat.widened_results import HEAVY, widened
@@ -60,14 +61,14 @@ class WrittenOut(Between):
         for var in (*body.constvars, *body.invars):
             self.free.setdefault(numbers[var], (var, False))
             self.names.setdefault(numbers[var], var)
-        borders: set[int] = set()
+        taken: list[set[int]] = []
         for eqn in body.eqns:
             if eqn.primitive.name in REMATS and eqn.params.get("differentiated"):
-                self._checkpoint(eqn, borders)
+                taken.append(self._checkpoint(eqn))
             else:
                 self._equation(eqn, transposed=TRANSPOSED in str(eqn.source_info.name_stack))
         self._widen()
-        self.fixed = borders - set(self.free) or set(self._borders())
+        self.fixed = set(self._begun_with([own - set(self.free) for own in taken])) or set(self._borders())
         for number, var in list(self._at_the_turn()):
             self.free[number] = var, False
             self.made.pop(number, None)
@@ -114,12 +115,10 @@ class WrittenOut(Between):
         self.steps.append((eqn, True))
         self.late_vars.update(eqn.outvars)
 
-    def _checkpoint(self, eqn: Any, borders: set[int]) -> None:
-        """Takes what a checkpoint computes: what it takes is a border, what depends on forward values is repeated."""
-        for atom in eqn.invars:
-            if not isinstance(atom, jex_core.Literal) and atom not in self.late_vars:
-                borders.add(self.numbers[atom])
-                self.kept.add(self.numbers[atom])
+    def _checkpoint(self, eqn: Any) -> set[int]:
+        """Takes what a checkpoint computes, of which that is repeated which depends on forward values; what it takes."""
+        taken = {self.numbers[atom] for atom in eqn.invars if _is_var(atom) and atom not in self.late_vars}
+        self.kept |= taken
         alone = self.body.replace(eqns=[eqn], outvars=list(eqn.outvars))
         opened = inlined(alone, remats=True)
         self.values.walk(opened.eqns, self.numbers, 0)
@@ -138,6 +137,23 @@ class WrittenOut(Between):
                 self.returned[var] = atom
                 if atom in self.late_vars:
                     self.late_vars.add(var)
+        return taken
+
+    def _begun_with(self, taken: Sequence[set[int]]) -> Iterator[int]:
+        """What checkpoints begin with, of all that each takes: not what a policy saves, which is computed of that.
+
+        What several checkpoints take, such as a mask, is of no layer.
+        """
+        times = Counter(number for own in taken for number in own)
+        there = set(times)
+        for own in taken:
+            alone = {number for number in own if times[number] == 1}
+            for number in own:
+                there.remove(number)
+                read = {n for made in self.in_order([number], there) for n in self.operands_of(made)}
+                there.add(number)
+                if number not in alone or alone.isdisjoint(read - {number}):
+                    yield number
 
     def _need(self, atoms: Sequence[Any]) -> None:
         for atom in atoms:
@@ -146,6 +162,17 @@ class WrittenOut(Between):
                 number = self.numbers[atom]
                 if number not in self.free:
                     self.needed[number] = None
+
+    def number_of(self, atom: Any) -> int | None:
+        """The number of what an equation of the backward pass reads, where it has one."""
+        return self.numbers.get(self.named(atom))
+
+    def is_within(self, loops: Pair) -> bool:
+        """Whether a pair of loops is of a layer: layers begin before its forward loop and behind it."""
+        position = {id(eqn): at for at, eqn in enumerate(self.body.eqns)}
+        makers = (id(self.made[number].eqn) for number in self.fixed if number in self.made)
+        borders = [position[made] for made in makers if made in position]
+        return bool(borders) and min(borders) < loops.forward.position < max(borders)
 
     def named(self, atom: Any) -> Any:
         """What a variable is called: those that checkpoints return are called as within."""

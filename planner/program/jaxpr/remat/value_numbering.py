@@ -81,7 +81,7 @@ class CanonicalParams:
 
         def read(atom: Any) -> Hashable:
             if isinstance(atom, jex_core.Literal):
-                return atom.aval, np.asarray(atom.val).tobytes()
+                return _literal(atom)
             return numbers[atom]
 
         steps: list[Hashable] = []
@@ -138,8 +138,7 @@ class ValueNumbers:
     def read(self, atom: Any, numbers: Numbers) -> int:
         """The number of what an equation reads."""
         if isinstance(atom, jex_core.Literal):
-            value = np.asarray(atom.val)
-            return self.of(("literal", atom.aval.str_short(), value.tobytes()))
+            return self.of(("literal", *_literal(atom)))
         return numbers[atom]
 
     def walk(self, eqns: Iterable[Any], numbers: Numbers, depth: int) -> None:
@@ -153,6 +152,9 @@ class ValueNumbers:
         structure = structure_of(eqn)
         if keeps_all_bits(eqn):
             made = operands
+        elif eqn.primitive.name == "convert_element_type" and isinstance(eqn.invars[0], jex_core.Literal):
+            # JAX converts a number where it traces, or leaves that to the program.
+            made = [self.of(("literal", *_literal(eqn.invars[0], eqn.outvars[0].aval)))]
         elif eqn.primitive.name == "reshape" and eqn.params["dimensions"] is None:
             made = [self._of_reshape(eqn, operands[0])]
         elif any(type(effect).__name__ != "NamedAxisEffect" for effect in eqn.effects):
@@ -305,6 +307,12 @@ class ValueNumbers:
             self.sliced[depth, stack] = number
             made.append(stack)
         return made
+
+
+def _literal(atom: Any, aval: Any = None) -> tuple[Hashable, ...]:
+    """A number of the program's own, as it is or as one of another type, however it is held."""
+    own, aval = np.asarray(atom.val, atom.aval.dtype), aval or atom.aval
+    return aval.str_short(), own.astype(aval.dtype).tobytes()
 
 
 SMALL_BYTES = 2**20

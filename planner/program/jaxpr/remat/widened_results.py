@@ -19,7 +19,7 @@ from planner.program.jaxpr.bodies import body_of, counted_body, opened, structur
 from planner.program.jaxpr.remat.value_numbering import Numbers
 from planner.program.jaxpr.variables import fresh_var
 
-HEAVY = ("dot_general", "conv", "gather", "scatter", "ragged", "fft", "sort", "random", "rng", "custom", "ffi")
+HEAVY = ("dot_general", "conv_general", "gather", "scatter", "ragged", "fft", "sort", "random", "rng", "custom", "ffi")
 """How the names of primitives begin that make something of the data."""
 
 
