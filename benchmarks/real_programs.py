@@ -8,7 +8,8 @@ The programs are those of `benchmarks/real`, one module per codebase; what is no
 of a program is changed: it is traced in the contexts that its codebase enters, and planned with its annotations kept and
 freed (`Options(annotations=...)`). Beside the plans stand the codebase's own shardings, at every one of its remat policies
 and meshes that the module lists. All are compiled for the topology with no device present; seconds are those of the
-compiler's schedule (`planner.verify.step_time`). "numerics" plans the program at a small size for 8 virtual CPU devices,
+compiler's schedule (`planner.verify.step_time`); kernels that look up a mask count whole in a codebase's own program, and
+as the mask leaves them in plans, which flatters these. "numerics" plans the program at a small size for 8 virtual CPU devices,
 in both modes, and compares the results with one device.
 
 Codebases disagree about versions, so each has a virtual environment of its own, with JAX, libtpu, networkx, numba, rich and
