@@ -9,8 +9,8 @@ of a program is changed: it is traced in the contexts that its codebase enters, 
 freed (`Options(annotations=...)`). Beside the plans stand the codebase's own shardings, at every one of its remat policies
 and meshes that the module lists. All are compiled for the topology with no device present; seconds are those of the
 compiler's schedule (`planner.verify.step_time`); kernels that look up a mask count whole in a codebase's own program, and
-as the mask leaves them in plans, which flatters these. "numerics" plans the program at a small size for 8 virtual CPU devices,
-in both modes, and compares the results with one device.
+as the mask leaves them in plans, which flatters these. "numerics" plans the program at a small size for 8 virtual CPU
+devices, in both modes, and compares the results with one device.
 
 Codebases disagree about versions, so each has a virtual environment of its own, with JAX, libtpu, networkx, numba, rich and
 scipy, and this project on PYTHONPATH; run the script in each of them. Rows in the file stay. Environments that work:
