@@ -7,75 +7,62 @@ state on hosts, and where no plan of that fits, with the parameters and their gr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping
 
-from planner.errors import ArgumentError, InfeasibleError, Offer, PinError
+from planner.errors import ArgumentError, InfeasibleError, Offer
 from planner.explain.saved_values import naming
 from planner.options import Options
+from planner.program.tracing.traced import Program
 from planner.transforms.host_arguments import may_wait
 from planner.units import quantity
 from planner.variants.problem_variants import ProblemVariants
 from planner.variants.variant_result import GAIN, ON_GPUS, VariantResult, value_of
 
-Sought = Callable[[ProblemVariants], VariantResult]
-"""What seeks the best form of a program. Raises: InfeasibleError."""
-
 
 def named_on_hosts(variants: ProblemVariants, options: Options) -> ProblemVariants:
-    """The variants of the program with those of its arguments on hosts that the options name, if they name any.
-
-    Raises: ArgumentError where none of those that a pattern names may wait there.
-    """
-    if not isinstance(options.offload, dict):
+    """The variants of the program with those of its arguments on hosts that the options name and that may wait there."""
+    if not isinstance(options.offload, Mapping):
         return variants
-    program, wanted = variants.program, set[int]()
-    named = {
-        pattern: [i for i, leaf in enumerate(program.arguments) if naming(pattern)(leaf.name)]
-        for pattern in options.offload
-    }
-    if not any(named.values()):
+    program, patterns = variants.program, [naming(pattern) for pattern in options.offload]
+    named = {i for i, leaf in enumerate(program.arguments) if any(matches(leaf.name) for matches in patterns)}
+    if not named:
         return variants
     may = may_wait(program)
-    for pattern, positions in named.items():
-        waiting = {*may.state, *may.parameters}.intersection(positions)
-        if positions and not waiting:
-            raise ArgumentError(
-                f"Options(offload={{{pattern!r}: 'host'}}) names arguments that cannot wait on hosts "
-                f"({', '.join(program.arguments[i].name for i in positions[:3])}): they are not given away, or something "
-                "reads them otherwise than slice by slice along their leading dim; name the state of an optimizer, which "
-                "donate_argnums gives away"
-            )
-        wanted |= waiting
+    wanted = named & {*may.state, *may.parameters}
     # Parameters wait only where the state that is updated with them does.
     wanted |= set(may.state) if wanted & set(may.parameters) else set()
-    return variants.on_hosts(sorted(wanted))
+    return variants.on_hosts(sorted(wanted)) if wanted else variants
 
 
-def with_arguments_on_hosts(
-    variants: ProblemVariants, best: VariantResult | InfeasibleError, options: Options, sought: Sought
-) -> VariantResult:
-    """The best plans with arguments on hosts, where that is left open and lets a plan fit, or gains enough.
+def names_on_hosts(program: Program, pattern: str) -> bool:
+    """Whether a pattern names arguments on hosts. Raises: ArgumentError where it names only such as are not there."""
+    named = [i for i, leaf in enumerate(program.arguments) if naming(pattern)(leaf.name)]
+    if named and not set(named) & set(program.form.hosted):
+        raise ArgumentError(
+            f"Options(offload={{{pattern!r}: 'host'}}) names arguments that cannot wait on hosts "
+            f"({', '.join(program.arguments[i].name for i in named[:3])}): they are not given away, or are read "
+            "otherwise than slice by slice along their leading dim; name the state of an optimizer, which donate_argnums "
+            "gives away"
+        )
+    return bool(named)
 
-    Else those given. Raises: the error given, which offers on GPUs what would do.
-    """
+
+def with_more_on_hosts(
+    variants: ProblemVariants, best: VariantResult | InfeasibleError, options: Options
+) -> Iterator[ProblemVariants]:
+    """The variants with arguments on hosts, from little to much, where that is left open and may gain."""
     request = variants.request
-    left_open = options.offload == "auto" and request.objective == "time"
-    platform, fits = request.topology.chip.platform, isinstance(best, VariantResult)
-    short = not isinstance(best, VariantResult) or best.is_kept_back
-    if left_open and short and platform != "cpu" and (platform == "tpu" or not fits):
-        for hosted in _levels(variants, best):
-            with suppress(InfeasibleError, ArgumentError, PinError):
-                found = sought(hosted)
-                if platform == "gpu":
-                    best = _offered(best, found)
-                    break
-                if not isinstance(best, VariantResult) or value_of(found) < value_of(best) * (1 - GAIN):
-                    return replace(found, notes=(*found.notes, hosts_note(found)))
+    platform = request.topology.chip.platform
+    short = best.is_kept_back and platform == "tpu" if isinstance(best, VariantResult) else platform in ("tpu", "gpu")
+    if options.offload == "auto" and request.objective == "time" and short:
+        yield from _levels(variants, best)
+
+
+def better_on_hosts(best: VariantResult | InfeasibleError, found: VariantResult) -> VariantResult | InfeasibleError:
+    """The plans found with arguments on hosts, where they gain enough; on GPUs an error that offers them."""
     if isinstance(best, InfeasibleError):
-        raise best
-    return best
+        return _offered(best, found) if found.problem.request.topology.chip.platform == "gpu" else found
+    return found if value_of(found) < value_of(best) * (1 - GAIN) else best
 
 
 def _levels(variants: ProblemVariants, best: VariantResult | InfeasibleError) -> Iterator[ProblemVariants]:
@@ -94,10 +81,8 @@ def _levels(variants: ProblemVariants, best: VariantResult | InfeasibleError) ->
         yield variants.on_hosts((*may.state, *may.parameters))
 
 
-def _offered(error: VariantResult | InfeasibleError, found: VariantResult) -> VariantResult | InfeasibleError:
+def _offered(error: InfeasibleError, found: VariantResult) -> InfeasibleError:
     """An error that says what Options(offload=...) would do."""
-    if isinstance(error, VariantResult):
-        return error
     program = found.problem.program
     roots = sorted({program.arguments[i].name.split("/")[0] for i in program.form.hosted})
     asked = "{" + ", ".join(f'"{root}/*": "host"' for root in roots) + "}"
@@ -112,14 +97,16 @@ def _offered(error: VariantResult | InfeasibleError, found: VariantResult) -> Va
     )
 
 
-def hosts_note(found: VariantResult) -> str:
-    """What a plan says of its arguments on hosts."""
+def hosts_notes(found: VariantResult) -> tuple[str, ...]:
+    """What a plan says of its arguments on hosts, if it has any there."""
     program = found.problem.program
+    if not program.form.hosted:
+        return ()
     named = _names([program.arguments[i].name for i in program.form.hosted])
     doubt = ON_GPUS if found.problem.request.topology.chip.platform == "gpu" else ""
     return (
         f"{named} wait in the memory of hosts, and are updated slice by slice: place arguments with plan.place(...), or "
-        f"call the plan, which does it{doubt}"
+        f"call the plan, which does it{doubt}",
     )
 
 

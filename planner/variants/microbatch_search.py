@@ -56,6 +56,10 @@ class _Offer:
     front: Front | None = None
     choice: Choice | None = None
 
+    def of(self, found: VariantResult) -> VariantResult:
+        """Plans of its problem, with what is told of them."""
+        return replace(found, notes=self.notes, slower=self.slower)
+
 
 class Counts:
     """The numbers of microbatches of a program, as far as they are left to the planner, and the best plans in them.
@@ -234,34 +238,22 @@ class Counts:
             return None
         worth, gap = (GAIN, ROUGH) if rough else (FORM_GAP, FORM_GAP)
         with suppress(ArgumentError, PinError):  # of an op that is not known by parts
-            found = self._first_that_fits(count, below=below, worth=worth, gap=gap)
-            if found is not None:
-                return found
+            for offer in self._offered_in(count):
+                found = search.search(offer.problem, below=below, worth=worth, gap=gap)
+                if found is None and not search.over:
+                    break
+                if found is None:
+                    continue
+                found, front, choice = offer.of(found), offer.front, offer.choice
+                more = None if front is None or choice is None else search.filling(front, choice, found)
+                if front is None or more is None:
+                    return found
+                fuller = self._offer(count, front, more)
+                filled = search.search(fuller.problem, below=value_of(found), worth=worth, gap=gap)
+                search.over = False
+                return found if filled is None else fuller.of(filled)
             if not search.over:
                 self._missed.append((count, below))
-        return None
-
-    def _first_that_fits(self, count: int, *, below: float, worth: float, gap: float) -> VariantResult | None:
-        """The best plans in so many microbatches that save the most of what fits. Raises: ArgumentError, PinError."""
-        search = self._search
-
-        def best_of(offer: _Offer, below: float) -> VariantResult | None:
-            found = search.search(offer.problem, below=below, worth=worth, gap=gap)
-            return None if found is None else replace(found, notes=offer.notes, slower=offer.slower)
-
-        for offer in self._offered_in(count):
-            found = best_of(offer, below)
-            if found is None and not search.over:
-                return None
-            if found is None:
-                continue
-            front, choice = offer.front, offer.choice
-            more = None if front is None or choice is None else search.filling(front, choice, found)
-            if front is None or more is None:
-                return found
-            filled = best_of(self._offer(count, front, more), value_of(found))
-            search.over = False
-            return filled or found
         return None
 
     def _offered_in(self, count: int) -> Iterator[_Offer]:

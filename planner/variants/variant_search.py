@@ -27,7 +27,13 @@ from planner.search.mesh_search import SearchOptions, SearchResult, search
 from planner.search.problem import PlanningProblem
 from planner.transforms.remat_choice import ALIKE, Choice, Front, Pinned
 from planner.units import quantity
-from planner.variants.host_arguments import hosts_note, named_on_hosts, with_arguments_on_hosts
+from planner.variants.host_arguments import (
+    better_on_hosts,
+    hosts_notes,
+    named_on_hosts,
+    names_on_hosts,
+    with_more_on_hosts,
+)
 from planner.variants.host_memory import with_host_memory
 from planner.variants.microbatch_search import Counts
 from planner.variants.problem_variants import ProblemVariants
@@ -55,23 +61,21 @@ def best_variant(
     """
     deadline = Deadline.after(options.time_limit_s)
     named = named_on_hosts(variants, options)
-
-    def sought(variants: ProblemVariants, *, explained: bool = False) -> VariantResult:
-        return _best_form(variants, meshes, options, deadline, judged=lambda: False, explained=explained)
-
     best: VariantResult | InfeasibleError
     try:
-        best = sought(named, explained=explained)
+        best = _best_form(named, meshes, options, deadline, judged=lambda: False, explained=explained)
     except InfeasibleError as error:
         best = error
-    if named is not variants and isinstance(best, VariantResult):
-        return replace(best, notes=(*best.notes, hosts_note(best)))
-    try:
-        return with_arguments_on_hosts(named, best, options, sought)
-    except InfeasibleError:
+    for hosted in with_more_on_hosts(named, best, options):
+        with suppress(InfeasibleError, ArgumentError, PinError):
+            found = _best_form(hosted, meshes, options, deadline, judged=lambda: False, explained=False)
+            best = better_on_hosts(best, found)
+            break
+    if isinstance(best, InfeasibleError):
         if not judged():
-            raise
-        return _best_form(named, meshes, options, deadline, judged=judged, explained=explained)
+            raise best
+        best = _best_form(named, meshes, options, deadline, judged=judged, explained=explained)
+    return replace(best, notes=(*best.notes, *hosts_notes(best)))
 
 
 def _best_form(
@@ -88,26 +92,13 @@ def _best_form(
     least = variants.with_least_of_passes() if left_open and variants.base_form.saved == () else None
     with suppress(PinError, InfeasibleError):  # of values that only the program as written has
         if least is not None:
-            best = _of_loops_so(least, meshes, options, deadline, judged=lambda: False, explained=False)
+            best = _best_form(least, meshes, options, deadline, judged=lambda: False, explained=False)
             search = VariantSearch(variants=variants, meshes=meshes, options=options, pinned={}, deadline=deadline)
             return search.search(variants.base, below=value_of(best) * (1 + GAIN)) or best
-    return _of_loops_so(variants, meshes, options, deadline, judged=judged, explained=explained)
-
-
-def _of_loops_so(
-    variants: ProblemVariants,
-    meshes: Sequence[Shape],
-    options: Options,
-    deadline: Deadline,
-    *,
-    judged: Callable[[], bool],
-    explained: bool,
-) -> VariantResult:
-    """The best plans of a program whose loops within layers stay as they are."""
     written, how = variants.base, options.remat
     given = isinstance(options.offload, Mapping)
     found = () if how == "as written" and not given else crossings(written.program)
-    pinned = pinned_values(_pins(options, written.program), found)
+    pinned = pinned_values(_pins(options), found, written.program)
     parts = written.program.form.microbatches
     front = Front(found, written.request.topology.chip, pinned, parts=parts) if found else None
     search = VariantSearch(variants=variants, meshes=meshes, options=options, pinned=pinned, deadline=deadline)
@@ -141,21 +132,25 @@ def _of_loops_so(
     return _as_requested(problem, meshes, options, judged=judged, explained=explained, notes=notes)
 
 
-def _pins(options: Options, program: Program) -> Mapping[str, Pinned]:
-    """What the options say of values, by patterns over their names; arguments on hosts are none of them."""
+def _pins(options: Options) -> Mapping[str, Pinned]:
+    """What the options say of values, by patterns over their names."""
     pins: dict[str, Pinned] = {}
     for given in (options.remat, options.offload):
         pins.update(given if isinstance(given, Mapping) else {})
-    hosted = [program.arguments[i].name for i in program.form.hosted]
-    return {pattern: how for pattern, how in pins.items() if not (how == "host" and any(map(naming(pattern), hosted)))}
+    return pins
 
 
-def pinned_values(pins: Mapping[str, Pinned], found: Sequence[Crossing]) -> dict[str, Pinned]:
-    """By the names of values what a user wants of them. Raises: PinError for a pattern that matches none of them."""
+def pinned_values(pins: Mapping[str, Pinned], found: Sequence[Crossing], program: Program) -> dict[str, Pinned]:
+    """By the names of values what a user wants of them; patterns may name arguments on hosts instead.
+
+    Raises: PinError for a pattern that matches none of them, ArgumentError where it names arguments that cannot wait there.
+    """
     names = list(dict.fromkeys(value.name for crossing in found for value in crossing.values))
     pinned: dict[str, Pinned] = {}
     for pattern, how in pins.items():
         matching = list(filter(naming(pattern), names))
+        if not matching and how == "host" and names_on_hosts(program, pattern):
+            continue
         if not matching:
             close = close_names(pattern, names) if names else "nothing: the program has no backward pass that reads any"
             raise PinError(

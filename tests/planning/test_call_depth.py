@@ -16,7 +16,7 @@ from planner.pricing.build_instance import Terms
 from planner.pricing.instance import Instance
 from planner.search import problem
 
-MOST_FRAMES = 15
+MOST_FRAMES = 16
 HERE = planner.Options(check="never", workers=1)
 """All steps are taken in this process, whose frames can be counted."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,12 @@ def test_one_device_is_enough_where_nothing_is_much_faster() -> None:
 def test_where_nothing_fits_there_is_a_row_with_the_reason() -> None:
     args = shapes(train_args(width=2048, batch=64))
     found = planner.compare_topologies(
-        train_step, args, ["v5e:2x2", "v5e:2x4"], memory_limit=25e6, donate_argnums=0, options=NEVER
+        train_step,
+        args,
+        ["v5e:2x2", "v5e:2x4"],
+        memory_limit=25e6,
+        donate_argnums=0,
+        options=replace(NEVER, offload="never"),
     )
     first, second, alone = found.rows
     assert first.plan is None

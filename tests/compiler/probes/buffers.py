@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
@@ -184,5 +185,12 @@ PROBES = (
         programs=(Program(fn=lambda x: (x + 1, x + 2, x + 3), args=(X,)),),
         shows="three results take 24 bytes more than their elements",
         seen=lambda found: found.memory.output_bytes == 3 * (4 * 1024 * 1024 + 8),
+    ),
+    Probe(
+        of="one-memory",
+        topology="cpu:1",
+        programs=(Program(fn=lambda x: jax.device_put(x, jax.memory.Space.Host), args=(X,)),),
+        shows="an array on the host is counted among the results",
+        seen=lambda found: found.memory.output_bytes >= 4 * 1024 * 1024,
     ),
 )
