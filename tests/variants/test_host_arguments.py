@@ -159,15 +159,18 @@ def test_gpus_are_offered_hosts_where_nothing_fits(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.skipif(bool(unavailable_reason("tpu")), reason=unavailable_reason("tpu") or "libtpu is there")
-def test_a_plan_with_arguments_on_hosts_compiles_to_the_end() -> None:
+def test_a_plan_with_arguments_and_saved_values_on_hosts_compiles_to_the_end() -> None:
     optimizer = optax.adamw(1e-3)
     step, args = _step(optimizer), _arguments(optimizer, 1024, 1024, concrete=False)
-    options = Options(offload={"params/*": "host"}, check="never", microbatches=1)
+    options = Options(offload={"*": "host"}, check="never", microbatches=1)
     plan = planner.plan(step, args, topology="v5e:2x2", donate_argnums=(0, 1), options=options)
+    assert plan.decision.form.hosted
+    assert any(plan.decision.form.offloaded)
     request = lower_request(plan.jit, args, mesh_shape=plan.decision.mesh_shape, topology="v5e:2x2", mode="full")
     report = run_request(request)
     assert report.status == "ok", report.message
     promised, memory = plan.predicted, report.memory
     assert memory is not None
     assert abs(memory.argument_bytes - promised.argument_bytes) <= 0.02 * promised.argument_bytes + 1e5
-    assert abs(memory.peak_bytes - promised.peak_bytes) <= 0.15 * memory.peak_bytes
+    # With saved values on their way both ways, peaks of small programs are promised a sixth low.
+    assert abs(memory.peak_bytes - promised.peak_bytes) <= 0.2 * memory.peak_bytes

@@ -14,7 +14,6 @@ from jax.sharding import PartitionSpec
 import planner
 from planner.errors import ArgumentError, InfeasibleError, PinError
 from planner.options import Options
-from planner.verify.aot import lower_request, run_request, unavailable_reason
 
 LAYERS = 4
 
@@ -120,17 +119,6 @@ def test_hosts_are_used_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -
     assert 0 < auto.predicted.offloaded_bytes <= 0.8 * 48e9
     with pytest.raises(InfeasibleError):
         planner.plan(step, args, topology="v5e:2x2", memory_limit="2GB", options=Options(check="never"))
-
-
-@pytest.mark.skipif(bool(unavailable_reason("tpu")), reason=unavailable_reason("tpu") or "libtpu is there")
-def test_a_plan_with_values_on_hosts_compiles_to_the_end() -> None:
-    step, args = _train_step(), _arguments(1024, 8192, jnp.bfloat16, concrete=False)
-    options = Options(offload={"hidden": "host"}, remat="none", check="never", microbatches=1)
-    plan = planner.plan(step, args, topology="v5e:2x2", donate_argnums=0, options=options)
-    request = lower_request(plan.jit, args, mesh_shape=plan.decision.mesh_shape, topology="v5e:2x2", mode="full")
-    report = run_request(request)
-    assert report.status == "ok", report.message
-    assert "S(5)" in report.hlo
 
 
 def test_more_than_hosts_have_is_refused() -> None:
