@@ -111,7 +111,8 @@ def test_values_after_a_kernel_can_be_saved(name: str, layers: str) -> None:
         assert again.isdisjoint({"dot_general", "pallas_call", "tanh", "exp", "reduce_max"})
     other = formed(program, Form(saved=everything.saved))
     for here, there in zip(expected, _results(other), strict=True):
-        np.testing.assert_allclose(here, there, rtol=1e-4, atol=1e-5)
+        # Sums in another order; in float64 the results of loops that hold loops are the same to the bit.
+        np.testing.assert_allclose(here, there, rtol=1e-4, atol=1e-5 * max(1.0, float(np.abs(there).max())))
     kernels = str(other.jaxpr).count("pallas_call[")
     assert kernels == (0 if name != "pallas" else LAYERS if layers else 1)
 
