@@ -47,14 +47,20 @@ def names_on_hosts(program: Program, pattern: str) -> bool:
     return bool(named)
 
 
+def may_use_hosts(variants: ProblemVariants, options: Options) -> bool:
+    """Whether arguments may go to hosts without being named, or that may be offered, where nothing fits."""
+    request = variants.request
+    platform = request.topology.chip.platform
+    return options.offload == "auto" and request.objective == "time" and platform in ("tpu", "gpu")
+
+
 def with_more_on_hosts(
     variants: ProblemVariants, best: VariantResult | InfeasibleError, options: Options
 ) -> Iterator[ProblemVariants]:
     """The variants with arguments on hosts, from little to much, where that is left open and may gain."""
-    request = variants.request
-    platform = request.topology.chip.platform
-    short = best.is_kept_back and platform == "tpu" if isinstance(best, VariantResult) else platform in ("tpu", "gpu")
-    if options.offload == "auto" and request.objective == "time" and short:
+    is_tpu = variants.request.topology.chip.platform == "tpu"
+    short = is_tpu and best.is_kept_back if isinstance(best, VariantResult) else True
+    if may_use_hosts(variants, options) and short:
         yield from _levels(variants, best)
 
 

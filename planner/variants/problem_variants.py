@@ -15,6 +15,7 @@ from planner.program.tracing.traced import Program
 from planner.search.problem import PlanningProblem, planning_problem
 from planner.transforms.apply import in_microbatches, least_of_passes, started, with_values_saved
 from planner.transforms.batch import Refused, batch_of
+from planner.transforms.host_arguments import with_arguments_on_host
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,7 +60,12 @@ class ProgramForms:
         if form.start == self.written.form.start:
             return self.written
         if form.start not in self.starts:
-            self.starts[form.start] = started(self.written.as_written, form)
+            bare = replace(form, hosted=())
+            self.starts[form.start] = (
+                with_arguments_on_host(self.start(bare), form.hosted)
+                if form.hosted
+                else started(self.written.as_written, form)
+            )
         return self.starts[form.start]
 
 

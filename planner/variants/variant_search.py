@@ -30,6 +30,7 @@ from planner.units import quantity
 from planner.variants.host_arguments import (
     better_on_hosts,
     hosts_notes,
+    may_use_hosts,
     named_on_hosts,
     names_on_hosts,
     with_more_on_hosts,
@@ -61,9 +62,12 @@ def best_variant(
     """
     deadline = Deadline.after(options.time_limit_s)
     named = named_on_hosts(variants, options)
+    # Where hosts may let a plan fit, a compiler has the last word only after them.
+    hosts_first = may_use_hosts(named, options)
+    first = (lambda: False) if hosts_first else judged
     best: VariantResult | InfeasibleError
     try:
-        best = _best_form(named, meshes, options, deadline, judged=lambda: False, explained=explained)
+        best = _best_form(named, meshes, options, deadline, judged=first, explained=explained)
     except InfeasibleError as error:
         best = error
     for hosted in with_more_on_hosts(named, best, options):
@@ -72,7 +76,7 @@ def best_variant(
             best = better_on_hosts(best, found)
             break
     if isinstance(best, InfeasibleError):
-        if not judged():
+        if not hosts_first or not judged():
             raise best
         best = _best_form(named, meshes, options, deadline, judged=judged, explained=explained)
     return replace(best, notes=(*best.notes, *hosts_notes(best)))

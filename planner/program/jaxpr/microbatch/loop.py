@@ -6,7 +6,7 @@ every so many examples one, so that what splits the batch over devices splits ev
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -33,7 +33,7 @@ def microbatched(batch: Batch, count: int) -> Any:
     body = opened(jaxpr)
     after_loop = [eqn for number, eqn in enumerate(body.eqns) if number in batch.after_loop]
     made = {var: (number, i) for number, eqn in enumerate(body.eqns) for i, var in enumerate(eqn.outvars)}
-    needed = _read_by(after_loop) | _variables(body.outvars)
+    needed = read_by(after_loop) | variables_in(body.outvars)
     late = {var for eqn in after_loop for var in eqn.outvars}
     loop = _Loop(batch, count, body)
 
@@ -55,12 +55,14 @@ def microbatched(batch: Batch, count: int) -> Any:
     return with_fields(jaxpr, eqns=eqns)
 
 
-def _variables(atoms: Sequence[Any]) -> set[Any]:
+def variables_in(atoms: Iterable[Any]) -> set[Any]:
+    """Those among some atoms."""
     return {atom for atom in atoms if not isinstance(atom, jex_core.Literal)}
 
 
-def _read_by(eqns: Sequence[Any]) -> set[Any]:
-    return {var for eqn in eqns for var in _variables(eqn.invars)}
+def read_by(eqns: Iterable[Any]) -> set[Any]:
+    """The variables that equations read."""
+    return {var for eqn in eqns for var in variables_in(eqn.invars)}
 
 
 def _needed_for(body: Any, after_loop: Sequence[Any], wanted: Sequence[Any]) -> list[Any]:
@@ -90,7 +92,7 @@ class _Loop:
                 self._stacks[var, part] = part_variable(var, part, count)
                 self._held[var] = self._stacks[var, part], part
         self._eqns = writer.steps(chosen, (), self._held, self._read)
-        used = _read_by(self._eqns)
+        used = read_by(self._eqns)
         self._stacks = {key: var for key, var in self._stacks.items() if var in used}
 
     @property
@@ -115,7 +117,7 @@ class _Loop:
         parts = [var for var in results if self._held[var][1] is not None]
         returned = [self._held[var][0] for var in (*sums, *parts)]
         givens = [*self._consts.values(), *self._stacks.values(), self._index]
-        inner = self._jaxpr(givens, returned)
+        inner = part_jaxpr(self._eqns, givens, returned)
         run = jex_core.jaxpr_as_fun(closed(inner))
         consts, count, extent = len(self._consts), self._count, self._batch.extent
 
@@ -145,15 +147,13 @@ class _Loop:
         operands = [*self._consts, *(var for var, _ in self._stacks)]
         return equations_by(looped, operands, [*sums, *parts], self._source)[0]
 
-    def _jaxpr(self, givens: Sequence[Any], returned: Sequence[Any]) -> Any:
-        """The body of one part, without what nothing reads."""
-        like = opened(jax.make_jaxpr(lambda: ())())
-        whole = like.replace(eqns=self._eqns, invars=list(givens), outvars=list(returned))
-        effects: set[Any] = set()
-        for eqn in self._eqns:
-            effects |= set(eqn.effects)
-        whole = whole.replace(effects=frozenset(effects))
-        return partial_eval.dce_jaxpr(whole, [True] * len(returned), instantiate=True)[0]
+
+def part_jaxpr(eqns: Sequence[Any], given: Sequence[Any], returned: Sequence[Any]) -> Any:
+    """The body of one part, without what nothing reads."""
+    like = opened(jax.make_jaxpr(lambda: ())())
+    effects = frozenset(effect for eqn in eqns for effect in eqn.effects)
+    whole = like.replace(eqns=list(eqns), invars=list(given), outvars=list(returned), effects=effects)
+    return partial_eval.dce_jaxpr(whole, [True] * len(returned), instantiate=True)[0]
 
 
 def adding(dtype: Any) -> Any:

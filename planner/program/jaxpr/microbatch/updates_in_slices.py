@@ -7,19 +7,18 @@ reads in slices of the same number, from the device or the host.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jax import lax
-from jax.interpreters import partial_eval
 
 from planner.program.batch_parts import Batch, Part
 from planner.program.jaxpr.bodies import body_of, closed, opened, put_body, structure_of, with_fields
 from planner.program.jaxpr.calls import equations_by, variable
-from planner.program.jaxpr.microbatch.loop import adding
+from planner.program.jaxpr.microbatch.loop import adding, part_jaxpr, read_by, variables_in
 from planner.program.jaxpr.microbatch.slicing import NotInParts, PartWriter
 from planner.program.jaxpr.variables import all_named
 
@@ -45,7 +44,7 @@ def updated_in_slices(batch: Batch, pairs: Mapping[int, int], on_host: Collectio
     update = _Update(batch, body)
     carried = {body.invars[taken]: body.outvars[made] for taken, made in pairs.items()}
     moved = {body.invars[i]: _on_host(body.invars[i]) for i in on_host}
-    before, after = update.apart({atom for atom in body.outvars if not isinstance(atom, jex_core.Literal)})
+    before, after = update.apart(variables_in(body.outvars))
     held_back = {carried[var]: i for i in on_host for var in [body.invars[i]]}
     others: list[Any] = []
     for eqn in (*before, *after):
@@ -113,8 +112,7 @@ def _from_hosts(eqn: Any, moved: Mapping[Any, Any]) -> Any:
 
 def _sent(eqns: list[Any], update: _Update, body: Any) -> tuple[list[Any], dict[Any, Any]]:
     """The equations whose loops send to hosts what only the update reads of them, slice by slice; what that is called."""
-    read = {atom for eqn in eqns for atom in eqn.invars if not isinstance(atom, jex_core.Literal)}
-    read |= {atom for atom in body.outvars if not isinstance(atom, jex_core.Literal)}
+    read = read_by(eqns) | variables_in(body.outvars)
     sent: dict[Any, Any] = {}
     found: list[Any] = []
     for eqn in eqns:
@@ -196,9 +194,7 @@ class _Update:
                 late.update(eqn.outvars)
             else:
                 before.append(eqn)
-        wanted = {atom for eqn in after for atom in eqn.invars if not isinstance(atom, jex_core.Literal)} | set(
-            returned
-        )
+        wanted = read_by(after) | set(returned)
         self._wanted = [var for var in self._held if var in made and var in wanted]
         return before, after
 
@@ -218,7 +214,9 @@ class _Update:
             if var in successors and successors[var] in arrays and self._slices[successors[var]][1] == places[var]
         }
         given = [*self._consts.values(), *(var for var, _ in self._slices.values()), self._index]
-        run = jex_core.jaxpr_as_fun(closed(self._jaxpr(given, [self._held[var][0] for var in (*sums, *stacks)])))
+        run = jex_core.jaxpr_as_fun(
+            closed(part_jaxpr(self._eqns, given, [self._held[var][0] for var in (*sums, *stacks)]))
+        )
         on_host = {k for at, k in in_place.items() if arrays[at] in moved}
         count = self.count
 
@@ -258,12 +256,6 @@ class _Update:
         names = {stacks[k]: _on_host(stacks[k]) for k in on_host}
         operands = all_named([*consts, *arrays], moved)
         return equations_by(looped, operands, all_named([*sums, *stacks], names), self._source)[0], names
-
-    def _jaxpr(self, given: Sequence[Any], returned: Sequence[Any]) -> Any:
-        """The body of one slice, without what nothing reads."""
-        like = opened(jax.make_jaxpr(lambda: ())())
-        whole = like.replace(eqns=self._eqns, invars=list(given), outvars=list(returned))
-        return partial_eval.dce_jaxpr(whole, [True] * len(returned), instantiate=True)[0]
 
 
 def _slice_of(whole: Any, index: Any, part: Part, count: int, *, moved: bool) -> Any:
