@@ -28,7 +28,9 @@ class Certificate(Printed):
     """How good the plan is among all of the search space, by the cost model: `lower_bound` <= any plan <= `value`.
 
     `value` and `lower_bound` are in `unit`; `gap` is (value - lower_bound) / value. `within_bytes`: it is among the plans
-    that keep to so many bytes per device, less than what was asked for; None: among all that were asked for.
+    that keep to so many bytes per device, less than what was asked for; None: among all that were asked for. These bounds
+    are of plans in the form that was chosen: `any_form` <= any plan, whatever it saves for the backward pass and in however
+    many microbatches, as computing alone takes so long; None: no other form could be chosen, or that is not known.
     `guessed_share` is the share of the plan's memory traffic that is of ops whose work nobody says (`Decision.guessed`), of
     which nothing else is known; None: there are none, or bytes are minimised.
     """
@@ -39,6 +41,7 @@ class Certificate(Printed):
     solve_seconds: float
     meshes: int
     within_bytes: float | None = None
+    any_form: float | None = None
     guessed_share: float | None = None
 
     @property
@@ -74,6 +77,7 @@ class Certificate(Printed):
             ("lower bound", f"{self.lower_bound:.6g} {self.unit}"),
             ("gap", f"{100 * self.gap:.2g} %"),
             *among,
+            *([] if self.any_form is None else [("in any form", f"{self.any_form:.6g} {self.unit}")]),
             ("meshes", str(self.meshes)),
             ("searched for", quantity(self.solve_seconds, "s")),
         ]

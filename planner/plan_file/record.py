@@ -264,6 +264,8 @@ def _check_figures(read: Decision) -> None:
     amounts = [getattr(predicted, f.name) for f in fields(predicted) if f.name not in apart]
     _require(min(*amounts, *(predicted.seconds_range or ())) >= 0, "predicted", "has a figure below 0")
     _require(certificate.lower_bound <= certificate.value, "certificate", "has a bound above its value")
+    any_form = certificate.any_form
+    _require(any_form is None or any_form <= certificate.lower_bound, "certificate", "has a higher bound for any form")
     share = certificate.guessed_share
     _require(share is None or 0 <= share <= 1, "certificate.guessed_share", "is no share")
     if refined is not None and refined.chosen is not None:

@@ -21,9 +21,8 @@ from planner.planning.mesh_candidates import MeshCandidates
 from planner.planning.tuned_candidates import TunedCandidates
 from planner.request.resolve import PlanRequest
 from planner.search.problem import PlanningProblem
-from planner.transforms.batch import Refused
+from planner.transforms.batch import Refused, part_counts
 from planner.units import quantity
-from planner.variants.microbatch_search import part_counts
 from planner.variants.variant_search import fitting_count
 
 Source = MeshCandidates | TunedCandidates

@@ -52,6 +52,7 @@ class MeshCandidates:
         self._problem = variants.base
         # What the next plan may promise to take, what any may, and why none is predicted to fit, if that is so.
         self._limit_bytes = self._most_bytes = self._bound = 0.0
+        self._any_form: float | None = None
         self._none_fits: InfeasibleError | None = None
         self._tried: list[Decision] = []
         self._verdict = Verdict()
@@ -77,7 +78,7 @@ class MeshCandidates:
             self._problem, self._limit_bytes, self._none_fits = best.problem, best.limit_bytes, best.none_fits
             self._notes = (*self._notes, *best.notes)
             self._most_bytes = max(self._limit_bytes, self._problem.request.memory_limit)
-            self._bound = best.result.bound
+            self._bound, self._any_form = best.result.bound, best.any_form
             return self._decision(best.result)
         if self._stage == "meshes":
             found = None if self._verdict.accepted or self._is_hopeless else self._next_best()
@@ -133,6 +134,7 @@ class MeshCandidates:
             self._problem,
             best,
             bound=self._bound,
+            any_form=self._any_form,
             seconds=self._deadline.elapsed,
             meshes=len(self._meshes),
             notes=(*self._notes, *found.notes, *(() if self._failures else why), *self._failures),

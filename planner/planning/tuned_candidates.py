@@ -118,4 +118,10 @@ def _tuned(variants: ProblemVariants, meshes: Sequence[Shape], options: Options,
             tell=partial(tell, options),
         )
     certified = [prospects.certified(decision, found) for decision in result.decisions[: FALLBACKS + 1]]
-    return replace(result, decisions=tuple(replace(one, notes=(*one.notes, *best.notes)) for one in certified))
+    return replace(
+        result,
+        decisions=tuple(
+            replace(one, notes=(*one.notes, *best.notes), certificate=replace(one.certificate, any_form=best.any_form))
+            for one in certified
+        ),
+    )

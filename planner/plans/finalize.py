@@ -47,6 +47,7 @@ def decide(
     seconds: float,
     meshes: int,
     notes: Sequence[str],
+    any_form: float | None = None,
 ) -> Decision:
     """A candidate in the program's own terms; the rest goes into its certificate and notes."""
     program, request, instance = problem.program, problem.request, candidate.instance
@@ -93,6 +94,7 @@ def decide(
             unit="bytes" if request.objective == "memory" else instance.objective.unit,
             solve_seconds=seconds,
             meshes=meshes,
+            any_form=None if any_form is None else min(any_form, bound, candidate.value),
             guessed_share=share,
         ),
         replicated=tuple(_op_facts(graph, op) for op in model.grouping.unruled),

@@ -124,7 +124,9 @@ class PlanReport:
         if not self.has_bound:
             return "the search ended before it had a bound for every mesh"
         among = "" if c.within_bytes is None else f" of at most {quantity(c.within_bytes, 'B')} per device"
-        return f"no plan{among} is below {c.lower_bound:.6g} {c.unit} by this cost model"
+        proven = f"no plan{among}{'' if c.any_form is None else ' in this form'} is below {c.lower_bound:.6g} {c.unit}"
+        alone = "" if c.any_form is None else f"; in any form computing alone takes {c.any_form:.4g}"
+        return f"{proven} by this cost model{alone}"
 
     def wires(self, axes: Sequence[str]) -> list[str]:
         """The kinds of wires under some axes, each once."""

@@ -9,6 +9,7 @@ would need what is there behind the parts only, such as one with a batch norm, c
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -248,3 +249,10 @@ def batch_in(spread: Spread, jaxpr: object) -> Batch:
 def _made_of_nothing(graph: Graph, op: Op) -> bool:
     read = sum(graph.tensors[t].aval.bytes for t in op.operands)
     return read * MADE_OF_NOTHING <= sum(graph.tensors[t].aval.bytes for t in op.results)
+
+
+def part_counts(extent: int) -> list[int]:
+    """In how many parts a batch is taken where that is chosen: for each power of two the next number that divides it."""
+    divisors = [count for count in range(2, extent + 1) if extent % count == 0]
+    powers = [1 << i for i in range(1, extent.bit_length())]
+    return sorted({divisors[bisect_left(divisors, power)] for power in powers})

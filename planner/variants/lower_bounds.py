@@ -1,21 +1,30 @@
-"""Lower bounds of plans in microbatches by what stays on the chips: read off the program, without planning any part.
+"""Lower bounds of plans in other forms: read off the program, without planning any of them.
 
 An array between two kernels is written to memory and read from it where it is larger than what the chip has room for. One
 of k parts of the batch has arrays of a k-th: what is moved is told again as if the chips had k times the room. What the
 parts cost in turn, as every part reads the weights, only a plan of them tells.
+
+What plans in any form take at the least is what is computed in all of them: no form communicates less than nothing, saves
+less than nothing, or computes less than nothing again.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 from pbqp.smaller.smaller import floor_of
 from planner.errors import InfeasibleError, PinError
+from planner.options import Options
 from planner.pricing.mesh import Shape
+from planner.program.form import Form
 from planner.search.problem import PlanningProblem
+from planner.transforms.batch import Refused, part_counts
+from planner.transforms.remat_choice import Front
+from planner.variants.problem_variants import ProblemVariants
 
 MUCH = 0.15
 """The part of what fewer parts take at the least for which more are taken."""
@@ -61,3 +70,44 @@ class Floors:
             return first
         enough = before - NEARLY * (before - after)
         return bisect_left(range(last), True, lo=first, key=lambda at: self.of(counts[at]) <= enough)
+
+
+def least_of_any_form(
+    variants: ProblemVariants, meshes: Sequence[Shape], options: Options, found: PlanningProblem
+) -> float | None:
+    """Seconds that no plan is below, whatever it saves, on devices or hosts, and in however many microbatches.
+
+    That of the programs as written and in the form that was `found` which tells more: their operations, split evenly over
+    all devices, less what the form saves and computes again, as if the chips had the room of the most microbatches. The
+    lower of two such bounds where loops within layers keep what is written or the least. None where no other form may be
+    chosen, or something else than time is minimised.
+    """
+    chooses_saved = options.remat == "auto" or isinstance(options.remat, Mapping)
+    batch = variants.batch if options.microbatches == "auto" else None
+    counts = [] if batch is None or isinstance(batch, Refused) else part_counts(batch.extent)
+    if variants.request.objective != "time":
+        return None
+    if not counts and not (chooses_saved and variants.forms.crossings(variants.base_form)):
+        return None
+    devices = max(math.prod(mesh.values()) for mesh in meshes)
+
+    def least(problem: PlanningProblem) -> float:
+        form = problem.program.form
+        spared = _of_choice(variants, form) if chooses_saved else 0.0
+        parts = max([form.microbatches, *counts]) // form.microbatches
+        return Floors(problem, meshes[0], devices, spared).of(parts)
+
+    bounds: list[float] = []
+    for start in filter(None, (variants, variants.with_least_of_passes())):
+        same = found.program.form.least_of_passes == start.base_form.least_of_passes
+        bounds.append(max(map(least, (start.base, found) if same else (start.base,))))
+    return min(bounds)
+
+
+def _of_choice(variants: ProblemVariants, form: Form) -> float:
+    """Seconds of one chip for what a form saves and computes again."""
+    found = variants.forms.crossings(form)
+    if not found:
+        return 0.0
+    front = Front(found, variants.request.topology.chip, parts=form.microbatches)
+    return front.settled(form.saved, form.offloaded).seconds

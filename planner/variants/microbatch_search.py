@@ -18,9 +18,8 @@ from itertools import islice
 
 from planner.errors import ArgumentError, PinError
 from planner.options import UNITS
-from planner.program.jaxpr.remat.scopes import crossings
 from planner.search.problem import PlanningProblem
-from planner.transforms.batch import Refused
+from planner.transforms.batch import Refused, part_counts
 from planner.transforms.remat_choice import Choice, Front
 from planner.units import quantity
 from planner.variants.lower_bounds import Floors
@@ -263,8 +262,7 @@ class Counts:
         """
         search, variants = self._search, self._search.variants
         form = replace(variants.base.program.form, microbatches=count)
-        program = variants.forms.program(form)
-        crossed = () if search.options.remat == "as written" else crossings(program)
+        crossed = () if search.options.remat == "as written" else variants.forms.crossings(form)
         if not crossed:
             yield _Offer(problem=variants.of(form), notes=(variants.describe(count),), slower=0.0)
             return
@@ -282,13 +280,6 @@ class Counts:
         return _Offer(
             problem=variants.of(form), notes=notes, slower=search.slower(front, choice), front=front, choice=choice
         )
-
-
-def part_counts(extent: int) -> list[int]:
-    """In how many parts a batch is taken where that is chosen: for each power of two the next number that divides it."""
-    divisors = [count for count in range(2, extent + 1) if extent % count == 0]
-    powers = [1 << i for i in range(1, extent.bit_length())]
-    return sorted({divisors[bisect_left(divisors, power)] for power in powers})
 
 
 def _with_reason(best: VariantResult, missing: str) -> VariantResult:

@@ -10,6 +10,8 @@ from planner.decision import Request
 from planner.machine.target import Target
 from planner.program.batch_parts import Batch
 from planner.program.form import Form
+from planner.program.jaxpr.remat.residuals import Crossing
+from planner.program.jaxpr.remat.scopes import crossings
 from planner.program.tracing.gc_pause import paused
 from planner.program.tracing.traced import Program
 from planner.search.problem import PlanningProblem, planning_problem
@@ -23,13 +25,14 @@ class ProgramForms:
     """A program as it is `written`, and in other forms.
 
     `starts` are those made so far by the starts of their forms, `in_parts` by these in so many microbatches, `batches` how
-    the starts may be taken in parts.
+    the starts may be taken in parts, and `crossed` what crosses between the loops of these.
     """
 
     written: Program
     starts: dict[Form, Program] = field(default_factory=dict[Form, Program])
     in_parts: dict[Form, Program] = field(default_factory=dict[Form, Program])
     batches: dict[Form, Batch | Refused] = field(default_factory=dict[Form, "Batch | Refused"])
+    crossed: dict[Form, tuple[Crossing, ...]] = field(default_factory=dict[Form, tuple[Crossing, ...]])
 
     @paused()
     def batch(self, form: Form) -> Batch | Refused:
@@ -47,13 +50,23 @@ class ProgramForms:
     @paused()
     def program(self, form: Form) -> Program:
         """The program in a form. Raises: ArgumentError where it cannot be computed so."""
-        start = self.start(form)
-        if form.microbatches == 1:
-            return with_values_saved(start, form)
+        return with_values_saved(self._in_parts(form), form)
+
+    def crossings(self, form: Form) -> tuple[Crossing, ...]:
+        """Of what a form chooses which values are saved: what crosses between the loops of its microbatches."""
         parts = replace(form.start, microbatches=form.microbatches)
+        if parts not in self.crossed:
+            self.crossed[parts] = crossings(self._in_parts(form))
+        return self.crossed[parts]
+
+    def _in_parts(self, form: Form) -> Program:
+        """The program in the microbatches of a form, with everything saved as in its start."""
+        parts = replace(form.start, microbatches=form.microbatches)
+        if parts == form.start:
+            return self.start(form)
         if parts not in self.in_parts:
-            self.in_parts[parts] = in_microbatches(start, form.microbatches, self.batch(form))
-        return with_values_saved(self.in_parts[parts], form)
+            self.in_parts[parts] = in_microbatches(self.start(form), form.microbatches, self.batch(form))
+        return self.in_parts[parts]
 
     def start(self, form: Form) -> Program:
         """The program in the start of a form. Raises: ArgumentError where it cannot be computed so."""

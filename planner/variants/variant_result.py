@@ -50,6 +50,7 @@ class VariantResult:
     """The problem of a program in the form that is best, the best plans of it, and what is to be told of the form.
 
     `limit_bytes` is what the plans keep to; `none_fits` says why none is predicted to fit, where a compiler judges.
+    `any_form` are seconds that no plan in any form is below; None where no other form may be chosen (`least_of_any_form`).
     `slower` is what the form takes, by the prices of `remat_choice`, beyond the fastest choice of what is saved; `rough`
     plans may be further from the best of their form than others.
     """
@@ -61,6 +62,7 @@ class VariantResult:
     notes: tuple[str, ...] = ()
     slower: float = 0.0
     rough: bool = False
+    any_form: float | None = None
 
     @property
     def parts(self) -> int:

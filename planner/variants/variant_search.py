@@ -21,7 +21,6 @@ from planner.options import Options
 from planner.pricing.candidates.pins import close_names
 from planner.pricing.mesh import Shape
 from planner.program.jaxpr.remat.residuals import Crossing
-from planner.program.jaxpr.remat.scopes import crossings
 from planner.program.tracing.traced import Program
 from planner.search.mesh_search import SearchOptions, SearchResult, search
 from planner.search.problem import PlanningProblem
@@ -36,6 +35,7 @@ from planner.variants.host_arguments import (
     with_more_on_hosts,
 )
 from planner.variants.host_memory import with_host_memory
+from planner.variants.lower_bounds import least_of_any_form
 from planner.variants.microbatch_search import Counts
 from planner.variants.problem_variants import ProblemVariants
 from planner.variants.variant_result import GAIN, VariantResult, VariantSearch, value_of
@@ -79,7 +79,8 @@ def best_variant(
         if not hosts_first or not judged():
             raise best
         best = _best_form(named, meshes, options, deadline, judged=judged, explained=explained)
-    return replace(best, notes=(*best.notes, *hosts_notes(best)))
+    least = least_of_any_form(named, meshes, options, best.problem)
+    return replace(best, notes=(*best.notes, *hosts_notes(best)), any_form=least)
 
 
 def _best_form(
@@ -101,7 +102,7 @@ def _best_form(
             return search.search(variants.base, below=value_of(best) * (1 + GAIN)) or best
     written, how = variants.base, options.remat
     given = isinstance(options.offload, Mapping)
-    found = () if how == "as written" and not given else crossings(written.program)
+    found = () if how == "as written" and not given else variants.forms.crossings(written.program.form)
     pinned = pinned_values(_pins(options), found, written.program)
     parts = written.program.form.microbatches
     front = Front(found, written.request.topology.chip, pinned, parts=parts) if found else None

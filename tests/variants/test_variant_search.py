@@ -199,3 +199,24 @@ def test_a_batch_that_fits_in_no_form_is_taken_in_as_many_parts_as_let_more_be_s
     assert any(chosen.decision.form.saved)
     assert chosen.predicted.seconds < 0.8 * written.predicted.seconds
     assert any("no plan of the whole batch at once fits" in note for note in chosen.notes)
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_no_form_takes_less_than_what_is_computed_in_any(remat: bool) -> None:
+    fn, args = _wide(batch=2**17, remat=remat)
+
+    def planned(**how: Any) -> planner.Plan:
+        return planner.plan(fn, args, topology="v5e:2x2", memory_limit=1e15, options=Options(check="never", **how))
+
+    certificate = planned().certificate
+    assert certificate.any_form is not None
+    assert 0.8 * certificate.value < certificate.any_form <= certificate.lower_bound
+    for how in ("as written", "none", "full"):
+        for count in (1, 2):
+            assert planned(remat=how, microbatches=count).certificate.value >= certificate.any_form
+
+
+def test_a_program_of_one_form_has_one_bound() -> None:
+    fn, args = _wide(remat=False)
+    plan = planner.plan(fn, args, topology="v5e:2x2", options=Options(check="never", remat="none", microbatches=1))
+    assert plan.certificate.any_form is None
