@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import jax
@@ -23,6 +24,8 @@ from planner.planning.autotune.lessons import TrialOutcome
 from planner.planning.autotune.prospects import Prospects, from_arguments
 from planner.planning.autotune.rounds import Result, refine
 from planner.pricing.calibrated import Prices, corrected
+from planner.pricing.mesh import Shape
+from planner.search.best_on_mesh import Candidate
 from planner.search.mesh_search import SearchOptions, search
 from planner.search.offered_meshes import offered_meshes
 from planner.search.problem import PlanningProblem
@@ -75,16 +78,20 @@ def problem_fixture() -> PlanningProblem:
     return small_problem("mlp")
 
 
-def refined(problem: PlanningProblem, judge: Judge, seconds: float = 60.0, **more: object) -> Result:
-    options = Options()
+@cache
+def searched(problem: PlanningProblem) -> tuple[Sequence[Shape], Sequence[Candidate]]:
+    """The meshes for a problem and the plans found on them: every test begins with these."""
     meshes = offered_meshes(problem.program, problem.target, problem.request, None, 2)
+    return meshes, search(meshes, problem, SearchOptions(limit_bytes=problem.request.memory_limit)).candidates
+
+
+def refined(problem: PlanningProblem, judge: Judge, seconds: float = 60.0, **more: object) -> Result:
+    meshes, candidates = searched(problem)
     limit = problem.request.memory_limit
-    found = search(meshes, problem, SearchOptions(limit_bytes=limit, options=options))
-    prospects = Prospects(problem, options, limit_bytes=limit, meshes=len(meshes))
     return refine(
-        found.candidates,
+        candidates,
         meshes,
-        prospects,
+        Prospects(problem, Options(), limit_bytes=limit, meshes=len(meshes)),
         judge,
         Deadline.after(seconds),
         how="compile",
