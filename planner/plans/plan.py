@@ -284,7 +284,7 @@ class Plan(Printed):
     def _products(self) -> Sequence[Products]:
         """Products of matrices by line, where some are computed again; none where that cannot be told."""
         program, form = self._runner.program, self._decision.form
-        if all(one is None for one in form.saved) and not form.least_of_passes and not has_remats(program.jaxpr):
+        if all(one is None for one in form.saved) and not form.without_checkpoints and not has_remats(program.jaxpr):
             return ()
         try:
             stated = self.alternatives

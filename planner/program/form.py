@@ -15,15 +15,16 @@ class Form:
     saved for each of the backward loops of the program in microbatches, as positions in its `crossings`; what else it
     needs of its forward loop is computed again. An entry of None leaves a loop as written, and so does one that is missing.
     `offloaded`: which of these wait in the memory of the host, as positions likewise. `hosted`: the positions of arguments
-    that lie in the memory of the host, and what takes their place. `least_of_passes`: loops within layers keep as little as
-    can be of a pass for their backward loops; `crossings` are those of that program.
+    that lie in the memory of the host, and what takes their place. `without_checkpoints`: the
+    program is first made one that saves all of its layers, and as little as can be of passes of loops within them;
+    `crossings` are those of that program.
     """
 
     microbatches: int = 1
     saved: tuple[tuple[int, ...] | None, ...] = ()
     offloaded: tuple[tuple[int, ...], ...] = ()
     hosted: tuple[int, ...] = ()
-    least_of_passes: bool = False
+    without_checkpoints: bool = False
 
     @property
     def start(self) -> Form:
@@ -57,8 +58,8 @@ def form_text(form: Form) -> str:
     saved = f"{sum(map(len, chosen))} values saved for the backward pass as chosen" if chosen else ""
     offloaded = f"{sum(map(len, form.offloaded))} of them on the host" if any(form.offloaded) else ""
     hosted = f"{len(form.hosted)} arguments on the host" if form.hosted else ""
-    least = "least kept of passes of loops within layers" if form.least_of_passes else ""
-    return ", ".join(filter(None, (passes, least, saved, offloaded, hosted))) or "as written"
+    lifted = "without checkpoints" if form.without_checkpoints else ""
+    return ", ".join(filter(None, (passes, lifted, saved, offloaded, hosted))) or "as written"
 
 
 AS_WRITTEN = Form()

@@ -9,7 +9,7 @@ from planner.program.batch_parts import Batch
 from planner.program.form import Form
 from planner.program.jaxpr.microbatch.loop import microbatched
 from planner.program.jaxpr.microbatch.slicing import NotInParts
-from planner.program.jaxpr.remat.nested_loops import with_least_of_passes
+from planner.program.jaxpr.remat.lifted_checkpoints import with_checkpoints_lifted
 from planner.program.jaxpr.remat.rewrite_saved import NoSuchValues, with_saved
 from planner.program.tracing.traced import Program
 from planner.transforms.batch import Refused, batch_of
@@ -28,19 +28,19 @@ def formed(program: Program, form: Form) -> Program:
 
 def started(program: Program, form: Form) -> Program:
     """A program as written in the start of a form. Raises: ArgumentError where it cannot be computed so."""
-    start = least_of_passes(program) if form.least_of_passes else program
+    start = without_checkpoints(program) if form.without_checkpoints else program
     if start is None:
         raise ArgumentError(
-            f"{program.function_name} has no loops within layers that can keep less of a pass, as the plan has it: "
-            "the plan is another program's, or another release's; make it again"
+            f"{program.function_name} has no checkpoints to be taken out, as the plan has it: the plan is another "
+            "program's, or another release's; make it again"
         )
     return with_arguments_on_host(start, form.hosted) if form.hosted else start
 
 
-def least_of_passes(program: Program) -> Program | None:
-    """A program as written whose loops within layers keep as little as can be of a pass; None where they do as written."""
-    least = with_least_of_passes(program)
-    return least and replace(least, form=replace(program.form, least_of_passes=True), written=program.jaxpr)
+def without_checkpoints(program: Program) -> Program | None:
+    """A program as written without its checkpoints (`with_checkpoints_lifted`); None where it is written so."""
+    lifted = with_checkpoints_lifted(program)
+    return lifted and replace(lifted, form=replace(program.form, without_checkpoints=True), written=program.jaxpr)
 
 
 def with_values_saved(program: Program, form: Form) -> Program:

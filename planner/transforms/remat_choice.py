@@ -164,6 +164,16 @@ class Front:
         repeated = np.array([value.repeated for _, value in self._values])
         return self._choice(saved, repeated)
 
+    def _each(self, chosen: Sequence[Sequence[int]]) -> Iterator[tuple[Crossing, int]]:
+        for crossing, own in zip(self.crossings, chosen, strict=True):
+            yield from ((crossing, i) for i in own)
+
+    @cached_property
+    def saves_all(self) -> bool:
+        """Whether the program as written computes nothing of the forward pass again but views."""
+        again = (crossing.values[i] for crossing, i in self._each(self.written.repeated))
+        return all(not value.forward or all(map(is_view, value.steps)) for value in again)
+
     @cached_property
     def everything(self) -> Choice:
         """All that the backward pass reads is saved, but for what is only another view of what is saved.
@@ -185,9 +195,9 @@ class Front:
         What the fastest choice computes again in kernels of its own, such as matmuls, splits others; in layers written out
         whatever is computed again stands behind barriers. Both cost more than the prices know.
         """
-        pairs = list(zip(self.crossings, self.fastest.repeated, self.written.repeated, strict=True))
-        barred = any(crossing.length == 1 and written for crossing, _, written in pairs)
-        split = any(not all(map(is_fused, crossing.values[i].steps)) for crossing, again, _ in pairs for i in again)
+        again = [(crossing, crossing.values[i]) for crossing, i in self._each(self.fastest.repeated)]
+        barred = any(crossing.length == 1 and value.forward for crossing, value in again)
+        split = any(not all(map(is_fused, value.steps)) for _, value in again)
         near = self.everything.seconds - self.fastest.seconds <= UNSURE * program_seconds
         worth = (barred or (split and near)) and self.everything.saved != self.fastest.saved
         return self.everything if worth else None
@@ -443,8 +453,10 @@ MOST_NAMED = 6
 """Values that the words of a choice name."""
 
 
-def describe_remat(crossings: Sequence[Crossing], choice: Choice, written: Choice, devices: int) -> str:
-    """What a choice is, beside the program as written: what is saved, what of that is more than a view is not."""
+def describe_remat(
+    crossings: Sequence[Crossing], choice: Choice, written: Choice, devices: int, *, beside: str = "as written"
+) -> str:
+    """What a choice is, `beside` the program as it is given: what is saved, what of that is more than a view is not."""
     clauses: list[str] = []
     for crossing, saved, repeated, before in zip(crossings, choice.saved, choice.repeated, written.saved, strict=True):
         again = [crossing.values[i].name for i in repeated if not all(map(is_fused, crossing.values[i].steps))]
@@ -453,10 +465,10 @@ def describe_remat(crossings: Sequence[Crossing], choice: Choice, written: Choic
         each = "" if crossing.length == 1 else f" of each of {crossing.length} passes"
         part = f"of {read} values that the backward pass reads{each} {len(saved)} are saved"
         clauses.append(
-            f"{part} ({_named(kept)}), as written {len(before)}; computed again: {_named(again) or 'nothing heavy'}"
+            f"{part} ({_named(kept)}), {beside} {len(before)}; computed again: {_named(again) or 'nothing heavy'}"
         )
     more = (choice.bytes - written.bytes) / devices
-    memory = f"{quantity(abs(more), 'B')} {'more' if more >= 0 else 'less'} are saved per device than as written"
+    memory = f"{quantity(abs(more), 'B')} {'more' if more >= 0 else 'less'} are saved per device than {beside}"
     if choice.offloaded:
         away = [
             crossing.values[i].name
@@ -465,7 +477,7 @@ def describe_remat(crossings: Sequence[Crossing], choice: Choice, written: Choic
         ]
         memory += f", {quantity(choice.host_bytes / devices, 'B')} wait in the memory of its host ({_named(away)})"
     again, before = (quantity(one.flops / devices, "FLOP") for one in (choice, written))
-    return f"recomputation: {'; '.join(clauses)}; {memory}, {again} are computed again, {before} as written"
+    return f"recomputation: {'; '.join(clauses)}; {memory}, {again} are computed again, {before} {beside}"
 
 
 def _named(names: Sequence[str]) -> str:

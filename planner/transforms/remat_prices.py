@@ -53,6 +53,11 @@ def program_seconds(steps: Iterator[Step], chip: Chip) -> float:
     return math.fsum(step_seconds(step, chip) for step in steps)
 
 
+def program_flops(steps: Iterator[Step]) -> float:
+    """Operations of a whole program."""
+    return math.fsum(map(step_flops, steps))
+
+
 def is_fused(step: Step) -> bool:
     """Whether compilers fuse an op with what reads it."""
     row = PRIMITIVES.get(step.kind)

@@ -72,16 +72,13 @@ class Counts:
 
     @cached_property
     def _floors(self) -> Floors:
-        """What plans take at the least, read off the form that is searched first."""
-        search, front, base = self._search, self._front, self._search.variants.base
-        axes, devices, spared = search.meshes[0], search.devices, 0.0
+        """What plans take at the least, read off the form with the fastest choice, where that gains enough."""
+        search, front = self._search, self._front
+        axes, devices, variants = search.meshes[0], search.devices, search.variants
         if front is not None and search.hopes_for(front):
-            spared = front.written.seconds - front.fastest.seconds
             with suppress(PinError):  # of a value that this form does not have
-                if search.may_fit(front.fastest):
-                    form = front.fastest.of(base.program.form)
-                    return Floors(search.variants.of(form), axes, devices, spared=0.0)
-        return Floors(base, axes, devices, spared)
+                return Floors(variants.of(front.fastest.of(variants.base_form)), axes, devices, spared=0.0)
+        return Floors(variants.base, axes, devices, spared=0.0)
 
     @property
     def _left_open(self) -> bool:
@@ -256,7 +253,7 @@ class Counts:
         return None
 
     def _offered_in(self, count: int) -> Iterator[_Offer]:
-        """The problems in so many microbatches, first with what saves the most of what fits, then as written.
+        """The problems in so many microbatches, first with what saves the most of what fits, last the least, or as written.
 
         Raises: ArgumentError, PinError.
         """
@@ -267,9 +264,12 @@ class Counts:
             yield _Offer(problem=variants.of(form), notes=(variants.describe(count),), slower=0.0)
             return
         front = Front(crossed, variants.request.topology.chip, search.pinned, parts=count)
-        for choice in islice(filter(search.may_fit, front.offered()), MOST_CHOICES):
+        offered = list(islice(filter(search.may_fit, front.offered()), MOST_CHOICES))
+        for choice in offered:
             yield self._offer(count, front, choice)
-        if front.keeps_pins:
+        if front.saves_all and front.nothing not in offered:
+            yield self._offer(count, front, front.nothing)
+        elif front.keeps_pins and not front.saves_all:
             as_written = self._offer(count, front, front.written)
             yield replace(as_written, problem=variants.of(form), notes=as_written.notes[:1])
 

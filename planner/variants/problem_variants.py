@@ -15,7 +15,7 @@ from planner.program.jaxpr.remat.scopes import crossings
 from planner.program.tracing.gc_pause import paused
 from planner.program.tracing.traced import Program
 from planner.search.problem import PlanningProblem, planning_problem
-from planner.transforms.apply import in_microbatches, least_of_passes, started, with_values_saved
+from planner.transforms.apply import in_microbatches, started, with_values_saved, without_checkpoints
 from planner.transforms.batch import Refused, batch_of
 from planner.transforms.host_arguments import with_arguments_on_host
 
@@ -43,9 +43,9 @@ class ProgramForms:
 
     @cached_property
     @paused()
-    def least_of_passes(self) -> Program | None:
-        """The program whose loops within layers keep the least of a pass; None where that is as it is written."""
-        return least_of_passes(self.written.as_written)
+    def without_checkpoints(self) -> Program | None:
+        """The program without its checkpoints; None where it is written so."""
+        return without_checkpoints(self.written.as_written)
 
     @paused()
     def program(self, form: Form) -> Program:
@@ -117,11 +117,11 @@ class ProblemVariants:
             self.made[form] = planning_problem(program=program, target=self.target, request=self.request)
         return self.made[form].with_objective(self.request.objective, self.request.memory_limit)
 
-    def with_least_of_passes(self) -> ProblemVariants | None:
-        """The same problems, beginning with the form whose loops within layers keep the least; None where there is none."""
-        if self.base_form.least_of_passes or self.forms.least_of_passes is None:
+    def without_checkpoints(self) -> ProblemVariants | None:
+        """The same problems, beginning with the form without checkpoints; None where the program is written so."""
+        if self.base_form.without_checkpoints or self.forms.without_checkpoints is None:
             return None
-        return replace(self, base_form=replace(self.base_form, least_of_passes=True))
+        return replace(self, base_form=replace(self.base_form, without_checkpoints=True))
 
     def in_microbatches(self, problem: PlanningProblem, count: int) -> PlanningProblem:
         """The same problem for the program in so many microbatches. Raises: ArgumentError, PinError."""

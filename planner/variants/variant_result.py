@@ -16,16 +16,17 @@ from planner.pricing.instance import Instance
 from planner.pricing.mesh import Shape, shape_key
 from planner.program.form import AS_WRITTEN, form_text
 from planner.program.jaxpr.remat.scopes import program_steps
+from planner.program.tracing.traced import Program
 from planner.search.best_on_mesh import WORTHWHILE
 from planner.search.mesh_search import SearchOptions, SearchResult, search
 from planner.search.problem import PlanningProblem
 from planner.transforms.remat_choice import Choice, Front, Pinned, describe_remat
-from planner.transforms.remat_prices import program_seconds
+from planner.transforms.remat_prices import program_flops, program_seconds
 from planner.units import bytes_of
 from planner.variants.problem_variants import ProblemVariants
 
 GAIN = 0.02
-"""What another form must gain to be taken in the place of the program as written."""
+"""What another form must gain to be taken in the place of the program that saves all."""
 HOPE = 0.01
 """Where the prices promise less than this part of the program's time, other forms are tried only if it does not fit."""
 FORM_GAP = 5e-3
@@ -231,7 +232,17 @@ class VariantSearch:
 
     def hopes_for(self, front: Front) -> bool:
         """Whether another choice of what is saved promises enough to be tried before the program as it is written."""
-        return front.written.seconds - front.fastest.seconds >= HOPE * self.written_seconds
+        # Where values are computed again, a choice that saves all may gain more than the prices know.
+        start = front.everything.seconds if front.saves_all else max(front.everything.seconds, front.written.seconds)
+        return start - front.fastest.seconds >= HOPE * self.written_seconds
+
+    def is_slower(self, program: Program, best: VariantResult) -> bool:
+        """Whether the operations that only a program repeats keep it from being as good as these plans."""
+        more = program_flops(program_steps(program)) - program_flops(program_steps(best.problem.program))
+        request = best.problem.request
+        chip = request.topology.chip
+        seconds = more / self.devices / max([chip.vector_flops_per_s, *chip.peak_flops_per_s.values()])
+        return request.objective == "time" and best.result.unlimited + seconds > value_of(best) * (1 + FORM_GAP)
 
     @cached_property
     def written_seconds(self) -> float:
@@ -245,5 +256,6 @@ class VariantSearch:
 
     def remat_note(self, front: Front, choice: Choice) -> str:
         """What a plan says of the values that are computed again, or wait on hosts."""
+        beside = "without checkpoints" if self.variants.base_form.without_checkpoints else "as written"
         doubt = ON_GPUS if choice.offloaded and self.variants.request.topology.chip.platform == "gpu" else ""
-        return describe_remat(front.crossings, choice, front.written, self.devices) + doubt
+        return describe_remat(front.crossings, choice, front.written, self.devices, beside=beside) + doubt

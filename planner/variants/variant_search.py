@@ -1,10 +1,11 @@
 """The best form: which values of the forward pass are saved, chosen by planning the program in several forms.
 
-`remat_choice` offers choices from the fastest to the one that saves the least, priced without regard to placement. Each
-is planned, the fastest first, and only for plans better than the best so far, until one is none: what saves less computes
-more again, and what fits sooner is placed better. The program as written is kept unless another form gains enough. In how
-many microbatches the batch is taken is chosen with that (`microbatch_search`): first, where much stays on the chips in some
-number of them; else where memory is short.
+A program begins without its checkpoints, so that what is found does not depend on them. `remat_choice` offers choices from
+the fastest to the one that saves the least, priced without regard to placement. Each is planned, the fastest first, and
+only for plans better than the best so far, until one is none: what saves less computes more again, and what fits sooner is
+placed better. The program that saves all is kept unless another form gains enough, and the program as written is one more
+candidate. In how many microbatches the batch is taken is chosen with that (`microbatch_search`): first, where much stays on
+the chips in some number of them; else where memory is short.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from pbqp.deadline import Deadline
 from planner.errors import ArgumentError, InfeasibleError, PinError
@@ -38,12 +40,17 @@ from planner.variants.host_memory import with_host_memory
 from planner.variants.lower_bounds import least_of_any_form
 from planner.variants.microbatch_search import Counts
 from planner.variants.problem_variants import ProblemVariants
-from planner.variants.variant_result import GAIN, VariantResult, VariantSearch, value_of
+from planner.variants.variant_result import FORM_GAP, GAIN, VariantResult, VariantSearch, value_of
 
 MORE = 2
 """How many numbers of microbatches that fit are compared, the least first."""
 BEYOND = (1.1, 1.5, 2.5)
 """The limits, as multiples of the one given, of plans that a compiler shall judge where nothing is predicted to fit."""
+
+ALL_SAVED = (
+    "recomputation: none, all that backward passes read of layers is saved, whatever the checkpoints of the program"
+)
+"""What a plan says of a form without checkpoints in which nothing else is chosen."""
 
 
 def best_variant(
@@ -56,9 +63,9 @@ def best_variant(
 ) -> VariantResult:
     """The best plans of a program, in the form that is asked for, or the best one.
 
-    If loops within layers can keep less of a pass than they do, what the layers save is chosen for the program in which
-    they do; else, or where that has no plan as good as the program as written, for this one. Raises: PinError, also where
-    a pattern names no value that a backward pass reads; InfeasibleError, which says why if `explained`.
+    What layers save is chosen for the program without its checkpoints; the program as written is one more candidate. If
+    the former has no plan, what is saved is chosen for the latter. Raises: PinError, also where a pattern names no value
+    that a backward pass reads; InfeasibleError, which says why if `explained`.
     """
     deadline = Deadline.after(options.time_limit_s)
     named = named_on_hosts(variants, options)
@@ -94,12 +101,18 @@ def _best_form(
 ) -> VariantResult:
     """The same of the program with its arguments where they lie."""
     left_open = options.remat == "auto" or isinstance(options.remat, Mapping)
-    least = variants.with_least_of_passes() if left_open and variants.base_form.saved == () else None
+    lifted = variants.without_checkpoints() if left_open and variants.base_form.saved == () else None
     with suppress(PinError, InfeasibleError):  # of values that only the program as written has
-        if least is not None:
-            best = _best_form(least, meshes, options, deadline, judged=lambda: False, explained=False)
+        if lifted is not None:
+            best = _best_form(lifted, meshes, options, deadline, judged=lambda: False, explained=False)
+            if not best.problem.program.form.saved:
+                best = replace(best, notes=(*best.notes, ALL_SAVED))
             search = VariantSearch(variants=variants, meshes=meshes, options=options, pinned={}, deadline=deadline)
-            return search.search(variants.base, below=value_of(best) * (1 + GAIN)) or best
+            form = variants.base_form
+            # Where parts of the batch are needed or better, the whole batch as written is no match for them.
+            if _pins(options) or best.parts > form.microbatches or search.is_slower(variants.forms.program(form), best):
+                return best
+            return search.search(variants.base, below=value_of(best) * (1 + FORM_GAP)) or best
     written, how = variants.base, options.remat
     given = isinstance(options.offload, Mapping)
     found = () if how == "as written" and not given else variants.forms.crossings(written.program.form)
@@ -246,7 +259,7 @@ def fitting_count(
     return min(found)[2] if found else None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class _Comparison:
     """Plans of the whole batch at once, in several forms."""
 
@@ -262,7 +275,8 @@ class _Comparison:
             return self._of_forms(tuple(front.offered())[::-1], search.search(written, below=math.inf))
         if search.hopes_for(front):
             best = self._of_forms(front.offered(), None, self._with_all_saved())
-            if best is not None and self._written_is_slower(best):
+            tried = front.saves_all and self._all_saved is not None
+            if best is not None and (tried or search.is_slower(written.program, best)):
                 return best
             return search.search(written, below=value_of(best) * (1 + GAIN)) or best
         as_written = search.search(written, below=math.inf)
@@ -271,14 +285,21 @@ class _Comparison:
         less = (choice for choice in front.offered() if choice.bytes < ALIKE * front.written.bytes)
         return self._of_forms(less, as_written)
 
+    @cached_property
+    def _all_saved(self) -> Choice | None:
+        """All saved, so that nothing is in the compiler's way, where that may gain and fit."""
+        choice = self.front.worth_saving(self.search.written_seconds)
+        return choice if choice is not None and self.search.may_fit(choice) else None
+
     def _with_all_saved(self) -> VariantResult | None:
-        """The best plans with all saved, so that nothing is in the compiler's way, if they fit."""
-        choice, short = self.front.worth_saving(self.search.written_seconds), self.search.short
-        if choice is None or not self.search.may_fit(choice):
+        """The best plans with all saved, if they fit: of the form to begin with, where that saves all."""
+        search, short = self.search, self.search.short
+        if self._all_saved is None:
             return None
-        found = self._of(choice, math.inf)
+        begin = search.variants.base if self.front.saves_all else None
+        found = self._of(self._all_saved, math.inf) if begin is None else search.search(begin, below=math.inf)
         # Of memory this takes more than any other: that it is short for this says nothing.
-        self.search.short = short
+        search.short = short
         return found
 
     def _of(self, choice: Choice, below: float) -> VariantResult | None:
@@ -315,11 +336,3 @@ class _Comparison:
         """The best plans with more saved than in the best so far, where they leave room; else those."""
         more = self.search.filling(self.front, taken, best)
         return best if more is None else self._of(more, value_of(best)) or best
-
-    def _written_is_slower(self, best: VariantResult) -> bool:
-        """Whether the operations that only the program as written repeats keep it from being as good as these plans."""
-        front, request = self.front, self.search.variants.request
-        again = front.written.flops - front.settled(best.problem.program.form.saved).flops
-        chip = request.topology.chip
-        more = again / self.search.devices / max([chip.vector_flops_per_s, *chip.peak_flops_per_s.values()])
-        return request.objective == "time" and best.result.unlimited + more > value_of(best) * (1 + GAIN)

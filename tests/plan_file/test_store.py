@@ -314,7 +314,13 @@ def test_pins_survive(tmp_path: Path) -> None:
 
 def test_the_form_of_a_program_is_kept(made: planner.Plan, path: Path) -> None:
     record = json.loads(path.read_text())
-    assert record["form"] == {"microbatches": 1, "saved": [], "offloaded": [], "hosted": [], "least_of_passes": False}
+    assert record["form"] == {
+        "microbatches": 1,
+        "saved": [],
+        "offloaded": [],
+        "hosted": [],
+        "without_checkpoints": False,
+    }
     del record["form"]
     path.write_text(json.dumps(record))
     found = planner.load(path).decision

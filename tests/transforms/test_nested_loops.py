@@ -18,7 +18,7 @@ from planner.program.form import Form
 from planner.program.jaxpr.remat.scopes import crossings, program_steps
 from planner.program.tracing.trace import trace
 from planner.program.tracing.traced import Program
-from planner.transforms.apply import formed, least_of_passes
+from planner.transforms.apply import formed, without_checkpoints
 
 LAYERS, SEQUENCE, BLOCK = 4, 32, 8
 
@@ -50,7 +50,7 @@ def _most_stacked(program: Program) -> float:
 @pytest.mark.parametrize("scan", [True, False], ids=["scanned", "written_out"])
 def test_scores_of_all_blocks_need_not_be_saved(scan: bool) -> None:
     program = _traced(_model("dots_saveable", scan))
-    least = least_of_passes(program)
+    least = without_checkpoints(program)
     assert least is not None
     scores = 4 * 2 * llama.SMALL.heads * SEQUENCE * SEQUENCE
     assert _most_stacked(program) >= scores
@@ -58,14 +58,14 @@ def test_scores_of_all_blocks_need_not_be_saved(scan: bool) -> None:
 
 
 def test_loops_that_keep_the_least_stay_as_they_are() -> None:
-    assert least_of_passes(_traced(_model("as written", True))) is None
+    assert without_checkpoints(_traced(_model("none", True))) is None
 
 
 @pytest.mark.parametrize(("policy", "block"), [("dots_saveable", BLOCK), ("groups", None)])
-def test_the_least_of_passes_computes_the_same(policy: Policy, block: int | None) -> None:
+def test_a_program_without_checkpoints_computes_the_same(policy: Policy, block: int | None) -> None:
     model = _model(policy, True, block)
     program = _traced(model)
-    least = formed(program, Form(least_of_passes=True))
+    least = formed(program, Form(without_checkpoints=True))
     flat = jax.tree.leaves(model.args)
     expected = jax.jit(jex_core.jaxpr_as_fun(program.jaxpr))(*flat)
     found = jax.jit(jex_core.jaxpr_as_fun(least.jaxpr))(*flat)
@@ -74,7 +74,7 @@ def test_the_least_of_passes_computes_the_same(policy: Policy, block: int | None
 
 
 def test_groups_of_layers_are_chosen_for_as_layers() -> None:
-    least = least_of_passes(_traced(_model("groups", True, None)))
+    least = without_checkpoints(_traced(_model("groups", True, None)))
     assert least is not None
     alone = _traced(_model("as written", True, None))
     assert [crossing.length for crossing in crossings(least)] == [LAYERS]

@@ -53,7 +53,7 @@ def test_a_checkpoint_that_memory_does_not_ask_for_is_lifted() -> None:
     fn, args = _wide(remat=True)
     written = planner.plan(fn, args, topology="v5e:2x2", options=Options(check="never", remat="as written"))
     chosen = planner.plan(fn, args, topology="v5e:2x2", options=UNCHECKED)
-    assert chosen.decision.form.saved
+    assert chosen.decision.form.without_checkpoints
     assert chosen.predicted.seconds < 0.95 * written.predicted.seconds
     assert chosen.predicted.flops < 0.9 * written.predicted.flops
     assert any(note.startswith("recomputation:") for note in chosen.notes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -52,6 +52,11 @@ class Loop:
     def length(self) -> int:
         """The number of passes."""
         return self.eqn.params["length"]
+
+    @property
+    def kind(self) -> Hashable:
+        """What loops have in common that compute alike: how often, and on what types."""
+        return self.length, tuple(aval_of(atom.aval) for atom in self.eqn.invars)
 
     def widen(self, other: Loop, outside: Mapping[int, tuple[Any, bool]]) -> None:
         """Takes the equations of another loop in the place of equal ones that return less.

@@ -22,45 +22,46 @@ from planner.program.jaxpr.remat.loop_pairs import Pair
 from planner.program.jaxpr.remat.residuals import Between, crossing_of
 from planner.program.jaxpr.remat.rewrite_saved import with_saved
 from planner.program.jaxpr.remat.scopes import Scopes
-from planner.program.tracing.gc_pause import paused
 from planner.program.tracing.traced import Program
 
 
-@paused()
 def with_least_of_passes(program: Program) -> Program | None:
-    """A program whose loops within layers keep as little as can be of a pass; None where they do as it is written.
-
-    A loop over groups of layers is first made one over all layers.
-    """
-    ungrouped = _with_groups_joined(program)
-    start = ungrouped or program
-    together = {at: list(_but_for_loops(crossing)) for at, crossing in _with_stacks_of_loops(start)}
-    joined = with_saved(start, together) if together else start
+    """A program whose loops within layers keep as little as can be of a pass; None where they do as it is written."""
+    together = {at: list(_but_for_loops(crossing)) for at, crossing in _with_stacks_of_loops(program)}
+    joined = with_saved(program, together) if together else program
     least: dict[int, list[int]] = {}
     gains = False
     scopes = Scopes.of_program(joined, within_layers=True).of(joined.jaxpr)
     for at, crossing in enumerate(crossing_of(found) for scope in scopes for found in scope.crossings):
         least[at] = [i for i, value in enumerate(crossing.values) if not value.repeatable]
         gains |= any(value.saved and value.repeatable for value in crossing.values)
-    return with_saved(joined, least, within_layers=True) if gains else ungrouped
+    return with_saved(joined, least, within_layers=True) if gains else None
 
 
-def _with_groups_joined(program: Program) -> Program | None:
+def with_groups_joined(program: Program) -> Program | None:
     """A program whose loops over groups of layers are loops over layers; None where it has no such loops.
 
     If all is saved, so that no pass of a group stands in its backward pass, the bodies of both loops are one loop each.
     """
-    crossings = (found for scope in Scopes.of_program(program).of(program.jaxpr) for found in scope.crossings)
+    scopes = Scopes.of_program(program, by_checkpoints=True).of(program.jaxpr)
     saved: dict[int, list[int]] = {}
-    for position, crossing in enumerate(crossings):
+    for position, crossing in enumerate(found for scope in scopes for found in scope.crossings):
         if sum(is_loop(eqn) for eqn in crossing.late) == 1 and sum(map(is_loop, crossing.forward_eqns)) == 1:
             values = crossing_of(crossing).values
             saved[position] = [i for i, value in enumerate(values) if value.forward or not value.repeatable]
     if not saved:
         return None
-    alone = with_saved(program, saved)
-    joined = with_loops_joined(alone.jaxpr)
-    return None if joined is alone.jaxpr else replace(alone, jaxpr=joined)
+    alone = with_saved(program, saved, by_checkpoints=True)
+    jaxpr = with_loops_joined(alone.jaxpr)
+    joined = replace(alone, jaxpr=jaxpr)
+    # Where only the loops of one of the passes could be joined, no pair of loops is left.
+    return None if jaxpr is alone.jaxpr or _count(joined) < _count(program) else joined
+
+
+def _count(program: Program) -> int:
+    """How many pairs of loops, or layers written out, a program has."""
+    scopes = Scopes.of_program(program, by_checkpoints=True).of(program.jaxpr)
+    return sum(len(scope.crossings) for scope in scopes)
 
 
 def _with_stacks_of_loops(program: Program) -> Iterator[tuple[int, Between]]:

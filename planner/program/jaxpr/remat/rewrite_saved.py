@@ -21,9 +21,9 @@ from planner.program.jaxpr.calls import equations_by, scanned
 from planner.program.jaxpr.canonicalize.broadcasts_in_loops import with_broadcasts_in_loops
 from planner.program.jaxpr.canonicalize.inlined import inlined, unread_dropped
 from planner.program.jaxpr.remat.loop_pairs import Loop, Pair, inside
+from planner.program.jaxpr.remat.recomputed_layers import recomputed_within
 from planner.program.jaxpr.remat.residuals import Between
 from planner.program.jaxpr.remat.scopes import Saved, Scope, Scopes
-from planner.program.jaxpr.remat.unrolled_layers import recomputed_within
 from planner.program.jaxpr.variables import fresh_var, is_on_host
 from planner.program.tracing.traced import Program
 
@@ -34,14 +34,17 @@ def with_saved(
     offloaded: Saved = MappingProxyType({}),
     *,
     within_layers: bool = False,
+    by_checkpoints: bool = False,
 ) -> Program:
     """The program in which of these crossings just these values are saved; what else is needed is computed again.
 
     Of what loops save, those `offloaded` wait in the memory of the host. The crossings are those of `crossings`, or, as
-    `Scopes` has it, those `within_layers`. Raises: NoSuchValues.
+    `Scopes` has it, those `within_layers` or `by_checkpoints`. Raises: NoSuchValues.
     """
     jaxpr = inlined(program.jaxpr)
-    scopes = _Rewriting.of_program(program, offloaded=offloaded, within_layers=within_layers)
+    scopes = _Rewriting.of_program(
+        program, offloaded=offloaded, within_layers=within_layers, by_checkpoints=by_checkpoints
+    )
     new = scopes.rewritten(opened(jaxpr), saved)
     absent = [position for position in saved if position >= scopes.count]
     if absent:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -10,7 +11,7 @@ from planner.program.jaxpr.bodies import body_of, consts_of, opened, structure_o
 from planner.program.jaxpr.canonicalize.inlined import inlined
 from planner.program.jaxpr.remat.loop_pairs import Pair, pairs_in
 from planner.program.jaxpr.remat.residuals import Between, Crossing, Step, crossing_of, steps_of
-from planner.program.jaxpr.remat.unrolled_layers import WrittenOut, written_out_in
+from planner.program.jaxpr.remat.unrolled_layers import FEWEST_BORDERS, WrittenOut, is_checkpoint, written_out_in
 from planner.program.jaxpr.remat.value_numbering import Numbers, ValueNumbers
 from planner.program.tracing.gc_pause import paused
 from planner.program.tracing.traced import Program
@@ -64,12 +65,14 @@ class Scopes:
 
     What crosses are the values of layers: of the outermost pairs of loops, or of layers written out, whether or not these
     have loops of their own. With `within_layers` it is the values of the loops of layers: of pairs in a backward loop, or
-    between the borders of layers written out.
+    between the borders of layers written out. With `by_checkpoints` only checkpoints make layers written out, in any
+    number: of a body without any it is the pairs of loops.
     """
 
     held: Mapping[Any, Any] = field(default_factory=dict[Any, Any])
     """By variable the arrays that the program holds."""
     within_layers: bool = False
+    by_checkpoints: bool = False
     values: ValueNumbers = field(default_factory=ValueNumbers)
     count: int = 0
 
@@ -103,9 +106,7 @@ class Scopes:
         }
         numbers.update(zip(body.invars, known, strict=False))
         pairs = list(pairs_in(body, numbers, self.values, 0))
-        written_out = None if in_layer else written_out_in(body, numbers, self.values)
-        if written_out is not None and pairs and not any(map(written_out.is_within, pairs)):
-            written_out = None
+        written_out = None if in_layer else self._written_out(body, numbers, pairs)
         layers: Sequence[Between] = pairs if written_out is None else (written_out,)
         if self.within_layers:
             layers = pairs if in_layer or written_out is not None else ()
@@ -114,6 +115,17 @@ class Scopes:
         )
         self.count += len(scope.crossings)
         return scope
+
+    def _written_out(self, body: Any, numbers: Numbers, pairs: Sequence[Pair]) -> WrittenOut | None:
+        """What crosses between layers written out in a body; None where there are none, or the loops are the layers."""
+        if self.by_checkpoints and not any(map(is_checkpoint, body.eqns)):
+            return None
+        found = written_out_in(body, numbers, self.values, fewest=0 if self.by_checkpoints else FEWEST_BORDERS)
+        if found is None or self.by_checkpoints or not pairs:
+            return found
+        # Loops of layers written out are alike in every layer. Others, as those of an encoder and a decoder, are layers.
+        kinds = Counter(pair.forward.kind for pair in pairs)
+        return found if any(kinds[pair.forward.kind] > 1 and found.is_within(pair) for pair in pairs) else None
 
     def same_in_every_pass(self, scope: Scope, loop: Any) -> list[int]:
         """The numbers of what a loop takes that is the same in every pass: two that are equal are so within it."""

@@ -2,37 +2,33 @@
 
 The backward pass is what JAX's transposition has written, and all that follows from it. Between what is saved for good,
 the borders of layers, values may be computed again: for a program with `jax.checkpoint` these are what the checkpoints
-take, for others the values through which alone a layer goes on to the next, where layers repeat. What is computed again
-reads the forward pass through a barrier, together with what the first equation that reads it has of the backward pass: so
-the compiler neither merges it with what it repeats, nor computes it before the backward pass has come so far. What a
-checkpoint computes and the forward pass does not, such as factors of derivatives, needs no barrier where what it reads is
-saved.
+take, for others the values through which alone a layer goes on to the next, where layers repeat. Factors of derivatives JAX
+computes again in checkpoints, and beside the forward pass without them: these are known by that only the backward pass
+reads them, and are computed where it does, or saved, like any other value.
 """
 
 from __future__ import annotations
 
-from collections import ChainMap, Counter
+from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 import jax.extend.core as jex_core
-from jax import lax
 
-from planner.program.jaxpr.bodies import REMATS, counted_body, structure_of
-from planner.program.jaxpr.calls import equations_by
+from planner.program.jaxpr.bodies import REMATS
 from planner.program.jaxpr.canonicalize.inlined import inlined
 from planner.program.jaxpr.remat.loop_pairs import Pair
 from planner.program.jaxpr.remat.residuals import Between, Made
 from planner.program.jaxpr.remat.value_numbering import Numbers, ValueNumbers
-from planner.program.jaxpr.remat.widened_results import HEAVY, widened
-from planner.program.jaxpr.variables import fresh_var
+from planner.program.jaxpr.remat.widened_results import is_light, widened
 from planner.program.tracing.arguments import aval_of
 
-TRANSPOSED = "transpose("
-"""What JAX writes into the names of what it has transposed."""
+TRANSPOSED, REMATTED = "transpose(", "rematted_computation"
+"""What JAX writes into the names of what it has transposed, and of what its checkpoints compute again there."""
 SMALL = 0.01
-"""Values of less than this part of the bytes of the largest are no matter."""
+"""Values of less than this part of the bytes of most are no matter."""
 FEWEST_BORDERS = 2
 """Layers that repeat."""
 
@@ -63,15 +59,19 @@ class WrittenOut(Between):
             self.names.setdefault(numbers[var], var)
         taken: list[set[int]] = []
         for eqn in body.eqns:
-            if eqn.primitive.name in REMATS and eqn.params.get("differentiated"):
+            if is_checkpoint(eqn):
                 taken.append(self._checkpoint(eqn))
             else:
-                self._equation(eqn, transposed=TRANSPOSED in str(eqn.source_info.name_stack))
+                names = str(eqn.source_info.name_stack)
+                self._equation(eqn, transposed=TRANSPOSED in names and REMATTED not in names)
         self._widen()
+        steps = self.steps
+        self._sink()
         self.fixed = set(self._begun_with([own - set(self.free) for own in taken])) or set(self._borders())
         for number, var in list(self._at_the_turn()):
             self.free[number] = var, False
             self.made.pop(number, None)
+        self._rise(steps)
         for eqn in self.late:
             self._need(eqn.invars)
         self._need(body.outvars)
@@ -80,7 +80,7 @@ class WrittenOut(Between):
     def _equation(self, eqn: Any, *, transposed: bool) -> None:
         """Takes an equation of the body."""
         reads_late = any(not isinstance(atom, jex_core.Literal) and atom in self.late_vars for atom in eqn.invars)
-        constant = not any(map(_is_var, eqn.invars))
+        constant = not any(map(is_var, eqn.invars))
         if (transposed and not constant) or reads_late or eqn.effects:
             self._late(eqn)
             return
@@ -110,6 +110,36 @@ class WrittenOut(Between):
                         self.made[number] = Made(one, self.numbers, True)
         self.steps = steps
 
+    def _sink(self) -> None:
+        """Takes out of the forward pass what makes little of its data and only the backward pass reads."""
+        data = self._data([eqn for eqn, is_late in self.steps if not is_late])
+        read = {self.numbers[atom] for atom in map(self.named, self.body.outvars) if is_var(atom)}
+        steps: list[tuple[Any, bool]] = []
+        for eqn, is_late in reversed(self.steps):
+            made = self._made_by(eqn)
+            if is_late or not is_light(eqn) or data.isdisjoint(made) or not read.isdisjoint(made):
+                read.update(() if is_late else self._read(eqn))
+                steps.append((eqn, is_late))
+                continue
+            for number in made:
+                self.names.pop(number, None)
+                if number in self.made:
+                    self.made[number] = self.made[number]._replace(forward=False)
+        self.steps = steps[::-1]
+
+    def _rise(self, steps: Sequence[tuple[Any, bool]]) -> None:
+        """Puts back what is made of what is there when the backward pass begins: that is no value of layers."""
+        kept = {id(eqn) for eqn, _ in self.steps}
+        for eqn, _ in steps:
+            if id(eqn) not in kept and self.free.keys() >= set(self._read(eqn)):
+                kept.add(id(eqn))
+                for var in eqn.outvars:
+                    if not is_dropped(var) and self.numbers[var] not in self.free:
+                        self.free[self.numbers[var]] = var, False
+                        self.names[self.numbers[var]] = var
+                        self.made.pop(self.numbers[var], None)
+        self.steps = [step for step in steps if id(step[0]) in kept]
+
     def _late(self, eqn: Any) -> None:
         self.late.append(eqn)
         self.steps.append((eqn, True))
@@ -117,7 +147,7 @@ class WrittenOut(Between):
 
     def _checkpoint(self, eqn: Any) -> set[int]:
         """Takes what a checkpoint computes, of which that is repeated which depends on forward values; what it takes."""
-        taken = {self.numbers[atom] for atom in eqn.invars if _is_var(atom) and atom not in self.late_vars}
+        taken = {self.numbers[atom] for atom in eqn.invars if is_var(atom) and atom not in self.late_vars}
         self.kept |= taken
         alone = self.body.replace(eqns=[eqn], outvars=list(eqn.outvars))
         opened = inlined(alone, remats=True)
@@ -217,7 +247,9 @@ class WrittenOut(Between):
         if not kinds or max(kinds.values()) < FEWEST_BORDERS:
             return
         most = max(kinds.values())
-        kind = [kind for kind in found.values() if kinds[kind] == most][-1]
+        repeated = [(number, kind) for number, kind in reversed(found.items()) if kinds[kind] == most]
+        # They are saved for good: the smallest of them.
+        kind = min(repeated, key=lambda of: aval_of(self.names[of[0]].aval).bytes)[1]
         yield from (number for number, own in found.items() if own == kind)
 
     def _kind(self, number: int) -> Hashable:
@@ -228,142 +260,48 @@ class WrittenOut(Between):
         return made.primitive.name, aval, tuple(sorted(before))
 
     def _light(self, early: Sequence[Any]) -> set[int]:
-        """Values that go along with the layers: masks, positions, casts of parameters, keys."""
-        found, most = set(self.free), max((aval_of(v.aval).bytes for eqn in early for v in eqn.outvars), default=0.0)
+        """Values that go along with the layers: masks, positions, casts of parameters, keys; and those that are small."""
+        data = self._data(early)
+        made = [(self.numbers[v], aval_of(v.aval).bytes) for eqn in early for v in eqn.outvars if not is_dropped(v)]
+        usual = median([size for number, size in made if number in data] or [0.0])
+        along = set(self.free) | {number for number, size in made if number not in data or size < SMALL * usual}
         for eqn in early:
-            read = [self.numbers[atom] for atom in eqn.invars if not isinstance(atom, jex_core.Literal)]
-            leaf = structure_of(eqn) is None and counted_body(eqn) is None
-            light = leaf and not eqn.primitive.name.startswith(HEAVY)
-            for var in eqn.outvars:
-                small = aval_of(var.aval).bytes < SMALL * most
-                if not isinstance(var, jex_core.DropVar) and (small or (light and found.issuperset(read))):
-                    found.add(self.numbers[var])
+            if is_light(eqn) and along.issuperset(self._read(eqn)):
+                along.update(self._made_by(eqn))
+        return along
+
+    def _data(self, early: Sequence[Any]) -> set[int]:
+        """The numbers of what is made of the data, not just of what the body takes by operations that make little of it."""
+        found: set[int] = set()
+        for eqn in early:
+            if not is_light(eqn) or not found.isdisjoint(self._read(eqn)):
+                found.update(self._made_by(eqn))
         return found
 
+    def _read(self, eqn: Any) -> list[int]:
+        return [self.numbers[atom] for atom in eqn.invars if is_var(atom)]
 
-def written_out_in(body: Any, numbers: Numbers, values: ValueNumbers) -> WrittenOut | None:
-    """What crosses in a body, whose values are numbered; None where no border of layers is known."""
+    def _made_by(self, eqn: Any) -> list[int]:
+        return [self.numbers[var] for var in eqn.outvars if not is_dropped(var)]
+
+
+def is_checkpoint(eqn: Any) -> bool:
+    """Whether an equation computes again what a checkpoint has not saved, and differentiates it."""
+    return eqn.primitive.name in REMATS and bool(eqn.params.get("differentiated"))
+
+
+def written_out_in(
+    body: Any, numbers: Numbers, values: ValueNumbers, *, fewest: int = FEWEST_BORDERS
+) -> WrittenOut | None:
+    """What crosses in a body, whose values are numbered; None where fewer borders of layers are known."""
     found = WrittenOut(values=values, body=body, numbers=numbers)
     found.find()
-    return found if found.late and found.needed and len(found.fixed) >= FEWEST_BORDERS else None
+    return found if found.late and found.needed and len(found.fixed) >= fewest else None
 
 
-def recomputed_within(crossing: WrittenOut, saved: frozenset[int]) -> Any:
-    """The body in which just these values are saved, and what else the backward pass needs is computed again."""
-    again = _Again(crossing, saved)
-    moved = _moved(crossing, saved)
-    for position, (eqn, is_late) in enumerate(crossing.steps):
-        if is_late:
-            again.late(eqn)
-        else:
-            again.eqns.append(eqn)
-        for number in moved.get(position, ()):
-            again.move(number)
-    outvars = [again.returned(atom) for atom in crossing.body.outvars]
-    return crossing.body.replace(eqns=again.eqns, outvars=outvars)
-
-
-def _moved(crossing: WrittenOut, saved: frozenset[int]) -> dict[int, list[int]]:
-    """By position of a step the saved values that only checkpoints compute as written, and the forward pass behind it."""
-    order = crossing.in_order([number for number in saved if number not in crossing.names], crossing.names)
-    if not order:
-        return {}
-    made: dict[int, int] = {}
-    for position, (eqn, is_late) in enumerate(crossing.steps):
-        if not is_late:
-            made |= {crossing.numbers[var]: position for var in eqn.outvars}
-    found: dict[int, list[int]] = {}
-    for number in order:
-        made[number] = max((made.get(operand, 0) for operand in crossing.operands_of(number)), default=0)
-        found.setdefault(made[number], []).append(number)
-    return found
-
-
-@dataclass
-class _Again:
-    """A body in the making: `names` are the variables of what the backward pass has, `barred` those behind a barrier.
-
-    `moved` are the variables of what the forward pass computes that only checkpoints do as the program is written.
-    """
-
-    crossing: WrittenOut
-    saved: frozenset[int]
-    names: dict[int, Any] = field(default_factory=dict[int, Any])
-    barred: dict[int, Any] = field(default_factory=dict[int, Any])
-    moved: dict[int, Any] = field(default_factory=dict[int, Any])
-    eqns: list[Any] = field(default_factory=list[Any])
-
-    def __post_init__(self) -> None:
-        made = self.crossing.names
-        self.names = {number: made[number] for number in (*self.saved, *self.crossing.free) if number in made}
-
-    def move(self, number: int) -> None:
-        """Computes a value in the forward pass that only checkpoints compute as the program is written."""
-        made, names = self.crossing.made[number], ChainMap(self.moved, self.crossing.names)
-        operands = [names[made.numbers[atom]] if _is_var(atom) else atom for atom in made.eqn.invars]
-        outvars = list(map(fresh_var, made.eqn.outvars))
-        self.eqns.append(made.eqn.replace(invars=operands, outvars=outvars))
-        self.moved |= zip((made.numbers[var] for var in made.eqn.outvars), outvars, strict=True)
-        if number in self.saved:
-            self.names[number] = self.moved[number]
-
-    def returned(self, atom: Any) -> Any:
-        """The variable of a result: that of the forward pass where it is there."""
-        atom = self.crossing.named(atom)
-        if not _is_var(atom) or atom in self.crossing.late_vars:
-            return atom
-        return self.crossing.names.get(self.crossing.numbers[atom], atom)
-
-    def late(self, eqn: Any) -> None:
-        """Takes an equation of the backward pass, and before it what it is the first to read of what is computed again."""
-        crossing = self.crossing
-        operands = [crossing.named(atom) for atom in eqn.invars]
-        early = [_is_var(atom) and atom not in crossing.late_vars for atom in operands]
-        read = [crossing.numbers[atom] for atom, is_early in zip(operands, early, strict=True) if is_early]
-        missing = crossing.in_order([n for n in reversed(read) if n not in self.names], self.names)
-        if missing:
-            order = next((i for i, atom in enumerate(operands) if _is_var(atom) and not early[i]), None)
-            barred = self._bar(missing, None if order is None else operands[order], eqn.source_info)
-            if order is not None and barred is not None:
-                operands[order] = barred
-        for number in missing:
-            if number not in self.names:
-                self._compute(number)
-        for i, is_early in enumerate(early):
-            if is_early:
-                operands[i] = self.names[crossing.numbers[operands[i]]]
-        self.eqns.append(eqn.replace(invars=operands))
-
-    def _bar(self, missing: Sequence[int], late: Any, source: Any) -> Any:
-        """Bars what is read of the forward pass to compute values again until `late` is there; its new variable."""
-        raw: dict[int, None] = {}
-        for made in map(self.crossing.made.__getitem__, missing):
-            # What only the backward pass computes repeats nothing that it could be merged with.
-            if not made.forward:
-                continue
-            raw |= dict.fromkeys(made.numbers[atom] for atom in made.eqn.invars if _is_var(atom))
-        wanted = [n for n in raw if n in self.names and n not in self.barred]
-        if not wanted:
-            return None
-        operands = [*(self.names[n] for n in wanted), *(() if late is None else (late,))]
-        results = [fresh_var(operand) for operand in operands]
-        self.eqns += equations_by(lambda *xs: lax.optimization_barrier(xs), operands, results, source)[0]
-        self.barred.update(zip(wanted, results, strict=False))
-        return None if late is None else results[-1]
-
-    def _compute(self, number: int) -> None:
-        """Computes a value again."""
-        made = self.crossing.made[number]
-        operands = [self._again_of(made.numbers[atom]) if _is_var(atom) else atom for atom in made.eqn.invars]
-        outvars = [var if isinstance(var, jex_core.DropVar) else fresh_var(var) for var in made.eqn.outvars]
-        for old, new in zip(made.eqn.outvars, outvars, strict=True):
-            if not isinstance(old, jex_core.DropVar) and made.numbers[old] not in self.names:
-                self.names[made.numbers[old]] = self.barred[made.numbers[old]] = new
-        self.eqns.append(made.eqn.replace(invars=operands, outvars=outvars))
-
-    def _again_of(self, number: int) -> Any:
-        return self.barred.get(number) or self.names[number]
-
-
-def _is_var(atom: Any) -> bool:
+def is_var(atom: Any) -> bool:
     return not isinstance(atom, jex_core.Literal)
+
+
+def is_dropped(var: Any) -> bool:
+    return isinstance(var, jex_core.DropVar)
