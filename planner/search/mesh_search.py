@@ -35,6 +35,7 @@ from planner.machine.cores import usable_cores
 from planner.options import UNITS, Options, Progress
 from planner.pricing.memory import whole_bytes
 from planner.pricing.mesh import Mesh, Shape, ShapeKey
+from planner.program.tracing.gc_pause import paused
 from planner.rules.op_work import has_work_of_shapes
 from planner.search.best_on_mesh import WORTHWHILE, Candidate, best_of_peak
 from planner.search.infeasible import Unexplained, no_fit
@@ -103,6 +104,7 @@ class SearchOptions:
         return self.worth > WORTHWHILE
 
 
+@paused()
 def search(meshes: Sequence[Shape], problem: PlanningProblem, how: SearchOptions) -> SearchResult:
     """The plans for these meshes, best first; none where none is below `how.below`.
 
