@@ -73,6 +73,9 @@ class Instance:
     feeding: Feeding | None = None
     given: Problem | None = None
     _cache: dict[object, Floats] = field(init=False, default_factory=dict[object, Floats])
+    _patterns: dict[object, npt.NDArray[np.int64]] = field(
+        init=False, default_factory=dict[object, npt.NDArray[np.int64]]
+    )
     _met: dict[object, tuple[npt.NDArray[np.int64], Indices, Indices]] = field(
         init=False, default_factory=dict[object, tuple[npt.NDArray[np.int64], Indices, Indices]]
     )
@@ -215,18 +218,21 @@ class Instance:
         source, partial, target = ends
         rows, row_of = distinct_lines(np.concatenate([source, partial.astype(np.int8)], axis=1))
         columns, column_of = distinct_lines(target)
-        axes = source.shape[1]
-        index = patterns_of(
-            self.mesh,
-            rows[:, :axes],
-            rows[:, axes:].astype(np.bool_),
-            columns,
-            shape=aval.shape,
-            whole_bytes=aval.bytes,
-            patterns=self.patterns,
-            order=order,
-        )
-        return index, row_of, column_of
+        # Nodes with other strategies often have the same specs.
+        key = (rows.tobytes(), columns.tobytes(), aval.shape, aval.bytes, order)
+        if key not in self._patterns:
+            axes = source.shape[1]
+            self._patterns[key] = patterns_of(
+                self.mesh,
+                rows[:, :axes],
+                rows[:, axes:].astype(np.bool_),
+                columns,
+                shape=aval.shape,
+                whole_bytes=aval.bytes,
+                patterns=self.patterns,
+                order=order,
+            )
+        return self._patterns[key], row_of, column_of
 
     def stated_values(self) -> list[Floats]:
         """The `node_values` worked out from works, transfers and storage."""

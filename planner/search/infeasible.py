@@ -9,7 +9,7 @@ left out in turn for as long as what is left cannot be.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -43,6 +43,19 @@ MOST_POINTS = 8
 """Points of the schedule that a conflict is sought among: those that decided about the least memory."""
 NAMED = 3
 """How many tensors are named at a point."""
+
+
+class Unexplained(InfeasibleError):
+    """No plan fits; `explained` finds out why, which takes seconds."""
+
+    def __init__(self, message: str, explained: Callable[[], InfeasibleError]) -> None:
+        super().__init__(message)
+        self.explained = explained
+
+
+def with_reason(error: InfeasibleError) -> InfeasibleError:
+    """The error with why no plan fits."""
+    return error.explained() if isinstance(error, Unexplained) else error
 
 
 def no_fit(

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import groupby
 
 from pbqp.deadline import Deadline
@@ -33,16 +33,15 @@ from planner.decision import Tried
 from planner.errors import InfeasibleError
 from planner.machine.cores import usable_cores
 from planner.options import UNITS, Options, Progress
-from planner.pricing.instance import Instance
 from planner.pricing.memory import whole_bytes
-from planner.pricing.mesh import Shape, ShapeKey
+from planner.pricing.mesh import Mesh, Shape, ShapeKey
+from planner.program.tracing.gc_pause import paused
 from planner.rules.op_work import has_work_of_shapes
 from planner.search.best_on_mesh import WORTHWHILE, Candidate, best_of_peak
-from planner.search.infeasible import no_fit
+from planner.search.infeasible import Unexplained, no_fit
 from planner.search.mesh_steps import Desk
 from planner.search.offered_meshes import fitting_meshes
 from planner.search.problem import PlanningProblem
-from planner.search.shared_layers import SharedInstance
 from planner.search.workers import Report, SearchStep, Task, Workers
 from planner.units import quantity
 
@@ -105,6 +104,7 @@ class SearchOptions:
         return self.worth > WORTHWHILE
 
 
+@paused()
 def search(meshes: Sequence[Shape], problem: PlanningProblem, how: SearchOptions) -> SearchResult:
     """The plans for these meshes, best first; none where none is below `how.below`.
 
@@ -121,14 +121,12 @@ def search(meshes: Sequence[Shape], problem: PlanningProblem, how: SearchOptions
                 run.take(task.mesh, report)
     run.desk.forget()
     if not run.candidates and (len(run.over) == len(meshes) or how.below == math.inf):
-        if not how.explained:
-            raise InfeasibleError(f"no plan fits {quantity(how.limit_bytes, 'B')} per device")
-        raise no_fit(
-            [meshes[tried] for tried in sorted(run.over)],
-            problem,
-            how.limit_bytes,
-            solve_options(how.options, run.due()),
-        )
+        over = [meshes[tried] for tried in sorted(run.over)]
+
+        def why() -> InfeasibleError:
+            return no_fit(over, problem, how.limit_bytes, solve_options(how.options, run.due()))
+
+        raise why() if how.explained else Unexplained(f"no plan fits {quantity(how.limit_bytes, 'B')} per device", why)
     if not run.candidates or not run.minimise_memory:
         return run.result(workers.notes)
     seconds = run.deadline.elapsed
@@ -218,6 +216,10 @@ class _MeshSearch:
         A wave must be settled before the next is taken: its reports decide which meshes are still worth a step.
         """
         self._tell(0)
+        if self.alone.bytes / self.alone.most > self.how.limit_bytes:
+            for tried in range(len(self.meshes)):
+                self.take(tried, Report(bound=math.inf, fits=False))
+            return
         looked = self.how.at_once and math.isfinite(self.how.below)
         for _, of_kind in groupby(range(len(self.meshes)), key=lambda tried: _kind(self.meshes[tried], looked=looked)):
             kind = list(of_kind)
@@ -349,36 +351,39 @@ class _Alone:
         self.problem = problem
         self.most = max(math.prod(shape.values()) for shape in meshes)
         self.values: dict[int, float] = {}
-        self.bytes, self.divisible = 0.0, True
-        if len(meshes) > 1:
-            self.mesh = problem.mesh(dict.fromkeys(meshes[0], 1))
-            stated = problem.state(replace(self.mesh, pooled_devices=self.most))
-            instance = stated.instance if isinstance(stated, SharedInstance) else stated
-            model = stated.members.whole if isinstance(stated, SharedInstance) else stated.model
-            self.bytes = whole_bytes(model) * (1 - WORTHWHILE)
-            self.divisible = instance.objective.name != "energy"
-            # Parts of a kernel may have less work in all than the whole, where a function of shapes says it.
-            self.of_shapes = has_work_of_shapes(model.graph)
-            self.values[self.most] = 0.0 if self.of_shapes else _least_value(stated)
+        self.divisible = problem.request.objective != "energy"
+        # Where there is one mesh only, nothing is to be saved.
+        self.several, self.shape = len(meshes) > 1, dict.fromkeys(meshes[0], 1)
+        self.bytes = whole_bytes(problem.model) * (1 - WORTHWHILE) if self.several else 0.0
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """One device, with the axes of the meshes."""
+        return self.problem.mesh(self.shape)
+
+    @cached_property
+    def of_shapes(self) -> bool:
+        """Whether parts of a kernel may have less work in all than the whole, as a function of shapes says it."""
+        return has_work_of_shapes(self.problem.graph)
+
+    def value(self, devices: int) -> float:
+        """The least value of computing on one device, with the room on the chips of so many."""
+        if devices not in self.values:
+            stated = self.problem.state(replace(self.mesh, pooled_devices=devices))
+            self.values[devices] = floor_of(stated.node_values) * (1 - WORTHWHILE)
+        return self.values[devices]
 
     def floor(self, shape: Shape, *, minimise_memory: bool, best: float) -> float:
         """A lower bound of what is minimised on a mesh, to be compared with the `best` plan so far."""
-        if not self.values:
-            # There is one mesh only, and so nothing to be saved.
+        if not self.several:
             return 0.0
         count = math.prod(shape.values())
         if minimise_memory:
             return self.bytes / count
-        found = self._shared(self.values[self.most], count)
-        if found < best < math.inf and count < self.most and not self.of_shapes:
-            if count not in self.values:
-                self.values[count] = _least_value(self.problem.state(replace(self.mesh, pooled_devices=count)))
-            found = self._shared(self.values[count], count)
-        return found
+        if self.of_shapes:
+            return 0.0
+        found = self._shared(self.value(self.most), count)
+        return self._shared(self.value(count), count) if found < best < math.inf and count < self.most else found
 
     def _shared(self, value: float, count: int) -> float:
         return value / count if self.divisible else value
-
-
-def _least_value(stated: Instance | SharedInstance) -> float:
-    return floor_of(stated.node_values) * (1 - WORTHWHILE)

@@ -13,6 +13,7 @@ from planner.errors import ArgumentError, InfeasibleError, Offer
 from planner.explain.saved_values import naming
 from planner.options import Options
 from planner.program.tracing.traced import Program
+from planner.search.infeasible import with_reason
 from planner.transforms.host_arguments import may_wait
 from planner.units import quantity
 from planner.variants.problem_variants import ProblemVariants
@@ -67,7 +68,7 @@ def with_more_on_hosts(
 def better_on_hosts(best: VariantResult | InfeasibleError, found: VariantResult) -> VariantResult | InfeasibleError:
     """The plans found with arguments on hosts, where they gain enough; on GPUs an error that offers them."""
     if isinstance(best, InfeasibleError):
-        return _offered(best, found) if found.problem.request.topology.chip.platform == "gpu" else found
+        return _offered(with_reason(best), found) if found.problem.request.topology.chip.platform == "gpu" else found
     return found if value_of(found) < value_of(best) * (1 - GAIN) else best
 
 

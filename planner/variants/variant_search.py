@@ -24,6 +24,7 @@ from planner.pricing.candidates.pins import close_names
 from planner.pricing.mesh import Shape
 from planner.program.jaxpr.remat.residuals import Crossing
 from planner.program.tracing.traced import Program
+from planner.search.infeasible import with_reason
 from planner.search.mesh_search import SearchOptions, SearchResult, search
 from planner.search.problem import PlanningProblem
 from planner.transforms.remat_choice import ALIKE, Choice, Front, Pinned
@@ -74,7 +75,7 @@ def best_variant(
     first = (lambda: False) if hosts_first else judged
     best: VariantResult | InfeasibleError
     try:
-        best = _best_form(named, meshes, options, deadline, judged=first, explained=explained)
+        best = _best_form(named, meshes, options, deadline, judged=first, explained=explained and not hosts_first)
     except InfeasibleError as error:
         best = error
     for hosted in with_more_on_hosts(named, best, options):
@@ -84,7 +85,7 @@ def best_variant(
             break
     if isinstance(best, InfeasibleError):
         if not hosts_first or not judged():
-            raise best
+            raise with_reason(best) if explained else best
         best = _best_form(named, meshes, options, deadline, judged=judged, explained=explained)
     least = least_of_any_form(named, meshes, options, best.problem)
     return replace(best, notes=(*best.notes, *hosts_notes(best)), any_form=least)

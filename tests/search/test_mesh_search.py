@@ -7,7 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from planner.errors import InfeasibleError
 from planner.options import Options
+from planner.pricing.memory import whole_bytes
+from planner.search.infeasible import with_reason
 from planner.search.mesh_search import SearchOptions, SearchResult, search
 from planner.search.problem import PlanningProblem
 from tests.problems import small_problem
@@ -62,3 +65,23 @@ def test_a_result_says_whether_memory_keeps_plans_from_being_better(
     nothing = search(MESHES, problem, how)
     assert not nothing.candidates
     assert not nothing.memory_bound
+
+
+def test_what_cannot_fit_is_told_without_pricing_and_explained_when_it_is_asked_for(
+    problem: PlanningProblem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = 0.9 * whole_bytes(problem.model) / 8
+    how = SearchOptions(limit_bytes=limit, options=Options(time_limit_s=60.0), explained=False)
+
+    def priced(*_: object) -> None:
+        pytest.fail("a mesh was priced")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PlanningProblem, "state", priced)
+        with pytest.raises(InfeasibleError) as caught:
+            search(MESHES, problem, how)
+    assert caught.value.least_bytes is None
+    reason = with_reason(caught.value)
+    assert reason.least_bytes is not None
+    assert reason.least_bytes > limit
+    assert with_reason(reason) is reason

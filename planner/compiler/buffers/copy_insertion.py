@@ -169,15 +169,23 @@ class _Walk:
     def _beside(self, made: int) -> Collection[int]:
         """What the pass that makes a tensor makes besides, of what this is computed from: the last that a pass made."""
 
-        def made_of(tensor: int) -> list[int]:
-            passes = tensor == made or not self.materialized[tensor]
-            return [t for t in self._maker(tensor).operands if passes and self.graph.maker(t) is not None]
-
-        found = [tensor for tensor in reached([made], made_of) if tensor != made and self.materialized[tensor]]
-        latest = max(found, key=lambda tensor: self._maker(tensor).id, default=made)
+        latest = self._latest_stored[made]
+        if latest is None:
+            return ()
         op = self._maker(latest)
         own = self.fused[op.id] and op.kind not in BOUNDARY and op.region == self._maker(made).region
         return (latest,) if own else ()
+
+    @cached_property
+    def _latest_stored(self) -> dict[int, int | None]:
+        """By tensor the last one that a pass stored, of those that it is computed from without others being stored."""
+        found: dict[int, int | None] = {}
+        for op in self.graph.ops:
+            made = [t for t in op.operands if self.graph.maker(t) is not None]
+            stored = [t if self.materialized[t] else found[t] for t in made]
+            latest = max((t for t in stored if t is not None), key=lambda t: self._maker(t).id, default=None)
+            found |= dict.fromkeys(op.results, latest)
+        return found
 
     def _computed_of(self, argument: int) -> set[int]:
         """What is computed of an argument without being stored on the way."""

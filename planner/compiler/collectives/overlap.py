@@ -85,6 +85,7 @@ class OverlapFlops(Mapping[int, float]):
     ) -> None:
         self._graph, self._flow, self._reads, self._enough, self._after_sums = graph, flow, reads, enough, after_sums
         self._known: dict[int, float] = {}
+        self._sums: dict[int, float] = {}
 
     def __getitem__(self, transfer: int) -> float:
         if transfer not in self._known:
@@ -110,6 +111,38 @@ class OverlapFlops(Mapping[int, float]):
             there |= dict.fromkeys(op.results, fetched)
         return there
 
+    @cached_property
+    def _matmuls_behind(self) -> list[int]:
+        """By op the matmuls of its body that read what it takes, itself or through fused ops: bit n is the nth matmul.
+
+        Ops of one layer mostly share a set, which is then one object.
+        """
+        graph, number, known = self._graph, len(self._flops_of_matmuls), dict[int, int]()
+        found = [0] * len(graph.ops)
+        for op in reversed(graph.ops):
+            row, of = traits(op.kind), 0
+            if row.matmul:
+                number -= 1
+                of = 1 << number
+            elif row.fused:
+                for tensor in op.results:
+                    for reader, _ in graph.consumers[tensor]:
+                        of |= found[reader] if graph.ops[reader].region == op.region else 0
+            found[op.id] = known.setdefault(of, of)
+        return found
+
+    @cached_property
+    def _flops_of_matmuls(self) -> list[float]:
+        """Those of one run of every matmul."""
+        return [op_flops(self._graph, op) for op in self._graph.ops if traits(op.kind).matmul]
+
+    def _sum(self, matmuls: int) -> float:
+        """The flops of a set of matmuls."""
+        if matmuls not in self._sums:
+            bits = f"{matmuls:b}"[::-1]
+            self._sums[matmuls] = sum(f for f, bit in zip(self._flops_of_matmuls, bits, strict=False) if bit == "1")
+        return self._sums[matmuls]
+
     def _flops(self, transfer: Transfer) -> float:
         """Those of one run of the matmuls of its body that read what a transfer brings, through other ops or at once."""
         graph, (of_any, per_byte) = self._graph, self._enough
@@ -118,14 +151,7 @@ class OverlapFlops(Mapping[int, float]):
             return min(enough, self._after_sums[transfer.id])
         if not enough or not self._there.get(transfer.tensor, True):
             return 0.0
-        flops, left, seen = 0.0, [op for op, _ in self._reads.get(transfer.id, ())], set[int]()
-        while left and flops < enough:
-            op = graph.ops[left.pop()]
-            if op.id in seen or op.region != transfer.region:
-                continue
-            seen.add(op.id)
-            if traits(op.kind).matmul:
-                flops += op_flops(graph, op)
-            elif traits(op.kind).fused:
-                left += [reader for tensor in op.results for reader, _ in graph.consumers[tensor]]
-        return min(flops, enough)
+        matmuls = 0
+        for op, _ in self._reads.get(transfer.id, ()):
+            matmuls |= self._matmuls_behind[op] if graph.ops[op].region == transfer.region else 0
+        return min(self._sum(matmuls), enough)

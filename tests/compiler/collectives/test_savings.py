@@ -155,6 +155,18 @@ def test_weights_are_fetched_ahead_and_activations_are_not() -> None:
     assert not replace(found, hiding=(0.0, 0.0)).savings.overlap_flops
 
 
+def test_matmuls_that_are_reached_on_two_paths_count_once_and_those_behind_them_do_not() -> None:
+    def fn(scale: Any, x: Any, u: Any, v: Any) -> Any:
+        h = scale + x
+        return (h @ u) @ v, (h + jnp.tanh(h)) @ v
+
+    found = model(fn, shape(WIDTH), X, W, W)
+    graph = found.graph
+    (row,) = (op.results[0] for op in graph.ops if op.kind == "broadcast_in_dim")
+    (read,) = (t.id for t in found.flow.transfers if t.tensor == row)
+    assert found.savings.overlap_flops[read] == 2 * 2.0 * ROWS * WIDTH**2
+
+
 @pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1"])
 def test_gathers_of_weights_are_hidden(topology: str) -> None:
     """Rows and weights both split: every trip gathers its weights, beside a matmul that takes longer."""
