@@ -77,31 +77,22 @@ def least_of_any_form(
 ) -> float | None:
     """Seconds that no plan is below, whatever it saves, on devices or hosts, and in however many microbatches.
 
-    That of the programs as written and in the form that was `found` which tells more: their operations, split evenly over
-    all devices, less what the form saves and computes again, as if the chips had the room of the most microbatches. The
-    lower of two such bounds where loops within layers keep what is written or the least. None where no other form may be
-    chosen, or something else than time is minimised.
+    What the program computes in the form that was `found`, split evenly over all devices, less what that form saves and
+    computes again, as if the chips had the room of the most microbatches. What loops within layers keep is as in that form.
+    None where no other form may be chosen, or something else than time is minimised.
     """
     chooses_saved = options.remat == "auto" or isinstance(options.remat, Mapping)
     batch = variants.batch if options.microbatches == "auto" else None
     counts = [] if batch is None or isinstance(batch, Refused) else part_counts(batch.extent)
     if variants.request.objective != "time":
         return None
-    if not counts and not (chooses_saved and variants.forms.crossings(variants.base_form)):
+    if not counts and not (chooses_saved and variants.forms.crossings(found.program.form)):
         return None
     devices = max(math.prod(mesh.values()) for mesh in meshes)
 
-    def least(problem: PlanningProblem) -> float:
-        form = problem.program.form
-        spared = _of_choice(variants, form) if chooses_saved else 0.0
-        parts = max([form.microbatches, *counts]) // form.microbatches
-        return Floors(problem, meshes[0], devices, spared).of(parts)
-
-    bounds: list[float] = []
-    for start in filter(None, (variants, variants.with_least_of_passes())):
-        same = found.program.form.least_of_passes == start.base_form.least_of_passes
-        bounds.append(max(map(least, (start.base, found) if same else (start.base,))))
-    return min(bounds)
+    form = found.program.form
+    spared = _of_choice(variants, form) if chooses_saved else 0.0
+    return Floors(found, meshes[0], devices, spared).of(max([form.microbatches, *counts]) // form.microbatches)
 
 
 def _of_choice(variants: ProblemVariants, form: Form) -> float:

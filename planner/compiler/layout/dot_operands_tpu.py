@@ -50,7 +50,7 @@ def copied_slices(graph: Graph) -> dict[int, tuple[CopiedSlice, ...]]:
 
 def _outside(graph: Graph, op: Op) -> list[tuple[int, int]]:
     """The operands of a product of matrices with a batch as the dim next to the innermost, and that dim."""
-    if "dimension_numbers" not in op.params or not isinstance(op.params["dimension_numbers"], tuple):
+    if op.kind != "dot_general":
         return []
     contracted, batch = op.params["dimension_numbers"]
     found: list[tuple[int, int]] = []

@@ -108,3 +108,14 @@ def test_the_search_knows_that_parts_may_need_less_than_their_share() -> None:
         return plan.predicted.seconds
 
     assert seconds(None) <= 1.01 * seconds({"x": 4, "y": 2}) < 0.6 * seconds({"x": 8})
+
+
+def test_convolutions_copy_no_slice() -> None:
+    def fn(weights: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def layer(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return lax.conv(x, weight, (1, 1), "SAME"), weight * 0.5
+
+        return lax.scan(layer, x, weights)[::-1]
+
+    args = jax.ShapeDtypeStruct((2, 8, 8, 3, 3), jnp.float32), jax.ShapeDtypeStruct((4, 8, 16, 16), jnp.float32)
+    assert copied_slices(build_graph(trace(fn, args, donate_argnums=(0,)))) == {}
