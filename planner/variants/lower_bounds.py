@@ -77,9 +77,9 @@ def least_of_any_form(
 ) -> float | None:
     """Seconds that no plan is below, whatever it saves, on devices or hosts, and in however many microbatches.
 
-    What the program computes in the form that was `found`, split evenly over all devices, less what that form saves and
-    computes again, as if the chips had the room of the most microbatches. What loops within layers keep is as in that form.
-    None where no other form may be chosen, or something else than time is minimised.
+    What the program computes, split evenly over all devices, less what its form saves and computes again, as if the chips
+    had the room of the most microbatches: of the forms tried of the whole batch, and that `found`, the one that tells the
+    most. What loops within layers keep is as in that. None where no other form may be chosen, or not time is minimised.
     """
     chooses_saved = options.remat == "auto" or isinstance(options.remat, Mapping)
     batch = variants.batch if options.microbatches == "auto" else None
@@ -90,9 +90,15 @@ def least_of_any_form(
         return None
     devices = max(math.prod(mesh.values()) for mesh in meshes)
 
-    form = found.program.form
-    spared = _of_choice(variants, form) if chooses_saved else 0.0
-    return Floors(found, meshes[0], devices, spared).of(max([form.microbatches, *counts]) // form.microbatches)
+    def least(form: Form) -> float:
+        spared = _of_choice(variants, form) if chooses_saved else 0.0
+        parts = max([form.microbatches, *counts]) // form.microbatches
+        return Floors(variants.made[form], meshes[0], devices, spared).of(parts)
+
+    of = found.program.form
+    return max(
+        least(form) for form in variants.made if form.start == of.start and form.microbatches in (1, of.microbatches)
+    )
 
 
 def _of_choice(variants: ProblemVariants, form: Form) -> float:
