@@ -104,7 +104,6 @@ class SearchOptions:
         return self.worth > WORTHWHILE
 
 
-@paused()
 def search(meshes: Sequence[Shape], problem: PlanningProblem, how: SearchOptions) -> SearchResult:
     """The plans for these meshes, best first; none where none is below `how.below`.
 
@@ -114,7 +113,7 @@ def search(meshes: Sequence[Shape], problem: PlanningProblem, how: SearchOptions
     meshes = fitting_meshes(meshes, without=how.without, stated=problem.instance if problem.pinned else None)
     run = _MeshSearch(meshes, problem, how)
     most = usable_cores() if how.options.workers is None else how.options.workers
-    with Workers(run.desk.do, run.due, most, planning=how.planning) as workers:
+    with paused(), Workers(run.desk.do, run.due, most, planning=how.planning) as workers:
         for wave in run.waves():
             for task, report in workers.each(wave):
                 run.memory_bound = run.memory_bound or not report.fits or report.following == "limited"
@@ -366,13 +365,6 @@ class _Alone:
         """Whether parts of a kernel may have less work in all than the whole, as a function of shapes says it."""
         return has_work_of_shapes(self.problem.graph)
 
-    def value(self, devices: int) -> float:
-        """The least value of computing on one device, with the room on the chips of so many."""
-        if devices not in self.values:
-            stated = self.problem.state(replace(self.mesh, pooled_devices=devices))
-            self.values[devices] = floor_of(stated.node_values) * (1 - WORTHWHILE)
-        return self.values[devices]
-
     def floor(self, shape: Shape, *, minimise_memory: bool, best: float) -> float:
         """A lower bound of what is minimised on a mesh, to be compared with the `best` plan so far."""
         if not self.several:
@@ -382,8 +374,12 @@ class _Alone:
             return self.bytes / count
         if self.of_shapes:
             return 0.0
-        found = self._shared(self.value(self.most), count)
-        return self._shared(self.value(count), count) if found < best < math.inf and count < self.most else found
-
-    def _shared(self, value: float, count: int) -> float:
-        return value / count if self.divisible else value
+        found = 0.0
+        # The least with the room on the chips of all devices, then, if that may tell more, with that of so many.
+        for devices in dict.fromkeys((self.most, count)):
+            if devices == self.most or found < best < math.inf:
+                if devices not in self.values:
+                    stated = self.problem.state(replace(self.mesh, pooled_devices=devices))
+                    self.values[devices] = floor_of(stated.node_values) * (1 - WORTHWHILE)
+                found = self.values[devices] / count if self.divisible else self.values[devices]
+        return found

@@ -76,11 +76,10 @@ def deep_step(params: list[jax.Array], x: jax.Array) -> Any:
 
 def test_no_other_form_is_searched_after_the_time_limit() -> None:
     args = ([jax.ShapeDtypeStruct((512, 512), jnp.float32)] * 4, jax.ShapeDtypeStruct((4096, 512), jnp.float32))
-    keywords = {"topology": "v5e:2x2", "memory_limit": 20e6, "donate_argnums": 0}
+    keywords = {"topology": "v5e:2x2", "memory_limit": 12e6, "donate_argnums": 0}
     stages = {
         limit: {seen.stage for seen in progress_of(deep_step, args, options=options, **keywords)[1] if not seen.doing}
         for limit in (1e-6, 60.0)
         for options in ({"check": "never", "time_limit_s": limit},)
     }
-    assert len(stages[1e-6]) == 1
-    assert len(stages[60.0]) > 1
+    assert stages[1e-6] < stages[60.0]

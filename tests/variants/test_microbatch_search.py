@@ -42,7 +42,7 @@ def test_parts_of_which_more_stays_on_the_chips_are_taken_though_memory_is_not_s
     fn, args = _attention(batch=64)
     chosen = planner.plan(fn, args, topology="v5e:2x2", options=UNCHECKED)
     whole = planner.plan(fn, args, topology="v5e:2x2", options=replace(UNCHECKED, microbatches=1))
-    assert whole.predicted.peak_bytes < 0.5 * 16e9
+    assert whole.predicted.peak_bytes < 0.6 * 16e9
     assert chosen.decision.form.microbatches > 1
     assert chosen.predicted.seconds < 0.9 * whole.predicted.seconds
     # Where the scores fit already, or no chip holds them, parts gain nothing.
