@@ -147,11 +147,23 @@ class Counts:
     def _on_chips(self, best: VariantResult) -> VariantResult:
         """The best plans in microbatches of which enough more stays on the chips; those given where they gain less."""
         enough = WORTH_A_LOOK * value_of(best)
-        if best.gain_on_chips(MOST_FOR_CHIPS) < enough or not self.possible:
+        if self._gain_on_chips(best, MOST_FOR_CHIPS) < enough or not self.possible:
             return best
         few = range(sum(count <= MOST_FOR_CHIPS for count in self.possible))
-        first = bisect_left(few, True, key=lambda at: best.gain_on_chips(self.possible[at]) >= enough)
+        first = bisect_left(few, True, key=lambda at: self._gain_on_chips(best, self.possible[at]) >= enough)
         return best if first == len(few) else self._best_count(first, best, misses=1) or best
+
+    def _gain_on_chips(self, best: VariantResult, count: int) -> float:
+        """What is gained on the best plan in so many microbatches, as more stays on the chips.
+
+        By another choice of what is saved more may be: what is saved stays on no chip.
+        """
+        others = (one for one in self._search.found if one.parts == best.parts)
+        gains = (
+            value_of(best) - value_of(one) + one.gain_on_chips(count // best.parts)
+            for one in {id(one): one for one in (best, *others)}.values()
+        )
+        return max(gains)
 
     # ------------------------------------------------------------ the best of these numbers
 
@@ -221,7 +233,7 @@ class Counts:
         if count < best.parts or math.isinf(below):
             return True
         floor = best.result.unlimited - best.slower
-        return floor < below or floor - best.gain_on_chips(count // best.parts) < below
+        return floor < below or floor - self._gain_on_chips(best, count) < below
 
     def _of_microbatches(self, count: int, *, below: float, rough: bool) -> VariantResult | None:
         """The best plans below a value in so many microbatches; None where there are none, or the program has no such form.

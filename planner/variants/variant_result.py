@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -117,6 +117,8 @@ class VariantSearch:
     """Whether memory was too short for a form that was tried."""
     over: bool = False
     """Whether what would be better is over the limit in the form that was searched last."""
+    found: list[VariantResult] = field(default_factory=list[VariantResult])
+    """The best plans of the forms that were searched."""
 
     @property
     def late(self) -> bool:
@@ -163,9 +165,10 @@ class VariantSearch:
             return None
         self.over = found.memory_bound
         rough = max(worth, gap) > FORM_GAP
-        return (
-            VariantResult(problem=problem, result=found, limit_bytes=limit, rough=rough) if found.candidates else None
-        )
+        if not found.candidates:
+            return None
+        self.found.append(VariantResult(problem=problem, result=found, limit_bytes=limit, rough=rough))
+        return self.found[-1]
 
     def proven(self, searched: VariantResult) -> VariantResult:
         """Which form is best is told by rough plans: of that form the best plan, and proven.
