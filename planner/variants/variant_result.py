@@ -29,6 +29,8 @@ GAIN = 0.02
 """What another form must gain to be taken in the place of the program that saves all."""
 HOPE = 0.01
 """Where the prices promise less than this part of the program's time, other forms are tried only if it does not fit."""
+SPARED = 0.1
+"""The part of the memory that another choice must spare to be tried though it promises less."""
 FORM_GAP = 5e-3
 """What may be left between the best plan under a memory limit and the bound, where no other gap is asked for: forms differ
 by more."""
@@ -234,10 +236,15 @@ class VariantSearch:
         return self.devices * (limit or HOST_PART * has or UNKNOWN_HOST_BYTES) - waiting
 
     def hopes_for(self, front: Front) -> bool:
-        """Whether another choice of what is saved promises enough to be tried before the program as it is written."""
+        """Whether another choice of what is saved promises enough to be tried before the program as it is written.
+
+        Where that saves all, much memory is enough: compilers hide more behind computing where they have room.
+        """
         # Where values are computed again, a choice that saves all may gain more than the prices know.
         start = front.everything.seconds if front.saves_all else max(front.everything.seconds, front.written.seconds)
-        return start - front.fastest.seconds >= HOPE * self.written_seconds
+        spared = (front.written.bytes - front.fastest.bytes) / self.devices if front.saves_all else 0.0
+        much = spared >= SPARED * self.variants.request.memory_limit
+        return much or start - front.fastest.seconds >= HOPE * self.written_seconds
 
     def is_slower(self, program: Program, best: VariantResult) -> bool:
         """Whether the operations that only a program repeats keep it from being as good as these plans."""

@@ -285,7 +285,7 @@ class _Comparison:
             tried = front.saves_all and self._all_saved is not None
             if best is not None and (tried or search.is_slower(written.program, best)):
                 return best
-            return search.search(written, below=value_of(best) * (1 + GAIN)) or best
+            return search.search(written, below=value_of(best) * (1.0 if front.saves_all else 1 + GAIN)) or best
         as_written = search.search(written, below=math.inf)
         if as_written is not None and not as_written.is_tight:
             return as_written
