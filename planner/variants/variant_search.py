@@ -123,12 +123,6 @@ def _best_form(
     search = VariantSearch(variants=variants, meshes=meshes, options=options, pinned=pinned, deadline=deadline)
     counts = Counts(search, front)
     if front is None:
-        if counts.possible and written.request.objective != "memory":
-            with suppress(InfeasibleError):
-                return counts.roomier(_as_requested(written, meshes, options, judged=lambda: False, explained=False))
-            in_parts = counts.gaining_most_on(None)
-            if in_parts is not None:
-                return in_parts
         return counts.roomier(_as_requested(written, meshes, options, judged=judged, explained=explained))
     if how == "auto" or isinstance(how, Mapping):
         compared = _Comparison(search=search, front=front)

@@ -283,7 +283,7 @@ def test_where_nothing_is_predicted_to_fit_the_compiler_is_asked(
     assert len(compiler.seen) == 1
     assert plan.predicted.peak_bytes > 0.9 * least
     assert any("nothing is predicted to fit" in note for note in plan.notes)
-    in_parts = planned(mesh={"x": 8}, memory_limit=0.9 * least)
+    in_parts = planned(mesh={"x": 8}, memory_limit=0.9 * least, options=planner.Options(check="never"))
     assert in_parts.decision.form.microbatches > 1
     assert in_parts.predicted.peak_bytes <= 0.9 * least
     assert len(compiler.seen) == 1
