@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from jax.sharding import PartitionSpec
@@ -43,6 +43,10 @@ class Certificate(Printed):
     within_bytes: float | None = None
     any_form: float | None = None
     guessed_share: float | None = None
+
+    def with_any_form(self, least: float | None) -> Certificate:
+        """The same with a bound over all forms, of which this one is one."""
+        return replace(self, any_form=None if least is None else min(least, self.lower_bound))
 
     @property
     def gap(self) -> float:

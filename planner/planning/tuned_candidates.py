@@ -121,7 +121,7 @@ def _tuned(variants: ProblemVariants, meshes: Sequence[Shape], options: Options,
     return replace(
         result,
         decisions=tuple(
-            replace(one, notes=(*one.notes, *best.notes), certificate=replace(one.certificate, any_form=best.any_form))
+            replace(one, notes=(*one.notes, *best.notes), certificate=one.certificate.with_any_form(best.any_form))
             for one in certified
         ),
     )

@@ -15,9 +15,9 @@ class Form:
     saved for each of the backward loops of the program in microbatches, as positions in its `crossings`; what else it
     needs of its forward loop is computed again. An entry of None leaves a loop as written, and so does one that is missing.
     `offloaded`: which of these wait in the memory of the host, as positions likewise. `hosted`: the positions of arguments
-    that lie in the memory of the host, and what takes their place. `without_checkpoints`: the
-    program is first made one that saves all of its layers, and as little as can be of passes of loops within them;
-    `crossings` are those of that program.
+    that lie in the memory of the host, and what takes their place. `without_checkpoints`: the program is
+    first made one that saves all of its layers, and as little as can be of passes of loops within them; `crossings` are
+    those of that program.
     """
 
     microbatches: int = 1

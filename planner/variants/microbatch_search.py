@@ -158,12 +158,9 @@ class Counts:
 
         By another choice of what is saved more may be: what is saved stays on no chip.
         """
-        others = (one for one in self._search.found if one.parts == best.parts)
-        gains = (
-            value_of(best) - value_of(one) + one.gain_on_chips(count // best.parts)
-            for one in {id(one): one for one in (best, *others)}.values()
-        )
-        return max(gains)
+        form = best.problem.program.form
+        others = (one for one in self._search.found if one.parts == best.parts and one.problem.program.form != form)
+        return max(value_of(best) - value_of(one) + one.gain_on_chips(count // best.parts) for one in (best, *others))
 
     # ------------------------------------------------------------ the best of these numbers
 

@@ -26,7 +26,7 @@ from planner.units import bytes_of
 from planner.variants.problem_variants import ProblemVariants
 
 GAIN = 0.02
-"""What another form must gain to be taken in the place of the program that saves all."""
+"""What another form must gain to be taken in the place of that with which the search begins."""
 HOPE = 0.01
 """Where the prices promise less than this part of the program's time, other forms are tried only if it does not fit."""
 SPARED = 0.1

@@ -3,9 +3,9 @@
 A program begins without its checkpoints, so that what is found does not depend on them. `remat_choice` offers choices from
 the fastest to the one that saves the least, priced without regard to placement. Each is planned, the fastest first, and
 only for plans better than the best so far, until one is none: what saves less computes more again, and what fits sooner is
-placed better. The program that saves all is kept unless another form gains enough, and the program as written is one more
-candidate. In how many microbatches the batch is taken is chosen with that (`microbatch_search`): first, where much stays on
-the chips in some number of them; else where memory is short.
+placed better. Where choices promise hardly more and spare little memory, the program that saves all is kept; the program as
+written is one more candidate. In how many microbatches the batch is taken is chosen with that (`microbatch_search`): first,
+where much stays on the chips in some number of them; else where memory is short.
 """
 
 from __future__ import annotations

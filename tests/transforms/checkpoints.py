@@ -45,12 +45,16 @@ def _layer(attention: Attention, x: jax.Array, w: Any) -> tuple[jax.Array, None]
 
 def step(attention: str, checkpoint: str, *, scanned: bool) -> Step:
     """A train step of layers with attention of this kind and checkpoints of this kind."""
-    layer = CHECKPOINTS[checkpoint](partial(_layer, ATTENTIONS[attention]))
+    return step_of(CHECKPOINTS[checkpoint](partial(_layer, ATTENTIONS[attention])), LAYERS, scanned=scanned)
+
+
+def step_of(layer: Any, layers: int, *, scanned: bool) -> Step:
+    """The value and gradients of so many layers, scanned or one after the other."""
 
     def loss(params: Any, x: jax.Array) -> jax.Array:
         if scanned:
             return jnp.mean(lax.scan(layer, x, params)[0] ** 2)
-        for n in range(LAYERS):
+        for n in range(layers):
             x, _ = layer(x, jax.tree.map(lambda leaf, n=n: leaf[n], params))
         return jnp.mean(x**2)
 

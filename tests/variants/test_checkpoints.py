@@ -13,7 +13,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 import planner
-from tests.transforms.checkpoints import CHECKPOINTS
+from tests.transforms.checkpoints import CHECKPOINTS, step_of
 
 LAYERS, WIDTH, BATCH = 3, 1024, 16384
 LIMITS = {"all fits": 1e9, "little fits": 250e6}
@@ -28,19 +28,6 @@ def _layer(x: jax.Array, w: Any) -> tuple[jax.Array, None]:
     return x + jnp.tanh(h @ w["down"]), None
 
 
-def _step(checkpoint: str, *, scanned: bool) -> Any:
-    layer = CHECKPOINTS[checkpoint](_layer)
-
-    def loss(params: Any, x: jax.Array) -> jax.Array:
-        if scanned:
-            return jnp.mean(lax.scan(layer, x, params)[0] ** 2)
-        for n in range(LAYERS):
-            x, _ = layer(x, jax.tree.map(lambda leaf, n=n: leaf[n], params))
-        return jnp.mean(x**2)
-
-    return jax.value_and_grad(loss)
-
-
 def _arguments() -> Any:
     def array(*shape: int) -> Any:
         return jax.ShapeDtypeStruct(shape, jnp.float32)
@@ -51,7 +38,7 @@ def _arguments() -> Any:
 @cache
 def _planned(checkpoint: str, *, scanned: bool, limit: str) -> planner.Plan:
     return planner.plan(
-        _step(checkpoint, scanned=scanned),
+        step_of(CHECKPOINTS[checkpoint](_layer), LAYERS, scanned=scanned),
         _arguments(),
         topology="v5e:2x2",
         mesh={"x": 4},
