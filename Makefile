@@ -47,7 +47,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check $(SOURCES)
 
 types: $(STAMP)
-	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/pyright --threads $(JOBS) --pythonpath $(BIN)/python
 
 imports: $(STAMP)
 	$(BIN)/lint-imports --no-cache

@@ -6,8 +6,14 @@ import pytest
 
 from benchmarks.models import MODELS, TEXTBOOK, diffusion, long_skips, mesh_graph, two_tower
 
-SLOW = {"deep", "gpt_unrolled", "vit"}
+SLOW = {"bert", "deep", "gpt_unrolled", "moe", "resnet", "vit"}
 """Their layers, dozens or a thousand, are written out: seconds to trace."""
+SLOW_TO_COMPILE = {"gpt_unrolled", "unet"}
+"""So many kernels, even at their small size, that XLA takes ten seconds and more."""
+
+
+def _names(slow):
+    return [pytest.param(name, marks=[pytest.mark.slow] * (name in slow)) for name in MODELS]
 
 
 def _shapes(tree):
@@ -30,7 +36,7 @@ def _check_step(model):
     assert any(jax.tree.leaves(changed))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", _names(SLOW_TO_COMPILE))
 def test_small_runs(name):
     _check_step(MODELS[name]("small"))
 
@@ -56,7 +62,7 @@ def test_textbook_traces(name):
     assert _shapes(tuple(state)) == _shapes(model.args[: len(state)])
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in MODELS])
+@pytest.mark.parametrize("name", _names(SLOW))
 def test_real_traces_without_allocating(name):
     model = MODELS[name]("real")
     assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(model.args))
