@@ -20,8 +20,9 @@ from planner.program.tracing.traced import Program
 from planner.search.best_on_mesh import WORTHWHILE
 from planner.search.mesh_search import SearchOptions, SearchResult, search
 from planner.search.problem import PlanningProblem
-from planner.transforms.remat_choice import Choice, Front, Pinned, describe_remat
+from planner.transforms.remat_choice import Choice, Front, Pinned
 from planner.transforms.remat_prices import program_flops, program_seconds
+from planner.transforms.remat_text import describe_remat
 from planner.units import bytes_of
 from planner.variants.problem_variants import ProblemVariants
 

@@ -16,7 +16,8 @@ from planner.program.jaxpr.remat.scopes import crossings
 from planner.program.tracing.trace import trace
 from planner.transforms.apply import in_microbatches, with_values_saved
 from planner.transforms.batch import batch_of
-from planner.transforms.remat_choice import ALIKE, Choice, Front, describe_remat
+from planner.transforms.remat_choice import ALIKE, Choice, Front
+from planner.transforms.remat_text import describe_remat
 from tests.transforms.loops import PROGRAMS, arguments
 
 CHIP = parse_topology("v5e:4x4").chip
