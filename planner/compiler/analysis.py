@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
 from pbqp.vectors import Floats
-from planner.compiler.collectives.savings import Savings, savings_of
+from planner.compiler.collectives.savings import Savings, reassociated, savings_of
 from planner.compiler.fusion.bytes_accessed import Array, Movement, movements
 from planner.compiler.fusion.kernels import Kernels, kernels_of
 from planner.compiler.fusion.loop_fusion import FusedPass, fused_pass
@@ -118,6 +118,13 @@ class Model:
             return self.given_savings
         flow = self.seen.flow(self.flow)
         return savings_of(self.seen.graph, self.grouping, flow, self.compiled.narrow, self.compiler, self.hiding)
+
+    def savings_over(self, devices: Callable[[Transfer], Hashable | None]) -> Savings:
+        """The savings where it is known which devices each transfer sums over: None where its tensor is no partial sum."""
+        if self.given_savings is not None or not self.savings.reassociated:
+            return self.savings
+        flow = self.seen.flow(self.flow)
+        return replace(self.savings, reassociated=reassociated(self.seen.graph, self.grouping, flow, devices))
 
     @cached_property
     def host_copies(self) -> Mapping[int, HostCopy]:

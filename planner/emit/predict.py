@@ -157,7 +157,7 @@ def _of_transfers(chosen: Chosen) -> dict[int, list[Collective]]:
             if step.kind is None or key in seen:
                 continue
             seen.add(key)
-            _, counted = instance.counted(instance.savings(transfer)[0], step)
+            _, counted = instance.counted(chosen.spared(transfer)[0], step)
             summing = step.kind in SUMMING
             collective = Collective(
                 kind=step.kind,

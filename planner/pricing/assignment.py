@@ -11,13 +11,14 @@ from typing import NamedTuple
 from jax.sharding import PartitionSpec
 
 from planner.compiler.collectives.overlap import HIDDEN
+from planner.compiler.collectives.savings import Savings
 from planner.compiler.schedule.prefetched_weights import WeightsThere
 from planner.decisions.decision_graph import Transfer
 from planner.pricing.candidates.specs import spec_of
 from planner.pricing.instance import Instance
 from planner.pricing.loop_all_reduce import Axes, axes_after_loop
 from planner.pricing.prefetch import Moving, Multiplying, prefetched_seconds
-from planner.pricing.reshard import SUMMING, Step, reshard_steps
+from planner.pricing.reshard import SUMMING, Shares, Step, reshard_steps
 from planner.program.graph import Op
 from planner.program.spec_entries import axes_of_spec
 from planner.rules.rule import Dims
@@ -144,6 +145,16 @@ class Chosen:
             for term in accumulator.terms
         )
 
+    @cached_property
+    def savings(self) -> Savings:
+        """The savings of transfers: sums are merged with others where the choice leaves all of them partial."""
+        sums = {t.id: steps[0].mask for t, steps in self.moves if steps[0].kind in SUMMING}
+        return self.instance.model.savings_over(lambda transfer: sums.get(transfer.id))
+
+    def spared(self, transfer: Transfer) -> tuple[Shares, float]:
+        """The parts of a transfer's collectives that count, and the seconds of them that matmuls hide at most."""
+        return self.instance.savings(transfer, None if self.instance.model.kernels is None else self.savings)
+
     def trips(self, transfer: Transfer) -> float:
         """How often a transfer moves per call, in terms of its tensor's bytes."""
         return transfer.widened * transfer.trips_after_loop if transfer.id in self.summed_after_loop else transfer.trips
@@ -202,7 +213,7 @@ class Chosen:
 
     def _exposed(self, transfer: Transfer, steps: Sequence[Step]) -> tuple[list[float], float]:
         """What each step of a transfer adds to a run of its body, and what of them all is hidden."""
-        mesh, (shares, hidden) = self.instance.mesh, self.instance.savings(transfer)
+        mesh, (shares, hidden) = self.instance.mesh, self.spared(transfer)
         found: list[float] = []
         for step in steps:
             if step.kind is None:

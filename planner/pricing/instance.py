@@ -20,6 +20,7 @@ from pbqp.problem import Edge, Problem
 from pbqp.vectors import Floats, Indices, distinct_lines
 from planner.compiler.analysis import Model
 from planner.compiler.collectives.overlap import HIDDEN
+from planner.compiler.collectives.savings import Savings
 from planner.compiler.layout.row_major_lanes import InRows
 from planner.decisions.decision_graph import Transfer
 from planner.pricing.bodies.body_memory import BodyMemory
@@ -133,9 +134,12 @@ class Instance:
         """How many devices' values count: all of them for energy, that of one (they run side by side) for time."""
         return float(self.mesh.num_devices) if self.objective.name == "energy" else 1.0
 
-    def savings(self, transfer: Transfer) -> tuple[Shares, float]:
-        """The parts of a transfer's collectives that count, and the seconds of them that matmuls hide at most."""
-        mesh, found = self.mesh, self.model.savings
+    def savings(self, transfer: Transfer, found: Savings | None = None) -> tuple[Shares, float]:
+        """The parts of a transfer's collectives that count, and the seconds of them that matmuls hide at most.
+
+        By the savings that were `found`; by default those where every sum that can be is merged with others.
+        """
+        mesh, found = self.mesh, self.model.savings if found is None else found
         if self.model.kernels is None:
             return ALL, 0.0
         flops = found.overlap_flops.get(transfer.id, 0.0) if self.objective.name == "time" else 0.0

@@ -222,3 +222,16 @@ def test_libtpu_sums_once() -> None:
     found = plan.verify().collectives
     assert found.predicted_bytes == pytest.approx(found.compiled_bytes, rel=0.05)
     assert found.compiled_bytes == pytest.approx(2.0 * ROWS * WIDTH, rel=0.05)
+
+
+@pytest.mark.skipif(bool(unavailable_reason("tpu")), reason=unavailable_reason("tpu") or "libtpu is there")
+def test_libtpu_sums_a_term_alone_where_the_other_is_whole() -> None:
+    """One product is split along what it contracts and summed onto its rows, the other is split along its rows."""
+    specs = {"a": P(None, "x"), "b": P("x"), "u": P("x"), "v": P(), "out": P("x")}
+    a, u = shape(ROWS, 16 * WIDTH), shape(16 * WIDTH, WIDTH)
+    b, v = shape(ROWS, WIDTH), shape(WIDTH, WIDTH)
+    plan = planner.plan(two_products, (a, b, u, v), topology="v5e:2x2", mesh={"x": 4}, pins=specs, options=NEVER)
+    (collective,) = plan.predicted.collectives
+    assert (collective.kind, collective.count) == ("reduce-scatter", 1)
+    found = plan.verify().collectives
+    assert found.predicted_bytes == pytest.approx(found.compiled_bytes, rel=0.05)
