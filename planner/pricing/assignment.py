@@ -112,8 +112,18 @@ class Chosen:
         moves = [(transfer, self._steps(transfer, known)) for transfer in self.instance.model.moving]
         return tuple([move for move in moves if move[1]])
 
-    def _steps(self, transfer: Transfer, known: dict[object, tuple[Step, ...]]) -> tuple[Step, ...]:
-        """The steps of a transfer; `known` are those worked out so far."""
+    def has_steps_transposed(self, transfer: Transfer, steps: Sequence[Step]) -> bool:
+        """Whether a sum has these steps, too, where its tensor lies in memory as the transpose does that alone reads it."""
+        orders = self.instance.model.memory_orders(transfer)
+        return orders is None or self._steps(transfer, {}, orders[-1:]) == steps
+
+    def _steps(
+        self,
+        transfer: Transfer,
+        known: dict[object, tuple[Step, ...]],
+        orders: tuple[tuple[int, ...], ...] | None = None,
+    ) -> tuple[Step, ...]:
+        """The steps of a transfer; `known` are those worked out so far. By default in any order that its tensor may have."""
         instance = self.instance
         aval = instance.model.graph.tensors[transfer.tensor].aval
         source = self.at(transfer.source, transfer.source_dims)
@@ -124,11 +134,11 @@ class Chosen:
             else ()
         )
         partial = tuple(factor in transfer.reduced for factor in factors) or (False,) * len(source)
-        order = instance.model.memory_order(transfer)
-        key = (source, partial, target, aval.shape, aval.bytes, order)
+        orders = orders or instance.model.memory_orders(transfer)
+        key = (source, partial, target, aval.shape, aval.bytes, orders)
         if key not in known:
             made = reshard_steps(
-                instance.mesh, source, partial, target, shape=aval.shape, whole_bytes=aval.bytes, order=order
+                instance.mesh, source, partial, target, shape=aval.shape, whole_bytes=aval.bytes, orders=orders
             )
             known[key] = tuple(made)
         return known[key]

@@ -156,10 +156,10 @@ class Instance:
 
     def transfer_values(self, transfer: Transfer) -> Floats:
         """The value of one transfer for every pair of strategies of its nodes: shape (n, m), trips included."""
-        aval, order = self.model.graph.tensors[transfer.tensor].aval, self.model.memory_order(transfer)
+        aval, orders = self.model.graph.tensors[transfer.tensor].aval, self.model.memory_orders(transfer)
         shares, hidden = self.savings(transfer)
         alike = (
-            *(self.kind_of[transfer.source], transfer.source_dims, transfer.reduced, order, shares, hidden),
+            *(self.kind_of[transfer.source], transfer.source_dims, transfer.reduced, orders, shares, hidden),
             *(
                 self.kind_of[transfer.target],
                 transfer.target_dims,
@@ -179,12 +179,12 @@ class Instance:
             # Nothing moves between the memories of hosts.
             stays = np.logical_and((s[:, None] == t[None]).all(axis=2), ~p.any(axis=1, keepdims=True))
             return self._cache.setdefault(alike, np.where(stays, 0.0, np.inf))
-        pairs = (s.tobytes(), p.tobytes(), t.tobytes(), aval.shape, aval.bytes, order)
+        pairs = (s.tobytes(), p.tobytes(), t.tobytes(), aval.shape, aval.bytes, orders)
         often = (transfer.trips, transfer.trips_after_loop, transfer.widened, transfer.waiting)
         key = (pairs, often, shares, hidden)
         if key not in self._cache:
             if pairs not in self._met:
-                self._met[pairs] = self._reshards((s, p, t), aval, order)
+                self._met[pairs] = self._reshards((s, p, t), aval, orders)
             index, row_of, column_of = self._met[pairs]
 
             def priced(counted: Shares) -> Floats:
@@ -216,14 +216,17 @@ class Instance:
         return np.where(over > 0, fixed[over] + per_byte[over] * held[:, None], 0.0)
 
     def _reshards(
-        self, ends: tuple[Locations, npt.NDArray[np.bool_], Locations], aval: Aval, order: tuple[int, ...] | None
+        self,
+        ends: tuple[Locations, npt.NDArray[np.bool_], Locations],
+        aval: Aval,
+        orders: tuple[tuple[int, ...], ...] | None,
     ) -> tuple[npt.NDArray[np.int64], Indices, Indices]:
         """The patterns between distinct specs of a source (with its partial sums) and a target, and which each has."""
         source, partial, target = ends
         rows, row_of = distinct_lines(np.concatenate([source, partial.astype(np.int8)], axis=1))
         columns, column_of = distinct_lines(target)
         # Nodes with other strategies often have the same specs.
-        key = (rows.tobytes(), columns.tobytes(), aval.shape, aval.bytes, order)
+        key = (rows.tobytes(), columns.tobytes(), aval.shape, aval.bytes, orders)
         if key not in self._patterns:
             axes = source.shape[1]
             self._patterns[key] = patterns_of(
@@ -234,7 +237,7 @@ class Instance:
                 shape=aval.shape,
                 whole_bytes=aval.bytes,
                 patterns=self.patterns,
-                order=order,
+                orders=orders,
             )
         return self._patterns[key], row_of, column_of
 

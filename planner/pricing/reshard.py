@@ -392,15 +392,15 @@ def patterns_of(
     shape: Sequence[int],
     whole_bytes: float,
     patterns: Patterns,
-    order: Sequence[int] | None = None,
+    orders: Sequence[Sequence[int]] | None = None,
 ) -> npt.NDArray[np.int64]:
     """The numbers among `patterns` of every reshard from `source[i]` (partial over `partial[i]`) to `target[j]`: (n, m).
 
     Parameters: locations of shapes (n, axes), (n, axes) and (m, axes); `shape` and `whole_bytes` of the tensor;
-    `patterns`, what was met before; `order`, the dims as they lie in memory, most major first, if otherwise than in
-    `shape`. `Patterns.price` has what they cost.
+    `patterns`, what was met before; `orders`, those in which the dims may lie in memory, most major first, if otherwise
+    than in `shape`. `Patterns.price` has what they cost.
     """
-    ways = ways_of(mesh, source, partial, target, shape=shape, whole_bytes=whole_bytes, order=order)
+    ways = ways_of(mesh, source, partial, target, shape=shape, whole_bytes=whole_bytes, orders=orders)
     return patterns.index(source, partial, target, len(shape), ways)
 
 
@@ -412,12 +412,12 @@ def reshard_steps(
     *,
     shape: Sequence[int],
     whole_bytes: float,
-    order: Sequence[int] | None = None,
+    orders: Sequence[Sequence[int]] | None = None,
 ) -> list[Step]:
     """The steps of one reshard, in order; see the module for the sequence and `reshard_values` for the parameters."""
     sizes = mesh.mask_sizes()
     pair = np.array([source], np.int8), np.array([partial], np.bool_), np.array([target], np.int8)
-    way = int(ways_of(mesh, *pair, shape=shape, whole_bytes=whole_bytes, order=order)[0, 0])
+    way = int(ways_of(mesh, *pair, shape=shape, whole_bytes=whole_bytes, orders=orders)[0, 0])
     return [
         Step(
             kind=move.kind,

@@ -121,7 +121,7 @@ def test_sums_that_a_tpu_cannot_scatter_are_whole_first(topology: str) -> None:
     for dim in (1, 2, 3):
         pair = ([0, -1], [False, True], [0, dim])
         whole = 2.0 * math.prod(shape)
-        steps = reshard_steps(mesh, *pair, shape=shape, whole_bytes=whole, order=order)
+        steps = reshard_steps(mesh, *pair, shape=shape, whole_bytes=whole, orders=(order,))
         made[dim] = [step.kind for step in steps]
         value = reshard_values(
             mesh,
@@ -129,7 +129,7 @@ def test_sums_that_a_tpu_cannot_scatter_are_whole_first(topology: str) -> None:
             shape=shape,
             whole_bytes=whole,
             patterns=Patterns(),
-            order=order,
+            orders=(order,),
             seconds=True,
         )
         paid = [mesh.collective_seconds(s.kind, s.mask, s.bytes) for s in steps if s.kind]
