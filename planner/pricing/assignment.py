@@ -123,7 +123,7 @@ class Chosen:
         known: dict[object, tuple[Step, ...]],
         orders: tuple[tuple[int, ...], ...] | None = None,
     ) -> tuple[Step, ...]:
-        """The steps of a transfer; `known` are those worked out so far. By default in any order that its tensor may have."""
+        """The steps of a transfer, by default in any order that its tensor may have; `known` are those that were found."""
         instance = self.instance
         aval = instance.model.graph.tensors[transfer.tensor].aval
         source = self.at(transfer.source, transfer.source_dims)
