@@ -160,7 +160,7 @@ def _of_transfers(chosen: Chosen) -> dict[int, list[Collective]]:
             _, counted = instance.counted(chosen.spared(transfer)[0], step)
             summing = step.kind in SUMMING
             collective = Collective(
-                kind=step.kind,
+                kind=chosen.summed_after_loop.get(transfer.id, step.kind),
                 bytes=step.bytes * (widened if summing else counted),
                 axes=instance.mesh.axes(step.mask),
                 count=trips * (counted if summing else 1.0),

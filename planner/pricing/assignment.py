@@ -144,16 +144,38 @@ class Chosen:
         return known[key]
 
     @cached_property
-    def summed_after_loop(self) -> frozenset[int]:
-        """The transfers that sum behind a loop what it accumulates."""
+    def summed_after_loop(self) -> Mapping[int, str]:
+        """The transfers that sum behind a loop what it accumulates, with the collective that the compiler makes of each."""
         of_tensor = {t.tensor: t.id for t in self.instance.model.flow.transfers if t.region_after_loop is not None}
         placed = _Placed(self, {t.tensor: steps for t, steps in self.moves if t.reduced}) if of_tensor else None
-        return frozenset(
-            of_tensor[term.op.results[0]]
-            for accumulator in self.instance.model.flow.accumulators
-            if placed is not None and axes_after_loop(accumulator, placed)
-            for term in accumulator.terms
-        )
+        found: dict[int, str] = {}
+        for accumulator in self.instance.model.flow.accumulators if placed is not None else ():
+            axes = axes_after_loop(accumulator, placed)
+            if axes:
+                kind = self._summed_as(accumulator.leaves.results[0], axes)
+                found |= {of_tensor[term.op.results[0]]: kind for term in accumulator.terms}
+        return found
+
+    def _summed_as(self, tensor: int, axes: Collection[str]) -> str:
+        """What becomes of a sum in place over these axes: a reduce-scatter where all readers take the same part of it."""
+        model, mesh = self.instance.model, self.instance.mesh
+        flow, aval, home = model.flow, model.graph.tensors[tensor].aval, model.flow.home[tensor]
+        served = sum(len(t.reads) for t in flow.transfers if t.tensor == tensor)
+        firsts = {
+            reshard_steps(
+                mesh,
+                self.home(tensor),
+                [name in axes for name in mesh.names],
+                self.at(t.target, t.target_dims),
+                shape=aval.shape,
+                whole_bytes=aval.bytes,
+            )[0]
+            for t in flow.transfers
+            if t.tensor == tensor and home is not None and t.source == home[0]
+        }
+        alike = len(firsts) == 1 and served == len(model.graph.consumers[tensor]) and tensor not in model.graph.returned
+        creates = mesh.compiler.runs("reduce-scatter-creator")
+        return firsts.pop().kind or "all-reduce" if creates and alike else "all-reduce"
 
     @cached_property
     def savings(self) -> Savings:
@@ -230,7 +252,7 @@ class Chosen:
                 found.append(0.0)
                 continue
             of_fixed, of_bytes = self.instance.counted(shares, step)
-            kind = mesh.runs_as(step.kind, step.mask, step.bytes)
+            kind = mesh.runs_as(self.summed_after_loop.get(transfer.id, step.kind), step.mask, step.bytes)
             fixed, per_byte = mesh.fixed_seconds[kind][step.mask], mesh.seconds_per_byte[kind][step.mask]
             found.append(float(of_fixed * fixed + of_bytes * per_byte * step.bytes))
         kinds = SUMMING if transfer.reduced else ("all-gather",)
