@@ -246,20 +246,23 @@ class Chosen:
     def _exposed(self, transfer: Transfer, steps: Sequence[Step]) -> tuple[list[float], float]:
         """What each step of a transfer adds to a run of its body, and what of them all is hidden."""
         mesh, (shares, hidden) = self.instance.mesh, self.spared(transfer)
-        found: list[float] = []
+        kinds = SUMMING if transfer.reduced else ("all-gather",)
+        found, hides = list[float](), list[bool]()
         for step in steps:
             if step.kind is None:
                 found.append(0.0)
+                hides.append(False)
                 continue
             of_fixed, of_bytes = self.instance.counted(shares, step)
             kind = mesh.runs_as(self.summed_after_loop.get(transfer.id, step.kind), step.mask, step.bytes)
             fixed, per_byte = mesh.fixed_seconds[kind][step.mask], mesh.seconds_per_byte[kind][step.mask]
             found.append(float(of_fixed * fixed + of_bytes * per_byte * step.bytes))
-        kinds = SUMMING if transfer.reduced else ("all-gather",)
-        moves = sum(seconds for step, seconds in zip(steps, found, strict=True) if step.kind in kinds)
+            # A gather that is compiled to an all-reduce is not hidden.
+            hides.append(step.kind in kinds and kind in kinds)
+        moves = sum(seconds for seconds, hide in zip(found, hides, strict=True) if hide)
         beside = min(HIDDEN * moves, hidden)
         shown = 1 - beside / moves if moves else 1.0
-        return [shown * s if step.kind in kinds else s for step, s in zip(steps, found, strict=True)], beside
+        return [shown * seconds if hide else seconds for seconds, hide in zip(found, hides, strict=True)], beside
 
     def fed(self, tensor: int) -> FedOnce:
         """What feeding an input takes as it is stored."""

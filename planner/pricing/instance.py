@@ -26,10 +26,12 @@ from planner.decisions.decision_graph import Transfer
 from planner.pricing.bodies.body_memory import BodyMemory
 from planner.pricing.candidates.strategies import Kinds, Strategies
 from planner.pricing.host_feeding import Fed, Feeding
-from planner.pricing.mesh import COLLECTIVES, Mesh
+from planner.pricing.mesh import Mesh
 from planner.pricing.op_cost import Work
 from planner.pricing.reshard import (
     ALL,
+    COUNTED,
+    GATHER_BY_SUM,
     GATHERS,
     SUMS,
     Locations,
@@ -149,10 +151,8 @@ class Instance:
         """What of a step counts by the shares of its transfer: of its fixed price, and of its bytes."""
         if step.kind is None:
             return 0.0, 0.0
-        fixed, of_bytes = shares[COLLECTIVES.index(step.kind)]
-        # A gather that is compiled to a sum moves what it gathers as it is.
-        summed = step.kind == "all-gather" and self.mesh.runs_as(step.kind, step.mask, step.bytes) != step.kind
-        return fixed, fixed if summed else of_bytes
+        by_sum = step.kind == "all-gather" and self.mesh.runs_as(step.kind, step.mask, step.bytes) != step.kind
+        return shares[COUNTED.index(GATHER_BY_SUM if by_sum else step.kind)]
 
     def transfer_values(self, transfer: Transfer) -> Floats:
         """The value of one transfer for every pair of strategies of its nodes: shape (n, m), trips included."""

@@ -35,13 +35,16 @@ from planner.pricing.candidates.specs import Layout
 from planner.pricing.mesh import COLLECTIVES, Mesh
 from planner.pricing.reshard_alternatives import APART, PLAIN, Locations, ways_of
 
+GATHER_BY_SUM = "all-gather by all-reduce"
+COUNTED = (*COLLECTIVES, GATHER_BY_SUM)
+"""The collectives, and gathers that are compiled to all-reduces."""
 Shares = tuple[tuple[float, float], ...]
-"""For each of `COLLECTIVES` the shares that count of its fixed price and of that of its bytes."""
-ALL: Shares = ((1.0, 1.0),) * len(COLLECTIVES)
-GATHERS: Shares = tuple((1.0, 1.0) if kind == "all-gather" else (0.0, 0.0) for kind in COLLECTIVES)
-GATHER = COLLECTIVES.index("all-gather")
+"""For each of `COUNTED` the shares that count of its fixed price and of that of its bytes."""
+ALL: Shares = ((1.0, 1.0),) * len(COUNTED)
+GATHERS: Shares = tuple((1.0, 1.0) if kind == "all-gather" else (0.0, 0.0) for kind in COUNTED)
+GATHER, BY_SUM = COUNTED.index("all-gather"), COUNTED.index(GATHER_BY_SUM)
 SUMMING = ("all-reduce", "reduce-scatter")
-SUMS: Shares = tuple((1.0, 1.0) if kind in SUMMING else (0.0, 0.0) for kind in COLLECTIVES)
+SUMS: Shares = tuple((1.0, 1.0) if kind in SUMMING else (0.0, 0.0) for kind in COUNTED)
 MOVING = ("all-gather", "all-to-all", "collective-permute")
 
 
@@ -57,7 +60,8 @@ def _shares(reassociated: int, combined: float, narrowed: float) -> Shares:
     part = 1 / reassociated
     sums, moved = (part * combined, part), (1.0, narrowed)
     counted = {"all-reduce": sums, "reduce-scatter": sums} | dict.fromkeys(MOVING, moved)
-    return tuple(counted.get(kind, (1.0, 1.0)) for kind in COLLECTIVES)
+    # A gather that is compiled to a sum moves what it gathers as it is.
+    return tuple(counted.get(kind, (1.0, 1.0)) for kind in COUNTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,9 +358,11 @@ class Patterns:
         fixed, per_byte = (mesh.fixed_seconds, mesh.seconds_per_byte) if seconds else (mesh.fixed, mesh.per_byte)
         owner, kind, mask, held = np.array(self.steps[known.steps :], np.int64).reshape(-1, 4).T
         owner -= priced
-        parts, (of_fixed, of_bytes) = mesh.mask_sizes()[held], np.asarray(shares)[kind].T
-        # A gather that is compiled to a sum moves what it gathers as it is.
-        of_bytes = np.where((kind == GATHER) & np.isinf(mesh.all_reduced["all-gather"][mask]), of_fixed, of_bytes)
+        parts, counted = mesh.mask_sizes()[held], np.asarray(shares)
+        if_small = np.where(kind == GATHER, BY_SUM, kind)
+        always = np.isinf(mesh.all_reduced["all-gather"][mask])
+        of_fixed, of_bytes = counted[np.where(always, if_small, kind)].T
+        of_small_fixed, of_small_bytes = counted[if_small].T
 
         def found(table: Mapping[str, Floats]) -> Floats:
             return np.stack([table[name] for name in COLLECTIVES])[kind, mask]
@@ -374,8 +380,8 @@ class Patterns:
             total(whole),
             total(each),
             limits,
-            total(np.where(changes, of_fixed * fixed["all-reduce"][mask], whole)),
-            total(np.where(changes, of_bytes * per_byte["all-reduce"][mask] / parts, each)),
+            total(np.where(changes, of_small_fixed * fixed["all-reduce"][mask], whole)),
+            total(np.where(changes, of_small_bytes * per_byte["all-reduce"][mask] / parts, each)),
         )
         old = (known.fixed, known.per_byte, known.limit, known.small, known.small_per_byte)
         made = _Prices(len(self.steps), *map(np.concatenate, zip(old, new, strict=True)))

@@ -191,6 +191,19 @@ def test_gathers_of_weights_are_hidden(topology: str) -> None:
     assert total == pytest.approx(plan.predicted.seconds, rel=1e-6)
 
 
+def test_gathers_that_are_compiled_to_all_reduces_are_not_hidden() -> None:
+    """Over all of 64 devices on a torus of three dims."""
+    pins = {"x": P("x"), "weights": P(None, "x")}
+    args = (shape(64 * ROWS, WIDTH), shape(4, WIDTH, WIDTH))
+    plan = planner.plan(scanned, args, topology="v5p:4x4x4", mesh={"x": 64}, pins=pins, options=NEVER)
+    (summed,) = plan.predicted.collectives
+    assert (summed.kind, summed.emitted) == ("all-reduce", "all-gather")
+    assert plan.predicted.hidden_seconds == 0
+    total = math.fsum(a.get("seconds", 0.0) for *_, a in (*plan.graph.nodes(data=True), *plan.graph.edges(data=True)))
+    assert total == pytest.approx(plan.predicted.seconds, rel=1e-6)
+    assert plan.certificate.value == pytest.approx(total, rel=1e-3)
+
+
 @pytest.mark.parametrize(("topology", "hidden"), [("v5p:2x2x1", False), ("v6e:2x2", True)])
 def test_sums_in_loops_are_hidden_where_sparse_cores_do_them(topology: str, hidden: bool) -> None:
     """The gradient of each layer's weights is summed beside the matmul of that trip which carries the gradient on."""
