@@ -147,9 +147,10 @@ class Chosen:
     def summed_after_loop(self) -> Mapping[int, str]:
         """The transfers that sum behind a loop what it accumulates, with the collective that the compiler makes of each."""
         of_tensor = {t.tensor: t.id for t in self.instance.model.flow.transfers if t.region_after_loop is not None}
-        placed = _Placed(self, {t.tensor: steps for t, steps in self.moves if t.reduced}) if of_tensor else None
-        found: dict[int, str] = {}
-        for accumulator in self.instance.model.flow.accumulators if placed is not None else ():
+        if not of_tensor:
+            return {}
+        placed, found = _Placed(self, {t.tensor: steps for t, steps in self.moves if t.reduced}), dict[int, str]()
+        for accumulator in self.instance.model.flow.accumulators:
             axes = axes_after_loop(accumulator, placed)
             if axes:
                 kind = self._summed_as(accumulator.leaves.results[0], axes)
