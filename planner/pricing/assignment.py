@@ -149,34 +149,44 @@ class Chosen:
         of_tensor = {t.tensor: t.id for t in self.instance.model.flow.transfers if t.region_after_loop is not None}
         if not of_tensor:
             return {}
-        placed, found = _Placed(self, {t.tensor: steps for t, steps in self.moves if t.reduced}), dict[int, str]()
-        for accumulator in self.instance.model.flow.accumulators:
-            axes = axes_after_loop(accumulator, placed)
+        flow, found = self.instance.model.flow, dict[int, str]()
+        placed = _Placed(self, {t.tensor: steps for t, steps in self.moves if t.reduced})
+        behind: dict[int, list[Transfer]] = {accumulator.leaves.results[0]: [] for accumulator in flow.accumulators}
+        for transfer in flow.transfers:
+            if transfer.tensor in behind:
+                behind[transfer.tensor].append(transfer)
+        for accumulator in flow.accumulators:
+            axes, (tensor,) = axes_after_loop(accumulator, placed), accumulator.leaves.results
             if axes:
-                kind = self._summed_as(accumulator.leaves.results[0], axes)
+                kind = self._summed_as(tensor, axes, behind[tensor])
                 found |= {of_tensor[term.op.results[0]]: kind for term in accumulator.terms}
         return found
 
-    def _summed_as(self, tensor: int, axes: Collection[str]) -> str:
-        """What becomes of a sum in place over these axes: a reduce-scatter where all readers take the same part of it."""
-        model, mesh = self.instance.model, self.instance.mesh
-        flow, aval, home = model.flow, model.graph.tensors[tensor].aval, model.flow.home[tensor]
-        served = sum(len(t.reads) for t in flow.transfers if t.tensor == tensor)
+    def _summed_as(self, tensor: int, axes: Collection[str], behind: Sequence[Transfer]) -> str:
+        """What becomes of a sum in place over these axes, with the transfers behind it.
+
+        A reduce-scatter where all that reads it takes the same part of it.
+        """
+        graph, mesh, home = self.instance.model.graph, self.instance.mesh, self.instance.model.flow.home[tensor]
+        moved_by_all = sum(len(t.reads) for t in behind) == len(graph.consumers[tensor])
+        if (
+            home is None
+            or not moved_by_all
+            or tensor in graph.returned
+            or not mesh.compiler.runs("reduce-scatter-creator")
+        ):
+            return "all-reduce"
+        aval, partial = graph.tensors[tensor].aval, [name in axes for name in mesh.names]
         firsts = {
             reshard_steps(
-                mesh,
-                self.home(tensor),
-                [name in axes for name in mesh.names],
-                self.at(t.target, t.target_dims),
+                *(mesh, self.home(tensor), partial, self.at(t.target, t.target_dims)),
                 shape=aval.shape,
                 whole_bytes=aval.bytes,
             )[0]
-            for t in flow.transfers
-            if t.tensor == tensor and home is not None and t.source == home[0]
+            for t in behind
+            if t.source == home[0]
         }
-        alike = len(firsts) == 1 and served == len(model.graph.consumers[tensor]) and tensor not in model.graph.returned
-        creates = mesh.compiler.runs("reduce-scatter-creator")
-        return firsts.pop().kind or "all-reduce" if creates and alike else "all-reduce"
+        return firsts.pop().kind or "all-reduce" if len(firsts) == 1 else "all-reduce"
 
     @cached_property
     def savings(self) -> Savings:
