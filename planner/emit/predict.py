@@ -17,7 +17,7 @@ from planner.pricing.instance import Instance
 from planner.pricing.memory import MemoryModel
 from planner.pricing.op_cost import fetches
 from planner.pricing.rematerialization import compiled_peak
-from planner.pricing.reshard import SUMMING
+from planner.pricing.shares import SUMMING
 from planner.program.dataflow import lifted, outermost
 from planner.program.graph import Graph
 from planner.program.slots import read_in

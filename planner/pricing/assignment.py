@@ -18,7 +18,8 @@ from planner.pricing.candidates.specs import spec_of
 from planner.pricing.instance import Instance
 from planner.pricing.loop_all_reduce import Axes, axes_after_loop
 from planner.pricing.prefetch import Moving, Multiplying, prefetched_seconds
-from planner.pricing.reshard import SUMMING, Shares, Step, reshard_steps
+from planner.pricing.reshard import Step, reshard_steps
+from planner.pricing.shares import SUMMING, Shares, counted_kind, hideable
 from planner.program.graph import Op
 from planner.program.spec_entries import axes_of_spec
 from planner.rules.rule import Dims
@@ -257,7 +258,7 @@ class Chosen:
     def _exposed(self, transfer: Transfer, steps: Sequence[Step]) -> tuple[list[float], float]:
         """What each step of a transfer adds to a run of its body, and what of them all is hidden."""
         mesh, (shares, hidden) = self.instance.mesh, self.spared(transfer)
-        kinds = SUMMING if transfer.reduced else ("all-gather",)
+        kinds = hideable(mesh, summing=bool(transfer.reduced))
         found, hides = list[float](), list[bool]()
         for step in steps:
             if step.kind is None:
@@ -268,8 +269,7 @@ class Chosen:
             kind = mesh.runs_as(self.summed_after_loop.get(transfer.id, step.kind), step.mask, step.bytes)
             fixed, per_byte = mesh.fixed_seconds[kind][step.mask], mesh.seconds_per_byte[kind][step.mask]
             found.append(float(of_fixed * fixed + of_bytes * per_byte * step.bytes))
-            # A gather that is compiled to an all-reduce is not hidden.
-            hides.append(step.kind in kinds and kind in kinds)
+            hides.append(counted_kind(mesh, step.kind, step.mask, step.bytes) in kinds)
         moves = sum(seconds for seconds, hide in zip(found, hides, strict=True) if hide)
         beside = min(HIDDEN * moves, hidden)
         shown = 1 - beside / moves if moves else 1.0

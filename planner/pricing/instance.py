@@ -28,20 +28,8 @@ from planner.pricing.candidates.strategies import Kinds, Strategies
 from planner.pricing.host_feeding import Fed, Feeding
 from planner.pricing.mesh import Mesh
 from planner.pricing.op_cost import Work
-from planner.pricing.reshard import (
-    ALL,
-    COUNTED,
-    GATHER_BY_SUM,
-    GATHERS,
-    SUMS,
-    Locations,
-    Patterns,
-    Shares,
-    Step,
-    local_bytes,
-    patterns_of,
-    shares_of,
-)
+from planner.pricing.reshard import Locations, Patterns, Step, local_bytes, patterns_of
+from planner.pricing.shares import ALL, COUNTED, Shares, counted_kind, hideable, only, shares_of
 from planner.pricing.tpu_tiles import local_tiled_bytes
 from planner.program.graph import Aval, Body
 from planner.rules.rule import Dims
@@ -151,8 +139,7 @@ class Instance:
         """What of a step counts by the shares of its transfer: of its fixed price, and of its bytes."""
         if step.kind is None:
             return 0.0, 0.0
-        by_sum = step.kind == "all-gather" and self.mesh.runs_as(step.kind, step.mask, step.bytes) != step.kind
-        return shares[COUNTED.index(GATHER_BY_SUM if by_sum else step.kind)]
+        return shares[COUNTED.index(counted_kind(self.mesh, step.kind, step.mask, step.bytes))]
 
     def transfer_values(self, transfer: Transfer) -> Floats:
         """The value of one transfer for every pair of strategies of its nodes: shape (n, m), trips included."""
@@ -192,8 +179,7 @@ class Instance:
 
             values = priced(shares)
             if hidden:
-                kinds = SUMS if transfer.reduced else GATHERS
-                moves = priced(tuple((a * c, b * d) for (a, b), (c, d) in zip(kinds, shares, strict=True)))
+                moves = priced(only(hideable(self.mesh, summing=bool(transfer.reduced)), shares))
                 values = values - np.minimum(HIDDEN * moves, hidden)
             trips = np.asarray(transfer.trips)
             if transfer.region_after_loop is not None:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -30,38 +29,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pbqp.vectors import Floats, Indices
-from planner.compiler.collectives.savings import Savings
 from planner.pricing.candidates.specs import Layout
 from planner.pricing.mesh import COLLECTIVES, Mesh
 from planner.pricing.reshard_alternatives import APART, PLAIN, Locations, ways_of
-
-GATHER_BY_SUM = "all-gather by all-reduce"
-COUNTED = (*COLLECTIVES, GATHER_BY_SUM)
-"""The collectives, and gathers that are compiled to all-reduces."""
-Shares = tuple[tuple[float, float], ...]
-"""For each of `COUNTED` the shares that count of its fixed price and of that of its bytes."""
-ALL: Shares = ((1.0, 1.0),) * len(COUNTED)
-GATHERS: Shares = tuple((1.0, 1.0) if kind == "all-gather" else (0.0, 0.0) for kind in COUNTED)
-GATHER, BY_SUM = COUNTED.index("all-gather"), COUNTED.index(GATHER_BY_SUM)
-SUMMING = ("all-reduce", "reduce-scatter")
-SUMS: Shares = tuple((1.0, 1.0) if kind in SUMMING else (0.0, 0.0) for kind in COUNTED)
-MOVING = ("all-gather", "all-to-all", "collective-permute")
-
-
-def shares_of(savings: Savings, transfer: int) -> Shares:
-    """What counts of the collectives of a transfer: of sums that are one its part, of the latency its share."""
-    return _shares(
-        savings.reassociated.get(transfer, 1), savings.latency.get(transfer, 1.0), savings.bytes.get(transfer, 1.0)
-    )
-
-
-@lru_cache(maxsize=4096)
-def _shares(reassociated: int, combined: float, narrowed: float) -> Shares:
-    part = 1 / reassociated
-    sums, moved = (part * combined, part), (1.0, narrowed)
-    counted = {"all-reduce": sums, "reduce-scatter": sums} | dict.fromkeys(MOVING, moved)
-    # A gather that is compiled to a sum moves what it gathers as it is.
-    return tuple(counted.get(kind, (1.0, 1.0)) for kind in COUNTED)
+from planner.pricing.shares import BY_SUM, GATHER, Shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
