@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
 from pbqp.vectors import Floats
-from planner.compiler.collectives.savings import Savings, savings_of
+from planner.compiler.collectives.savings import Savings, reassociated, savings_of
 from planner.compiler.fusion.bytes_accessed import Array, Movement, movements
 from planner.compiler.fusion.kernels import Kernels, kernels_of
 from planner.compiler.fusion.loop_fusion import FusedPass, fused_pass
 from planner.compiler.isomorphic_groups import isomorphic
-from planner.compiler.layout.tiles import memory_order
+from planner.compiler.layout.tiles import memory_orders
 from planner.compiler.model import CompilerModel
 from planner.compiler.program import CompiledProgram, compiled
 from planner.compiler.schedule.host_copies import HostCopy, host_copies
@@ -60,7 +60,7 @@ class Model:
     _moved: dict[int, tuple[Movement, ...]] = field(default_factory=dict[int, tuple[Movement, ...]])
     _passes: dict[int, FusedPass] = field(default_factory=dict[int, FusedPass])
     _factor_bytes: dict[int, Floats] = field(default_factory=dict[int, Floats])
-    _orders: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
+    _orders: dict[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict[int, tuple[tuple[int, ...], ...]])
 
     def fused_pass(self, group: Group) -> FusedPass | None:
         """The pass of a fused group; None for another."""
@@ -86,12 +86,17 @@ class Model:
         own = () if self.kernels is None else self.kernels.of_group.get(group.id, ())
         return math.fsum(regions[ops[kernel.op].region].trips for kernel in own)
 
-    def memory_order(self, transfer: Transfer) -> tuple[int, ...] | None:
-        """The dims of a transfer's tensor as they lie in memory while it is summed; None where nothing is."""
+    def memory_orders(self, transfer: Transfer) -> tuple[tuple[int, ...], ...] | None:
+        """The orders in which the dims of a transfer's tensor may lie while it is summed; None where nothing is.
+
+        That of the op that makes it, then that of the transpose behind it, if it may lie so. A term of an accumulator is
+        read where it is made.
+        """
         if not transfer.reduced:
             return None
         if transfer.tensor not in self._orders:
-            self._orders[transfer.tensor] = memory_order(self.seen.graph, self.grouping, transfer.tensor)
+            orders = memory_orders(self.seen.graph, self.grouping, transfer.tensor)
+            self._orders[transfer.tensor] = orders[:1] if transfer.region_after_loop is not None else orders
         return self._orders[transfer.tensor]
 
     def factor_bytes(self, group: Group) -> Floats:
@@ -118,6 +123,13 @@ class Model:
             return self.given_savings
         flow = self.seen.flow(self.flow)
         return savings_of(self.seen.graph, self.grouping, flow, self.compiled.narrow, self.compiler, self.hiding)
+
+    def savings_over(self, devices: Callable[[Transfer], Hashable | None]) -> Savings:
+        """The savings where it is known which devices each transfer sums over: None where its tensor is no partial sum."""
+        if self.given_savings is not None or not self.savings.reassociated:
+            return self.savings
+        flow = self.seen.flow(self.flow)
+        return replace(self.savings, reassociated=reassociated(self.seen.graph, self.grouping, flow, devices))
 
     @cached_property
     def host_copies(self) -> Mapping[int, HostCopy]:

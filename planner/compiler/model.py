@@ -66,6 +66,7 @@ PassName = Literal[
     "cross-program-prefetch",
     "rematerialization",
     "all-reduce-reassociate",
+    "reduce-scatter-creator",
     "all-reduce-combiner",
     "async-all-gather",
     "async-all-reduce",

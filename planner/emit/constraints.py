@@ -90,10 +90,10 @@ def place(chosen: Chosen, compiler: CompilerModel) -> Emission:
     _hold_readers(chosen, {t.tensor for t in flow.transfers if t.reads and t.id in layouts}, constraints)
     _hold_windows(chosen, constraints)
     _hold_terms(chosen, constraints)
-    scattered = {t.tensor for t, steps in chosen.moves if t.reduced and any(s.kind == "reduce-scatter" for s in steps)}
-    _constrain_after_transposes(chosen, scattered, constraints)
     if compiler.runs("constrain-anchors-only"):
         _free_followers(chosen, constraints)
+    # What a transpose takes over from a matmul must not be taken away again.
+    _constrain_after_transposes(chosen, constraints)
     in_specs = tuple(map(chosen.stored, graph.inputs))
     for position, tensor in enumerate(graph.inputs):
         if graph.tensors[tensor].aval.shape and graph.tensors[tensor].aval.itemsize:
@@ -153,16 +153,21 @@ def _hold_terms(chosen: Chosen, constraints: dict[Slot, tuple[PartitionSpec, ...
                 constraints.setdefault(operand_slot(op, position), (chosen.wanted(op, position),))
 
 
-def _constrain_after_transposes(
-    chosen: Chosen, scattered: Collection[int], constraints: dict[Slot, tuple[PartitionSpec, ...]]
-) -> None:
+def _constrain_after_transposes(chosen: Chosen, constraints: dict[Slot, tuple[PartitionSpec, ...]]) -> None:
     """Lays what holds for the result of a matmul on the transpose that alone reads it, as of the gradient of a weight.
 
     XLA then makes the one in the order of the other. A constraint in between keeps it from that, and its TPU compiler would
-    copy the weight and the moments of its optimizer into the gradient's order and back. Not for sums that are `scattered`:
-    behind a transpose that is no reduce-scatter any more, but an all-reduce.
+    copy the weight and the moments of its optimizer into the gradient's order and back. Not for sums that a TPU's compiler
+    can scatter in the order of the matmul alone: behind the transpose it makes all-reduces of them. Nor on other platforms
+    for any sum that is scattered.
     """
     graph, flow = chosen.instance.model.graph, chosen.instance.model.flow
+    in_tiles = chosen.instance.mesh.compiler.runs("tiling")
+    scattered = {
+        t.tensor
+        for t, steps in chosen.moves
+        if steps[0].kind == "reduce-scatter" and not (in_tiles and chosen.has_steps_transposed(t, steps))
+    }
     terms = {term.op.id for accumulator in flow.accumulators for term in accumulator.terms}
     for op in graph.of_kinds(kinds_where(lambda row: row.matmul)):
         readers = graph.consumers[op.results[0]]

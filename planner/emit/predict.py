@@ -17,7 +17,7 @@ from planner.pricing.instance import Instance
 from planner.pricing.memory import MemoryModel
 from planner.pricing.op_cost import fetches
 from planner.pricing.rematerialization import compiled_peak
-from planner.pricing.reshard import SUMMING
+from planner.pricing.shares import SUMMING
 from planner.program.dataflow import lifted, outermost
 from planner.program.graph import Graph
 from planner.program.slots import read_in
@@ -157,10 +157,10 @@ def _of_transfers(chosen: Chosen) -> dict[int, list[Collective]]:
             if step.kind is None or key in seen:
                 continue
             seen.add(key)
-            _, counted = instance.counted(instance.savings(transfer)[0], step)
+            _, counted = instance.counted(chosen.spared(transfer)[0], step)
             summing = step.kind in SUMMING
             collective = Collective(
-                kind=step.kind,
+                kind=chosen.summed_after_loop.get(transfer.id, step.kind),
                 bytes=step.bytes * (widened if summing else counted),
                 axes=instance.mesh.axes(step.mask),
                 count=trips * (counted if summing else 1.0),

@@ -11,13 +11,15 @@ from typing import NamedTuple
 from jax.sharding import PartitionSpec
 
 from planner.compiler.collectives.overlap import HIDDEN
+from planner.compiler.collectives.savings import Savings
 from planner.compiler.schedule.prefetched_weights import WeightsThere
 from planner.decisions.decision_graph import Transfer
 from planner.pricing.candidates.specs import spec_of
 from planner.pricing.instance import Instance
 from planner.pricing.loop_all_reduce import Axes, axes_after_loop
 from planner.pricing.prefetch import Moving, Multiplying, prefetched_seconds
-from planner.pricing.reshard import SUMMING, Step, reshard_steps
+from planner.pricing.reshard import Step, reshard_steps
+from planner.pricing.shares import SUMMING, Shares, counted_kind, hideable
 from planner.program.graph import Op
 from planner.program.spec_entries import axes_of_spec
 from planner.rules.rule import Dims
@@ -111,8 +113,18 @@ class Chosen:
         moves = [(transfer, self._steps(transfer, known)) for transfer in self.instance.model.moving]
         return tuple([move for move in moves if move[1]])
 
-    def _steps(self, transfer: Transfer, known: dict[object, tuple[Step, ...]]) -> tuple[Step, ...]:
-        """The steps of a transfer; `known` are those worked out so far."""
+    def has_steps_transposed(self, transfer: Transfer, steps: Sequence[Step]) -> bool:
+        """Whether a sum has these steps, too, where its tensor lies in memory as the transpose does that alone reads it."""
+        orders = self.instance.model.memory_orders(transfer)
+        return orders is None or self._steps(transfer, {}, orders[-1:]) == steps
+
+    def _steps(
+        self,
+        transfer: Transfer,
+        known: dict[object, tuple[Step, ...]],
+        orders: tuple[tuple[int, ...], ...] | None = None,
+    ) -> tuple[Step, ...]:
+        """The steps of a transfer, by default in any order that its tensor may have; `known` are those that were found."""
         instance = self.instance
         aval = instance.model.graph.tensors[transfer.tensor].aval
         source = self.at(transfer.source, transfer.source_dims)
@@ -123,26 +135,69 @@ class Chosen:
             else ()
         )
         partial = tuple(factor in transfer.reduced for factor in factors) or (False,) * len(source)
-        order = instance.model.memory_order(transfer)
-        key = (source, partial, target, aval.shape, aval.bytes, order)
+        orders = orders or instance.model.memory_orders(transfer)
+        key = (source, partial, target, aval.shape, aval.bytes, orders)
         if key not in known:
             made = reshard_steps(
-                instance.mesh, source, partial, target, shape=aval.shape, whole_bytes=aval.bytes, order=order
+                instance.mesh, source, partial, target, shape=aval.shape, whole_bytes=aval.bytes, orders=orders
             )
             known[key] = tuple(made)
         return known[key]
 
     @cached_property
-    def summed_after_loop(self) -> frozenset[int]:
-        """The transfers that sum behind a loop what it accumulates."""
+    def summed_after_loop(self) -> Mapping[int, str]:
+        """The transfers that sum behind a loop what it accumulates, with the collective that the compiler makes of each."""
         of_tensor = {t.tensor: t.id for t in self.instance.model.flow.transfers if t.region_after_loop is not None}
-        placed = _Placed(self, {t.tensor: steps for t, steps in self.moves if t.reduced}) if of_tensor else None
-        return frozenset(
-            of_tensor[term.op.results[0]]
-            for accumulator in self.instance.model.flow.accumulators
-            if placed is not None and axes_after_loop(accumulator, placed)
-            for term in accumulator.terms
-        )
+        if not of_tensor:
+            return {}
+        flow, found = self.instance.model.flow, dict[int, str]()
+        placed = _Placed(self, {t.tensor: steps for t, steps in self.moves if t.reduced})
+        behind: dict[int, list[Transfer]] = {accumulator.leaves.results[0]: [] for accumulator in flow.accumulators}
+        for transfer in flow.transfers:
+            if transfer.tensor in behind:
+                behind[transfer.tensor].append(transfer)
+        for accumulator in flow.accumulators:
+            axes, (tensor,) = axes_after_loop(accumulator, placed), accumulator.leaves.results
+            if axes:
+                kind = self._summed_as(tensor, axes, behind[tensor])
+                found |= {of_tensor[term.op.results[0]]: kind for term in accumulator.terms}
+        return found
+
+    def _summed_as(self, tensor: int, axes: Collection[str], behind: Sequence[Transfer]) -> str:
+        """What becomes of a sum in place over these axes, with the transfers behind it.
+
+        A reduce-scatter where all that reads it takes the same part of it.
+        """
+        graph, mesh, home = self.instance.model.graph, self.instance.mesh, self.instance.model.flow.home[tensor]
+        moved_by_all = sum(len(t.reads) for t in behind) == len(graph.consumers[tensor])
+        if (
+            home is None
+            or not moved_by_all
+            or tensor in graph.returned
+            or not mesh.compiler.runs("reduce-scatter-creator")
+        ):
+            return "all-reduce"
+        aval, partial = graph.tensors[tensor].aval, [name in axes for name in mesh.names]
+        firsts = {
+            reshard_steps(
+                *(mesh, self.home(tensor), partial, self.at(t.target, t.target_dims)),
+                shape=aval.shape,
+                whole_bytes=aval.bytes,
+            )[0]
+            for t in behind
+            if t.source == home[0]
+        }
+        return firsts.pop().kind or "all-reduce" if len(firsts) == 1 else "all-reduce"
+
+    @cached_property
+    def savings(self) -> Savings:
+        """The savings of transfers: sums are merged with others where the choice leaves all of them partial."""
+        sums = {t.id: steps[0].mask for t, steps in self.moves if steps[0].kind in SUMMING}
+        return self.instance.model.savings_over(lambda transfer: sums.get(transfer.id))
+
+    def spared(self, transfer: Transfer) -> tuple[Shares, float]:
+        """The parts of a transfer's collectives that count, and the seconds of them that matmuls hide at most."""
+        return self.instance.savings(transfer, None if self.instance.model.kernels is None else self.savings)
 
     def trips(self, transfer: Transfer) -> float:
         """How often a transfer moves per call, in terms of its tensor's bytes."""
@@ -202,21 +257,23 @@ class Chosen:
 
     def _exposed(self, transfer: Transfer, steps: Sequence[Step]) -> tuple[list[float], float]:
         """What each step of a transfer adds to a run of its body, and what of them all is hidden."""
-        mesh, (shares, hidden) = self.instance.mesh, self.instance.savings(transfer)
-        found: list[float] = []
+        mesh, (shares, hidden) = self.instance.mesh, self.spared(transfer)
+        kinds = hideable(mesh, summing=bool(transfer.reduced))
+        found, hides = list[float](), list[bool]()
         for step in steps:
             if step.kind is None:
                 found.append(0.0)
+                hides.append(False)
                 continue
             of_fixed, of_bytes = self.instance.counted(shares, step)
-            kind = mesh.runs_as(step.kind, step.mask, step.bytes)
+            kind = mesh.runs_as(self.summed_after_loop.get(transfer.id, step.kind), step.mask, step.bytes)
             fixed, per_byte = mesh.fixed_seconds[kind][step.mask], mesh.seconds_per_byte[kind][step.mask]
             found.append(float(of_fixed * fixed + of_bytes * per_byte * step.bytes))
-        kinds = SUMMING if transfer.reduced else ("all-gather",)
-        moves = sum(seconds for step, seconds in zip(steps, found, strict=True) if step.kind in kinds)
+            hides.append(counted_kind(mesh, step.kind, step.mask, step.bytes) in kinds)
+        moves = sum(seconds for seconds, hide in zip(found, hides, strict=True) if hide)
         beside = min(HIDDEN * moves, hidden)
         shown = 1 - beside / moves if moves else 1.0
-        return [shown * s if step.kind in kinds else s for step, s in zip(steps, found, strict=True)], beside
+        return [shown * seconds if hide else seconds for seconds, hide in zip(found, hides, strict=True)], beside
 
     def fed(self, tensor: int) -> FedOnce:
         """What feeding an input takes as it is stored."""

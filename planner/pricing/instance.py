@@ -20,25 +20,16 @@ from pbqp.problem import Edge, Problem
 from pbqp.vectors import Floats, Indices, distinct_lines
 from planner.compiler.analysis import Model
 from planner.compiler.collectives.overlap import HIDDEN
+from planner.compiler.collectives.savings import Savings
 from planner.compiler.layout.row_major_lanes import InRows
 from planner.decisions.decision_graph import Transfer
 from planner.pricing.bodies.body_memory import BodyMemory
 from planner.pricing.candidates.strategies import Kinds, Strategies
 from planner.pricing.host_feeding import Fed, Feeding
-from planner.pricing.mesh import COLLECTIVES, Mesh
+from planner.pricing.mesh import Mesh
 from planner.pricing.op_cost import Work
-from planner.pricing.reshard import (
-    ALL,
-    GATHERS,
-    SUMS,
-    Locations,
-    Patterns,
-    Shares,
-    Step,
-    local_bytes,
-    patterns_of,
-    shares_of,
-)
+from planner.pricing.reshard import Locations, Patterns, Step, local_bytes, patterns_of
+from planner.pricing.shares import ALL, COUNTED, Shares, counted_kind, hideable, only, shares_of
 from planner.pricing.tpu_tiles import local_tiled_bytes
 from planner.program.graph import Aval, Body
 from planner.rules.rule import Dims
@@ -133,9 +124,12 @@ class Instance:
         """How many devices' values count: all of them for energy, that of one (they run side by side) for time."""
         return float(self.mesh.num_devices) if self.objective.name == "energy" else 1.0
 
-    def savings(self, transfer: Transfer) -> tuple[Shares, float]:
-        """The parts of a transfer's collectives that count, and the seconds of them that matmuls hide at most."""
-        mesh, found = self.mesh, self.model.savings
+    def savings(self, transfer: Transfer, found: Savings | None = None) -> tuple[Shares, float]:
+        """The parts of a transfer's collectives that count, and the seconds of them that matmuls hide at most.
+
+        By the savings that were `found`; by default those where every sum that can be is merged with others.
+        """
+        mesh, found = self.mesh, self.model.savings if found is None else found
         if self.model.kernels is None:
             return ALL, 0.0
         flops = found.overlap_flops.get(transfer.id, 0.0) if self.objective.name == "time" else 0.0
@@ -145,17 +139,14 @@ class Instance:
         """What of a step counts by the shares of its transfer: of its fixed price, and of its bytes."""
         if step.kind is None:
             return 0.0, 0.0
-        fixed, of_bytes = shares[COLLECTIVES.index(step.kind)]
-        # A gather that is compiled to a sum moves what it gathers as it is.
-        summed = step.kind == "all-gather" and self.mesh.runs_as(step.kind, step.mask, step.bytes) != step.kind
-        return fixed, fixed if summed else of_bytes
+        return shares[COUNTED.index(counted_kind(self.mesh, step.kind, step.mask, step.bytes))]
 
     def transfer_values(self, transfer: Transfer) -> Floats:
         """The value of one transfer for every pair of strategies of its nodes: shape (n, m), trips included."""
-        aval, order = self.model.graph.tensors[transfer.tensor].aval, self.model.memory_order(transfer)
+        aval, orders = self.model.graph.tensors[transfer.tensor].aval, self.model.memory_orders(transfer)
         shares, hidden = self.savings(transfer)
         alike = (
-            *(self.kind_of[transfer.source], transfer.source_dims, transfer.reduced, order, shares, hidden),
+            *(self.kind_of[transfer.source], transfer.source_dims, transfer.reduced, orders, shares, hidden),
             *(
                 self.kind_of[transfer.target],
                 transfer.target_dims,
@@ -175,12 +166,12 @@ class Instance:
             # Nothing moves between the memories of hosts.
             stays = np.logical_and((s[:, None] == t[None]).all(axis=2), ~p.any(axis=1, keepdims=True))
             return self._cache.setdefault(alike, np.where(stays, 0.0, np.inf))
-        pairs = (s.tobytes(), p.tobytes(), t.tobytes(), aval.shape, aval.bytes, order)
+        pairs = (s.tobytes(), p.tobytes(), t.tobytes(), aval.shape, aval.bytes, orders)
         often = (transfer.trips, transfer.trips_after_loop, transfer.widened, transfer.waiting)
         key = (pairs, often, shares, hidden)
         if key not in self._cache:
             if pairs not in self._met:
-                self._met[pairs] = self._reshards((s, p, t), aval, order)
+                self._met[pairs] = self._reshards((s, p, t), aval, orders)
             index, row_of, column_of = self._met[pairs]
 
             def priced(counted: Shares) -> Floats:
@@ -188,8 +179,7 @@ class Instance:
 
             values = priced(shares)
             if hidden:
-                kinds = SUMS if transfer.reduced else GATHERS
-                moves = priced(tuple((a * c, b * d) for (a, b), (c, d) in zip(kinds, shares, strict=True)))
+                moves = priced(only(hideable(self.mesh, summing=bool(transfer.reduced)), shares))
                 values = values - np.minimum(HIDDEN * moves, hidden)
             trips = np.asarray(transfer.trips)
             if transfer.region_after_loop is not None:
@@ -212,14 +202,17 @@ class Instance:
         return np.where(over > 0, fixed[over] + per_byte[over] * held[:, None], 0.0)
 
     def _reshards(
-        self, ends: tuple[Locations, npt.NDArray[np.bool_], Locations], aval: Aval, order: tuple[int, ...] | None
+        self,
+        ends: tuple[Locations, npt.NDArray[np.bool_], Locations],
+        aval: Aval,
+        orders: tuple[tuple[int, ...], ...] | None,
     ) -> tuple[npt.NDArray[np.int64], Indices, Indices]:
         """The patterns between distinct specs of a source (with its partial sums) and a target, and which each has."""
         source, partial, target = ends
         rows, row_of = distinct_lines(np.concatenate([source, partial.astype(np.int8)], axis=1))
         columns, column_of = distinct_lines(target)
         # Nodes with other strategies often have the same specs.
-        key = (rows.tobytes(), columns.tobytes(), aval.shape, aval.bytes, order)
+        key = (rows.tobytes(), columns.tobytes(), aval.shape, aval.bytes, orders)
         if key not in self._patterns:
             axes = source.shape[1]
             self._patterns[key] = patterns_of(
@@ -230,7 +223,7 @@ class Instance:
                 shape=aval.shape,
                 whole_bytes=aval.bytes,
                 patterns=self.patterns,
-                order=order,
+                orders=orders,
             )
         return self._patterns[key], row_of, column_of
 

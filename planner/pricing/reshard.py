@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -30,34 +29,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pbqp.vectors import Floats, Indices
-from planner.compiler.collectives.savings import Savings
 from planner.pricing.candidates.specs import Layout
 from planner.pricing.mesh import COLLECTIVES, Mesh
 from planner.pricing.reshard_alternatives import APART, PLAIN, Locations, ways_of
-
-Shares = tuple[tuple[float, float], ...]
-"""For each of `COLLECTIVES` the shares that count of its fixed price and of that of its bytes."""
-ALL: Shares = ((1.0, 1.0),) * len(COLLECTIVES)
-GATHERS: Shares = tuple((1.0, 1.0) if kind == "all-gather" else (0.0, 0.0) for kind in COLLECTIVES)
-GATHER = COLLECTIVES.index("all-gather")
-SUMMING = ("all-reduce", "reduce-scatter")
-SUMS: Shares = tuple((1.0, 1.0) if kind in SUMMING else (0.0, 0.0) for kind in COLLECTIVES)
-MOVING = ("all-gather", "all-to-all", "collective-permute")
-
-
-def shares_of(savings: Savings, transfer: int) -> Shares:
-    """What counts of the collectives of a transfer: of sums that are one its part, of the latency its share."""
-    return _shares(
-        savings.reassociated.get(transfer, 1), savings.latency.get(transfer, 1.0), savings.bytes.get(transfer, 1.0)
-    )
-
-
-@lru_cache(maxsize=4096)
-def _shares(reassociated: int, combined: float, narrowed: float) -> Shares:
-    part = 1 / reassociated
-    sums, moved = (part * combined, part), (1.0, narrowed)
-    counted = {"all-reduce": sums, "reduce-scatter": sums} | dict.fromkeys(MOVING, moved)
-    return tuple(counted.get(kind, (1.0, 1.0)) for kind in COLLECTIVES)
+from planner.pricing.shares import BY_SUM, GATHER, Shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,9 +329,11 @@ class Patterns:
         fixed, per_byte = (mesh.fixed_seconds, mesh.seconds_per_byte) if seconds else (mesh.fixed, mesh.per_byte)
         owner, kind, mask, held = np.array(self.steps[known.steps :], np.int64).reshape(-1, 4).T
         owner -= priced
-        parts, (of_fixed, of_bytes) = mesh.mask_sizes()[held], np.asarray(shares)[kind].T
-        # A gather that is compiled to a sum moves what it gathers as it is.
-        of_bytes = np.where((kind == GATHER) & np.isinf(mesh.all_reduced["all-gather"][mask]), of_fixed, of_bytes)
+        parts, counted = mesh.mask_sizes()[held], np.asarray(shares)
+        if_small = np.where(kind == GATHER, BY_SUM, kind)
+        always = np.isinf(mesh.all_reduced["all-gather"][mask])
+        of_fixed, of_bytes = counted[np.where(always, if_small, kind)].T
+        of_small_fixed, of_small_bytes = counted[if_small].T
 
         def found(table: Mapping[str, Floats]) -> Floats:
             return np.stack([table[name] for name in COLLECTIVES])[kind, mask]
@@ -374,8 +351,8 @@ class Patterns:
             total(whole),
             total(each),
             limits,
-            total(np.where(changes, of_fixed * fixed["all-reduce"][mask], whole)),
-            total(np.where(changes, of_bytes * per_byte["all-reduce"][mask] / parts, each)),
+            total(np.where(changes, of_small_fixed * fixed["all-reduce"][mask], whole)),
+            total(np.where(changes, of_small_bytes * per_byte["all-reduce"][mask] / parts, each)),
         )
         old = (known.fixed, known.per_byte, known.limit, known.small, known.small_per_byte)
         made = _Prices(len(self.steps), *map(np.concatenate, zip(old, new, strict=True)))
@@ -392,15 +369,15 @@ def patterns_of(
     shape: Sequence[int],
     whole_bytes: float,
     patterns: Patterns,
-    order: Sequence[int] | None = None,
+    orders: Sequence[Sequence[int]] | None = None,
 ) -> npt.NDArray[np.int64]:
     """The numbers among `patterns` of every reshard from `source[i]` (partial over `partial[i]`) to `target[j]`: (n, m).
 
     Parameters: locations of shapes (n, axes), (n, axes) and (m, axes); `shape` and `whole_bytes` of the tensor;
-    `patterns`, what was met before; `order`, the dims as they lie in memory, most major first, if otherwise than in
-    `shape`. `Patterns.price` has what they cost.
+    `patterns`, what was met before; `orders`, those in which the dims may lie in memory, most major first, if otherwise
+    than in `shape`. `Patterns.price` has what they cost.
     """
-    ways = ways_of(mesh, source, partial, target, shape=shape, whole_bytes=whole_bytes, order=order)
+    ways = ways_of(mesh, source, partial, target, shape=shape, whole_bytes=whole_bytes, orders=orders)
     return patterns.index(source, partial, target, len(shape), ways)
 
 
@@ -412,12 +389,12 @@ def reshard_steps(
     *,
     shape: Sequence[int],
     whole_bytes: float,
-    order: Sequence[int] | None = None,
+    orders: Sequence[Sequence[int]] | None = None,
 ) -> list[Step]:
     """The steps of one reshard, in order; see the module for the sequence and `reshard_values` for the parameters."""
     sizes = mesh.mask_sizes()
     pair = np.array([source], np.int8), np.array([partial], np.bool_), np.array([target], np.int8)
-    way = int(ways_of(mesh, *pair, shape=shape, whole_bytes=whole_bytes, order=order)[0, 0])
+    way = int(ways_of(mesh, *pair, shape=shape, whole_bytes=whole_bytes, orders=orders)[0, 0])
     return [
         Step(
             kind=move.kind,

@@ -25,7 +25,7 @@ def ways_of(
     *,
     shape: Sequence[int],
     whole_bytes: float,
-    order: Sequence[int] | None,
+    orders: Sequence[Sequence[int]] | None,
 ) -> npt.NDArray[np.int64]:
     """For every pair of specs, in which way a tensor goes from the one to the other: shape (n, m).
 
@@ -33,19 +33,24 @@ def ways_of(
     """
     ways = np.full((len(source), len(target)), PLAIN, np.int64)
     if mesh.compiler.runs("tiling") and partial.any():
-        places = list(range(len(shape)) if order is None else order)
+        places = [tuple(range(len(shape)))] if orders is None else orders
         itemsize = round(whole_bytes / max(1, math.prod(shape)))
         parts = parts_of_masks(mesh.sizes)
         masks = partial @ (1 << np.arange(len(mesh.sizes)))
         for mask in np.unique(masks[masks > 0]).tolist():
             rows = np.flatnonzero(masks == mask)
-            held = local_extents(source[rows], mesh.sizes, shape)[:, places].tolist()
+            held = local_extents(source[rows], mesh.sizes, shape)
+            ordered = [(order, held[:, order].tolist()) for order in places]
             onto = target[:, partial[rows[0]]]
             for dim in np.unique(onto[onto >= 0]).tolist():
                 columns = np.flatnonzero((onto == dim).all(axis=1))
-                at = places.index(dim)
-                summed = [not scatters(mesh.chip, tuple(of), at, parts=parts[mask], itemsize=itemsize) for of in held]
-                ways[np.ix_(rows[summed], columns)] = SUMMED
+                scattered = np.zeros(len(rows), np.bool_)
+                for order, extents in ordered:
+                    at = order.index(dim)
+                    scattered |= [
+                        scatters(mesh.chip, tuple(of), at, parts=parts[mask], itemsize=itemsize) for of in extents
+                    ]
+                ways[np.ix_(rows[~scattered], columns)] = SUMMED
     ways[_crowded(source, target, mesh.sizes, shape)] = APART
     return ways
 

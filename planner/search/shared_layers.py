@@ -79,7 +79,7 @@ def _numbered(keys: list[Hashable]) -> list[int]:
 def _of_transfer(model: Model, transfer: Transfer) -> Hashable:
     """All that its values follow from, but for the strategies of its ends."""
     aval = model.graph.aval_numbers[transfer.tensor]
-    spared = None if model.kernels is None else (model.savings.figures(transfer.id), model.memory_order(transfer))
+    spared = None if model.kernels is None else (model.savings.figures(transfer.id), model.memory_orders(transfer))
     return (
         transfer.source_dims,
         transfer.reduced,

@@ -116,9 +116,9 @@ def _momentum(params: Any, moments: Any, x: Any) -> Any:
     return jax.tree.map(lambda p, m: p - 1e-3 * m, params, moments), moments
 
 
-def _data_parallel(*, weights: P = WHOLE) -> tuple[planner.Plan, tuple[Any, ...]]:
+def _data_parallel(*, weights: P = WHOLE, hidden: int = 4096) -> tuple[planner.Plan, tuple[Any, ...]]:
     """The plan of a step on four chips whose batch is split, and its arguments."""
-    shapes = {"up": (1024, 4096), "down": (4096, 1024)}
+    shapes = {"up": (1024, hidden), "down": (hidden, 1024)}
     params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
     args = params, params, jax.ShapeDtypeStruct((64, 512, 1024), jnp.float32)
     plan = planner.plan(
@@ -150,13 +150,26 @@ def test_no_weight_is_copied_into_the_order_of_its_gradient() -> None:
     assert not re.search(r"= f32\[(1024,4096|4096,1024)\]\S* copy\(", report.hlo)
 
 
-def test_what_scatters_the_gradient_of_a_weight_is_laid_before_its_transpose() -> None:
-    """Behind it XLA's TPU compiler sums some of them whole."""
-    plan, _ = _data_parallel(weights=P(None, "data"))
-    assert {"reduce-scatter"} <= {c.kind for c in plan.predicted.collectives}
-    graph = plan.alternatives.instance.model.graph
-    made = [graph.ops[graph.tensors[op.operands[0]].producer or 0] for op in graph.of_kinds(("transpose",))]
-    assert all(plan.decision.constraints[result_slot(op, 0)] == (P("data"),) for op in made)
+@needs_libtpu
+@pytest.mark.parametrize(("weights", "behind"), [(P("data"), {"up", "down"}), (P(None, "data"), {"down"})])
+def test_gradients_are_scattered_behind_their_transpose_where_parts_are_whole_tiles(
+    weights: P, behind: set[str]
+) -> None:
+    """Behind it XLA's TPU compiler sums the others whole: parts of 64 columns, half a tile."""
+    plan, args = _data_parallel(weights=weights, hidden=256)
+    scattered = [c for c in plan.predicted.collectives if c.kind == "reduce-scatter"]
+    assert len(scattered) == 2
+    graph, laid = plan.alternatives.instance.model.graph, plan.decision.constraints
+    turned = {
+        "up" if graph.tensors[op.results[0]].aval.shape[0] == 1024 else "down": op
+        for op in graph.of_kinds(("transpose",))
+    }
+    made = {name: graph.ops[graph.tensors[op.operands[0]].producer or 0] for name, op in turned.items()}
+    assert {name for name, op in made.items() if result_slot(op, 0) not in laid} == behind
+    assert all(laid[result_slot(turned[name], 0)][0] == weights for name in behind)
+    report = aot_compile(plan.jit, args, mesh_shape={"data": 4}, topology="v5e:2x2")
+    found = sum(c.bytes for c in report.collectives if c.kind == "reduce-scatter")
+    assert found == pytest.approx(sum(c.bytes for c in scattered), rel=0.01)
 
 
 def centred(x: Any, w: Any) -> Any:

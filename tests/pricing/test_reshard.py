@@ -18,7 +18,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from cost_models import Roofline, Topology, objective, parse_topology
 from planner.pricing.candidates.specs import Layout, layout_of, to_spec
 from planner.pricing.mesh import Mesh, make_mesh
-from planner.pricing.reshard import ALL, Patterns, Step, patterns_of, reshard_steps
+from planner.pricing.reshard import Patterns, Step, patterns_of, reshard_steps
+from planner.pricing.shares import ALL
 from planner.verify.hlo.collectives import read_collectives
 
 MESHES: tuple[Mapping[str, int], ...] = ({"x": 8}, {"x": 4, "y": 2}, {"x": 2, "y": 4}, {"x": 2, "y": 2, "z": 2})
@@ -121,7 +122,7 @@ def test_sums_that_a_tpu_cannot_scatter_are_whole_first(topology: str) -> None:
     for dim in (1, 2, 3):
         pair = ([0, -1], [False, True], [0, dim])
         whole = 2.0 * math.prod(shape)
-        steps = reshard_steps(mesh, *pair, shape=shape, whole_bytes=whole, order=order)
+        steps = reshard_steps(mesh, *pair, shape=shape, whole_bytes=whole, orders=(order,))
         made[dim] = [step.kind for step in steps]
         value = reshard_values(
             mesh,
@@ -129,7 +130,7 @@ def test_sums_that_a_tpu_cannot_scatter_are_whole_first(topology: str) -> None:
             shape=shape,
             whole_bytes=whole,
             patterns=Patterns(),
-            order=order,
+            orders=(order,),
             seconds=True,
         )
         paid = [mesh.collective_seconds(s.kind, s.mask, s.bytes) for s in steps if s.kind]

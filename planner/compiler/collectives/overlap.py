@@ -1,8 +1,9 @@
 """Overlap: collectives that run beside matmuls.
 
 A gather of a tensor that nothing in its body must be computed for, such as a layer's weights, runs beside the matmuls
-before it. On GPUs a sum outside of loops that no matmul waits for runs beside those after it, until the next such sum; on
-TPUs whose SparseCores sum, one in a loop as well.
+before it; one that a TPU's compiler makes an all-reduce of only where SparseCores sum. On GPUs a sum outside of loops that
+no matmul waits for runs beside those after it, until the next such sum; on TPUs whose SparseCores sum, one in a loop as
+well.
 
 All-reduce combining: sums that no matmul of their body waits for, such as gradients, are a few large ones. Each is
 charged its part of the latency of one (58 to 3 sums in a train step of BERT whose layers are written out; XLA's pass

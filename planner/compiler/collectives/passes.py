@@ -15,6 +15,17 @@ ALL_REDUCE_REASSOCIATE = Pass(
     ),
 )
 
+REDUCE_SCATTER_CREATOR = Pass(
+    name="reduce-scatter-creator",
+    phase="collectives",
+    does="Scatters a sum behind a loop of which each device reads the same part everywhere.",
+    evidence=Evidence(
+        release="libtpu 0.0.42",
+        seen="the gradient of the head of Mixtral in microbatches on v5e:4x4",
+        source="xla/service/reduce_scatter_creator.cc",
+    ),
+)
+
 ALL_REDUCE_COMBINER = Pass(
     name="all-reduce-combiner",
     phase="collectives",

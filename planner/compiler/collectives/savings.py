@@ -6,14 +6,14 @@ matmuls, are added before they are summed over devices, once for all (XLA's pass
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from planner.compiler.collectives.overlap import OverlapFlops, combined, flops_after_sums
 from planner.compiler.model import CompilerModel
 from planner.compiler.simplify.convert_mover import NarrowReads
-from planner.decisions.decision_graph import Flow, Read
+from planner.decisions.decision_graph import Flow, Read, Transfer
 from planner.decisions.groups import Grouping
 from planner.program.graph import Graph
 from planner.rules.primitives import kinds_where
@@ -81,20 +81,31 @@ def savings_of(
     )
 
 
-def reassociated(graph: Graph, grouping: Grouping, flow: Flow) -> dict[int, int]:
-    """By transfer the number of all-reduces that are merged into one, where there are several."""
-    leaves = {
-        t.tensor: t.id
-        for t in flow.transfers
-        if t.reduced and grouping.placements[graph.tensors[t.tensor].producer or 0].combiner == "add"
-    }
-    joined: dict[int, tuple[int, ...]] = {tensor: (transfer,) for tensor, transfer in leaves.items()}
+def _everywhere(transfer: Transfer) -> Hashable:
+    return ()
+
+
+def reassociated(
+    graph: Graph, grouping: Grouping, flow: Flow, over: Callable[[Transfer], Hashable | None] = _everywhere
+) -> dict[int, int]:
+    """By transfer the number of all-reduces that are merged into one, where there are several.
+
+    `over` tells the devices that a transfer sums over, or None where its tensor is no partial sum: only sums over the same
+    devices are merged. By default all of them are.
+    """
+    joined: dict[int, tuple[tuple[int, ...], Hashable]] = {}
+    for transfer in flow.transfers:
+        if transfer.reduced and grouping.placements[graph.tensors[transfer.tensor].producer or 0].combiner == "add":
+            devices = over(transfer)
+            if devices is not None:
+                joined[transfer.tensor] = (transfer.id,), devices
     found: dict[int, int] = {}
     for op in graph.of_kinds(kinds_where(lambda row: row.adds)):
-        terms = [joined.get(tensor, ()) for tensor in op.operands]
+        terms = [joined[tensor] for tensor in op.operands if tensor in joined]
         alone = all(len(graph.consumers[tensor]) == 1 and tensor not in graph.returned for tensor in op.operands)
         regions = {graph.ops[graph.tensors[tensor].producer or 0].region for tensor in op.operands}
-        if alone and all(terms) and regions == {op.region}:
-            joined[op.results[0]] = terms[0] + terms[1]
-            found |= dict.fromkeys(joined[op.results[0]], len(joined[op.results[0]]))
+        if alone and len(terms) == 2 and terms[0][1] == terms[1][1] and regions == {op.region}:
+            merged = terms[0][0] + terms[1][0]
+            joined[op.results[0]] = merged, terms[0][1]
+            found |= dict.fromkeys(merged, len(merged))
     return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from planner.decisions.groups import Grouping
 from planner.program.graph import Graph
 from planner.rules.primitives import traits
@@ -10,20 +12,21 @@ TILE_ROWS, TILE_LANES = 8, 128
 """A tile of words of 32 bits, in which TPUs keep the last two dims of an array; narrower types take several in one."""
 
 
-def memory_order(graph: Graph, grouping: Grouping, tensor: int) -> tuple[int, ...]:
-    """The dims of a tensor from the most to the least major.
+def memory_orders(graph: Graph, grouping: Grouping, tensor: int) -> tuple[tuple[int, ...], ...]:
+    """The dims of a tensor from the most to the least major, in the orders in which a compiler may lay them.
 
     As in its shape, but for products: the matrix unit makes tiles of the last free dim of either operand, so that these
     two are the least major, and other free dims lie before them. A convolution makes tiles of batch and features, for
-    every place in space.
+    every place in space. What a transpose alone reads, such as the gradient of a weight, may also lie as its result does:
+    the compiler then makes it so, instead of transposing it.
     """
     dims = range(len(graph.tensors[tensor].aval.shape))
     op = graph.maker(tensor)
     if op is not None and op.kind == "conv_general_dilated":
         batch, features, *space = op.params["dimension_numbers"].out_spec
-        return (*sorted(space), batch, features)
+        return ((*sorted(space), batch, features),)
     if op is None or not traits(op.kind).matmul or len(op.operands) != 2:
-        return tuple(dims)
+        return (tuple(dims),)
     placement = grouping.placements[op.id]
     left, right = ({factor for dim in operand for factor in dim} for operand in placement.operands)
     made = placement.results[op.results.index(tensor)]
@@ -32,6 +35,11 @@ def memory_order(graph: Graph, grouping: Grouping, tensor: int) -> tuple[int, ..
         for own, other in ((left, right), (right, left))
     ]
     if not all(free):
-        return tuple(dims)
-    tiled = sorted(side[-1] for side in free)
-    return (*(d for d in dims if d not in tiled), *tiled)
+        return (tuple(dims),)
+    tiled = {side[-1] for side in free}
+    seen: list[Sequence[int]] = [dims]
+    readers = list(graph.readers(tensor))
+    if [reader.kind for reader in readers] == ["transpose"]:
+        seen.append(readers[0].params["permutation"])
+    orders = ((*(d for d in dims if d not in tiled), *(d for d in order if d in tiled)) for order in seen)
+    return tuple(dict.fromkeys(orders))

@@ -52,6 +52,7 @@ TPU = CompilerModel(
         buffers.MEMORY_SPACE_ASSIGNMENT,
         buffers.CROSS_PROGRAM_PREFETCH,
         collectives.ALL_REDUCE_REASSOCIATE,
+        collectives.REDUCE_SCATTER_CREATOR,
         collectives.ALL_REDUCE_COMBINER,
         collectives.ASYNC_ALL_GATHER,
         collectives.SPARSE_CORE_COLLECTIVES,

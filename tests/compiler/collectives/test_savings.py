@@ -191,6 +191,19 @@ def test_gathers_of_weights_are_hidden(topology: str) -> None:
     assert total == pytest.approx(plan.predicted.seconds, rel=1e-6)
 
 
+def test_gathers_that_are_compiled_to_all_reduces_are_not_hidden() -> None:
+    """Over all of 64 devices on a torus of three dims."""
+    pins = {"x": P("x"), "weights": P(None, "x")}
+    args = (shape(64 * ROWS, WIDTH), shape(4, WIDTH, WIDTH))
+    plan = planner.plan(scanned, args, topology="v5p:4x4x4", mesh={"x": 64}, pins=pins, options=NEVER)
+    (summed,) = plan.predicted.collectives
+    assert (summed.kind, summed.emitted) == ("all-reduce", "all-gather")
+    assert plan.predicted.hidden_seconds == 0
+    total = math.fsum(a.get("seconds", 0.0) for *_, a in (*plan.graph.nodes(data=True), *plan.graph.edges(data=True)))
+    assert total == pytest.approx(plan.predicted.seconds, rel=1e-6)
+    assert plan.certificate.value == pytest.approx(total, rel=1e-3)
+
+
 @pytest.mark.parametrize(("topology", "hidden"), [("v5p:2x2x1", False), ("v6e:2x2", True)])
 def test_sums_in_loops_are_hidden_where_sparse_cores_do_them(topology: str, hidden: bool) -> None:
     """The gradient of each layer's weights is summed beside the matmul of that trip which carries the gradient on."""
@@ -222,3 +235,16 @@ def test_libtpu_sums_once() -> None:
     found = plan.verify().collectives
     assert found.predicted_bytes == pytest.approx(found.compiled_bytes, rel=0.05)
     assert found.compiled_bytes == pytest.approx(2.0 * ROWS * WIDTH, rel=0.05)
+
+
+@pytest.mark.skipif(bool(unavailable_reason("tpu")), reason=unavailable_reason("tpu") or "libtpu is there")
+def test_libtpu_sums_a_term_alone_where_the_other_is_whole() -> None:
+    """One product is split along what it contracts and summed onto its rows, the other is split along its rows."""
+    specs = {"a": P(None, "x"), "b": P("x"), "u": P("x"), "v": P(), "out": P("x")}
+    a, u = shape(ROWS, 16 * WIDTH), shape(16 * WIDTH, WIDTH)
+    b, v = shape(ROWS, WIDTH), shape(WIDTH, WIDTH)
+    plan = planner.plan(two_products, (a, b, u, v), topology="v5e:2x2", mesh={"x": 4}, pins=specs, options=NEVER)
+    (collective,) = plan.predicted.collectives
+    assert (collective.kind, collective.count) == ("reduce-scatter", 1)
+    found = plan.verify().collectives
+    assert found.predicted_bytes == pytest.approx(found.compiled_bytes, rel=0.05)

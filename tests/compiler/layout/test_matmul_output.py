@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from planner.compiler.layout.tiles import memory_order
+from planner.compiler.layout.tiles import memory_orders
 from planner.decisions.groups import group_ops
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.tracing.trace import trace
@@ -17,10 +17,10 @@ IMAGES = jax.ShapeDtypeStruct((64, 16, 16, 128), jnp.bfloat16)
 KERNEL = jax.ShapeDtypeStruct((3, 3, 128, 256), jnp.bfloat16)
 
 
-def _order(fn: Callable[..., Any], args: tuple[Any, ...], kind: str) -> list[tuple[int, ...]]:
+def _order(fn: Callable[..., Any], args: tuple[Any, ...], kind: str) -> list[tuple[tuple[int, ...], ...]]:
     graph = build_graph(trace(fn, args), while_trips=1.0)
     grouping = group_ops(graph)
-    return [memory_order(graph, grouping, op.results[0]) for op in graph.of_kinds({kind})]
+    return [memory_orders(graph, grouping, op.results[0]) for op in graph.of_kinds({kind})]
 
 
 def _convolved(images: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -30,11 +30,11 @@ def _convolved(images: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def test_images_have_batch_and_features_in_tiles_for_every_place() -> None:
-    assert _order(_convolved, (IMAGES, KERNEL), "conv_general_dilated") == [(1, 2, 0, 3)]
+    assert _order(_convolved, (IMAGES, KERNEL), "conv_general_dilated") == [((1, 2, 0, 3),)]
 
 
 def test_the_gradient_of_a_kernel_lies_as_the_kernel() -> None:
-    (made,) = _order(jax.grad(_convolved, 1), (IMAGES, KERNEL), "conv_general_dilated")
+    ((made,),) = _order(jax.grad(_convolved, 1), (IMAGES, KERNEL), "conv_general_dilated")
     graph = build_graph(trace(jax.grad(_convolved, 1), (IMAGES, KERNEL)), while_trips=1.0)
     (op,) = graph.of_kinds({"conv_general_dilated"})
     shape = graph.tensors[op.results[0]].aval.shape
@@ -43,4 +43,10 @@ def test_the_gradient_of_a_kernel_lies_as_the_kernel() -> None:
 
 def test_products_have_the_last_free_dims_of_both_sides_in_tiles() -> None:
     args = (jax.ShapeDtypeStruct((8, 4, 64), jnp.float32), jax.ShapeDtypeStruct((64, 2, 32), jnp.float32))
-    assert _order(lambda x, y: jnp.einsum("abk,kcd->abcd", x, y), args, "dot_general") == [(0, 2, 1, 3)]
+    assert _order(lambda x, y: jnp.einsum("abk,kcd->abcd", x, y), args, "dot_general") == [((0, 2, 1, 3),)]
+
+
+def test_the_gradient_of_a_weight_may_lie_as_the_transpose_behind_it() -> None:
+    args = (jax.ShapeDtypeStruct((64, 32), jnp.float32), jax.ShapeDtypeStruct((128, 64), jnp.float32))
+    orders = _order(jax.grad(lambda w, x: jnp.sin(x @ w).sum()), args, "dot_general")
+    assert ((0, 1), (1, 0)) in orders

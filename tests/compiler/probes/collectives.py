@@ -114,6 +114,15 @@ TERMS = Program(
 )
 TOTAL_BYTES = 2 * 256 * 512
 
+
+def _part_of_sum(x: Any) -> Any:
+    """What all devices have, summed whole; the part that each reads, squared."""
+    summed = jax.shard_map(
+        lambda part: lax.psum(part * 2, "x"), mesh=sharding(4).mesh, in_specs=P("x"), out_specs=P(), check_vma=False
+    )(x)
+    return laid(laid(summed, 4, "x") ** 2, 4, "x")
+
+
 PROBES = (
     *(
         Probe(
@@ -124,6 +133,13 @@ PROBES = (
             seen=lambda found: sum(one.logical_bytes for one in found.report.collectives) == TOTAL_BYTES,
         )
         for topology in ("v5e:2x2", "cpu:4")
+    ),
+    Probe(
+        of="reduce-scatter-creator",
+        topology="v5e:2x2",
+        programs=(Program(fn=_part_of_sum, args=(Array(shape=(4096, 512), spec=P("x")),), devices=4),),
+        shows="a sum of which each device reads its part is scattered",
+        seen=lambda found: [one.kind for one in found.report.collectives] == ["reduce-scatter"],
     ),
     *(
         Probe(
