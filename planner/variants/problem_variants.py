@@ -82,12 +82,12 @@ class ProgramForms:
         if form.start == self.written.form.start:
             return self.written
         if form.start not in self.starts:
-            bare = replace(form, hosted=())
-            self.starts[form.start] = (
-                with_arguments_on_host(self.start(bare), form.hosted)
-                if form.hosted
-                else started(self.written.as_written, form)
-            )
+            if form.hosted:
+                made = with_arguments_on_host(self.start(replace(form, hosted=())), form.hosted)
+            else:
+                lifted = self.without_checkpoints if form.without_checkpoints else None
+                made = lifted or started(self.written.as_written, form)
+            self.starts[form.start] = made
         return self.starts[form.start]
 
 

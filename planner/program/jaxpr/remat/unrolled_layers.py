@@ -178,11 +178,12 @@ class WrittenOut(Between):
         there = set(times)
         for own in taken:
             alone = {number for number in own if times[number] == 1}
-            for number in own:
+            yield from own - alone
+            for number in alone:
                 there.remove(number)
                 read = {n for made in self.in_order([number], there) for n in self.operands_of(made)}
                 there.add(number)
-                if number not in alone or alone.isdisjoint(read - {number}):
+                if alone.isdisjoint(read - {number}):
                     yield number
 
     def _need(self, atoms: Sequence[Any]) -> None:
