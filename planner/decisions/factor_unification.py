@@ -33,15 +33,18 @@ class Merger:
 
     count: int
     demanded: dict[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
-    op_sets: UnionFind[Any] = field(default_factory=UnionFind)
+    op_sets: Forest = field(default_factory=Forest)
     factors: Forest = field(default_factory=Forest)
+
+    def __post_init__(self) -> None:
+        self.op_sets.extend([1] * self.count, ())
 
     def follow(self, op: int, mine: View, other: int, theirs: View) -> None:
         """Merges `op` into the group of `other` through a tensor both touch, if their factors nest and may be split."""
         pairs = self._one_by_one(mine, theirs)
         merged = self._nested(_placed(mine), _placed(theirs)) if pairs is None else self._paired(pairs)
         if merged:
-            self.op_sets.union(op, other)
+            self.op_sets.join(op, other)
 
     def demand(self, view: View, spec: Spec | None) -> None:
         """Demands of the factors of a view what a constraint says of its dims, where nothing is demanded of them yet."""
@@ -69,13 +72,13 @@ class Merger:
                 self.factors.whole.update(self.factors.leaves(a) + self.factors.leaves(b))
             else:
                 self.factors.unify(a, b)
-        self.op_sets.union(inside, outside)
+        self.op_sets.join(inside, outside)
 
     def groups(self) -> list[list[int]]:
         """The ops of every group, both in the order of the program."""
         members: dict[int, list[int]] = {}
         for op in range(self.count):
-            members.setdefault(self.op_sets[op], []).append(op)
+            members.setdefault(self.op_sets.find(op), []).append(op)
         return list(members.values())
 
     def _one_by_one(self, mine: View, theirs: View) -> list[tuple[int, int]] | None:
@@ -114,30 +117,36 @@ class Merger:
 
     def _nested(self, mine: Dims, theirs: Dims) -> bool:
         """Unifies the dims of two views, or says that their factors do not nest or may be split on one side only."""
+        factors, pieces = self.factors, list[tuple[int, int, int]]()
         for a, b in zip(mine, theirs, strict=True):
-            leaves_a, leaves_b = self.factors.leaves(a), self.factors.leaves(b)
-            if any(map(self.factors.is_whole, leaves_a)) != any(map(self.factors.is_whole, leaves_b)):
+            leaves_a, leaves_b = factors.leaves(a), factors.leaves(b)
+            if factors.whole.isdisjoint(leaves_a) != factors.whole.isdisjoint(leaves_b):
                 return False
-            pieces = self.factors.match(a, b)
-            if pieces is None or not self._agree((left, right) for left, right, _ in pieces):
+            found = factors.match(leaves_a, leaves_b)
+            if found is None or not self._agree((left, right) for left, right, _ in found):
                 return False
-        if self._mirrored(mine, theirs):
+            pieces += found
+        if self._mirrored(mine, pieces):
             return False
+        if all(left == right for left, right, _ in pieces):
+            return True
         for a, b in zip(mine, theirs, strict=True):
-            kept = [(left, right) for left, right, _ in self.factors.match(a, b) or ()]
-            known = {leaf: self.demanded[leaf] for pair in kept for leaf in pair if leaf in self.demanded}
-            self.factors.unify(a, b)
+            kept = factors.match(a, b) or () if self.demanded else ()
+            known = {
+                leaf: self.demanded[leaf] for left, right, _ in kept for leaf in (left, right) if leaf in self.demanded
+            }
+            factors.unify(a, b)
             for leaf, axes in known.items():
-                found = self.factors.leaves((leaf,))
+                found = factors.leaves((leaf,))
                 if len(found) == 1:
                     self.demanded[found[0]] = axes
         return True
 
-    def _mirrored(self, mine: Dims, theirs: Dims) -> bool:
+    def _mirrored(self, mine: Dims, pieces: Sequence[tuple[int, int, int]]) -> bool:
         """Whether joining the dims would make one factor of two dims of the tensor, as `x + x.T` would."""
         joined: UnionFind[Any] = UnionFind()
-        for a, b in zip(mine, theirs, strict=True):
-            for left, right, _ in self.factors.match(a, b) or ():
+        for left, right, _ in pieces:
+            if left != right:
                 joined.union(left, right)
         seen: dict[int, int] = {}
         for dim, factors in enumerate(mine):

@@ -9,7 +9,7 @@ products of matrices multiply what their tiles are filled up with.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -19,8 +19,7 @@ from cost_models import CostModel
 from cost_models.hardware import MEASURED_BATCH, MEASURED_EXTENTS
 from pbqp.vectors import Floats
 from planner.compiler.analysis import Model
-from planner.compiler.fusion.bytes_accessed import Array
-from planner.compiler.fusion.kernels import Home
+from planner.compiler.fusion.bytes_accessed import ON_CHIP, WORKING_SET, Array
 from planner.compiler.fusion.loop_fusion import FusedPass
 from planner.compiler.fusion.ragged_dot import times_computed
 from planner.compiler.program import CompiledProgram
@@ -38,28 +37,8 @@ from planner.rules.primitives import slides_of, traits
 from planner.rules.rule import Dims
 from planner.rules.sliding import Margin, hops, image_of, margins
 
-ON_CHIP: Mapping[Home, float] = {
-    "chip": 1 / 2,
-    "product": 1 / 2,
-    "late product": 0.0,
-    "passes": 1 / 8,
-    "slice": 3 / 16,
-    "loop": 1 / 32,
-    "border": 1 / 2,
-    "border product": 1 / 2,
-    "memory": 0.0,
-}
-"""The largest share of the memory on the chip that an array takes there, as seen in schedules of v5e, v5p and v6e."""
-
 SURELY_ON_CHIP = 1 / 2
-"""The share of it that is counted on where memory is promised: there it is worse to promise too little."""
-WORKING_SET = 0.6
-"""The share of it that all arrays of a body take there at once (see `working_sets`).
-
-In schedules by libtpu 0.0.42 up to 0.74 of it are taken (see `prefetch.ROOM_ON_CHIP`), gaps between arrays not counted;
-in a loop of a model of the weather (v5e) arrays that take 0.6 at once stay there.
-"""
-
+"""The share of the memory on the chip that is counted on where memory is promised: better too much than too little."""
 NOT_HIDDEN = 1 / 20
 """The share of the vector unit's work on operands and results of matmuls that counts: the units work side by side, and of
 plans that are equal otherwise the one that computes less is better."""

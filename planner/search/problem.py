@@ -74,6 +74,11 @@ class Analysis:
             hiding=flops_that_hide(topology),
         )
 
+    @property
+    def is_modelled(self) -> bool:
+        """Whether the model has been made."""
+        return "model" in vars(self)
+
     @cached_property
     def cost_model(self) -> CostModel:
         """The cost model of the request. Raises: ArgumentError where there is no profile for it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from planner.errors import ArgumentError
@@ -11,6 +12,7 @@ from planner.program.jaxpr.microbatch.loop import microbatched
 from planner.program.jaxpr.microbatch.slicing import NotInParts
 from planner.program.jaxpr.remat.lifted_checkpoints import with_checkpoints_lifted
 from planner.program.jaxpr.remat.rewrite_saved import NoSuchValues, with_saved
+from planner.program.jaxpr.remat.scopes import Scope, scope_of
 from planner.program.tracing.traced import Program
 from planner.transforms.batch import Refused, batch_of
 from planner.transforms.host_arguments import with_arguments_on_host
@@ -23,7 +25,7 @@ def formed(program: Program, form: Form) -> Program:
     """
     start = started(program, form)
     in_parts = start if form.microbatches == 1 else in_microbatches(start, form.microbatches, batch_of(start))
-    return with_values_saved(in_parts, form)
+    return with_values_saved(in_parts, form, lambda: scope_of(in_parts))
 
 
 def started(program: Program, form: Form) -> Program:
@@ -43,11 +45,14 @@ def without_checkpoints(program: Program) -> Program | None:
     return lifted and replace(lifted, form=replace(program.form, without_checkpoints=True), written=program.jaxpr)
 
 
-def with_values_saved(program: Program, form: Form) -> Program:
-    """A program in the microbatches of a form, with the values saved that it says. Raises: ArgumentError."""
+def with_values_saved(program: Program, form: Form, scope: Callable[[], Scope]) -> Program:
+    """A program in the microbatches of a form, whose scope this is, with the values saved that it says.
+
+    Raises: ArgumentError.
+    """
     if (form.saved, form.offloaded) == (program.form.saved, program.form.offloaded):
         return program
-    return replace(_saving(program, form), form=form, written=program.as_written.jaxpr)
+    return replace(_saving(program, form, scope), form=form, written=program.as_written.jaxpr)
 
 
 def in_microbatches(program: Program, count: int, batch: Batch | Refused) -> Program:
@@ -73,11 +78,11 @@ def _in_microbatches(program: Program, count: int, batch: Batch | Refused) -> ob
         ) from error
 
 
-def _saving(program: Program, form: Form) -> Program:
+def _saving(program: Program, form: Form, scope: Callable[[], Scope]) -> Program:
     """A program whose backward passes are handed what a form says. Raises: ArgumentError."""
     saved = {position: chosen for position, chosen in enumerate(form.saved) if chosen is not None}
     try:
-        return with_saved(program, saved, dict(enumerate(form.offloaded))) if saved else program
+        return with_saved(program, scope(), saved, dict(enumerate(form.offloaded))) if saved else program
     except NoSuchValues as error:
         raise ArgumentError(
             f"{program.function_name} has no such values to save for its backward pass {error}: the plan is another "

@@ -35,12 +35,12 @@ class Waiting:
     parameters: tuple[int, ...]
 
 
-def may_wait(program: Program) -> Waiting:
-    """What of a program's arguments may wait on hosts and is worth it."""
+def may_wait(program: Program, *, parameters: bool = True) -> Waiting:
+    """What of a program's arguments may wait on hosts and is worth it; of these the state alone without `parameters`."""
     flat = _flat(program)
     pairs, state = _pairs(flat.graph), set(_of_updates(flat))
     large = WORTHWHILE * sum(leaf.aval.bytes for leaf in program.arguments)
-    left = {i for i in pairs if program.arguments[i].aval.bytes >= large}
+    left = {i for i in (pairs if parameters else state) if program.arguments[i].aval.bytes >= large}
     while left & state:
         try:
             _on_host(program, flat, left)

@@ -74,7 +74,7 @@ def better_on_hosts(best: VariantResult | InfeasibleError, found: VariantResult)
 
 def _levels(variants: ProblemVariants, best: VariantResult | InfeasibleError) -> Iterator[ProblemVariants]:
     """What may wait on hosts, from little to much: where plans fit already the state alone, if its copies leave a gain."""
-    may = may_wait(variants.program)
+    may = may_wait(variants.program, parameters=isinstance(best, InfeasibleError))
     if not may.state:
         return
     if isinstance(best, VariantResult):

@@ -12,8 +12,7 @@ from dataclasses import replace
 
 from planner.errors import ArgumentError, PinError
 from planner.program.form import Form
-from planner.program.jaxpr.remat.scopes import crossings
-from planner.transforms.remat_choice import Front
+from planner.transforms.remat_choice import Front, can_wait
 from planner.variants.variant_result import GAIN, VariantResult, VariantSearch, value_of
 
 ABOUT, HALF, LITTLE = 1.25, 0.5, 0.1
@@ -31,6 +30,9 @@ def with_host_memory(search: VariantSearch, best: VariantResult | None, counts: 
     left_open = search.options.offload == "auto" and request.objective == "time"
     is_short = best is None or search.short or best.is_kept_back
     if not left_open or request.topology.chip.platform != "tpu" or not is_short or search.room <= 0:
+        return best
+    whole = search.variants.forms.crossings(search.variants.base_form)
+    if not any(can_wait(crossing, value) for crossing in whole for value in crossing.values):
         return best
     most = math.inf if best is None else best.parts
     gained, missed = False, 0
@@ -65,8 +67,7 @@ def _in_parts(search: VariantSearch, count: int, best: VariantResult | None) -> 
 
 def _front(search: VariantSearch, form: Form) -> Front | None:
     """The choices of what is saved in so many microbatches; None where there are none."""
-    program = search.variants.forms.program(replace(form, saved=(), offloaded=()))
-    chip, found = search.variants.request.topology.chip, crossings(program)
+    chip, found = search.variants.request.topology.chip, search.variants.forms.crossings(form)
     return Front(found, chip, search.pinned, parts=form.microbatches) if found else None
 
 

@@ -82,7 +82,7 @@ def least_of_any_form(
     most. What loops within layers keep is as in that. None where no other form may be chosen, or not time is minimised.
     """
     chooses_saved = options.remat == "auto" or isinstance(options.remat, Mapping)
-    batch = variants.batch if options.microbatches == "auto" else None
+    batch = variants.forms.batch(found.program.form) if options.microbatches == "auto" else None
     counts = [] if batch is None or isinstance(batch, Refused) else part_counts(batch.extent)
     if variants.request.objective != "time":
         return None
@@ -97,7 +97,9 @@ def least_of_any_form(
 
     of = found.program.form
     return max(
-        least(form) for form in variants.made if form.start == of.start and form.microbatches in (1, of.microbatches)
+        least(form)
+        for form, problem in variants.made.items()
+        if form.start == of.start and form.microbatches in (1, of.microbatches) and problem.analysis.is_modelled
     )
 
 

@@ -11,7 +11,7 @@ from planner.machine.target import Target
 from planner.program.batch_parts import Batch
 from planner.program.form import Form
 from planner.program.jaxpr.remat.residuals import Crossing
-from planner.program.jaxpr.remat.scopes import crossings
+from planner.program.jaxpr.remat.scopes import Scope, scope_of
 from planner.program.tracing.gc_pause import paused
 from planner.program.tracing.traced import Program
 from planner.search.problem import PlanningProblem, planning_problem
@@ -25,13 +25,14 @@ class ProgramForms:
     """A program as it is `written`, and in other forms.
 
     `starts` are those made so far by the starts of their forms, `in_parts` by these in so many microbatches, `batches` how
-    the starts may be taken in parts, and `crossed` what crosses between the loops of these.
+    the starts may be taken in parts, and `scopes` and `crossed` what crosses between the loops of these.
     """
 
     written: Program
     starts: dict[Form, Program] = field(default_factory=dict[Form, Program])
     in_parts: dict[Form, Program] = field(default_factory=dict[Form, Program])
     batches: dict[Form, Batch | Refused] = field(default_factory=dict[Form, "Batch | Refused"])
+    scopes: dict[Form, Scope] = field(default_factory=dict[Form, Scope])
     crossed: dict[Form, tuple[Crossing, ...]] = field(default_factory=dict[Form, tuple[Crossing, ...]])
 
     @paused()
@@ -50,14 +51,22 @@ class ProgramForms:
     @paused()
     def program(self, form: Form) -> Program:
         """The program in a form. Raises: ArgumentError where it cannot be computed so."""
-        return with_values_saved(self._in_parts(form), form)
+        return with_values_saved(self._in_parts(form), form, lambda: self._scope(form))
 
+    @paused()
     def crossings(self, form: Form) -> tuple[Crossing, ...]:
         """Of what a form chooses which values are saved: what crosses between the loops of its microbatches."""
         parts = replace(form.start, microbatches=form.microbatches)
         if parts not in self.crossed:
-            self.crossed[parts] = crossings(self._in_parts(form))
+            self.crossed[parts] = self._scope(form).crossed()
         return self.crossed[parts]
+
+    def _scope(self, form: Form) -> Scope:
+        """The same, with the programs in which it crosses."""
+        parts = replace(form.start, microbatches=form.microbatches)
+        if parts not in self.scopes:
+            self.scopes[parts] = scope_of(self._in_parts(form))
+        return self.scopes[parts]
 
     def _in_parts(self, form: Form) -> Program:
         """The program in the microbatches of a form, with everything saved as in its start."""
@@ -73,12 +82,12 @@ class ProgramForms:
         if form.start == self.written.form.start:
             return self.written
         if form.start not in self.starts:
-            bare = replace(form, hosted=())
-            self.starts[form.start] = (
-                with_arguments_on_host(self.start(bare), form.hosted)
-                if form.hosted
-                else started(self.written.as_written, form)
-            )
+            if form.hosted:
+                made = with_arguments_on_host(self.start(replace(form, hosted=())), form.hosted)
+            else:
+                lifted = self.without_checkpoints if form.without_checkpoints else None
+                made = lifted or started(self.written.as_written, form)
+            self.starts[form.start] = made
         return self.starts[form.start]
 
 

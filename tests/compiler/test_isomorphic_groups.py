@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from planner.compiler.fusion.bytes_accessed import array_of
+from planner.compiler.fusion.kernels import Access
 from planner.compiler.isomorphic_groups import isomorphic
 from planner.compiler.program import compiled
 from planner.compiler.targets.table import TPU
@@ -81,6 +83,13 @@ def test_layers_written_out_share_their_groups() -> None:
     model = unrolled().model
     kinds = isomorphic(model.compiled)
     assert len(set(kinds)) < 0.6 * len(kinds)
+
+
+def test_what_stands_beside_an_array_tells_it_apart_only_where_its_room_depends_on_that() -> None:
+    access = Access(0, (64, 64), 4.0, ((0,), (1,)), "chip", 1.0, at_once=2.0)
+    assert array_of(access) == array_of(access._replace(at_once=3.0))
+    assert array_of(access) != array_of(access._replace(at_once=1.0))
+    assert array_of(access, "loop") != array_of(access._replace(at_once=3.0), "loop")
 
 
 def test_edges_between_alike_nodes_share_one_table() -> None:

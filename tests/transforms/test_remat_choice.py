@@ -12,7 +12,7 @@ from jax import lax
 from benchmarks.models import MODELS
 from cost_models import parse_topology
 from planner.program.form import Form
-from planner.program.jaxpr.remat.scopes import crossings
+from planner.program.jaxpr.remat.scopes import crossings, scope_of
 from planner.program.tracing.trace import trace
 from planner.transforms.apply import in_microbatches, with_values_saved
 from planner.transforms.batch import batch_of
@@ -67,7 +67,7 @@ def test_layers_written_out_that_save_everything_have_no_barrier() -> None:
     assert everything is not None
 
     def barriers(choice: Choice) -> int:
-        formed = with_values_saved(program, Form(saved=choice.saved))
+        formed = with_values_saved(program, Form(saved=choice.saved), lambda: scope_of(program))
         return str(formed.jaxpr).count("optimization_barrier")
 
     assert barriers(everything) == 0

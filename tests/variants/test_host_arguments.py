@@ -71,6 +71,27 @@ def test_what_may_wait_is_found(norm: bool) -> None:
     assert [program.arguments[i].name for i in may.parameters] == ["params/layers/down", "params/layers/up"]
 
 
+def test_the_state_is_found_without_parameters() -> None:
+    program = trace(_step(CLIPPED), _arguments(CLIPPED), donate_argnums=(0, 1))
+    alone = may_wait(program, parameters=False)
+    assert alone.state == may_wait(program).state
+    assert alone.parameters == ()
+
+
+def test_all_that_cannot_wait_is_told_at_once() -> None:
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        return jnp.sum((jnp.tanh(x @ params["up"]) @ params["down"]) ** 2)
+
+    def step(params: Any, state: Any, x: jax.Array) -> Any:
+        state = jax.tree.map(lambda m, g: 0.9 * m + g, state, jax.grad(loss)(params, x))
+        return jax.tree.map(jnp.subtract, params, state), state
+
+    params = {"up": jnp.ones((LAYERS, LAYERS)), "down": jnp.ones((LAYERS, LAYERS))}
+    program = trace(step, (params, params, jnp.ones((16, LAYERS))), donate_argnums=(0, 1))
+    with pytest.raises(ArgumentError, match="params/down, params/up cannot wait in the memory of hosts"):
+        with_arguments_on_host(program, range(4))
+
+
 def test_what_is_not_given_away_or_not_updated_slice_by_slice_stays() -> None:
     def step(params: Any, state: Any, x: jax.Array) -> Any:
         gradients = jax.grad(_loss)(params, x)

@@ -8,7 +8,7 @@ narrowed before a loop is read once and written narrow, in the name of the first
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from planner.compiler.fusion.kernels import Access, Home, Kernel, Kernels
@@ -23,6 +23,26 @@ from planner.rules.op_work import op_passes
 from planner.rules.primitives import traits
 from planner.rules.rule import Dims
 
+ON_CHIP: Mapping[Home, float] = {
+    "chip": 1 / 2,
+    "product": 1 / 2,
+    "late product": 0.0,
+    "passes": 1 / 8,
+    "slice": 3 / 16,
+    "loop": 1 / 32,
+    "border": 1 / 2,
+    "border product": 1 / 2,
+    "memory": 0.0,
+}
+"""The largest share of the memory on the chip that an array takes there, as seen in schedules of v5e, v5p and v6e."""
+
+WORKING_SET = 0.6
+"""The share of it that all arrays of a body take there at once (see `working_sets`).
+
+In schedules by libtpu 0.0.42 up to 0.74 of it are taken (see `prefetch.ROOM_ON_CHIP`), gaps between arrays not counted;
+in a loop of a model of the weather (v5e) arrays that take 0.6 at once stay there.
+"""
+
 
 class Array(NamedTuple):
     """An array that is moved: its shape, whose dims are in the factors of a group, and where it may stand.
@@ -30,7 +50,7 @@ class Array(NamedTuple):
     With `several`, a dim, it is moved only where a device holds several elements along that dim; with `copied_slice`, a
     dim and an itemsize, only where besides an argument like it of such elements lies in the order of its dims; with
     `rows` it is copied as `gathered_rows` says. `in_rows`: how it lies in rows. `at_once`: the bytes that stand at once
-    for each of its own (see `working_sets`).
+    for each of its own (see `working_sets`); inf where its share of the memory on the chip is that of its home anyway.
     """
 
     shape: tuple[int, ...]
@@ -97,21 +117,21 @@ def _of_kernel(program: CompiledProgram, kernel: Kernel) -> Iterator[Movement]:
     yield from (_moved(op, access) for access in kernel.others)
 
 
-def array_of(access: Access) -> Array:
-    """The array that a kernel reads or writes."""
+def array_of(access: Access, home: Home | None = None) -> Array:
+    """The array that a kernel reads or writes, at its home or another."""
+    home = home or access.home
     return Array(
-        *(access.shape, access.itemsize, access.dims, access.home, access.copied_slice),
+        *(access.shape, access.itemsize, access.dims, home, access.copied_slice),
         rows=access.rows,
         in_rows=access.in_rows,
-        at_once=access.at_once,
+        at_once=access.at_once if access.at_once * ON_CHIP[home] < WORKING_SET else math.inf,
     )
 
 
 def _moved(op: Op, access: Access, passes: float = 1.0) -> Movement:
     """What an op moves; an array that goes over memory several times has more in flight."""
-    array = array_of(access)
-    if passes != 1.0 and access.home in ("chip", "product"):
-        array = array._replace(home="passes")
+    several = passes != 1.0 and access.home in ("chip", "product")
+    array = array_of(access, "passes" if several else None)
     return Movement(op.id, array, passes * access.times, array)
 
 

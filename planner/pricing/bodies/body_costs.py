@@ -21,7 +21,7 @@ import numpy as np
 from cost_models import Objective
 from pbqp.vectors import Floats
 from planner.compiler.analysis import Model
-from planner.compiler.fusion.bytes_accessed import array_of
+from planner.compiler.fusion.bytes_accessed import ON_CHIP, array_of
 from planner.decisions.groups import Group
 from planner.pricing.assignment import Chosen
 from planner.pricing.bodies.body_memory import BodyMemory
@@ -29,7 +29,7 @@ from planner.pricing.candidates.strategies import Strategies
 from planner.pricing.instance import Instance
 from planner.pricing.memory import MemoryModel
 from planner.pricing.mesh import Mesh
-from planner.pricing.op_cost import ON_CHIP, Work, in_memory, local_bytes_of
+from planner.pricing.op_cost import Work, in_memory, local_bytes_of
 from planner.program.graph import Body, Op
 from planner.rules.collectives import beside_permutes, collectives_of
 from planner.rules.primitives import traits

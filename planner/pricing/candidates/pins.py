@@ -52,7 +52,7 @@ def match_pins(pins: Pins, graph: Graph) -> tuple[dict[int, PartitionSpec], dict
     outputs: dict[int, PartitionSpec] = {}
     ids: dict[str, list[int]] = {}
     positions: dict[str, list[int]] = {}
-    for tensor in graph.tensors:
+    for tensor in graph.tensors if pins else ():
         if tensor.kind != "constant":
             for name in dict.fromkeys((base_name(tensor.name), tensor.name)):
                 ids.setdefault(name, []).append(tensor.id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -99,19 +99,32 @@ def canonical_dtype(value: Any) -> Any:
 
 
 def aval_of(value: Any) -> Aval:
+    """The aval of an array, or of what stands for one; equal ones are the same object. Raises: TraceError."""
     value = getattr(value, "inner_aval", value)  # what a collective that has begun will give
-    shape = tuple(getattr(value, "shape", ()))
-    if not all(isinstance(extent, (int, np.integer)) for extent in shape):
-        raise TraceError(f"the program has the symbolic shape {shape}; plan it for concrete shapes")
     dtype = getattr(value, "dtype", None)
     if dtype is None:
+        _whole(tuple(getattr(value, "shape", ())))
         return Aval(shape=(), dtype=str(value), itemsize=0)
-    name = str(dtype)
+    return _aval(
+        tuple(getattr(value, "shape", ())), dtype, getattr(value, "memory_space", None) == jax.memory.Space.Host
+    )
+
+
+@lru_cache(maxsize=2**14)
+def _aval(shape: tuple[Any, ...], dtype: Any, on_host: bool) -> Aval:
+    extents, name = _whole(shape), str(dtype)
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         # A key of the default generator is two 32-bit words; the layout of other extended types is close enough.
-        return Aval(shape=tuple(map(int, shape)), dtype=name, itemsize=8)
+        return Aval(shape=extents, dtype=name, itemsize=8)
     narrow = {"int4": 0.5, "uint4": 0.5, "int2": 0.25, "uint2": 0.25, "float4_e2m1fn": 0.5, "float0": 0}
     itemsize = narrow.get(name, np.dtype(dtype).itemsize)
-    if getattr(value, "memory_space", None) == jax.memory.Space.Host:
-        return Aval(shape=tuple(map(int, shape)), dtype=name, itemsize=0, host_itemsize=itemsize)
-    return Aval(shape=tuple(map(int, shape)), dtype=name, itemsize=itemsize)
+    if on_host:
+        return Aval(shape=extents, dtype=name, itemsize=0, host_itemsize=itemsize)
+    return Aval(shape=extents, dtype=name, itemsize=itemsize)
+
+
+def _whole(shape: tuple[Any, ...]) -> tuple[int, ...]:
+    """A shape of whole numbers. Raises: TraceError."""
+    if not all(isinstance(extent, (int, np.integer)) for extent in shape):
+        raise TraceError(f"the program has the symbolic shape {shape}; plan it for concrete shapes")
+    return tuple(map(int, shape))

@@ -46,18 +46,22 @@ def updated_in_slices(batch: Batch, pairs: Mapping[int, int], on_host: Collectio
     moved = {body.invars[i]: _on_host(body.invars[i]) for i in on_host}
     before, after = update.apart(variables_in(body.outvars))
     held_back = {carried[var]: i for i in on_host for var in [body.invars[i]]}
+    position = {body.invars[i]: i for i in on_host}
     others: list[Any] = []
+    refused: dict[int, str] = {}
     for eqn in (*before, *after):
-        whole = {held_back[atom] for atom in eqn.invars if _in(atom, held_back)}
-        if whole:
-            raise NotOnHosts(whole, f"{eqn.primitive.name} reads what takes its place")
-        hits = [i for i in on_host if _in(body.invars[i], eqn.invars)]
+        read = variables_in(eqn.invars)
+        refused |= {
+            held_back[var]: f"{eqn.primitive.name} reads what takes its place" for var in read & held_back.keys()
+        }
+        hits = read & moved.keys()
         try:
             others.append(_from_hosts(eqn, moved) if hits else eqn)
         except NotOnHosts as error:
-            raise NotOnHosts(hits, str(error)) from None
-    reads = {var for var in moved if any(_in(var, eqn.invars) for eqn in (*before, *after))}
-    if reads:
+            refused |= {position[var]: str(error) for var in hits}
+    if refused:
+        raise NotOnHosts(refused, next(iter(refused.values())))
+    if not read_by([*before, *after]).isdisjoint(moved):
         others, sent = _sent(others, update, body)
         moved |= sent
     first = len(before)

@@ -7,14 +7,15 @@ pass. What only the backward pass computes, such as factors of derivatives, stay
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
+from planner.program.jaxpr.bodies import equations_of
 from planner.program.jaxpr.canonicalize.broadcasts_in_loops import VIEWS
-from planner.program.jaxpr.remat.nested_loops import with_groups_joined, with_least_of_passes
-from planner.program.jaxpr.remat.residuals import Between, Crossing, Value, crossing_of
+from planner.program.jaxpr.remat.nested_loops import is_loop, with_groups_joined, with_least_of_passes
+from planner.program.jaxpr.remat.residuals import Crossing, Value
 from planner.program.jaxpr.remat.rewrite_saved import with_saved
-from planner.program.jaxpr.remat.scopes import Scopes
-from planner.program.jaxpr.remat.unrolled_layers import WrittenOut
+from planner.program.jaxpr.remat.scopes import Scope, scope_of
+from planner.program.jaxpr.remat.unrolled_layers import WrittenOut, is_checkpoint
 from planner.program.tracing.gc_pause import paused
 from planner.program.tracing.traced import Program
 
@@ -25,37 +26,36 @@ HARDLY = 0.5
 @paused()
 def with_checkpoints_lifted(program: Program) -> Program | None:
     """The program with all saved of layers and as little as can be of passes within them; None where it is written so."""
-    joined = with_groups_joined(program) or program
-    saved = _all_saved(joined)
+    if not any(is_checkpoint(eqn) or is_loop(eqn) for eqn in equations_of(program.jaxpr)):
+        return None
+    scope = scope_of(program, by_checkpoints=True)
+    joined = with_groups_joined(program, scope)
+    saved = _all_saved(program, scope) if joined is None else _all_saved(joined, scope_of(joined, by_checkpoints=True))
     found = with_least_of_passes(saved) or saved
     return None if found is program else found
 
 
-def _all_saved(program: Program) -> Program:
+def _all_saved(program: Program, scope: Scope) -> Program:
     """A program whose layers save everything but views; the same object where it computes nothing again.
 
-    That too where only its checkpoints tell the borders of its layers: without them hardly anything could be chosen.
+    `scope` is its own, by checkpoints. The same object, too, where only its checkpoints tell the borders of its layers:
+    without them hardly anything could be chosen.
     """
-    crossings = list(_crossings(program, by_checkpoints=True))
-    again = (value for _, crossing in crossings for value in crossing.values if value.repeated)
-    by_checkpoints = any(isinstance(found, WrittenOut) for found, _ in crossings)
+    crossings = scope.crossed()
+    again = (value for crossing in crossings for value in crossing.values if value.repeated)
+    by_checkpoints = any(isinstance(found, WrittenOut) for found in scope.between())
     if not by_checkpoints and all(_is_view(value) or not value.forward for value in again):
         return program
-    saved = {at: _but_for_views(crossing) for at, (_, crossing) in enumerate(crossings)}
-    lifted = with_saved(program, saved, by_checkpoints=True)
-    if by_checkpoints and _choosable(_crossings(lifted)) < HARDLY * _choosable(crossings):
+    saved = {at: _but_for_views(crossing) for at, crossing in enumerate(crossings)}
+    lifted = with_saved(program, scope, saved)
+    if by_checkpoints and _choosable(scope_of(lifted).crossed()) < HARDLY * _choosable(crossings):
         return program
     return lifted
 
 
-def _crossings(program: Program, **how: bool) -> Iterator[tuple[Between, Crossing]]:
-    for scope in Scopes.of_program(program, **how).of(program.jaxpr):
-        yield from ((found, crossing_of(found)) for found in scope.crossings)
-
-
-def _choosable(crossings: Iterable[tuple[Between, Crossing]]) -> float:
+def _choosable(crossings: Iterable[Crossing]) -> float:
     """The bytes of what the forward pass makes and the backward pass may compute again."""
-    values = ((crossing.length, value) for _, crossing in crossings for value in crossing.values)
+    values = ((crossing.length, value) for crossing in crossings for value in crossing.values)
     return sum(length * value.aval.bytes for length, value in values if value.forward and value.repeatable)
 
 

@@ -16,58 +16,59 @@ from typing import Any
 
 import jax.extend.core as jex_core
 
-from planner.program.jaxpr.bodies import structure_of
+from planner.program.jaxpr.bodies import equations_of, structure_of
 from planner.program.jaxpr.canonicalize.joined_loops import with_loops_joined
 from planner.program.jaxpr.remat.loop_pairs import Pair
 from planner.program.jaxpr.remat.residuals import Between, crossing_of
 from planner.program.jaxpr.remat.rewrite_saved import with_saved
-from planner.program.jaxpr.remat.scopes import Scopes
+from planner.program.jaxpr.remat.scopes import Scope, scope_of
 from planner.program.tracing.traced import Program
 
 
 def with_least_of_passes(program: Program) -> Program | None:
     """A program whose loops within layers keep as little as can be of a pass; None where they do as it is written."""
-    together = {at: list(_but_for_loops(crossing)) for at, crossing in _with_stacks_of_loops(program)}
-    joined = with_saved(program, together) if together else program
+    if not any(map(is_loop, equations_of(program.jaxpr))):
+        return None
+    scope = scope_of(program)
+    together = {at: list(_but_for_loops(crossing)) for at, crossing in _with_stacks_of_loops(scope)}
+    joined = with_saved(program, scope, together) if together else program
+    within = scope_of(joined, within_layers=True)
     least: dict[int, list[int]] = {}
     gains = False
-    scopes = Scopes.of_program(joined, within_layers=True).of(joined.jaxpr)
-    for at, crossing in enumerate(crossing_of(found) for scope in scopes for found in scope.crossings):
+    for at, crossing in enumerate(within.crossed()):
         least[at] = [i for i, value in enumerate(crossing.values) if not value.repeatable]
         gains |= any(value.saved and value.repeatable for value in crossing.values)
-    return with_saved(joined, least, within_layers=True) if gains else None
+    return with_saved(joined, within, least) if gains else None
 
 
-def with_groups_joined(program: Program) -> Program | None:
+def with_groups_joined(program: Program, scope: Scope) -> Program | None:
     """A program whose loops over groups of layers are loops over layers; None where it has no such loops.
 
-    If all is saved, so that no pass of a group stands in its backward pass, the bodies of both loops are one loop each.
+    `scope` is its own, by checkpoints. If all is saved, so that no pass of a group stands in its backward pass, the bodies
+    of both loops are one loop each.
     """
-    scopes = Scopes.of_program(program, by_checkpoints=True).of(program.jaxpr)
     saved: dict[int, list[int]] = {}
-    for position, crossing in enumerate(found for scope in scopes for found in scope.crossings):
+    for position, crossing in enumerate(scope.between()):
         if sum(is_loop(eqn) for eqn in crossing.late) == 1 and sum(map(is_loop, crossing.forward_eqns)) == 1:
             values = crossing_of(crossing).values
             saved[position] = [i for i, value in enumerate(values) if value.forward or not value.repeatable]
     if not saved:
         return None
-    alone = with_saved(program, saved, by_checkpoints=True)
+    alone = with_saved(program, scope, saved)
     jaxpr = with_loops_joined(alone.jaxpr)
     joined = replace(alone, jaxpr=jaxpr)
     # Where only the loops of one of the passes could be joined, no pair of loops is left.
-    return None if jaxpr is alone.jaxpr or _count(joined) < _count(program) else joined
+    return None if jaxpr is alone.jaxpr or _count(scope_of(joined, by_checkpoints=True)) < _count(scope) else joined
 
 
-def _count(program: Program) -> int:
-    """How many pairs of loops, or layers written out, a program has."""
-    scopes = Scopes.of_program(program, by_checkpoints=True).of(program.jaxpr)
-    return sum(len(scope.crossings) for scope in scopes)
+def _count(scope: Scope) -> int:
+    """How many pairs of loops, or layers written out, there are."""
+    return sum(1 for _ in scope.between())
 
 
-def _with_stacks_of_loops(program: Program) -> Iterator[tuple[int, Between]]:
+def _with_stacks_of_loops(scope: Scope) -> Iterator[tuple[int, Between]]:
     """The crossings of layers, by position, in whose backward pass a loop reads what a loop of the layer has stacked."""
-    crossings = (found for scope in Scopes.of_program(program).of(program.jaxpr) for found in scope.crossings)
-    for position, crossing in enumerate(crossings):
+    for position, crossing in enumerate(scope.between()):
         stacked = _made_by_loops(crossing)
         for eqn in crossing.late if stacked else ():
             structure = structure_of(eqn)

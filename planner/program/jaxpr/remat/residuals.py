@@ -137,6 +137,10 @@ class Between:
 
     def order(self) -> list[int]:
         """The numbers of the values that cross, operands first."""
+        return self._order
+
+    @cached_property
+    def _order(self) -> list[int]:
         return self.in_order(self.needed)
 
     def in_order(self, wanted: Iterable[int], there: Container[int] = ()) -> list[int]:
@@ -146,11 +150,14 @@ class Between:
             waiting = [root]
             while waiting:
                 number = waiting[-1]
+                if number in found:
+                    waiting.pop()
+                    continue
                 left = [n for n in self.operands_of(number) if n not in found and n not in there]
-                if number in found or not left:
-                    found[waiting.pop()] = None
-                else:
+                if left:
                     waiting += left
+                else:
+                    found[waiting.pop()] = None
         return list(found)
 
 

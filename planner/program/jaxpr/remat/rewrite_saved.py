@@ -19,38 +19,30 @@ from jax.interpreters import partial_eval
 from planner.program.jaxpr.bodies import body_of, closed, opened
 from planner.program.jaxpr.calls import equations_by, scanned
 from planner.program.jaxpr.canonicalize.broadcasts_in_loops import with_broadcasts_in_loops
-from planner.program.jaxpr.canonicalize.inlined import inlined, unread_dropped
+from planner.program.jaxpr.canonicalize.inlined import unread_dropped
 from planner.program.jaxpr.remat.loop_pairs import Loop, Pair, inside
 from planner.program.jaxpr.remat.recomputed_layers import recomputed_within
 from planner.program.jaxpr.remat.residuals import Between
-from planner.program.jaxpr.remat.scopes import Saved, Scope, Scopes
+from planner.program.jaxpr.remat.scopes import Saved, Scope
+from planner.program.jaxpr.remat.unrolled_layers import WrittenOut
 from planner.program.jaxpr.variables import fresh_var, is_on_host
 from planner.program.tracing.traced import Program
 
 
 def with_saved(
-    program: Program,
-    saved: Saved,
-    offloaded: Saved = MappingProxyType({}),
-    *,
-    within_layers: bool = False,
-    by_checkpoints: bool = False,
+    program: Program, scope: Scope, saved: Saved, offloaded: Saved = MappingProxyType[int, Sequence[int]]({})
 ) -> Program:
-    """The program in which of these crossings just these values are saved; what else is needed is computed again.
+    """The program in which of the crossings of its `scope` just these values are saved; the rest is computed again.
 
-    Of what loops save, those `offloaded` wait in the memory of the host. The crossings are those of `crossings`, or, as
-    `Scopes` has it, those `within_layers` or `by_checkpoints`. Raises: NoSuchValues.
+    Of what loops save, those `offloaded` wait in the memory of the host. Raises: NoSuchValues.
     """
-    jaxpr = inlined(program.jaxpr)
-    scopes = _Rewriting.of_program(
-        program, offloaded=offloaded, within_layers=within_layers, by_checkpoints=by_checkpoints
-    )
-    new = scopes.rewritten(opened(jaxpr), saved)
-    absent = [position for position in saved if position >= scopes.count]
+    absent = [position for position in saved if position >= sum(1 for _ in scope.between())]
     if absent:
         raise NoSuchValues(absent[0])
+    new = _rewritten(scope, saved, offloaded)
     pruned, _ = partial_eval.dce_jaxpr(new, [True] * len(new.outvars), instantiate=True)
     pruned = with_broadcasts_in_loops(unread_dropped(pruned))
+    jaxpr = program.jaxpr
     return replace(program, jaxpr=jaxpr.replace(jaxpr=pruned) if jaxpr is not opened(jaxpr) else pruned)
 
 
@@ -58,61 +50,59 @@ class NoSuchValues(Exception):
     """A program has no such crossing, or the crossing no such values; its text is the crossing's position."""
 
 
-@dataclass(kw_only=True)
-class _Rewriting(Scopes):
-    """The bodies of a program in the making; of what loops save, those `offloaded` wait in the memory of the host."""
+def _rewritten(scope: Scope, saved: Saved, offloaded: Saved) -> Any:
+    """The body of a scope, and those in it, with the chosen values saved."""
+    body = scope.body
+    chosen = {
+        position: _numbers_of(pair, position, saved[position])
+        for position, pair in enumerate(scope.crossings, scope.first)
+        if position in saved
+    }
+    if chosen and isinstance(scope.crossings[0], WrittenOut):
+        body = recomputed_within(scope.crossings[0], chosen[scope.first])
+    elif chosen:
+        body = _with_pairs(scope, chosen, offloaded)
+    return _with_loops(body, scope, saved, offloaded)
 
-    offloaded: Saved = field(default_factory=dict[int, Sequence[int]])
 
-    def rewritten(self, body: Any, saved: Saved, known: Sequence[int] = (), *, in_layer: bool = False) -> Any:
-        """A body, and those in it, with the chosen values saved; `known` and `in_layer` as for `of`."""
-        body = inlined(body)
-        scope = self.scope(body, known, in_layer=in_layer)
-        chosen = {
-            position: _numbers_of(pair, position, saved[position])
-            for position, pair in enumerate(scope.crossings, scope.first)
-            if position in saved
-        }
-        if scope.written_out is not None and not self.within_layers:
-            body = recomputed_within(scope.written_out, chosen[scope.first]) if chosen else body
-            return self._with_loops(body, scope, saved, in_layer=in_layer)
-        of_loop: dict[int, list[Any]] = {}
-        stacks: dict[int, dict[int, tuple[Any, bool]]] = {}
-        offloaded: set[int] = set()
-        for position, numbers in chosen.items():
-            pair = scope.pairs[position - scope.first]
-            away = _numbers_of(pair, position, self.offloaded.get(position, ())) - pair.once.keys()
-            offloaded |= away
-            stacks.setdefault(pair.forward.position, {}).update(_as_written(pair, numbers - away))
-        for forward in {p.forward.position: p.forward for p in scope.pairs}.values():
-            of_it = [
-                (scope.pairs[position - scope.first], numbers)
-                for position, numbers in chosen.items()
-                if scope.pairs[position - scope.first].forward is forward
-            ]
-            if of_it:
-                of_loop[forward.position] = _with_stacks(forward, of_it, stacks[forward.position], offloaded)
-        for position, numbers in chosen.items():
-            pair = scope.pairs[position - scope.first]
-            of_loop[pair.backward.position] = _reading(pair, numbers, stacks[pair.forward.position])
-        eqns = [of_loop.get(position, [eqn]) for position, eqn in enumerate(body.eqns)]
-        rewritten = body.replace(eqns=[eqn for some in eqns for eqn in some])
-        return self._with_loops(rewritten, scope, saved, in_layer=in_layer)
+def _with_pairs(scope: Scope, chosen: Mapping[int, frozenset[int]], offloaded: Saved) -> Any:
+    """The body of a scope in whose pairs of loops the chosen values, by position of the crossing, are saved."""
+    of_loop: dict[int, list[Any]] = {}
+    stacks: dict[int, dict[int, tuple[Any, bool]]] = {}
+    on_hosts: set[int] = set()
+    for position, numbers in chosen.items():
+        pair = scope.pairs[position - scope.first]
+        away = _numbers_of(pair, position, offloaded.get(position, ())) - pair.once.keys()
+        on_hosts |= away
+        stacks.setdefault(pair.forward.position, {}).update(_as_written(pair, numbers - away))
+    for forward in {p.forward.position: p.forward for p in scope.pairs}.values():
+        of_it = [
+            (scope.pairs[position - scope.first], numbers)
+            for position, numbers in chosen.items()
+            if scope.pairs[position - scope.first].forward is forward
+        ]
+        if of_it:
+            of_loop[forward.position] = _with_stacks(forward, of_it, stacks[forward.position], on_hosts)
+    for position, numbers in chosen.items():
+        pair = scope.pairs[position - scope.first]
+        of_loop[pair.backward.position] = _reading(pair, numbers, stacks[pair.forward.position])
+    eqns = [of_loop.get(position, [eqn]) for position, eqn in enumerate(scope.body.eqns)]
+    return scope.body.replace(eqns=[eqn for some in eqns for eqn in some])
 
-    def _with_loops(self, body: Any, scope: Scope, saved: Saved, *, in_layer: bool) -> Any:
-        """A body with the chosen values saved in the bodies of the scope's loops that are looked into."""
-        new: dict[Any, tuple[Any, Any]] = {}
-        for loop, within in self.inner(scope, in_layer=in_layer):
-            inner, known = body_of(loop, ("jaxpr", None)), self.same_in_every_pass(scope, loop)
-            loop_body = self.rewritten(opened(inner), saved, known, in_layer=within)
-            new[loop.outvars[0]] = inner, inner.replace(jaxpr=loop_body)
-        eqns: list[Any] = []
-        for eqn in body.eqns:
-            old, rewritten = new.get(eqn.outvars[0], (None, None)) if eqn.outvars else (None, None)
-            # One that was widened has another body by now.
-            same = old is not None and eqn.params.get("jaxpr") is old
-            eqns.append(eqn.replace(params={**eqn.params, "jaxpr": rewritten}) if same else eqn)
-        return body.replace(eqns=eqns)
+
+def _with_loops(body: Any, scope: Scope, saved: Saved, offloaded: Saved) -> Any:
+    """A body with the chosen values saved in the bodies of the scope's loops that are looked into."""
+    new: dict[Any, tuple[Any, Any]] = {}
+    for loop, within in scope.inner:
+        inner = body_of(loop, ("jaxpr", None))
+        new[loop.outvars[0]] = inner, inner.replace(jaxpr=_rewritten(within, saved, offloaded))
+    eqns: list[Any] = []
+    for eqn in body.eqns:
+        old, rewritten = new.get(eqn.outvars[0], (None, None)) if eqn.outvars else (None, None)
+        # One that was widened has another body by now.
+        same = old is not None and eqn.params.get("jaxpr") is old
+        eqns.append(eqn.replace(params={**eqn.params, "jaxpr": rewritten}) if same else eqn)
+    return body.replace(eqns=eqns)
 
 
 def _numbers_of(pair: Between, crossing: int, positions: Sequence[int]) -> frozenset[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 from planner.program.jaxpr.bodies import body_of, consts_of, opened, structure_of
 from planner.program.jaxpr.canonicalize.inlined import inlined
@@ -23,8 +23,7 @@ Saved = Mapping[int, Sequence[int]]
 @paused()
 def crossings(program: Program) -> tuple[Crossing, ...]:
     """What crosses between the loops of a program, in the order in which `with_saved` counts."""
-    scopes = Scopes.of_program(program).of(program.jaxpr)
-    return tuple(crossing_of(found) for scope in scopes for found in scope.crossings)
+    return scope_of(program).crossed()
 
 
 def program_steps(program: Program) -> Iterator[Step]:
@@ -35,7 +34,10 @@ def program_steps(program: Program) -> Iterator[Step]:
 
 @dataclass
 class Scope:
-    """A body with pairs of loops, or with layers written out, whose `crossings` are counted from `first`."""
+    """A body with pairs of loops, or with layers written out, whose `crossings` are counted from `first`.
+
+    `inner` are the loops of the body that are looked into, each with its scope.
+    """
 
     body: Any
     numbers: Numbers
@@ -43,6 +45,17 @@ class Scope:
     written_out: WrittenOut | None
     crossings: Sequence[Between]
     first: int
+    inner: list[tuple[Any, Scope]] = field(default_factory=list[tuple[Any, "Scope"]])
+
+    def between(self) -> Iterator[Between]:
+        """What crosses in the body and in those of its loops, in the order in which it is counted."""
+        yield from self.crossings
+        for _, scope in self.inner:
+            yield from scope.between()
+
+    def crossed(self) -> tuple[Crossing, ...]:
+        """The same, as costs and choices are asked of it."""
+        return tuple(map(crossing_of, self.between()))
 
     def loops(self, *, backward: bool = False) -> list[Any]:
         """The loops of the body that are of no pair; with `backward`, those too that are the backward loop of one."""
@@ -59,44 +72,44 @@ class Scope:
         ]
 
 
-@dataclass(kw_only=True)
-class Scopes:
-    """The bodies of a program in which values cross, outermost first.
+def scope_of(program: Program, *, within_layers: bool = False, by_checkpoints: bool = False) -> Scope:
+    """The outermost body of a program.
 
     What crosses are the values of layers: of the outermost pairs of loops, or of layers written out, whether or not these
     have loops of their own. With `within_layers` it is the values of the loops of layers: of pairs in a backward loop, or
     between the borders of layers written out. With `by_checkpoints` only checkpoints make layers written out, in any
     number: of a body without any it is the pairs of loops.
     """
+    body = opened(program.jaxpr)
+    held = dict(zip(body.constvars, consts_of(program.jaxpr), strict=False))
+    first = len(body.invars) - len(program.constants)
+    held.update(zip(body.invars[first:], program.constants, strict=True))
+    return _Walk(held=held, within_layers=within_layers, by_checkpoints=by_checkpoints).of(program.jaxpr)
 
-    held: Mapping[Any, Any] = field(default_factory=dict[Any, Any])
-    """By variable the arrays that the program holds."""
-    within_layers: bool = False
-    by_checkpoints: bool = False
+
+@dataclass(kw_only=True)
+class _Walk:
+    """A walk over the bodies of a program in which values cross, outermost first; see `scope_of`.
+
+    `held` are the arrays that the program holds, by variable.
+    """
+
+    held: Mapping[Any, Any]
+    within_layers: bool
+    by_checkpoints: bool
     values: ValueNumbers = field(default_factory=ValueNumbers)
     count: int = 0
 
-    @classmethod
-    def of_program(cls, program: Program, **given: Any) -> Self:
-        """Those of a program."""
-        body = opened(program.jaxpr)
-        held = dict(zip(body.constvars, consts_of(program.jaxpr), strict=False))
-        first = len(body.invars) - len(program.constants)
-        held.update(zip(body.invars[first:], program.constants, strict=True))
-        return cls(held=held, **given)
-
-    def of(self, jaxpr: Any, known: Sequence[int] = (), *, in_layer: bool = False) -> Iterator[Scope]:
-        """The bodies, one after the other; of the first operands the numbers are `known`."""
+    def of(self, jaxpr: Any, known: Sequence[int] = (), *, in_layer: bool = False) -> Scope:
+        """A body and those in it; of the first operands the numbers are `known`."""
         scope = self.scope(inlined(opened(jaxpr)), known, in_layer=in_layer)
-        yield scope
-        for loop, within in self.inner(scope, in_layer=in_layer):
-            yield from self.of(body_of(loop, ("jaxpr", None)), self.same_in_every_pass(scope, loop), in_layer=within)
-
-    def inner(self, scope: Scope, *, in_layer: bool) -> list[tuple[Any, bool]]:
-        """The loops of a scope that are looked into, and whether each is the backward loop of layers."""
         outside = {id(eqn) for eqn in scope.loops()}
-        loops = scope.loops(backward=self.within_layers and not in_layer and not scope.crossings)
-        return [(eqn, in_layer or id(eqn) not in outside) for eqn in loops]
+        for loop in scope.loops(backward=self.within_layers and not in_layer and not scope.crossings):
+            # A backward loop is one of layers.
+            within = in_layer or id(loop) not in outside
+            body = self.of(body_of(loop, ("jaxpr", None)), self.same_in_every_pass(scope, loop), in_layer=within)
+            scope.inner.append((loop, body))
+        return scope
 
     def scope(self, body: Any, known: Sequence[int], *, in_layer: bool) -> Scope:
         """What crosses in a body, whose other operands are equal to nothing that is known."""

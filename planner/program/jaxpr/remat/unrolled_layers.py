@@ -178,11 +178,12 @@ class WrittenOut(Between):
         there = set(times)
         for own in taken:
             alone = {number for number in own if times[number] == 1}
-            for number in own:
+            yield from own - alone
+            for number in alone:
                 there.remove(number)
                 read = {n for made in self.in_order([number], there) for n in self.operands_of(made)}
                 there.add(number)
-                if number not in alone or alone.isdisjoint(read - {number}):
+                if alone.isdisjoint(read - {number}):
                     yield number
 
     def _need(self, atoms: Sequence[Any]) -> None:
@@ -232,10 +233,13 @@ class WrittenOut(Between):
             for atom in eqn.invars:
                 if not isinstance(atom, jex_core.Literal) and self.numbers[atom] not in light:
                     last[self.numbers[atom]] = position
+        read_last: dict[int, list[int]] = {}
+        for number, position in last.items():
+            read_last.setdefault(position, []).append(number)
         alive: set[int] = set()
         found: dict[int, Hashable] = {}
         for position, eqn in enumerate(early):
-            alive = {number for number in alive if last[number] > position}
+            alive.difference_update(read_last.get(position, ()))
             for var in eqn.outvars:
                 number = None if isinstance(var, jex_core.DropVar) else self.numbers[var]
                 if number is not None and last.get(number, -1) > position:
