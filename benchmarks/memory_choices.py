@@ -131,9 +131,9 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
     yield (
         "| program | topology | ours: mesh, ms | ours as written | best hand plan as written | best hand plan, any policy "
         "| ours / as written | ours / best hand | peak GB of ours: predicted, compiled | TFLOP: ours, as written "
-        "| planned in s: ours, as written |"
+        "| planned in s: ours, as written | commit |"
     )
-    yield "|" + "---|" * 11
+    yield "|" + "---|" * 12
     for program, topology in dict.fromkeys((row["program"], row["topology"]) for row in rows):
         own = [row for row in rows if (row["program"], row["topology"]) == (program, topology)]
         mine, written = (next((row for row in own if row["plan"] == name), None) for name in OURS)
@@ -143,7 +143,8 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
         yield (
             f"| {program} | {topology} | {_cell(mine)} | {_cell(written)} | {_cell(next(iter(hand_written), None))} "
             f"| {_cell(hand)} | {_ratio(mine, written)} | {_ratio(mine, hand)} | {_peaks(mine)} "
-            f"| {_promised(mine)}, {_promised(written)} | {_planned(mine)}, {_planned(written)} |"
+            f"| {_promised(mine)}, {_promised(written)} | {_planned(mine)}, {_planned(written)} "
+            f"| {', '.join(sorted({row['commit'][:7] for row in own if 'commit' in row})) or '-'} |"
         )
 
 

@@ -133,15 +133,16 @@ class Case:
         return [row for row in self.rows if (row["program"], row["topology"]) == (self.program, self.topology.name)]
 
     def keep(self, row: Row) -> Row:
-        """Adds a row to the file in the place of an older one, and prints it."""
-        row = {"program": self.program, "topology": self.topology.name, **row}
+        """Adds a row to the file in the place of an older one, with the commit that it is of, and prints it."""
+        made = stamp()
+        row = {"program": self.program, "topology": self.topology.name, **row, "commit": made["commit"]}
         old = next((r for r in self.own() if r["plan"] == row["plan"]), None)
         if old is not None:
             self.rows.remove(old)
         self.rows.append(row)
         self.out.parent.mkdir(exist_ok=True)
         lines = ",\n".join(json.dumps(r) for r in self.rows)
-        self.out.write_text(f'{{"stamp": {json.dumps(stamp())},\n"rows": [\n{lines}\n]}}\n')
+        self.out.write_text(f'{{"stamp": {json.dumps(made)},\n"rows": [\n{lines}\n]}}\n')
         print(line(row), flush=True)
         return row
 
