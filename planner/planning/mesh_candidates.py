@@ -1,13 +1,15 @@
 """Candidates in one number of microbatches: the best plan of all meshes, and what is tried where its checks fail.
 
 Compilers reject or miscompile what was not foreseen; then the next best mesh is tried, and at last the best plan without
-constraints inside. Of a plan that does not fit by its compiler, one that promises to take less is sought, on any mesh.
-Where nothing is predicted to fit, plans that come near it are proposed if a compiler judges them. A suspicious plan is kept
-while others are tried that may be faster; the fastest by its compiler's schedule is proposed again.
+constraints inside. Of a plan that does not fit by its compiler, or that is slower than promised and leaves no room in the
+memory, one that promises to take less is sought, on any mesh and in any form. Where nothing is predicted to fit, plans that
+come near it are proposed if a compiler judges them. A suspicious plan is kept while others are tried that may be faster;
+the fastest by its compiler's schedule is proposed again.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, final
@@ -46,7 +48,8 @@ class MeshCandidates:
     def __init__(
         self, variants: ProblemVariants, meshes: Sequence[Shape], options: Options, notes: Sequence[str]
     ) -> None:
-        self._variants, self._meshes, self._options, self._notes = variants, meshes, options, tuple(notes)
+        self._variants, self._meshes, self._options = variants, meshes, options
+        self._own_notes = self._notes = tuple(notes)
         self._deadline = Deadline.after(options.time_limit_s)
         # That of the best form, once it is known.
         self._problem = variants.base
@@ -76,7 +79,7 @@ class MeshCandidates:
                 judged=lambda: COMPILERS[target.platform].reports_peak and not why_not_compiled(target, options),
             )
             self._problem, self._limit_bytes, self._none_fits = best.problem, best.limit_bytes, best.none_fits
-            self._notes = (*self._notes, *best.notes)
+            self._notes = (*self._own_notes, *best.notes)
             self._most_bytes = max(self._limit_bytes, self._problem.request.memory_limit)
             self._bound, self._any_form = best.result.bound, best.any_form
             return self._decision(best.result)
@@ -116,7 +119,7 @@ class MeshCandidates:
         self._failures.append(f"the plan on the mesh {shape} {verb}: {verdict.rejected or verdict.suspicious}")
         if verdict.memory_share is None:
             self._dropped[shape_key(shape)] = self._failures[-1]
-        else:
+        elif verdict.rejected is not None:
             self._needed.append(decision.predicted.peak_bytes / verdict.memory_share)
 
     def _decision(self, found: SearchResult) -> Decision:
@@ -159,26 +162,46 @@ class MeshCandidates:
 
     def _next_best(self) -> SearchResult | None:
         """The best of the plans left; None where there are none, or none that may be faster than what is kept."""
-        if self._verdict.memory_share is not None:
-            self._limit_bytes = self._problem.request.memory_limit * self._verdict.memory_share
-            found = self._again(self._meshes)
-            if found is not None:
-                return found
-            # No plan promises to take so little: on another mesh the compiler may need what was promised.
-            self._limit_bytes = self._most_bytes
-            self._dropped[shape_key(self._tried[-1].mesh_shape)] = self._failures[-1]
         if self._verdict.suspicious is not None and self._deadline.passed:
             return None
+        if self._verdict.memory_share is not None:
+            found = self._within(self._problem.request.memory_limit * self._verdict.memory_share)
+            if found is not None:
+                return found
+            # No plan that promises to take so little will do: on another mesh the compiler may need what was promised.
+            self._limit_bytes = self._most_bytes
+            self._dropped[shape_key(self._tried[-1].mesh_shape)] = self._failures[-1]
+        return self._again(self._meshes)
+
+    def _within(self, limit: float) -> SearchResult | None:
+        """The best plans within a lower limit, in the same form or else in any; None where none may be faster."""
+        self._limit_bytes = limit
         found = self._again(self._meshes)
-        fastest = min((seconds for seconds, _ in self._kept), default=None)
-        if found is None or (fastest is not None and found.candidates[0].value >= fastest):
+        if found is not None:
+            return found
+        request = self._variants.request
+        limited = replace(self._variants, request=replace(request, memory_limit=limit))
+        options = replace(self._options, time_limit_s=self._deadline.left(1.0))
+        left = [shape for shape in self._meshes if shape_key(shape) not in self._dropped]
+        try:
+            best = best_variant(limited, left, options, judged=lambda: False, explained=False)
+        except (InfeasibleError, PinError):
             return None
-        return found
+        if best.result.candidates[0].value >= self._fastest_kept:
+            return None
+        self._problem = best.problem.with_objective(request.objective, request.memory_limit)
+        self._notes = (*self._own_notes, *best.notes)
+        self._limit_bytes, self._bound = best.limit_bytes, min(self._bound, best.result.unlimited)
+        return best.result
+
+    @property
+    def _fastest_kept(self) -> float:
+        return min((seconds for seconds, _ in self._kept), default=math.inf)
 
     def _again(self, meshes: Sequence[Shape]) -> SearchResult | None:
-        """The next best plans for these meshes, in the time that is left; None where there are none."""
+        """The next best plans for these meshes, in the time that is left; None where none may be faster than those kept."""
         try:
-            return search(
+            found = search(
                 meshes,
                 self._problem,
                 SearchOptions(
@@ -186,10 +209,12 @@ class MeshCandidates:
                     options=replace(self._options, time_limit_s=self._deadline.left(1.0)),
                     without=self._dropped,
                     explained=False,
+                    below=self._fastest_kept,
                 ),
             )
         except (InfeasibleError, PinError):
             return None
+        return found if found.candidates else None
 
     def _fastest(self) -> Decision:
         """The plan to hand over: the fastest by the compiler's schedule, the earliest of several."""

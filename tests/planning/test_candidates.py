@@ -176,6 +176,43 @@ def test_a_plan_whose_schedule_takes_more_than_promised_gives_way_to_a_faster_on
     )
 
 
+def test_a_plan_that_is_slow_for_want_of_memory_gives_way_to_one_that_takes_less(
+    scripted: Callable[..., Compiler],
+) -> None:
+    scripted(report(seconds=1e-9))
+    free = planned(mesh={"x": 8}).predicted.peak_bytes
+    compiler = scripted(report(peak=1.15 * free, seconds=100.0), report(peak=free, seconds=1e-9))
+    plan = planned(mesh={"x": 8}, memory_limit=1.2 * free)
+    assert len(compiler.seen) == 2
+    assert plan.predicted.peak_bytes <= 0.92 * free
+    assert plan.decision.request.memory_limit == 1.2 * free
+    assert any("is suspicious: seconds" in note for note in plan.notes)
+
+
+def test_a_plan_that_is_slow_for_want_of_memory_may_give_way_to_one_that_saves_less(
+    scripted: Callable[..., Compiler],
+) -> None:
+    def layers(ws: Any, x: Any) -> Any:
+        def layer(h: Any, w: Any) -> Any:
+            return jnp.tanh(jnp.tanh(h @ w) @ w.T), None
+
+        return jax.grad(lambda ws: jnp.sum(jax.lax.scan(layer, x, ws)[0] ** 2))(ws)
+
+    given = jax.ShapeDtypeStruct((8, 1024, 1024), jnp.float32), jax.ShapeDtypeStruct((65536, 1024), jnp.float32)
+    asked: dict[str, Any] = {"topology": "v5e:2x4", "mesh": {"x": 8}, "options": planner.Options(microbatches=1)}
+    scripted(report(seconds=1e-9))
+    first = planner.plan(layers, given, **asked)
+    limit = 1.1 * first.predicted.peak_bytes
+    compiler = scripted(report(peak=limit, seconds=100.0), report(seconds=1e-9))
+    plan = planner.plan(layers, given, **asked, memory_limit=limit)
+    assert len(compiler.seen) == 2
+    assert plan.predicted.peak_bytes < 0.92 * first.predicted.peak_bytes
+    assert plan.predicted.flops > first.predicted.flops
+    assert plan.decision.form != first.decision.form
+    assert plan.decision.request.memory_limit == limit
+    assert plan.certificate.lower_bound <= plan.certificate.value
+
+
 def test_a_suspicious_plan_stays_where_the_others_are_no_better(scripted: Callable[..., Compiler]) -> None:
     compiler = scripted(report(gathered=1e13, seconds=100.0), report(gathered=1e13, seconds=101.0))
     plan = planned()
