@@ -291,7 +291,7 @@ def _run_child(request: AotRequest, directory: Path, dump: Path, stopped: Callab
                 try:
                     return process.wait(_POLL_SECONDS)
                 except subprocess.TimeoutExpired:
-                    if request.mode == "dump" and dumped_memory(dump) and _scheduled_text(dump, request.platform):
+                    if request.mode == "dump" and dumped_memory(dump) and scheduled_text(dump, request.platform):
                         return 0
             return None
         finally:
@@ -299,12 +299,12 @@ def _run_child(request: AotRequest, directory: Path, dump: Path, stopped: Callab
             process.wait()
 
 
-def _scheduled_text(dump: Path, platform: Platform) -> str:
-    """The scheduled HLO of a dump, or "" while it is not all written."""
+def scheduled_text(dump: Path, platform: Platform) -> str:
+    """The scheduled HLO of a dump, or "" while it is not all written: the entry is last, and ends in a line of its own."""
     for path in sorted(dump.glob(_SCHEDULED[platform]), key=lambda p: p.stat().st_size, reverse=True):
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - 4))
-            if file.read().rstrip().endswith(b"}") and "\nENTRY " in (text := path.read_text()):
+            file.seek(max(0, path.stat().st_size - 8))
+            if file.read().rstrip().endswith(b"\n}") and "\nENTRY " in (text := path.read_text()):
                 return text
     return ""
 
@@ -318,7 +318,7 @@ def _read_report(request: AotRequest, directory: Path, dump: Path, code: int | N
         return report(status="timeout", message=message)
     path = directory / "report.json"
     record: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    text = _scheduled_text(dump, request.platform) if request.mode == "dump" and not record else ""
+    text = scheduled_text(dump, request.platform) if request.mode == "dump" and not record else ""
     if not record and not text:
         number = -code if code < 0 else None
         died = f"signal {signal.Signals(number).name}" if number else f"exit status {code}"

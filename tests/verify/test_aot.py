@@ -321,3 +321,15 @@ def test_a_program_is_lowered_for_a_topology_whatever_mesh_is_set() -> None:
             doubled, (jax.ShapeDtypeStruct((8,), "float32"),), mesh_shape={"x": 4}, topology="cpu:4", platform="cpu"
         )
     assert request.num_arguments == 1
+
+
+def test_a_text_is_read_once_it_is_all_written(tmp_path: Path) -> None:
+    """A part of it may end in a bracket, too."""
+    path = tmp_path / "module_0001.m.after_optimizations_after_buffer_assignment.txt"
+    fused = "%fused {\n  ROOT %a = f32[2]{0} add()\n}"
+    written = f"HloModule m\n\n{fused}\n\nENTRY %main {{\n  ROOT %b = f32[2]{{0}} fusion()\n}}\n\n"
+    for end in range(len(written.rstrip())):
+        path.write_text(written[:end])
+        assert aot.scheduled_text(tmp_path, "tpu") == ""
+    path.write_text(written)
+    assert aot.scheduled_text(tmp_path, "tpu") == written
