@@ -85,7 +85,7 @@ def test_layers_written_out_share_their_groups() -> None:
     assert len(set(kinds)) < 0.6 * len(kinds)
 
 
-def test_what_stands_beside_an_array_tells_it_apart_only_where_its_room_depends_on_that() -> None:
+def test_neighbours_distinguish_arrays_only_where_room_depends_on_them() -> None:
     access = Access(0, (64, 64), 4.0, ((0,), (1,)), "chip", 1.0, at_once=2.0)
     assert array_of(access) == array_of(access._replace(at_once=3.0))
     assert array_of(access) != array_of(access._replace(at_once=1.0))

@@ -152,9 +152,7 @@ def test_no_weight_is_copied_into_the_order_of_its_gradient() -> None:
 
 @needs_libtpu
 @pytest.mark.parametrize(("weights", "behind"), [(P("data"), {"up", "down"}), (P(None, "data"), {"down"})])
-def test_gradients_are_scattered_behind_their_transpose_where_parts_are_whole_tiles(
-    weights: P, behind: set[str]
-) -> None:
+def test_gradients_are_scattered_after_their_transpose_in_whole_tiles(weights: P, behind: set[str]) -> None:
     """Behind it XLA's TPU compiler sums the others whole: parts of 64 columns, half a tile."""
     plan, args = _data_parallel(weights=weights, hidden=256)
     scattered = [c for c in plan.predicted.collectives if c.kind == "reduce-scatter"]

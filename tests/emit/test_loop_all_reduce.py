@@ -158,7 +158,7 @@ def test_a_plan_that_sums_behind_a_loop_is_differentiable() -> None:
 
 @pytest.mark.skipif(bool(unavailable_reason("tpu")), reason=unavailable_reason("tpu") or "libtpu is there")
 @pytest.mark.parametrize(("whole", "kind"), [(False, "reduce-scatter"), (True, "all-reduce")])
-def test_a_sum_behind_a_loop_of_which_parts_are_read_is_scattered(whole: bool, kind: str) -> None:
+def test_a_sum_after_a_loop_is_scattered_where_slices_are_read(whole: bool, kind: str) -> None:
     """The gradient of a weight in microbatches updates a part of the weight on each device, and may be returned whole."""
 
     def step(w: Any, x: Any) -> Any:

@@ -78,7 +78,7 @@ def test_the_state_is_found_without_parameters() -> None:
     assert alone.parameters == ()
 
 
-def test_all_that_cannot_wait_is_told_at_once() -> None:
+def test_all_arguments_that_cannot_be_on_hosts_are_reported_at_once() -> None:
     def loss(params: Any, x: jax.Array) -> jax.Array:
         return jnp.sum((jnp.tanh(x @ params["up"]) @ params["down"]) ** 2)
 

@@ -46,7 +46,7 @@ def test_products_have_the_last_free_dims_of_both_sides_in_tiles() -> None:
     assert _order(lambda x, y: jnp.einsum("abk,kcd->abcd", x, y), args, "dot_general") == [((0, 2, 1, 3),)]
 
 
-def test_the_gradient_of_a_weight_may_lie_as_the_transpose_behind_it() -> None:
+def test_the_gradient_of_a_weight_may_have_the_layout_of_its_transpose() -> None:
     args = (jax.ShapeDtypeStruct((64, 32), jnp.float32), jax.ShapeDtypeStruct((128, 64), jnp.float32))
     orders = _order(jax.grad(lambda w, x: jnp.sin(x @ w).sum()), args, "dot_general")
     assert ((0, 1), (1, 0)) in orders

@@ -116,7 +116,7 @@ class Pair(Between):
         found: dict[int, Any] = {
             number: operand for number, (operand, sliced) in self.free.items() if not sliced
         } | self.handed
-        for number in self.order():
+        for number in self.order:
             made = self.made.get(number)
             if made is not None and not made.eqn.effects:
                 read = [made.numbers[atom] for atom in made.eqn.invars if not isinstance(atom, jex_core.Literal)]

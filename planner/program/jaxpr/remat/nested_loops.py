@@ -82,7 +82,7 @@ def _with_stacks_of_loops(scope: Scope) -> Iterator[tuple[int, Between]]:
 def _made_by_loops(crossing: Between) -> set[int]:
     """The numbers of what loops of the layer make."""
     found: set[int] = set()
-    for number in crossing.order():
+    for number in crossing.order:
         made = crossing.made.get(number)
         if made is not None and is_loop(made.eqn):
             found.add(number)
@@ -95,7 +95,7 @@ def _but_for_loops(crossing: Between) -> Iterator[int]:
     Of layers written out all is saved: there the loops of both passes are in one body anyway.
     """
     loops = _made_by_loops(crossing) if isinstance(crossing, Pair) else set[int]()
-    for position, (number, value) in enumerate(zip(crossing.order(), crossing_of(crossing).values, strict=True)):
+    for position, (number, value) in enumerate(zip(crossing.order, crossing_of(crossing).values, strict=True)):
         if not value.repeatable or (value.forward and number not in loops):
             yield position
 

@@ -135,12 +135,9 @@ class Between:
         """What is computed again where some values are there."""
         return set(self.in_order([number for number in self.needed if number not in there], there))
 
+    @cached_property
     def order(self) -> list[int]:
         """The numbers of the values that cross, operands first."""
-        return self._order
-
-    @cached_property
-    def _order(self) -> list[int]:
         return self.in_order(self.needed)
 
     def in_order(self, wanted: Iterable[int], there: Container[int] = ()) -> list[int]:
@@ -163,7 +160,7 @@ class Between:
 
 def crossing_of(pair: Between) -> Crossing:
     """What crosses between two passes, as costs and choices are asked of it."""
-    order = pair.order()
+    order = pair.order
     position = {number: i for i, number in enumerate(order)}
     values: list[Value] = []
     runs: dict[int, int] = {}

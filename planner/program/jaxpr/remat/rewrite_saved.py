@@ -107,7 +107,7 @@ def _with_loops(body: Any, scope: Scope, saved: Saved, offloaded: Saved) -> Any:
 
 def _numbers_of(pair: Between, crossing: int, positions: Sequence[int]) -> frozenset[int]:
     """The numbers of values of a crossing. Raises: NoSuchValues."""
-    order = pair.order()
+    order = pair.order
     if not all(0 <= position < len(order) for position in positions):
         raise NoSuchValues(crossing)
     return frozenset(order[position] for position in positions)

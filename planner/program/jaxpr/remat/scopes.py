@@ -42,7 +42,6 @@ class Scope:
     body: Any
     numbers: Numbers
     pairs: list[Pair]
-    written_out: WrittenOut | None
     crossings: Sequence[Between]
     first: int
     inner: list[tuple[Any, Scope]] = field(default_factory=list[tuple[Any, "Scope"]])
@@ -123,9 +122,7 @@ class _Walk:
         layers: Sequence[Between] = pairs if written_out is None else (written_out,)
         if self.within_layers:
             layers = pairs if in_layer or written_out is not None else ()
-        scope = Scope(
-            body=body, numbers=numbers, pairs=pairs, written_out=written_out, crossings=layers, first=self.count
-        )
+        scope = Scope(body=body, numbers=numbers, pairs=pairs, crossings=layers, first=self.count)
         self.count += len(scope.crossings)
         return scope
 
