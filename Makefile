@@ -32,7 +32,10 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "$(PYTHON) is older than Python 3.11: say make PYTHON=/path/to/a/newer/python3" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$(EXTRAS)]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable ".[$(EXTRAS)]" || \
+	  { echo "uv could not install it, pip tries" >&2; \
+	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$(EXTRAS)]"; }
 	@touch .venv/.installed $@
 
 demo: $(STAMP) ## plan, train and verify a transformer on eight virtual devices; plan Llama-3-8B for 256 TPUs

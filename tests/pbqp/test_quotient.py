@@ -114,7 +114,7 @@ def test_layers_that_meet_two_hubs_of_one_kind_share_their_decisions() -> None:
 
 
 @pytest.mark.parametrize("share", ["auto", True, False])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_shared_solves_keep_the_promises_of_solve(share: bool, data: st.DataObject) -> None:
     problem = data.draw(repeated(chained=data.draw(st.booleans()), rows=data.draw(st.booleans())))

@@ -167,7 +167,7 @@ def test_a_gap_is_kept(rows: bool) -> None:
 
 def test_names_and_order_of_nodes_change_nothing() -> None:
     random = np.random.default_rng(0)
-    for problem in problems(20, rows=True):
+    for problem in problems(10, rows=True):
         place = random.permutation(len(problem.node_costs))
         moved = Problem(
             name=problem.name,

@@ -19,12 +19,12 @@ pytestmark = pytest.mark.skipif(bool(unavailable_reason("tpu")), reason=unavaila
 @pytest.mark.parametrize(
     ("topology", "shape"),
     [
-        ("v4:4x4x4", {"x": 8, "y": 16}),
+        pytest.param("v4:4x4x4", {"x": 8, "y": 16}, marks=pytest.mark.slow),
         ("v5e:4x4", {"x": 4, "y": 4}),
-        ("v5e:16x16", {"x": 16, "y": 16}),
-        ("v5p:4x4x4", {"x": 4, "y": 16}),
-        ("v6e:16x16", {"x": 16, "y": 16}),
-        ("tpu7x:2x2x2", {"x": 4, "y": 4}),
+        ("v5e:8x8", {"x": 8, "y": 8}),  # of more than 16 chips libtpu refuses what it takes of fewer
+        ("v5p:2x2x4", {"x": 4, "y": 4}),
+        ("v6e:8x8", {"x": 8, "y": 8}),
+        pytest.param("tpu7x:2x2x2", {"x": 4, "y": 4}, marks=pytest.mark.slow),
     ],
 )
 def test_a_loop_with_every_collective(topology: str, shape: Mapping[str, int]) -> None:

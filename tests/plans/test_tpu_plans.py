@@ -32,7 +32,7 @@ MODELS: dict[str, Callable[[], Model]] = {
         size="real",
     ),
     "vit": lambda: vit(
-        ViTConfig(width=768, layers=4, heads=12, ffn=3072, patch=16, image=224, classes=1000, dtype="bfloat16"),
+        ViTConfig(width=768, layers=2, heads=12, ffn=3072, patch=16, image=224, classes=1000, dtype="bfloat16"),
         batch=128,
         size="real",
     ),

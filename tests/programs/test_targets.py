@@ -58,7 +58,7 @@ def test_programs_written_by_hand(name: str, topology: str) -> None:
 
 
 @pytest.mark.parametrize("topology", TARGETS)
-@hypothesis.settings(max_examples=25)
+@hypothesis.settings(max_examples=12)
 @hypothesis.given(cases())
 def test_random_programs_are_planned(topology: str, case: Case) -> None:
     assert failure_for(case, topology) is None

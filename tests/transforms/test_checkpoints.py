@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import planner
 from benchmarks.models import MODELS
 from benchmarks.models.base import Model
-from benchmarks.models.checkpoints import POLICIES, with_policy
+from benchmarks.models.checkpoints import Policy, with_policy
 from cost_models import parse_topology
 from planner.program.form import Form
 from planner.program.jaxpr.remat.scopes import crossings, program_steps
@@ -27,6 +27,7 @@ IN_PART = {(attention, policy) for attention in ("inner_loop", "branches") for p
 """Of a loop or a branch the policy saves some of the results, so that the backward pass runs another loop or branch."""
 CASES = [(a, c) for a in ATTENTIONS for c in CHECKPOINTS if c != "none" and (a, c) not in IN_PART]
 ALIKE = 1.01
+SOME: tuple[Policy, ...] = ("as written", "none", "dots_saveable")
 CHIP = parse_topology("v5e:4x4").chip
 VIEWS = ("reduce_precision", "name", "broadcast_in_dim", "reshape", "squeeze", "optimization_barrier")
 """What checkpoints add, and what may stand in loops or outside."""
@@ -66,7 +67,7 @@ def _seconds(fn: Any, args: Any, remat: Any) -> float:
     return planner.plan(fn, args, topology="v5e:2x2", options=options).predicted.seconds
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(case=st.sampled_from(CASES), scanned=st.booleans())
 def test_a_plan_with_all_saved_takes_no_longer_for_checkpoints(case: tuple[str, str], scanned: bool) -> None:
     attention, checkpoint = case
@@ -76,6 +77,6 @@ def test_a_plan_with_all_saved_takes_no_longer_for_checkpoints(case: tuple[str, 
 
 @pytest.mark.parametrize("name", ["deep", "llama"])
 def test_plans_of_models_do_not_depend_on_their_checkpoints(name: str) -> None:
-    models: list[Model] = [with_policy(MODELS[name]("small"), policy) for policy in POLICIES]
+    models: list[Model] = [with_policy(MODELS[name]("small"), policy) for policy in SOME]
     seconds = [_seconds(model.fn, model.args, "none") for model in models]
     assert max(seconds) <= ALIKE * min(seconds)

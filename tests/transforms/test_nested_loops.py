@@ -20,7 +20,7 @@ from planner.program.tracing.trace import trace
 from planner.program.tracing.traced import Program
 from planner.transforms.apply import formed, without_checkpoints
 
-LAYERS, SEQUENCE, BLOCK = 4, 32, 8
+LAYERS, SEQUENCE, BLOCK = 3, 24, 8
 
 
 @cache
@@ -29,7 +29,9 @@ def _model(policy: Policy, scan: bool, block: int | None = BLOCK) -> Model:
     return with_policy(llama.llama(config, batch=2), policy)
 
 
-def _traced(model: Model) -> Program:
+@cache
+def _written(policy: Policy, scan: bool, block: int | None = BLOCK) -> Program:
+    model = _model(policy, scan, block)
     return trace(model.fn, model.args, donate_argnums=model.donate_argnums)
 
 
@@ -49,7 +51,7 @@ def _most_stacked(program: Program) -> float:
 
 @pytest.mark.parametrize("scan", [True, False], ids=["scanned", "written_out"])
 def test_scores_of_all_blocks_need_not_be_saved(scan: bool) -> None:
-    program = _traced(_model("dots_saveable", scan))
+    program = _written("dots_saveable", scan)
     least = without_checkpoints(program)
     assert least is not None
     scores = 4 * 2 * llama.SMALL.heads * SEQUENCE * SEQUENCE
@@ -58,13 +60,13 @@ def test_scores_of_all_blocks_need_not_be_saved(scan: bool) -> None:
 
 
 def test_loops_that_keep_the_least_stay_as_they_are() -> None:
-    assert without_checkpoints(_traced(_model("none", True))) is None
+    assert without_checkpoints(_written("none", True)) is None
 
 
 @pytest.mark.parametrize(("policy", "block"), [("dots_saveable", BLOCK), ("groups", None)])
 def test_a_program_without_checkpoints_computes_the_same(policy: Policy, block: int | None) -> None:
     model = _model(policy, True, block)
-    program = _traced(model)
+    program = _written(policy, True, block)
     least = formed(program, Form(without_checkpoints=True))
     flat = jax.tree.leaves(model.args)
     expected = jax.jit(jex_core.jaxpr_as_fun(program.jaxpr))(*flat)
@@ -74,9 +76,9 @@ def test_a_program_without_checkpoints_computes_the_same(policy: Policy, block: 
 
 
 def test_groups_of_layers_are_chosen_for_as_layers() -> None:
-    least = without_checkpoints(_traced(_model("groups", True, None)))
+    least = without_checkpoints(_written("groups", True, None))
     assert least is not None
-    alone = _traced(_model("as written", True, None))
+    alone = _written("as written", True, None)
     assert [crossing.length for crossing in crossings(least)] == [LAYERS]
     everything = [
         formed(program, Form(saved=(tuple(i for i, v in enumerate(crossings(program)[0].values) if v.forward),)))
@@ -86,6 +88,6 @@ def test_groups_of_layers_are_chosen_for_as_layers() -> None:
 
 
 def test_what_a_policy_saves_of_layers_written_out_may_be_computed_again() -> None:
-    by_policy, whole = (crossings(_traced(_model(policy, False)))[0] for policy in ("dots_saveable", "as written"))
+    by_policy, whole = (crossings(_written(policy, False))[0] for policy in ("dots_saveable", "as written"))
     fixed = [sum(not value.repeatable for value in crossing.values) for crossing in (by_policy, whole)]
     assert fixed[0] == fixed[1]

@@ -179,6 +179,7 @@ def test_gpus_are_offered_hosts_where_nothing_fits(monkeypatch: pytest.MonkeyPat
     assert needs <= limit
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(unavailable_reason("tpu")), reason=unavailable_reason("tpu") or "libtpu is there")
 def test_a_plan_with_arguments_and_saved_values_on_hosts_compiles_to_the_end() -> None:
     optimizer = optax.adamw(1e-3)

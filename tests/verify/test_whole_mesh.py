@@ -55,7 +55,7 @@ def program(shape: dict[str, int], jobs: list[tuple[str, tuple[str, ...], int]])
         ("v5e:8x8", {"x": 32, "y": 2}),
         ("v5p:2x2x2", {"x": 8}),
         ("v5p:4x4x4", {"x": 16, "y": 4}),
-        ("tpu7x:2x2x4", {"x": 32}),
+        pytest.param("tpu7x:2x2x4", {"x": 32}, marks=pytest.mark.slow),
     ],
 )
 def test_the_compiler_makes_all_reduces_where_the_table_says(topology: str, shape: dict[str, int]) -> None:
