@@ -10,7 +10,6 @@ import numpy as np
 from pbqp.network.network import Indices
 from pbqp.options import SolveOptions
 from pbqp.problem import Problem
-from pbqp.rounding import Rounding
 from pbqp.row_table import RowTable
 from pbqp.solution import RELATIVE_TOLERANCE, Detail, Solution, Status
 
@@ -32,7 +31,7 @@ class Incumbent:
         self.options = options
         self.choice: tuple[int, ...] | None = None
         self.value = options.cutoff
-        self.rounding = Rounding.of(problem.node_costs, (edge.costs for edge in problem.edges))
+        self.rounding = problem.rounding
         self.bound = self.rounding.reached(-math.inf)
         self.tolerance = 0.0 if self.rounding.whole else RELATIVE_TOLERANCE
 

@@ -14,7 +14,8 @@ import gzip
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import numpy as np
 from pbqp.errors import SolverError
 from pbqp.identity import numbered
 from pbqp.memory_rows import Array, Indices, Row, Schedule
+from pbqp.rounding import Extent, Rounding
 from pbqp.vectors import summed_by
 
 FORBIDDEN = 10**18
@@ -43,11 +45,25 @@ class Edge:
     costs: Array
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Checked:
+    """Edges that fit nodes of costs of these `shapes`."""
+
+    edges: tuple[Edge, ...] = ()
+    shapes: Sequence[tuple[int, ...]] = ()
+
+    @cached_property
+    def extent(self) -> Extent:
+        """That of their costs."""
+        return Extent.of(edge.costs for edge in self.edges)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
     """Nodes with choices, edges that price pairs of choices, rows that limit bytes.
 
-    Raises `SolverError` on construction where shapes do not fit or a number is not one.
+    Raises `SolverError` on construction where shapes do not fit or a number is not one. What is made of a problem by
+    `dataclasses.replace`, with the same edges, has them checked already (`checked`).
     """
 
     name: str
@@ -55,9 +71,20 @@ class Problem:
     edges: tuple[Edge, ...]
     rows: Sequence[Row] = ()
     node_names: tuple[str, ...] = ()
+    checked: _Checked = field(default_factory=_Checked, repr=False)
 
     def __post_init__(self) -> None:
-        _validate(self)
+        shapes = [costs.shape for costs in self.node_costs]
+        _check_nodes(self)
+        if self.checked.edges is not self.edges or self.checked.shapes != shapes:
+            _check_edges(self, shapes)
+            object.__setattr__(self, "checked", _Checked(edges=self.edges, shapes=shapes))
+        _check_rows(self)
+
+    @cached_property
+    def rounding(self) -> Rounding:
+        """What floats lose of its costs."""
+        return Rounding.of(Extent.of(self.node_costs), self.checked.extent)
 
     def node_name(self, node: int) -> str:
         """The node's name, or `node N` where the problem has no names."""
@@ -122,12 +149,12 @@ class Problem:
         target.write_bytes(gzip.compress(text, mtime=0) if target.suffix == ".gz" else text)
 
 
-def _validate(problem: Problem) -> None:
-    """Raises SolverError where the problem is malformed."""
-    sizes = [costs.shape for costs in problem.node_costs]
-    if problem.node_names and len(problem.node_names) != len(sizes):
+def _check_nodes(problem: Problem) -> None:
+    """Raises SolverError where costs or names of nodes are malformed."""
+    count = len(problem.node_costs)
+    if problem.node_names and len(problem.node_names) != count:
         raise SolverError(
-            f"problem {problem.name!r} has {len(sizes)} nodes but {len(problem.node_names)} names: name all or none."
+            f"problem {problem.name!r} has {count} nodes but {len(problem.node_names)} names: name all or none."
         )
     for node, costs in enumerate(problem.node_costs):
         if costs.ndim != 1 or costs.size == 0:
@@ -136,6 +163,10 @@ def _validate(problem: Problem) -> None:
             )
         if fault := _fault(costs):
             raise SolverError(f"the costs of {problem.node_name(node)} {fault}")
+
+
+def _check_edges(problem: Problem, sizes: Sequence[tuple[int, ...]]) -> None:
+    """Raises SolverError where an edge is malformed, or does not fit nodes of these shapes."""
     for edge in problem.edges:
         if fault := _fault_of(edge, sizes):
             raise SolverError(f"edge {edge.nodes} of problem {problem.name!r} {fault}")
@@ -144,6 +175,10 @@ def _validate(problem: Problem) -> None:
     for number, table in enumerate(tables):
         if fault := _fault(table):
             raise SolverError(f"the costs of edge {users[number].nodes} of problem {problem.name!r} {fault}")
+
+
+def _check_rows(problem: Problem) -> None:
+    """Raises SolverError where a row is malformed."""
     pieces: set[tuple[int, int]] = set()
     if isinstance(problem.rows, Schedule):
         _check_schedule(problem, problem.rows)

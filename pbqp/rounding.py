@@ -34,6 +34,33 @@ EXACT = 2.0**51
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """Of some tables of costs: how many there are, by how much they lie below zero, their sizes, and whether all are whole.
+
+    Infinite costs are left out; what `negative` and `size` add up is the most that each table has.
+    """
+
+    terms: int
+    negative: float
+    size: float
+    whole: bool
+
+    @staticmethod
+    def of(costs: Iterable[Floats]) -> Extent:
+        """That of these tables, of which some may be one and the same."""
+        tables, table_of = numbered(costs)
+        finite = [table[np.isfinite(table)] for table in tables]
+        lows = [max(-float(table.min(initial=0.0)), 0.0) for table in finite]
+        sizes = [float(np.abs(table).max(initial=0.0)) for table in finite]
+        return Extent(
+            terms=len(table_of),
+            negative=math.fsum(lows[table] for table in table_of),
+            size=math.fsum(sizes[table] for table in table_of),
+            whole=all(bool((np.trunc(table) == table).all()) for table in finite),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rounding:
     """Of a problem: `terms`, the number of costs that a choice adds up, and by how much those lie below zero (`negative`).
 
@@ -45,17 +72,12 @@ class Rounding:
     whole: bool
 
     @staticmethod
-    def of(nodes: Iterable[Floats], edges: Iterable[Floats]) -> Rounding:
+    def of(nodes: Extent, edges: Extent) -> Rounding:
         """That of the costs of nodes and edges."""
-        tables, table_of = numbered((*nodes, *edges))
-        finite = [table[np.isfinite(table)] for table in tables]
-        lows = [max(-float(table.min(initial=0.0)), 0.0) for table in finite]
-        sizes = [float(np.abs(table).max(initial=0.0)) for table in finite]
-        whole = all(bool((np.trunc(table) == table).all()) for table in finite)
         return Rounding(
-            terms=len(table_of),
-            negative=math.fsum(lows[table] for table in table_of),
-            whole=whole and math.fsum(sizes[table] for table in table_of) < EXACT,
+            terms=nodes.terms + edges.terms,
+            negative=nodes.negative + edges.negative,
+            whole=nodes.whole and edges.whole and nodes.size + edges.size < EXACT,
         )
 
     def priced(self, amount: float, rows: int) -> Rounding:

@@ -140,6 +140,7 @@ class Messages:
             wire = Wire(*edge.nodes, edge.classes, edge.costs, network.table_cache)
             self.outgoing[wire.first].append(wire)
             self.incoming[wire.second].append(wire)
+        self.weight = {node: 1.0 / max(len(self.outgoing[node]), len(self.incoming[node]), 1) for node in self.order}
         self.bound = -np.inf
         self.bounds: dict[int, Array] = {}
 
@@ -151,9 +152,6 @@ class Messages:
             total += wire.forward
         return total
 
-    def _weight(self, node: int) -> float:
-        return 1.0 / max(len(self.outgoing[node]), len(self.incoming[node]), 1)
-
     def sweep(self) -> float:
         """The lower bound of one forward and one backward sweep; kept as `bound`, per choice as `bounds`."""
         taken = self.constant
@@ -163,7 +161,7 @@ class Messages:
             total = self._total(node)
             least = float(total[total.argmin()])
             taken += least
-            share = (total - least) * self._weight(node)
+            share = (total - least) * self.weight[node]
             for wire in self.outgoing[node]:
                 wire.offer = share - wire.backward
                 message = wire.send(0, wire.offer)
@@ -179,7 +177,7 @@ class Messages:
             self.bounds[node] = total + (before[node] + after - error)
             least = float(total[total.argmin()])
             after += least
-            share = (total - least) * self._weight(node)
+            share = (total - least) * self.weight[node]
             for wire in self.incoming[node]:
                 message = wire.send(1, share - wire.forward)
                 low = float(message[message.argmin()])

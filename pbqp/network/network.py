@@ -50,9 +50,8 @@ class Network:
     def of(problem: Problem, table_cache: TableCache | None = None) -> Network:
         """The whole problem as a network; parallel edges are merged, tables of single edges stay shared."""
         labels = [np.arange(costs.size) for costs in problem.node_costs]
-        rounding = Rounding.of(problem.node_costs, (edge.costs for edge in problem.edges))
         unary = [costs.copy() for costs in problem.node_costs]
-        network = Network(unary, labels, [{} for _ in labels], rounding, table_cache)
+        network = Network(unary, labels, [{} for _ in labels], problem.rounding, table_cache)
         for edge in problem.edges:
             network.add_table(*edge.nodes, edge.costs)
         return network

@@ -34,7 +34,7 @@ SWEEP_PAYS = 0.05
 def cheap(costs: Sequence[Array], cutoff: float) -> list[Indices]:
     """The choices of every node that the costs of all nodes leave below the cutoff, at least one each."""
     room = max(cutoff - floor_of(costs), 0.0) + ROUNDING * abs(cutoff)
-    return [np.flatnonzero(of <= np.min(of) + room) for of in costs]
+    return [np.flatnonzero(of <= of.min() + room) for of in costs]
 
 
 def swept(problem: Problem, cutoff: float, *, compiled: bool = False) -> tuple[list[Indices], float]:

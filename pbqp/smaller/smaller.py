@@ -59,4 +59,4 @@ class Chain:
 
 def floor_of(costs: Sequence[Array]) -> float:
     """What every choice costs at the least where no edge costs less than nothing: every node at its cheapest."""
-    return sum(float(np.min(of)) for of in costs)
+    return sum(float(of.min()) for of in costs)

@@ -57,6 +57,8 @@ class Model:
     bodies: Mapping[Body, Model]
     hiding: tuple[float, float] = (math.inf, 0.0)
     given_savings: Savings | None = None
+    same_halos: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    """By op and position how many ops of a region need the same halo of an operand, as far as that was asked."""
     _moved: dict[int, tuple[Movement, ...]] = field(default_factory=dict[int, tuple[Movement, ...]])
     _passes: dict[int, FusedPass] = field(default_factory=dict[int, FusedPass])
     _factor_bytes: dict[int, Floats] = field(default_factory=dict[int, Floats])

@@ -78,7 +78,7 @@ class Mesh:
     @property
     def num_devices(self) -> int:
         """The product of the axis sizes."""
-        return int(np.prod(self.sizes, dtype=np.int64))
+        return math.prod(self.sizes)
 
     def alone(self, *, border_on_chip: bool) -> Mesh:
         """The mesh of one of the devices, which moves nothing."""

@@ -255,7 +255,6 @@ def fetches(program: Model, op: Op, strategies: Strategies, mesh: Mesh) -> list[
         for t, where in zip(op.operands, located, strict=True)
     ]
     found: list[Fetch] = []
-    shared = [_same_halos(graph, op, position) for position in range(len(op.operands))]
     narrowed = [program.compiled.narrow.fraction(t, [(op.id, i)]) for i, t in enumerate(op.operands)]
     for slide in moving:
         masks = ((located[image_of(op.kind)] == slide.image_dim) << np.arange(len(axis_sizes))).sum(axis=1)
@@ -272,7 +271,7 @@ def fetches(program: Model, op: Op, strategies: Strategies, mesh: Mesh) -> list[
                         Fetch(
                             tensor=op.operands[margin.operand],
                             border=(margin.dim, hop, width),
-                            shared=shared[margin.operand],
+                            shared=_same_halos(program, op, margin.operand),
                             mask=mask,
                             rows=rows,
                             bytes=width * area,
@@ -283,19 +282,21 @@ def fetches(program: Model, op: Op, strategies: Strategies, mesh: Mesh) -> list[
     return found
 
 
-def _same_halos(graph: Graph, op: Op, position: int) -> int:
+def _same_halos(program: Model, op: Op, position: int) -> int:
     """How many ops of a region need the same halo of the tensor that is this operand: a convolution and its gradient.
 
     Rolls of a tensor one way and the other fetch theirs at the same time, over wires that go both ways.
     """
-    tensor = op.operands[position]
-    wanted = [_halo(graph, op, position)]
-    if traits(op.kind).joins:
-        wanted.append([replace(margin, left=margin.right, right=margin.left) for margin in wanted[0]])
-    return sum(
-        graph.ops[other].region == op.region and _halo(graph, graph.ops[other], at) in wanted
-        for other, at in graph.consumers[tensor]
-    )
+    graph, known = program.graph, program.same_halos
+    if (op.id, position) not in known:
+        wanted = [_halo(graph, op, position)]
+        if traits(op.kind).joins:
+            wanted.append([replace(margin, left=margin.right, right=margin.left) for margin in wanted[0]])
+        known[op.id, position] = sum(
+            graph.ops[other].region == op.region and _halo(graph, graph.ops[other], at) in wanted
+            for other, at in graph.consumers[op.operands[position]]
+        )
+    return known[op.id, position]
 
 
 def _halo(graph: Graph, op: Op, position: int) -> list[Margin]:

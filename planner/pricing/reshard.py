@@ -21,9 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -180,6 +180,25 @@ def _sequence(
     return _moves(source, partial, target, rank, scattering=way == PLAIN)
 
 
+@lru_cache(maxsize=2**16)
+def _steps_of(key: bytes, axes: int) -> tuple[tuple[int, int, int], ...]:
+    """(kind, mask, held) of what moves in a pattern: numbers of the dims of source and target in turn, sums, the way."""
+    # Neighbouring axes of which the same becomes move as one: there are few sequences, of many axes too.
+    lines = [(key[2 * a], key[2 * a + 1], key[2 * axes + a]) for a in range(axes)]
+    runs = [(line, _mask(a for a, _ in of)) for line, of in groupby(enumerate(lines), key=itemgetter(1))]
+    found = _steps_of_runs(tuple(line for line, _ in runs), key[-1])
+    return tuple((kind, _of_runs(mask, runs), _of_runs(held, runs)) for kind, mask, held in found)
+
+
+@lru_cache(maxsize=2**16)
+def _steps_of_runs(lines: tuple[tuple[int, int, int], ...], way: int) -> tuple[tuple[int, int, int], ...]:
+    """(kind, mask, held) of what moves where axes, or runs of them, have these dims and sums, in some way."""
+    source, target = ([-1 if line[side] > 127 else line[side] for line in lines] for side in (0, 1))
+    rank = max((*source, *target), default=-1) + 1
+    moves = _sequence(way, source, [bool(line[2]) for line in lines], target, rank)
+    return tuple((COLLECTIVES.index(m.kind), m.mask, m.held) for m in moves if m.kind is not None)
+
+
 @dataclass(frozen=True, slots=True)
 class _Prices:
     """What patterns cost: a fixed value and one per byte of the whole tensor, `steps` how many steps they were made of.
@@ -240,9 +259,6 @@ class Patterns:
 
     met: dict[tuple[int, int], _Met] = field(default_factory=dict[tuple[int, int], _Met])
     known: dict[bytes, int] = field(default_factory=dict[bytes, int])
-    sequences: dict[object, list[tuple[int, int, int]]] = field(
-        default_factory=dict[object, list[tuple[int, int, int]]]
-    )
     count: int = 0
     steps: list[tuple[int, int, int, int]] = field(default_factory=list[tuple[int, int, int, int]])
     prices: dict[tuple[Mesh, bool, Shares], _Prices] = field(default_factory=dict[tuple[Mesh, bool, Shares], _Prices])
@@ -297,26 +313,12 @@ class Patterns:
         return np.asarray(learnt, np.int64)[of.ravel()]
 
     def _pattern(self, key: bytes, axes: int) -> int:
-        """The pattern of a reshard: numbers of the dims of source and target in turn, partial sums, the way; as int8."""
+        """The number of a pattern, by the key that `_steps_of` has."""
         if key not in self.known:
-            # Neighbouring axes of which the same becomes move as one: there are few sequences, of many axes too.
-            lines = [(key[2 * a], key[2 * a + 1], key[2 * axes + a]) for a in range(axes)]
-            runs = [(line, _mask(a for a, _ in of)) for line, of in groupby(enumerate(lines), key=itemgetter(1))]
-            for kind, mask, held in self._steps_of((*(line for line, _ in runs), key[-1])):
-                self.steps.append((self.count, kind, _of_runs(mask, runs), _of_runs(held, runs)))
+            self.steps += [(self.count, *step) for step in _steps_of(key, axes)]
             self.known[key] = self.count
             self.count += 1
         return self.known[key]
-
-    def _steps_of(self, runs: tuple[Any, ...]) -> list[tuple[int, int, int]]:
-        """(kind, mask, held) of what moves where axes, or runs of them, have these dims and sums, in some way."""
-        if runs not in self.sequences:
-            *lines, way = runs
-            source, target = ([-1 if line[side] > 127 else line[side] for line in lines] for side in (0, 1))
-            rank = max((*source, *target), default=-1) + 1
-            moves = _sequence(way, source, [bool(line[2]) for line in lines], target, rank)
-            self.sequences[runs] = [(COLLECTIVES.index(m.kind), m.mask, m.held) for m in moves if m.kind is not None]
-        return self.sequences[runs]
 
     def price(self, mesh: Mesh, *, seconds: bool, shares: Shares) -> _Prices:
         """The values of every pattern on a mesh."""

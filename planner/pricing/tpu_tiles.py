@@ -84,12 +84,26 @@ def local_tiled_bytes(
 ) -> Floats:
     """Bytes per device of an array of this whole shape at each of the locations (see `reshard.Locations`).
 
-    `in_rows`: how it lies in rows, if it does.
+    `in_rows`: how it lies in rows, if it does. What is given back may be given out again, and is not to be changed.
     """
+    specs = locations.tobytes(), locations.shape
+    return _local_tiled_bytes(specs, tuple(axis_sizes), tuple(shape), itemsize, in_rows)
+
+
+@lru_cache(maxsize=2**11)
+def _local_tiled_bytes(
+    specs: tuple[bytes, tuple[int, ...]],
+    axis_sizes: tuple[int, ...],
+    shape: tuple[int, ...],
+    itemsize: float,
+    in_rows: InRows | None,
+) -> Floats:
+    """The same at locations of this content and shape; arrays of one shape are asked for again and again."""
 
     def sized(local: tuple[int, ...]) -> float:
         return tiled_bytes(local, itemsize) if in_rows is None else row_bytes(local, itemsize, in_rows)
 
+    locations = np.frombuffer(specs[0], np.int8).reshape(specs[1])
     return _of_parts(sized, locations, axis_sizes, shape)
 
 

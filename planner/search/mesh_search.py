@@ -28,13 +28,12 @@ from itertools import groupby
 
 from pbqp.deadline import Deadline
 from pbqp.options import SolveOptions
-from pbqp.smaller.smaller import floor_of
 from planner.decision import Tried
 from planner.errors import InfeasibleError
 from planner.machine.cores import usable_cores
 from planner.options import UNITS, Options, Progress
 from planner.pricing.memory import whole_bytes
-from planner.pricing.mesh import Mesh, Shape, ShapeKey
+from planner.pricing.mesh import Shape, ShapeKey
 from planner.program.tracing.gc_pause import paused
 from planner.rules.op_work import has_work_of_shapes
 from planner.search.best_on_mesh import WORTHWHILE, Candidate, best_of_peak
@@ -349,16 +348,10 @@ class _Alone:
     def __init__(self, meshes: Sequence[Shape], problem: PlanningProblem) -> None:
         self.problem = problem
         self.most = max(math.prod(shape.values()) for shape in meshes)
-        self.values: dict[int, float] = {}
         self.divisible = problem.request.objective != "energy"
         # Where there is one mesh only, nothing is to be saved.
-        self.several, self.shape = len(meshes) > 1, dict.fromkeys(meshes[0], 1)
+        self.several, self.axes = len(meshes) > 1, tuple(meshes[0])
         self.bytes = whole_bytes(problem.model) * (1 - WORTHWHILE) if self.several else 0.0
-
-    @cached_property
-    def mesh(self) -> Mesh:
-        """One device, with the axes of the meshes."""
-        return self.problem.mesh(self.shape)
 
     @cached_property
     def of_shapes(self) -> bool:
@@ -378,8 +371,6 @@ class _Alone:
         # The least with the room on the chips of all devices, then, if that may tell more, with that of so many.
         for devices in dict.fromkeys((self.most, count)):
             if devices == self.most or found < best < math.inf:
-                if devices not in self.values:
-                    stated = self.problem.state(replace(self.mesh, pooled_devices=devices))
-                    self.values[devices] = floor_of(stated.node_values) * (1 - WORTHWHILE)
-                found = self.values[devices] / count if self.divisible else self.values[devices]
+                least = self.problem.least_pooled(self.axes, devices) * (1 - WORTHWHILE)
+                found = least / count if self.divisible else least
         return found

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from jax.sharding import PartitionSpec
 
 from cost_models import CostModel, Objective, Roofline, objective
+from pbqp.smaller.smaller import floor_of
 from planner.compiler.analysis import Model, model_of
 from planner.compiler.model import CompilerModel, PassName
 from planner.compiler.targets.table import compiler_of, flops_that_hide
@@ -55,6 +56,8 @@ class Analysis:
     parts: Mapping[int, int]
     without: tuple[PassName, ...] = ()
     patterns: dict[int, Patterns] = field(default_factory=dict[int, Patterns])
+    pooled: dict[Hashable, float] = field(default_factory=dict[Hashable, float])
+    """What `PlanningProblem.least_pooled` has found."""
 
     @property
     def compiler(self) -> CompilerModel:
@@ -178,6 +181,18 @@ class PlanningProblem:
         """The problem on one mesh, with every decision. Raises: PinError, InfeasibleError where the pins do not fit it."""
         return self.state(self.mesh(shape)).whole()
 
+    def least_pooled(self, axes: Iterable[str], devices: int) -> float:
+        """The least that all nodes take on a device that stands for so many (`Mesh.pooled_devices`), each at its cheapest.
+
+        `axes` are those that pins may name. Raises: PinError, InfeasibleError.
+        """
+        request, axes = self.request, tuple(axes)
+        key = request.objective, request.topology, axes, devices
+        if key not in self.analysis.pooled:
+            one = replace(self.mesh(dict.fromkeys(axes, 1)), pooled_devices=devices)
+            self.analysis.pooled[key] = floor_of(self.state(one).node_values)
+        return self.analysis.pooled[key]
+
     def pinned_instance(self, pins: Pins, mesh: Mesh) -> Instance:
         """The problem on a mesh with these pins in the place of the user's, on the same model of the program.
 
@@ -194,7 +209,7 @@ class PlanningProblem:
 
     def without(self, *names: PassName) -> PlanningProblem:
         """The same problem with passes of the compiler switched off, to measure what they are worth."""
-        return replace(self, analysis=replace(self.analysis, without=names, patterns={}))
+        return replace(self, analysis=replace(self.analysis, without=names, patterns={}, pooled={}))
 
     @property
     def roomy_limit(self) -> float:

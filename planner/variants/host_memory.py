@@ -7,6 +7,7 @@ to save more of each part of the batch, and to take it in fewer parts: both are 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -21,10 +22,12 @@ MISSES = 2
 """How many numbers of microbatches that gain nothing end it."""
 
 
-def with_host_memory(search: VariantSearch, best: VariantResult | None, counts: list[int]) -> VariantResult | None:
+def with_host_memory(
+    search: VariantSearch, best: VariantResult | None, counts: Callable[[], Sequence[int]]
+) -> VariantResult | None:
     """The best plans with values on hosts, or those given where none gains enough.
 
-    `counts` are the numbers of microbatches that may be chosen beside one.
+    `counts` finds the numbers of microbatches that may be chosen beside one, which takes long.
     """
     request = search.variants.request
     left_open = search.options.offload == "auto" and request.objective == "time"
@@ -36,7 +39,7 @@ def with_host_memory(search: VariantSearch, best: VariantResult | None, counts: 
         return best
     most = math.inf if best is None else best.parts
     gained, missed = False, 0
-    for count in (search.variants.base.program.form.microbatches, *counts):
+    for count in (search.variants.base.program.form.microbatches, *counts()):
         if count > most or missed == MISSES or search.late:
             break
         found = _in_parts(search, count, best)

@@ -14,9 +14,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
-from pbqp.smaller.smaller import floor_of
 from planner.errors import InfeasibleError, PinError
 from planner.options import Options
 from planner.pricing.mesh import Shape
@@ -45,7 +43,7 @@ class Floors:
     """
 
     def __init__(self, problem: PlanningProblem, axes: Shape, devices: int, spared: float) -> None:
-        self._problem, self._shape, self._devices = problem, dict.fromkeys(axes, 1), devices
+        self._problem, self._axes, self._devices = problem, tuple(axes), devices
         self._spared = spared if problem.request.objective == "time" else 0.0
         self._share = 1.0 if problem.request.objective == "energy" else 1.0 / devices
         self._known: dict[int, float] = {}
@@ -55,9 +53,8 @@ class Floors:
         if parts not in self._known:
             self._known[parts] = 0.0
             with suppress(PinError, InfeasibleError):  # of pins that do not fit these axes
-                one = self._problem.mesh(self._shape)
-                alone = self._problem.state(replace(one, pooled_devices=self._devices * parts))
-                self._known[parts] = ((1 - SLACK) * floor_of(alone.node_values) - self._spared) * self._share
+                least = self._problem.least_pooled(self._axes, self._devices * parts)
+                self._known[parts] = ((1 - SLACK) * least - self._spared) * self._share
         return self._known[parts]
 
     def least_parts(self, counts: Sequence[int], first: int, last: int) -> int:
@@ -81,12 +78,16 @@ def least_of_any_form(
     had the room of the most microbatches: of the forms tried of the whole batch, and that `found`, the one that tells the
     most. What loops within layers keep is as in that. None where no other form may be chosen, or not time is minimised.
     """
-    chooses_saved = options.remat == "auto" or isinstance(options.remat, Mapping)
-    batch = variants.forms.batch(found.program.form) if options.microbatches == "auto" else None
-    counts = [] if batch is None or isinstance(batch, Refused) else part_counts(batch.extent)
     if variants.request.objective != "time":
         return None
-    if not counts and not (chooses_saved and variants.forms.crossings(found.program.form)):
+    chooses_saved = options.remat == "auto" or isinstance(options.remat, Mapping)
+    saves = chooses_saved and bool(variants.forms.crossings(found.program.form))
+    counts: Sequence[int] = ()
+    # What parts of the batch spare is the room on chips: where there is none, they tell only whether there are other forms.
+    if options.microbatches == "auto" and (variants.request.topology.chip.on_chip_bytes or not saves):
+        batch = variants.forms.batch(found.program.form)
+        counts = () if isinstance(batch, Refused) else part_counts(batch.extent)
+    if not counts and not saves:
         return None
     devices = max(math.prod(mesh.values()) for mesh in meshes)
 

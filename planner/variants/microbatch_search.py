@@ -18,6 +18,7 @@ from itertools import islice
 
 from planner.errors import ArgumentError, PinError
 from planner.options import UNITS
+from planner.search.mesh_search import SearchResult
 from planner.search.problem import PlanningProblem
 from planner.transforms.batch import Refused, part_counts
 from planner.transforms.remat_choice import Choice, Front
@@ -69,6 +70,7 @@ class Counts:
     def __init__(self, search: VariantSearch, front: Front | None) -> None:
         self._search, self._front = search, front
         self._missed: list[tuple[int, float]] = []
+        self._gains: dict[tuple[int, int], tuple[SearchResult, float]] = {}
 
     @cached_property
     def _floors(self) -> Floors:
@@ -160,7 +162,14 @@ class Counts:
         """
         form = best.problem.program.form
         others = (one for one in self._search.found if one.parts == best.parts and one.problem.program.form != form)
-        return max(value_of(best) - value_of(one) + one.gain_on_chips(count // best.parts) for one in (best, *others))
+        return max(value_of(best) - value_of(one) + self._gain_of(one, count // best.parts) for one in (best, *others))
+
+    def _gain_of(self, one: VariantResult, times: int) -> float:
+        """See `VariantResult.gain_on_chips`: it states a problem, and is asked of one number again and again."""
+        key = id(one.result), times
+        if key not in self._gains:
+            self._gains[key] = one.result, one.gain_on_chips(times)
+        return self._gains[key][1]
 
     # ------------------------------------------------------------ the best of these numbers
 

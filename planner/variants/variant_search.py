@@ -130,7 +130,7 @@ def _best_form(
             best = compared.whole()
         else:
             best = counts.of_a_leap() or counts.gaining_most_on(compared.whole())
-            best = with_host_memory(search, best, counts.possible)
+            best = with_host_memory(search, best, lambda: counts.possible)
         if best is not None and best.result.tie_broken is not None:
             return replace(best, result=best.result.tie_broken())
         if best is not None:

@@ -6,6 +6,7 @@ import gzip
 import itertools
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,20 @@ def test_malformed_problems_are_refused_in_a_sentence(change: dict[str, object],
     fields = {name: getattr(problem, name) for name in ("name", "node_costs", "edges", "rows", "node_names")}
     with pytest.raises(SolverError, match=words):
         Problem(**{**fields, **change})  # type: ignore[arg-type]
+
+
+def test_edges_are_checked_once_and_again_where_they_or_the_choices_are_others() -> None:
+    problem = small()
+    costlier = tuple(costs + 1 for costs in problem.node_costs)
+    assert replace(problem, node_costs=costlier).checked is problem.checked
+    assert (
+        replace(problem, node_costs=costlier).rounding
+        == Problem(name="anew", node_costs=costlier, edges=problem.edges).rounding
+    )
+    with pytest.raises(SolverError, match="shape"):
+        replace(problem, node_costs=(np.zeros(2), *problem.node_costs[1:]))
+    with pytest.raises(SolverError, match="joins a node to itself"):
+        replace(problem, edges=(Edge(nodes=(0, 0), costs=np.zeros((3, 3))),))
 
 
 @pytest.mark.parametrize("choice", [(0, 0), (3, 0, 0), (0, -1, 0)])

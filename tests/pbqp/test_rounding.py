@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pbqp.methods import METHODS, solve
 from pbqp.problem import Array, Edge, Problem, Row
-from pbqp.rounding import EXACT, Rounding
+from pbqp.rounding import EXACT, Extent, Rounding
 
 EXACT_METHODS = ("auto", "ilp", "primal_dual")
 
@@ -91,16 +91,20 @@ def test_a_program_of_whole_costs_finds_the_last_units() -> None:
     assert (found.value, found.bound) == (optimum.value, optimum.value)
 
 
+def rounding(nodes: list[Array], edges: list[Array]) -> Rounding:
+    return Rounding.of(Extent.of(nodes), Extent.of(edges))
+
+
 def test_sums_beyond_the_precision_of_floats_are_not_exact() -> None:
-    small = Rounding.of([np.asarray([1.0, 2.0])], [np.asarray([[3.0, 4.0]])])
+    small = rounding([np.asarray([1.0, 2.0])], [np.asarray([[3.0, 4.0]])])
     assert small.whole
     assert small.reached(2.3) == 3.0
-    assert not Rounding.of([np.asarray([EXACT])], []).whole
-    assert not Rounding.of([np.asarray([0.5])], []).whole
+    assert not rounding([np.asarray([EXACT])], []).whole
+    assert not rounding([np.asarray([0.5])], []).whole
 
 
 def test_the_error_grows_with_terms_and_costs_below_zero() -> None:
-    plain = Rounding.of([np.asarray([1.0]), np.asarray([0.5])], [])
-    below = Rounding.of([np.asarray([1.0]), np.asarray([-0.5])], [])
+    plain = rounding([np.asarray([1.0]), np.asarray([0.5])], [])
+    below = rounding([np.asarray([1.0]), np.asarray([-0.5])], [])
     assert 0 < plain.error(2.0) < below.error(2.0) < 1e-12
     assert plain.error(2.0) < plain.priced(1.0, 3).error(2.0)

@@ -61,3 +61,18 @@ def test_no_mesh_computes_in_less_than_its_share(name: str) -> None:
         devices = found.instance(shape).mesh.num_devices
         least = floor_of(alone(found, devices).node_values) / devices
         assert least * (1 - 1e-6) <= floor_of(found.instance(shape).node_values)
+
+
+def test_what_one_device_takes_at_the_least_is_found_once_for_each_question() -> None:
+    found = problem()
+    asked = [
+        (found, 8),
+        (found, 2),
+        (found.with_objective("energy", 16e9), 8),
+        (found.without("memory-space-assignment"), 8),
+    ]
+    least = [one.least_pooled(("x",), devices) for one, devices in asked]
+    assert least == [floor_of(alone(one, devices).node_values) for one, devices in asked]
+    assert least[0] not in least[1:]
+    assert len(found.analysis.pooled) == 3
+    assert [one.least_pooled(("x",), devices) for one, devices in asked] == least

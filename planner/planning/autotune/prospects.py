@@ -8,14 +8,16 @@ one kind are several times as dear. All are told by what they promise at the pri
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal, final
 
 from pbqp.deadline import Deadline
 from pbqp.problem import Problem
 from planner.decision import Decision
 from planner.decisions.decision_graph import Transfer
+from planner.emit.predict import predict
 from planner.errors import InfeasibleError, PinError
 from planner.options import Options
 from planner.planning.autotune.corrections import Corrections
@@ -43,13 +45,18 @@ MOST_NODES = 1500
 """Leaning plans are sought where there are no more decisions: all of them are told apart there."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Prospect:
-    """A plan worth a trial: what is decided, what that promises, and how it came about (`why`)."""
+    """A plan worth a trial: what it promises, and how it came about (`why`). Few are tried, so `decide` waits for that."""
 
-    decision: Decision
     promise: Promise
     why: str
+    decide: Callable[[], Decision]
+
+    @cached_property
+    def decision(self) -> Decision:
+        """What is decided."""
+        return self.decide()
 
     @property
     def signature(self) -> tuple[object, ...]:
@@ -78,9 +85,12 @@ class Prospects:
         """The prospect of a plan found; at the prices as they are, whatever those were at which it was found."""
         plain = self._instance(candidate.instance.mesh.shape)
         promised = replace(candidate, state=lambda: plain)
-        decision = decide(self._problem, promised, bound=0.0, seconds=0.0, meshes=self._meshes, notes=())
         chosen = Chosen(instance=plain, choice=tuple(map(int, candidate.choice)))
-        return Prospect(decision=decision, promise=promise_of(chosen, decision.predicted), why=why)
+        return Prospect(
+            promise=promise_of(chosen, predict(chosen, self._problem.request.topology)),
+            why=why,
+            decide=partial(decide, self._problem, promised, bound=0.0, seconds=0.0, meshes=self._meshes, notes=()),
+        )
 
     def best(
         self, shape: Shape, corrections: Corrections, *, below: float, deadline: Deadline, lean: Leaning = ""

@@ -39,13 +39,21 @@ Variants = Callable[[Decision], Sequence[Decision]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Emitted:
-    """A prospect as it is emitted: way 0 is the first, others are variants; `like` is the trial of the first, if known."""
+    """A prospect as it is emitted: way 0 is the first, others are variants; `like` is the trial of the first, if known.
+
+    `otherwise` is the decision as a variant, or after a remedy, has it.
+    """
 
     prospect: Prospect
-    decision: Decision
     round: int
     way: int = 0
     like: float | None = None
+    otherwise: Decision | None = None
+
+    @property
+    def decision(self) -> Decision:
+        """What is emitted."""
+        return self.otherwise or self.prospect.decision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -97,7 +105,7 @@ class Trying:
         ):
             return False
         self._seen.add(prospect.signature)
-        self._waiting.append(Emitted(prospect=prospect, decision=prospect.decision, round=turn))
+        self._waiting.append(Emitted(prospect=prospect, round=turn))
         return True
 
     def expected(self, emitted: Emitted) -> float:
@@ -137,7 +145,7 @@ class Trying:
             return False
         emitted, expected = self._running.popleft()
         if verdict.remedy:
-            emitted = replace(emitted, decision=remedied(emitted.decision, verdict.remedy))
+            emitted = replace(emitted, otherwise=remedied(emitted.decision, verdict.remedy))
         tried = EndedTrial(
             emitted=emitted,
             trial=_record(emitted, expected, verdict),
@@ -153,7 +161,7 @@ class Trying:
             self._failed.add((shape_key(emitted.prospect.promise.mesh.shape), emitted.prospect.signature))
         if emitted.way == 0 and tried.seconds <= CLOSE * before:
             ways = enumerate(self._variants(emitted.decision), 1)
-            self._waiting += [replace(emitted, decision=d, way=way, like=tried.seconds) for way, d in ways]
+            self._waiting += [replace(emitted, otherwise=d, way=way, like=tried.seconds) for way, d in ways]
         return True
 
     def _remember(self, tried: EndedTrial, expected: float) -> None:

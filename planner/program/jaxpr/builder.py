@@ -79,8 +79,6 @@ class Builder:
     notes: list[str] = field(default_factory=list[str])
     names: dict[str, int] = field(default_factory=dict[str, int])
     avals: dict[Any, Aval] = field(default_factory=dict[Any, Aval])
-    lines: dict[Any, tuple[str, str]] = field(default_factory=dict[Any, tuple[str, str]])
-    """By traceback: equal for all layers that one line of a Python loop writes out."""
     modules: dict[tuple[str, Any], tuple[str, str]] = field(default_factory=dict[tuple[str, Any], tuple[str, str]])
     """By what the bodies around it are called, and the name stack."""
     literals: dict[Aval, int] = field(default_factory=dict[Aval, int])
@@ -99,7 +97,6 @@ class Builder:
             while_trips=self.while_trips,
             tests=self.tests,
             avals=self.avals,
-            lines=self.lines,
             modules=self.modules,
             around=list(self.around),
             graphs=self.graphs,
@@ -186,14 +183,11 @@ class Builder:
     def origin(self, eqn: Any) -> Origin:
         """Where an equation comes from: from where the body around it does, as far as it does not say so itself."""
         info, (stack, around) = eqn.source_info, self.around[-1]
-        lines = self.lines.get(info.traceback)
-        if lines is None:
-            lines = self.lines[info.traceback] = lines_of(info)
         key = (stack, info.name_stack)
         module = self.modules.get(key)
         if module is None:
             module = self.modules[key] = module_of(f"{stack}/{info.name_stack}")
-        source, line = lines
+        source, line = lines_of(info)
         return Origin(*module, source or around.source or line or NO_SOURCE, line or around.line)
 
     @contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,6 +58,7 @@ def origin_of(eqn: Any) -> Origin:
     return Origin(*module_of(str(eqn.source_info.name_stack)), source or line, line)
 
 
+@lru_cache(maxsize=2**14)
 def module_of(stack: str) -> tuple[str, str]:
     """The path of the module that a name stack tells, and the stage.
 
@@ -89,10 +91,17 @@ def lines_of(source_info: Any) -> tuple[str, str]:
 
     Each is "folder/file.py:line", or "" where there is none.
     """
-    innermost = source_info_util.summarize(source_info)
+    return _lines_of(source_info.traceback)
+
+
+@lru_cache(maxsize=2**14)
+def _lines_of(traceback: Any) -> tuple[str, str]:
+    """The same of a traceback: equal for all layers that one line of a Python loop writes out, in all forms."""
+    info = source_info_util.new_source_info().replace(traceback=traceback)
+    innermost = source_info_util.summarize(info)
     if not _LIBRARY.search(innermost):
         return short_line(innermost), short_line(innermost)
-    frames = source_info_util.summarize(source_info, num_frames=ALL_FRAMES).splitlines()
+    frames = source_info_util.summarize(info, num_frames=ALL_FRAMES).splitlines()
     return own_line(reversed(frames)), short_line(innermost)
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -20,11 +21,13 @@ from planner.compiler.emission.options import REMEDIES
 from planner.decision import Decision
 from planner.errors import ArgumentError
 from planner.options import Options
+from planner.planning.autotune import prospects
 from planner.planning.autotune.corrections import Corrections
 from planner.planning.autotune.judges import TrialVerdict
 from planner.planning.autotune.lessons import TrialOutcome
 from planner.planning.autotune.prospects import Prospects, from_arguments
 from planner.planning.autotune.rounds import Result, refine
+from planner.plans.finalize import decide
 from planner.pricing.calibrated import Prices, corrected
 from planner.pricing.mesh import Shape
 from planner.search.best_on_mesh import Candidate
@@ -144,11 +147,21 @@ def test_what_was_found_corrects_what_is_expected(problem: PlanningProblem) -> N
     assert any(c.what == "computing" and c.factor == pytest.approx(5.0) for c in result.refined.corrections)
 
 
-def test_equal_programs_are_tried_once(problem: PlanningProblem) -> None:
+def test_equal_programs_are_tried_once_and_only_what_is_tried_is_decided(
+    problem: PlanningProblem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decided: list[Candidate] = []
+
+    def counted(problem: PlanningProblem, candidate: Candidate, **more: Any) -> Decision:
+        decided.append(candidate)
+        return decide(problem, candidate, **more)
+
+    monkeypatch.setattr(prospects, "decide", counted)
     judge = Judge(lambda decision: ran(1.0))
     refined(problem, judge)
     seen = [(decision.mesh_shape, decision.in_specs, decision.choice) for decision in judge.asked]
     assert len(seen) == len({repr(one) for one in seen})
+    assert len(decided) == len(judge.asked)
 
 
 def test_other_emissions_of_good_plans_are_tried(problem: PlanningProblem) -> None:

@@ -103,6 +103,10 @@ class Between:
     kept: set[int] = field(default_factory=set[int])
     repeated: set[int] = field(default_factory=set[int])
     fixed: set[int] = field(default_factory=set[int])
+    _operands: dict[int, tuple[Made, tuple[int, ...]]] = field(
+        default_factory=dict[int, tuple[Made, tuple[int, ...]]], init=False, repr=False
+    )
+    """What the equation of a value reads, with what made it when that was found: `made` changes."""
 
     @property
     def length(self) -> int:
@@ -128,8 +132,11 @@ class Between:
         found = self.made.get(number)
         if found is None:
             return []
-        read = [found.numbers[atom] for atom in found.eqn.invars if not isinstance(atom, jex_core.Literal)]
-        return [n for n in dict.fromkeys(read) if n not in self.free]
+        known = self._operands.get(number)
+        if known is None or known[0] is not found:
+            atoms = (atom for atom in found.eqn.invars if not isinstance(atom, jex_core.Literal))
+            known = self._operands[number] = found, tuple(dict.fromkeys(found.numbers[atom] for atom in atoms))
+        return [n for n in known[1] if n not in self.free]
 
     def again(self, there: Container[int]) -> set[int]:
         """What is computed again where some values are there."""
