@@ -52,7 +52,9 @@ def test_a_convolution_computes_no_operand() -> None:
     image, window = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((8, 32, 32, 64), (3, 3, 64, 64)))
 
     def fn(x: jax.Array, w: jax.Array) -> jax.Array:
-        return jax.lax.conv_general_dilated(jax.nn.relu(x), w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return jax.lax.conv_general_dilated(
+            jax.nn.relu(x), w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
 
     graph, kernels = _kernels(fn, image, window)
     assert [graph.ops[kernel.op].kind for kernel in kernels] == ["max", "conv_general_dilated"]
