@@ -80,11 +80,13 @@ def scatters(chip_name: str, shape: tuple[int, ...], dim: int, *, parts: int, it
 
         last dim            parts must be whole tiles, of 128 lanes in 32 bits and 256 in 16
         last but one        parts must be whole tiles, of 8 rows in 32 bits and 16 in 16, of several matrices; a single one
-                            is cut anywhere, unless a dim of one element stands before it
+                            is cut anywhere, unless a dim of one element stands before it, into parts that are more
+                            than half a tile of 8 rows: they are filled up to whole ones
         before these        only where no dim before it has more than one element
 
     Arrays of one dim, of less than a tile or of 8-bit elements are summed whole. TPU7x cuts everywhere but rows within
-    tiles. By libtpu 0.0.42 for v4, v5e, v5p, v6e and tpu7x slices of 8 and 16 devices, over groups of 2, 4 and 8.
+    tiles. By libtpu 0.0.42 for v4, v5e, v5p, v6e and tpu7x slices of 8 and 16 devices, over groups of 2, 4 and 8,
+    and for v5e:16x16 over 16 and 128.
     """
     if len(shape) < 2 or itemsize < 2:
         return False
@@ -97,13 +99,13 @@ def scatters(chip_name: str, shape: tuple[int, ...], dim: int, *, parts: int, it
     part, several = extents[dim] // parts, math.prod(extents[:dim]) > 1
     packed = max(1, 4 // itemsize)
     if chip_name.startswith("tpu7x"):
-        return dim != rows or not several or part % (packed * TILE_ROWS) == 0
+        return dim != rows or (part % (packed * TILE_ROWS) == 0 if several else 2 * part > TILE_ROWS)
     if extents[rows] < TILE_ROWS or extents[lanes] < TILE_LANES:
         return False
     if dim == lanes:
         return part % (packed * TILE_LANES) == 0
     if dim == rows:
-        return part % (packed * TILE_ROWS) == 0 if several else rows == 0
+        return part % (packed * TILE_ROWS) == 0 if several else rows == 0 and 2 * part > TILE_ROWS
     return not several
 
 

@@ -4,8 +4,8 @@ XLA's TPU compiler computes the operands of a matmul or convolution inside its k
 result there. In XLA's GPU compiler a matmul reads its operands from memory, through ops that only rename, widen, narrow or
 transpose them for this matmul alone, and through ops that compute them element by element, no narrower, of one array and
 of scalars that are given (a rectified array), whoever else reads it (`IsInputWorthFusing` in openxla/xla). It applies
-further ops to its result only where nothing else reads that. A slice of a stack it copies first. Seen in schedules of
-libtpu 0.0.42 and of jaxlib 0.10.2 for H100.
+further ops to its result only where nothing else reads that. A slice of a stack it copies first. A convolution is a call
+of a library, which reads its operands as they are stored. Seen in schedules of libtpu 0.0.42 and of jaxlib 0.10.2 for H100.
 """
 
 from __future__ import annotations
@@ -21,14 +21,20 @@ from planner.rules.primitives import kinds_where, traits
 
 
 def operands_of_gemms(graph: Graph, fused: Sequence[bool]) -> frozenset[int]:
-    """The tensors that matmuls read from memory, and uncoalesced transposes with their operands."""
+    """The tensors that matmuls and convolutions read from memory, and uncoalesced transposes with their operands."""
     found = set[int]()
     for op in map(graph.ops.__getitem__, uncoalesced_transposes(graph)):
         found |= {op.results[0], source(graph, op.operands[0], computes=False)}
     for op in graph.of_kinds(kinds_where(lambda row: row.matmul)):
         if not fused[op.id]:
-            found.update(source(graph, tensor) for tensor in op.operands)
+            of = _stored_as_read if traits(op.kind).slides else source
+            found.update(of(graph, tensor) for tensor in op.operands)
     return frozenset(found)
+
+
+def _stored_as_read(graph: Graph, tensor: int) -> int:
+    """The tensor that a library's convolution reads for an operand: it computes nothing."""
+    return source_through(graph, tensor, lambda op: traits(op.kind).reshapes or traits(op.kind).renames)
 
 
 def source(graph: Graph, tensor: int, *, computes: bool = True) -> int:

@@ -19,6 +19,8 @@ CASES: tuple[tuple[tuple[int, ...], int, int, bool, bool], ...] = (
     ((65536,), 0, 2, False, False),
     ((256, 512), 0, 2, True, True),
     ((400, 2048), 0, 2, True, True),
+    ((16, 2048), 0, 4, False, False),
+    ((20, 2048), 0, 4, True, True),
     ((256, 512), 0, 1, False, False),
     ((512, 512), 1, 2, False, True),
     ((512, 1024), 1, 2, True, True),

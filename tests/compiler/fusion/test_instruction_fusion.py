@@ -48,6 +48,18 @@ def test_a_matmul_reads_what_stands_in_memory() -> None:
     assert [access.shape for access in kernels[0].others] == [X.shape] * 3
 
 
+def test_a_convolution_computes_no_operand() -> None:
+    image, window = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((8, 32, 32, 64), (3, 3, 64, 64)))
+
+    def fn(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jax.lax.conv_general_dilated(
+            jax.nn.relu(x), w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+
+    graph, kernels = _kernels(fn, image, window)
+    assert [graph.ops[kernel.op].kind for kernel in kernels] == ["max", "conv_general_dilated"]
+
+
 @pytest.mark.parametrize("readers", [1, 2])
 def test_a_matmul_goes_on_with_what_nothing_else_reads(readers: int) -> None:
     def fn(x: jax.Array, up: jax.Array) -> jax.Array:
