@@ -27,6 +27,7 @@ PassName = Literal[
     "loop-invariant-convert-motion",
     "cse",
     "row-major-lanes",
+    "layout-assignment",
     "gather-table-layout",
     "dot-operand-layout",
     "gpu-layout-assignment",

@@ -142,6 +142,7 @@ class _Walk:
     fused: Sequence[bool]
     compiler: CompilerModel
     uncoalesced: Collection[int]
+    turning: Collection[int]
     rows_kept: Collection[int]
     """The reductions of rows after which a kernel goes on."""
     leaves: dict[int, Leaves] = field(default_factory=dict[int, Leaves])
@@ -260,7 +261,7 @@ class _Walk:
 
         Not what is kept of a parameter: the gradient has been summed over devices, as a rule.
         """
-        if after < 0 or not self.kernels[after].anchor:
+        if after < 0 or not self.kernels[after].anchor or op.id in self.turning:
             return None
         kernel, graph = self.kernels[after], self.graph
         if kernel.region != op.region or not traits(graph.ops[kernel.op].kind).matmul:
@@ -299,7 +300,7 @@ class _Walk:
         large = [leaf for leaf in leaves if 2 * tensors[leaf].aval.bytes >= most]
         for number in reversed(self.latest.setdefault(key, [])):
             kernel = self.kernels[number]
-            if number < after or op.id in self.uncoalesced:
+            if number < after or op.id in self.uncoalesced or op.id in self.turning:
                 break
             own = [leaf for leaf in leaves if self.made_by.get(leaf) == number]
             goes_on = bool(kernel.reduced) and kernel.rows_kept
@@ -332,6 +333,7 @@ def kernels_of(program: CompiledProgram, *, inlined: bool = False) -> Kernels:
         fused=fused,
         compiler=compiler,
         uncoalesced=uncoalesced_transposes(graph) if compiler.runs("uncoalesced-transposes") else (),
+        turning=program.turning,
         rows_kept=rows_kept(graph, fused, materialized) if triton else (),
     )
     for op in graph.ops:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from planner.compiler.layout.dot_operands_gpu import transpose_traffic, transposed_stacks, with_transposed
+from planner.compiler.layout.loop_stacks import turned_stacks
 from planner.compiler.layout.row_major_lanes import in_row_order
 from planner.compiler.model import Evidence, Pass
 from planner.compiler.program import CompiledProgram
@@ -10,6 +11,12 @@ from planner.compiler.program import CompiledProgram
 
 def _gpu_layout_assignment(program: CompiledProgram) -> None:
     program.transposed = transposed_stacks(program.graph)
+
+
+def _layout_assignment(program: CompiledProgram) -> None:
+    ops = program.graph.ops
+    program.turning = turned_stacks(program.graph)
+    program.stored_operands |= {t for op in program.turning for t in (ops[op].operands[0], ops[op].results[0])}
 
 
 def _transposed_buffers(program: CompiledProgram) -> None:
@@ -23,6 +30,17 @@ def _transposed_buffers(program: CompiledProgram) -> None:
 def _row_major_lanes(program: CompiledProgram) -> None:
     program.row_major = in_row_order(program.graph, program.fused)
 
+
+LAYOUT_ASSIGNMENT = Pass(
+    name="layout-assignment",
+    phase="layout",
+    does="Copies stacks that are transposed before a loop takes them in slice by slice, or behind a loop that makes them.",
+    evidence=Evidence(
+        release="libtpu 0.0.42", seen="linear attention in chunks, recurrent networks, attention in blocks on v5e:2x2"
+    ),
+    writes=("turning", "stored_operands"),
+    run=_layout_assignment,
+)
 
 GPU_LAYOUT_ASSIGNMENT = Pass(
     name="gpu-layout-assignment",

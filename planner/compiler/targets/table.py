@@ -29,6 +29,7 @@ TPU = CompilerModel(
         simplify.DOT_STRENGTH_REDUCTION,
         layout.TILING,
         layout.DOT_OPERAND_LAYOUT,
+        layout.LAYOUT_ASSIGNMENT,
         layout.GATHER_TABLE_LAYOUT,
         # Fusion decides about tensors in turns: a softmax is seen once its neighbours are materialized.
         fusion.INSTRUCTION_FUSION,

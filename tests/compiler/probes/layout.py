@@ -50,6 +50,12 @@ def _transposed(found: Compiled) -> bool:
     return any(one.shape.startswith(words) and found.holds(one, "transpose") for one in found.kernels())
 
 
+def _by_chunks(x: Any, w: Any) -> Any:
+    """A recurrence over chunks of what a matmul makes, its heads outside of the positions of a chunk."""
+    chunks = jnp.transpose((x @ w).reshape(BATCH, LENGTH // 64, 64, HEADS, WIDTH), (1, 0, 3, 2, 4))
+    return lax.scan(lambda total, chunk: (0.9 * total + chunk, total.sum()), jnp.zeros_like(chunks[0]), chunks)
+
+
 CARRIED = Program(fn=_carried, args=(Array(shape=CACHE), QUERY, AT), donated=(0,))
 LOOKUP = Program(
     fn=lambda table, rows: table[rows],
@@ -74,6 +80,18 @@ PROBES = (
         programs=(Program(fn=_scanned, args=(Array(shape=CACHE), QUERY, AT), donated=(0,)),),
         shows="the loop copies its slice of a cache, heads outermost",
         seen=_copied_in_its_loop,
+    ),
+    Probe(
+        of="layout-assignment",
+        topology="v5e:1x1",
+        programs=(
+            Program(fn=_by_chunks, args=(Array(shape=(BATCH, LENGTH, 1024)), Array(shape=(1024, HEADS * WIDTH)))),
+        ),
+        shows="what a matmul makes is copied before a loop over chunks of it",
+        seen=lambda found: any(
+            found.holds(one, "copy") and one.shape.startswith(f"bf16{dims_text(LENGTH // 64, BATCH, HEADS, 64, WIDTH)}")
+            for one in found.kernels()
+        ),
     ),
     Probe(
         of="gather-table-layout",
