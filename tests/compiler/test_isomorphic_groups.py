@@ -37,11 +37,11 @@ def unrolled() -> PlanningProblem:
     ("name", "topology"),
     [
         ("gpt_unrolled", TPUS),
-        ("gpt_unrolled", "h100:8"),
+        pytest.param("gpt_unrolled", "h100:8", marks=pytest.mark.slow),
         ("llama", TPUS),
         ("resnet", "h100:8"),
         ("lstm", TPUS),
-        ("moe", "h100:8"),
+        pytest.param("moe", "h100:8", marks=pytest.mark.slow),
     ],
 )
 def test_what_alike_groups_share_is_what_each_would_get(name: str, topology: str) -> None:

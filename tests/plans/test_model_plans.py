@@ -7,7 +7,7 @@ import pytest
 import planner
 from benchmarks.models import MODELS
 
-FAST = ("bert", "decode", "lstm", "mlp")
+FAST = ("decode", "lstm", "mlp")
 """Models whose compile takes a few seconds; the others are in the slow tests."""
 GAPS = {"gpt_unrolled": 0.01, "unet": 0.01}
 """What is left unproven of those that are not proven optimal: many plans cost nearly the same."""

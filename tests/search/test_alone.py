@@ -54,7 +54,7 @@ def test_fewer_devices_have_less_room_for_their_parts() -> None:
     assert on_two == on_one
 
 
-@pytest.mark.parametrize("name", ["gpt", "moe", "decode"])
+@pytest.mark.parametrize("name", ["gpt", pytest.param("moe", marks=pytest.mark.slow), "decode"])
 def test_no_mesh_computes_in_less_than_its_share(name: str) -> None:
     found = small_problem(name)
     for shape in factorizations(parse_topology("v5e:2x4"), max_axes=2):

@@ -42,7 +42,7 @@ def classes(planning: PlanningProblem) -> int:
     return found.classes.count
 
 
-@pytest.mark.parametrize("topology", ["v5e:4x4", "v5p:4x4x4"])
+@pytest.mark.parametrize("topology", ["v5e:4x4", pytest.param("v5p:4x4x4", marks=pytest.mark.slow)])
 def test_more_layers_have_as_many_decisions(topology: str) -> None:
     # What a layer adds to the residual stream reaches the matmuls of all behind it.
     assert classes(free_problem(12, topology)) == classes(free_problem(14, topology))

@@ -75,7 +75,7 @@ def test_a_plan_with_all_saved_takes_no_longer_for_checkpoints(case: tuple[str, 
     assert _seconds(step(attention, checkpoint, scanned=scanned), arguments(), "none") <= ALIKE * without
 
 
-@pytest.mark.parametrize("name", ["deep", "llama"])
+@pytest.mark.parametrize("name", [pytest.param("deep", marks=pytest.mark.slow), "llama"])
 def test_plans_of_models_do_not_depend_on_their_checkpoints(name: str) -> None:
     models: list[Model] = [with_policy(MODELS[name]("small"), policy) for policy in SOME]
     seconds = [_seconds(model.fn, model.args, "none") for model in models]

@@ -38,7 +38,7 @@ def _results(program: Program) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_choice_computes_the_same(name: str, data: st.DataObject) -> None:
     program, expected = _expected(name)
