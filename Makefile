@@ -59,10 +59,10 @@ docs: $(STAMP) ## the documentation as a site, in build/docs
 	$(BIN)/sphinx-build --quiet --fail-on-warning --fresh-env docs build/docs
 
 test: $(STAMP) ## the fast tests
-	$(BIN)/python -m pytest -n $(JOBS) -m "not slow and not sample"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow and not sample"
 
 samples: $(STAMP) ## fixed samples of conformance, hazards and generated programs
-	$(BIN)/python -m pytest -n $(JOBS) -m sample
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m sample
 
 test-all: $(STAMP) ## all tests, the slow ones too
 	$(BIN)/python -m pytest -n $(JOBS)

@@ -17,6 +17,7 @@ import pytest
 from planner.machine.processes import processes_of
 from tests.machine.processes_worker import BATCH, STEPS, X, one
 from tests.small import train_args, train_step
+from tests.xla_flags import with_devices
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 300.0
@@ -29,7 +30,7 @@ def run(group: str, folder: Path, *, processes: int, devices: int) -> list[dict[
         port = free.getsockname()[1]
     env = os.environ | {
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "XLA_FLAGS": with_devices(devices),
         "PYTHONPATH": str(ROOT),
     }
     started: list[subprocess.Popen[bytes]] = []

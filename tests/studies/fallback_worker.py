@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
+    from tests.xla_flags import with_devices
+
     DEVICES = {"train": 8, "resume": 4}[sys.argv[1]]
-    os.environ |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}"}
+    os.environ |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": with_devices(DEVICES)}
 
 import jax
 import jax.numpy as jnp
