@@ -16,7 +16,7 @@ from planner.pricing.build_instance import Terms
 from planner.pricing.instance import Instance
 from planner.search import problem
 
-MOST_FRAMES = 16
+MOST_FRAMES = 17
 HERE = planner.Options(check="never", workers=1, gap=0.05)
 """All steps are taken in this process, whose frames can be counted; how near plans are to the best is no matter."""
 

@@ -1,10 +1,10 @@
 """Stacks of loops: what XLA's TPU compiler copies to turn its dims before a loop takes it in slice by slice, or after.
 
-The stacks of a loop lie as their shapes say. A transpose of what goes into one is a kernel of its own, whatever made its
-operand; elsewhere the kernel that writes or reads an array turns its dims as it does so. Behind a loop a transpose is
-such a kernel if others than the last two dims, which lie in tiles, come to be last. A reshape beside it is a kernel as well
-if it splits the last dim or puts others into it. Seen in schedules of
-libtpu 0.0.42: linear attention in chunks, recurrent networks and attention in blocks of queries on v5e:2x2.
+The stacks of a loop lie as their shapes say. A transpose of what was computed is a kernel of its own where its result goes
+into one; elsewhere the kernel that writes or reads an array turns its dims as it does so. Behind a loop a transpose is such
+a kernel if others than the last two dims, which lie in tiles, come to be last. A reshape beside it is a kernel as well if
+it splits the last dim or puts others into it. Seen in schedules of libtpu 0.0.42: linear attention in chunks, recurrent
+networks and attention in blocks of queries on v5e:2x2.
 """
 
 from __future__ import annotations
@@ -23,10 +23,15 @@ def turned_stacks(graph: Graph) -> frozenset[int]:
 
 
 def _before(graph: Graph) -> Iterator[int]:
+    def passes(op: Op) -> bool:
+        return _is_view(op) or _is_pointwise(graph, op)
+
     for op in graph.of_kinds(("loop_slice",)):
-        turns = graph.maker(source_through(graph, op.operands[0], lambda op: _is_view(op) or _is_pointwise(graph, op)))
+        turns = graph.maker(source_through(graph, op.operands[0], passes))
         if turns is None or not _turns(graph, turns, last=None):
             continue
+        if graph.maker(source_through(graph, turns.operands[0], passes)) is None:
+            continue  # of an argument, such as a batch that is taken in parts, the loop slices other rows
         yield turns.id
         split = graph.maker(source_through(graph, turns.operands[0], lambda op: traits(op.kind).renames))
         yield from () if split is None else _retiled(graph, split)

@@ -72,6 +72,14 @@ def test_what_no_loop_takes_in_slice_by_slice_is_not_turned() -> None:
     assert not _kinds(attention)
 
 
+def test_a_batch_that_is_taken_in_parts_is_not_turned() -> None:
+    def total(x: jax.Array, w: jax.Array) -> jax.Array:
+        parts = x.reshape(BATCH, LENGTH // 4, 4, FEATURES).transpose(2, 0, 1, 3)
+        return lax.scan(lambda sum, part: (sum + jnp.tanh(part @ w), None), jnp.zeros_like(parts[0]), parts)[0]
+
+    assert not _kinds(total)
+
+
 @pytest.mark.skipif(bool(unavailable_reason("tpu")), reason=unavailable_reason("tpu") or "libtpu is there")
 @pytest.mark.parametrize("width", [64, 128])
 def test_the_compiler_copies_as_often(width: int) -> None:
