@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(bool(unavailable_reason("tpu")), reason=unavaila
         pytest.param("v4:4x4x4", {"x": 8, "y": 16}, marks=pytest.mark.slow),
         ("v5e:4x4", {"x": 4, "y": 4}),
         ("v5e:8x8", {"x": 8, "y": 8}),  # of more than 16 chips libtpu refuses what it takes of fewer
-        ("v5p:2x2x4", {"x": 4, "y": 4}),
+        pytest.param("v5p:2x2x4", {"x": 4, "y": 4}, marks=pytest.mark.slow),
         ("v6e:8x8", {"x": 8, "y": 8}),
         pytest.param("tpu7x:2x2x2", {"x": 4, "y": 4}, marks=pytest.mark.slow),
     ],

@@ -39,7 +39,7 @@ MODELS: dict[str, Callable[[], Model]] = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("name", ["gpt", "llama", pytest.param("vit", marks=pytest.mark.slow)])
 def test_the_tpu_compiler_finds_what_was_predicted(name: str) -> None:
     model = MODELS[name]()
     plan = planner.plan(model.fn, model.args, topology="v5e:2x2", donate_argnums=model.donate_argnums, options=NEVER)
@@ -111,6 +111,7 @@ def test_a_plan_that_cannot_fit_is_told_by_the_compiler() -> None:
     assert not found.ok
 
 
+@pytest.mark.slow
 def test_a_memory_limit_holds_in_the_compiled_program() -> None:
     """With less than the unlimited plan takes, another plan is found, and it keeps the limit when compiled."""
     model = MODELS["gpt"]()

@@ -186,6 +186,7 @@ def test_what_is_to_stay_as_written_does_so_in_microbatches_too(monkeypatch: pyt
     assert not any(form.saved)
 
 
+@pytest.mark.slow
 def test_a_batch_that_fits_in_no_form_is_taken_in_as_many_parts_as_let_more_be_saved() -> None:
     """What every part takes whole, such as the angles of positions, is no reason to compute a layer again."""
     model = llama.llama(replace(llama.CONFIGS["8B"], query_block=512), batch=112, size="real")
