@@ -62,7 +62,7 @@ test: $(STAMP) ## the fast tests
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow and not sample"
 
 samples: $(STAMP) ## fixed samples of conformance, hazards and generated programs
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m sample
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m sample
 
 test-all: $(STAMP) ## all tests, the slow ones too
 	$(BIN)/python -m pytest -n $(JOBS)
