@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(bool(unavailable_reason("tpu")), reason=unavaila
     ("topology", "shape"),
     [
         pytest.param("v4:4x4x4", {"x": 8, "y": 16}, marks=pytest.mark.slow),
-        ("v5e:4x4", {"x": 4, "y": 4}),
+        pytest.param("v5e:4x4", {"x": 4, "y": 4}, marks=pytest.mark.slow),
         ("v5e:8x8", {"x": 8, "y": 8}),  # of more than 16 chips libtpu refuses what it takes of fewer
         pytest.param("v5p:2x2x4", {"x": 4, "y": 4}, marks=pytest.mark.slow),
         ("v6e:8x8", {"x": 8, "y": 8}),

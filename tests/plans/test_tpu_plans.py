@@ -39,7 +39,7 @@ MODELS: dict[str, Callable[[], Model]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["gpt", "llama", pytest.param("vit", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["gpt", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "vit"))])
 def test_the_tpu_compiler_finds_what_was_predicted(name: str) -> None:
     model = MODELS[name]()
     plan = planner.plan(model.fn, model.args, topology="v5e:2x2", donate_argnums=model.donate_argnums, options=NEVER)
