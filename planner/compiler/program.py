@@ -24,12 +24,12 @@ class CompiledProgram:
 
     `fused[op]`: the op is part of a fused kernel. `materialized[tensor]`: the tensor is written to and read from memory,
     `materialized_by` the pass that decided so where it was not the first. `stored_operands`: tensors that matmuls read from
-    memory, and what turning ops read and write. `turning`: the ops that are kernels of their own as they turn the dims of
-    stacks. `same_type`: tensors that a fused op writes only over operands of their own type. `scheduled_at[op]`: the op
-    before which an op runs that runs later than its place. `last_use[tensor]`: the time until which it is needed.
-    `buffers`: what is allocated besides arguments. `hoisted`: narrow copies that are made before loops. `transposed`: the
-    stacks that are transposed before their loop. `transposes[op]`: how often its operand is read or written for that, on
-    devices that hold several elements along a dim of it. `row_major`: the tensors that lie in rows.
+    memory, and what relayouts read and write. `relayouts`: the ops that are kernels of their own because they bring the
+    dims of stacks into another order. `same_type`: tensors that a fused op writes only over operands of their own type.
+    `scheduled_at[op]`: the op before which an op runs that runs later than its place. `last_use[tensor]`: the time until
+    which it is needed. `buffers`: what is allocated besides arguments. `hoisted`: narrow copies that are made before loops.
+    `transposed`: the stacks that are transposed before their loop. `transposes[op]`: how often its operand is read or
+    written for that, on devices that hold several elements along a dim of it. `row_major`: the tensors that lie in rows.
     """
 
     graph: Graph
@@ -41,7 +41,7 @@ class CompiledProgram:
     spans: Sequence[tuple[int, int]]
     materialized_by: dict[int, PassName] = field(default_factory=dict[int, PassName])
     stored_operands: frozenset[int] = frozenset()
-    turning: frozenset[int] = frozenset()
+    relayouts: frozenset[int] = frozenset()
     same_type: set[int] = field(default_factory=set[int])
     transposed: TransposedStacks = field(default_factory=dict[int, "int | None"])
     transposes: dict[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])

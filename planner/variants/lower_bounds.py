@@ -46,16 +46,13 @@ class Floors:
         self._problem, self._axes, self._devices = problem, tuple(axes), devices
         self._spared = spared if problem.request.objective == "time" else 0.0
         self._share = 1.0 if problem.request.objective == "energy" else 1.0 / devices
-        self._known: dict[int, float] = {}
 
     def of(self, parts: int) -> float:
         """The least value in so many parts of the batch."""
-        if parts not in self._known:
-            self._known[parts] = 0.0
-            with suppress(PinError, InfeasibleError):  # of pins that do not fit these axes
-                least = self._problem.least_pooled(self._axes, self._devices * parts)
-                self._known[parts] = ((1 - SLACK) * least - self._spared) * self._share
-        return self._known[parts]
+        with suppress(PinError, InfeasibleError):  # of pins that do not fit these axes
+            least = self._problem.least_pooled(self._axes, self._devices * parts)
+            return ((1 - SLACK) * least - self._spared) * self._share
+        return 0.0
 
     def least_parts(self, counts: Sequence[int], first: int, last: int) -> int:
         """The position of the least of these numbers, from `first` to `last`, that gains nearly as much as the last.

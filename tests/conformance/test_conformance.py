@@ -25,7 +25,7 @@ def test_cases_compute_the_same_sharded(chunk: int) -> None:
 @pytest.mark.sample
 @pytest.mark.parametrize(("objective", "first"), [("energy", 0), ("memory", 1)])
 def test_cases_are_planned_for_every_objective(objective: str, first: int) -> None:
-    """Every third case: what they share with plans for time is tested above."""
+    """Every sixth case: what they share with plans for time is tested above."""
     outcomes = [conformance_case.only_plan(name, objective) for name in conformance_case.sample()[first::6]]
     bad = [f"{o.status}: {o.name}: {o.reason}" for o in outcomes if o.status not in ("ok", "rejected")]
     assert not bad, "\n".join(bad)

@@ -17,6 +17,6 @@ def test_distinct_lines_are_those_that_numpy_finds(count: int, width: int, most:
     assert rows.tolist() == sorted(rows.tolist())
 
 
-def test_tables_of_one_content_and_other_shapes_are_told_apart() -> None:
+def test_tables_of_one_content_and_other_shapes_are_distinguished() -> None:
     assert FEW_CODES >= 2
     assert [len(distinct_lines(np.zeros(shape, np.int8))[1]) for shape in ((2, 3), (3, 2), (6, 1))] == [2, 3, 6]

@@ -142,7 +142,8 @@ class _Walk:
     fused: Sequence[bool]
     compiler: CompilerModel
     uncoalesced: Collection[int]
-    turning: Collection[int]
+    alone: Collection[int]
+    """Fused ops that are kernels of their own all the same."""
     rows_kept: Collection[int]
     """The reductions of rows after which a kernel goes on."""
     leaves: dict[int, Leaves] = field(default_factory=dict[int, Leaves])
@@ -261,7 +262,7 @@ class _Walk:
 
         Not what is kept of a parameter: the gradient has been summed over devices, as a rule.
         """
-        if after < 0 or not self.kernels[after].anchor or op.id in self.turning:
+        if after < 0 or not self.kernels[after].anchor or op.id in self.alone:
             return None
         kernel, graph = self.kernels[after], self.graph
         if kernel.region != op.region or not traits(graph.ops[kernel.op].kind).matmul:
@@ -269,7 +270,7 @@ class _Walk:
         own = [leaf for leaf in leaves if self.made_by.get(leaf) == after]
         if any(leaf in kernel.reduced for leaf in own):
             return None
-        ends = reduced or op.id in self.uncoalesced or not read_alone(graph, self.materialized, op, own)
+        ends = reduced or not read_alone(graph, self.materialized, op, own)
         if ends and not self.compiler.runs("dot-output-fusion"):
             return None
         size = max(graph.tensors[leaf].aval.size for leaf in own)
@@ -300,7 +301,7 @@ class _Walk:
         large = [leaf for leaf in leaves if 2 * tensors[leaf].aval.bytes >= most]
         for number in reversed(self.latest.setdefault(key, [])):
             kernel = self.kernels[number]
-            if number < after or op.id in self.uncoalesced or op.id in self.turning:
+            if number < after or op.id in self.alone:
                 break
             own = [leaf for leaf in leaves if self.made_by.get(leaf) == number]
             goes_on = bool(kernel.reduced) and kernel.rows_kept
@@ -326,14 +327,15 @@ def kernels_of(program: CompiledProgram, *, inlined: bool = False) -> Kernels:
     """
     graph, compiler, fused, materialized = program.graph, program.compiler, program.fused, program.materialized
     triton = compiler.runs("softmax-rewriter-triton")
+    uncoalesced = uncoalesced_transposes(graph) if compiler.runs("uncoalesced-transposes") else frozenset[int]()
     walk = _Walk(
         graph=graph,
         grouping=program.grouping,
         materialized=materialized,
         fused=fused,
         compiler=compiler,
-        uncoalesced=uncoalesced_transposes(graph) if compiler.runs("uncoalesced-transposes") else (),
-        turning=program.turning,
+        uncoalesced=uncoalesced,
+        alone=program.relayouts | uncoalesced,
         rows_kept=rows_kept(graph, fused, materialized) if triton else (),
     )
     for op in graph.ops:

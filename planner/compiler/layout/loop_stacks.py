@@ -11,20 +11,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from planner.compiler.layout.row_major_lanes import keeps_layout
 from planner.program.dataflow import reached, source_through
 from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY
 from planner.rules.primitives import traits
 
 
-def turned_stacks(graph: Graph) -> frozenset[int]:
-    """The ops before and behind loops that are kernels of their own because they turn the dims of a stack."""
-    return frozenset((*_before(graph), *_behind(graph)))
+def stack_relayouts(graph: Graph) -> frozenset[int]:
+    """The ops before and after loops that are kernels of their own because they change the layout of a stack."""
+    return frozenset((*_before(graph), *_after(graph)))
 
 
 def _before(graph: Graph) -> Iterator[int]:
     def passes(op: Op) -> bool:
-        return _is_view(op) or _is_pointwise(graph, op)
+        if not op.operands or len(op.results) != 1:
+            return False
+        pointwise = not traits(op.kind).squares and keeps_layout(graph, op, op.operands[0], op.results[0])
+        return pointwise or _is_view(op)
 
     for op in graph.of_kinds(("loop_slice",)):
         turns = graph.maker(source_through(graph, op.operands[0], passes))
@@ -37,7 +41,7 @@ def _before(graph: Graph) -> Iterator[int]:
         yield from () if split is None else _retiled(graph, split)
 
 
-def _behind(graph: Graph) -> Iterator[int]:
+def _after(graph: Graph) -> Iterator[int]:
     def viewed(tensor: int) -> list[int]:
         return [t for op in graph.readers(tensor) if _is_view(op) for t in op.results]
 
@@ -54,14 +58,6 @@ def _is_view(op: Op) -> bool:
     """Whether an op only gives an array another shape or name, or each element another type."""
     row = traits(op.kind)
     return op.kind not in BOUNDARY and (row.reshapes or row.renames or op.kind == "convert_element_type")
-
-
-def _is_pointwise(graph: Graph, op: Op) -> bool:
-    """Whether an op computes an array of the shape of its first operand, element by element."""
-    row = traits(op.kind)
-    if op.kind in BOUNDARY or not row.fused or row.turns or row.squares or not op.operands or len(op.results) != 1:
-        return False
-    return graph.tensors[op.operands[0]].aval.shape == graph.tensors[op.results[0]].aval.shape
 
 
 def _turns(graph: Graph, op: Op, last: int | None) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.compiler.layout.dot_operands_gpu import transpose_traffic, transposed_stacks, with_transposed
-from planner.compiler.layout.loop_stacks import turned_stacks
+from planner.compiler.layout.loop_stacks import stack_relayouts
 from planner.compiler.layout.row_major_lanes import in_row_order
 from planner.compiler.model import Evidence, Pass
 from planner.compiler.program import CompiledProgram
@@ -15,8 +15,8 @@ def _gpu_layout_assignment(program: CompiledProgram) -> None:
 
 def _layout_assignment(program: CompiledProgram) -> None:
     ops = program.graph.ops
-    program.turning = turned_stacks(program.graph)
-    program.stored_operands |= {t for op in program.turning for t in (ops[op].operands[0], ops[op].results[0])}
+    program.relayouts = stack_relayouts(program.graph)
+    program.stored_operands |= {t for op in program.relayouts for t in (ops[op].operands[0], ops[op].results[0])}
 
 
 def _transposed_buffers(program: CompiledProgram) -> None:
@@ -38,7 +38,7 @@ LAYOUT_ASSIGNMENT = Pass(
     evidence=Evidence(
         release="libtpu 0.0.42", seen="linear attention in chunks, recurrent networks, attention in blocks on v5e:2x2"
     ),
-    writes=("turning", "stored_operands"),
+    writes=("relayouts", "stored_operands"),
     run=_layout_assignment,
 )
 

@@ -50,7 +50,7 @@ def in_row_order(graph: Graph, fused: Sequence[bool]) -> dict[int, InRows]:
         elif fused[op.id]:
             for operand in op.operands:
                 for result in op.results if operand in found else ():
-                    if _alike(graph, op, operand, result):
+                    if keeps_layout(graph, op, operand, result):
                         _add(found, result, found[operand])
     return found
 
@@ -83,10 +83,10 @@ def _follow_back(graph: Graph, fused: Sequence[bool], tensor: int, rows: InRows,
         if op is not None:
             _add(found, tensor, rows)
             own = op.operands if fused[op.id] else ()
-            left += [of for of in own if of not in found and _alike(graph, op, of, tensor)]
+            left += [of for of in own if of not in found and keeps_layout(graph, op, of, tensor)]
 
 
-def _alike(graph: Graph, op: Op, operand: int, result: int) -> bool:
+def keeps_layout(graph: Graph, op: Op, operand: int, result: int) -> bool:
     """Whether a result lies as an operand does: it has its shape, in its order."""
     row = traits(op.kind)
     if op.kind in BOUNDARY or not row.fused or row.turns:
