@@ -12,7 +12,7 @@ a partial sum at once). Everything downstream, costs, prediction and emission, f
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -63,9 +63,19 @@ class Transfer(NamedTuple):
     trips_after_loop: float = 0.0
     widened: float = 1.0
     """Bytes of what the loop accumulates over those of the tensor, which may be narrower, or a slice of it."""
+    scatters: bool = False
+    """Whether compilers scatter the sum behind the loop to those who read it there, where these are split by its axes."""
     waiting: float = 0.0
     """How often more, in terms of its bytes, sums run that made it where it is split by axes that it is a sum over: they
     then cannot wait for the end of the loop around the one that stacked them."""
+
+
+class LoopSum(NamedTuple):
+    """A transfer that may sum behind a loop, and one of those (a `share` of 1) that take there what was accumulated."""
+
+    term: Transfer
+    read: Transfer
+    share: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +88,8 @@ class Flow:
     fetched: tuple[tuple[tuple[int, int], int], ...]
     """((op, operand position), copy node) of every read that goes through a copy."""
     accumulators: tuple[Accumulator, ...]
+    loop_sums: tuple[LoopSum, ...]
+    """Those of transfers that scatter (`Transfer.scatters`)."""
 
     def stored(self, tensors: Iterable[int]) -> Iterator[tuple[int, int, Dims]]:
         """Of these tensors, as far as it is decided how they are stored: (tensor, node, dims)."""
@@ -225,13 +237,41 @@ def build_flow(
     for tensor in graph.tensors:
         _serve_readers(flow, tensor.id)
     _close_loop(flow)
+    scattered = _scattered(flow, sums)
+    transfers = [transfer._replace(scatters=transfer.id in scattered) for transfer in flow.transfers]
     return Flow(
         nodes=tuple(flow.nodes),
-        transfers=tuple(flow.transfers),
+        transfers=tuple(transfers),
         home=tuple(flow.home),
         fetched=tuple(flow.fetched),
         accumulators=sums,
+        loop_sums=tuple(
+            LoopSum(transfers[term], transfers[read], 1 / len(reads))
+            for term, reads in scattered.items()
+            for read in reads
+        ),
     )
+
+
+def _scattered(flow: _Flow, sums: Sequence[Accumulator]) -> dict[int, list[int]]:
+    """By transfer of an accumulator's term those that take what was accumulated, where all read it by them."""
+    graph, found = flow.graph, dict[int, list[int]]()
+    of = {accumulator.leaves.results[0]: accumulator for accumulator in sums}
+    reads: dict[int, list[Transfer]] = {}
+    terms: dict[int, int] = {}
+    for transfer in flow.transfers:
+        if transfer.tensor in of:
+            reads.setdefault(transfer.tensor, []).append(transfer)
+        elif transfer.region_after_loop is not None:
+            terms[transfer.tensor] = transfer.id
+    for tensor, taken in reads.items():
+        home = flow.home[tensor]
+        moved_by_all = sum(len(transfer.reads) for transfer in taken) == len(graph.consumers[tensor])
+        if home is not None and moved_by_all and tensor not in graph.returned and graph.tensors[tensor].aval.size > 1:
+            first = [transfer.id for transfer in taken if transfer.source == home[0]]
+            made = (term.op.results[0] for term in of[tensor].terms)
+            found |= {terms[one]: first for one in made if one in terms}
+    return found
 
 
 def _place_argument(flow: _Flow, tensor: int, fed_by: int | None) -> None:

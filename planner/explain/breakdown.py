@@ -105,6 +105,11 @@ def _of_transfer(chosen: Chosen, transfer: Transfer, steps: Sequence[Step]) -> I
     instance = chosen.instance
     values = instance.transfer_values(transfer)
     value = float(values[chosen.choice[transfer.source], chosen.choice[transfer.target]])
+    value += math.fsum(
+        instance.loop_sum_values(s)[chosen.choice[transfer.source], chosen.choice[s.read.target]]
+        for s in instance.model.flow.loop_sums
+        if s.term.id == transfer.id
+    )
     if not value:
         return
     seconds = chosen.step_seconds(transfer, steps)

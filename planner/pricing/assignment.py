@@ -152,40 +152,32 @@ class Chosen:
             return {}
         flow, found = self.instance.model.flow, dict[int, str]()
         placed = _Placed(self, {t.tensor: steps for t, steps in self.moves if t.reduced})
-        behind: dict[int, list[Transfer]] = {accumulator.leaves.results[0]: [] for accumulator in flow.accumulators}
-        for transfer in flow.transfers:
-            if transfer.tensor in behind:
-                behind[transfer.tensor].append(transfer)
+        reads: dict[int, list[Transfer]] = {}
+        for loop_sum in flow.loop_sums:
+            reads.setdefault(loop_sum.read.tensor, []).append(loop_sum.read)
         for accumulator in flow.accumulators:
             axes, (tensor,) = axes_after_loop(accumulator, placed), accumulator.leaves.results
             if axes:
-                kind = self._summed_as(tensor, axes, behind[tensor])
+                kind = self._summed_as(tensor, axes, reads.get(tensor, ()))
                 found |= {of_tensor[term.op.results[0]]: kind for term in accumulator.terms}
         return found
 
-    def _summed_as(self, tensor: int, axes: Collection[str], behind: Sequence[Transfer]) -> str:
-        """What becomes of a sum in place over these axes, with the transfers behind it.
+    def _summed_as(self, tensor: int, axes: Collection[str], reads: Sequence[Transfer]) -> str:
+        """What becomes of a sum in place over these axes, and these transfers of it afterwards.
 
         A reduce-scatter where all that reads it takes the same part of it.
         """
-        graph, mesh, home = self.instance.model.graph, self.instance.mesh, self.instance.model.flow.home[tensor]
-        moved_by_all = sum(len(t.reads) for t in behind) == len(graph.consumers[tensor])
-        if (
-            home is None
-            or not moved_by_all
-            or tensor in graph.returned
-            or not mesh.compiler.runs("reduce-scatter-creator")
-        ):
+        mesh, aval = self.instance.mesh, self.instance.model.graph.tensors[tensor].aval
+        if not mesh.compiler.runs("reduce-scatter-creator"):
             return "all-reduce"
-        aval, partial = graph.tensors[tensor].aval, [name in axes for name in mesh.names]
+        partial = [name in axes for name in mesh.names]
         firsts = {
             reshard_steps(
                 *(mesh, self.home(tensor), partial, self.at(t.target, t.target_dims)),
                 shape=aval.shape,
                 whole_bytes=aval.bytes,
             )[0]
-            for t in behind
-            if t.source == home[0]
+            for t in reads
         }
         return firsts.pop().kind or "all-reduce" if len(firsts) == 1 else "all-reduce"
 
@@ -258,6 +250,8 @@ class Chosen:
     def _exposed(self, transfer: Transfer, steps: Sequence[Step]) -> tuple[list[float], float]:
         """What each step of a transfer adds to a run of its body, and what of them all is hidden."""
         mesh, (shares, hidden) = self.instance.mesh, self.spared(transfer)
+        # Behind a loop nothing is left to run beside a sum.
+        hidden = 0.0 if transfer.id in self.summed_after_loop else hidden
         kinds = hideable(mesh, summing=bool(transfer.reduced))
         found, hides = list[float](), list[bool]()
         for step in steps:

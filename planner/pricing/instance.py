@@ -22,14 +22,14 @@ from planner.compiler.analysis import Model
 from planner.compiler.collectives.overlap import HIDDEN
 from planner.compiler.collectives.savings import Savings
 from planner.compiler.layout.row_major_lanes import InRows
-from planner.decisions.decision_graph import Transfer
+from planner.decisions.decision_graph import LoopSum, Transfer
 from planner.pricing.bodies.body_memory import BodyMemory
 from planner.pricing.candidates.strategies import Kinds, Strategies
 from planner.pricing.host_feeding import Fed, Feeding
 from planner.pricing.mesh import Mesh
 from planner.pricing.op_cost import Work
 from planner.pricing.reshard import Locations, Patterns, Step, local_bytes, patterns_of
-from planner.pricing.shares import ALL, COUNTED, Shares, counted_kind, hideable, only, shares_of
+from planner.pricing.shares import ALL, COUNTED, SUMMING, Shares, counted_kind, hideable, only, shares_of
 from planner.pricing.tpu_tiles import local_tiled_bytes
 from planner.program.graph import Aval, Body
 from planner.rules.rule import Dims
@@ -154,7 +154,7 @@ class Instance:
                 aval.bytes,
                 transfer.trips,
             ),
-            *(transfer.trips_after_loop, transfer.widened, transfer.waiting, aval.host_itemsize),
+            *(transfer.trips_after_loop, transfer.widened, transfer.waiting, transfer.scatters, aval.host_itemsize),
         )
         found = self._cache.get(alike)
         if found is not None:
@@ -168,7 +168,7 @@ class Instance:
             return self._cache.setdefault(alike, np.where(stays, 0.0, np.inf))
         pairs = (s.tobytes(), p.tobytes(), t.tobytes(), aval.shape, aval.bytes, orders)
         often = (transfer.trips, transfer.trips_after_loop, transfer.widened, transfer.waiting)
-        key = (pairs, often, shares, hidden)
+        key = (pairs, often, shares, hidden, transfer.scatters)
         if key not in self._cache:
             if pairs not in self._met:
                 self._met[pairs] = self._reshards((s, p, t), aval, orders)
@@ -181,17 +181,54 @@ class Instance:
             if hidden:
                 moves = priced(only(hideable(self.mesh, summing=bool(transfer.reduced)), shares))
                 values = values - np.minimum(HIDDEN * moves, hidden)
-            trips = np.asarray(transfer.trips)
+            found = transfer.trips * values[row_of][:, column_of]
             if transfer.region_after_loop is not None:
-                # A sum that stays in place waits for the end of the loop (see `loop_sums`).
+                # A sum that stays in place waits for the end of the loop (see `loop_all_reduce`).
                 in_place = (s[:, None] == t[None, :]).all(axis=2)
-                trips = np.where(in_place, transfer.widened * transfer.trips_after_loop, transfer.trips)
-            found = trips * values[row_of][:, column_of]
+                kind = "reduce-scatter" if self._scatters(transfer) else "all-reduce"
+                once = self.mesh.values(kind, *self._partial(transfer), shares[COUNTED.index(kind)])
+                found = np.where(in_place, transfer.trips_after_loop * once[:, None], found)
             if transfer.waiting:
                 found = found + transfer.waiting * self._sums(s, t, aval)
             self._cache[key] = self.weight * found
         self._cache[alike] = self._cache[key]
         return self._cache[key]
+
+    def _scatters(self, transfer: Transfer) -> bool:
+        """Whether the sum of a transfer behind a loop is scattered to its readers there."""
+        return transfer.scatters and self.mesh.compiler.runs("reduce-scatter-creator")
+
+    def _partial(self, transfer: Transfer) -> tuple[Indices, Floats]:
+        """For every strategy of its source the axes that a sum behind a loop is over, and the bytes of its parts: (n,)."""
+        source, aval = self.strategies[transfer.source], self.model.graph.tensors[transfer.tensor].aval
+        held, partial = source.locations(transfer.source_dims), source.splits(transfer.reduced)
+        bit = 1 << np.arange(held.shape[1])
+        return partial @ bit, transfer.widened * aval.bytes / self.mesh.mask_sizes()[(held >= 0) @ bit]
+
+    def loop_sum_values(self, loop_sum: LoopSum) -> Floats:
+        """What a sum behind a loop costs more, by strategies of its source and of a reader: (n, m).
+
+        Summed over axes that do not split what is read, it is no reduce-scatter (`transfer_values`) but an all-reduce. What
+        is summed in every trip is charged as well, if nothing that reads it is split; it would be summed better once.
+        """
+        term, read, share = loop_sum
+        axes, bytes = self._partial(term)
+        target = self.strategies[read.target].locations(read.target_dims)
+        split = (target >= 0) @ (1 << np.arange(target.shape[1]))
+        whole, scattered = axes[:, None] & ~split, axes[:, None] & split
+        held = bytes[:, None] / self.mesh.mask_sizes()[scattered]
+        shares = self.savings(term)[0][COUNTED.index("all-reduce")]
+        all_reduced, scattered = (self.mesh.values(kind, whole, held, shares) for kind in SUMMING)
+        return (self.weight * share * term.trips_after_loop) * np.maximum(all_reduced - scattered, 0.0)
+
+    @property
+    def after_loops(self) -> tuple[Edge, ...]:
+        """What sums after loops cost more where they are not scattered."""
+        return tuple(
+            Edge(nodes=(s.term.source, s.read.target), costs=self.loop_sum_values(s))
+            for s in self.model.flow.loop_sums
+            if self._scatters(s.term) and s.term.source != s.read.target
+        )
 
     def _sums(self, source: Locations, target: Locations, aval: Aval) -> Floats:
         """The value of a sum of what is split as the source is, over the axes that only the target is split by: (n, m)."""
@@ -257,6 +294,7 @@ class Instance:
             node_costs=self.node_values,
             edges=(
                 *(Edge(nodes=(t.source, t.target), costs=self.transfer_values(t)) for t in between),
+                *self.after_loops,
                 *self.agreements,
             ),
             node_names=tuple(node.name for node in self.model.flow.nodes),

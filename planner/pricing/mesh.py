@@ -120,6 +120,16 @@ class Mesh:
         """What the compiler makes of a collective of so many bytes: its kind, or "all-reduce"."""
         return "all-reduce" if bytes <= self.all_reduced[kind][mask] else kind
 
+    def values(
+        self, kind: str, masks: npt.NDArray[np.int64], bytes: npt.NDArray[np.float64], share: tuple[float, float]
+    ) -> npt.NDArray[np.float64]:
+        """The values of collectives as they are compiled, elementwise; `share` of their fixed price and that of bytes."""
+        small = bytes <= self.all_reduced[kind][masks]
+        fixed, per_byte = (
+            np.where(small, table["all-reduce"][masks], table[kind][masks]) for table in (self.fixed, self.per_byte)
+        )
+        return share[0] * fixed + share[1] * per_byte * bytes
+
     def collective_seconds(self, kind: str, mask: int, bytes: float) -> float:
         """The seconds of one run of a collective of so many bytes, as it is compiled."""
         kind = self.runs_as(kind, mask, bytes)

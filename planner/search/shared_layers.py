@@ -24,7 +24,7 @@ from pbqp.smaller.alike_nodes import SHARING_PAYS, Classes, Links, classify
 from pbqp.smaller.quotient import SMALLEST
 from pbqp.smaller.smaller import Choice
 from planner.compiler.analysis import PLACED_BY_USER, Model
-from planner.decisions.decision_graph import Flow, Transfer
+from planner.decisions.decision_graph import Flow, LoopSum, Transfer
 from planner.pricing.instance import Instance
 from planner.pricing.mesh import Mesh
 from planner.program.tracing.gc_pause import paused
@@ -54,17 +54,20 @@ def members(model: Model, pinned: Mapping[int, Sequence[Hashable]] | None = None
     if len(nodes) < SMALLEST or model.graph.of_kinds(PLACED_BY_USER):
         return None
     kinds = _numbered([_of_transfer(model, transfer) for transfer in moving])
+    kind_of = {transfer.id: kind for transfer, kind in zip(moving, kinds, strict=True)}
     within = [(transfer, kind) for transfer, kind in zip(moving, kinds, strict=True) if _stays(transfer)]
     between = [(transfer, kind) for transfer, kind in zip(moving, kinds, strict=True) if not _stays(transfer)]
+    sums = model.flow.loop_sums
+    of_sums = _numbered([(kind_of[s.term.id], kind_of[s.read.id], s.share) for s in sums])
     links = Links(
-        sources=np.asarray([transfer.source for transfer, _ in between], np.intp),
-        targets=np.asarray([transfer.target for transfer, _ in between], np.intp),
-        kinds=np.asarray([kind for _, kind in between], np.intp),
+        sources=np.asarray([t.source for t, _ in between] + [s.term.source for s in sums], np.intp),
+        targets=np.asarray([t.target for t, _ in between] + [s.read.target for s in sums], np.intp),
+        kinds=np.asarray([kind for _, kind in between] + [max(kinds, default=0) + 1 + n for n in of_sums], np.intp),
     )
     classes = classify(np.asarray(_numbered(_of_nodes(model, within, pinned or {})), np.intp), links)
     if not classes.lossless or classes.count > SHARING_PAYS * len(nodes):
         return None
-    return _cut_down(model, classes, [transfer for transfer, _ in within], between)
+    return _cut_down(model, classes, kind_of)
 
 
 def _stays(transfer: Transfer) -> bool:
@@ -88,6 +91,7 @@ def _of_transfer(model: Model, transfer: Transfer) -> Hashable:
         transfer.trips,
         transfer.trips_after_loop,
         transfer.widened,
+        transfer.scatters,
         spared,
     )
 
@@ -114,34 +118,43 @@ def _of_nodes(
     return found
 
 
-def _cut_down(model: Model, classes: Classes, within: list[Transfer], between: list[tuple[Transfer, int]]) -> Members:
+def _cut_down(model: Model, classes: Classes, kind_of: Mapping[int, int]) -> Members:
     """The model of the first members, numbered as the classes are."""
     first, of = classes.first.tolist(), classes.of.tolist()
     number = {node: place for place, node in enumerate(first)}
-    kept = [t for t in within if t.source in number]
-    counts = [1] * len(kept)
+    kept: list[Transfer] = []
+    counts: list[int] = []
     seen: dict[tuple[int, int, int], int] = {}
-    for transfer, kind in between:
-        key = (of[transfer.source], of[transfer.target], kind)
-        if key in seen:
-            counts[seen[key]] += 1
-        else:
-            seen[key] = len(kept)
+
+    def key(transfer: Transfer) -> tuple[int, int, int]:
+        return of[transfer.source], of[transfer.target], kind_of[transfer.id]
+
+    for transfer in sorted(model.moving, key=_stays, reverse=True):
+        if not _stays(transfer) and key(transfer) in seen:
+            counts[seen[key(transfer)]] += 1
+        elif not _stays(transfer) or transfer.source in number:
+            seen[key(transfer)] = len(kept)
             kept.append(transfer)
             counts.append(1)
+    shares: dict[tuple[int, int], float] = {}
+    for term, read, share in model.flow.loop_sums:
+        pair = seen[key(term)], seen[key(read)]
+        shares[pair] = shares.get(pair, 0.0) + share
     home: list[tuple[int, tuple[tuple[int, ...], ...]] | None] = []
     for place in model.flow.home:
         known = None if place is None else number.get(place[0])
         home.append(None if place is None or known is None else (known, place[1]))
+    transfers = tuple(
+        transfer._replace(id=i, source=of[transfer.source], target=of[transfer.target])
+        for i, transfer in enumerate(kept)
+    )
     flow = Flow(
         nodes=tuple(model.flow.nodes[node]._replace(id=place) for place, node in enumerate(first)),
-        transfers=tuple(
-            transfer._replace(id=i, source=of[transfer.source], target=of[transfer.target])
-            for i, transfer in enumerate(kept)
-        ),
+        transfers=transfers,
         home=tuple(home),
         fetched=(),
         accumulators=(),
+        loop_sums=tuple(LoopSum(transfers[term], transfers[read], share) for (term, read), share in shares.items()),
     )
     spared = None if model.kernels is None else model.savings.of([transfer.id for transfer in kept])
     smaller = replace(model, flow=flow, given_savings=spared)
@@ -206,6 +219,6 @@ class SharedInstance:
             name=f"mesh {self.instance.mesh.shape}, shared",
             node_costs=self.node_values,
             # Every input is the only one of its class.
-            edges=(*edges, *self.instance.agreements),
+            edges=(*edges, *self.instance.after_loops, *self.instance.agreements),
             node_names=tuple(node.name for node in model.flow.nodes),
         )
