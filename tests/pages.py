@@ -71,8 +71,11 @@ def run(page: Path, folder: Path) -> None:
 def _run_commands(block: Block, page: Path, folder: Path) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+    # A command's own flags for XLA follow those of the tests, which compile quickly.
+    text = re.sub(r"\bXLA_FLAGS=(\S+)", r'XLA_FLAGS="$XLA_FLAGS \1"', block.text)
+    environment.setdefault("XLA_FLAGS", "")
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", block.text],
+        ["bash", "-euo", "pipefail", "-c", text],
         cwd=folder,
         env=environment,
         capture_output=True,
