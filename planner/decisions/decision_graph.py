@@ -64,7 +64,10 @@ class Transfer(NamedTuple):
     widened: float = 1.0
     """Bytes of what the loop accumulates over those of the tensor, which may be narrower, or a slice of it."""
     scatters: bool = False
-    """Whether compilers scatter the sum behind the loop to those who read it there, where these are split by its axes."""
+    """Whether compilers scatter the sum behind the loop to those who read it there, where these are split by its axes.
+
+    Not where other terms are accumulated with it: all wait for the loop only if all are partial over the same axes, which
+    prices of pairs cannot state."""
     waiting: float = 0.0
     """How often more, in terms of its bytes, sums run that made it where it is split by axes that it is a sum over: they
     then cannot wait for the end of the loop around the one that stacked them."""
@@ -89,7 +92,7 @@ class Flow:
     """((op, operand position), copy node) of every read that goes through a copy."""
     accumulators: tuple[Accumulator, ...]
     loop_sums: tuple[LoopSum, ...]
-    """Those of transfers that scatter (`Transfer.scatters`)."""
+    """Where all that reads what was accumulated does so by transfers."""
 
     def stored(self, tensors: Iterable[int]) -> Iterator[tuple[int, int, Dims]]:
         """Of these tensors, as far as it is decided how they are stored: (tensor, node, dims)."""
@@ -238,7 +241,8 @@ def build_flow(
         _serve_readers(flow, tensor.id)
     _close_loop(flow)
     scattered = _scattered(flow, sums)
-    transfers = [transfer._replace(scatters=transfer.id in scattered) for transfer in flow.transfers]
+    alone = {accumulator.terms[0].op.results[0] for accumulator in sums if len(accumulator.terms) == 1}
+    transfers = [t._replace(scatters=t.id in scattered and t.tensor in alone) for t in flow.transfers]
     return Flow(
         nodes=tuple(flow.nodes),
         transfers=tuple(transfers),

@@ -107,7 +107,7 @@ def _of_transfer(chosen: Chosen, transfer: Transfer, steps: Sequence[Step]) -> I
     value = float(values[chosen.choice[transfer.source], chosen.choice[transfer.target]])
     value += math.fsum(
         instance.loop_sum_values(s)[chosen.choice[transfer.source], chosen.choice[s.read.target]]
-        for s in instance.model.flow.loop_sums
+        for s in instance.loop_sums
         if s.term.id == transfer.id
     )
     if not value:

@@ -222,12 +222,17 @@ class Instance:
         return (self.weight * share * term.trips_after_loop) * np.maximum(all_reduced - scattered, 0.0)
 
     @property
+    def loop_sums(self) -> Sequence[LoopSum]:
+        """The sums behind loops that are scattered where what reads them is split."""
+        return [s for s in self.model.flow.loop_sums if self._scatters(s.term)]
+
+    @property
     def after_loops(self) -> tuple[Edge, ...]:
         """What sums after loops cost more where they are not scattered."""
         return tuple(
             Edge(nodes=(s.term.source, s.read.target), costs=self.loop_sum_values(s))
-            for s in self.model.flow.loop_sums
-            if self._scatters(s.term) and s.term.source != s.read.target
+            for s in self.loop_sums
+            if s.term.source != s.read.target
         )
 
     def _sums(self, source: Locations, target: Locations, aval: Aval) -> Floats:
