@@ -89,7 +89,11 @@ def _slice_updated(graph: Graph, carry: int, update: Op) -> Op | None:
     """The op that reads the slice of a carry over which another writes, where these two alone read the carry."""
     readers = graph.readers(carry)
     reads = next((op for op in readers if op.kind == "dynamic_slice"), None)
-    if reads is None or update.kind != "dynamic_update_slice" or sorted(op.id for op in readers) != [reads.id, update.id]:
+    if (
+        reads is None
+        or update.kind != "dynamic_update_slice"
+        or sorted(op.id for op in readers) != [reads.id, update.id]
+    ):
         return None
     whole, part = graph.tensors[carry].aval.shape, graph.tensors[reads.results[0]].aval.shape
     places = zip(whole, part, reads.operands[1:], update.operands[2:], strict=True)

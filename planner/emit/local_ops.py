@@ -57,22 +57,11 @@ def local_calls(
         if how == "sums":
             over = summed_over(graph, op, split)
             found[op.path] = on_parts(op, split.operands, split.results[0], mesh, over)
-        rule = rule_by_dims(graph, op) if how == "parts" else None
-        given = op.results[0] in kept
-        if rule is not None and (given or not _covers_all_split(graph, op, split.results[0])):
+        given = op.kind == "dynamic_update_slice" and op.results[0] in kept and any(split.results[0])
+        rule = rule_by_dims(graph, op) if how == "parts" or given else None
+        if rule is not None:
             found[op.path] = _local(op, rule, split.results[0], mesh, given)
     return found
-
-
-def _covers_all_split(graph: Graph, op: Op, made: Axes) -> bool:
-    """Whether an op updates all of an array along each dim that is split.
-
-    That is left to the partitioner: compilers update a slice in place that they see is read at the same place.
-    """
-    if op.kind != "dynamic_update_slice":
-        return False
-    whole, update = graph.avals(op.operands[:2])
-    return not any(names and a > b for names, a, b in zip(made, whole.shape, update.shape, strict=True))
 
 
 def _local(op: Op, rule: Rule, made: Axes, mesh: Mesh | AbstractMesh, as_given: bool) -> Callable[..., Sequence[Any]]:
