@@ -238,7 +238,7 @@ class _Walk:
     def updated(self, op: Op, operands: Sequence[Leaves]) -> bool:
         """Whether a matmul goes on with its result to write slices of an array over, as an op does; it then writes them."""
         position = traits(op.kind).updates
-        if position is None or not _slices_leading(self.graph, op):
+        if position is None or not self.compiler.runs("dot-output-fusion") or not _slices_leading(self.graph, op):
             return False
         tensor, leaves = op.operands[position], operands[position]
         dims, after = self.grouping.placements[op.id].operands[position], self.latest_of(leaves)
