@@ -194,3 +194,25 @@ def test_a_sum_after_a_loop_is_scattered_where_slices_are_read(whole: bool, kind
     assert [(c.kind, c.count) for c in plan.predicted.collectives if c.kind != "all-gather"] == [(kind, 1)]
     found = plan.verify().collectives
     assert not found.differs, found
+
+
+@pytest.mark.parametrize("reverse", [False, True], ids=["forwards", "backwards"])
+def test_gradients_of_scanned_layers_in_microbatches_are_summed_once(reverse: bool) -> None:
+    """Of weights that all devices hold: no microbatch sums, or scatters, what its loop over layers adds up."""
+
+    def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+            h = lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, w, reverse=reverse)[0]
+            return jnp.mean(h**2)
+
+        value, gradient = jax.value_and_grad(loss)(w, x)
+        return w - gradient, value
+
+    w, x = _normal(4, OUT, OUT), _normal(64 * BATCH, OUT)
+    options = planner.Options(microbatches=4)
+    plan = planner.plan(step, (w, x), mesh={"x": 8}, pins={"x": P("x"), "w": P()}, options=options)
+    found = plan.verify(w, x)
+    assert found.numerics.ok
+    assert not found.collectives.differs
+    summed = [(c.kind, c.count, c.bytes) for c in plan.predicted.collectives if c.bytes >= w.nbytes / 8]
+    assert summed == [("all-reduce", 1, w.nbytes)]
