@@ -68,9 +68,6 @@ class Transfer(NamedTuple):
 
     Not where other terms are accumulated with it: all wait for the loop only if all are partial over the same axes, which
     prices of pairs cannot state."""
-    waiting: float = 0.0
-    """How often more, in terms of its bytes, sums run that made it where it is split by axes that it is a sum over: they
-    then cannot wait for the end of the loop around the one that stacked them."""
 
 
 class LoopSum(NamedTuple):
@@ -132,9 +129,6 @@ class _Flow:
     added: dict[int, tuple[Region, float]] = field(default_factory=dict[int, tuple[Region, float]])
     """For what is added to an accumulator the region around its loop, and the bytes that are accumulated for an element."""
 
-    waiting: dict[int, float] = field(default_factory=dict[int, float])
-    """See `Transfer.waiting`."""
-
     def node(self, kind: NodeKind, group: int | None, tensor: int | None, name: str) -> int:
         self.nodes.append(Node(id=len(self.nodes), kind=kind, group=group, tensor=tensor, name=name))
         return len(self.nodes) - 1
@@ -171,7 +165,6 @@ class _Flow:
                 output=output,
                 region_after_loop=None if outer is None else outer.id,
                 trips_after_loop=0.0 if outer is None else outer.trips,
-                waiting=0.0 if reduced else self.waiting.get(tensor, 0.0),
                 widened=1.0 if outer is None else itemsize / self.graph.tensors[tensor].aval.itemsize,
             )
         )
@@ -213,12 +206,6 @@ def build_flow(
         for term in accumulator.terms:
             slices = graph.regions[accumulator.enters.region].per_run(graph.regions[term.op.region].trips)
             flow.added[term.op.results[0]] = around, itemsize * slices
-        if any(op.kind == "loop_stack" for op in accumulator.through):
-            waits = 1 - graph.regions[accumulator.enters.region].per_run(around.trips)
-            for op in accumulator.through:
-                stacks = op.kind == "loop_stack"
-                region = graph.regions[op.region]
-                flow.waiting[op.results[0]] = waits * region.trips / ((region.length or 1.0) if stacks else 1.0)
     for group in grouping.groups:
         op = graph.ops[group.ops[0]]
         label = op.name + (f" +{len(group.ops) - 1}" if len(group.ops) > 1 else "")

@@ -6,6 +6,7 @@ behind it. Where they may is the same for all meshes; where they do, see `one_me
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from planner.program.dataflow import LOOPS, source_through
@@ -36,37 +37,82 @@ class Accumulator(NamedTuple):
 
 
 def accumulators(graph: Graph) -> tuple[Accumulator, ...]:
-    """The accumulators of a graph."""
+    """The accumulators of a graph; of one that a loop inside adds to as well, the outermost."""
+    first = {outside: inside for inside, outside in graph.ties}
     found: list[Accumulator] = []
     for inside, outside in graph.ties:
         enters, leaves = graph.maker(inside), graph.maker(outside)
         if enters is None or leaves is None or graph.regions[enters.region].kind not in LOOPS:
             continue
-        added = graph.maker(leaves.operands[0])
-        if added is None or not traits(added.kind).adds or not _read_once(graph, leaves.operands[0], enters.region):
-            continue
-        if added.operands.count(inside) != 1 or not _read_once(graph, inside, enters.region):
-            continue
-        first, second = added.operands
-        if second == inside and added.kind == "sub":
-            continue
-        through = [added]
-        terms = _terms(graph, first if second == inside else second, enters.region, through)
+        through: list[Op] = []
+        terms = _added(graph, inside, leaves, first, through)
         if terms:
             found.append(Accumulator(enters, leaves, tuple(terms), tuple(through)))
-    return tuple(found)
+    within = {op.id for accumulator in found for op in accumulator.through}
+    return tuple(accumulator for accumulator in found if accumulator.enters.id not in within)
+
+
+def _added(graph: Graph, carry: int, leaves: Op, first: Mapping[int, int], through: list[Op]) -> list[Term]:
+    """The ops that reduce to what a loop adds to its carry, which it returns by the op `leaves`; none if it does else.
+
+    Takes down the ops in between. `first` are carries as loops begin a trip, by what they leave these as.
+    """
+    (returned,), region = leaves.operands, leaves.region
+    made = graph.maker(returned)
+    if made is None or not _read_once(graph, returned, region):
+        return []
+    through.append(made)
+    if made.kind == "loop_carry_out":
+        # A loop inside, which takes the carry for its own, adds to it.
+        enters = graph.maker(first[returned])
+        if enters is None or enters.operands[0] != carry or not _read_once(graph, carry, made.region):
+            return []
+        through.append(enters)
+        return _added(graph, enters.results[0], made, first, through)
+    if traits(made.kind).updates is not None:
+        # To a slice of it, which is read where it is written.
+        reads = _slice_updated(graph, carry, made)
+        added = graph.maker(made.operands[1])
+        if reads is None or added is None or not _read_once(graph, made.operands[1], region):
+            return []
+        through += (reads, added)
+        carry, made = reads.results[0], added
+    if not traits(made.kind).adds or made.operands.count(carry) != 1 or not _read_once(graph, carry, region):
+        return []
+    first_term, second = made.operands
+    if second == carry and made.kind == "sub":
+        return []
+    return _terms(graph, first_term if second == carry else second, region, through)
+
+
+def _slice_updated(graph: Graph, carry: int, update: Op) -> Op | None:
+    """The op that reads the slice of a carry over which another writes, where these two alone read the carry."""
+    readers = graph.readers(carry)
+    reads = next((op for op in readers if op.kind == "dynamic_slice"), None)
+    if (
+        reads is None
+        or update.kind != "dynamic_update_slice"
+        or sorted(op.id for op in readers) != [reads.id, update.id]
+    ):
+        return None
+    whole, part = graph.tensors[carry].aval.shape, graph.tensors[reads.results[0]].aval.shape
+    places = zip(whole, part, reads.operands[1:], update.operands[2:], strict=True)
+    # Numbers of the program's own are not told apart.
+    alike = all(
+        all_of_it == extent or (start == at and graph.maker(start) is not None)
+        for all_of_it, extent, start, at in places
+    )
+    return (
+        reads
+        if alike and update.operands[0] == carry and part == graph.tensors[update.operands[1]].aval.shape
+        else None
+    )
 
 
 def _terms(graph: Graph, tensor: int, region: int, through: list[Op]) -> list[Term]:
     """The ops that reduce to what a tensor is the sum of, if it is that of nothing else. Takes down the ops in between."""
     op = graph.maker(tensor)
-    if op is None or not _read_once(graph, tensor, region):
-        return []
-    if op.kind == "loop_stack" and graph.regions[op.region].parent == region:
-        # What every trip of a loop inside adds its slice of.
-        through.append(op)
-        return _terms(graph, op.operands[0], op.region, through)
-    if op.region != region:
+    if op is None or op.region != region or not _read_once(graph, tensor, region):
         return []
     row = traits(op.kind)
     if op.kind == "scatter-add":

@@ -76,10 +76,22 @@ def by_hand(graph: Graph, op: Op, split: Split) -> How | None:
         return row.by_hand
     if row.by_hand == "sums":
         return "sums" if summed_over(graph, op, split) else None
-    if not any(split.results[0]):
+    if not any(split.results[0]) or _covers_what_is_split(graph, op, split):
         return None
     written = _may_write_once(graph, op, split) if row.by_hand == "barrier" else rule_by_dims(graph, op) is not None
     return row.by_hand if written else None
+
+
+def _covers_what_is_split(graph: Graph, op: Op, split: Split) -> bool:
+    """Whether an op updates all of an array along each dim that is split.
+
+    Nothing moves then. Compilers update a slice in place that they see is read and written at one index.
+    """
+    if op.kind != "dynamic_update_slice":
+        return False
+    whole, update = graph.avals(op.operands[:2])
+    extents = zip(split.results[0], whole.shape, update.shape, strict=True)
+    return all(extent == updated for names, extent, updated in extents if names)
 
 
 def may_be_by_hand(row: Primitive) -> bool:

@@ -57,9 +57,10 @@ def local_calls(
         if how == "sums":
             over = summed_over(graph, op, split)
             found[op.path] = on_parts(op, split.operands, split.results[0], mesh, over)
-        rule = rule_by_dims(graph, op) if how == "parts" else None
+        given = op.kind == "dynamic_update_slice" and op.results[0] in kept and any(split.results[0])
+        rule = rule_by_dims(graph, op) if how == "parts" or given else None
         if rule is not None:
-            found[op.path] = _local(op, rule, split.results[0], mesh, op.results[0] in kept)
+            found[op.path] = _local(op, rule, split.results[0], mesh, given)
     return found
 
 

@@ -120,8 +120,6 @@ def _of_transfer(chosen: Chosen, transfer: Transfer, steps: Sequence[Step]) -> I
         share = own / total if total else 1 / len(taken)
         axes = instance.mesh.axes(step.mask)
         yield Part(step.kind or "", axes, transfer.source_line, name, share * value, trips * step.bytes)
-    if not taken:  # sums of what was stacked run more often for it (see `Transfer.waiting`)
-        yield Part("all-reduce", (), transfer.source_line, name, value, 0.0)
 
 
 def _source(instance: Instance, node: Node) -> str:

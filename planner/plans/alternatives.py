@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from cost_models import Chip
 from planner.decision import Decision
@@ -14,7 +13,7 @@ from planner.pricing.assignment import Chosen
 from planner.program.jaxpr.remat.scopes import crossings
 from planner.program.tracing.traced import Program
 from planner.search.problem import PlanningProblem
-from planner.transforms.apply import formed
+from planner.transforms.apply import in_parts
 from planner.transforms.remat_choice import Front
 
 
@@ -50,5 +49,5 @@ def alternatives(problem: PlanningProblem, decision: Decision) -> Alternatives:
 
 def _front(program: Program, chip: Chip) -> Front | None:
     """The choices of what a program saves, that the one of its form is among; None where there are none."""
-    found = crossings(formed(program.as_written, replace(program.form, saved=(), offloaded=())))
+    found = crossings(in_parts(program.as_written, program.form))
     return Front(found, chip, parts=program.form.microbatches) if found else None

@@ -154,7 +154,7 @@ class Instance:
                 aval.bytes,
                 transfer.trips,
             ),
-            *(transfer.trips_after_loop, transfer.widened, transfer.waiting, transfer.scatters, aval.host_itemsize),
+            *(transfer.trips_after_loop, transfer.widened, transfer.scatters, aval.host_itemsize),
         )
         found = self._cache.get(alike)
         if found is not None:
@@ -167,7 +167,7 @@ class Instance:
             stays = np.logical_and((s[:, None] == t[None]).all(axis=2), ~p.any(axis=1, keepdims=True))
             return self._cache.setdefault(alike, np.where(stays, 0.0, np.inf))
         pairs = (s.tobytes(), p.tobytes(), t.tobytes(), aval.shape, aval.bytes, orders)
-        often = (transfer.trips, transfer.trips_after_loop, transfer.widened, transfer.waiting)
+        often = (transfer.trips, transfer.trips_after_loop, transfer.widened)
         key = (pairs, often, shares, hidden, transfer.scatters)
         if key not in self._cache:
             if pairs not in self._met:
@@ -188,8 +188,6 @@ class Instance:
                 kind = "reduce-scatter" if self._scatters(transfer) else "all-reduce"
                 once = self.mesh.values(kind, *self._partial(transfer), shares[COUNTED.index(kind)])
                 found = np.where(in_place, transfer.trips_after_loop * once[:, None], found)
-            if transfer.waiting:
-                found = found + transfer.waiting * self._sums(s, t, aval)
             self._cache[key] = self.weight * found
         self._cache[alike] = self._cache[key]
         return self._cache[key]
@@ -234,14 +232,6 @@ class Instance:
             for s in self.loop_sums
             if s.term.source != s.read.target
         )
-
-    def _sums(self, source: Locations, target: Locations, aval: Aval) -> Floats:
-        """The value of a sum of what is split as the source is, over the axes that only the target is split by: (n, m)."""
-        mesh, bit = self.mesh, 1 << np.arange(source.shape[1])
-        over = ((source[:, None] < 0) & (target[None] >= 0)) @ bit
-        held = aval.bytes / mesh.mask_sizes()[(source >= 0) @ bit]
-        fixed, per_byte = mesh.fixed["all-reduce"], mesh.per_byte["all-reduce"]
-        return np.where(over > 0, fixed[over] + per_byte[over] * held[:, None], 0.0)
 
     def _reshards(
         self,

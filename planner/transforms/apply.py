@@ -8,6 +8,7 @@ from dataclasses import replace
 from planner.errors import ArgumentError
 from planner.program.batch_parts import Batch
 from planner.program.form import Form
+from planner.program.jaxpr.canonicalize.added_stacks import with_stacks_added
 from planner.program.jaxpr.microbatch.loop import microbatched
 from planner.program.jaxpr.microbatch.slicing import NotInParts
 from planner.program.jaxpr.remat.lifted_checkpoints import with_checkpoints_lifted
@@ -23,9 +24,23 @@ def formed(program: Program, form: Form) -> Program:
 
     Raises: ArgumentError where the program cannot be computed so.
     """
+    parts = in_parts(program, form)
+    return finished(with_values_saved(parts, form, lambda: scope_of(parts)))
+
+
+def in_parts(program: Program, form: Form) -> Program:
+    """A program as written in the microbatches of a form, nothing saved as chosen. Raises: ArgumentError."""
     start = started(program, form)
-    in_parts = start if form.microbatches == 1 else in_microbatches(start, form.microbatches, batch_of(start))
-    return with_values_saved(in_parts, form, lambda: scope_of(in_parts))
+    return start if form.microbatches == 1 else in_microbatches(start, form.microbatches, batch_of(start))
+
+
+def finished(program: Program) -> Program:
+    """A program in its form, in which loops add slices to the accumulators of loops around them.
+
+    Last of all: what is saved is chosen between a forward loop and a backward loop that stacks gradients.
+    """
+    jaxpr = with_stacks_added(program.jaxpr)
+    return program if jaxpr is program.jaxpr else replace(program, jaxpr=jaxpr, written=program.as_written.jaxpr)
 
 
 def started(program: Program, form: Form) -> Program:

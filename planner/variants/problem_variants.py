@@ -15,7 +15,7 @@ from planner.program.jaxpr.remat.scopes import Scope, scope_of
 from planner.program.tracing.gc_pause import paused
 from planner.program.tracing.traced import Program
 from planner.search.problem import PlanningProblem, planning_problem
-from planner.transforms.apply import in_microbatches, started, with_values_saved, without_checkpoints
+from planner.transforms.apply import finished, in_microbatches, started, with_values_saved, without_checkpoints
 from planner.transforms.batch import Refused, batch_of
 from planner.transforms.host_arguments import with_arguments_on_host
 
@@ -51,7 +51,7 @@ class ProgramForms:
     @paused()
     def program(self, form: Form) -> Program:
         """The program in a form. Raises: ArgumentError where it cannot be computed so."""
-        return with_values_saved(self._in_parts(form), form, lambda: self._scope(form))
+        return finished(with_values_saved(self._in_parts(form), form, lambda: self._scope(form)))
 
     @paused()
     def crossings(self, form: Form) -> tuple[Crossing, ...]:

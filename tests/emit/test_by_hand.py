@@ -38,7 +38,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], set[How 
     "conv in groups": (conv(4), ((2, 16, 8), (3, 2, 8)), {"exchange"}),
     "pool": (lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 2), (1, 2), "VALID"), ((4, 16),), {None, "exchange"}),
     "fft": (lambda x: jnp.abs(jnp.fft.fft(x)), ((8, 6),), {"parts"}),
-    "dynamic_update_slice": (lambda x, u: lax.dynamic_update_slice(x, u, (3, 0)), ((8, 4), (1, 4)), {"parts"}),
+    "dynamic_update_slice": (lambda x, u: lax.dynamic_update_slice(x, u, (3, 0)), ((8, 4), (1, 4)), {"parts", None}),
     "scatter": (lambda x, u: x.at[3].set(u), ((8, 4), (4,)), {"barrier", None}),
     "ragged dot": (
         lambda x, w: lax.ragged_dot(x, w, jnp.array([3, 5])),

@@ -14,8 +14,10 @@ from jax.sharding import PartitionSpec as P
 
 import planner
 from planner.decisions.loop_accumulators import accumulators
+from planner.program.form import AS_WRITTEN
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.tracing.trace import trace
+from planner.transforms.apply import formed
 from planner.verify.aot import unavailable_reason
 
 TRIPS, BATCH, IN, OUT = 12, 1024, 8, 16
@@ -115,6 +117,22 @@ def _into(w: jax.Array, u: jax.Array, x: jax.Array) -> jax.Array:
     return lax.scan(step, w, x)[0] @ u
 
 
+def _layers(w: jax.Array, u: jax.Array, x: jax.Array) -> jax.Array:
+    """Gradients of groups of layers, which a user adds up over microbatches, scaled and in another type."""
+    layers = jnp.stack([w[:, :IN], w[:, 1 : IN + 1], w[:, 2 : IN + 2], w[:, 3 : IN + 3]]).reshape(2, 2, IN, IN)
+
+    def loss(layers: jax.Array, x: jax.Array) -> jax.Array:
+        def group(h: jax.Array, of: jax.Array) -> tuple[jax.Array, None]:
+            return lax.scan(lambda h, w: (jnp.tanh(h @ w), None), h, of)[0], None
+
+        return jnp.mean(lax.scan(group, x, layers.astype(jnp.bfloat16))[0].astype(jnp.float32) ** 2)
+
+    def step(total: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+        return total + jax.grad(loss)(layers, x.astype(jnp.bfloat16)) / TRIPS, None
+
+    return lax.scan(step, layers, x)[0] @ u[:IN]
+
+
 PROGRAMS: dict[str, tuple[Callable[..., Any], int]] = {
     "a recurrence": (jax.grad(_recurrent, argnums=(0, 1)), 2),
     "elementwise weights": (jax.grad(_decaying), 1),
@@ -123,6 +141,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], int]] = {
     "read on the way": (_read, 0),
     "whole and partial": (_mixed, 0),
     "stacked inside": (_stacked, 1),
+    "groups of layers": (_layers, 1),
     "rows of a table": (_looked_up, 1),
     "rows of what is there": (_into, 0),
 }
@@ -131,7 +150,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], int]] = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_accumulators_are_found(name: str) -> None:
     fn, count = PROGRAMS[name]
-    assert len(accumulators(build_graph(trace(fn, (W, U, X))))) == count
+    assert len(accumulators(build_graph(formed(trace(fn, (W, U, X)), AS_WRITTEN)))) == count
 
 
 @pytest.mark.parametrize("mesh", [{"x": 8}, {"x": 4, "y": 2}], ids=str)
@@ -185,3 +204,25 @@ def test_a_sum_after_a_loop_is_scattered_where_slices_are_read(whole: bool, kind
     assert [(c.kind, c.count) for c in plan.predicted.collectives if c.kind != "all-gather"] == [(kind, 1)]
     found = plan.verify().collectives
     assert not found.differs, found
+
+
+@pytest.mark.parametrize("reverse", [False, True], ids=["forwards", "backwards"])
+def test_gradients_of_scanned_layers_in_microbatches_are_summed_once(reverse: bool) -> None:
+    """Of weights that all devices hold: no microbatch sums, or scatters, what its loop over layers adds up."""
+
+    def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+            h = lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, w, reverse=reverse)[0]
+            return jnp.mean(h**2)
+
+        value, gradient = jax.value_and_grad(loss)(w, x)
+        return w - gradient, value
+
+    w, x = _normal(4, OUT, OUT), _normal(64 * BATCH, OUT)
+    options = planner.Options(microbatches=4)
+    plan = planner.plan(step, (w, x), mesh={"x": 8}, pins={"x": P("x"), "w": P()}, options=options)
+    found = plan.verify(w, x)
+    assert found.numerics.ok
+    assert not found.collectives.differs
+    summed = [(c.kind, c.count, c.bytes) for c in plan.predicted.collectives if c.bytes >= w.nbytes / 8]
+    assert summed == [("all-reduce", 1, w.nbytes)]

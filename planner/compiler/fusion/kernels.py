@@ -16,7 +16,7 @@ whose seconds of computing they give within a tenth for most train steps; `kerne
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -151,6 +151,8 @@ class _Walk:
     made_by: dict[int, int] = field(default_factory=dict[int, int])
     barred: dict[int, int] = field(default_factory=dict[int, int])
     """For what a barrier returns, the number of kernels before it."""
+    updates: set[int] = field(default_factory=set[int])
+    """What matmuls write over slices of other arrays."""
     latest: dict[tuple[int, int], list[int]] = field(default_factory=dict[tuple[int, int], list[int]])
     """The passes of a group in a region."""
 
@@ -190,7 +192,8 @@ class _Walk:
             return
         operands = [self.operand(op, position) for position in range(len(op.operands))]
         if not self.fused[op.id]:
-            self.anchor(op, operands)
+            if not self.updated(op, operands):
+                self.anchor(op, operands)
             return
         placement = self.grouping.placements[op.id]
         if traits(op.kind).picks and op.results:
@@ -232,15 +235,41 @@ class _Walk:
             )
         )
 
+    def updated(self, op: Op, operands: Sequence[Leaves]) -> bool:
+        """Whether a matmul goes on with its result to write slices of an array over, as an op does; it then writes them."""
+        position = traits(op.kind).updates
+        if position is None or not self.compiler.runs("dot-output-fusion") or not _slices_leading(self.graph, op):
+            return False
+        tensor, leaves = op.operands[position], operands[position]
+        dims, after = self.grouping.placements[op.id].operands[position], self.latest_of(leaves)
+        number = self.continued(op, tensor, dims, leaves, after, reduced=False)
+        if number is None:
+            return False
+        self.write(op, number, tensor, dims, leaves)
+        self.updates.add(tensor)
+        self.made_by[op.results[0]] = number
+        return True
+
+    def latest_of(self, leaves: Iterable[int]) -> int:
+        """The last kernel that makes any of these."""
+        return max((self.made_by[leaf] for leaf in leaves if leaf in self.made_by), default=-1)
+
     def written(self, op: Op, tensor: int, dims: Dims, leaves: Leaves, *, reduced: bool) -> None:
         """Has what a fused op makes written by a kernel: that which makes what it reads, a pass at hand, or a new one."""
-        group = self.grouping.group_of[op.id]
-        after = max((self.made_by[leaf] for leaf in leaves if leaf in self.made_by), default=-1)
+        after = self.latest_of(leaves)
         number = self.continued(op, tensor, dims, leaves, after, reduced=reduced)
         if number is None:
             barred = max((self.barred[leaf] for leaf in leaves if leaf in self.barred), default=0)
             number = self.at_hand(op, leaves, max(after, barred))
-        kernel = self.kernels[number]
+        self.write(op, number, tensor, dims, leaves)
+        if reduced:
+            kernel = self.kernels[number]
+            kernel.rows_kept &= op.id in self.rows_kept
+            kernel.reduced.add(tensor)
+
+    def write(self, op: Op, number: int, tensor: int, dims: Dims, leaves: Leaves) -> None:
+        """Has a kernel write a tensor that an op makes, or takes, and read what that is computed from."""
+        kernel, group = self.kernels[number], self.grouping.group_of[op.id]
         if kernel.group != group:
             through, seen, own = kernel.seen_from[group]
             dims = renamed(names_between(seen, own), dims)
@@ -253,9 +282,6 @@ class _Walk:
                 kernel.reads[leaf] = of
         kernel.writes[tensor] = dims
         self.made_by[tensor] = number
-        if reduced:
-            kernel.rows_kept &= op.id in self.rows_kept
-            kernel.reduced.add(tensor)
 
     def continued(self, op: Op, tensor: int, dims: Dims, leaves: Leaves, after: int, *, reduced: bool) -> int | None:
         """The matmul that goes on with its result to make a tensor; None where there is none that can.
@@ -312,6 +338,15 @@ class _Walk:
         self.latest[key].append(len(self.kernels))
         self.kernels.append(_Kernel(op=op.id, group=key[0], region=op.region, anchor=False))
         return len(self.kernels) - 1
+
+
+def _slices_leading(graph: Graph, op: Op) -> bool:
+    """Whether an op writes slices of an array over, one along each of its first dims, that are whole in all others."""
+    if op.kind != "dynamic_update_slice":
+        return False
+    whole, update = graph.avals(op.operands[:2])
+    rank = next((dim for dim, extent in enumerate(update.shape) if extent > 1), len(update.shape))
+    return whole.shape[rank:] == update.shape[rank:]
 
 
 def _joined(share: float, other: float) -> float:
@@ -390,6 +425,7 @@ class _Homes:
                 # What is read inside of a body stands outside of it.
                 for tensor in op.operands:
                     self.bound.setdefault(tensor, op.kind)
+        self.bound |= dict.fromkeys(walk.updates, "dynamic_update_slice")
 
     def kernel(self, number: int, kernel: _Kernel) -> Kernel:
         graph, walk = self.graph, self.walk

@@ -7,10 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from planner.compiler.fusion.kernels import Kernel, kernels_of
+from planner.compiler.model import CompilerModel
 from planner.compiler.program import compiled
-from planner.compiler.targets.table import TPU
+from planner.compiler.targets.table import GPU, TPU
 from planner.decisions.groups import group_ops
 from planner.program.graph import Graph
 from planner.program.jaxpr.flatten import build_graph
@@ -20,10 +22,10 @@ WEIGHT = jax.ShapeDtypeStruct((512, 1024), jnp.bfloat16)
 X = jax.ShapeDtypeStruct((256, 512), jnp.bfloat16)
 
 
-def _kernels(fn: Callable[..., Any], *args: Any) -> tuple[Graph, list[Kernel]]:
+def _kernels(fn: Callable[..., Any], *args: Any, compiler: CompilerModel = TPU) -> tuple[Graph, list[Kernel]]:
     graph = build_graph(trace(fn, args), while_trips=1.0)
     grouping = group_ops(graph)
-    found = kernels_of(compiled(graph, grouping, TPU))
+    found = kernels_of(compiled(graph, grouping, compiler))
     return graph, sorted((kernel for of in found.of_group.values() for kernel in of), key=lambda kernel: kernel.op)
 
 
@@ -73,3 +75,35 @@ def test_a_matmul_writes_the_type_that_it_makes() -> None:
     graph, kernels = _kernels(fn, X, WEIGHT)
     first = next(kernel for kernel in kernels if graph.ops[kernel.op].kind == "dot_general")
     assert [access.itemsize * access.times for of in first.results for access in of] in ([2.0], [])
+
+
+def test_a_matmul_adds_its_result_to_a_slice_of_an_accumulator() -> None:
+    def fn(x: jax.Array, y: jax.Array) -> jax.Array:
+        def trip(carry: Any, of: Any) -> Any:
+            total, at = carry
+            places = (at, 0, 0)
+            before = lax.dynamic_slice(total, places, (1, *WEIGHT.shape))
+            added = before + (of[0].T @ of[1])[None].astype(jnp.float32)
+            return (lax.dynamic_update_slice(total, added, places), at + 1), None
+
+        return lax.scan(trip, (jnp.zeros((4, *WEIGHT.shape)), 0), (x, y))[0][0]
+
+    stacks = [jax.ShapeDtypeStruct((4, 256, width), jnp.bfloat16) for width in WEIGHT.shape]
+
+    def moved(compiler: CompilerModel) -> list[tuple[str, list[tuple[int, ...]]]]:
+        graph, kernels = _kernels(fn, *stacks, compiler=compiler)
+        return [
+            (
+                graph.ops[one.op].kind,
+                [access.shape for of in (*one.operands[2:], *one.results, one.others) for access in of],
+            )
+            for one in kernels
+            if graph.ops[one.op].kind != "add"
+        ]
+
+    whole, update = (4, *WEIGHT.shape), (1, *WEIGHT.shape)
+    assert moved(TPU) == [("dot_general", [update, update])]
+    # A GPU's matmul writes its result, which the kernel of the update adds.
+    (product, written), (other, shapes) = moved(GPU)
+    assert (product, written[:1], other) == ("dot_general", [WEIGHT.shape], "dynamic_update_slice")
+    assert shapes == [whole]
