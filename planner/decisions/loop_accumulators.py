@@ -16,14 +16,10 @@ from planner.rules.rule import Rule
 
 
 class Term(NamedTuple):
-    """An op that reduces, whose result is added to an accumulator, and the rule by which it does.
-
-    `whole` are the factors that must not be split for its parts to give partial results.
-    """
+    """An op that reduces, whose result is added to an accumulator, and the rule by which it does."""
 
     op: Op
     rule: Rule
-    whole: frozenset[int] = frozenset()
 
 
 class Accumulator(NamedTuple):
@@ -139,15 +135,14 @@ def _terms(graph: Graph, tensor: int, region: int, through: list[Op]) -> list[Te
 
 
 def _scattered(graph: Graph, op: Op) -> list[Term]:
-    """A sum of updates, where these are added to zeros: by places along dims that must be whole then."""
+    """A sum of updates, where these are added to zeros."""
     zeros = graph.maker(source_through(graph, op.operands[0], lambda op: op.kind == "loop_const"))
     rule = rule_of_op(graph, op)
     if zeros is None or zeros.kind != "broadcast_in_dim" or (zeros.path, 0) not in graph.zeros or rule is None:
         return []
     if not rule.single or rule.combiner != "add" or "reduce" not in rule.kinds:
         return []
-    updated = {factor for dim in rule.operands[2] for factor in dim}
-    return [Term(op, rule, frozenset(factor for dim in rule.operands[0] for factor in dim) - updated)]
+    return [Term(op, rule)]
 
 
 def _read_once(graph: Graph, tensor: int, region: int) -> bool:

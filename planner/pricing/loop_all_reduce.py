@@ -36,7 +36,7 @@ def axes_after_loop(accumulator: Accumulator, placed: Placed) -> frozenset[str]:
     """The axes over which an accumulator is summed behind its loop; none where it is whole, or summed in every trip."""
     over = {_partial_over(term, placed) for term in accumulator.terms}
     axes = over.pop()
-    if over or not all(placed.summed_alone(term.op) and _is_whole(term, placed) for term in accumulator.terms):
+    if over or not all(placed.summed_alone(term.op) for term in accumulator.terms):
         return frozenset()
     held = (*(term.op for term in accumulator.terms), *accumulator.through, accumulator.enters)
     return frozenset() if _split(held, placed, axes) else axes
@@ -51,14 +51,6 @@ def _partial_over(term: Term, placed: Placed) -> frozenset[str]:
         for dim, names in zip(dims, placed.operand(term.op, position), strict=True)
         if reduced.intersection(dim)
         for name in names
-    )
-
-
-def _is_whole(term: Term, placed: Placed) -> bool:
-    """Whether no axis splits what must be whole for an op's parts to give partial results."""
-    return not any(
-        names and term.whole.intersection(dim)
-        for dim, names in zip(term.rule.operands[0], placed.operand(term.op, 0), strict=True)
     )
 
 

@@ -165,6 +165,23 @@ def test_sums_wait_for_the_end_of_the_loop(name: str, mesh: dict[str, int]) -> N
     assert (counts == {1}) == bool(count), counts
 
 
+@pytest.mark.parametrize("mode", ["drop", "clip", "promise_in_bounds"])
+def test_every_part_of_a_table_takes_its_own_rows(mode: str) -> None:
+    def fn(w: jax.Array, x: jax.Array) -> jax.Array:
+        def step(total: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+            rows = jnp.argmax(x, -1) if mode == "promise_in_bounds" else 2 * jnp.argmax(x, -1)
+            return total + jnp.zeros_like(w).at[rows].add(jnp.tanh(x @ w), mode=mode), None
+
+        return lax.scan(step, jnp.zeros_like(w), x)[0]
+
+    w, x = W[:, 1:], X[:, :516]  # y splits neither an odd number of columns nor a batch that x leaves odd
+    plan = planner.plan(fn, (w, x), mesh={"x": 4, "y": 2}, pins={"x": P(None, "x"), "w": P(), "out": P("y")})
+    found = plan.verify(w, x)
+    assert found.numerics.ok
+    assert not found.collectives.differs
+    assert [(c.kind, c.axes, c.count) for c in plan.predicted.collectives] == [("all-reduce", ("x",), 1)]
+
+
 def test_a_plan_that_sums_behind_a_loop_is_differentiable() -> None:
     plan = planner.plan(_twice, (W, U, X), mesh={"x": 8}, pins={"x": P(None, "x"), "w": P(), "u": P()})
 
