@@ -29,7 +29,7 @@ from planner.pricing.host_feeding import Fed, Feeding
 from planner.pricing.mesh import Mesh
 from planner.pricing.op_cost import Work
 from planner.pricing.reshard import Locations, Patterns, Step, local_bytes, patterns_of
-from planner.pricing.shares import ALL, COUNTED, Shares, counted_kind, hideable, only, shares_of
+from planner.pricing.shares import ALL, COUNTED, Shares, counted_kind, hideable, only, shares_of, times_larger
 from planner.pricing.tpu_tiles import local_tiled_bytes
 from planner.program.graph import Aval, Body
 from planner.rules.rule import Dims
@@ -181,12 +181,13 @@ class Instance:
             if hidden:
                 moves = priced(only(hideable(self.mesh, summing=bool(transfer.reduced)), shares))
                 values = values - np.minimum(HIDDEN * moves, hidden)
-            trips = np.asarray(transfer.trips)
+            values = (transfer.trips * values)[row_of][:, column_of]
             if transfer.region_after_loop is not None:
                 # A sum that stays in place waits for the end of the loop (see `loop_sums`).
-                in_place = (s[:, None] == t[None, :]).all(axis=2)
-                trips = np.where(in_place, transfer.widened * transfer.trips_after_loop, transfer.trips)
-            self._cache[key] = self.weight * (trips * values[row_of][:, column_of])
+                larger = transfer.widened * priced(times_larger(transfer.widened, shares))
+                behind = (transfer.trips_after_loop * larger)[row_of][:, column_of]
+                values = np.where((s[:, None] == t[None, :]).all(axis=2), behind, values)
+            self._cache[key] = self.weight * values
         self._cache[alike] = self._cache[key]
         return self._cache[key]
 
