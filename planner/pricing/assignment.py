@@ -19,7 +19,7 @@ from planner.pricing.instance import Instance
 from planner.pricing.loop_all_reduce import Axes, axes_after_loop
 from planner.pricing.prefetch import Moving, Multiplying, prefetched_seconds
 from planner.pricing.reshard import Step, reshard_steps
-from planner.pricing.shares import SUMMING, Shares, counted_kind, hideable
+from planner.pricing.shares import SUMMING, Shares, counted_kind, hideable, times_larger
 from planner.program.graph import Op
 from planner.program.spec_entries import axes_of_spec
 from planner.rules.rule import Dims
@@ -250,8 +250,9 @@ class Chosen:
     def _exposed(self, transfer: Transfer, steps: Sequence[Step]) -> tuple[list[float], float]:
         """What each step of a transfer adds to a run of its body, and what of them all is hidden."""
         mesh, (shares, hidden) = self.instance.mesh, self.spared(transfer)
-        # Behind a loop nothing is left to run beside a sum.
-        hidden = 0.0 if transfer.id in self.summed_after_loop else hidden
+        if transfer.id in self.summed_after_loop:
+            # In terms of its bytes (see `trips`); matmuls of the loop hide nothing.
+            shares, hidden = times_larger(transfer.widened, shares), 0.0
         kinds = hideable(mesh, summing=bool(transfer.reduced))
         found, hides = list[float](), list[bool]()
         for step in steps:

@@ -50,6 +50,12 @@ def _shares(reassociated: int, combined: float, narrowed: float) -> Shares:
     return tuple(counted.get(kind, (1.0, 1.0)) for kind in COUNTED)
 
 
+def times_larger(times: float, shares: Shares) -> Shares:
+    """The shares of a transfer that moves so many times its bytes at once, for each of these times: its part of what is
+    fixed."""
+    return tuple((fixed / times, moved) for fixed, moved in shares) if times != 1 else shares
+
+
 def counted_kind(mesh: Mesh, kind: str | None, mask: int, bytes: float) -> str | None:
     """What of `COUNTED` a collective of so many bytes over these axes is; None for a slice."""
     by_sum = kind == "all-gather" and mesh.runs_as(kind, mask, bytes) != kind

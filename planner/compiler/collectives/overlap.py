@@ -40,10 +40,11 @@ def combined(graph: Graph, flow: Flow) -> dict[int, float]:
 
 
 def unawaited_sums(graph: Graph, flow: Flow) -> list[Transfer]:
-    """The sums that no op of their body waits for but fused ones; the next trip of a loop may wait for a carry."""
+    """The sums that no op of their body waits for but passes; the next trip of a loop may wait for a carry."""
     waited: set[int] = set()
     for op in reversed(graph.ops):
-        if op.kind not in LEAVING and (not traits(op.kind).fused or not waited.isdisjoint(op.results)):
+        passes = traits(op.kind).fused or traits(op.kind).streams
+        if op.kind not in LEAVING and not (passes and waited.isdisjoint(op.results)):
             waited.update(op.operands)
     return [t for t in flow.transfers if t.reduced and t.tensor not in waited]
 
