@@ -60,7 +60,7 @@ def _added(graph: Graph, carry: int, leaves: Op, first: Mapping[int, int], throu
     through.append(made)
     if made.kind == "loop_carry_out":
         # A loop inside, which takes the carry for its own, adds to it.
-        enters = graph.maker(first[returned])
+        enters = graph.maker(first[returned]) if returned in first else None
         if enters is None or enters.operands[0] != carry or not _read_once(graph, carry, made.region):
             return []
         through.append(enters)
