@@ -198,6 +198,11 @@ def integer_pow(operands: Shapes, results: Shapes, params: Params) -> float:
     return elements(results) * max(exponent.bit_length() - 1 + exponent.bit_count() - 1 + (params.get("y", 2) < 0), 1)
 
 
+def polynomial(operands: Shapes, results: Shapes, params: Params) -> float:
+    """By Horner's scheme: a product and a sum for every coefficient but the first."""
+    return 2 * max(len(operands) - 2, 0) * elements(results)
+
+
 def random_bits(operands: Shapes, results: Shapes, params: Params) -> float:
     return THREEFRY_FLOPS * elements(results)
 

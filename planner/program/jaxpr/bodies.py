@@ -5,7 +5,7 @@ What a release changes in them is mended here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -286,10 +286,25 @@ def with_bodies(eqn: Any, rewritten: Callable[[Any, Place], Any]) -> Any:
 
 
 def with_fields(jaxpr: Any, **fields: Any) -> Any:
-    """A program, open or closed, with other equations, operands or results."""
+    """A program, open or closed, with other equations, operands, results or variables of its constants."""
     body = opened(jaxpr)
+    if "constvars" in fields and hasattr(body, "consts"):
+        return with_constants(body, zip(fields["constvars"], body.consts, strict=True), **fields)
     new = body.replace(**fields)
     return new if jaxpr is body else jaxpr.replace(jaxpr=new)
+
+
+def with_constants(jaxpr: Any, held: Iterable[tuple[Any, Any]], **fields: Any) -> Any:
+    """A program, open or closed, that holds these constants, as (variable, value), with other fields of its body.
+
+    One that cannot hold values, as open ones before JAX 0.12, keeps the variables. Since then both are replaced at once:
+    variables without values become operands.
+    """
+    body, held = opened(jaxpr), list(held)
+    fields["constvars"], values = [var for var, _ in held], [value for _, value in held]
+    if jaxpr is not body:
+        return jex_core.ClosedJaxpr(body.replace(**fields), values)
+    return body.replace(**fields, consts=values) if hasattr(body, "consts") else body.replace(**fields)
 
 
 def body_path(path: Path, body: Place) -> Path:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.extend.core as jex_core
 
-from planner.program.jaxpr.bodies import consts_of, opened, with_fields
+from planner.program.jaxpr.bodies import consts_of, opened, with_constants, with_fields
 from planner.program.jaxpr.variables import all_named, fresh_var, with_own_variables
 from planner.program.tracing.arguments import aval_of
 
@@ -28,10 +28,8 @@ def hoisted(jaxpr: Any) -> tuple[Any, tuple[Any, ...]]:
     eqns, outvars = _spliced(body, held)
     large = [(var, value) for var, value in held.values() if _is_large(value)]
     small = [(var, value) for var, value in held.values() if not _is_large(value)]
-    new = {"eqns": eqns, "outvars": outvars, "constvars": [var for var, _ in small]}
-    new["invars"] = [*body.invars, *(var for var, _ in large)]
-    left = [value for _, value in small]
-    closed = body.replace(**new, consts=left) if jaxpr is body else jex_core.ClosedJaxpr(body.replace(**new), left)
+    invars = [*body.invars, *(var for var, _ in large)]
+    closed = with_constants(jaxpr, small, eqns=eqns, outvars=outvars, invars=invars)
     return closed, tuple(value for _, value in large)
 
 

@@ -19,6 +19,7 @@ from planner.program.jaxpr.bodies import (
     opened,
     structure_of,
     with_bodies,
+    with_constants,
 )
 from planner.program.jaxpr.calls import is_zero
 from planner.program.jaxpr.variables import all_named, fresh_var, with_own_variables
@@ -47,12 +48,9 @@ def _expanded(jaxpr: Any, remats: bool) -> Any:
     held = list(zip(body.constvars, consts_of(jaxpr), strict=False))
     may_hold = hasattr(jaxpr, "consts")
     eqns, outvars = _spliced(body, held if may_hold else None, remats)
-    new = body.replace(eqns=eqns, outvars=outvars)
     if not may_hold:
-        return new
-    new = new.replace(constvars=[var for var, _ in held])
-    values = [value for _, value in held]
-    return new.replace(consts=values) if jaxpr is body else jex_core.ClosedJaxpr(new, values)
+        return body.replace(eqns=eqns, outvars=outvars)
+    return with_constants(jaxpr, held, eqns=eqns, outvars=outvars)
 
 
 def _spliced(body: Any, held: list[tuple[Any, Any]] | None, remats: bool) -> tuple[list[Any], list[Any]]:

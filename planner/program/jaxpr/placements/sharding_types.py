@@ -29,7 +29,7 @@ import jax.extend.linear_util as linear_util
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from planner.errors import TraceError
-from planner.program.jaxpr.bodies import consts_of, opened
+from planner.program.jaxpr.bodies import consts_of, opened, with_constants
 from planner.program.jaxpr.placements.meshless import constraint_equation, outside_of_meshes, without_axes
 from planner.program.jaxpr.placements.placed_types import named_mesh
 from planner.program.jaxpr.variables import fresh_var
@@ -75,12 +75,10 @@ class _Plain:
         constvars, invars = ([self._defined(var, names) for var in group] for group in (body.constvars, body.invars))
         eqns = [new for eqn in body.eqns for new in self._equations(eqn, names, derived)]
         outvars = [self._read(atom, names) for atom in body.outvars]
-        new = {"constvars": constvars, "invars": invars, "outvars": outvars, "eqns": eqns}
-        new["effects"] = _renamed_effects(body.effects, names)
-        consts = [without_axes(value) for value in consts_of(jaxpr)]
-        if jaxpr is not body:
-            return jex_core.ClosedJaxpr(body.replace(**new), consts)
-        return body.replace(**new, consts=consts) if hasattr(body, "consts") else body.replace(**new)
+        new = {"invars": invars, "outvars": outvars, "eqns": eqns, "effects": _renamed_effects(body.effects, names)}
+        if not hasattr(jaxpr, "consts"):
+            return body.replace(**new, constvars=constvars)
+        return with_constants(jaxpr, zip(constvars, map(without_axes, consts_of(jaxpr)), strict=True), **new)
 
     def _defined(self, var: Any, names: dict[Any, Any]) -> Any:
         """The variable that takes the place of one that is defined here."""
