@@ -91,6 +91,11 @@ class Flow:
     loop_sums: tuple[LoopSum, ...]
     """Where all that reads what was accumulated does so by transfers."""
 
+    @property
+    def scattered(self) -> list[LoopSum]:
+        """The sums behind loops of transfers that scatter (`Transfer.scatters`)."""
+        return [loop_sum for loop_sum in self.loop_sums if loop_sum.term.scatters]
+
     def stored(self, tensors: Iterable[int]) -> Iterator[tuple[int, int, Dims]]:
         """Of these tensors, as far as it is decided how they are stored: (tensor, node, dims)."""
         for tensor in tensors:

@@ -1,7 +1,7 @@
 """Accumulators: what a loop only adds to in every trip, such as the gradient of weights that a recurrence reads.
 
 Partial results that are only added to one another may stay partial while a loop runs, and be summed over devices once
-behind it. Where they may is the same for all meshes; where they do, see `one_mesh.loop_sums`.
+behind it. Where they may is the same for all meshes; where they do, see `pricing.loop_all_reduce`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 XLA's partitioner has no name for a partial result: it sums every term in every trip. So the ops that make the terms run
 part by part and give what each device has of them, as if it were whole; the accumulator begins as it was on the first
 device and with zeros on the others; and behind the loop it is summed. In between nothing touches it but passes that take
-each element for itself, on parts that are placed alike (`one_mesh.loop_sums`).
+each element for itself, on parts that are placed alike (`pricing.loop_all_reduce`).
 """
 
 from __future__ import annotations

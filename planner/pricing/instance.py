@@ -222,7 +222,7 @@ class Instance:
     @property
     def loop_sums(self) -> Sequence[LoopSum]:
         """The sums behind loops that are scattered where what reads them is split."""
-        return [s for s in self.model.flow.loop_sums if self._scatters(s.term)]
+        return self.model.flow.scattered if self.mesh.compiler.runs("reduce-scatter-creator") else []
 
     @property
     def after_loops(self) -> tuple[Edge, ...]:

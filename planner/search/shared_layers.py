@@ -57,7 +57,7 @@ def members(model: Model, pinned: Mapping[int, Sequence[Hashable]] | None = None
     kind_of = {transfer.id: kind for transfer, kind in zip(moving, kinds, strict=True)}
     within = [(transfer, kind) for transfer, kind in zip(moving, kinds, strict=True) if _stays(transfer)]
     between = [(transfer, kind) for transfer, kind in zip(moving, kinds, strict=True) if not _stays(transfer)]
-    sums = [s for s in model.flow.loop_sums if s.term.scatters]
+    sums = model.flow.scattered
     of_sums = _numbered([(kind_of[s.term.id], kind_of[s.read.id], s.share) for s in sums])
     links = Links(
         sources=np.asarray([t.source for t, _ in between] + [s.term.source for s in sums], np.intp),
@@ -137,7 +137,7 @@ def _cut_down(model: Model, classes: Classes, kind_of: Mapping[int, int]) -> Mem
             kept.append(transfer)
             counts.append(1)
     shares: dict[tuple[int, int], float] = {}
-    for term, read, share in (s for s in model.flow.loop_sums if s.term.scatters):
+    for term, read, share in model.flow.scattered:
         pair = seen[key(term)], seen[key(read)]
         shares[pair] = shares.get(pair, 0.0) + share
     home: list[tuple[int, tuple[tuple[int, ...], ...]] | None] = []
