@@ -11,7 +11,9 @@ over choices x is a lower bound, and its x is a plan, which may fit.
    one. Where none does, the plan of least memory says whether anything fits (`least_memory`).
 2. Best prices: the duals of the program that mixes the plans met so far, in shares that sum to 1, so that every point of
    the mixture is within the limit at the least value (Dantzig & Wolfe 1960). It ends where bound and mixture meet.
-3. Rows. What is left of the gap is no convex combination's to close: rows for the points of the schedule that count, and
+3. The mixture made whole. The best plan within the limit of those that take at every node what some plan met takes there:
+   an integer program so small that it takes a second, and mostly what closes the gap.
+4. Rows. What is left of the gap is no convex combination's to close: rows for the points of the schedule that count, and
    for every point that a solution then violates, limit it, and only what is better than the best plan so far is sought.
 """
 
@@ -19,13 +21,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from pbqp.compiled import is_compiled, is_large
+from pbqp.exact.exact import solve_ilp
 from pbqp.options import SolveOptions
+from pbqp.problem import Problem
 from pbqp.smaller.quotient import solve_shared
 from pbqp.solution import Solution
 from pbqp.vectors import Floats
@@ -62,6 +66,8 @@ ROW_POINTS = 8
 """Points of the schedule that get a row at first: those most used by the plans met."""
 ROW_SECONDS = 30.0
 """Time for the problem with rows."""
+COMBINE_SECONDS = 10.0
+"""Time for the best combination of the plans met."""
 OVER = 1 + 1e-9
 """What of the limit still counts as within it: the rounding of sums."""
 
@@ -133,6 +139,8 @@ class LimitSearch:
             known = {point: scale * weight for point, weight in least.weights.items()}
         if not self.finished:
             self.price(known)
+        if not self.finished:
+            self.combine()
         return self.found()
 
     def by_rows(self, solving: SolveOptions, *, cutoff: float) -> Within:
@@ -227,26 +235,51 @@ class LimitSearch:
         self.meet(solution.choice)
         return True
 
+    def combine(self) -> None:
+        """Meets the best plan that takes at every node what a plan met takes there; see the module."""
+        choices = np.asarray([plan.choice for plan in self.met], np.intp)
+        kept = [np.unique(picks) for picks in choices.T]
+        memory = MemoryModel(instance=self.memory.instance.restricted(kept))
+
+        def solve(limited: Problem) -> Solution:
+            seconds = self.solving.within(COMBINE_SECONDS).seconds
+            return solve_ilp(limited, self.solving.of_solve(seconds, cutoff=self.upper, gap=0.0, compiled=False))
+
+        for picks in self.limited(memory, solve):
+            self.meet([int(of[pick]) for of, pick in zip(kept, picks, strict=False)])
+
     def rows(self) -> None:
-        """Limits points of the schedule by rows, until a solution violates none; see the module."""
+        """The best plan of all under rows; see the module."""
+        solving, compiled = self.solving.within(ROW_SECONDS), is_compiled(self.problem.node_costs)
+
+        def solve(limited: Problem) -> Solution:
+            solution = solve_shared(limited, solving, self.upper, solving.gap, compiled=compiled)
+            if all(row.limit == self.limit for row in limited.rows):
+                self.raise_bound(min(solution.bound, self.upper))
+            return solution
+
+        for picks in self.limited(self.memory, solve):
+            self.meet(picks)
+
+    def limited(self, memory: MemoryModel, solve: Callable[[Problem], Solution]) -> Iterator[Sequence[int]]:
+        """Choices that `solve` finds under rows for the points of the schedule that count, each to be met by the caller.
+
+        Rows are added for the points that a choice violates, until it violates none.
+        """
         use = np.max([plan.profile for plan in self.met], axis=0)
         points, limit = peaks(use, ROW_POINTS), self.limit
-        solving = self.solving.within(ROW_SECONDS)
-        compiled = is_compiled(self.problem.node_costs)
         for _ in range(ROW_ROUNDS):
-            if solving.deadline.passed:
+            if self.solving.deadline.passed:
                 break
-            limited = self.memory.limited(self.problem, points, limit)
-            solution = solve_shared(limited, solving, self.upper, solving.gap, compiled=compiled)
-            if limit == self.limit:
-                self.raise_bound(min(solution.bound, self.upper))
-            if solution.choice is None:
+            choice = solve(memory.limited(memory.instance.problem, points, limit)).choice
+            if choice is None:
                 break
-            plan = self.meet(solution.choice)
-            over = plan.profile > self.limit * OVER
+            yield choice
+            use = self.met[-1].profile
+            over = use > self.limit * OVER
             if not over.any():
                 break
-            new = [point for point in peaks(np.where(over, plan.profile, 0.0), ROW_POINTS) if point not in points]
+            new = [point for point in peaks(np.where(over, use, 0.0), ROW_POINTS) if point not in points]
             points += new
             if not new and limit < self.limit:
                 break

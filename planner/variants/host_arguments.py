@@ -83,6 +83,9 @@ def _levels(variants: ProblemVariants, best: VariantResult | InfeasibleError) ->
         moved = 2 * sum(variants.program.arguments[i].aval.bytes for i in may.state) / devices
         if best.result.unlimited + moved / chip.host_link_bytes_per_s > value_of(best) * (1 - GAIN):
             return
+        # What was better without its checkpoints is so with arguments on hosts.
+        lifted = best.problem.program.form.without_checkpoints
+        variants = (variants.without_checkpoints() if lifted else None) or variants
     yield variants.on_hosts(may.state)
     if may.parameters and isinstance(best, InfeasibleError):
         yield variants.on_hosts((*may.state, *may.parameters))

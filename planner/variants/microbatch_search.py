@@ -92,7 +92,8 @@ class Counts:
     def possible(self) -> list[int]:
         """The numbers of microbatches that may be chosen."""
         batch = self._search.variants.batch if self._left_open else None
-        return [] if batch is None or isinstance(batch, Refused) else part_counts(batch.extent)
+        counts = [] if batch is None or isinstance(batch, Refused) else part_counts(batch.extent)
+        return [count for count in counts if count <= self._search.bounds.parts]
 
     # ------------------------------------------------------------ which numbers are tried
 

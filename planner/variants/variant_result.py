@@ -14,7 +14,7 @@ from planner.errors import InfeasibleError
 from planner.options import GAP, Options, telling
 from planner.pricing.instance import Instance
 from planner.pricing.mesh import Shape, shape_key
-from planner.program.form import AS_WRITTEN, form_text
+from planner.program.form import AS_WRITTEN, Form, form_text
 from planner.program.jaxpr.remat.scopes import program_steps
 from planner.program.tracing.traced import Program
 from planner.search.best_on_mesh import WORTHWHILE
@@ -104,6 +104,31 @@ def _of_kernels(instance: Instance, choice: Sequence[int]) -> float:
     return float(np.sum([values[pick] for values, pick in zip(instance.node_values, choice, strict=True)]))
 
 
+@dataclass(frozen=True, kw_only=True)
+class FormBounds:
+    """What plans of the forms that were searched cost at the least, `free` of the memory limit and `limited` by it.
+
+    Of any form only plans `below` a value are sought, in as many microbatches as `parts` at the most.
+    """
+
+    below: float = math.inf
+    parts: float = math.inf
+    free: dict[Form, float] = field(default_factory=dict[Form, float])
+    limited: dict[Form, float] = field(default_factory=dict[Form, float])
+
+    def free_of(self, form: Form) -> float:
+        """The bound of a form, with more arguments on hosts too: their copies take time, and what they spare is memory."""
+        return max(self.free.get(form, -math.inf), self.free.get(replace(form, hosted=()), -math.inf))
+
+    def take(self, form: Form, found: SearchResult, below: float) -> None:
+        """Takes over what a search for plans below a value found."""
+        if found.candidates:
+            self.free[form] = found.unlimited
+            return
+        bounds = self.limited if found.memory_bound else self.free
+        bounds[form] = max(bounds.get(form, -math.inf), below)
+
+
 @dataclass(kw_only=True)
 class VariantSearch:
     """Searches forms of a program one after the other, each in the time that is left.
@@ -116,6 +141,7 @@ class VariantSearch:
     options: Options
     pinned: Mapping[str, Pinned]
     deadline: Deadline
+    bounds: FormBounds
     short: bool = False
     """Whether memory was too short for a form that was tried."""
     over: bool = False
@@ -142,13 +168,17 @@ class VariantSearch:
         asked for, wider than that of a single form; the certificate says at which. Where no time is left, none is sought
         that must be below another.
         """
-        if self.late and math.isfinite(below):
+        form, below = problem.program.form, min(below, self.bounds.below)
+        if (self.late and math.isfinite(below)) or self.bounds.free_of(form) >= below:
             self.over = False
+            return None
+        if self.bounds.limited.get(form, -math.inf) >= below:
+            self.over = True
             return None
         limit = problem.roomy_limit
         options = replace(self.options, time_limit_s=self.deadline.left(1.0), gap=self._gap(gap))
-        if problem.program.form != AS_WRITTEN:
-            options = telling(options, form_text(problem.program.form))
+        if form != AS_WRITTEN:
+            options = telling(options, form_text(form))
         try:
             found = search(
                 self.meshes,
@@ -165,8 +195,10 @@ class VariantSearch:
             )
         except InfeasibleError:
             self.short = self.over = True
+            self.bounds.limited[form] = math.inf
             return None
         self.over = found.memory_bound
+        self.bounds.take(form, found, below)
         rough = max(worth, gap) > FORM_GAP
         if not found.candidates:
             return None
@@ -188,7 +220,7 @@ class VariantSearch:
             if tried.bound is not None and tried.bound < below
         ]
         options = telling(self.options, "closer to the best")
-        proven = replace(self, meshes=open_meshes, options=options).search(
+        proven = replace(self, meshes=open_meshes, options=options, bounds=FormBounds()).search(
             searched.problem, below=below, worth=FORM_GAP
         )
         if proven is None:

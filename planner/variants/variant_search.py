@@ -41,7 +41,7 @@ from planner.variants.host_memory import with_host_memory
 from planner.variants.lower_bounds import least_of_any_form
 from planner.variants.microbatch_search import Counts
 from planner.variants.problem_variants import ProblemVariants
-from planner.variants.variant_result import FORM_GAP, GAIN, VariantResult, VariantSearch, value_of
+from planner.variants.variant_result import FORM_GAP, GAIN, FormBounds, VariantResult, VariantSearch, value_of
 
 MORE = 2
 """How many numbers of microbatches that fit are compared, the least first."""
@@ -68,25 +68,29 @@ def best_variant(
     the former has no plan, what is saved is chosen for the latter. Raises: PinError, also where a pattern names no value
     that a backward pass reads; InfeasibleError, which says why if `explained`.
     """
-    deadline = Deadline.after(options.time_limit_s)
+    deadline, bounds = Deadline.after(options.time_limit_s), FormBounds()
     named = named_on_hosts(variants, options)
     # Where hosts may let a plan fit, a compiler has the last word only after them.
     hosts_first = may_use_hosts(named, options)
     first = (lambda: False) if hosts_first else judged
     best: VariantResult | InfeasibleError
     try:
-        best = _best_form(named, meshes, options, deadline, judged=first, explained=explained and not hosts_first)
+        best = _best_form(
+            named, meshes, options, deadline, bounds, judged=first, explained=explained and not hosts_first
+        )
     except InfeasibleError as error:
         best = error
     for hosted in with_more_on_hosts(named, best, options):
         with suppress(InfeasibleError, ArgumentError, PinError):
-            found = _best_form(hosted, meshes, options, deadline, judged=lambda: False, explained=False)
+            if isinstance(best, VariantResult):
+                bounds = replace(bounds, below=value_of(best) * (1 - GAIN), parts=best.parts)
+            found = _best_form(hosted, meshes, options, deadline, bounds, judged=lambda: False, explained=False)
             best = better_on_hosts(best, found)
             break
     if isinstance(best, InfeasibleError):
         if not hosts_first or not judged():
             raise with_reason(best) if explained else best
-        best = _best_form(named, meshes, options, deadline, judged=judged, explained=explained)
+        best = _best_form(named, meshes, options, deadline, bounds, judged=judged, explained=explained)
     least = least_of_any_form(named, meshes, options, best.problem)
     return replace(best, notes=(*best.notes, *hosts_notes(best)), any_form=least)
 
@@ -96,19 +100,22 @@ def _best_form(
     meshes: Sequence[Shape],
     options: Options,
     deadline: Deadline,
+    bounds: FormBounds,
     *,
     judged: Callable[[], bool],
     explained: bool,
 ) -> VariantResult:
-    """The same of the program with its arguments where they lie."""
+    """The same of the program with its arguments where they are. Raises: the same, also where no plan is below `bounds`."""
     left_open = options.remat == "auto" or isinstance(options.remat, Mapping)
     lifted = variants.without_checkpoints() if left_open and variants.base_form.saved == () else None
     with suppress(PinError, InfeasibleError):  # of values that only the program as written has
         if lifted is not None:
-            best = _best_form(lifted, meshes, options, deadline, judged=lambda: False, explained=False)
+            best = _best_form(lifted, meshes, options, deadline, bounds, judged=lambda: False, explained=False)
             if not best.problem.program.form.saved:
                 best = replace(best, notes=(*best.notes, ALL_SAVED))
-            search = VariantSearch(variants=variants, meshes=meshes, options=options, pinned={}, deadline=deadline)
+            search = VariantSearch(
+                variants=variants, meshes=meshes, options=options, pinned={}, deadline=deadline, bounds=bounds
+            )
             form = variants.base_form
             # Where parts of the batch are needed or better, the whole batch as written is no match for them.
             if _pins(options) or best.parts > form.microbatches or search.is_slower(variants.forms.program(form), best):
@@ -120,7 +127,9 @@ def _best_form(
     pinned = pinned_values(_pins(options), found, written.program)
     parts = written.program.form.microbatches
     front = Front(found, written.request.topology.chip, pinned, parts=parts) if found else None
-    search = VariantSearch(variants=variants, meshes=meshes, options=options, pinned=pinned, deadline=deadline)
+    search = VariantSearch(
+        variants=variants, meshes=meshes, options=options, pinned=pinned, deadline=deadline, bounds=bounds
+    )
     counts = Counts(search, front)
     if front is None:
         return counts.roomier(_as_requested(written, meshes, options, judged=judged, explained=explained))
@@ -135,6 +144,8 @@ def _best_form(
             return replace(best, result=best.result.tie_broken())
         if best is not None:
             return best
+        if math.isfinite(bounds.below):
+            raise InfeasibleError(f"no plan with arguments on hosts is below {bounds.below:.6g}")
         if front.keeps_pins:
             return counts.roomier(
                 _as_requested(written, meshes, options, judged=judged, explained=explained, room=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +12,15 @@ import pytest
 
 import planner
 from benchmarks.problems import least_time
+from pbqp.deadline import Deadline
 from planner.machine.target import resolve
 from planner.options import Options
 from planner.program.tracing.trace import trace
+from planner.search.mesh_search import search as mesh_search
 from planner.search.problem import PlanningProblem, planning_problem
 from planner.variants.lower_bounds import Floors
-from planner.variants.variant_result import VariantResult, VariantSearch
+from planner.variants.problem_variants import problem_variants
+from planner.variants.variant_result import FormBounds, VariantResult, VariantSearch, value_of
 
 UNCHECKED = Options(check="never")
 
@@ -101,3 +105,31 @@ def test_no_plan_takes_less_than_the_floor_of_its_parts() -> None:
     for parts in (1, 4, 16):
         options = replace(UNCHECKED, microbatches=parts, remat="as written")
         assert planner.plan(fn, args, topology="v5e:2x2", options=options).predicted.seconds >= floors.of(parts)
+
+
+def test_a_form_that_has_nothing_better_is_not_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[object] = []
+
+    def search(meshes: Any, problem: PlanningProblem, how: Any) -> Any:
+        searched.append(problem.program.form)
+        return mesh_search(meshes, problem, how)
+
+    monkeypatch.setattr("planner.variants.variant_result.search", search)
+    fn, args = _attention(batch=64)
+    target = resolve(None, "v5e:2x2")
+    request = least_time(target.topology, 16e9)
+    variants = problem_variants(program=trace(fn, args), target=target, request=request)
+    bounds = FormBounds()
+
+    def forms() -> VariantSearch:
+        deadline = Deadline.after(60.0)
+        return VariantSearch(
+            variants=variants, meshes=[{"x": 4}], options=UNCHECKED, pinned={}, deadline=deadline, bounds=bounds
+        )
+
+    best = forms().search(variants.base, below=math.inf)
+    assert best is not None
+    assert len(searched) == 1
+    # Nothing is far below the best of a form, whichever search has found that.
+    assert forms().search(variants.base, below=0.5 * value_of(best)) is None
+    assert len(searched) == 1
