@@ -64,9 +64,6 @@ class Instance:
     feeding: Feeding | None = None
     given: Problem | None = None
     _cache: dict[object, Floats] = field(init=False, default_factory=dict[object, Floats])
-    _patterns: dict[object, npt.NDArray[np.int64]] = field(
-        init=False, default_factory=dict[object, npt.NDArray[np.int64]]
-    )
     _met: dict[object, tuple[npt.NDArray[np.int64], Indices, Indices]] = field(
         init=False, default_factory=dict[object, tuple[npt.NDArray[np.int64], Indices, Indices]]
     )
@@ -244,10 +241,11 @@ class Instance:
         rows, row_of = distinct_lines(np.concatenate([source, partial.astype(np.int8)], axis=1))
         columns, column_of = distinct_lines(target)
         # Nodes with other strategies often have the same specs.
-        key = (rows.tobytes(), columns.tobytes(), aval.shape, aval.bytes, orders)
-        if key not in self._patterns:
+        key = (self.mesh, rows.tobytes(), columns.tobytes(), aval.shape, aval.bytes, orders)
+        known = self.patterns.indices
+        if key not in known:
             axes = source.shape[1]
-            self._patterns[key] = patterns_of(
+            known[key] = patterns_of(
                 self.mesh,
                 rows[:, :axes],
                 rows[:, axes:].astype(np.bool_),
@@ -257,7 +255,7 @@ class Instance:
                 patterns=self.patterns,
                 orders=orders,
             )
-        return self._patterns[key], row_of, column_of
+        return known[key], row_of, column_of
 
     def stated_values(self) -> list[Floats]:
         """The `node_values` worked out from works, transfers and storage."""

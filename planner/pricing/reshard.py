@@ -254,7 +254,7 @@ class Patterns:
     """The reshards met so far on meshes of one number of axes, of any sizes: their sequences, worked out once each.
 
     `met[rank, way]` has the numbers of patterns; `steps` are those of all patterns as (pattern, kind, mask, held);
-    `prices` keeps what they cost on the meshes seen.
+    `prices` keeps what they cost on the meshes seen, `indices` the patterns between all specs of two nodes there.
     """
 
     met: dict[tuple[int, int], _Met] = field(default_factory=dict[tuple[int, int], _Met])
@@ -262,6 +262,7 @@ class Patterns:
     count: int = 0
     steps: list[tuple[int, int, int, int]] = field(default_factory=list[tuple[int, int, int, int]])
     prices: dict[tuple[Mesh, bool, Shares], _Prices] = field(default_factory=dict[tuple[Mesh, bool, Shares], _Prices])
+    indices: dict[object, npt.NDArray[np.int64]] = field(default_factory=dict[object, npt.NDArray[np.int64]])
 
     def index(
         self,

@@ -37,6 +37,14 @@ MatchedPins = tuple[Mapping[int, PartitionSpec], Mapping[int, PartitionSpec]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Meshes:
+    """The meshes that problems of one target and cost model were stated on, and the reshards met by numbers of axes."""
+
+    known: dict[Hashable, Mesh] = field(default_factory=dict[Hashable, Mesh])
+    patterns: dict[int, Patterns] = field(default_factory=dict[int, Patterns])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Analysis:
     """What is found once in a program on a target, whatever is minimised within whatever memory.
 
@@ -44,7 +52,7 @@ class Analysis:
     `tensor_pins` and `output_pins` are the pinned specs by tensor and by position of an output, `parts` the arguments of
     which processes bring parts, with the dim along which. `without` are passes of the compiler that are switched off, to
     measure what they are worth. The costly columns are worked out when they are first read: a
-    process that does not search never needs them. `patterns` are the reshards met so far, by the number of axes.
+    process that does not search never needs them. `meshes` are those that problems were stated on.
     """
 
     program: Program
@@ -55,7 +63,7 @@ class Analysis:
     output_pins: Mapping[int, PartitionSpec]
     parts: Mapping[int, int]
     without: tuple[PassName, ...] = ()
-    patterns: dict[int, Patterns] = field(default_factory=dict[int, Patterns])
+    meshes: Meshes = field(default_factory=Meshes)
     pooled: dict[Hashable, float] = field(default_factory=dict[Hashable, float])
     """What `PlanningProblem.least_pooled` has found."""
 
@@ -163,9 +171,11 @@ class PlanningProblem:
 
         Raises: MeshError where the topology cannot hold it.
         """
-        return make_mesh(
-            shape, self.request.topology, self.analysis.cost_model, _score(self.request), self.analysis.compiler
-        )
+        score, topology, known = _score(self.request), self.request.topology, self.analysis.meshes.known
+        key = tuple(shape.items()), topology, score.name
+        if key not in known:
+            known[key] = make_mesh(shape, topology, self.analysis.cost_model, score, self.analysis.compiler)
+        return known[key]
 
     def state(self, mesh: Mesh) -> Instance | SharedInstance:
         """The problem on a mesh, with one decision for all copies of a layer where that loses nothing.
@@ -209,7 +219,7 @@ class PlanningProblem:
 
     def without(self, *names: PassName) -> PlanningProblem:
         """The same problem with passes of the compiler switched off, to measure what they are worth."""
-        return replace(self, analysis=replace(self.analysis, without=names, patterns={}, pooled={}))
+        return replace(self, analysis=replace(self.analysis, without=names, meshes=Meshes(), pooled={}))
 
     @property
     def roomy_limit(self) -> float:
@@ -227,8 +237,13 @@ class PlanningProblem:
 
 
 @paused()
-def planning_problem(*, program: Program, target: Target, request: Request) -> PlanningProblem:
-    """The problem of planning a program on a target. Raises: PinError for a pin that matches nothing."""
+def planning_problem(
+    *, program: Program, target: Target, request: Request, meshes: Meshes | None = None
+) -> PlanningProblem:
+    """The problem of planning a program on a target, whose forms share `meshes`.
+
+    Raises: PinError for a pin that matches nothing.
+    """
     graph = build_graph(program, while_trips=request.while_trips)
     tensor_pins, output_pins = match_pins(request.pins, graph)
     dims = {} if target.processes.alone else request.process_local
@@ -241,6 +256,7 @@ def planning_problem(*, program: Program, target: Target, request: Request) -> P
         tensor_pins=tensor_pins,
         output_pins=output_pins,
         parts={tensor: dims[name] for tensor, name in zip(graph.inputs, names, strict=True) if name in dims},
+        meshes=meshes or Meshes(),
     )
     return PlanningProblem(analysis=analysis, request=request)
 
@@ -270,7 +286,7 @@ def terms_of(problem: PlanningProblem, mesh: Mesh, pins: MatchedPins | None = No
             for position, spec in output_pins.items()
         },
         parts={t: mesh.locations(_across(problem, t, dim, shape)) for t, dim in analysis.parts.items()},
-        patterns=analysis.patterns.setdefault(len(mesh.sizes), Patterns()),
+        patterns=analysis.meshes.patterns.setdefault(len(mesh.sizes), Patterns()),
         feeding=_feeding(problem, mesh),
     )
 

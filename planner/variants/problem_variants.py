@@ -14,7 +14,7 @@ from planner.program.jaxpr.remat.residuals import Crossing
 from planner.program.jaxpr.remat.scopes import Scope, scope_of
 from planner.program.tracing.gc_pause import paused
 from planner.program.tracing.traced import Program
-from planner.search.problem import PlanningProblem, planning_problem
+from planner.search.problem import Meshes, PlanningProblem, planning_problem
 from planner.transforms.apply import finished, in_microbatches, started, with_values_saved, without_checkpoints
 from planner.transforms.batch import Refused, batch_of
 from planner.transforms.host_arguments import with_arguments_on_host
@@ -95,7 +95,8 @@ class ProgramForms:
 class ProblemVariants:
     """The problem of a program in each form, for a target and a request, made when it is first needed.
 
-    `base_form` is the form to begin with. `made` are the problems there are, for any objective and memory limit.
+    `base_form` is the form to begin with. `made` are the problems there are, for any objective and memory limit, `meshes`
+    those that they were stated on.
     """
 
     forms: ProgramForms
@@ -103,6 +104,7 @@ class ProblemVariants:
     request: Request
     base_form: Form
     made: dict[Form, PlanningProblem] = field(default_factory=dict[Form, PlanningProblem])
+    meshes: Meshes = field(default_factory=Meshes)
 
     @property
     def program(self) -> Program:
@@ -123,7 +125,9 @@ class ProblemVariants:
         """The problem in a form. Raises: ArgumentError where the program cannot be computed so, PinError."""
         if form not in self.made:
             program = self.forms.program(form)
-            self.made[form] = planning_problem(program=program, target=self.target, request=self.request)
+            self.made[form] = planning_problem(
+                program=program, target=self.target, request=self.request, meshes=self.meshes
+            )
         return self.made[form].with_objective(self.request.objective, self.request.memory_limit)
 
     def without_checkpoints(self) -> ProblemVariants | None:
