@@ -13,6 +13,7 @@ import jax
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from planner.compiler.emission.options import accepted
 from planner.compiler.targets.table import COMPILERS
 from planner.decision import Decision
 from planner.emit.call_arguments import Part, as_planned, checked_leaves, is_part, ordered
@@ -126,7 +127,7 @@ class Runner:
     def compiler_options(self) -> Mapping[str, str]:
         """Those that the compiler of the target is given: the decision's, where it is the one that they are for."""
         meant = self.target.platform == self._decision.request.topology.chip.platform
-        return self._decision.compiler_options if meant else {}
+        return accepted(self._decision.compiler_options, self._decision.request.topology.chip.name) if meant else {}
 
     @property
     def static_args(self) -> Mapping[int, Any]:

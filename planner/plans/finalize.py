@@ -8,12 +8,12 @@ import jax
 
 from cost_models import Measured
 from planner.compiler.emission.options import plan_options
+from planner.compiler.release import release_notes
 from planner.compiler.targets.table import COMPILERS
 from planner.decision import Certificate, Decision, OpNote
 from planner.emit.constraints import place
 from planner.emit.predict import predict
 from planner.explain.whole_inputs import whole_inputs
-from planner.machine.compiler_release import release_notes
 from planner.plan_file.treedef import json_of_tree
 from planner.prediction import Predicted
 from planner.pricing.assignment import Chosen

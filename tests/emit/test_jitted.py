@@ -15,13 +15,18 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import planner
+from cost_models import parse_topology
+from planner.compiler.emission import options
 from planner.compiler.emission.options import (
     ASYNC_COLLECTIVES,
+    CONTINUATION_FUSION,
     LEFT_OUT,
     NO_WINDOWED_EINSUM,
     SPARSE_CORE_COLLECTIVES,
+    accepted,
     plan_options,
 )
+from planner.compiler.targets.table import compiler_of
 from planner.emit.alternatives import variants
 from planner.emit.jitted import Jitted, jitted
 from planner.errors import ArgumentError
@@ -29,6 +34,7 @@ from planner.verify.aot import lower_request
 from tests.small import NEVER, mlp, mlp_args, shapes
 
 X = jnp.linspace(0.0, 1.0, 8)
+TPUS = ("v4", "v5e", "v5p", "v6e", "tpu7x")
 OPTIONS = {"xla_cpu_enable_fast_math": "False"}
 
 CALLS: dict[str, Callable[[Any], Any]] = {
@@ -99,7 +105,16 @@ def test_windowed_einsum_is_a_variant(for_tpu: planner.Plan) -> None:
     assert variants(windows) == ()
 
 
-def test_collectives_by_sparse_cores_are_on_where_runs_are_published_and_a_variant_on_v5p() -> None:
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], None]:
+    """Says which libtpu is installed."""
+    return lambda release: monkeypatch.setattr(options, "installed_release", lambda _: release)
+
+
+def test_collectives_by_sparse_cores_are_on_where_runs_are_published_and_a_variant_on_v5p(
+    installed: Callable[[str | None], None],
+) -> None:
+    installed("libtpu 0.0.42.1")
     assert SPARSE_CORE_COLLECTIVES.items() <= plan_options("tpu", "v6e").items()
     assert not SPARSE_CORE_COLLECTIVES.keys() & plan_options("tpu", "v5p").keys()
     made = planner.plan(mlp, shapes(mlp_args()), topology="v5p:2x2x2", options=NEVER)
@@ -107,8 +122,26 @@ def test_collectives_by_sparse_cores_are_on_where_runs_are_published_and_a_varia
     assert sparse.compiler_options == {**plan_options("tpu", "v5p"), **SPARSE_CORE_COLLECTIVES}
 
 
-def test_options_that_end_in_errors_are_left_out() -> None:
-    for chip in ("v4", "v5e", "v5p", "v6e", "tpu7x"):
+@pytest.mark.parametrize("release", ["libtpu 0.0.43", "libtpu 0.0.52", None])
+def test_where_the_compiler_refuses_to_fuse_collectives_sparse_cores_do_them(
+    installed: Callable[[str | None], None], release: str | None
+) -> None:
+    installed("libtpu 0.0.42.1")
+    before = {chip: plan_options("tpu", chip) for chip in TPUS}
+    assert all(CONTINUATION_FUSION & before[chip].keys() for chip in TPUS)
+    installed(release)
+    for chip in TPUS:
+        now = plan_options("tpu", chip)
+        assert bool(CONTINUATION_FUSION & now.keys()) == (chip == "v5e")
+        assert (SPARSE_CORE_COLLECTIVES.items() <= now.items()) == (chip in ("v5p", "v6e", "tpu7x"))
+        # A plan that was made beside another compiler is compiled by this one.
+        assert accepted(before[chip], chip) == now
+    assert compiler_of(parse_topology("v5p:2x2x2").chip).runs("sparse-core-collectives")
+
+
+def test_options_that_end_in_errors_are_left_out(installed: Callable[[str | None], None]) -> None:
+    installed("libtpu 0.0.42.1")
+    for chip in TPUS:
         assert ASYNC_COLLECTIVES.keys() - plan_options("tpu", chip).keys() == LEFT_OUT.get(chip, set())
 
 

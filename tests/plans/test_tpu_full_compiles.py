@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from planner.compiler.emission.options import plan_options
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(bool(unavailable_reason("tpu")), reason=unavaila
     ],
 )
 def test_a_loop_with_every_collective(topology: str, shape: Mapping[str, int]) -> None:
-    mesh = AbstractMesh(tuple(shape.values()), tuple(shape))
+    mesh = AbstractMesh(tuple(shape.values()), tuple(shape), axis_types=(AxisType.Auto,) * len(shape))
 
     def laid(x: jax.Array, *spec: str | None) -> jax.Array:
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*spec)))

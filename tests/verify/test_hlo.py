@@ -157,21 +157,48 @@ ENTRY %main (p: bf16[8,4], q: f32[6]) -> f32[6] {
     assert (found.bytes, found.dtypes, found.group_size) == (8 * 4 * 2 + 6 * 4, ("bf16", "f32"), 8)
 
 
-def test_a_wrapped_async_collective_counts_once() -> None:
-    text = """HloModule m, is_scheduled=true, num_partitions=8
+WRAPPED = """HloModule m, is_scheduled=true, num_partitions=8
 
-%wrapped (w: f32[8,4]) -> f32[2,4] {
+%sent (w: f32[8,4]) -> f32[2,4] {
   %w = f32[8,4]{1,0} parameter(0)
   ROOT %s = f32[2,4]{1,0} reduce-scatter(%w), channel_id=1, replica_groups=[2,4]<=[8], use_global_device_ids=true, dimensions={0}, to_apply=%add
 }
 
+%called (v: f32[8,4]) -> f32[2,4] {
+  %v = f32[8,4]{1,0} parameter(0)
+  ROOT %call = f32[2,4]{1,0} custom-call(%v), custom_call_target="later", called_computations={%sent}
+}, execution_thread="sparsecore"
+
 ENTRY %main (p: f32[8,4]) -> f32[2,4] {
   %p = f32[8,4]{1,0} parameter(0)
-  %start = ((f32[8,4]{1,0}), f32[2,4]{1,0}) async-start(%p), calls=%wrapped
-  %update = ((f32[8,4]{1,0}), f32[2,4]{1,0}) async-update(%start), calls=%wrapped
-  ROOT %done = f32[2,4]{1,0} async-done(%update), calls=%wrapped
-}
 """  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        # As compilers write what they run asynchronously,
+        """  %start = ((f32[8,4]{1,0}), f32[2,4]{1,0}) async-start(%p), calls=%sent
+  %update = ((f32[8,4]{1,0}), f32[2,4]{1,0}) async-update(%start), calls=%sent
+  ROOT %done = f32[2,4]{1,0} async-done(%update), calls=%sent
+}
+""",
+        # libtpu 0.0.52 what SparseCores do, in schedules,
+        """  %start = ((), (), s32[]) async-start(), async_execution_thread="sparsecore", calls=%called
+  %update = ((f32[8,4]{1,0}), f32[2,4]{1,0}, s32[]) async-update(%start, %p)
+  ROOT %done = f32[2,4]{1,0} async-done(%update)
+}
+""",
+        # and in finished programs.
+        """  %start = ((), (), s32[]) custom-call-start(), custom_call_target="later", called_computations={%sent}
+  %update = ((f32[8,4]{1,0}), f32[2,4]{1,0}, s32[]) custom-call-update(%start, %p)
+  ROOT %done = f32[2,4]{1,0} custom-call-done(%update)
+}
+""",
+    ],
+)
+def test_a_wrapped_async_collective_counts_once(steps: str) -> None:
+    text = WRAPPED + steps
     (found,) = read_collectives(text, num_devices=8)
     assert (found.kind, found.bytes, found.group_size, found.trip_count) == ("reduce-scatter", 128, 4, 1)
     rates = schedule.Rates(flops_per_s=1, hbm_bytes_per_s=1)

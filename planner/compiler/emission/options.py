@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from cost_models.hardware import Platform
+from planner.compiler.release import installed_release, is_read_off
 
 NO_WINDOWED_EINSUM: Mapping[Platform, Mapping[str, str]] = MappingProxyType(
     {"tpu": {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}, "gpu": {}, "cpu": {}}
@@ -46,6 +47,15 @@ On v4 kernels with all-reduces outgrow the memory of the chip; on v5e slices of 
 supported on limited ICI". The others compile, in slices of up to 512 chips.
 """
 
+CONTINUATION_FUSION = frozenset(name for name in ASYNC_COLLECTIVES if "_collective_fusion_" in name)
+"""Those of them that fuse collectives with what runs beside them."""
+FUSING_CHIPS, FUSING_RELEASES = frozenset({"v5e"}), ("libtpu 0.0.42",)
+"""The chips for which all compilers take these, and the releases that take them for every chip.
+
+libtpu 0.0.43 to 0.0.52 refuse them for v4, v5p, v6e and tpu7x: "not supported/recommended on platforms other than TPU v5e,
+and this might lead to [...] incorrect results, hang".
+"""
+
 SPARSE_CORE_COLLECTIVES: Mapping[str, str] = MappingProxyType(
     {
         "xla_tpu_enable_sparse_core_collective_offload_all_gather": "true",
@@ -60,8 +70,11 @@ Of the schedules by libtpu 0.0.42 on v6e:4x4 they take 7 % of a GPT 1.3B and 6 %
 """
 
 SPARSE_CORE_CHIPS: Mapping[str, bool] = MappingProxyType({"v5p": False, "v6e": True, "tpu7x": True})
-"""Chips whose compiler takes them, and whether plans have them: where MaxText publishes runs. On v5p, where the schedules
-gain 2 to 5 %, they are tried by `Options(autotune="compile")` alone.
+"""Chips whose compiler takes them, and whether all plans have them: where MaxText publishes runs.
+
+On v5p they have them where nothing is fused: by the schedules of libtpu 0.0.52 on v5p:4x4x4 a GPT 1.3B takes 62.3 ms
+without and 44.7 with, a Mixtral 1156 and 1074. Where collectives are fused, which gains as much but for 2 to 5 %, they are
+tried by `Options(autotune="compile")` alone.
 """
 
 FUSED_BROADCASTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
@@ -93,8 +106,26 @@ sends 80 GB per chip they take 2.0 of 4.5 s of waiting at 15 GB/s, for no memory
 """
 
 
+def fuses_collectives(chip: str) -> bool:
+    """Whether plans for a chip fuse collectives: as the installed compiler does, or a new one where none is installed."""
+    return chip in FUSING_CHIPS or is_read_off(installed_release("tpu") or "none", FUSING_RELEASES)
+
+
+def uses_sparse_cores(chip: str) -> bool:
+    """Whether collectives of plans for a chip are by its SparseCores."""
+    return SPARSE_CORE_CHIPS.get(chip, False) or (chip in SPARSE_CORE_CHIPS and not fuses_collectives(chip))
+
+
+def accepted(options: Mapping[str, str], chip: str) -> Mapping[str, str]:
+    """Options of a plan as the installed compiler takes them, which may be another than that of where it was planned."""
+    if fuses_collectives(chip) or CONTINUATION_FUSION.isdisjoint(options):
+        return options
+    kept = {name: value for name, value in options.items() if name not in CONTINUATION_FUSION}
+    return {**kept, **(SPARSE_CORE_COLLECTIVES if uses_sparse_cores(chip) else {})}
+
+
 def _async_collectives(chip: str) -> Mapping[str, str]:
-    left_out = LEFT_OUT.get(chip, frozenset())
+    left_out = LEFT_OUT.get(chip, frozenset()) | (frozenset() if fuses_collectives(chip) else CONTINUATION_FUSION)
     return {name: value for name, value in ASYNC_COLLECTIVES.items() if name not in left_out}
 
 
@@ -103,7 +134,7 @@ def plan_options(platform: Platform, chip: str, *, offloads: bool = False) -> Ma
     return {
         **NO_WINDOWED_EINSUM[platform],
         **({**_async_collectives(chip), **WHOLE_MEMORY} if platform == "tpu" else {}),
-        **(SPARSE_CORE_COLLECTIVES if SPARSE_CORE_CHIPS.get(chip) else {}),
+        **(SPARSE_CORE_COLLECTIVES if uses_sparse_cores(chip) else {}),
         **FUSED_BROADCASTS.get(chip, {}),
         **(HOST_COPIES if offloads and platform == "tpu" else {}),
     }
@@ -113,7 +144,7 @@ def other_options(platform: Platform, chip: str, *, offloads: bool = False) -> t
     """The compiler options that a plan for a chip may have instead, which only its compiler can tell from those."""
     own, off = plan_options(platform, chip, offloads=offloads), NO_WINDOWED_EINSUM[platform]
     windows = [{name: value for name, value in own.items() if name not in off}] if off else []
-    sparse = [{**own, **SPARSE_CORE_COLLECTIVES}] if SPARSE_CORE_CHIPS.get(chip) is False else []
+    sparse = [{**own, **SPARSE_CORE_COLLECTIVES}] if chip in SPARSE_CORE_CHIPS and not uses_sparse_cores(chip) else []
     return (*windows, *sparse)
 
 

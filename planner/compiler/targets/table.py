@@ -12,7 +12,7 @@ from cost_models.hardware import Platform
 from planner.compiler.buffers import passes as buffers
 from planner.compiler.collectives import passes as collectives
 from planner.compiler.emission import passes as emission
-from planner.compiler.emission.options import FUSED_BROADCASTS, SPARSE_CORE_CHIPS
+from planner.compiler.emission.options import FUSED_BROADCASTS, uses_sparse_cores
 from planner.compiler.fusion import passes as fusion
 from planner.compiler.layout import passes as layout
 from planner.compiler.model import CompilerModel
@@ -151,14 +151,17 @@ CLOCK_HZ: Mapping[str, float] = MappingProxyType(
 
 def compiler_of(chip: Chip) -> CompilerModel:
     """The compiler of a chip, with its limits there."""
-    return _compiler(chip.platform, chip.name, chip.cores)
+    return _compiler(chip.platform, chip.name, chip.cores, uses_sparse_cores(chip.name))
 
 
 @lru_cache(maxsize=64)
-def _compiler(platform: Platform, name: str, cores: int) -> CompilerModel:
+def _compiler(platform: Platform, name: str, cores: int, by_sparse_cores: bool) -> CompilerModel:
     own = COMPILERS[platform]
-    of_chips = ((collectives.SPARSE_CORE_COLLECTIVES, SPARSE_CORE_CHIPS), (emission.FUSED_BROADCASTS, FUSED_BROADCASTS))
-    absent = [one for one, chips in of_chips if not chips.get(name)]
+    of_chips = (
+        (collectives.SPARSE_CORE_COLLECTIVES, by_sparse_cores),
+        (emission.FUSED_BROADCASTS, name in FUSED_BROADCASTS),
+    )
+    absent = [one for one, there in of_chips if not there]
     # Several cores share the result of a matmul, which then does not stay on the chip.
     return replace(own, passes=tuple(p for p in own.passes if p not in absent), products_in_vmem=cores == 1)
 

@@ -19,6 +19,7 @@ FREE = frozenset(
         "async-update",
         "bitcast",
         "constant",
+        "custom-call-update",
         "domain",
         "get-tuple-element",
         "iota",

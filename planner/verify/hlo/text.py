@@ -26,7 +26,9 @@ _INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = (.*)$")
 _END = re.compile(r"\}(, execution_thread=.*)?\s*$")
 _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) .*\{$")
 OPCODE = re.compile(r"([a-z][\w\-]*)\(")
-CALLED = re.compile(r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)")
+CALLED = re.compile(
+    r"(?:calls=|to_apply=|body=|condition=|true_computation=|false_computation=|called_computations=\{)%?([\w.\-]+)"
+)
 LAYOUT_OPCODES = ("copy", "bitcast", "transpose", "reshape", "slice", "dynamic-slice", "broadcast", "copy-done")
 
 
@@ -143,7 +145,23 @@ def parse_module(text: str) -> Module:
             entry = name if match[1] else entry
     if not entry:
         raise ArgumentError(f"no ENTRY computation in the HLO text {text[:60]!r}; pass `compiled.as_text()` whole")
-    return Module(entry=entry, computations=computations, frames=_frames(tables))
+    return Module(entry=entry, computations=_with_calls(computations), frames=_frames(tables))
+
+
+def _with_calls(computations: Mapping[str, Computation]) -> dict[str, Computation]:
+    """The computations, in which a custom call that is made for a collective is a call of its computation.
+
+    libtpu 0.0.52 writes collectives of SparseCores so.
+    """
+    sending = {name for name, one in computations.items() if any(map(kind_of, one.instructions))}
+
+    def call(instruction: Instruction) -> Instruction:
+        custom = instruction.opcode in ("custom-call", "custom-call-start")
+        if not custom or sending.isdisjoint(instruction.called):
+            return instruction
+        return replace(instruction, opcode=instruction.opcode.removeprefix("custom-"))
+
+    return {name: replace(one, instructions=tuple(map(call, one.instructions))) for name, one in computations.items()}
 
 
 def _whole_lines(text: str) -> Iterator[str]:

@@ -11,7 +11,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from planner.compiler.emission.options import plan_options
-from planner.verify.hlo.text import Instruction
+from planner.verify.hlo.schedule_walk import start_of
+from planner.verify.hlo.text import Computation, Instruction
 from tests.compiler.probes.fusion import is_matmul
 from tests.compiler.probes.probe import Array, Compiled, Probe, Program, laid, sharding
 
@@ -48,15 +49,24 @@ GRADIENTS = Program(
 """The gradients of two weights, summed over devices."""
 
 
-def kernels_beside(found: Compiled, start: str, where: Any = None) -> list[Instruction]:
-    """What a schedule launches between the start of the first collective of a kind and its end."""
-    instructions = (where or found.entry).instructions
-    first = next((at for at, one in enumerate(instructions) if one.opcode == start), None)
-    if first is None:
+def starts(found: Compiled, one: Instruction, kind: str) -> bool:
+    """Whether an instruction starts a collective of a kind, by itself or as a call of its computation."""
+    if one.opcode in (kind, f"{kind}-start"):
+        return True
+    inner = one.called if one.opcode in ("async-start", "call-start", "call") else ()
+    return any(starts(found, other, kind) for name in inner for other in found.module.computations[name].instructions)
+
+
+def kernels_beside(found: Compiled, kind: str, where: Computation | None = None) -> list[Instruction]:
+    """What a schedule launches while collectives of a kind are on their way."""
+    computation = where or found.entry
+    instructions = computation.instructions
+    sent = [one.name for one in instructions if one.opcode.endswith("-start") and starts(found, one, kind)]
+    if not sent:
         return []
-    name = instructions[first].name
-    end = next(at for at, one in enumerate(instructions) if at > first and name in one.operands)
-    return list(instructions[first + 1 : end])
+    at = {one.name: position for position, one in enumerate(instructions)}
+    ends = {start_of(one, computation): at[one.name] for one in instructions if one.opcode.endswith("-done")}
+    return [one for name in sent for one in instructions[at[name] + 1 : ends.get(name, 0)]]
 
 
 def _gathered(x: Any, up: Any, down: Any) -> Any:
@@ -79,14 +89,11 @@ def _gathers(tokens: int, width: int, inner: int) -> Program:
 
 
 def _gathers_beside_matmuls(found: Compiled) -> bool:
-    """Whether a matmul of the loop runs while the second weight is on its way."""
+    """Whether a matmul of the loop runs while a weight is on its way."""
     (body,) = found.bodies
-    if any(one.opcode == "all-gather-start" for one in body.instructions):
-        last = [one for one in body.instructions if one.opcode == "all-gather-start"][-1]
-        at = body.instructions.index(last)
-        done = next(n for n, one in enumerate(body.instructions) if last.name in one.operands)
-        return any(is_matmul(found, one) for one in body.instructions[at:done])
-    return any(one.name.startswith("async-collective-start") for one in body.instructions)
+    beside = kernels_beside(found, "all-gather", body)
+    fused = any(one.name.startswith("async-collective-start") for one in body.instructions)
+    return fused or any(is_matmul(found, one) for one in beside)
 
 
 def _both_ways(x: Any, y: Any) -> Any:
@@ -170,14 +177,14 @@ PROBES = (
         topology="h100:4",
         programs=(GRADIENTS,),
         shows="the sum of a gradient runs beside matmuls after it",
-        seen=lambda found: any(is_matmul(found, one) for one in kernels_beside(found, "all-reduce-start")),
+        seen=lambda found: any(is_matmul(found, one) for one in kernels_beside(found, "all-reduce")),
     ),
     Probe(
         of="sparse-core-collectives",
         topology="v6e:2x2",
         programs=(replace(GRADIENTS, options=plan_options("tpu", "v6e")),),
         shows="the sum of a gradient runs beside matmuls after it",
-        seen=lambda found: any(is_matmul(found, one) for one in kernels_beside(found, "async-start")),
+        seen=lambda found: any(is_matmul(found, one) for one in kernels_beside(found, "all-reduce")),
     ),
     Probe(
         of="async-collective-permute",

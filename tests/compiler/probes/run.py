@@ -16,8 +16,8 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from benchmarks.stamp import stamp
+from planner.compiler.release import installed_release
 from planner.errors import CompileError
-from planner.machine.compiler_release import installed_release
 from tests.compiler.probes.probe import Probe
 from tests.compiler.probes.table import PROBES
 

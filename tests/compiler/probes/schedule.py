@@ -46,6 +46,6 @@ PROBES = (
         topology="h100:4",
         programs=(GRADIENTS,),
         shows="a gradient of weights that nothing waits for is computed while a sum is on its way",
-        seen=lambda found: any(is_matmul(found, one) for one in kernels_beside(found, "all-reduce-start")),
+        seen=lambda found: any(is_matmul(found, one) for one in kernels_beside(found, "all-reduce")),
     ),
 )

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 
 import pytest
 
 import planner
+from planner.compiler import release as compiler_release
+from planner.compiler.release import PROBED, installed_release, is_read_off, release_notes
 from planner.compiler.targets.table import GPU, TPU
-from planner.machine import compiler_release
-from planner.machine.compiler_release import installed_release, is_read_off, release_notes
 from tests.small import NEVER, mlp, mlp_args
+
+NEWEST = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "probes_newest_jax.json"
 
 
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     """The releases of compilers that are installed, by package."""
     found: dict[str, str] = {}
 
@@ -24,7 +29,9 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         return found[package]
 
     monkeypatch.setattr(compiler_release, "version", version)
-    return found
+    installed_release.cache_clear()
+    yield found
+    installed_release.cache_clear()
 
 
 def test_there_is_no_note_of_the_release_that_the_passes_were_read_off(installed: dict[str, str]) -> None:
@@ -38,12 +45,27 @@ def test_there_is_no_note_where_no_compiler_is_installed(installed: dict[str, st
     assert release_notes(TPU) == ()
 
 
-def test_another_release_is_noted_with_the_passes_that_were_not_read_off_it(installed: dict[str, str]) -> None:
+def test_another_release_is_noted_with_the_passes_that_were_not_read_off_it(
+    installed: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     installed["libtpu"] = "0.0.50"
+    monkeypatch.setattr(compiler_release, "PROBED", {})
     (note,) = release_notes(TPU)
     count = len(TPU.passes)
     assert note.startswith(f"{count - 1} of {count} passes of the compiler model were read off libtpu 0.0.42, and")
     assert "the compiler here is libtpu 0.0.50: " in note
+
+
+def test_a_release_that_was_probed_is_noted_with_the_passes_that_it_does_otherwise(installed: dict[str, str]) -> None:
+    installed["libtpu"] = "0.0.50.1"
+    (note,) = release_notes(TPU)
+    assert "not what libtpu 0.0.50.1 does (" in note
+    outcomes = json.loads(NEWEST.read_text())["probes"]
+    changed = {
+        probe["pass"] for probe in outcomes if probe["outcome"].startswith("changed") and "libtpu" in probe["release"]
+    }
+    assert changed == PROBED["libtpu 0.0.50"]
+    assert all(name in note for name in changed)
 
 
 def test_a_patch_release_is_the_release_and_a_longer_number_is_not() -> None:
@@ -53,7 +75,7 @@ def test_a_patch_release_is_the_release_and_a_longer_number_is_not() -> None:
 
 
 def test_a_plan_has_the_note_of_its_own_target(installed: dict[str, str]) -> None:
-    installed |= {"libtpu": "0.0.50", "jaxlib": "0.10.2"}
+    installed |= {"libtpu": "0.0.48", "jaxlib": "0.10.2"}
     for topology, told in (("cpu:8", 0), ("v5e:2x4", 1)):
         plan = planner.plan(mlp, mlp_args(), topology=topology, mesh={"x": 8}, options=NEVER)
-        assert sum("the compiler here is libtpu 0.0.50" in note for note in plan.notes) == told
+        assert sum("the compiler here is libtpu 0.0.48" in note for note in plan.notes) == told
