@@ -34,7 +34,7 @@ def _is_file(name: str) -> bool:
 
 @pytest.mark.parametrize(
     ("statement", "most"),
-    [("import planner", 0), ("import planner.options", 4), ("import planner.plan_file.store", 23)],
+    [("import planner", 0), ("import planner.options", 4), ("import planner.plan_file.store", 24)],
     ids=["the package", "options", "reading a saved plan"],
 )
 def test_records_load_no_algorithms(statement: str, most: int) -> None:

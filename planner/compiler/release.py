@@ -1,4 +1,4 @@
-"""The release of the compiler that is installed for a platform, beside those off which the compiler model was read."""
+"""The release of the compiler that is installed for a platform."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
 
 from cost_models.hardware import Platform
-from planner.compiler.model import CompilerModel, PassName
 
 PACKAGES: Mapping[Platform, tuple[str, ...]] = MappingProxyType(
     {"tpu": ("libtpu",), "gpu": ("jax-cuda12-plugin", "jax-cuda13-plugin"), "cpu": ("jaxlib",)}
@@ -32,43 +31,3 @@ def is_read_off(installed: str, releases: tuple[str, ...]) -> bool:
     numbers = installed.split()[-1].split(".")
     named = [release.split()[-1].split(".") for release in releases]
     return any(numbers[: len(one)] == one for one in named)
-
-
-PROBED: Mapping[str, frozenset[PassName]] = MappingProxyType(
-    {
-        "libtpu 0.0.50": frozenset(
-            {"dot-operand-layout", "layout-assignment", "scatter-initialization", "real-transforms", "async-all-gather"}
-        ),
-        "jax-cuda12-plugin 0.12.0": frozenset({"dynamic-slice-copies", "rematerialization"}),
-        "jax-cuda13-plugin 0.12.0": frozenset({"dynamic-slice-copies", "rematerialization"}),
-        "jaxlib 0.12.0": frozenset({"dot-operand-fusion", "buffer-assignment", "all-reduce-reassociate"}),
-    }
-)
-"""Newer releases for which all probes were compiled, and the passes of which one came out otherwise than modelled.
-
-`benchmarks/results/probes_newest_jax.json` has all outcomes. The two CUDA plugins bring one compiler; the first was asked.
-"""
-
-
-def release_notes(compiler: CompilerModel) -> tuple[str, ...]:
-    """A sentence where the installed release is not the one that passes were read off, and does not all they say."""
-    installed = installed_release(compiler.platform)
-    if installed is None:
-        return ()
-    others = [one for one in compiler.passes if not is_read_off(installed, compiler.releases_of(one))]
-    if not others:
-        return ()
-    package = installed.split()[0]
-    probed = next((PROBED[one] for one in PROBED if one.split()[0] == package and is_read_off(installed, (one,))), None)
-    if probed is not None:
-        names = [one.name for one in others if one.name in probed]
-        text = (
-            f"{len(names)} of {len(compiler.passes)} passes of the compiler model are not what {installed} does "
-            f"({', '.join(names)}): predictions may be off by them"
-        )
-        return (text,) if names else ()
-    releases = ", ".join(dict.fromkeys(release for one in others for release in compiler.releases_of(one)))
-    return (
-        f"{len(others)} of {len(compiler.passes)} passes of the compiler model were read off {releases}, and the compiler "
-        f"here is {installed}: predictions may be off where it has changed",
-    )

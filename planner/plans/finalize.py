@@ -8,7 +8,7 @@ import jax
 
 from cost_models import Measured
 from planner.compiler.emission.options import plan_options
-from planner.compiler.release import release_notes
+from planner.compiler.release_notes import release_notes
 from planner.compiler.targets.table import COMPILERS
 from planner.decision import Certificate, Decision, OpNote
 from planner.emit.constraints import place

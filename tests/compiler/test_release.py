@@ -11,7 +11,9 @@ import pytest
 
 import planner
 from planner.compiler import release as compiler_release
-from planner.compiler.release import PROBED, installed_release, is_read_off, release_notes
+from planner.compiler import release_notes as notes
+from planner.compiler.release import installed_release, is_read_off
+from planner.compiler.release_notes import PROBED, release_notes
 from planner.compiler.targets.table import GPU, TPU
 from tests.small import NEVER, mlp, mlp_args
 
@@ -49,7 +51,7 @@ def test_another_release_is_noted_with_the_passes_that_were_not_read_off_it(
     installed: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed["libtpu"] = "0.0.50"
-    monkeypatch.setattr(compiler_release, "PROBED", {})
+    monkeypatch.setattr(notes, "PROBED", {})
     (note,) = release_notes(TPU)
     count = len(TPU.passes)
     assert note.startswith(f"{count - 1} of {count} passes of the compiler model were read off libtpu 0.0.42, and")
