@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +45,13 @@ def _cell(position: int, kind: str | None, text: str) -> dict[str, Any]:
     return {"cell_type": "code", "execution_count": None, "outputs": [], **cell}
 
 
-def run(script: Path) -> str:
-    """What a script prints, run from the root as a reader runs it. Raises: RuntimeError, with its own error."""
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    environment |= {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, str(script.relative_to(ROOT))]
+def run(script: Path, *, python: Sequence[str] = (sys.executable,), flags: str = "") -> str:
+    """What a script prints, run from the root as a reader runs it, with these flags for XLA.
+
+    Raises: RuntimeError, with its own error.
+    """
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    command = [*python, str(script.relative_to(ROOT))]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{script.name} ended with {done.returncode}:\n{done.stderr}")

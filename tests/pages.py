@@ -20,6 +20,8 @@ from types import ModuleType
 
 from markdown_it import MarkdownIt
 
+from tests.fork_server import commands
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 _HIDDEN = re.compile(r"<!-- run\n(.*?)-->", re.DOTALL)
@@ -69,7 +71,7 @@ def run(page: Path, folder: Path) -> None:
 
 
 def _run_commands(block: Block, page: Path, folder: Path) -> None:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    path = f"{commands()}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
     # A command's own flags for XLA follow those of the tests, which compile quickly.
     text = re.sub(r"\bXLA_FLAGS=(\S+)", r'XLA_FLAGS="$XLA_FLAGS \1"', block.text)

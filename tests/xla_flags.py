@@ -8,7 +8,11 @@ import re
 COUNT = "--xla_force_host_platform_device_count"
 
 
+def without_devices() -> str:
+    """The flags of this process, without a number of virtual devices."""
+    return re.sub(rf"{COUNT}=\d+", "", os.environ.get("XLA_FLAGS", "")).strip()
+
+
 def with_devices(count: int) -> str:
     """The flags of this process with so many virtual devices."""
-    others = re.sub(rf"{COUNT}=\d+", "", os.environ.get("XLA_FLAGS", ""))
-    return f"{others} {COUNT}={count}".strip()
+    return f"{without_devices()} {COUNT}={count}".strip()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import planner
+from tests.fork_server import python
 from tests.pages import ROOT
 from tests.small import NEVER, mlp, mlp_args
 
@@ -48,7 +48,7 @@ def comment(repository: Path, plan: str) -> str | None:
     temp = repository.parent / "temp"
     for command, script in {
         "gh": 'cp "${@: -1}" "$RUNNER_TEMP/commented"; echo "$@" > "$RUNNER_TEMP/asked"',
-        "meshwright/bin/meshwright": f'exec {sys.executable} -m planner "$@"',
+        "meshwright/bin/meshwright": f'exec {" ".join(python())} -m planner "$@"',
     }.items():
         path = temp / command
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,8 @@ import jax
 import pytest
 
 from examples.build import EXAMPLES, NOTEBOOKS, ROOT, TRANSCRIPT, notebook_text, run
+from tests.fork_server import python
+from tests.xla_flags import without_devices
 
 NEEDS = {"load_data": ("grain",), "restart_on_fewer": ("orbax.checkpoint",), "train_to_pod": ("flax", "optax")}
 """What an example imports that not everybody has."""
@@ -31,7 +33,7 @@ def test_an_example_runs(name: str) -> None:
     for needed in NEEDS.get(name, ()):
         if not is_there(needed):
             pytest.skip(f"{needed} is not installed")
-    said = run(EXAMPLES / f"{name}.py")
+    said = run(EXAMPLES / f"{name}.py", python=python(), flags=without_devices())
     assert said
     if name == "tour" and f"jax {jax.__version__}\n" in TRANSCRIPT.read_text():
         assert masked(said) == masked(TRANSCRIPT.read_text().split("\n", 1)[1])

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.fork_server import python
+from tests.xla_flags import with_devices
+
 ROOT = Path(__file__).resolve().parents[2]
 TOGETHER = 16
 """How many strategies are compiled as one program."""
@@ -116,11 +119,11 @@ class Worker:
             environment = {
                 **os.environ,
                 "JAX_PLATFORMS": "cpu",
-                "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+                "XLA_FLAGS": with_devices(8),
                 "PYTHONPATH": str(ROOT),
             }
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.hazards.hazard_worker"],
+                [*python(), "-m", "tests.hazards.hazard_worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self.errors,

@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 
 from planner.machine.processes import processes_of
+from tests.fork_server import python
 from tests.machine.processes_worker import BATCH, STEPS, X, one
 from tests.small import train_args, train_step
 from tests.xla_flags import with_devices
@@ -42,7 +42,7 @@ def run(group: str, folder: Path, *, processes: int, devices: int) -> list[dict[
             log = (folder / f"{rank}.log").open("wb")
             started.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "tests.machine.processes_worker", *words],
+                    [*python(), "-m", "tests.machine.processes_worker", *words],
                     cwd=ROOT,
                     env=env,
                     stdout=log,

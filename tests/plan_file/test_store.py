@@ -23,6 +23,7 @@ import planner
 from cost_models import Topology
 from planner.errors import ArgumentError, MeshError, PlanFileError
 from planner.plan_file.store import written
+from tests.fork_server import python
 from tests.small import NEVER, assert_same, mlp, mlp_args, shapes, train_args, train_step
 
 MESH = {"data": 4, "model": 2}
@@ -100,7 +101,7 @@ def test_it_runs_in_another_process(tmp_path: Path) -> None:
     made.save(path)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(path)], capture_output=True, text=True, env=environment, check=False
+        [*python(), "-c", PROGRAM, str(path)], capture_output=True, text=True, env=environment, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout.splitlines()[-1]) == [[str(made.in_specs), str(made.explain("x"))]] * 2

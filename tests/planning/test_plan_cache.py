@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from planner import content_store
 from planner.errors import ArgumentError
 from planner.planning import plan_cache
 from planner.variants import problem_variants
+from tests.fork_server import python
 from tests.small import assert_same, mlp, mlp_args, shapes, train_args, train_step
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -138,9 +138,7 @@ assert_same(plan(*mlp_args()), mlp(*mlp_args()))
 def test_two_processes_at_once(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     running = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(tmp_path)], env=environment, stderr=subprocess.PIPE, text=True
-        )
+        subprocess.Popen([*python(), "-c", PROGRAM, str(tmp_path)], env=environment, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
     for process in running:

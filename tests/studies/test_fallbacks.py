@@ -26,6 +26,7 @@ from planner.machine.target import Target
 from planner.plans.plan import Plan
 from planner.program.graph import Aval
 from planner.studies.fallbacks.moved import CHIPS, HOST, NETWORK, Laid, move, survivors
+from tests.fork_server import python
 from tests.small import NEVER, shapes, train_args, train_step
 from tests.studies.fallback_worker import RESUMED, SAVED_AFTER, batch_of, first_state
 from tests.studies.fallback_worker import train_step as worker_step
@@ -208,7 +209,8 @@ def test_a_killed_training_goes_on_with_its_fallback(tmp_path: Path) -> None:
                 training.kill()
                 break
     assert training.returncode < 0
-    done = subprocess.run([*command, "resume", str(tmp_path)], capture_output=True, timeout=300, check=True, **setting)
+    again = [*python(), "-m", "tests.studies.fallback_worker", "resume", str(tmp_path)]
+    done = subprocess.run(again, capture_output=True, timeout=300, check=True, **setting)
     losses = [json.loads(line) for line in done.stdout.splitlines()]
     state, wanted = first_state(), list[tuple[int, float]]()
     for step in range(SAVED_AFTER + RESUMED):
