@@ -44,30 +44,35 @@ class Marginals:
     `exact[c]`: none is less; `seen[c]`: it was looked at. `choice(c)` are the choices of all nodes that cost so much.
     """
 
-    def __init__(self, count: int, network: Network, node: int, trail: Sequence[Eliminated]) -> None:
+    def __init__(self, count: int, nodes: int, trail: Sequence[Eliminated]) -> None:
         self.values, self.exact, self.seen = (
             np.full(count, math.inf),
             np.ones(count, np.bool_),
             np.ones(count, np.bool_),
         )
-        self._network, self._node, self._trail = network, node, list(trail)
+        self._nodes, self._trail = nodes, list(trail)
         self._left: dict[int, npt.NDArray[np.intp]] = {}
-        self._positions: dict[int, int] = {}
+        self._rest: tuple[elimination.AllBut, Mapping[int, int]] | None = None
 
     def take(self, of: int, value: float, choice: npt.NDArray[np.intp], *, exact: bool) -> None:
         """Takes over the best of a class; `choice` is that of the nodes that were not eliminated at first."""
         self.values[of], self.exact[of], self._left[of] = value, exact, choice
 
-    def leave(self, of: int, value: float, position: int) -> None:
-        """Takes over the least cost of a class, and where it is among what is left of the node: the rest can be found."""
-        self.values[of], self._positions[of] = value, position
+    def take_all(self, rest: elimination.AllBut, of: Indices) -> None:
+        """Takes over what all others were eliminated from; `of` are the classes of the node's choices that are left."""
+        order = np.argsort(-rest.totals, kind="stable").tolist()  # the best choice of a class comes last
+        self._rest = rest, {int(of[position]): position for position in order}
+        for one, position in self._rest[1].items():
+            self.values[one] = rest.totals[position]
 
     def choice(self, of: int) -> tuple[int, ...]:
         """The choice of every node with the value of this class, which must be finite."""
         if of not in self._left:
-            self._left[of] = np.zeros(len(self._network.labels), np.intp)
-            forced = _only(self._network, self._node, np.asarray([self._positions[of]]))
-            elimination.eliminate(forced, elimination.plan_order(forced), self._left[of])
+            if self._rest is None:
+                raise SolverError(f"class {of} has no choice that is possible.")
+            rest, positions = self._rest
+            self._left[of] = np.zeros(self._nodes, np.intp)
+            rest.write(positions[of], self._left[of])
         found = self._left[of].copy()
         undo(self._trail, found)
         return tuple(found.tolist())
@@ -106,15 +111,13 @@ def marginals(
 
     reducer = Reducer(network, keep=(node,), usage_of=incomparable)
     possible = reducer.run()
-    found = Marginals(int(of.max(initial=0)) + 1, network, node, reducer.trail)
+    found = Marginals(int(of.max(initial=0)) + 1, len(network.labels), reducer.trail)
     if not possible:
         return found
     left = of[network.labels[node]]
     order = elimination.plan_order(network, last=(node,), max_entries=elimination.MAX_ENTRIES)
     if elimination.affordable(order):
-        totals = elimination.eliminate_all_but(network, order, node)
-        for position in np.argsort(-totals, kind="stable").tolist():
-            found.leave(int(left[position]), float(totals[position]), position)
+        found.take_all(elimination.eliminate_all_but(network, order, node), left)
         return found
     _search(network, node, left, found, start, effort)
     return found

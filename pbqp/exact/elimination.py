@@ -90,13 +90,7 @@ def eliminate(network: Network, order: Order, choice: NDArray[np.intp]) -> float
     value = network.constant + sum(float(factor.table) for factor in rest)
     if math.isinf(value):
         return value
-    picks: dict[int, int] = {}
-    for node, factors in reversed(buckets):
-        costs = network.unary[node]
-        for factor in factors:
-            costs = costs + factor.table[tuple(picks.get(other, slice(None)) for other in factor.nodes)]
-        picks[node] = int(costs.argmin())
-        choice[node] = network.labels[node][picks[node]]
+    _backward(network, buckets, {}, choice)
     return value
 
 
@@ -106,13 +100,28 @@ def proven(network: Network, minimum: float) -> float:
     return minimum - network.lost - error
 
 
-def eliminate_all_but(network: Network, order: Order, node: int) -> Array:
-    """The minimum over all other live nodes for each remaining choice of `node`; `order` leaves out only that node."""
-    _, rest = _forward(network, order)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AllBut:
+    """`totals[p]`: the minimum over all other live nodes for choice p of `node`, of those that are left of it."""
+
+    network: Network
+    node: int
+    totals: Array
+    buckets: list[tuple[int, list[Factor]]]
+
+    def write(self, position: int, choice: NDArray[np.intp]) -> None:
+        """Writes a choice of the node, and the best ones of all other live nodes with it, into `choice`."""
+        choice[self.node] = self.network.labels[self.node][position]
+        _backward(self.network, self.buckets, {self.node: position}, choice)
+
+
+def eliminate_all_but(network: Network, order: Order, node: int) -> AllBut:
+    """What each choice of `node` costs at the least; `order` leaves out only that node."""
+    buckets, rest = _forward(network, order)
     totals = network.unary[node] + network.constant
     for factor in rest:
         totals = totals + factor.table
-    return totals
+    return AllBut(network=network, node=node, totals=totals, buckets=buckets)
 
 
 def _forward(network: Network, order: Order) -> tuple[list[tuple[int, list[Factor]]], list[Factor]]:
@@ -143,6 +152,21 @@ def _forward(network: Network, order: Order) -> tuple[list[tuple[int, list[Facto
     for held in holding.values():
         leftovers.update(held)
     return buckets, [*rest, *leftovers.values()]
+
+
+def _backward(
+    network: Network,
+    buckets: list[tuple[int, list[Factor]]],
+    picks: dict[int, int],
+    choice: NDArray[np.intp],
+) -> None:
+    """Writes the best choices of all nodes that were eliminated into `choice`, given the `picks` of those left."""
+    for node, factors in reversed(buckets):
+        costs = network.unary[node]
+        for factor in factors:
+            costs = costs + factor.table[tuple(picks.get(other, slice(None)) for other in factor.nodes)]
+        picks[node] = int(costs.argmin())
+        choice[node] = network.labels[node][picks[node]]
 
 
 def _minimise(network: Network, node: int, factors: list[Factor], scope: tuple[int, ...]) -> Array:
