@@ -198,9 +198,12 @@ def _difference(found: Any, expected: Any) -> float:
         return float("inf")
     if a.dtype.kind not in "fc":
         return 0.0 if np.array_equal(a, b) else 1.0
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
     with np.errstate(invalid="ignore"):
-        gap = np.where(same, 0.0, np.abs(a - b))
+        gap = np.abs(a - b)
+    largest = float(gap.max(initial=0.0))
+    if np.isfinite(largest):
+        return largest
+    gap = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, gap)
     return float(np.nan_to_num(gap, nan=np.inf, posinf=np.inf).max(initial=0.0))
 
 
