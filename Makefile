@@ -19,8 +19,11 @@ NO_BENCHMARKS := $(addprefix benchmarks/,__init__.py problems.py stamp.py suite.
   compiled_row.py pass_page.py ablation_programs.py)
 BENCHMARKS := $(filter-out $(NO_BENCHMARKS),$(wildcard benchmarks/*.py))
 
+# In the order of tests/conftest.py, which begins with what takes longest.
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check fix format-check lint types imports docs test samples test-all conformance fuzz hazards probes golden bench \
+.PHONY: help setup demo check fix format-check lint types imports docs test samples tests test-all conformance fuzz hazards probes golden bench \
   release clean
 
 help: ## print the targets
@@ -41,7 +44,7 @@ $(STAMP): pyproject.toml
 demo: $(STAMP) ## plan, train and verify a transformer on eight virtual devices; plan Llama-3-8B for 256 TPUs
 	PYTHONPATH=. $(BIN)/python benchmarks/demo.py
 
-check: format-check lint types imports docs test samples ## everything a change must pass
+check: format-check lint types imports docs tests ## everything a change must pass
 
 format-check: $(STAMP)
 	$(BIN)/ruff format --check $(SOURCES)
@@ -59,13 +62,16 @@ docs: $(STAMP) ## the documentation as a site, in build/docs
 	$(BIN)/sphinx-build --quiet --fail-on-warning --fresh-env docs build/docs
 
 test: $(STAMP) ## the fast tests
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow and not sample"
+	$(PYTEST) -m "not slow and not sample"
 
 samples: $(STAMP) ## fixed samples of conformance, hazards and generated programs
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m sample
+	$(PYTEST) -m sample
+
+tests: $(STAMP) ## both in one run, which starts and collects once
+	$(PYTEST) -m "not slow"
 
 test-all: $(STAMP) ## all tests, the slow ones too
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(PYTEST)
 
 fix: $(STAMP) ## format, and mend what the linter can mend
 	$(BIN)/ruff format $(SOURCES)

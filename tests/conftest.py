@@ -8,6 +8,7 @@ import functools
 import gc
 import importlib.metadata
 import os
+from collections import Counter
 from collections.abc import Iterator
 
 import hypothesis
@@ -50,6 +51,16 @@ hypothesis.settings.register_profile(
     suppress_health_check=_SLOW,
 )
 hypothesis.settings.load_profile("ci")
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests of a file run in one process, but for the samples, which go first because they take longest."""
+    tests = Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.get_closest_marker("sample") is None, -tests[item.path]))
+    for item in items:
+        if not (item.get_closest_marker("sample") or item.get_closest_marker("xdist_group")):
+            item.add_marker(pytest.mark.xdist_group(item.path.relative_to(item.config.rootpath).as_posix()))
 
 
 @pytest.fixture(autouse=True, scope="session")
