@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from benchmarks.models import MODELS
 from benchmarks.problems import least_time
 from planner.machine.target import resolve
 from planner.program.tracing.trace import trace
+from planner.program.tracing.traced import Program
 from planner.search.problem import PlanningProblem, planning_problem
 
 ALIKE = "cpu:8"
 """A topology on which the two layers of a small model are alike: on a TPU the last meets its gradient on the chip."""
 
 
+@cache
+def small_program(name: str) -> Program:
+    """One program, traced once for all tests of a process."""
+    model = MODELS[name]("small")
+    return trace(model.fn, model.args)
+
+
 def small_problem(name: str, topology: str = "v5e:2x4") -> PlanningProblem:
     """The problem of one program, minimising time."""
-    model = MODELS[name]("small")
     target = resolve(None, topology)
     request = least_time(target.topology, 16e9)
-    return planning_problem(program=trace(model.fn, model.args), target=target, request=request)
+    return planning_problem(program=small_program(name), target=target, request=request)

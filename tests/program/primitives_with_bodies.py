@@ -70,9 +70,10 @@ def registered(primitives: list[Primitive]) -> Iterator[tuple[str, Any]]:
 def bound(names: dict[str, str]) -> Iterator[tuple[str, str]]:
     """(name, param) of the calls of `bind` in JAX's source; `names` are those of primitives by variable."""
     for path in Path(jax.__path__[0]).rglob("*.py"):
-        if any(word in str(path.relative_to(jax.__path__[0])) for word in NOT_JAX_ITSELF):
+        text = path.read_text()
+        if ".bind(" not in text or any(word in str(path.relative_to(jax.__path__[0])) for word in NOT_JAX_ITSELF):
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "bind":
                 owner = node.func.value
                 variable = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
