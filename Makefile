@@ -13,6 +13,9 @@ EXTRAS := dev,examples,tpu
 STAMP := .venv/.installed-tpu
 endif
 
+# Dozens of processes of the tests import the same modules.
+unexport PYTHONDONTWRITEBYTECODE
+
 SOURCES := planner cost_models pbqp benchmarks examples tests
 # The demo is no benchmark, nor what several share, nor what compares two states of the code; the contest's instances are not part of the repository.
 NO_BENCHMARKS := $(addprefix benchmarks/,__init__.py problems.py stamp.py suite.py demo.py iopddl.py same_plans.py \

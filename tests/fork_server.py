@@ -4,7 +4,7 @@ A command such as `[*python(), "-m", "planner", "show", "plan.json"]` runs as it
 of its own, with its own environment, folder and streams. The imports, four seconds of the processor, are made once for all
 of them. `commands()` is a folder for PATH in which `python` and `meshwright` are started so.
 
-What tests of the imports themselves start, and what they kill, is started by `sys.executable`.
+It needs Linux (`pidfd_open`). What tests of the imports themselves start, and what they kill, is started by `sys.executable`.
 """
 
 from __future__ import annotations
@@ -54,18 +54,13 @@ def python() -> tuple[str, ...]:
         listening.bind(address)
         listening.listen(16)  # clients may come before the server has imported everything
         server = subprocess.Popen(
-            [sys.executable, "-m", "tests.fork_server", str(listening.fileno())],
+            [sys.executable, "-m", "tests.fork_server", str(listening.fileno()), folder],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.PIPE,
             pass_fds=[listening.fileno()],
         )
-
-    def end() -> None:
-        server.communicate()
-        shutil.rmtree(folder)
-
-    atexit.register(end)
+    atexit.register(server.communicate)  # closes its input, at which it ends
     return (sys.executable, "-IS", str(Path(__file__).with_name("fork_client.py")), address)
 
 
@@ -152,7 +147,9 @@ def main() -> None:
     gc.freeze()
     with socket.socket(fileno=int(sys.argv[1])) as listening:
         job = _next_job(listening)
-    if job is not None:
+    if job is None:
+        shutil.rmtree(sys.argv[2])
+    else:
         _run(job)
 
 
