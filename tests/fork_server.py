@@ -4,7 +4,8 @@ A command such as `[*python(), "-m", "planner", "show", "plan.json"]` runs as it
 of its own, with its own environment, folder and streams. The imports, four seconds of the processor, are made once for all
 of them. `commands()` is a folder for PATH in which `python` and `meshwright` are started so.
 
-It needs Linux (`pidfd_open`). What tests of the imports themselves start, and what they kill, is started by `sys.executable`.
+It needs Linux (`pidfd_open`). What tests of the imports themselves start, and what they kill, is started by
+`sys.executable`.
 """
 
 from __future__ import annotations
