@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
+from typing import Any
+
+import jax
 
 from benchmarks.models import MODELS
+from benchmarks.models.base import Model
 from benchmarks.problems import least_time
 from planner.machine.target import resolve
 from planner.program.tracing.trace import trace
@@ -16,9 +21,22 @@ ALIKE = "cpu:8"
 
 
 @cache
+def small_model(name: str) -> Model:
+    """A program at its small size with the shapes of its arguments: to make arrays, XLA compiles for seconds."""
+    made: list[Model] = []
+
+    def args() -> tuple[Any, ...]:
+        made.append(MODELS[name]("small"))
+        return made[0].args
+
+    shapes = jax.eval_shape(args)
+    return replace(made[0], args=shapes)
+
+
+@cache
 def small_program(name: str) -> Program:
     """One program, traced once for all tests of a process."""
-    model = MODELS[name]("small")
+    model = small_model(name)
     return trace(model.fn, model.args)
 
 

@@ -16,8 +16,8 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import planner
-from benchmarks.models import MODELS
 from planner.errors import ArgumentError
+from tests.problems import small_model
 from tests.rules.halo_cases import normal
 from tests.small import NEVER, mlp, mlp_args, shapes, train_args, train_step
 
@@ -211,7 +211,7 @@ def test_undecided_is_the_same_graph_with_the_figures_of_one_device() -> None:
 
 @pytest.mark.parametrize("name", ["gpt", "resnet", "moe"])
 def test_undecided_graphs_of_whole_programs_are_acyclic_and_complete(name: str) -> None:
-    model = MODELS[name]("small")
+    model = small_model(name)
     graph = planner.op_graph(model.fn, model.args, donate_argnums=model.donate_argnums)
     assert nx.is_directed_acyclic_graph(graph)
     kinds = Counter(nodes(graph, "op"))

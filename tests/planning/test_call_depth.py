@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 
 import planner
-from benchmarks.models import MODELS
 from planner.compiler.analysis import Model
 from planner.errors import InfeasibleError
 from planner.pricing.build_instance import Terms
 from planner.pricing.instance import Instance
 from planner.search import problem
+from tests.problems import small_model
 
 MOST_FRAMES = 17
 HERE = planner.Options(check="never", workers=1, gap=0.05)
@@ -45,7 +45,7 @@ def depths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def _plan(options: planner.Options = HERE, memory_limit: float | None = None) -> planner.Plan:
-    model = MODELS["mlp"]("small")
+    model = small_model("mlp")
     return planner.plan(model.fn, model.args, topology="v5e:2x2", memory_limit=memory_limit, options=options)
 
 

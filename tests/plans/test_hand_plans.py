@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 
 import jax
 import pytest
@@ -19,6 +18,7 @@ from benchmarks.models.places import placed
 from benchmarks.real.kernels import counted_kernels
 from cost_models import parse_topology
 from planner.compiler.emission.options import plan_options
+from tests.problems import small_model
 
 DEVICES = 8
 SMALL = 2**8
@@ -32,20 +32,13 @@ def small_weights_are_stored_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.hand_plans.specs.SMALL_ELEMENTS", SMALL)
 
 
-@cache
-def _model(name: str) -> Model:
-    """A small program, its arguments made abstract: over a mesh without devices nothing else can be given."""
-    model = MODELS[name]("small")
-    return replace(model, args=jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), model.args))
-
-
 def _kind(model: str, name: str) -> Kind:
     return next(kind for kind in family_of(model).kinds if kind.name == name)
 
 
 def _pins(model: str, kind: Kind | str, mesh: dict[str, int]) -> dict[str, P]:
     hand = HandPlan(kind=_kind(model, kind) if isinstance(kind, str) else kind, mesh=mesh)
-    return pins(_model(model), family_of(model), hand)
+    return pins(small_model(model), family_of(model), hand)
 
 
 def test_every_family_has_eight_plans() -> None:
@@ -106,7 +99,7 @@ def _constraints(model: Model, hand: HandPlan) -> str:
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in MODELS if name != "deep"]
 )
 def test_plans_lower_as_people_write_them(name: str) -> None:
-    model, family = _model(name), family_of(name)
+    model, family = small_model(name), family_of(name)
     kind = next((kind for kind in reversed(family.kinds) if kind.gathers), family.kinds[0])
     hand = HandPlan(kind=kind, mesh=meshes_of(kind, DEVICES)[0], gathered=kind.gathers)
     lowered = jitted(model, family, hand).trace(*model.args).lower(lowering_platforms=("tpu",))
@@ -115,7 +108,7 @@ def test_plans_lower_as_people_write_them(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["deep", "gpt", "llama", "lstm"])
 def test_weights_are_gathered_where_they_are_used(name: str) -> None:
-    model = _model(name)
+    model = small_model(name)
     plain = HandPlan(kind=FSDP, mesh={"data": DEVICES})
     (gathered,) = plain.variants(windows=False)
     more = [_constraints(model, hand).count("sharding_constraint") for hand in (plain, gathered)]
@@ -148,7 +141,7 @@ def test_hand_plans_are_compiled_as_ours_but_for_windows() -> None:
 
 
 def test_programs_stand_as_they_were_outside() -> None:
-    model = _model("gpt")
+    model = small_model("gpt")
     before = str(jax.make_jaxpr(model.fn)(*model.args))
     with placed(lambda x, name: x, lambda x, path: 2 * x):
         assert str(jax.make_jaxpr(model.fn)(*model.args)) != before
@@ -157,7 +150,7 @@ def test_programs_stand_as_they_were_outside() -> None:
 
 @pytest.mark.parametrize(("name", "kind"), [("llama", "fsdp+tp+sp"), ("lstm", "dp+tp"), ("decode", "2-D tp")])
 def test_the_planner_takes_them_as_pins(name: str, kind: str) -> None:
-    model, mesh = _model(name), {"data": 2, "model": 4}
+    model, mesh = small_model(name), {"data": 2, "model": 4}
     pinned = _pins(name, kind, mesh)
     plan = planner.plan(
         model.fn,

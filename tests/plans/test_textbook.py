@@ -29,7 +29,7 @@ ALL = [pytest.param(name, marks=[pytest.mark.slow] * case.slow) for name, case i
 @functools.cache
 def planned(name: str) -> planner.Plan:
     case = BY_ID[name]
-    model = case.model()
+    model = case.model("real")
     return planner.plan(
         model.fn,
         model.args,
@@ -43,7 +43,7 @@ def planned(name: str) -> planner.Plan:
 
 @functools.cache
 def compiled(name: str) -> tuple[CompiledCollective, ...]:
-    lowered = planned(name).jit.lower(*BY_ID[name].model().args)
+    lowered = planned(name).jit.lower(*BY_ID[name].model("real").args)
     return read_collectives(lowered.compile().as_text(), num_devices=4)
 
 
@@ -90,7 +90,7 @@ def test_the_prediction_is_within_one_percent(name: str) -> None:
     "name", [name if name.startswith("mlp") else pytest.param(name, marks=pytest.mark.slow) for name in BY_ID]
 )
 def test_it_verifies(name: str) -> None:
-    verification = planned(name).verify(*BY_ID[name].model().args)
+    verification = planned(name).verify(*BY_ID[name].model("small").args)
     assert verification.numerics.ok, verification
     assert verification.as_promised, verification
 

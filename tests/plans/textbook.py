@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.models import TEXTBOOK, Model
+from benchmarks.models import TEXTBOOK, Model, Size
 from benchmarks.models.bert import BertConfig, bert_layers
 from benchmarks.models.mlp import mlp
 from cost_models import CHIPS, Topology
@@ -64,16 +64,16 @@ class Case:
     compiled: Mapping[Key, tuple[int, int]] | None
     specs: Mapping[str, P]
     reason: str
-    program: Callable[[], Model] | None = None
+    program: Callable[[Size], Model] | None = None
     slow: bool = False
     mesh: Mapping[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mesh", MESHES[self.topology.name])
 
-    def model(self) -> Model:
-        """The program with its arguments."""
-        return self.program() if self.program else TEXTBOOK[self.name]("small")
+    def model(self, size: Size) -> Model:
+        """The program with its arguments: arrays at size "small", shapes of the same size at "real"."""
+        return (self.program or TEXTBOOK[self.name])(size)
 
 
 def _megatron(axes: str | tuple[str, ...]) -> dict[str, P]:
@@ -95,12 +95,13 @@ def _alternating(axis: str, batch: P) -> dict[str, P]:
     }
 
 
-def _small_batch_mlp() -> Model:
-    return mlp(batch=64, hidden=32, name="mlp_small_batch")
+def _small_batch_mlp(size: Size) -> Model:
+    return mlp(batch=64, hidden=32, size=size, name="mlp_small_batch")
 
 
-def _odd_bert() -> Model:
-    return bert_layers(BertConfig(layers=2, hidden=32, heads=8, sequence=15), batch=62, name="bert_odd_batch")
+def _odd_bert(size: Size) -> Model:
+    config = BertConfig(layers=2, hidden=32, heads=8, sequence=15)
+    return bert_layers(config, batch=62, size=size, name="bert_odd_batch")
 
 
 _LAYER = 12 * 32 * 32 + 13 * 32

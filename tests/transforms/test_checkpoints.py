@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import planner
-from benchmarks.models import MODELS
 from benchmarks.models.base import Model
 from benchmarks.models.checkpoints import Policy, with_policy
 from cost_models import parse_topology
@@ -20,6 +19,7 @@ from planner.program.jaxpr.remat.scopes import crossings, program_steps
 from planner.program.tracing.trace import trace
 from planner.transforms.apply import formed
 from planner.transforms.remat_choice import Front
+from tests.problems import small_model
 from tests.transforms.checkpoints import ATTENTIONS, CHECKPOINTS, step
 from tests.transforms.loops import arguments
 
@@ -77,6 +77,6 @@ def test_a_plan_with_all_saved_takes_no_longer_for_checkpoints(case: tuple[str, 
 
 @pytest.mark.parametrize("name", [pytest.param("deep", marks=pytest.mark.slow), "llama"])
 def test_plans_of_models_do_not_depend_on_their_checkpoints(name: str) -> None:
-    models: list[Model] = [with_policy(MODELS[name]("small"), policy) for policy in SOME]
+    models: list[Model] = [with_policy(small_model(name), policy) for policy in SOME]
     seconds = [_seconds(model.fn, model.args, "none") for model in models]
     assert max(seconds) <= ALIKE * min(seconds)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.models import llama
-from benchmarks.models.base import Model
+from benchmarks.models.base import Model, Size
 from benchmarks.models.checkpoints import Policy, with_policy
 from planner.program.form import Form
 from planner.program.jaxpr.remat.scopes import crossings, program_steps
@@ -24,14 +24,14 @@ LAYERS, SEQUENCE, BLOCK = 3, 24, 8
 
 
 @cache
-def _model(policy: Policy, scan: bool, block: int | None = BLOCK) -> Model:
+def _model(policy: Policy, scan: bool, block: int | None, size: Size) -> Model:
     config = replace(llama.SMALL, layers=LAYERS, sequence=SEQUENCE, query_block=block, scan=scan)
-    return with_policy(llama.llama(config, batch=2), policy)
+    return with_policy(llama.llama(config, batch=2, size=size), policy)
 
 
 @cache
 def _written(policy: Policy, scan: bool, block: int | None = BLOCK) -> Program:
-    model = _model(policy, scan, block)
+    model = _model(policy, scan, block, "real")
     return trace(model.fn, model.args, donate_argnums=model.donate_argnums)
 
 
@@ -65,7 +65,7 @@ def test_loops_that_keep_the_least_stay_as_they_are() -> None:
 
 @pytest.mark.parametrize(("policy", "block"), [("dots_saveable", BLOCK), ("groups", None)])
 def test_a_program_without_checkpoints_computes_the_same(policy: Policy, block: int | None) -> None:
-    model = _model(policy, True, block)
+    model = _model(policy, True, block, "small")
     program = _written(policy, True, block)
     least = formed(program, Form(without_checkpoints=True))
     flat = jax.tree.leaves(model.args)

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from benchmarks.models import MODELS
 from cost_models import parse_topology
 from planner.program.form import Form
 from planner.program.jaxpr.remat.scopes import crossings, scope_of
@@ -18,6 +17,7 @@ from planner.transforms.apply import in_microbatches, with_values_saved
 from planner.transforms.batch import batch_of
 from planner.transforms.remat_choice import ALIKE, Choice, Front
 from planner.transforms.remat_text import describe_remat
+from tests.problems import small_program
 from tests.transforms.loops import PROGRAMS, arguments
 
 CHIP = parse_topology("v5e:4x4").chip
@@ -100,8 +100,7 @@ def test_words_name_what_is_saved_and_computed_again() -> None:
 
 def test_microbatches_need_no_more_computed_again_than_the_whole_batch() -> None:
     """What both loops compute of what every part takes whole, such as angles of positions, is known to be the same."""
-    model = MODELS["llama"]("small")
-    program = trace(model.fn, model.args)
+    program = small_program("llama")
     whole = Front(crossings(program), CHIP)
     parted = Front(crossings(in_microbatches(program, 2, batch_of(program))), CHIP, parts=2)
     assert parted.nothing.flops == pytest.approx(whole.nothing.flops, rel=0.01)
@@ -112,8 +111,7 @@ def test_microbatches_need_no_more_computed_again_than_the_whole_batch() -> None
 
 def test_what_stands_behind_the_last_layer_is_there_when_the_backward_pass_begins() -> None:
     """A loss over a vocabulary is neither saved nor computed again, however its layers are written."""
-    model = MODELS["deep"]("small")
-    (crossing,) = crossings(trace(model.fn, model.args))
+    (crossing,) = crossings(small_program("deep"))
     names = {value.name for value in crossing.values}
     assert "attention" in names
     assert not [name for name in names if "language.py" in name]
