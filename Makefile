@@ -22,8 +22,8 @@ NO_BENCHMARKS := $(addprefix benchmarks/,__init__.py problems.py stamp.py suite.
   compiled_row.py pass_page.py ablation_programs.py)
 BENCHMARKS := $(filter-out $(NO_BENCHMARKS),$(wildcard benchmarks/*.py))
 
-# In the order of tests/conftest.py, which begins with what takes longest.
-PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+# A file in one process, for what its tests share, in the order of tests/conftest.py, which begins with what takes longest.
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check fix format-check lint types imports docs test samples tests test-all conformance fuzz hazards probes golden bench \

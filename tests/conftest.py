@@ -53,14 +53,11 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("ci")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests of a file run in one process, but for the samples, which go first because they take longest."""
+    """Files with samples go first, because they take longest, then those with most tests."""
     tests = Counter(item.path for item in items)
-    items.sort(key=lambda item: (item.get_closest_marker("sample") is None, -tests[item.path]))
-    for item in items:
-        if not (item.get_closest_marker("sample") or item.get_closest_marker("xdist_group")):
-            item.add_marker(pytest.mark.xdist_group(item.path.relative_to(item.config.rootpath).as_posix()))
+    long = {item.path for item in items if item.get_closest_marker("sample")}
+    items.sort(key=lambda item: (item.path not in long, -tests[item.path]))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -19,8 +19,6 @@ from tests.machine.processes_worker import BATCH, STEPS, X, one
 from tests.small import train_args, train_step
 from tests.xla_flags import with_devices
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 300.0
 
