@@ -4,8 +4,8 @@ A command such as `[*python(), "-m", "planner", "show", "plan.json"]` runs as it
 of its own, with its own environment, folder and streams. The imports, four seconds of the processor, are made once for all
 of them. `commands()` is a folder for PATH in which `python` and `meshwright` are started so.
 
-It needs Linux (`pidfd_open`). What tests of the imports themselves start, and what they kill, is started by
-`sys.executable`.
+It needs `pidfd_open`, which Linux has; elsewhere commands are started by `sys.executable`, as is what tests of the imports
+themselves start, and what they kill.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ class Job(NamedTuple):
 @cache
 def python() -> tuple[str, ...]:
     """The words that stand for `python` in a command; starts the server, which ends with this process."""
+    if not hasattr(os, "pidfd_open"):
+        return (sys.executable,)
     folder = tempfile.mkdtemp()
     address = f"{folder}/server"
     with socket.socket(socket.AF_UNIX) as listening:
@@ -68,7 +70,8 @@ def python() -> tuple[str, ...]:
 @cache
 def commands() -> str:
     """A folder with the commands `python` and `meshwright`."""
-    folder = Path(python()[-1]).parent
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder)
     for name, words in {"python": "", "meshwright": "-m planner"}.items():
         path = folder / name
         path.write_text(f'#!/bin/sh\nexec {" ".join(python())} {words} "$@"\n')
