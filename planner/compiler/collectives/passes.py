@@ -62,7 +62,7 @@ ASYNC_ALL_REDUCE = Pass(
 SPARSE_CORE_COLLECTIVES = Pass(
     name="sparse-core-collectives",
     phase="collectives",
-    does="On v6e and tpu7x, runs a sum that no matmul of its body waits for on SparseCores, beside matmuls after it.",
+    does="Where SparseCores do collectives, runs a sum that no matmul of its body waits for beside the matmuls after it.",
     evidence=Evidence(
         release="libtpu 0.0.42", seen="gradients in the loops of GPT and a mixture of experts on v6e:4x4"
     ),
