@@ -15,7 +15,7 @@ def _run(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*python(), *words], capture_output=True, text=True, check=False, **more)
 
 
-def test_words_streams_folder_and_environment_are_those_of_the_command(tmp_path: Path) -> None:
+def test_arguments_streams_folder_and_environment_are_those_of_the_command(tmp_path: Path) -> None:
     program = "import os, sys; print(sys.argv, os.getcwd(), os.environ['NEW'], input()); print('bad', file=sys.stderr)"
     done = _run("-c", program, "a", cwd=tmp_path, env={**os.environ, "NEW": "here"}, input="read")
     assert done.stdout == f"['-c', 'a'] {tmp_path} here read\n"

@@ -240,12 +240,12 @@ class LimitSearch:
         choices = np.asarray([plan.choice for plan in self.met], np.intp)
         kept = [np.unique(picks) for picks in choices.T]
         memory = MemoryModel(instance=self.memory.instance.restricted(kept))
+        solving = self.solving.within(COMBINE_SECONDS)
 
         def solve(limited: Problem) -> Solution:
-            seconds = self.solving.within(COMBINE_SECONDS).seconds
-            return solve_ilp(limited, self.solving.of_solve(seconds, cutoff=self.upper, gap=0.0, compiled=False))
+            return solve_ilp(limited, solving.of_solve(solving.seconds, cutoff=self.upper, gap=0.0, compiled=False))
 
-        for picks in self.limited(memory, solve):
+        for picks in self.limited(memory, solving, solve):
             self.meet([int(of[pick]) for of, pick in zip(kept, picks, strict=False)])
 
     def rows(self) -> None:
@@ -258,10 +258,12 @@ class LimitSearch:
                 self.raise_bound(min(solution.bound, self.upper))
             return solution
 
-        for picks in self.limited(self.memory, solve):
+        for picks in self.limited(self.memory, solving, solve):
             self.meet(picks)
 
-    def limited(self, memory: MemoryModel, solve: Callable[[Problem], Solution]) -> Iterator[Sequence[int]]:
+    def limited(
+        self, memory: MemoryModel, solving: SolveOptions, solve: Callable[[Problem], Solution]
+    ) -> Iterator[Sequence[int]]:
         """Choices that `solve` finds under rows for the points of the schedule that count, each to be met by the caller.
 
         Rows are added for the points that a choice violates, until it violates none.
@@ -269,7 +271,7 @@ class LimitSearch:
         use = np.max([plan.profile for plan in self.met], axis=0)
         points, limit = peaks(use, ROW_POINTS), self.limit
         for _ in range(ROW_ROUNDS):
-            if self.solving.deadline.passed:
+            if solving.deadline.passed:
                 break
             choice = solve(memory.limited(memory.instance.problem, points, limit)).choice
             if choice is None:

@@ -172,8 +172,9 @@ class VariantSearch:
         if (self.late and math.isfinite(below)) or self.bounds.free_of(form) >= below:
             self.over = False
             return None
-        if self.bounds.limited.get(form, -math.inf) >= below:
-            self.over = True
+        limited = self.bounds.limited.get(form, -math.inf)
+        if limited >= below:
+            self.over, self.short = True, self.short or math.isinf(limited)
             return None
         limit = problem.roomy_limit
         options = replace(self.options, time_limit_s=self.deadline.left(1.0), gap=self._gap(gap))

@@ -58,7 +58,7 @@ def test_another_release_is_noted_with_the_passes_that_were_not_read_off_it(
     assert "the compiler here is libtpu 0.0.50: " in note
 
 
-def test_a_release_that_was_probed_is_noted_with_the_passes_that_it_does_otherwise(installed: dict[str, str]) -> None:
+def test_a_probed_release_is_noted_with_what_has_changed(installed: dict[str, str]) -> None:
     installed["libtpu"] = "0.0.50.1"
     (note,) = release_notes(TPU)
     assert "not what libtpu 0.0.50.1 does (" in note

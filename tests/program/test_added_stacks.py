@@ -111,6 +111,6 @@ def test_slices_are_added_in_the_loop_that_makes_them(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OTHERWISE)
-def test_what_is_read_otherwise_is_not_rewritten(name: str) -> None:
+def test_stacks_with_other_readers_are_not_rewritten(name: str) -> None:
     before = jax.make_jaxpr(OTHERWISE[name])(W, X)
     assert with_stacks_added(before) is before

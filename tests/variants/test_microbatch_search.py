@@ -133,3 +133,11 @@ def test_a_form_that_has_nothing_better_is_not_searched_again(monkeypatch: pytes
     # Nothing is far below the best of a form, whichever search has found that.
     assert forms().search(variants.base, below=0.5 * value_of(best)) is None
     assert len(searched) == 1
+    # Of a form that does not fit it is known that memory was too short for it.
+    whole = variants.base.with_objective("time", 1e6)
+    bounds.free.clear()
+    for _ in range(2):
+        again = forms()
+        assert again.search(whole, below=math.inf) is None
+        assert again.short
+    assert len(searched) == 2
