@@ -30,7 +30,8 @@ class Certificate(Printed):
     `value` and `lower_bound` are in `unit`; `gap` is (value - lower_bound) / value. `within_bytes`: it is among the plans
     that keep to so many bytes per device, less than what was asked for; None: among all that were asked for. These bounds
     are of plans in the form that was chosen: `any_form` <= any plan, whatever it saves for the backward pass and in however
-    many microbatches, as computing alone takes so long; None: no other form could be chosen, or that is not known.
+    many microbatches, as what every form computes, and on TPUs what it communicates, takes so long; None: no other form
+    could be chosen, or that is not known.
     `guessed_share` is the share of the plan's memory traffic that is of ops whose work nobody says (`Decision.guessed`), of
     which nothing else is known; None: there are none, or bytes are minimised.
     """

@@ -125,8 +125,8 @@ class PlanReport:
             return "the search ended before it had a bound for every mesh"
         among = "" if c.within_bytes is None else f" of at most {quantity(c.within_bytes, 'B')} per device"
         proven = f"no plan{among}{'' if c.any_form is None else ' in this form'} is below {c.lower_bound:.6g} {c.unit}"
-        alone = "" if c.any_form is None else f"; in any form computing alone takes {c.any_form:.4g}"
-        return f"{proven} by this cost model{alone}"
+        whatever = "" if c.any_form is None else f", and none in any form below {c.any_form:.4g}"
+        return f"{proven}{whatever} by this cost model"
 
     def wires(self, axes: Sequence[str]) -> list[str]:
         """The kinds of wires under some axes, each once."""

@@ -52,7 +52,8 @@ class Analysis:
     `tensor_pins` and `output_pins` are the pinned specs by tensor and by position of an output, `parts` the arguments of
     which processes bring parts, with the dim along which. `without` are passes of the compiler that are switched off, to
     measure what they are worth. The costly columns are worked out when they are first read: a
-    process that does not search never needs them. `meshes` are those that problems were stated on.
+    process that does not search never needs them. `meshes` are those that problems were stated on. `given_model` is the
+    model where it is some of another's, `given_cost_model` the cost model where it is not that of the request.
     """
 
     program: Program
@@ -66,6 +67,8 @@ class Analysis:
     meshes: Meshes = field(default_factory=Meshes)
     pooled: dict[Hashable, float] = field(default_factory=dict[Hashable, float])
     """What `PlanningProblem.least_pooled` has found."""
+    given_model: Model | None = None
+    given_cost_model: CostModel | None = None
 
     @property
     def compiler(self) -> CompilerModel:
@@ -76,6 +79,8 @@ class Analysis:
     @paused()
     def model(self) -> Model:
         """The model of the program, from which the problem on every mesh is stated."""
+        if self.given_model is not None:
+            return self.given_model
         topology = self.request.topology
         return model_of(
             self.graph,
@@ -93,6 +98,8 @@ class Analysis:
     @cached_property
     def cost_model(self) -> CostModel:
         """The cost model of the request. Raises: ArgumentError where there is no profile for it."""
+        if self.given_cost_model is not None:
+            return self.given_cost_model
         if self.request.cost_model == "measured":
             devices, topology = self.target.devices, self.request.topology
             return measured_model(
@@ -220,6 +227,13 @@ class PlanningProblem:
     def without(self, *names: PassName) -> PlanningProblem:
         """The same problem with passes of the compiler switched off, to measure what they are worth."""
         return replace(self, analysis=replace(self.analysis, without=names, meshes=Meshes(), pooled={}))
+
+    def without_memory_traffic(self, model: Model) -> PlanningProblem:
+        """The same problem with this model of its program, on chips that read and write their memories in no time."""
+        topology = self.request.topology
+        fast = replace(topology, chip=replace(topology.chip, hbm_bytes_per_s=math.inf))
+        analysis = replace(self.analysis, given_model=model, given_cost_model=Roofline(topology=fast), pooled={})
+        return replace(self, analysis=analysis)
 
     @property
     def roomy_limit(self) -> float:

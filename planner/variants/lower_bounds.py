@@ -4,8 +4,10 @@ An array between two kernels is written to memory and read from it where it is l
 of k parts of the batch has arrays of a k-th: what is moved is told again as if the chips had k times the room. What the
 parts cost in turn, as every part reads the weights, only a plan of them tells.
 
-What plans in any form take at the least is what is computed in all of them: no form communicates less than nothing, saves
-less than nothing, or computes less than nothing again.
+What plans in any form take at the least is what is computed in all of them, split evenly: no form saves less than nothing,
+or computes less than nothing again. And it is what the form takes on the best of the meshes that saves all, computes all of
+the batch at once, and reads and writes memory in no time: every form computes as much, and communicates what that does. No
+time for memory is what no number of microbatches and no other choice of what is saved can better.
 """
 
 from __future__ import annotations
@@ -14,15 +16,23 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
-from planner.errors import InfeasibleError, PinError
+from pbqp.deadline import Deadline
+from planner.decisions.decision_graph import Transfer
+from planner.errors import ArgumentError, InfeasibleError, PinError
 from planner.options import Options
 from planner.pricing.mesh import Shape
 from planner.program.form import Form
+from planner.program.graph import Graph, Op
+from planner.program.jaxpr.origins import is_backward
+from planner.search.best_on_mesh import look
+from planner.search.mesh_search import solve_options
 from planner.search.problem import PlanningProblem
 from planner.transforms.batch import Refused, part_counts
 from planner.transforms.remat_choice import Front
 from planner.variants.problem_variants import ProblemVariants
+from planner.variants.variant_result import VariantResult
 
 MUCH = 0.15
 """The part of what fewer parts take at the least for which more are taken."""
@@ -67,14 +77,16 @@ class Floors:
 
 
 def least_of_any_form(
-    variants: ProblemVariants, meshes: Sequence[Shape], options: Options, found: PlanningProblem
+    variants: ProblemVariants, meshes: Sequence[Shape], options: Options, best: VariantResult
 ) -> float | None:
     """Seconds that no plan is below, whatever it saves, on devices or hosts, and in however many microbatches.
 
-    What the program computes, split evenly over all devices, less what its form saves and computes again, as if the chips
-    had the room of the most microbatches: of the forms tried of the whole batch, and that `found`, the one that tells the
-    most. What loops within layers keep is as in that. None where no other form may be chosen, or not time is minimised.
+    The most of two bounds. What the program computes, split evenly over all devices, less what its form saves and computes
+    again, as if the chips had the room of the most microbatches: of the forms tried of the whole batch, and that of the
+    `best` plan, the one that tells the most. And `_least_communicating`. What loops within layers keep is as in that plan.
+    None where no other form may be chosen, or not time is minimised.
     """
+    found = best.problem
     if variants.request.objective != "time":
         return None
     chooses_saved = options.remat == "auto" or isinstance(options.remat, Mapping)
@@ -94,11 +106,60 @@ def least_of_any_form(
         return Floors(variants.made[form], meshes[0], devices, spared).of(parts)
 
     of = found.program.form
-    return max(
+    computing = max(
         least(form)
         for form, problem in variants.made.items()
         if form.start == of.start and form.microbatches in (1, of.microbatches) and problem.analysis.is_modelled
     )
+    if not variants.request.topology.chip.on_chip_bytes or variants.request.cost_model != "analytic":
+        return computing
+    lifted = chooses_saved and (of.without_checkpoints or variants.forms.without_checkpoints is not None)
+    saving_all = replace(of, microbatches=1, saved=() if chooses_saved else of.saved, offloaded=(), hosted=())
+    with suppress(ArgumentError, PinError):
+        problem = variants.of(replace(saving_all, without_checkpoints=lifted))
+        return max(computing, _least_communicating(problem, meshes, options, best))
+    return computing
+
+
+def _least_communicating(
+    problem: PlanningProblem, meshes: Sequence[Shape], options: Options, best: VariantResult
+) -> float:
+    """Seconds that the problem of the form that saves all takes on the best of the meshes, if memory took none.
+
+    What its backward pass reads of its forward pass is there as it wants it: a form that computes it again may have it so.
+    At most the value of the `best` plan.
+    """
+    model, plan = problem.model, best.result.candidates[0]
+    transfers = tuple(transfer for transfer in model.flow.transfers if not _crosses(model.graph, transfer))
+    common = problem.without_memory_traffic(
+        replace(model, flow=replace(model.flow, transfers=transfers), given_savings=model.savings)
+    )
+    solving, found, own = solve_options(options, Deadline.never()), plan.value, plan.instance.mesh
+    computed = common.least_pooled(meshes[0], math.prod(meshes[0].values()))
+    for mesh in sorted(meshes, key=lambda mesh: (mesh != own.shape, -math.prod(mesh.values()))):
+        if computed / math.prod(mesh.values()) < found:
+            with suppress(PinError, InfeasibleError):  # of pins that do not fit the mesh
+                found = look(common.state(common.mesh(mesh)), solving.afresh(), best=found).bound
+    # Another form may have fewer kernels.
+    return found - own.kernel_seconds * math.fsum(map(model.launches, model.grouping.groups))
+
+
+def _crosses(graph: Graph, transfer: Transfer) -> bool:
+    """Whether a transfer takes what the forward pass makes to where the backward pass reads it."""
+    maker = graph.maker(transfer.tensor)
+    if maker is None or not transfer.reads or _is_backward(graph, maker):
+        return False
+    return any(_is_backward(graph, graph.ops[reader]) for reader, _ in transfer.reads)
+
+
+def _is_backward(graph: Graph, op: Op) -> bool:
+    """Whether an op is of a backward pass: by its name, or as a loop around it goes through its slices from the last."""
+    region: int | None = op.region
+    while region is not None:
+        if graph.regions[region].reverse:
+            return True
+        region = graph.regions[region].parent
+    return is_backward(op.name)
 
 
 def _of_choice(variants: ProblemVariants, form: Form) -> float:

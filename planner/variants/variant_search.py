@@ -91,7 +91,7 @@ def best_variant(
         if not hosts_first or not judged():
             raise with_reason(best) if explained else best
         best = _best_form(named, meshes, options, deadline, bounds, judged=judged, explained=explained)
-    least = least_of_any_form(named, meshes, options, best.problem)
+    least = least_of_any_form(named, meshes, options, best)
     return replace(best, notes=(*best.notes, *hosts_notes(best)), any_form=least)
 
 

@@ -13,9 +13,11 @@ import pytest
 
 import planner
 from benchmarks.models import llama
+from planner.decision import Certificate
 from planner.errors import ArgumentError, InfeasibleError, PinError
 from planner.options import Options
 from planner.search.problem import PlanningProblem
+from planner.variants import lower_bounds
 from tests.transforms.loops import PROGRAMS, arguments
 
 MESH = {"x": 2, "y": 2}
@@ -215,6 +217,23 @@ def test_no_form_takes_less_than_what_is_computed_in_any(remat: bool) -> None:
     for how in ("as written", "none", "full"):
         for count in (1, 2):
             assert planned(remat=how, microbatches=count).certificate.value >= certificate.any_form
+
+
+def test_no_form_communicates_less_than_the_one_that_saves_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    fn, args = _wide(layers=2, batch=2048, remat=True)
+
+    def planned(**how: Any) -> Certificate:
+        options = Options(check="never", **how)
+        return planner.plan(fn, args, topology="v5e:2x2", memory_limit=1e15, options=options).certificate
+
+    least = planned().any_form
+    assert least is not None
+    assert planned(remat="none", microbatches=1).lower_bound >= least
+    assert planned(remat="full", microbatches=2).lower_bound >= least
+    monkeypatch.setattr(lower_bounds, "_least_communicating", lambda *args: 0.0)
+    computed = planned().any_form
+    assert computed is not None
+    assert computed < 0.95 * least
 
 
 def test_a_program_of_one_form_has_one_bound() -> None:

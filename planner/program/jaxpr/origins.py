@@ -52,6 +52,11 @@ class Origin(NamedTuple):
         return " ".join(filter(None, (self.source, self.stage, kind)))
 
 
+def is_backward(name: str) -> bool:
+    """Whether the name of an equation says that it is of a backward pass (`Origin.named`)."""
+    return f"/{BACKWARD}/" in name or f" {BACKWARD} " in name
+
+
 def origin_of(eqn: Any) -> Origin:
     """Where an equation comes from, as far as it says so itself."""
     source, line = lines_of(eqn.source_info)
