@@ -21,7 +21,7 @@ from planner.verify.hlo.text import Computation, Instruction, Module, arrays_of,
 _ARRAY = re.compile(r"\b([a-z][a-z0-9]*)\[([0-9,<= ]*)\](?:\{([0-9,]*)(?::([^{}]*))?\})?")
 _ON_CHIP = re.compile(r"S\([1-9]\)")
 _TILE = re.compile(r"T\(([0-9,*]+)\)")
-_ESTIMATE = re.compile(r'"cost_estimate":\{"flops":"(\d+)"')
+_ESTIMATE = re.compile(r'"cost_estimate":\{[^}]*"flops":"(\d+)"')
 _TRANSCENDENTALS = re.compile(r'"cost_estimate":\{[^}]*"transcendentals":"[1-9]')
 _READS_A_PART = ("dynamic-slice", "slice", "gather")
 _SAME_VALUES = ("bitcast", "copy", "reshape", "transpose", "convert")
